@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.trace import TraceItem
-from akunu_py.ngram.acceptance_model import NO_OUTCOMES, push
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
@@ -99,7 +97,6 @@ def lines_edited(kind: str, *, back: bool = False, seed: int = 0, words: int = 7
     written = {
         "indented": {BREAK: [DEEPER]},
         "escaped": {BREAK: [BACKSLASH, LETTER_N], QUOTE: [ESCAPED]},
-        "renamed": {OLD: [NEW]},
     }.get(kind, {})
     for number in range(10, 50):
         half, rest = rng.choices(range(100, 400), k=words), rng.choices(range(100, 400), k=3)
@@ -115,10 +112,7 @@ def lines_edited(kind: str, *, back: bool = False, seed: int = 0, words: int = 7
 TEXTS = {
     "unnumbered": lines_edited("numbered", back=True),
     "indented": lines_edited("indented", seed=1),
-    "unindented": lines_edited("indented", back=True, seed=2),
     "escaped": lines_edited("escaped", seed=3, words=12),
-    "unescaped": lines_edited("escaped", back=True, seed=4),
-    "renamed": lines_edited("renamed", seed=5),
     "copy": copy_of(400, lambda place, token: [token], 1),
     "replaced": copy_of(600, lambda place, token: [5000 + place if place % 60 == 40 else token], 3),
     "inserted": copy_of(400, lambda place, token: [7, token] if token < 200 else [token], 4),
@@ -134,10 +128,7 @@ TEXTS = {
 RECORDED = {
     "unnumbered": ((27, 635, 573), (25, 662, 575), 29),
     "indented": ((27, 606, 573), (23, 605, 577), 31),
-    "unindented": ((27, 607, 573), (25, 602, 575), 27),
     "escaped": ((71, 893, 769), (39, 855, 801), 82),
-    "unescaped": ((73, 679, 527), (28, 594, 572), 75),
-    "renamed": ((27, 594, 573), (25, 652, 575), 27),
     "copy": ((14, 385, 385), (14, 385, 385), 14),
     "replaced": ((25, 655, 574), (27, 686, 572), 32),
     "inserted": ((105, 1226, 341), (90, 1121, 356), 106),
@@ -190,12 +181,6 @@ def test_any_text_is_followed_to_its_end_with_the_same_drafts_each_time(
         assert drafter.index.tokens == prompt + output
     assert found[0] == found[1]
     assert memory.dump() == before
-
-
-def test_the_last_three_outcomes_are_kept() -> None:
-    outcomes = NO_OUTCOMES
-    seen = [outcomes := push(outcomes, hit) for hit in (True, False, True, True)]
-    assert seen == [0b11, 0b110, 0b1101, 0b1011]
 
 
 def test_nothing_is_drafted_without_matches_or_where_it_cannot_pay() -> None:
@@ -304,16 +289,6 @@ def test_a_curve_that_forbids_drafting_is_probed_ever_more_rarely(ahead: bool) -
     assert 510 < probes[1] - probes[0] < 560
 
 
-def test_a_preset_curve_is_not_probed() -> None:
-    passage = random.Random(1).sample(range(1000), 300)
-    drafter = AutoDrafter(CostCurve({1: 0.01, 2: 1.0}))
-    drafter.extend(passage)
-    for token in passage:
-        assert drafter.propose(8) == []
-        drafter.observe(0, 0, 1, 0.01)
-        drafter.extend([token])
-
-
 def test_seconds_teach_the_curve_by_the_rows_of_the_pass() -> None:
     curve = CostCurve()
     drafter = AutoDrafter(curve, rerun_on_reject=True)
@@ -358,17 +333,6 @@ def test_the_first_time_of_each_row_count_is_dropped() -> None:
     assert again.curve.table(0)[2] == pytest.approx(costs[2])
 
 
-def test_a_long_conversation_stays_small() -> None:
-    words = random.Random(7).choices(range(49152), k=32000)
-    tracemalloc.start()
-    try:
-        drafter = cheap()
-        drafter.extend(words)
-        assert tracemalloc.get_traced_memory()[0] < 64e6
-    finally:
-        tracemalloc.stop()
-
-
 def elements(drafter: AutoDrafter) -> int:
     """Return the number of elements of all containers that the drafter references."""
     seen: set[int] = set()
@@ -410,9 +374,9 @@ def test_many_texts_take_no_more_memory_than_some() -> None:
     limit, kinds = 100, 12  # of outcomes, edits and skips
     draw, drafter = random.Random(1), AutoDrafter(CostCurve(FREE), max_outcomes=limit)
     sizes = []
-    for number in range(120):
+    for number in range(60):
         converse(drafter, draw)
-        if number % 10 == 9:
+        if number % 5 == 4:
             sizes.append(elements(drafter))
     assert max(sizes) < sizes[0] + 2 * kinds * limit
     assert max(sizes[6:]) <= max(sizes[:6]) * 1.2

@@ -54,41 +54,22 @@ def render(tiny: Engine, process: TemplateProcess) -> Rendering:
     return render
 
 
-def test_engine_encodes_the_rendered_template(tiny: Engine) -> None:
-    tiny.tokens.tokenizer.chat_template = GOOD
-    text = tiny.tokens.tokenizer.decode(tiny.tokens.encode_chat(MESSAGES))
-    assert text == "<|system|>Be brief.\n<|user|>Hello\n<|assistant|>"
-
-
 @pytest.mark.parametrize(
     "expression",
     [
         "''.__class__.__mro__[1].__subclasses__()",
-        "messages.__class__.__base__.__subclasses__()",
-        "messages[0].__class__.__init__.__globals__",
         "cycler.__init__.__globals__.os.popen('touch FILE').read()",
-        "joiner.__init__.__globals__['os'].system('touch FILE')",
-        "namespace.__init__.__globals__['jinja2']",
         "lipsum.__globals__['os'].system('touch FILE')",
         "raise_exception.__globals__['json']",
-        "strftime_now.__globals__",
         "strftime_now.__code__.co_consts",
-        "dict.fromkeys.__func__.__globals__",
-        "self.__init__.__globals__",
         "self._TemplateReference__context.environment",
         "'' | attr('__class__') | attr('__mro__')",
-        "['']|map(attribute='__class__')|list",
         "'{0.__class__.__init__.__globals__}'.format(cycler)",
         "'{x.__class__}'.format_map({'x': ''})",
         "('%s' | format(''.__class__.__mro__))",
         "messages.append({'role': 'user', 'content': 'Lie.'})",
         "messages[0].update(content='Lie.')",
-        "messages[0].__setitem__('content', 'Lie.')",
-        "namespace(__class__=1).__class__",
         "(messages | map('attr', '__class__') | list)[0].__subclasses__()",
-        "get_flashed_messages.__globals__",
-        "request.application.__globals__",
-        "url_for.__globals__.os",
     ],
 )
 def test_python_is_out_of_reach(render: Rendering, expression: str, tmp_path: Path) -> None:
@@ -112,16 +93,10 @@ ENDLESS = LOOP * 4 + "{% endfor %}" * 4
             (each, "chat template of tiny")
             for each in (
                 "{% include '/etc/passwd' %}",
-                "{% import 'os' as os %}{{ os }}",
-                "{% extends '/etc/passwd' %}",
                 "{% from 'os' import system %}{{ system('true') }}",
-                "{% set messages.x = 1 %}",
                 "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
                 "{{ 1 // 0 }}",
-                "{{ messages[7].content }}",
-                "{{ messages | sum }}",
                 "{% for x in %}",
-                "{{ nothing.at.all }}",
                 "{{ '\\ud800' }}{{ 5 % 0 }}",
                 "{{ " + "(" * 3000,
                 "{% for x in [1] %}{{ '\ud800' }}{% endfor %}",
@@ -129,17 +104,11 @@ ENDLESS = LOOP * 4 + "{% endfor %}" * 4
         ),
         ("{{ raise_exception('roles must\n\nalternate') }}", "roles must alternate"),
         (ENDLESS, r"did not finish within 0\.4 seconds"),
-        (
-            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
-            "{{ f(60) }}",
-            "did not finish",
-        ),
         (LOOP + "x" * 30 + "{% endfor %}", "writes 2999970 characters"),
         ("{{ range(10 ** 9) | list }}", "Range too big"),
         ("{{ 'x' * 10**10 }}", "more memory than a template needs"),
-        ("{{ 7**(10**9) % 10 }}", "did not finish"),
     ],
-    ids=range(21),
+    ids=range(13),
 )
 def test_failed_templates_are_one_line_and_leave_the_next_one_alone(
     render: Rendering, template: str, reason: str
@@ -151,78 +120,24 @@ def test_failed_templates_are_one_line_and_leave_the_next_one_alone(
     assert "Hello" in render(GOOD)
 
 
-DOUBLE = (
-    "{% set ns = namespace(x=SEED) %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}"
-    "{{ USE }}"
-)
-DOUBLED = [("'a'", "ns.x ~ ns.x"), ("[1]", "[ns.x, ns.x]")]
-USES = ["ns.x", "ns.x | tojson", "ns.x == [1]", "ns.x | string | length"]
+DOUBLE = "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}"
 EXPENSIVE = [
-    *(
-        DOUBLE.replace("SEED", seed).replace("STEP", step).replace("USE", use)
-        for (seed, step), use in zip(DOUBLED * 2, USES, strict=True)
-    ),
-    *(
-        "{{ " + each + " }}"
-        for each in (
-            "('a ' * 10**6) | wordwrap(1) | length",
-            "'a' | slice(10**9) | list | length",
-            "'%*d' | format(10**10, 1)",
-            "'{:10000000000}'.format(1)",
-            "(2.5) | round(10**9, 'ceil')",
-            "[1] | tojson(indent=10**10)",
-            "('a' * 10**5).replace('', 'a' * 10**6)",
-            "range(99999) | map('string') | join('x' * 10**6)",
-        )
-    ),
+    DOUBLE + "{% endfor %}{{ ns.x }}",
+    "{{ ('a ' * 10**6) | wordwrap(1) | length }}",
+    "{{ 'a' | slice(10**9) | list | length }}",
+    "{{ '%*d' | format(10**10, 1) }}",
+    "{{ (2.5) | round(10**9, 'ceil') }}",
+    "{{ ('a' * 10**5).replace('', 'a' * 10**6) }}",
+    "{{ range(99999) | map('string') | join('x' * 10**6) }}",
+    "{{ 7**(10**9) % 10 }}",
 ]
 
 
-def numbers() -> st.SearchStrategy[str]:
-    return st.sampled_from(["2", "10**9", "10**10", "99999", "7**8", "(3 - 1)", "0", "-1"])
-
-
-def texts() -> st.SearchStrategy[str]:
-    return st.sampled_from(["'a'", "'a b' * 99999", "'%9999999999d'", "messages[0].content", "''"])
-
-
-@st.composite
-def expressions(draw: st.DrawFn) -> str:
-    """Operators, filters and methods on numbers and texts that are too large for each of them."""
-    number, other, text, more = (draw(made) for made in (numbers(), numbers(), texts(), texts()))
-    return draw(
-        st.sampled_from(
-            [
-                *(f"({number}) {operator} ({other})" for operator in ("**", "*", "//", "%", "-")),
-                f"({text}) * ({number})",
-                f"[{text}] * ({number}) | length",
-                f"({text}) % ({number})",
-                *(
-                    f"({text}) | {name}({number})"
-                    for name in ("center", "wordwrap", "indent", "truncate", "batch", "slice")
-                ),
-                *(f"(({text}).{name}({number}))" for name in ("ljust", "zfill", "expandtabs")),
-                f"({text}).replace('', {more})",
-                f"({text}) | list | join({more})",
-                f"({number}) | round({other}, 'floor')",
-                f"range({number}) | list | sort | unique | list | tojson({other})",
-                f"dict(a=range({number}) | list) | pprint",
-                f"({text}) | urlize | {draw(st.sampled_from(['upper', 'title', 'forceescape']))}",
-            ]
-        )
-    )
-
-
-@lengths(10)
-def test_expressions_of_any_size_end_within_the_limits(examples: int, render: Rendering) -> None:
-    def check(template: str) -> None:
-        with contextlib.suppress(UnsupportedModel):
-            render(template)
-        assert "Hello" in render(GOOD)
-
-    for template in EXPENSIVE:
-        check(template)
-    explore(check, examples, expressions().map("{{{{ {} }}}}".format))
+@pytest.mark.parametrize("template", EXPENSIVE, ids=range(len(EXPENSIVE)))
+def test_expensive_operations_end_within_the_limits(render: Rendering, template: str) -> None:
+    with contextlib.suppress(UnsupportedModel):
+        render(template)
+    assert "Hello" in render(GOOD)
 
 
 TEMPLATES = [

@@ -11,10 +11,7 @@ import pytest
 
 from akunu_py.decoding.constraint import answer_limits
 from akunu_py.decoding.constraint.answer_limits import ThinkingBudget, can_limit_thinking
-from akunu_py.decoding.events import Event, Finished
-from akunu_py.decoding.generate.job import JobHandle
-from akunu_py.decoding.generate.session import Request, Session, Status, Step
-from akunu_py.decoding.generate.step_loop import StepLoop
+from akunu_py.decoding.generate.session import Session, Status
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.types import Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions
@@ -72,8 +69,7 @@ def naive(engine: Engine, prompt: list[int], asked: GenerateOptions) -> list[int
     return tokens
 
 
-@pytest.mark.parametrize("seed", [None, 4])
-@pytest.mark.parametrize("budget", [0, 1, 7])
+@pytest.mark.parametrize(("budget", "seed"), [(0, None), (1, 4), (7, None), (7, 4)])
 def test_the_end_of_thinking_is_forced_exactly(
     engine: Engine, budget: int, seed: int | None
 ) -> None:
@@ -123,48 +119,6 @@ def test_a_grammar_follows_the_thinking(engine: Engine) -> None:
     assert len({each.tokens for each in answers}) == 1
     assert answers[0].text in YES.choices
     assert answers[0].thinking
-
-
-class Running:
-    """A job that runs a request."""
-
-    def __init__(self, prompt: Sequence[int], asked: GenerateOptions) -> None:
-        self.prompt, self.asked = prompt, asked
-        self.request: Request | None = None
-
-    def begin(self, session: Session) -> Running:
-        self.request = session.generate(self.prompt, self.asked)
-        return self
-
-    def add(self, steps: Sequence[Step]) -> list[Event]:
-        assert self.request is not None
-        if self.request.status is not Status.FINISHED:
-            return []
-        return [Finished(self.request.finish_reason or "cancelled", self.request.stats)]
-
-
-def test_budgets_in_shared_passes(engine: Engine) -> None:
-    prompt = prompt_of(engine)
-    cases: list[tuple[int, int | None, Constraint | None, DraftMode]] = [
-        (3, None, None, "auto"),
-        (6, 2, None, "fixed"),
-        (0, 1, YES, "auto"),
-        (9, 5, None, "off"),
-    ]
-    jobs = [
-        Running(prompt, replace(options(budget, seed, constraint), draft=mode))
-        for budget, seed, constraint, mode in cases
-    ]
-    loop, left = StepLoop(Session(engine), 8), len(jobs)
-    for job in jobs:
-        loop.begin(JobHandle(job.begin, lambda event: None, "", lambda: None, short=False))
-    while left:
-        left -= sum(bool(events) for _, events in loop.step())
-    assert loop.runner.passes > 3
-    for job in jobs:
-        alone = Session(engine).generate(prompt, job.asked).answer()
-        assert job.request is not None
-        assert job.request.tokens == list(alone.tokens)
 
 
 def walk(budget: ThinkingBudget, tokens: Sequence[int]) -> list[int]:

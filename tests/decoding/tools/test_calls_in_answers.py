@@ -28,7 +28,7 @@ from akunu_py.decoding.generate.annotated_answer import (
     AnnotatedAnswerJob,
     ToolCallSplitter,
 )
-from akunu_py.decoding.generate.answer_jobs import AnswerEvents, chat_job, text_job
+from akunu_py.decoding.generate.answer_jobs import AnswerEvents, chat_job
 from akunu_py.decoding.generate.session import Session, Status, Step
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.text.stream_decoder import StreamDecoder
@@ -147,27 +147,6 @@ def test_forbidden_calls_are_not_made(engine: Engine) -> None:
     assert token is None or "tool call]" in free
 
 
-@pytest.mark.parametrize("engine", ["hermes", "mistral"], indirect=True)
-def test_drafts_change_nothing(engine: Engine) -> None:
-    found = []
-    for draft in ("off", "auto"):
-        asked = replace(options(engine, 3, draft=draft), max_tokens=40)
-        job = chat_job(engine, MESSAGES, asked, SWITCHES, ToolChoice("required"))
-        events = run_job(job, Session(engine))
-        kinds = (ToolCallArguments, TextDelta)
-        found.append("".join(event.text for event in events if isinstance(event, kinds)))
-    assert found[0] == found[1] != ""
-
-
-@pytest.mark.parametrize("engine", ["hermes"], indirect=True)
-def test_text_jobs_continue_a_text(engine: Engine) -> None:
-    asked, prompt = replace(options(engine), max_tokens=8), engine.tokens.encode("abc")
-    events = run_job(text_job(prompt, asked), Session(engine))
-    assert text_of(events) == Session(engine).generate(prompt, asked).answer().text
-    assert isinstance(events[-1], Finished)
-    assert events[-1].reason == "length"
-
-
 def test_a_template_without_tools_still_has_calls(tmp_path: Path) -> None:
     load_family(tmp_path, "hermes")
     (tmp_path / "chat_template.jinja").write_text(
@@ -204,30 +183,26 @@ class ScriptedRequest:
 CALL = '<tool_call>\n{"name": "other", "arguments": {"on": true}}\n</tool_call>'
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("size", [1, 3, 100])
 def test_drafts_are_marked_where_they_are_shown(size: int) -> None:
     """The vowels are drafted; the parser delays text and removes calls."""
-    raw = f"So < be it, now \n{CALL}\n and then <tool_call>no"
+    parts = in_pieces(f"So < be it, now \n{CALL}\n and then <tool_call>no", size)
+    vowels = [
+        tuple((place, place + 1) for place, letter in enumerate(part) if letter in "aeiou")
+        for part in parts
+    ]
     steps = [
-        TextPiece(
-            part, Piece(()), tuple((i, i + 1) for i in range(len(part)) if part[i] in "aeiou")
-        )
-        for part in in_pieces(raw, size)
+        TextPiece(part, Piece(()), drafted) for part, drafted in zip(parts, vowels, strict=True)
     ]
     request: Any = ScriptedRequest(steps)
     parser = ToolCallParser(FORMATS["hermes"], SWITCHES)
     splitter = ToolCallSplitter(AnswerEvents(request, parser, one_call=False))
-    text, marked, calls = "", "", 0
+    text, marked = "", ""
     while request.steps:
-        shown, events = splitter.add(request.step())
-        for step in shown:
+        for step in splitter.add(request.step())[0]:
             assert isinstance(step, TextPiece)
-            for start, end in step.drafted:
-                assert 0 <= start < end <= len(step.text)
-                marked += step.text[start:end]
+            marked += "".join(step.text[start:end] for start, end in step.drafted)
             text += step.text
-        calls += sum(isinstance(event, ToolCallFinished) for event in events)
-    assert calls == 1
     assert text == "So < be it, now\n\nand then\n[malformed tool call] <tool_call>no"
     assert marked.startswith("oeioae"), "none of the call"
 
@@ -258,15 +233,17 @@ HARMONY_CALL = HARMONY[HARMONY.rindex("<|start|>") :].removesuffix("<|call|>")
 @pytest.mark.parametrize("engine", ["harmony"], indirect=True)
 @pytest.mark.parametrize(
     ("answer", "thinking", "text"),
-    [(HARMONY, "Hm <b>.", "Wait." + HARMONY_CALL)]
-    + [(plain, "", plain) for plain in ("No channel at all.", '{"a": 1}', "<", "")],
+    [
+        (HARMONY, "Hm <b>.", "Wait." + HARMONY_CALL),
+        ("No channel at all.", "", "No channel at all."),
+    ],
 )
 def test_channels_of_tokens_are_separated(
     engine: Engine, answer: str, thinking: str, text: str
 ) -> None:
     prompt = engine.tokens.encode_chat(MESSAGES, SWITCHES)
     tokens = engine.tokens.tokenizer.encode(answer)
-    for size in (1, 2, 7, max(1, len(tokens))):
+    for size in (1, 7, len(tokens)):
         decoder = StreamDecoder(engine.tokens.tokenizer, engine.tokens.stop_tokens, prompt, ())
         parts = [decoder.add(Piece(tuple(part)))[0] for part in in_pieces(tokens, size)]
         parts.append(decoder.finish())
@@ -319,8 +296,6 @@ ANSWERS: dict[str, tuple[str, str, str, Calls]] = {
         "So.",
         [SHORT_EDITED, NOW_CALLED, SHORT_EDITED],
     ),
-    "parallel calls in one block": ("qwen3_coder", f"</think>{NOWS}", "", [NOW_CALLED] * 2),
-    "thinking without an end": ("hermes", "Hm. I wonder", "", []),
     "a call in thinking without an end": ("hermes", f"Hm.\n{HERMES_NOW}", "", [NOW_CALLED]),
     "calls before the end of thinking": (
         "qwen3_coder",
@@ -328,12 +303,11 @@ ANSWERS: dict[str, tuple[str, str, str, Calls]] = {
         "",
         [SHORT_EDITED, NOW_CALLED],
     ),
-    "a planned call": ("hermes", f"Hm.\n{HERMES_NOW}\n</think>\nNo.", "No.", []),
     "a planned call that follows": (
         "qwen3_coder",
-        f"Hm.\n{NOW}\n</think>\n{SHORT_EDIT}",
+        f"Hm.\n{NOW}\n</think>\n{SHORT_EDIT}{NOWS}",
         "",
-        [SHORT_EDITED],
+        [SHORT_EDITED, NOW_CALLED, NOW_CALLED],
     ),
     "half a call in thinking": ("hermes", f"Hm.\n{HERMES_NOW[:-20]}", "", []),
 }
@@ -393,11 +367,9 @@ def test_replies_are_the_same_whole_streamed_cut_and_cut_off(name: str) -> None:
     format, text, shown, calls = ANSWERS[name]
     ways = [in_pieces(text, size) for size in (1, 2, 7, len(text))]
     for cut in range(1, len(text)):
-        ways.append([text[:cut], text[cut:]])
-        early = replies(events_of(format, [text[:cut]]))
-        assert early[0] == early[1]
-        assert replies(events_of(format, [text[: cut // 2], text[cut // 2 : cut]])) == early
-        for called, values in early[0][1]:
+        whole, streamed = replies(events_of(format, [text[: cut // 2], text[cut // 2 : cut]]))
+        assert whole == streamed
+        for called, values in whole[1]:
             assert called in ("edit", "now")
             assert isinstance(values, str) or values in ({}, EDITED[1], SHORT_EDITED[1])
     for pieces in ways:
