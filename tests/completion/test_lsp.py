@@ -292,8 +292,8 @@ async def test_documents_are_prefilled_when_opened_and_where_they_changed(
     assert text.startswith(first)
     assert first.endswith("\n")
     assert 4000 < len(first) <= 4096
-    for column in (7, 8, 9):  # while the user types a word, nothing is prefilled
-        editor.change("file:///a", (1, column, 1, column, "xyz"[column - 7]))
+    edits: list[Edit] = [(1, at, 1, at, letter) for at, letter in ((7, "x"), (8, "y"), (9, "z"))]
+    editor.change("file:///a", *edits)
     assert await prefilled(2) == "line 0 😀\nline 1 xyz"
     editor.open("file:///c", "")
     editor.change("file:///a", "all new")  # the place of the cursor is unknown

@@ -58,11 +58,10 @@ class Neovim:
         self.path = directory / "a.py"
         self.type, self.wait_for = terminal.type, terminal.wait_for
 
-    def _start(self, init: str, text: str, name: str = "a.py", arguments: str = "") -> None:
+    def _start(self, init: str, text: str) -> None:
         (self.directory / "init.lua").write_text(init)
-        self.path = self.directory / name
         self.path.write_text(text)
-        options = f"-n -i NONE -u {self.directory}/init.lua {arguments}"
+        options = f"-n -i NONE -u {self.directory}/init.lua"
         command = f"XDG_STATE_HOME={self.directory} nvim {options} {self.path}; echo code=$?"
         self.type(command, "Enter")
 
@@ -83,9 +82,7 @@ class Neovim:
         options: str = "",
         text: str = "first\nlast\n",
         *,
-        name: str = "a.py",
         init: str = "",
-        arguments: str = "",
         at: str = "",
         loads: bool = True,
     ) -> None:
@@ -103,7 +100,7 @@ class Neovim:
         )
         if loads:
             (self.directory / "model").touch()
-        self._start(lines, text, name, arguments)
+        self._start(lines, text)
         self.wait_for(at or text.split()[-1])
         if loads:
             self.wait_for(r"ready\.")
@@ -128,59 +125,6 @@ def test_a_ghost_from_the_starter_is_accepted_with_tab(nvim: Neovim, starter: St
     assert re.fullmatch(f"{re.escape(CODE)} *{GHOST}\n", nvim.written())
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        [("C-f", 11), ("C-f", 13), ("C-f", 15), ("C-f", 17)],  # after return, a, -, b
-        [("C-f", 11), ("C-l", 17)],  # a word, and the line of what it left
-    ],
-    ids=["words", "line"],
-)
-def test_a_ghost_is_accepted_in_parts_without_a_pause(
-    nvim: Neovim, starter: StoredModel, steps: list[tuple[str, int]]
-) -> None:
-    nvim.open_with_starter()
-    nvim.type("G", "o")
-    nvim.wait_for(GHOST, seconds=150)
-    for key, column in steps:
-        nvim.type(key)
-        nvim.wait_for(f"at 5:{column}")
-    assert re.fullmatch(rf"{re.escape(CODE)} *{GHOST}\n", nvim.written())
-
-
-def test_without_a_ghost_keys_keep_their_effect(nvim: Neovim, starter: StoredModel) -> None:
-    nvim.open_with_starter()
-    nvim.type(":lua vim.lsp.inline_completion.enable(false)", "Enter")
-    nvim.type("G", "o", "(", "C-l", "Tab", ")")
-    assert re.fullmatch(rf"{re.escape(CODE)} *\([ \t]+\)\n", nvim.written())
-
-
-def test_loading_is_shown_and_a_ghost_stays_while_it_is_accepted_in_parts(
-    nvim: Neovim, tmp_path: Path
-) -> None:
-    """Its rest is requested again each time, and that is never answered here."""
-    nvim.open(loads=False)
-    nvim.wait_for("akunu: the model is being loaded")
-    nvim.wait_for(r"loading\.")
-    (tmp_path / "model").touch()
-    nvim.wait_for(r"ready\.")
-    nvim.type("o")
-    nvim.wait_for(r"first *\none two three *\nfour *\nlast")
-    nvim.type("one")  # some letters of it, and a key before it is requested again
-    nvim.type("C-f")
-    for _ in range(5):  # it stays there, all the time
-        time.sleep(0.1)
-        nvim.wait_for(r"first *\none two three *\nfour *\nlast", seconds=0)
-    nvim.type(" t")
-    nvim.wait_for(r"first *\none two three *\nfour *\nlast")
-    nvim.type("C-l")
-    nvim.wait_for(r"first *\none two three *\nfour *\nlast")
-    nvim.type("C-l", "C-l", "C-l")
-    assert nvim.written() == "first\none two three\nfour\nlast\n"
-    (counts,) = read_counts(tmp_path / "counts").values()
-    assert counts == {"shown": 1, "accepted": 1, "characters": len(" twohree\nfour")}
-
-
 def test_without_a_ghost_tab_keeps_its_mapping(nvim: Neovim) -> None:
     """The user's own, and Neovim's, which jumps in snippets."""
     init = "vim.keymap.set('i', '<C-F>', function() return '[own]' end, { expr = true })"
@@ -198,11 +142,6 @@ def test_without_a_ghost_tab_keeps_its_mapping(nvim: Neovim) -> None:
     assert nvim.written() == "firstf(a, b[own]) ! \nlast\n"
 
 
-def test_insert_mode_before_the_server_attached_has_a_ghost(nvim: Neovim) -> None:
-    nvim.open(text="\nlast\n", arguments="+startinsert")
-    nvim.wait_for(r"one two three *\nfour *\nlast")
-
-
 def test_a_letter_that_was_not_predicted_hides_the_ghost(nvim: Neovim) -> None:
     """At once: the next request is never answered here. Undo keeps what was typed before."""
     nvim.open()
@@ -217,13 +156,6 @@ def test_a_letter_that_was_not_predicted_hides_the_ghost(nvim: Neovim) -> None:
     nvim.wait_for(r"first *\none two three *\nfour *\nlast")
     nvim.type("x", "Tab")  # faster than it can be hidden
     assert re.fullmatch(r"first\nx[ \t]+\nlast\n", nvim.written())
-
-
-@pytest.mark.parametrize("name", ["words", ""], ids=["without a type", "without a name"])
-def test_buffers_without_a_type_or_a_name_have_ghosts(nvim: Neovim, name: str) -> None:
-    nvim.open(name=name or "a.py")
-    nvim.type(*([] if name else [":enew", "Enter"]), "o")
-    nvim.wait_for(r"one two three *\nfour *\n")
 
 
 def test_requests_have_recent_texts_and_files_that_are_not_loaded(
@@ -357,16 +289,6 @@ def test_the_next_edit_is_shown_and_applied(nvim: Neovim, tmp_path: Path) -> Non
     assert counts["characters"] == 11 + 11
 
 
-def test_the_key_of_the_next_edit_keeps_its_mapping(nvim: Neovim) -> None:
-    maps = "vim.keymap.set('n', '<Tab>', 'A!<Esc>'); vim.keymap.set('i', '<Tab>', '?')"
-    nvim.open("next_edit = true", "old = 1\n", init=maps)
-    nvim.type("Tab")
-    nvim.wait_for("old = 1!")
-    nvim.type("A", "Tab")
-    nvim.wait_for(r"old = 1!\?")
-    assert nvim.written() == "old = 1!?\n"
-
-
 def test_a_next_edit_outside_the_window_is_a_jump_first(nvim: Neovim) -> None:
     text = "old = 1\n" + "\n" * 50 + "long = old" + " " * 10 + "# " + "x" * 50 + "\n"
     nvim.open("next_edit = true", text, at="old")
@@ -390,34 +312,11 @@ def test_a_server_that_was_killed_comes_back_by_itself(nvim: Neovim) -> None:
     nvim.wait_for("one two three")
 
 
-def test_simultaneous_messages_need_no_enter(nvim: Neovim, tmp_path: Path) -> None:
-    nvim.open()
-    (tmp_path / "two.lua").write_text(
-        "local client = vim.lsp.get_clients()[1]\n"
-        "for _, text in ipairs({ 'one', 'two' }) do\n"
-        "  vim.schedule(function()\n"
-        "    client.handlers['window/showMessage'](\n"
-        "      nil, { type = 1, message = text }, { client_id = client.id })\n"
-        "  end)\n"
-        "end\n"
-    )
-    nvim.type(f":luafile {tmp_path}/two.lua", "Enter")
-    assert "Press ENTER" not in nvim.wait_for("akunu: two")
-
-
 def test_a_missing_program_is_reported_without_a_prompt(nvim: Neovim) -> None:
     nvim.open("cmd = { 'no-such-program' }", loads=False)
     nvim.wait_for(r"failed: no-such-program: no such program\.")
     nvim.wait_for("akunu: no-such-program: no such program; install")
     nvim.type("o", "x", "Escape", ":new", "Enter", "i", "y", "Escape", ":q!", "Enter")
-    assert nvim.written() == "first\nx\nlast\n"
-
-
-def test_a_long_reason_for_a_missing_model_needs_no_enter(nvim: Neovim, tmp_path: Path) -> None:
-    (tmp_path / "missing").write_text("no model called " + "x" * 200)
-    nvim.open(loads=False)
-    nvim.wait_for("akunu: no model called x+ *\n?")
-    nvim.type("o", "x")
     assert nvim.written() == "first\nx\nlast\n"
 
 

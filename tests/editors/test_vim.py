@@ -65,17 +65,6 @@ class Vim:
         return self.path.read_text()
 
 
-def test_a_ghost_from_the_starter_is_accepted_with_tab(
-    terminal: Terminal, tmp_path: Path, starter: StoredModel
-) -> None:
-    vim = Vim(terminal, tmp_path, text=CODE)
-    vim.type("G", "o")
-    vim.wait_for(GHOST)
-    assert vim.path.read_text() == CODE
-    vim.type("Tab")
-    assert vim.written() == CODE + f"    {GHOST}\n"
-
-
 def test_typing_into_the_ghost_and_accepting_it_in_parts(
     terminal: Terminal, tmp_path: Path, starter: StoredModel
 ) -> None:
@@ -136,73 +125,11 @@ def test_a_ghost_of_several_lines(terminal: Terminal, tmp_path: Path) -> None:
     assert vim.written() == "first\none two(\n\tthree\n\nlast\n"
 
 
-LINE_HELPER = HELPER.replace('"one two(\\n\\tthree\\n\\n)"', '"foo(teh, 1)"').replace(
-    '"" if', '"foo(teh, 1)" if request["prefix"].endswith(" x = ") else "" if'
-)
 # All that changes what is typed, and an abbreviation that the ghost would trigger.
 OPTIONS = (
     "set autoindent smartindent cindent textwidth=9 formatoptions=tcro comments=b:two\n"
     "inoreabbrev teh the\ninoreabbrev three 3\ninoremap t T\n"
 )
-
-
-def test_an_accepted_ghost_is_undone_by_itself_and_repeated_with_what_was_typed_around_it(
-    terminal: Terminal, tmp_path: Path
-) -> None:
-    settings = helper(tmp_path, LINE_HELPER) + "set autoindent\ninoreabbrev teh the\n"
-    vim = Vim(terminal, tmp_path, text="first\nlast\n", settings=settings)
-    vim.type("G", "A", " x = ")
-    vim.wait_for(r"last x = foo\(teh, 1\)")
-    vim.type("Tab", "Enter", "teh more", "Escape")
-    vim.wait_for(r"last x = foo\(teh, 1\) *\nthe more")
-    vim.type("u")
-    vim.wait_for(r"first *\nlast x = *\n~")
-    vim.type("u")
-    vim.wait_for(r"first *\nlast *\n~")
-    vim.type("C-r", "C-r")
-    vim.wait_for(r"last x = foo\(teh, 1\) *\nthe more")
-    vim.type("g", "g", ".")
-    vim.wait_for(r"first x = foo\(teh, 1\) *\nthe more *\nlast x")
-    vim.type("u", "u", "u")
-    vim.wait_for(r"first *\nlast *\n~")
-    vim.type("g", "g", "2", "A", " x = ")
-    vim.wait_for(r"first x = foo\(teh, 1\)")
-    vim.type("Tab", "!")
-    assert vim.written() == "first x = foo(teh, 1)! x = foo(teh, 1)!\nlast\n"
-
-
-WORD_HELPER = LINE_HELPER.replace('endswith(" x = ")', 'endswith("teh")').replace(
-    '"foo(teh, 1)"', '" = teh.teh if teh\\nteh"'
-)
-
-
-def test_an_abbreviation_ends_with_the_ghost_and_none_is_in_it(
-    terminal: Terminal, tmp_path: Path
-) -> None:
-    """One that was typed before it is expanded, by its first character; one at its end by the
-    next key. Inside it what was shown is inserted, in parts too, where each looks as if it ended
-    the last."""
-    settings = helper(tmp_path, WORD_HELPER) + "set autoindent\ninoreabbrev teh the\n"
-    settings += "inoreabbrev <expr> oteh 'o' .. line('.')\n"
-    vim = Vim(terminal, tmp_path, text="first\n  last\n", settings=settings)
-    vim.type("G", "o", "teh")
-    vim.wait_for(r"\n  teh = teh\.teh if teh *\nteh *\n")
-    vim.type("Tab", "\\;", "Escape")
-    vim.wait_for(r"\n  the = teh\.teh if teh *\nthe; *\n")
-    vim.type("u")
-    vim.wait_for(r"\n  last *\n  the *\n~")
-    vim.type("u")
-    vim.wait_for(r"\n  last *\n~")
-    vim.type("C-r", "C-r", "G", ".")
-    vim.wait_for(r"(\n *the = teh\.teh if teh *\nthe; *){2}\n~")
-    vim.type("o", "oteh")
-    vim.wait_for(r"\noteh = teh\.teh if teh *\nteh *\n~")
-    for _ in range(5):
-        vim.type("C-f")
-    vim.wait_for(r"\no7 = teh\.teh if teh *\nteh *\n~")
-    vim.type("C-l", "C-l", "Enter")
-    block = "the = teh.teh if teh\nthe;\n"
-    assert vim.written() == f"first\n  last\n  {block}{block}o7 = teh.teh if teh\nthe\n\n"
 
 
 def test_an_accepted_block_is_what_was_shown_and_is_repeated(

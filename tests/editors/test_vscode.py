@@ -123,14 +123,6 @@ def test_the_first_line_is_shown_while_the_rest_is_written(tmp_path: Path) -> No
 
 
 @needs_node
-def test_a_cached_completion_is_shown_whole_at_once(tmp_path: Path) -> None:
-    command = helper(tmp_path, SLOW_HELPER)
-    (found,) = answers(command, {"text": CODE + "known?", "line": 4, "character": 6})
-    assert [item["insertText"] for item in found["items"]] == ["one\ntwo"]
-    assert found["again"] == []
-
-
-@needs_node
 def test_a_request_by_hand_has_alternatives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -522,18 +514,3 @@ def test_all_of_a_completion_is_shown_and_accepted_in_parts(window: Window) -> N
         time.sleep(0.05)
     counted = [line["characters"] for line in window.lines() if "accepted" in line]
     assert counted == [len("one"), len(" two\nthree")]
-
-
-@pytest.mark.e2e
-@needs_window
-def test_nothing_is_read_ahead_before_a_change(window: Window) -> None:
-    """Requests have the root."""
-    before = len(window.lines())
-    window.open("b.txt", "".join(f"line {n}\n" for n in range(200)) + "end")
-    for _ in range(3):
-        window.do(keys=["PageDown"])
-        time.sleep(0.6)  # the cursor rests
-    assert window.lines()[before:] == []
-    window.do(keys=["Control+End", "Enter"])
-    window.wait_for(r"end\none two\nthree$")
-    assert window.lines()[-1]["root"] == str(window.directory / "workspace")
