@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import queue
 import subprocess
@@ -155,13 +154,8 @@ def test_completion_ends_on_cancel_and_on_time_limit(tiny: Served, client: Serve
     whole = tiny.in_thread(lambda engine: complete_locally(Completer(engine, options), long))
     reasons: list[CompletionReason] = ["time", "cancelled"]
     for reason in reasons:
-        looks = itertools.count()
-        done = complete(
-            client,
-            options,
-            long,
-            lambda: reason if next(looks) else None,  # noqa: B023 - it is called here
-        )
+        looks = iter([None])
+        done = complete(client, options, long, lambda: next(looks, reason))  # noqa: B023
         idle(tiny)
         assert done.finish_reason == reason
         assert whole.text.startswith(done.text)
@@ -290,7 +284,7 @@ def test_served_chat_equals_local_chat(
         assert merged(found) == merged(expected)
         assert merged(found)[2:5] != (set(), [], []), "nothing was drafted"
         assert found[-1].gauges.memory > 0
-        for name in ("model", "context_length", "no_draft", "note"):
+        for name in ("model", "context_length", "no_draft", "note", "shows_tools"):
             assert getattr(served.loaded, name) == getattr(own.loaded, name)
         assert (own.loaded.server, served.loaded.server) == ("", client.url)
     finally:
