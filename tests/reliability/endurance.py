@@ -1,13 +1,12 @@
 """`python -m tests.reliability.endurance`: long conversations and many completions, watched.
 
 Each run samples the memory of the process and of MLX, open files, threads, and passes per second of
-CPU time. The chats run on a fast model with random weights and a small KV cache, so growth means a
-leak; `--model` names a real model. Freed memory that glibc and MLX keep is counted separately.
+CPU time. The model has random weights and a small KV cache, so growth means a leak. Freed memory
+that glibc and MLX keep is counted separately.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import ctypes
@@ -25,12 +24,10 @@ from pathlib import Path
 from akunu_py import paths
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import CompletionRequest
-from akunu_py.decoding.device import device_name
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.models.store import model_store
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.status import StatusLine
@@ -44,7 +41,7 @@ from tests.support.tiny_fim import byte_level, write_model
 MARKERS = ("<|end|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>")
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}a:"
 SAMPLES = 6
-SHORT = 20  # turns
+SHORT = 20  # turns of a short conversation
 CACHE_MEMORY = 1 << 20  # bytes for the KV caches of several texts, which would be kept else
 ENDED = ("ready", "cut off", "stopped", "failed")  # phases of the chat
 CODE = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a - b\n"
@@ -66,12 +63,12 @@ class Sample:
 
 
 class Watch:
-    """Takes SAMPLES samples of a run of `total` steps, or one after `every` steps."""
+    """Takes SAMPLES samples of a run of `total` steps."""
 
-    def __init__(self, total: int, every: int = 0) -> None:
+    def __init__(self, total: int) -> None:
         self.samples: list[Sample] = []
         self.passes = 0
-        self._every = every or max(1, total // SAMPLES)
+        self._every = max(1, total // SAMPLES)
         self._since = (0, time.process_time())
 
     def step(self, done: int, passes: int) -> None:
@@ -152,23 +149,6 @@ def chat(model: Path, turns: int, tokens: int, length: int = 0) -> list[Sample]:
     return watch.samples
 
 
-def old_and_new(model: Path, turns: int, tokens: int) -> list[Sample]:
-    """Compare SHORT turns after a conversation of `turns` in its session and in a new one."""
-    old, messages = _session(model), list[Message]()
-    for prompt in prompts(turns):
-        _turn(old, messages, prompt, tokens)
-    new = _session(model)
-    _turn(new, list(messages), "again?", tokens)
-    _turn(old, list(messages), "again?", tokens)
-    samples = []
-    for session in (old, new):
-        watch, known = Watch(SHORT, every=SHORT), list(messages)
-        for number, prompt in enumerate(prompts(SHORT), 1):
-            watch.step(number, _turn(session, known, prompt, tokens))
-        samples += watch.samples
-    return samples
-
-
 def _session(model: Path) -> Session:
     engine = Engine.load(model, LoadOptions(prompt_cache_memory=CACHE_MEMORY))
     return Session(engine, LearnedState(model, engine.tokens.digest, "x", answer_cache=True))
@@ -185,17 +165,17 @@ def _turn(session: Session, messages: list[Message], prompt: str, tokens: int) -
 
 def chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]:
     """Type into the chat with its threads and its database."""
-    return asyncio.run(_chat_in_the_app(model, paths.conversations_file(), turns, tokens))
+    return asyncio.run(_chat_in_the_app(model, turns, tokens))
 
 
-async def _chat_in_the_app(model: Path, database: Path, turns: int, tokens: int) -> list[Sample]:
+async def _chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]:
     session = ChatClient(
         model.name,
         lambda name: StepLoop(
             Session(Engine.load(model, LoadOptions(prompt_cache_memory=CACHE_MEMORY), name=name)), 1
         ),
     )
-    store_thread = StoreThread(database)
+    store_thread = StoreThread(paths.conversations_file())
     app = ChatApp(ChatConfig(model.name, options(tokens), session=session, store=store_thread))
     watch = Watch(turns)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -238,47 +218,14 @@ def completions(model: Path, requests: int, tokens: int) -> list[Sample]:
     return watch.samples
 
 
-def table(name: str, samples: list[Sample]) -> str:
-    """The samples as Markdown; memory in MB."""
-    head = (
-        f"| {name} | RSS MB | used MB | MLX MB | its buffers MB | open files | threads "
-        "| passes per s of CPU |\n"
-    )
-    rows = [
-        f"| {each.done} | {each.rss / 1e6:.1f} | {each.used / 1e6:.1f} | {each.active / 1e6:.2f} "
-        f"| {each.cached / 1e6:.2f} | {each.files} | {each.threads} "
-        f"| {each.passes / each.seconds:.0f} |"
-        for each in samples
-    ]
-    return head + "|---|---|---|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.reliability.endurance")
-    parser.add_argument("--turns", type=int, default=300)
-    parser.add_argument("--requests", type=int, default=5000)
-    parser.add_argument("--tokens", type=int, default=12, help="of an answer, at most")
-    parser.add_argument("--model", help="one of the store, in the place of random weights")
-    parser.add_argument("--only", default="", help="runs whose name begins so")
-    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
             os.environ[variable] = directory
-        model = (
-            model_store.get(args.model).path if args.model else tiny_model(Path(directory) / "tiny")
-        )
-        os.environ["XDG_DATA_HOME"] = directory
-        print(f"{args.model or 'random weights'} on {device_name()}\n")
-        runs: dict[str, tuple[Callable[[Path, int, int], list[Sample]], int]] = {
-            "conversation: turns of one": (chat, args.turns),
-            f"short ones: turns, {SHORT} each": (partial(chat, length=SHORT), args.turns),
-            f"old session, then a new one: turns, behind {args.turns}": (old_and_new, args.turns),
-            "app: turns typed into it": (chat_in_the_app, args.turns),
-            "completions": (completions, args.requests),
-        }  # the runs share a process: what one leaves behind shows in the next
-        for name, (run, count) in runs.items():
-            if count and name.startswith(args.only):
-                print(table(name, run(model, count, args.tokens)), flush=True)
+        model = tiny_model(Path(directory) / "tiny")
+        runs = (partial(chat, length=SHORT), 300), (chat_in_the_app, 300), (completions, 5000)
+        for run, count in ((chat, 300), *runs):  # one process: what a run leaves shows in the next
+            print(run, *run(model, count, 12), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

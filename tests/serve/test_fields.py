@@ -38,14 +38,13 @@ WHOLE: dict[str, dict[str, Any]] = {
 WHOLE[OLLAMA]["stream"] = False
 # Below these fields clients send anything; it reaches the model, or is copied to the reply.
 FREE = {
-    "logit_bias",
-    "schema",
-    "parameters",
-    "input_schema",
-    "arguments",
-    "metadata",
+    "logit_bias", "schema", "parameters", "input_schema", "arguments", "metadata",
     "chat_template_kwargs",
-}
+}  # fmt: skip
+CHANGING = (
+    "id", "created", "created_at", "completed_at", "akunu", "usage",
+    "total_duration", "prompt_eval_duration", "eval_duration",
+)  # fmt: skip
 ENDPOINTS: dict[str, Endpoint] = {each.path: each for one in DIALECTS for each in one.endpoints}
 
 
@@ -80,9 +79,7 @@ def answer(reply: Reply) -> Any:
     value = reply.json()
     if "stop_type" in value:  # counts differ if the completion is cached
         return value["content"]
-    for name in ("id", "created", "created_at", "completed_at", "akunu", "usage"):
-        value.pop(name, None)
-    for name in ("total_duration", "prompt_eval_duration", "eval_duration"):
+    for name in CHANGING:
         value.pop(name, None)
     for item in value.get("output", ()):
         del item["id"]
@@ -115,17 +112,17 @@ def app_of(tiny: Served, records: RequestRecords, *, strict: bool = False) -> AS
 
 
 USELESS = [
-    (CHAT, {"frobnicate": 1}, "frobnicate"),
-    (CHAT, {"keep_alive": "5m"}, "keep_alive"),
     (CHAT, {"mirostat": 2, "typical_p": 0.9}, "mirostat, typical_p"),
     (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
     (CHAT, {"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.*.custom"),
     (CHAT, {"structured_outputs": {"pattern": "", "choice": ["a"]}}, "structured_outputs.pattern"),
     (COMPLETIONS, {"best_of": 3}, "best_of"),
-    (MESSAGES, {"container": "c"}, "container"),
     (MESSAGES, {"tools": [{"type": "web_search_20250305", "name": "w"}]},
      "tools.*.web_search_20250305"),
-    (RESPONSES, {"truncation": "auto"}, "truncation"),
+    (MESSAGES, {"tools": [{"name": "w", "input_schema": {}, "odd": 1}]}, "tools.*.odd"),
+    (MESSAGES, {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+     "context_management.edits.*.clear_tool_uses_20250919"),
+    (RESPONSES, {"tools": [{"type": "function", "name": "f", "odd": 1}]}, "tools.*.odd"),
     (RESPONSES, {"include": ["message.output_text.logprobs"]},
      "include.*.message.output_text.logprobs"),
     (RESPONSES, {"tools": [{"type": "web_search", "filters": {"a": 1}}, {"type": "mcp"}]},
@@ -226,72 +223,15 @@ def test_fields_of_other_servers_mean_the_same_everywhere(tiny: Served, kind: ty
     assert window == service.engine.plan.context_length
 
 
-# Fields of other servers without a counterpart here.
-WITHOUT_EFFECT: dict[str, Any] = {
-    # llama.cpp
-    "typical_p": 0.9, "mirostat": 2, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "tfs_z": 1.0,
-    "dynatemp_range": 0.1, "xtc_probability": 0.1, "dry_multiplier": 0.8, "dry_base": 1.75,
-    "dry_sequence_breakers": ["\n"], "penalize_nl": True, "n_keep": 0,
-    "id_slot": 0, "samplers": ["top_k"], "n_probs": 2, "top_n_sigma": 1.0, "lora": [],
-    "timings_per_token": True, "reasoning_format": "auto", "n_cache_reuse": 1,
-    # Ollama, LM Studio
-    "keep_alive": "5m", "num_ctx": 4096, "num_keep": 5, "num_thread": 4, "template": "x",
-    "raw_": True, "ttl": 300, "draft_model": "x",
-    # vLLM, SGLang, text-generation-webui, OpenRouter
-    "best_of": 2, "skip_special_tokens": True, "length_penalty": 1.0, "early_stopping": False,
-    "priority": 0,
-    "use_beam_search": False, "include_stop_str_in_output": False, "prompt_logprobs": 1,
-    "truncate_prompt_tokens": 100, "guided_decoding_backend": "xgrammar",
-    "smoothing_factor": 0.1, "transforms": [], "route": "fallback", "provider": {"order": ["x"]},
-    "models": ["m"], "usage": {"include": True}, "plugins": [], "web_search_options": {},
-}  # fmt: skip
-IN_OPTIONS = "options"  # of Ollama
-
-
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, RESPONSES, OLLAMA, IN_OPTIONS])
-async def test_fields_without_a_counterpart_are_named_and_change_nothing(
-    tiny: Served, path: str
-) -> None:
-    """Each of them by its name, once in the log; a strict server refuses each."""
-    assert len(WITHOUT_EFFECT) >= 40
-    limit = {"num_predict": 2}
-    least: dict[str, Any] = {"messages": [USER], "stream": False, "options": limit}
-    logged: list[RequestRecord] = []
-    app = app_of(tiny, RequestRecords(logged.append))
-    found = []
-    for more in ({}, WITHOUT_EFFECT, WITHOUT_EFFECT):
-        body = least | more if path == OLLAMA else LEAST.get(path, {}) | more
-        if path == IN_OPTIONS:
-            body = least | {"options": limit | more}
-        reply = await fetch(app, OLLAMA if path == IN_OPTIONS else path, body)
-        found.append(answer(reply))
-    assert found[1] == found[2] == found[0]
-    prefix = "options." if path == IN_OPTIONS else ""
-    assert logged[1].ignored == [f"{prefix}{name}" for name in WITHOUT_EFFECT]
-    assert [len(record.first_ignored) for record in logged] == [0, len(WITHOUT_EFFECT), 0]
-    if path in LEAST:
-        for name, value in WITHOUT_EFFECT.items():
-            with pytest.raises(RequestError, match=f"unsupported parameter: {name}"):
-                parse(
-                    json.dumps(LEAST[path] | {name: value}).encode(),
-                    ENDPOINTS[path].body,
-                    strict=True,
-                )
-
-
-async def test_length_of_answers(tiny: Served) -> None:
-    """`min_tokens` and `ignore_eos` forbid the end of the answer."""
-    ends = {str(token): 100.0 for token in tiny.in_thread(lambda e: e.tokens.stop_tokens)}
-    body = LEAST[CHAT] | {"logit_bias": ends, "max_tokens": 9}
-    for more, length in (({}, 1), ({"min_tokens": 5}, 6), ({"ignore_eos": True}, 9)):
-        reply = await fetch(tiny.app, CHAT, body | more)
-        assert reply.json()["usage"]["completion_tokens"] == length
-
-
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_stop_token_ids_end_an_answer(tiny: Served, path: str) -> None:
-    body = LEAST[path] | {"max_tokens": 9, "logit_bias": {"65": 100.0}}
-    for more, length in (({}, 9), ({"stop_token_ids": [9, 65]}, 1)):
-        reply = await fetch(tiny.app, path, body | more)
-        assert reply.json()["usage"]["completion_tokens"] == length
-        assert reply.json()["choices"][0]["finish_reason"] == ("stop" if more else "length")
+async def test_length_of_answers(tiny: Served, path: str) -> None:
+    """`min_tokens` and `ignore_eos` forbid the end of the answer, `stop_token_ids` adds ends."""
+    ends = {str(token): 100.0 for token in tiny.in_thread(lambda e: e.tokens.stop_tokens)}
+    for bias, more, length in (
+        (ends, {}, 1), (ends, {"min_tokens": 5}, 6), (ends, {"ignore_eos": True}, 9),
+        ({"65": 100.0}, {}, 9), ({"65": 100.0}, {"stop_token_ids": [9, 65]}, 1),
+    ):  # fmt: skip
+        body = LEAST[path] | {"logit_bias": bias, "max_tokens": 9} | more
+        reply = (await fetch(tiny.app, path, body)).json()
+        assert reply["usage"]["completion_tokens"] == length
+        assert reply["choices"][0]["finish_reason"] == ("length" if length == 9 else "stop")

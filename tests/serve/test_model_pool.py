@@ -39,6 +39,7 @@ CLIENTS = {DIALECTS[name].path: DIALECTS[name] for name in ("chat", "messages", 
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
 NAMES = ("a", "b", "c")
+OPTIONS = ServeOptions(AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=6)
 pytestmark = pytest.mark.usefixtures("own_directories", "own_memory")
 
 
@@ -69,25 +70,16 @@ def pool_of(
     serve.add_options(parser)
     models = [word for path in directories for word in ("--model", str(path))]
     args = parser.parse_args([*models, "--no-answer-cache", *words])
-    options = ServeOptions(AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=6)
     found = serve.served_models(args, ServeSettings())
     embedder = model_store.resolve(str(embedding)) if embedding else None
-    pool = serve._pool(args, found, options, None, [], lambda *_: None, embedder)
+    pool = serve._pool(args, found, OPTIONS, None, [], lambda *_: None, embedder)
     yield pool
     assert pool.close()
 
 
-def app_of(
-    pool: ModelPool,
-    records: RequestRecords | None = None,
-    *,
-    heartbeat_s: float = 60,
-    **more: Any,
-) -> ASGIApp:
-    backend = ServeOptions(AccessRules(), GenerateOptions()).backend(
-        pool, records or RequestRecords()
-    )
-    return create_app(replace(backend, **more), AccessRules(), heartbeat_s=heartbeat_s)
+def app_of(pool: ModelPool, records: RequestRecords | None = None, **more: Any) -> ASGIApp:
+    backend = OPTIONS.backend(pool, records or RequestRecords())
+    return create_app(replace(backend, **more), AccessRules(), heartbeat_s=60)
 
 
 @pytest.fixture(scope="module")
@@ -245,30 +237,6 @@ async def test_a_request_ends_early_while_its_model_is_to_be_unloaded(
             assert "first" in b.service().ending
 
 
-async def test_heartbeats_while_another_model_is_to_be_unloaded(
-    directories: list[Path], size: int
-) -> None:
-    with pool_of(directories[:2], *limited(size)) as pool:
-        (a, b), beats = pool.models, asyncio.Event()
-        app = app_of(pool, heartbeat_s=0.001)
-
-        def leave(reply: Reply) -> bool:
-            if len(reply.frames) >= 5:
-                beats.set()
-            return False
-
-        async with pool.use(a):
-            body = body_of(CHAT, "b") | {"stream": True}
-            waiting = asyncio.create_task(fetch(app, CHAT, body, leave=leave))
-            await asyncio.wait_for(beats.wait(), 30)
-            await until(lambda: a.unloading)
-            assert b.loads == 0
-        chunks = (await waiting).chunks()
-        assert {chunk["model"] for chunk in chunks} == {"b"}
-        assert len({chunk["id"] for chunk in chunks}) == 1
-        assert [*chunks[0]["choices"][0]["delta"]] == ["role", "content"]
-
-
 async def test_the_embedding_model_shares_the_memory_limit(
     directories: list[Path], size: int
 ) -> None:
@@ -286,32 +254,11 @@ async def test_the_embedding_model_shares_the_memory_limit(
             assert (await fetch(app, EMBEDDINGS, texts)).json() == alone
             assert (chat.memory, embedding.memory > 0) == (0, True)
             assert (chat.loads, embedding.loads) == (loads, loads)
-        async with pool.use(embedding):
-            waiting = asyncio.create_task(chat_with(app, "a"))
-            await until(lambda: embedding.unloading)
-            assert embedding.memory
-        assert answering(await waiting) == "a"
-        assert (
-            'akunu_model_loads_total{model="b"} 2' in (await fetch(app, "/metrics")).body.decode()
-        )
+        metrics = (await fetch(app, "/metrics")).body.decode()
+        assert 'akunu_model_loads_total{model="b"} 2' in metrics
         listed = (await fetch(app, "/v1/models")).json()["data"]
         assert [each["id"] for each in listed] == ["a"]
-        assert (await fetch(app, "/health")).json()["models"] == {"a": "ready", "b": "unloaded"}
-
-
-async def test_a_client_disconnects_while_its_model_loads(
-    directories: list[Path], size: int
-) -> None:
-    left = asyncio.Event()
-    with two_models(directories, size) as (_, app, a, b):
-        first = asyncio.create_task(chat_with(app, "b", left=left))
-        await until(lambda: b.host.state != "unloaded")
-        other = asyncio.create_task(chat_with(app, "a"))
-        left.set()
-        await first
-        assert answering(await other) == "a"
-        assert (await fetch(app, "/v1/models")).json()["data"][0]["state"] == "ready"
-        assert (a.requests, b.requests) == (0, 0)
+        assert (await fetch(app, "/health")).json()["models"] == {"a": "unloaded", "b": "ready"}
 
 
 async def test_a_model_that_cannot_be_loaded_leaves_the_others_alone(
@@ -324,9 +271,7 @@ async def test_a_model_that_cannot_be_loaded_leaves_the_others_alone(
         (broken / "config.json").write_text(json.dumps(config | {"model_type": "nonesuch"}))
         replies = [await chat_with(app, name) for name in ("broken", "a")]
         assert replies[0].status == 503
-        message = replies[0].json()["error"]["message"]
-        assert message.startswith("cannot load broken: ")
-        assert "nonesuch" in message
+        assert "cannot load broken: " in replies[0].json()["error"]["message"]
         assert answering(replies[1]) == "a"
         states = (await fetch(app, "/health")).json()["models"]
         assert states == {"a": "ready", "broken": "failed"}
@@ -345,7 +290,6 @@ async def test_a_model_that_never_fits_is_refused_and_the_others_stay(
         await chat_with(app, "a")
         reply = await chat_with(app, "large")
         assert reply.status == 503
-        assert "cannot load large: " in reply.json()["error"]["message"]
         assert "needs about" in reply.json()["error"]["message"]
         await chat_with(app, "a")
         assert pool.models[0].loads == 1
@@ -374,21 +318,13 @@ async def test_unknown_names_are_answered_by_the_first_model(
 def test_our_own_clients_use_any_of_the_models(directories: list[Path]) -> None:
     token = "a token of this test"
     with pool_of(directories[:2]) as pool:
-        backend = ServeOptions(AccessRules(), GenerateOptions()).backend(pool, RequestRecords())
+        app = create_app(OPTIONS.backend(pool, RequestRecords()), AccessRules(token=token))
         paths = {path.name: str(path) for path in directories[:2]}
-        with (
-            at_a_socket(create_app(backend, AccessRules(token=token))) as url,
-            announce(RunningServer(url, token, paths)),
-        ):
+        with at_a_socket(app) as url, announce(RunningServer(url, token, paths)):
             for path in directories[:2]:
                 found = matching_server(path, LoadOptions())
                 assert found is not None
-                client, facts = found
-                assert facts.name == path.name
-                user, options = {"role": "user", "content": "x"}, {"max_tokens": 4}
-                body = {"messages": [user], "options": options, "id": "1"}
-                frames = [*client.frames("/akunu/chat", body, lambda: None)]
-                assert "AnnotatedEnd" in frames[-1]
+                assert found[1].name == path.name
             assert matching_server(directories[2], LoadOptions()) is None
         assert [model.loads for model in pool.models] == [1, 1]
 

@@ -112,17 +112,13 @@ async def test_completions_of_several_prompts(
 
 
 async def test_suffix_uses_fill_in_the_middle_format(tiny: Served) -> None:
-    body = {"prompt": "def f(", "suffix": "):\n    pass", "max_tokens": 8}
-    whole = (await fetch(tiny.app, COMPLETIONS, body)).json()
-
-    def prompt(engine: Engine) -> list[int]:
-        text = "<|fim_prefix|>def f(<|fim_suffix|>):\n    pass<|fim_middle|>"
-        return engine.tokens.encode(text)
-
-    ends = tiny.in_thread(lambda engine: tuple(engine.tokens.encode("<|fim_prefix|><|file_sep|>")))
-    expected = run(tiny, prompt, {}, max_tokens=8, stop_tokens=ends)
-    assert whole["usage"]["prompt_tokens"] == expected.stats.prompt_tokens
-    assert whole["choices"][0]["text"] == expected.text
+    prompt = "<|fim_prefix|>def f(<|fim_suffix|>):<|fim_middle|>"
+    ends = encode(tiny, "<|fim_prefix|><|file_sep|>")
+    plain = {"prompt": prompt, "max_tokens": 8, "stop_token_ids": ends}
+    body = {"prompt": "def f(", "suffix": "):", "max_tokens": 8}
+    found, expected = [(await fetch(tiny.app, COMPLETIONS, each)).json() for each in (body, plain)]
+    assert found["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
+    assert found["choices"] == expected["choices"]
 
 
 async def test_prediction_saves_steps_and_changes_no_text(tiny: Served) -> None:
@@ -166,31 +162,6 @@ async def test_logprobs(tiny: Served, stream: bool) -> None:
     assert [text[at:][: len(token)] for at, token in zip(offsets, tokens, strict=True)] == tokens
 
 
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-
-
-async def test_parameters_without_effect_are_accepted(tiny: Served) -> None:
-    """Parameters that describe the caller, and messages as clients send them back."""
-    body = {
-        "model": "alias",
-        "messages": [
-            {"role": "developer", "content": [{"type": "text", "text": "be"}]},
-            {"role": "user", "content": "x", "name": "me"},
-            {"role": "assistant", "content": "y", "reasoning_content": "so", "refusal": None,
-             "annotations": [], "audio": None, "function_call": None, "tool_calls": None},
-            {"role": "user", "content": "z"},
-            {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function",
-             "function": {"name": "look", "arguments": "{}"}}]},
-            {"role": "tool", "tool_call_id": "1", "content": "nothing"},
-        ],
-        "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": True,
-        "user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
-        "n": 1.0, "stop": None, "max_tokens": 4.0, "top_k": -1,
-    }  # fmt: skip
-    reply = await fetch(tiny.app, CHAT, body)
-    assert reply.status == 200, reply.body
-
-
 async def test_listing_models_does_not_load_the_model(tiny: Served) -> None:
     """Programs that poll the list must not reload a model that was unloaded when idle."""
     names, options = ("tiny", "alias"), tiny.options
@@ -208,6 +179,7 @@ def never_load(reserved: int) -> ModelLoop:
     raise AssertionError("loaded")
 
 
+NAMED = {"name": "look"}
 FUNCTION = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"const": "x"}},
             "required": ["at"], "additionalProperties": False}}  # fmt: skip
 
@@ -215,16 +187,11 @@ FUNCTION = {"name": "look", "parameters": {"type": "object", "properties": {"at"
 async def test_functions_are_the_older_form_of_tools(tiny: Served) -> None:
     """The same prompt and call as with tools; the reply has `function_call`."""
     turns: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
+    spaces = dict.fromkeys(map(str, encode(tiny, " \n\t\r")), -99)
+    common = {"messages": turns, "max_tokens": 99, "logit_bias": spaces}
     tool = {"type": "function", "function": FUNCTION}
-    named = {"type": "function", "function": {"name": "look"}}
-    spaces = tiny.in_thread(lambda engine: engine.tokens.encode(" \n\t\r"))
-    common = {
-        "messages": turns,
-        "max_tokens": 99,
-        "logit_bias": dict.fromkeys(map(str, spaces), -99),
-    }
-    new = common | {"tools": [tool], "tool_choice": named}
-    old = common | {"functions": [FUNCTION], "function_call": {"name": "look"}}
+    new = common | {"tools": [tool], "tool_choice": {"type": "function", "function": NAMED}}
+    old = common | {"functions": [FUNCTION], "function_call": NAMED}
     replies = [(await fetch(tiny.app, CHAT, body)).json() for body in (new, old)]
     choices = [reply["choices"][0] for reply in replies]
     call = choices[0]["message"]["tool_calls"][0]["function"]
