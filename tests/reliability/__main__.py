@@ -1,7 +1,6 @@
 """`python -m tests.reliability`: inject faults for some minutes and report the outcomes.
 
-Ends with a table in Markdown, and with code 1 if a promise was broken. The same seed gives the same
-faults until the time is up.
+Ends with code 1 if a promise was broken. The same seed gives the same faults until the time is up.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
@@ -24,7 +22,6 @@ from tests.reliability import concurrency, faults_chat, faults_writers
 from tests.reliability import faults_commands as faults
 from tests.reliability.faults import Home, Outcome, why_no_small_disk
 from tests.reliability.faults_commands import CHATS, HARMS, LIST, RUN, SIGNALS
-from tests.support.tiny_model import tiny_files
 
 CHAT_KINDS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP, SIGCONT", "terminal closed")
 Source = Generator[Outcome, None, None]  # endless
@@ -49,7 +46,6 @@ def main() -> int:
             what = f"{outcome.kind} | {outcome.command} | {outcome.moment} | {outcome.word}"
             lines = [f"{len(outcomes):4} {state:6} {what}", *outcome.problems]
             print(*lines, sep="\n       ", flush=True)
-    print(f"\n{table(outcomes)}")
     broken = sum(bool(outcome.problems) for outcome in outcomes)
     print(f"\n{len(outcomes)} faults, {broken} with a promise broken")
     return 1 if broken else 0
@@ -73,14 +69,11 @@ def strikes(directory: Path, seed: int, seconds: float, only: str = "") -> Sourc
 
 def sources(directory: Path, starter: Path, seed: int) -> dict[str, tuple[Source, int]]:
     """Return every source of faults with its turns; each has its own home."""
-    tiny = tiny_files(directory)
     made: dict[str, tuple[Callable[[Home, Random], Source], int]] = {
         "signals": (_signals, 3),
         "chats": (_chats, 2),
         "files": (_files, 4),
-        "network": (lambda home, random: _network(home, tiny, random), 3),
-        "limits": (_limits, 1),
-        "together": (lambda home, random: _together(home, tiny, random), 1),
+        "migrations": (_migrations, 1),
         "writers": (_writers, 6),
         "caches": (_caches, 2),
     }
@@ -148,26 +141,6 @@ def _files(home: Home, random: Random) -> Source:
         yield faults.altered(home, path, random.choice([*HARMS]), random, command)
 
 
-def _network(home: Home, files: dict[str, bytes], random: Random) -> Source:
-    with faults.local_hub(home, files) as hub:
-        while True:
-            for _ in range(4):
-                yield faults.network_fault(home, hub, random)
-            for number in SIGNALS:
-                yield faults.killed_pull(home, hub, number, random.uniform(0, 4))
-            yield faults.network_gone(home, faults.pull_of(hub))
-
-
-def _limits(home: Home, random: Random) -> Source:
-    wanted = faults.commands(home)
-    while True:
-        for name in ("models import", "run", "run --prompt-cache"):
-            most = random.choice([0, random.randrange(5000), random.randrange(1 << 27)])
-            yield faults.limited(home, wanted[name], most)
-        for name in ("run", "complete", "models verify"):
-            yield faults.output_full(home, wanted[name])
-
-
 def _permissions(home: Home, random: Random) -> Source:
     faults.keep_conversations(home, 3)
     home.run(RUN)
@@ -187,16 +160,10 @@ def _permissions(home: Home, random: Random) -> Source:
             yield faults.forbidden(home, path, random.choice([0o000, 0o500, 0o400]), command)
 
 
-def _together(home: Home, files: dict[str, bytes], random: Random) -> Source:
-    for number in itertools.count(1):
-        yield concurrency.add_answers_together(home.directory / f"answers{number}")
+def _migrations(home: Home, random: Random) -> Source:
+    while True:
         yield concurrency.migrate_together(home)
         yield concurrency.kill_migration(home, random.uniform(0.1, 0.8))
-        home.conversations.unlink()
-        yield _tried(partial(concurrency.all_at_once, home, files, number), "at once")
-        yield concurrency.import_twice(home, random.randint(2, 3))
-        yield concurrency.pull_twice(home, files, random.randint(2, 3))
-        yield concurrency.remove_meanwhile(home)
 
 
 def _writers(home: Home, random: Random) -> Source:
@@ -220,22 +187,6 @@ def _tried(strike: Callable[[], Outcome], kind: str, moment: str = "") -> Outcom
         return strike()
     except AssertionError as error:
         return Outcome(kind, "chat", moment, problems=[str(error)])
-
-
-def table(outcomes: list[Outcome]) -> str:
-    """Return the outcomes by kind as a table in Markdown."""
-    kinds: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        kinds.setdefault(outcome.kind.partition(":")[0], []).append(outcome)
-    lines = ["| fault | times | commands | promises broken | characters lost |"]
-    lines.append("|---|--:|---|--:|--:|")
-    for kind, some in sorted(kinds.items()):
-        commands = Counter(outcome.command for outcome in some)
-        listed = ", ".join(f"{command} {count}" for command, count in commands.most_common())
-        broken = sum(bool(outcome.problems) for outcome in some)
-        lost = sum(outcome.lost for outcome in some)
-        lines.append(f"| {kind} | {len(some)} | {listed} | {broken} | {lost} |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -12,56 +12,10 @@ from pathlib import Path
 
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.database import APPLICATION_ID, _make_tables
-from tests.reliability.faults import _PANIC, Command, Done, Home, Outcome, check_store, finished
-from tests.reliability.faults_chat import Chat, kept, terminals
-from tests.reliability.faults_commands import commands, leftovers, local_hub, pull_of, slowly
+from tests.reliability.faults import Command, Done, Home, Outcome, check_store, finished
+from tests.reliability.faults_commands import leftovers, local_hub, pull_of, slowly
 
 _LIST = Command("chats list", ("chats", "list", "--format", "json"))
-
-
-def all_at_once(home: Home, files: dict[str, bytes], number: int, tokens: int = 150) -> Outcome:
-    """Run two chats, a completion helper and a slow pull."""
-    outcome = Outcome("at once", "2 chats, complete, models pull", "")
-    helper = commands(home)["complete"]
-    prompts = [f"Tell me about walrus {number}{letter}." for letter in "ab"]
-    with terminals() as make, local_hub(home, files) as hub:
-        hub.faults["model.safetensors"].extend(slowly(hub, tokens / 25))
-        pull = pull_of(hub)
-        pulling, completing = home.start(pull), home.start(helper)
-        chats = [Chat(home, make(), f"--max-tokens {tokens}") for _ in prompts]
-        for chat, prompt in zip(chats, prompts, strict=True):
-            chat.ready().send(prompt)
-        for chat in chats:
-            screen = chat.terminal.wait_for(r"● ready .* tokens/s|✗", seconds=240)
-            outcome.check("not saved" not in screen, f"the chat reports:\n{screen}")
-        for chat in chats:
-            screen = chat.quit()
-            outcome.check("code=0" in screen, f"a chat ends with:\n{screen}")
-            for panic in _PANIC:
-                outcome.check(panic not in screen, f"{panic!r}:\n{screen}")
-        for command, process in ((pull, pulling), (helper, completing)):
-            done = finished(process)
-            _check(outcome, command, done)
-            outcome.check(command.answers(done), f"{command.name}: {done}")
-    saved = kept(home)
-    for prompt in prompts:
-        outcome.check(bool(saved.get(prompt, "").strip()), f"the answer to {prompt!r} is lost")
-    check_store(home, outcome)
-    home.akunu(*pull.undo)
-    return outcome
-
-
-def import_twice(home: Home, processes: int = 2) -> Outcome:
-    """Import one model in several processes: one does, the others report that it exists."""
-    command = commands(home)["models import"]
-    outcome = Outcome("at once", f"{processes} x models import", "")
-    done = _at_once(home, command, processes)
-    outcome.check(sorted(each.code for each in done) == [0] + [2] * (processes - 1), f"{done}")
-    for each in done:
-        outcome.check_words(each)
-        outcome.check(not each.code or "is already installed" in each.word, each.word)
-    _check_store(home, outcome, command)
-    return outcome
 
 
 def pull_twice(home: Home, files: dict[str, bytes], processes: int = 2) -> Outcome:
@@ -75,21 +29,6 @@ def pull_twice(home: Home, files: dict[str, bytes], processes: int = 2) -> Outco
         fetched = hub.asked("model.safetensors")
         outcome.check(len(fetched) == 1, f"fetched {len(fetched)} times")
         _check_store(home, outcome, command)
-    return outcome
-
-
-def remove_meanwhile(home: Home) -> Outcome:
-    """Remove a model while it is imported: rm reports the other process, or the model is gone."""
-    command = commands(home)["models import"]
-    outcome = Outcome("at once", "models import, models rm", "")
-    process = home.start(command)
-    while process.poll() is None:
-        outcome.check_words(home.akunu(*command.undo), "rm: ")
-    imported = finished(process)
-    outcome.check_words(imported)
-    outcome.check(imported.code in (0, 1), f"import: {imported}")
-    home.akunu(*command.undo)
-    check_store(home, outcome)
     return outcome
 
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from tests.support.command import AKUNU
 
@@ -118,24 +117,16 @@ class Home:
             **self.changes,
         }
 
-    def start(
-        self, command: Command, limit: Callable[[], None] | None = None, out: str = ""
-    ) -> subprocess.Popen[bytes]:
-        """limit: called in the new process. out: a file for stdout."""
-        with contextlib.ExitStack() as stack:
-            stdout: int | IO[bytes] = subprocess.PIPE
-            if out:
-                stdout = stack.enter_context(open(out, "wb"))
-            process = subprocess.Popen(
-                [*self.prefix, *AKUNU, *command.arguments],
-                stdin=subprocess.PIPE,
-                stdout=stdout,
-                stderr=subprocess.PIPE,
-                env=os.environ | self.variables,
-                cwd=self.directory,
-                preexec_fn=limit,
-                start_new_session=True,
-            )
+    def start(self, command: Command) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [*self.prefix, *AKUNU, *command.arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | self.variables,
+            cwd=self.directory,
+            start_new_session=True,
+        )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(command.stdin)
@@ -143,9 +134,9 @@ class Home:
         process.stdin = None  # written
         return process
 
-    def run(self, command: Command, limit: Callable[[], None] | None = None, out: str = "") -> Done:
+    def run(self, command: Command) -> Done:
         """Run a command to its end."""
-        return finished(self.start(command, limit, out))
+        return finished(self.start(command))
 
     def akunu(self, *arguments: str) -> Done:
         return self.run(Command("", arguments))

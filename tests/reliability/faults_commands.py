@@ -1,4 +1,4 @@
-"""Faults that strike commands: signals, networks, full disks, permissions, altered files.
+"""Faults that strike commands: signals, full disks, permissions, altered files.
 
 `strike` is the one driver. It runs a command under a fault, then checks what must still hold: the
 exit code and last line, every byte of the store, no leftovers, and the same command undisturbed.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -52,8 +51,6 @@ def strike(
     *,
     during: Callable[[subprocess.Popen[bytes]], None] = lambda process: None,
     around: AbstractContextManager[object] | None = None,
-    limit: Callable[[], None] | None = None,
-    out: str = "",
     judge: Callable[[Done, Outcome], bool] = lambda done, outcome: False,
     store: bool = False,
     restart: bool = True,
@@ -61,12 +58,12 @@ def strike(
     """Run `command` under a fault.
 
     codes: exit codes allowed. during: called after the start. around: the fault's duration.
-    limit, out: see `Home.start`. judge: more checks; True skips those of the output.
+    judge: more checks; True skips those of the output.
     store: verify the store and look for leftovers. restart: run the command again, undisturbed.
     """
     outcome = Outcome(kind, command.name, moment)
     with around or nullcontext():
-        process = home.start(command, limit, out)
+        process = home.start(command)
         during(process)
         done = finished(process)
         if not judge(done, outcome):
@@ -228,52 +225,9 @@ def changed(home: Home, **variables: str) -> Iterator[None]:
     home.changes = before
 
 
-@contextmanager
-def faults(hub: Hub, name: str, wanted: list[Fault]) -> Iterator[None]:
-    hub.faults[name].extend(wanted)
-    yield
-    hub.faults.clear()
-
-
 def slowly(hub: Hub, seconds: float) -> list[Fault]:
     """Return faults that make a pull take some seconds."""
     return [Fault(pause=seconds * 1000 / len(hub.files["model.safetensors"]))]
-
-
-def network_fault(home: Home, hub: Hub, random: Random) -> Outcome:
-    """Disturb a pull, which ends well or reports the problem; the next pull ends well."""
-    size = len(hub.files["model.safetensors"])
-    kind, wanted = random.choice([
-        ("connection cut", [Fault(cut=random.randrange(size))]),
-        ("connection cut, again and again", [Fault(cut=random.randrange(999)) for _ in range(9)]),
-        ("server error 503", [Fault(status=503)] * random.randint(1, 3)),
-        ("not allowed 403", [Fault(status=403)]),
-        ("gone 404", [Fault(status=404)]),
-        ("a byte altered", [Fault(flip=True)]),
-        ("file too short", [Fault(short=random.randint(1, 1000))] * 9),
-        ("file too long", [Fault(longer=random.randint(1, 1000))]),
-        ("no ranges", [Fault(cut=random.randrange(size)), Fault(no_range=True)]),
-    ])  # fmt: skip
-    name = random.choice(["model.safetensors", "model.safetensors", "config.json", "api"])
-    around = faults(hub, name, wanted)
-    return strike(
-        home, pull_of(hub), f"network: {kind}", f"of {name}", {0, 1}, around=around, store=True
-    )
-
-
-def network_gone(home: Home, command: Command) -> Outcome:
-    """Refuse all connections."""
-    nowhere = "http://127.0.0.1:9"
-    around = changed(home, HF_ENDPOINT=nowhere, HTTPS_PROXY=nowhere, HTTP_PROXY=nowhere)
-    return strike(
-        home, command, "network: refused", "from the start", {1}, around=around, restart=False
-    )
-
-
-def killed_pull(home: Home, hub: Hub, number: signal.Signals, seconds: float) -> Outcome:
-    """End a pull of some seconds; the next pull continues it."""
-    with faults(hub, "model.safetensors", slowly(hub, 2.0)):
-        return signalled(home, pull_of(hub), number, seconds)
 
 
 # Altered files
@@ -372,22 +326,6 @@ def disk_full(
             left = random.choice([0, random.randrange(1, 200_000), random.randrange(1, 90 << 20)])
             moment = f"{left:,} bytes are left"
             yield strike(home, command, "disk full", moment, {0, 1}, around=filled(left))
-
-
-def limited(home: Home, command: Command, most: int) -> Outcome:
-    """Limit the length of files: a quota that needs no administrator."""
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-
-    moment = f"{most:,} bytes"
-    return strike(home, command, "file size limit", moment, {0, 1}, limit=limit, store=True)
-
-
-def output_full(home: Home, command: Command) -> Outcome:
-    """Write the output to a full disk."""
-    kind, moment = "disk of the output full", "from the start"
-    return strike(home, command, kind, moment, {1}, out="/dev/full", restart=False)
 
 
 def forbidden(

@@ -20,7 +20,7 @@ from akunu_py.chats.tree import tree_of
 from akunu_py.errors import ConversationError
 from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.screens.conversation_list import format_time
-from tests.reliability.fuzz import NUMBERS, TEXTS, explore, json_like, lengths
+from tests.reliability.fuzz import NUMBERS, TEXTS, explore, lengths
 from tests.support.chats import T0, branched, exchange_of
 
 _COLUMNS = {
@@ -30,10 +30,6 @@ _COLUMNS = {
         *("finish_reason", "chosen"),
     ),
 }
-_stats = st.dictionaries(
-    st.sampled_from(["drafted", "accepted", "prefill_s", "decode_s", "generated_tokens"]),
-    json_like(st.just("drafted")),
-)
 _bytes = st.binary(max_size=12) | st.sampled_from(
     [b"\xed\xa0\x80", b"\xff\xfe", b"queue\x1b[2J", b"[" * 100_000, b'{"drafted": 1e999}']
 )
