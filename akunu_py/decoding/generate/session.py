@@ -52,10 +52,18 @@ class Session:
     """Token histories with their KV caches, and the drafter that learns from them."""
 
     def __init__(
-        self, engine: Engine, learned: UnsavedState | None = None, sibling: Session | None = None
+        self,
+        engine: Engine,
+        learned: UnsavedState | None = None,
+        sibling: Session | None = None,
+        reserved_tokens: int | None = None,
     ) -> None:
-        """learned: what to learn into. sibling: a session to share it and prompt caches with."""
+        """learned: what to learn into. sibling: a session to share it and prompt caches with.
+
+        reserved_tokens: answer tokens for which memory is reserved at once.
+        """
         self.engine = engine
+        self.reserved_tokens = reserved_tokens or (sibling.reserved_tokens if sibling else None)
         self.learned: UnsavedState = learned or (sibling.learned if sibling else UnsavedState())
         caches = sibling.target.caches if sibling else PromptCaches(engine.plan.prompt_cache_memory)
         self.target: Target = Target(engine.model, engine.plan.kv_bits, caches)
@@ -494,7 +502,7 @@ class Request:
     @property
     def _reserved_tokens(self) -> int:
         """Answer tokens to reserve memory for, at first or next."""
-        return min(self._tokens_left, _RESERVED_TOKENS)
+        return min(self._tokens_left, self._session.reserved_tokens or _RESERVED_TOKENS)
 
     def _decoded(self, piece: Piece) -> TextPiece:
         """Decode a piece and count the part that belongs to the answer."""
