@@ -63,7 +63,8 @@ class Session:
         reserved_tokens: answer tokens for which memory is reserved at once.
         """
         self.engine = engine
-        self.reserved_tokens = reserved_tokens or (sibling.reserved_tokens if sibling else None)
+        inherited = sibling.reserved_tokens if sibling else None
+        self.reserved_tokens: int | None = reserved_tokens or inherited
         self.learned: UnsavedState = learned or (sibling.learned if sibling else UnsavedState())
         caches = sibling.target.caches if sibling else PromptCaches(engine.plan.prompt_cache_memory)
         self.target: Target = Target(engine.model, engine.plan.kv_bits, caches)

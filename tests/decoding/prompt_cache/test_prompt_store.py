@@ -151,17 +151,17 @@ class Loss:
     text: list[int]
     session: Session | None = None
 
-    def open(self, rate: float = 1.0, **changes: object) -> Session:
+    def open(self, rate: float = 1.0, **changes: Any) -> Session:
         self.engine = altered(self.engine, **changes)
         self.session = opened(self.engine, rate=rate)
         return self.session
 
-    def prefilled(self, options: GenerateOptions = OPTIONS, **changes: object) -> Session:
+    def prefilled(self, options: GenerateOptions = OPTIONS, **changes: Any) -> Session:
         session = self.open(**changes)
         prompt(session, self.text, options)
         return session
 
-    def saved(self, **changes: object) -> Path:
+    def saved(self, **changes: Any) -> Path:
         assert self.prefilled(**changes).save_idle()
         (path,) = all_files()
         self.session = None
