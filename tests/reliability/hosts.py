@@ -28,7 +28,7 @@ _LONGEST = 1800.0  # seconds that a family may take
 
 
 def main() -> int:
-    from tests.support.host_models import PIPELINED, SHARDED
+    from tests.support.hosts import PIPELINED, SHARDED
 
     parser = argparse.ArgumentParser()
     parser.add_argument("families", nargs="*")
@@ -80,7 +80,7 @@ def compare(name: str, way: str, size: int, count: int, directory: str, spin: bo
     from akunu_py.decoding.load import load_stored
     from akunu_py.models.store import model_store
     from akunu_py.types import LoadOptions
-    from tests.support.host_models import write_named
+    from tests.support.hosts import write_named
     from tests.support.patient_ranks import patient_ranks
 
     model, answers = Path(directory, "model"), Path(directory, "plain.json")

@@ -21,9 +21,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.support.divided import all_gone, command, ranks, running
 from tests.support.family_table import FAMILIES
-from tests.support.host_models import write_family
+from tests.support.hosts import all_gone, command, ranks, running, write_family
 
 _WITHIN = 10.0  # seconds
 _LATEST = 30.0  # seconds after the start of the processes that one is hurt, at most

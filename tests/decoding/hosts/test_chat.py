@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.divided import all_gone, below, ranks_below
-from tests.support.host_models import write_talking
+from tests.support.hosts import all_gone, below, ranks_below, write_talking
 from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture
 

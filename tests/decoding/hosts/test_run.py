@@ -15,8 +15,15 @@ import pytest
 
 from akunu_py.decoding.hosts.hostfile import _free_ports
 from tests.support.command import AKUNU
-from tests.support.divided import PROMPT, all_gone, command, ranks, running
-from tests.support.host_models import write_named, write_talking
+from tests.support.hosts import (
+    PROMPT,
+    all_gone,
+    command,
+    ranks,
+    running,
+    write_named,
+    write_talking,
+)
 
 pytestmark = pytest.mark.e2e
 
