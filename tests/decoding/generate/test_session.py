@@ -114,9 +114,10 @@ def test_invalid_requests_are_refused(tiny: Engine, tmp_path: Path) -> None:
     with pytest.raises(PromptTooLong, match="4096"):
         session.generate([5] * 4096, OFF)
     session.generate([5] * 4095, OFF)
-    for options, words in (({"max_tokens": 0}, "max_tokens"), ({"draft_tokens": 0}, "draft_token")):
-        with pytest.raises(UsageError, match=words):
-            session.generate([5], replace(OFF, **options))
+    with pytest.raises(UsageError, match="max_tokens"):
+        session.generate([5], GenerateOptions(max_tokens=0))
+    with pytest.raises(UsageError, match="draft_tokens"):
+        session.generate([5], GenerateOptions(draft_tokens=0))
     with pytest.raises(UnknownModel, match="no config"):
         Engine.load(tmp_path)
 
