@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -18,12 +20,16 @@ from tests.support.command import AKUNU
 from tests.support.hosts import (
     PROMPT,
     all_gone,
+    below,
     command,
     ranks,
+    ranks_below,
     running,
     write_named,
     write_talking,
 )
+from tests.support.terminal import Terminal, needs_tmux
+from tests.support.terminal import terminal as terminal  # a fixture
 
 pytestmark = pytest.mark.e2e
 
@@ -152,6 +158,53 @@ def test_the_benchmark_runs_on_two_hosts(tmp_path: Path) -> None:
     assert found["runs"][0]["speedup"] == 1
     assert [test["runner"] for test in found["throughput"]] == ["akunu"]
     assert ["1/2 of each layer" in each for each in found["model"]["hosts"]] == [True, True]
+
+
+@pytest.fixture
+def chat_command(tmp_path: Path) -> str:
+    model = tmp_path / "llama"
+    model.mkdir()
+    write_talking(model)
+    keep = f"XDG_DATA_HOME={tmp_path}/home XDG_CONFIG_HOME={tmp_path}/home"
+    chat = f"{sys.executable} -m akunu_py chat --temperature 0 --no-answer-cache"
+    return f'clear; {keep} {chat} --max-tokens 4000 --hosts 2 {model}; echo "code=$?"'
+
+
+@needs_tmux
+def test_a_chat_continues_after_losing_a_host(terminal: Terminal, chat_command: str) -> None:
+    terminal.type(chat_command, "Enter")
+    terminal.wait_for("rank 1 on 127.0.0.1 holds 1/2 of each layer")
+    terminal.type("1 2 3", "Enter")
+    terminal.wait_for(r"1 2 3\n\s+[0-9]+")
+    before = ranks_below(int(terminal.shell()))
+    assert len(before) == 1
+    os.kill(before[0], signal.SIGKILL)
+    screen = terminal.wait_for("was killed by SIGKILL")
+    assert re.search(r"[0-9]+[^╭]*interrupted", screen)  # the answer so far stays
+    terminal.type("4 5", "Enter")
+    terminal.wait_for("answering")
+    after = ranks_below(int(terminal.shell()))
+    assert len(after) == 1
+    assert after != before
+    terminal.type("Escape")
+    terminal.wait_for("■ stopped")
+    assert "[ring]" not in terminal.screen()
+    terminal.type("C-q")
+    assert "code=0\n" in terminal.wait_for("code=[0-9]+\n")
+    assert all_gone(after, 2)
+
+
+@needs_tmux
+def test_a_killed_chat_leaves_no_processes(terminal: Terminal, chat_command: str) -> None:
+    terminal.type(chat_command, "Enter")
+    terminal.wait_for("rank 1 on 127.0.0.1 holds")
+    terminal.type("1 2 3", "Enter")
+    terminal.wait_for("answering")
+    shell = int(terminal.shell())
+    others = below(shell)
+    assert len(others) >= 3
+    os.kill(others[0], signal.SIGKILL)
+    assert all_gone(others, 10)
 
 
 def assert_same_beginning(one: str, other: str) -> None:
