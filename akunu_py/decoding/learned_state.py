@@ -84,15 +84,18 @@ class LearnedState(UnsavedState):
         answer_cache: bool,
         caches: PromptCacheStore | None = None,
         warnings: list[str] | None = None,
+        journal_tokens: int | None = None,
     ) -> None:
         """tokenizer: its digest. layout: device and weights format. caches: None for no disk.
 
-        warnings: receives the warnings; it may be shared by several states.
+        warnings: receives the warnings; it may be shared by several states. journal_tokens: more
+        are moved to the answer file.
         """
         self.directory = directory_of(model)
         self._curve_file = self.directory / f"curve-{_digest(layout)}.json"
         self._answer_file = self.directory / f"{_ANSWERS_PREFIX}{_digest(tokenizer)}"
         self._journal = self.directory / f"{_ANSWERS_PREFIX}{_digest(tokenizer)}.journal"
+        self._journal_tokens = journal_tokens
         self.warnings = [] if warnings is None else warnings  # one line each, each once
         # Writes in order. Moving a journal takes 80 ms, which no pass should wait for.
         self._writer = ThreadPoolExecutor(1, "learned state")
@@ -135,7 +138,8 @@ class LearnedState(UnsavedState):
         try:
             with locked(self.directory / "lock"):
                 _append(self._journal, tokens)
-                if self._journal.stat().st_size > _JOURNAL_TOKENS * _TOKEN_BYTES:
+                most = self._journal_tokens or _JOURNAL_TOKENS
+                if self._journal.stat().st_size > most * _TOKEN_BYTES:
                     # Reload: another process may have added answers.
                     _write(self._answer_file, self._load_answers().dump())
                     self._journal.unlink()

@@ -1,10 +1,8 @@
-"""What was learned is kept whole, for its owner alone, bounded; damage never stops an answer."""
+"""Learned state on disk: costs, weights and answers; private, bounded, robust against damage."""
 
 from __future__ import annotations
 
 import json
-import os
-import resource
 import stat
 from pathlib import Path
 from typing import Any
@@ -13,20 +11,18 @@ import pytest
 
 from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
-from akunu_py.decoding import learned_state as learned_module
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import LearnedState, answer_cache_bytes, delete_answer_cache
-from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.ngram.acceptance_model import AcceptanceModel
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.settings import Settings, load_settings, settings_file
-from akunu_py.types import GenerateOptions, Message
+from akunu_py.types import GenerateOptions
 from tests.measure.neural_drafters import CostsWithDrafting, DrafterFigures, SimulatedDrafters
-from tests.support.at_once import AtOnce
 from tests.support.command import run_here
-from tests.support.jobs import chat_request
+from tests.support.full_disk import full_disk
+from tests.support.tiny_fim import load_tiny, write_chat_model
 
 MODEL = Path("/models/tiny")
 ANSWER = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -39,21 +35,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-class SteadyCosts(CostCurve):
-    """The same on every machine and every day."""
-
-    def observe(self, rows: int, seconds: float, context: int) -> None:
-        """Learns nothing."""
-
-
-def opened(*, memory: bool = True, tokenizer: str = "t", layout: str = "float32") -> LearnedState:
-    return LearnedState(MODEL, tokenizer, layout, answer_cache=memory)
+def opened(
+    *, answers: bool = True, tokenizer: str = "t", layout: str = "float32", journal: int = 20_000
+) -> LearnedState:
+    return LearnedState(MODEL, tokenizer, layout, answer_cache=answers, journal_tokens=journal)
 
 
-@pytest.fixture(autouse=True)
-def writes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are written before the next line of a test."""
-    monkeypatch.setattr(learned_module, "ThreadPoolExecutor", AtOnce)
+def add(learned: LearnedState, tokens: list[int] = ANSWER) -> None:
+    learned.add_answer(tokens)
+    learned.flush()
 
 
 def recalled(learned: LearnedState) -> int | None:
@@ -62,59 +52,70 @@ def recalled(learned: LearnedState) -> int | None:
     return found.token if found else None
 
 
-def files() -> list[Path]:
-    return sorted(opened(memory=False).directory.glob("memory-*"))
+def files(kind: str = "memory-*") -> list[Path]:
+    return sorted(opened(answers=False).directory.glob(kind))
 
 
-def test_the_next_run_has_the_answers() -> None:
+def costs_file() -> Path:
+    learned = opened(answers=False)
+    learned.save_costs()
+    learned.flush()
+    (path,) = files("curve-*")
+    return path
+
+
+def test_answers_are_private_to_the_user_and_found_by_the_next_run() -> None:
     first = opened()
     assert recalled(first) is None
-    first.add_answer(ANSWER)
+    add(first)
     assert recalled(first) == 14
     assert recalled(opened()) == 14
     assert recalled(opened(tokenizer="another")) is None
-
-
-def test_files_are_for_the_owner_alone() -> None:
-    learned = opened()
-    learned.add_answer(ANSWER)
-    learned.curve.observe(1, 0.03, 100)
-    learned.save_costs()
-    kept = [path for path in learned.directory.iterdir() if path.name != "lock"]
+    costs_file()
+    kept = [path for path in first.directory.iterdir() if path.name != "lock"]
     assert len(kept) == 2
     assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
-    assert stat.S_IMODE(learned.directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(first.directory.stat().st_mode) == 0o700
 
 
-def test_off_means_nothing_is_kept() -> None:
-    learned = opened(memory=False)
-    learned.add_answer(ANSWER)
+def test_without_the_answer_cache_no_answer_is_stored() -> None:
+    learned = opened(answers=False)
+    add(learned)
     assert learned.answer_cache is None
     assert files() == []
 
 
-def test_delete_answer_cache_deletes_its_files() -> None:
-    opened().add_answer(ANSWER)
-    assert answer_cache_bytes(MODEL) > 0
-    assert delete_answer_cache(MODEL) > 0
+def test_deleting_the_answer_cache_deletes_unfinished_files_too() -> None:
+    learned = opened()
+    add(learned)
+    (journal,) = files()
+    left = journal.with_name(f".{journal.stem}-k1lled")  # of a killed process
+    left.write_bytes(b"x" * 1000)
+    assert answer_cache_bytes(MODEL) == journal.stat().st_size + 1000
+    assert delete_answer_cache(MODEL) > 1000
     assert answer_cache_bytes(MODEL) == 0
+    assert not left.exists()
     assert recalled(opened()) is None
     assert delete_answer_cache(MODEL) == 0
+    path = costs_file()
+    left = path.with_name(f".{path.name}-k1lled")
+    left.touch()
+    costs_file()
+    assert not left.exists()
 
 
-def test_the_journal_is_folded_into_a_bounded_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learned_module, "_JOURNAL_TOKENS", 50)
-    one, other = opened(), opened()  # two processes at once
-    one.add_answer(ANSWER)
+def test_the_journal_moves_to_a_bounded_file_with_the_answers_of_all_processes() -> None:
+    one, other = opened(), opened(journal=50)
+    add(one)
     for _ in range(12):
-        other.add_answer([1, 2, 3, 4, 5])
+        add(other, [1, 2, 3, 4, 5])
     assert [path.suffix for path in files()] in ([""], ["", ".journal"])
-    assert recalled(opened()) == 14, "the other process's answers were lost"
+    assert recalled(opened()) == 14
     assert answer_cache_bytes(MODEL) < 64e6
 
 
-def test_a_damaged_file_is_set_aside_with_one_warning() -> None:
-    opened().add_answer(ANSWER)
+def test_damaged_and_foreign_files_are_set_aside_with_one_warning() -> None:
+    add(opened())
     (journal,) = files()
     data = bytearray(journal.read_bytes())
     data[12] ^= 0xFF
@@ -124,48 +125,51 @@ def test_a_damaged_file_is_set_aside_with_one_warning() -> None:
     assert "set aside" in learned.warnings[0]
     assert recalled(learned) is None
     assert [path.suffix for path in files()] == [".damaged"]
-    learned.add_answer(ANSWER)
+    add(learned)
     again = opened()
     assert again.warnings == []
     assert recalled(again) == 14
-
-
-def test_foreign_files_are_set_aside() -> None:
-    learned = opened()
-    learned.directory.mkdir(parents=True)
-    learned._answer_file.write_bytes(b"PNG what is this doing here" * 100)
-    learned._curve_file.write_text('{"surprise": []}')
+    journal.with_suffix("").write_bytes(b"PNG what is this doing here" * 100)
+    costs_file().write_text('{"surprise": []}')
     assert len(opened().warnings) == 2
     assert opened().warnings == []
 
 
-def test_a_record_that_was_cut_off_is_left_out() -> None:
-    opened().add_answer(ANSWER)
-    opened().add_answer([21, 22, 23, 24])
+def test_a_record_that_was_cut_off_is_dropped_and_later_ones_are_kept() -> None:
+    """A writer was killed in the middle of a record, or the disk was full."""
+    add(opened())
     (journal,) = files()
-    os.truncate(journal, journal.stat().st_size - 5)
+    whole = journal.read_bytes()
+    for cut in (1, 7, 9, len(whole) - 1):
+        journal.write_bytes(whole + whole[:cut])
+        learned = opened()
+        assert recalled(learned) == 14
+        add(learned, [21, 22, 23, 24])
+        again = opened()
+        assert (learned.warnings, again.warnings) == ([], [])
+        assert again.answer_cache is not None
+        assert again.answer_cache.total == len(ANSWER) + 1 + 5
+
+
+def test_a_full_disk_is_one_warning_and_leaves_the_journal_whole() -> None:
     learned = opened()
-    assert learned.warnings == []
+    add(learned)
+    (journal,) = files()
+    size = journal.stat().st_size
+    with full_disk(size + 10):  # half a record fits
+        add(learned)
+    assert learned.warnings == ["cannot store the answer: No space left on device"]
+    assert journal.stat().st_size == size
     assert recalled(learned) == 14
 
 
-def test_a_disk_that_refuses_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(learned_module, "_append", refuse)
-    learned = opened()
-    learned.add_answer(ANSWER)
-    assert "No space left" in learned.warnings[0]
-    assert recalled(learned) == 14
-
-
-def test_costs_are_kept_by_layout() -> None:
+def test_costs_are_saved_by_layout() -> None:
     learned = opened()
     for _ in range(3):
         learned.curve.observe(1, 0.030, 100)
         learned.curve.observe(5, 0.045, 100)
     learned.save_costs()
+    learned.flush()
     table = opened().curve.table(100)
     assert table[4] / table[0] == pytest.approx(1.5, rel=0.03)
     other = opened(layout="4-bit").curve.table(100)
@@ -173,7 +177,6 @@ def test_costs_are_kept_by_layout() -> None:
 
 
 def test_neural_drafters_are_saved_with_the_costs() -> None:
-    """What one takes, and how often it is right; what nobody learns is set aside."""
     neural_drafter = SimulatedDrafters([DrafterFigures("model", 0.2, (0.9, 0.1))])
     neural_drafter.item = TraceItem((1,) * 9, tuple(range(200)))
     for share in (0.2, 3.0):  # what is learned counts, not what is assumed of it
@@ -190,6 +193,7 @@ def test_neural_drafters_are_saved_with_the_costs() -> None:
             counts,
         )
         learned.save_costs()
+        learned.flush()
         assert counts.tokens > 1.5 * counts.passes
     saved = opened().neural_drafters["model"]
     found = saved.to_dict(), learned.neural_drafters["model"].to_dict()
@@ -198,55 +202,45 @@ def test_neural_drafters_are_saved_with_the_costs() -> None:
     assert saved.timed
     assert saved.expected[0] > 0.8
     assert saved.expected[1] < 0.3
-    whole = json.loads(learned._curve_file.read_text())
+    (path,) = files("curve-*")
+    whole = json.loads(path.read_text())
     changes: list[dict[str, Any]] = [{"expected": [2.0] * 8}, {"tests": [-1.0] * 8}]
     for wrong in [*changes, {"attempts": 9}, {"saved": -1}, {"curve": {}}]:
         content = whole | {"networks": {"model": whole["networks"]["model"] | wrong}}
-        learned._curve_file.write_text(json.dumps(content))
+        path.write_text(json.dumps(content))
         damaged = opened()
         assert damaged.warnings
         assert not damaged.neural_drafters
 
 
-def test_a_second_run_drafts_from_the_output_of_the_first(starter_engine: Engine) -> None:
-    messages = [Message("user", "Name the planets of the solar system.")]
-    options = GenerateOptions(max_tokens=24)
-    passes = []
-    answers = []
+def test_a_second_run_drafts_from_the_answer_of_the_first(tmp_path: Path) -> None:
+    engine = load_tiny(tmp_path / "model", ["<|end|>"])
+    found = []
     for _ in range(2):
-        learned = LearnedState(
-            starter_engine.path, starter_engine.tokens.digest, "test", answer_cache=True
-        )
-        learned.curve = SteadyCosts({1: 1.0, 5: 1.2, 33: 2.0})
-        answer = chat_request(Session(starter_engine, learned), messages, options).answer()
-        passes.append(answer.stats.target_passes)
-        answers.append(answer.tokens)
-    assert answers[0] == answers[1]
-    assert passes[1] < 0.7 * passes[0]
+        learned = LearnedState(engine.path, engine.tokens.digest, "test", answer_cache=True)
+        learned.curve = CostCurve({1: 1.0, 5: 1.0, 33: 1.1})  # known costs
+        answer = Session(engine, learned).generate(list(b"planets"), GenerateOptions(64)).answer()
+        learned.flush()
+        found.append(answer)
+    assert found[0].tokens == found[1].tokens
+    assert found[1].stats.target_passes < 0.7 * found[0].stats.target_passes
 
 
-def test_acceptance_weights_are_shared_by_sessions_and_saved(
-    loaded_shallow_starter: Engine,
-) -> None:
-    engine, prior = loaded_shallow_starter, AcceptanceModel().weights
-    messages = [Message("user", "Write one two three four, one two three four.")]
-
-    def reopened() -> LearnedState:
-        return LearnedState(engine.path, engine.tokens.digest, "test", answer_cache=False)
-
-    def begun(session: Session) -> list[list[float]]:
-        session.drafting.drafter(GenerateOptions(), [1, 2, 3])
-        assert isinstance(session.drafting._inner, AutoDrafter)
-        return session.drafting._inner.model.weights
-
-    learned = reopened()
+def test_acceptance_weights_are_shared_by_sessions_and_saved(tmp_path: Path) -> None:
+    engine = load_tiny(tmp_path / "model", ["<|end|>"])
+    prior, prompt = AcceptanceModel().weights, list(b"one two three, one two three")
+    learned = LearnedState(engine.path, "t", "test", answer_cache=False)
     first = Session(engine, learned)
     for options in (GenerateOptions(24, may_store=False), GenerateOptions(24, side_request=True)):
-        chat_request(first, messages, options).answer()
+        first.generate(prompt, options).answer()
     assert learned.weights.to_list() == prior
-    chat_request(first, messages, GenerateOptions(24)).answer()
-    assert begun(Session(engine, learned, first)) == learned.weights.to_list() != prior
-    assert begun(Session(engine, reopened())) == learned.weights.to_list()
+    first.generate(prompt, GenerateOptions(24)).answer()
+    assert learned.weights.to_list() != prior
+    second = Session(engine, learned, first)
+    assert second.learned.weights is learned.weights
+    learned.flush()
+    reopened = LearnedState(engine.path, "t", "test", answer_cache=False)
+    assert reopened.weights.to_list() == learned.weights.to_list()
 
 
 @pytest.mark.parametrize(
@@ -259,20 +253,22 @@ def test_acceptance_weights_are_shared_by_sessions_and_saved(
     ],
 )
 def test_invalid_weights_are_not_used(weights: object, is_damaged: bool) -> None:
-    opened().save_costs()
-    file = opened()._curve_file
+    file = costs_file()
     file.write_text(json.dumps(json.loads(file.read_text()) | {"acceptance": weights}))
     found = opened()
     assert bool(found.warnings) == is_damaged
     assert found.weights.to_list() == AcceptanceModel().weights
 
 
-def test_settings_turn_it_off(loaded_shallow_starter: Engine) -> None:
+def test_a_setting_turns_the_answer_cache_off(tmp_path: Path) -> None:
+    model = write_chat_model(tmp_path / "model")
+    assert load_settings() == Settings()
     settings_file().parent.mkdir(parents=True)
     settings_file().write_text("answer_cache = false\n")
     assert load_settings() == Settings(answer_cache=False)
-    assert run_here("run", "--quiet", "--max-tokens", "3", "hi").returncode == 0
-    assert answer_cache_bytes(loaded_shallow_starter.path) == 0
+    command = ("run", "--quiet", "--model", str(model), "--max-tokens", "3", "hi")
+    assert run_here(*command).returncode == 0
+    assert answer_cache_bytes(model) == 0
 
 
 @pytest.mark.parametrize(
@@ -289,52 +285,3 @@ def test_wrong_settings_are_named(text: str, expected: str) -> None:
     settings_file().write_text(text)
     with pytest.raises(UsageError, match=expected):
         load_settings()
-
-
-def test_no_settings_are_the_built_in_ones() -> None:
-    assert load_settings() == Settings()
-
-
-def test_what_follows_a_record_that_was_cut_off_is_kept() -> None:
-    """A writer is killed in the middle of a record, or the disk is full there."""
-    opened().add_answer(ANSWER)
-    (journal,) = files()
-    whole = journal.read_bytes()
-    for cut in (1, 7, 9, len(whole) - 1):
-        journal.write_bytes(whole + whole[:cut])
-        learned = opened()
-        learned.add_answer([21, 22, 23, 24])
-        again = opened()
-        assert (learned.warnings, again.warnings) == ([], [])
-        assert again.answer_cache is not None
-        assert again.answer_cache.total == len(ANSWER) + 1 + 5
-
-
-def test_a_full_disk_leaves_the_journal_whole() -> None:
-    learned = opened()
-    learned.add_answer(ANSWER)
-    (journal,) = files()
-    size = journal.stat().st_size
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))  # half a record fits
-    try:
-        learned.add_answer(ANSWER)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert learned.warnings == ["cannot store the answer: No space left on device"]
-    assert journal.stat().st_size == size
-
-
-def test_unfinished_files_of_killed_writers_go() -> None:
-    """They hold output too."""
-    learned = opened()
-    learned.add_answer(ANSWER)
-    left = learned.directory / f".{learned._answer_file.name}-k1lled"
-    left.write_bytes(b"x" * 1000)
-    assert answer_cache_bytes(MODEL) > 1000
-    assert delete_answer_cache(MODEL) > 1000
-    assert not left.exists()
-    curve = learned.directory / f".{learned._curve_file.name}-k1lled"
-    curve.touch()
-    learned.save_costs()
-    assert not curve.exists()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from akunu_py.decoding.chat_format.effort import EFFORT_BUDGETS
-from akunu_py.decoding.events import AnnotatedPiece
-from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
+from akunu_py.decoding.events import AnnotatedPiece, Event, Finished
+from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswer, AnnotatedAnswerJob
 from akunu_py.decoding.generate.answer_jobs import thinking_for
+from akunu_py.decoding.generate.job import RunningJob
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
@@ -27,7 +30,7 @@ TEMPLATES = {
     "degrees": TURNS + "{{ reasoning_effort or 'none' }}",
     "neither": TURNS,
 }
-ASKED = [Message("user", "Why?")]
+PROMPTED = [Message("user", "Why?")]
 
 
 def model_of(directory: Path, template: str, markers: tuple[str, ...] = MARKERS) -> Path:
@@ -66,7 +69,7 @@ def test_the_mode_reaches_the_prompt_and_the_answer(models: dict[str, Engine]) -
     session = Session(models["switch"])
     for mode, end in (("default", "<think>"), ("on", "<think>"), ("off", "</think>")):
         options = GenerateOptions(3, "off", thinking=mode)  # type: ignore[arg-type]
-        job = AnnotatedAnswerJob(ASKED, options)
+        job = AnnotatedAnswerJob(PROMPTED, options)
         assert models["switch"].tokens.decode(job.prepare(session.engine).prompt).endswith(end)
         pieces = [event for event in run_job(job, session) if isinstance(event, AnnotatedPiece)]
         thought = "".join(event.piece.thinking for event in pieces)
@@ -78,6 +81,29 @@ def test_a_model_that_always_thinks_says_so(tmp_path: Path) -> None:
     engine = Engine.load(model_of(tmp_path / "m", TEMPLATES["degrees"], markers), name="stubborn")
     with pytest.raises(UsageError, match="stubborn cannot answer without thinking"):
         thinking_for(engine, GenerateOptions(thinking="off"))
+
+
+def test_rejected_drafts_are_shown_without_special_tokens(models: dict[str, Engine]) -> None:
+    session, options = Session(models["neither"]), GenerateOptions(20, "fixed", draft_tokens=12)
+    prompt = session.engine.tokens.encode("A question?")
+    plain = session.generate(prompt, options).answer()
+    (special,) = session.engine.tokens.encode_text("<|im_start|>")
+    wrong = session.engine.tokens.encode("wr")
+    context = [*prompt[-3:], plain.tokens[0], *wrong, special, *wrong]
+    request = session.generate(prompt, options, [context])
+    job = AnnotatedAnswerJob(PROMPTED, options)
+    answer = AnnotatedAnswer(session, job, cast(RunningJob, SimpleNamespace(request=request)))
+    events: list[Event] = []
+    while not events or not isinstance(events[-1], Finished):
+        events += answer.add(request.step())
+    pieces = [event for event in events if isinstance(event, AnnotatedPiece)]
+    assert "".join(each.piece.text for each in pieces) == plain.text
+    rejected = [each.rejected for each in pieces if "wr" in each.rejected]
+    assert rejected
+    assert all("<" not in each for each in rejected)
+    assert any(special in each.piece.piece.rejected for each in pieces)
+    (end,) = [event for event in events if isinstance(event, Finished)]
+    assert (end.reason, end.stats.generated_tokens) == ("length", 20)
 
 
 @pytest.mark.usefixtures("own_directories")

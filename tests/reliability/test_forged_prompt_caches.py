@@ -1,6 +1,6 @@
-"""Prompt caches that somebody forged: their digest is right, and what they hold is not.
+"""Damaged and forged prompt caches are refused in one line, or continue as a fresh session would.
 
-Every field of every kind of layer and every field about the file, replaced by generated values.
+Damage changes bytes or values at random. A forged file has a right digest and wrong contents.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file, disk
 from akunu_py.errors import AkunuError, DamagedCache, StoreError
 from akunu_py.types import GenerateOptions
-from tests.reliability.fuzz import LONGEST, SCALARS, changed, explore, lengths
+from tests.reliability.fuzz import LONGEST, SCALARS, changed, damaged, explore, lengths
 from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.tiny_fim import load_tiny
@@ -40,15 +40,101 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return load_tiny(tmp_path_factory.mktemp("model"), ["<|end|>"])
 
 
-def engine_of(tiny: Engine, name: str) -> Engine:
+@pytest.fixture
+def name() -> str:
+    return "llama"
+
+
+@pytest.fixture
+def engine(tiny: Engine, name: str) -> Engine:
     return altered(tiny, model=build(name), vocabulary=96)
 
 
-def saved(engine: Engine, path: Path) -> Path:
+@pytest.fixture
+def saved(engine: Engine, tmp_path: Path) -> Path:
     session = Session(engine)
     session.generate(PROMPT, OPTIONS).answer()
+    path = tmp_path / "saved.safetensors"
     session.save_prompt_cache(path)
     return path
+
+
+def parts(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Return the header and the tensors of a file."""
+    whole = path.read_bytes()
+    end = 8 + struct.unpack("<Q", whole[:8])[0]
+    return json.loads(whole[8:end]), whole[end:]
+
+
+def joined(header: Any, tensors: bytes) -> bytes:
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return struct.pack("<Q", len(text)) + text + tensors
+
+
+def with_metadata(header: dict[str, Any], **entries: Any) -> dict[str, Any]:
+    words = {f"0.{key}": value for key, value in entries.items()}
+    return header | {"__metadata__": header["__metadata__"] | words}
+
+
+def opened(engine: Engine, path: Path, *, compare: bool = False) -> str:
+    """Return the kind of error, or "answered". compare: with a fresh session's answer."""
+    session = Session(engine)
+    found: AkunuError | None = None
+    try:
+        session.load_prompt_cache(path)
+    except AkunuError as error:
+        found = error
+    if found is not None:
+        assert 0 < len(str(found)) < LONGEST
+        assert "\n" not in str(found)
+        assert session.target.tokens == []
+        return type(found).__name__
+    prompt = PROMPT if compare else [*session.target.tokens, 5]
+    tokens = session.generate(prompt, OPTIONS).answer().tokens
+    assert all(0 <= token < engine.tokens.vocabulary for token in tokens)
+    assert not compare or tokens == Session(engine).generate(prompt, OPTIONS).answer().tokens
+    return "answered"
+
+
+@lengths(75)
+@pytest.mark.parametrize("kind", ["bytes", "values"])
+def test_damaged_files_are_refused_or_as_good_as_new(
+    kind: str, examples: int, engine: Engine, saved: Path
+) -> None:
+    header, tensors = parts(saved)
+    whole, start = saved.read_bytes(), len(saved.read_bytes()) - len(tensors)
+    about = json.loads(header["__metadata__"]["0.akunu"])
+    headers = changed(header) | changed(about).map(
+        lambda each: with_metadata(header, akunu=json.dumps(each))
+    )
+    inputs = {
+        "bytes": damaged(whole[:start]).map(lambda data: data + tensors)
+        | damaged(tensors).map(lambda data: whole[:start] + data),
+        "values": headers.map(lambda each: joined(each, tensors)),
+    }
+
+    def check(data: bytes) -> None:
+        saved.write_bytes(data)
+        opened(engine, saved, compare=True)
+
+    explore(check, examples, inputs[kind])
+
+
+def test_tokens_that_differ_from_the_cache_are_noticed(engine: Engine, saved: Path) -> None:
+    header, tensors = parts(saved)
+    about = json.loads(header["__metadata__"]["0.akunu"])
+    tokens, pending = about["tokens"], about["pending"]
+    assert opened(engine, saved, compare=True) == "answered"
+    for change in (
+        {"tokens": [*tokens, 1]},
+        {"tokens": [tokens[0] + 1, *tokens[1:]]},
+        {"tokens": tokens[:-1]},
+        {"pending": [2**31]},
+        {"pending": [*pending, 5]},
+    ):
+        metadata = with_metadata(header, akunu=json.dumps(about | change))
+        saved.write_bytes(joined(metadata, tensors))
+        assert opened(engine, saved) == "DamagedCache", change
 
 
 ARRAYS = st.builds(
@@ -61,7 +147,7 @@ PARTS = ARRAYS | NUMBERS | st.floats() | st.none() | st.booleans() | st.text(max
 
 
 def forge(entries: list[Any], draw: Any) -> None:
-    """Replaces a part of a layer's state; lists and tuples may lose one too."""
+    """Replace a part of a layer's state, or shorten a list in it."""
     entry = draw(st.sampled_from(kv_cache.leaves(entries)))
     state = list(entry.state)
     at = draw(st.integers(0, len(state) - 1))
@@ -74,103 +160,72 @@ def forge(entries: list[Any], draw: Any) -> None:
     entry.state = state
 
 
-def opened(engine: Engine, path: Path) -> str:
-    """What became of it: a kind of error, or an answer."""
-    session = Session(engine)
-    said: AkunuError | None = None
-    try:
-        session.load_prompt_cache(path)
-    except AkunuError as error:
-        said = error
-    if said is not None:
-        assert 0 < len(str(said)) < LONGEST
-        assert "\n" not in str(said)
-        assert session.target.tokens == []
-        return type(said).__name__
-    answer = session.generate([*session.target.tokens, 5], OPTIONS).answer()
-    assert all(0 <= token < engine.tokens.vocabulary for token in answer.tokens)
-    return "answered"
-
-
 @lengths(20)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_forged_layers(name: str, examples: int, tiny: Engine, tmp_path: Path) -> None:
-    engine = engine_of(tiny, name)
-    path = saved(engine, tmp_path / "x.safetensors")
-    about = cache_file.read(path).metadata
-    entries = mlx_cache.load_prompt_cache(str(path))
-    history = disk.load(engine, path)
-    checkpoints = [
-        disk._checkpoint_layers(each, kv_cache.leaves(history.cache))
-        for each in history.checkpoints
-    ]
-    seen: Counter[str] = Counter({opened(engine, path): 1})
-    assert seen["answered"]
+def test_forged_layers_are_refused(
+    name: str, examples: int, engine: Engine, saved: Path, tmp_path: Path
+) -> None:
+    path, about = tmp_path / "forged.safetensors", cache_file.read(saved).metadata
+    entries = mlx_cache.load_prompt_cache(str(saved))
+    history = disk.load(engine, saved)
+    layers = kv_cache.leaves(history.cache)
+    checkpoints = [disk.checkpoint_layers(each, layers) for each in history.checkpoints]
+    assert opened(engine, saved) == "answered"
+    seen: Counter[str] = Counter()
 
     def check(data: Any) -> None:
         forged, places = kv_cache.compact(entries), [kv_cache.compact(each) for each in checkpoints]
         try:
             forge(data.draw(st.sampled_from([forged, forged, *filter(None, places)])), data.draw)
-            disk.write(tmp_path / "y.safetensors", about, forged, places)
+            disk.write(path, about, forged, places)
         except (TypeError, ValueError, AttributeError, RuntimeError, IndexError, OverflowError):
             return  # not even mlx-lm can write it
-        seen[opened(engine, tmp_path / "y.safetensors")] += 1
+        seen[opened(engine, path)] += 1
 
     explore(check, examples, st.data())
-    print(name, dict(seen))
-    assert seen["DamagedCache"] > examples / 4
+    assert seen["DamagedCache"] > examples / 4, seen
 
 
 @lengths(60)
-def test_forged_words_about_the_file(examples: int, tiny: Engine, tmp_path: Path) -> None:
-    """Each field, with a digest to match where one can be computed."""
-    engine = engine_of(tiny, "llama")
-    path = saved(engine, tmp_path / "x.safetensors")
-    data = path.read_bytes()
-    end = 8 + struct.unpack("<Q", data[:8])[0]
-    header = json.loads(data[8:end])
+def test_forged_metadata_is_refused(examples: int, engine: Engine, saved: Path) -> None:
+    header, tensors = parts(saved)
     about = json.loads(header["__metadata__"]["0.akunu"])
     seen: Counter[str] = Counter()
 
     def check(value: Any) -> None:
-        words = {"0.akunu": json.dumps(value), "0.akunu_digest": "0" * 64}
-        metadata = header["__metadata__"] | words
-        text = json.dumps(header | {"__metadata__": metadata}, separators=(",", ":")).encode()
-        whole = struct.pack("<Q", len(text)) + text + data[end:]
+        no_digest = "0" * 64
+        metadata = with_metadata(header, akunu=json.dumps(value), akunu_digest=no_digest)
+        whole = joined(metadata, tensors)
         digest = hashlib.sha256(whole).hexdigest()
-        path.write_bytes(whole.replace(b"0" * 64, digest.encode(), 1))
-        seen[opened(engine, path)] += 1
+        saved.write_bytes(whole.replace(no_digest.encode(), digest.encode(), 1))
+        seen[opened(engine, saved)] += 1
 
     fields = st.sampled_from(sorted(about))
     one = st.builds(lambda field, value: about | {field: value}, fields, SCALARS)
     tokens = st.lists(NUMBERS, min_size=len(about["tokens"]), max_size=len(about["tokens"]))
     others = tokens.map(lambda value: about | {"tokens": value})
     explore(check, examples, changed(about) | one | others)
-    print(dict(seen))
-    assert seen["DamagedCache"] > examples / 4
+    assert seen["DamagedCache"] > examples / 4, seen
 
 
-def test_what_is_no_regular_file_or_too_large_is_refused_at_once(
-    tiny: Engine, tmp_path: Path
+def test_special_and_huge_files_are_refused_at_once(
+    engine: Engine, saved: Path, tmp_path: Path
 ) -> None:
-    session = Session(tiny)
+    session = Session(engine)
     os.mkfifo(tmp_path / "fifo.safetensors")
     (tmp_path / "zero.safetensors").symlink_to("/dev/zero")
     (tmp_path / "directory.safetensors").mkdir()
     for name in ("fifo", "zero", "directory"):
         with pytest.raises(StoreError, match="cannot read"):
             session.load_prompt_cache(tmp_path / f"{name}.safetensors")
-    path = saved(engine_of(tiny, "llama"), tmp_path / "x.safetensors")
-    data = path.read_bytes()
-    end = 8 + struct.unpack("<Q", data[:8])[0]
-    header = json.loads(data[8:end])
-    # The last tensor claims 20 GB, and the file has as many, all holes.
-    name = max((n for n in header if n != "__metadata__"), key=lambda n: header[n]["data_offsets"])
-    begin = header[name]["data_offsets"][0]
-    end_of_holes = begin + (20 << 30)
-    header[name] = {"shape": [5 << 30], "dtype": "F32", "data_offsets": [begin, end_of_holes]}
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data[end:])
-    os.truncate(path, 8 + len(text) + end_of_holes)
+    header, tensors = parts(saved)
+    # The last tensor claims 20 GB, and the file has them: a hole.
+    last = max((n for n in header if n != "__metadata__"), key=lambda n: header[n]["data_offsets"])
+    begin = header[last]["data_offsets"][0]
+    end = begin + (20 << 30)
+    header[last] = {"shape": [5 << 30], "dtype": "F32", "data_offsets": [begin, end]}
+    data = joined(header, tensors)
+    saved.write_bytes(data)
+    os.truncate(saved, len(data) - len(tensors) + end)
     with pytest.raises(DamagedCache):
-        Session(engine_of(tiny, "llama")).load_prompt_cache(path)
+        session.load_prompt_cache(saved)

@@ -29,6 +29,7 @@ class ChunkSizes:
     # Time of a chunk, exceeded where passes have high fixed costs. None: the fastest size that
     # stops soon.
     seconds: float | None = None
+    least: int = PREFILL_ROWS  # size without a time limit until the speed is known, and at least
 
     def next(self) -> int:
         """Return the number of tokens of the next chunk."""
@@ -39,7 +40,7 @@ class ChunkSizes:
                 size = int(rate * self.seconds) if rate else _FIRST_SLICE
             return max(_LEAST_SLICE, min(size, self.largest))
         size = int(rate * _PATIENCE) if rate else 0
-        return max(min(PREFILL_ROWS, self.largest), min(size - size % _TILE, self.largest))
+        return max(min(self.least, self.largest), min(size - size % _TILE, self.largest))
 
     def may_follow(self, under_way: int, size: int) -> bool:
         """Return whether a chunk may be launched while one of `under_way` tokens runs."""

@@ -149,6 +149,11 @@ class Coordinator:
             self._idle = True
 
     @property
+    def checkpoints(self) -> int:
+        """The number of checkpoints that the workers hold."""
+        return len(self._checkpoints)
+
+    @property
     def busy(self) -> bool:
         """Whether the workers wait for messages."""
         return not self._idle
@@ -209,7 +214,7 @@ class PartitionRunner:
     ) -> None:
         """stand_ins: see `partition.stand_ins_for`. receive: returns integers from rank 0."""
         self._model, self._stand_ins, self._receive = model, stand_ins, receive
-        self._caches: dict[int, kv_cache.Cache] = {}
+        self.caches: dict[int, kv_cache.Cache] = {}  # by rank 0's keys
         self._checkpoints: dict[int, kv_cache.Checkpoint] = {}
         self._last_pass: Any = None  # state to roll back to
         self._counts = PassCounts()
@@ -229,26 +234,26 @@ class PartitionRunner:
 
     @property
     def counts(self) -> PassCounts:
-        self._counts.caches, self._counts.checkpoints = len(self._caches), len(self._checkpoints)
+        self._counts.caches, self._counts.checkpoints = len(self.caches), len(self._checkpoints)
         return self._counts
 
     @property
     def cached_tokens(self) -> dict[int, int]:
-        return {key: kv_cache.row_count(cache) for key, cache in self._caches.items()}
+        return {key: kv_cache.row_count(cache) for key, cache in self.caches.items()}
 
     def _execute(self, command: Command, tokens: list[int]) -> None:
         kind, key, *numbers = command
         if kind == HostCommand.NEW:
             own = kv_cache.new_cache(self._model)
-            self._caches[key] = kv_cache.SharedCache(own, copy.deepcopy(self._stand_ins))
+            self.caches[key] = kv_cache.SharedCache(own, copy.deepcopy(self._stand_ins))
         elif kind == HostCommand.COMPACT:
-            self._caches[key] = kv_cache.compact(self._caches[numbers[0]])
+            self.caches[key] = kv_cache.compact(self.caches[numbers[0]])
         elif kind == HostCommand.FORGET:
             del self._checkpoints[key]
         elif kind == HostCommand.DROP:
-            del self._caches[key]
+            del self.caches[key]
         else:
-            self._run_on_cache(self._caches[key], kind, numbers, tokens)
+            self._run_on_cache(self.caches[key], kind, numbers, tokens)
 
     def _run_on_cache(self, cache: Any, kind: int, numbers: list[int], tokens: list[int]) -> None:
         if kind == HostCommand.PASS:

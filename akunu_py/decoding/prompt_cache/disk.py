@@ -63,7 +63,7 @@ def save(
     )
     entries = kv_cache.compact(history.cache)
     layers = kv_cache.leaves(entries)
-    checkpoints = [_checkpoint_layers(each, layers) for each in history.checkpoints]
+    checkpoints = [checkpoint_layers(each, layers) for each in history.checkpoints]
     with disk_errors(f"cannot write {path}"), replacing(path) as temporary:
         write(temporary, metadata, entries, checkpoints, stopped)
 
@@ -177,7 +177,7 @@ def _build_pass(engine: Engine, entries: kv_cache.Cache) -> None:
     engine.model(mx.zeros((1, 1), mx.int32), cache=entries)
 
 
-def _checkpoint_layers(checkpoint: kv_cache.Checkpoint, layers: Sequence[Any]) -> list[Any]:
+def checkpoint_layers(checkpoint: kv_cache.Checkpoint, layers: Sequence[Any]) -> list[Any]:
     """Return copies of the layers that a checkpoint saved, with their saved state."""
     found = []
     for layer, state in zip(layers, checkpoint.entries, strict=True):

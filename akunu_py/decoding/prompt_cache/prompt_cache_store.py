@@ -67,10 +67,10 @@ class Verified:
     seconds: float
 
 
-def _verify(path: Path, future: Future[Verified]) -> None:
+def _verify(verify: Callable[[Path], str], path: Path, future: Future[Verified]) -> None:
     started = time.perf_counter()
     try:
-        digest = cache_file.verify(path)
+        digest = verify(path)
     except BaseException as error:  # noqa: BLE001 - for the thread that waits
         future.set_exception(error)
     else:
@@ -81,11 +81,17 @@ class PromptCacheStore:
     """The prompt caches of one model on disk. Disk errors count as cache misses."""
 
     def __init__(
-        self, model: Path, limits: DiskLimits | None = None, clock: Callable[[], float] = time.time
+        self,
+        model: Path,
+        limits: DiskLimits | None = None,
+        clock: Callable[[], float] = time.time,
+        verify: Callable[[Path], str] = cache_file.verify,
     ) -> None:
+        """verify: checks every byte of a file and returns its digest."""
         self.directory = paths.prompt_caches_dir() / paths.model_directory_name(model)
         self.limits = limits or DiskLimits()
         self._clock = clock
+        self._verify = verify
         # By name, inode and size:
         self._metadata: dict[tuple[str, int, int], CacheMetadata | None] = {}
         # Only while a request holds the result: a file may be damaged later.
@@ -130,7 +136,8 @@ class PromptCacheStore:
         future = self._verifying.get(saved.path)
         if future is None:
             future = self._verifying[saved.path] = Future()
-            threading.Thread(target=_verify, args=(saved.path, future), daemon=True).start()
+            args = self._verify, saved.path, future
+            threading.Thread(target=_verify, args=args, daemon=True).start()
         return future
 
     def verified_s(self, saved: SavedCache) -> float:
@@ -143,7 +150,7 @@ class PromptCacheStore:
         from akunu_py.decoding.prompt_cache import disk
 
         ahead = self._verifying.pop(saved.path, None)
-        verify = cache_file.verify if ahead is None else lambda _: ahead.result().digest
+        verify = self._verify if ahead is None else lambda _: ahead.result().digest
         try:
             history = disk.load(engine, saved.path, verify)
         except (DamagedCache, UsageError) as error:  # UsageError: of another model

@@ -1,21 +1,25 @@
-"""Slow work of a request that no decode pass has to wait for: it runs in other threads."""
+"""Slow work of a request runs in helper threads, where no decode pass waits for it."""
 
 from __future__ import annotations
 
 import queue
+import sys
 import threading
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
-from akunu_py.decoding import learned_state
+from akunu_py import files
 from akunu_py.decoding.constraint import matcher
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
 from akunu_py.decoding.generate.answer_jobs import chat_job, text_job
-from akunu_py.decoding.generate.job import BeginJob, Job
+from akunu_py.decoding.generate.job import BeginJob, Job, JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
@@ -28,86 +32,111 @@ from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions
 from tests.support.engines import altered
 from tests.support.families import build
-from tests.support.tiny_fim import load_tiny
+from tests.support.tiny_fim import byte_level, write_model
 
 pytestmark = pytest.mark.usefixtures("own_directories")
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
-# (class or module, name): renders a turn, and writes or reads files.
-SLOW: list[tuple[Any, str]] = [
-    (TokenCodec, "stable_prefix"),
-    (TokenCodec, "encode_chat"),
-    (PromptRewrites, "of"),
-    (AnswerCache, "dump"),
-    (AnswerCache, "load"),
-    (learned_state, "_append"),
-    (learned_state, "_write"),
-    (learned_state, "_records"),
-    (learned_state, "write_atomically"),
-]
+HI = [Message("user", "Hi")]
+OPTIONS = GenerateOptions(12)
+
+
+def load(directory: Path, template: str = TEMPLATE) -> Engine:
+    write_model(directory, byte_level(["<|end|>"]), end="<|end|>")
+    (directory / "chat_template.jinja").write_text(template)
+    return Engine.load(directory)
 
 
 @pytest.fixture
-def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+def engine(tmp_path: Path) -> Engine:
     """A model that needs checkpoints."""
-    tiny = load_tiny(tmp_path / "model", ["<|end|>"])
-    monkeypatch.setattr(tiny.tokens.tokenizer, "chat_template", TEMPLATE)
-    monkeypatch.setattr(tiny.tokens.tokenizer, "has_chat_template", True)
-    return altered(tiny, model=build("llama-sliding"), needs_checkpoints=True, vocabulary=96)
+    model = build("llama-sliding")
+    return altered(load(tmp_path / "model"), model=model, needs_checkpoints=True, vocabulary=96)
 
 
-def wait_for_end(events: queue.SimpleQueue[Event]) -> None:
-    while not isinstance(event := events.get(timeout=60), Finished):
-        assert not isinstance(event, Failed), event
+class Host:
+    """A running model host."""
+
+    def __init__(self, engine: Engine, learned: LearnedState | None = None) -> None:
+        self._host = ModelHost(lambda: StepLoop(Session(engine, learned)))
+        self._host.start()
+        self.close = self._host.close
+
+    def submit(self, job: Job) -> tuple[JobHandle, queue.SimpleQueue[Event]]:
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        return self._host.submit(job, events.put), events
+
+    def answer(self, job: Job) -> Finished | Failed:
+        return end_of(self.submit(job)[1])
 
 
-def shown_job(engine: Engine, messages: list[Message], options: GenerateOptions) -> Job:
-    return AnnotatedAnswerJob(messages, options)
+def end_of(events: queue.SimpleQueue[Event]) -> Finished | Failed:
+    while not isinstance(event := events.get(timeout=60), Finished | Failed):
+        pass
+    return event
+
+
+@contextmanager
+def threads_of(*functions: Any) -> Iterator[dict[str, list[str]]]:
+    """Record which threads call the functions: this one, and those started from here on."""
+    names = {getattr(each, "__wrapped__", each).__code__: each.__name__ for each in functions}
+    found = defaultdict[str, list[str]](list)
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code in names:
+            found[names[frame.f_code]].append(threading.current_thread().name)
+
+    for each in (threading, sys):
+        each.setprofile(note)
+    try:
+        yield found
+    finally:
+        for each in (threading, sys):
+            each.setprofile(None)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("job", [chat_job, shown_job])
+@pytest.mark.parametrize("job", [chat_job, lambda engine, *args: AnnotatedAnswerJob(*args)])
 def test_the_models_thread_renders_no_turn_and_writes_no_file(
-    job: Callable[[Engine, list[Message], GenerateOptions], Job],
-    engine: Engine,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    job: Callable[[Engine, list[Message], GenerateOptions], Job], engine: Engine, tmp_path: Path
 ) -> None:
-    threads: dict[str, set[str]] = {}
-
-    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            threads.setdefault(name, set()).add(threading.current_thread().name)
-            return function(*args, **options)
-
-        return call
-
-    learned = LearnedState(tmp_path, "t", "l", answer_cache=True)
-    monkeypatch.setattr(learned_state, "_JOURNAL_TOKENS", 20)
-    for place, name in SLOW:
-        monkeypatch.setattr(place, name, noted(name, getattr(place, name)))
-    host = ModelHost(lambda: StepLoop(Session(engine, learned)))
-    host.start()
-    for number in range(3):
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        messages = [Message("user", f"{number}timesthesame")]
-        host.submit(job(engine, messages, GenerateOptions(12)), events.put)
-        wait_for_end(events)
-    assert host.close()
-    learned.flush()
-    assert {"stable_prefix", "of", "dump", "_append", "_write"} <= threads.keys()
-    assert {name: found for name, found in threads.items() if "model" in found} == {}
+    learned = LearnedState(tmp_path, "t", "l", answer_cache=True, journal_tokens=20)
+    slow = [TokenCodec.stable_prefix, TokenCodec.encode_chat, PromptRewrites.of, AnswerCache.dump]
+    disk = [files.locked, files.read_bounded, files.write_atomically]
+    with threads_of(*slow, *disk) as threads:
+        host = Host(engine, learned)
+        for number in range(3):
+            messages = [Message("user", f"{number}timesthesame")]
+            assert isinstance(host.answer(job(engine, messages, OPTIONS)), Finished)
+        assert host.close()
+        learned.flush()
+    assert {"stable_prefix", "of", "dump", "locked", "write_atomically"} <= threads.keys()
+    assert [name for name, found in threads.items() if "model" in found] == []
 
 
-def test_what_an_answer_teaches_is_on_disk_when_the_host_is_closed(
+@pytest.mark.parametrize("likely", [False, True])
+def test_the_models_thread_compiles_no_grammar(tmp_path: Path, likely: bool) -> None:
+    """Each grammar, that of the answer and two for drafts, is compiled once in a helper thread."""
+    schema = '{"type": "object", "properties": {"off the path": {"type": "integer"}}}'
+    constraint = Constraint("json_schema", schema)
+    if likely:
+        texts = ('start: "ab"', 'start: "abc"')
+        constraint = Constraint("grammar", 'start: "abc" | "abcd"', likely=texts)
+    options = GenerateOptions(12, sampling=SamplingOptions(constraint=constraint))
+    engine = load(tmp_path / "model")
+    with threads_of(matcher.lark) as threads:
+        host = Host(engine)
+        for job in (AnnotatedAnswerJob(HI, options), chat_job(engine, HI, options)):
+            assert isinstance(host.answer(job), Finished)
+        assert host.close()
+    assert threads == {"lark": ["grammar"] * 3}
+
+
+def test_learned_answers_are_on_disk_once_the_host_is_closed(
     engine: Engine, tmp_path: Path
 ) -> None:
-    learned = LearnedState(tmp_path, "t", "l", answer_cache=True)
-    host = ModelHost(lambda: StepLoop(Session(engine, learned)))
-    host.start()
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    host.submit(chat_job(engine, [Message("user", "Hi")], GenerateOptions(12)), events.put)
-    wait_for_end(events)
+    host = Host(engine, LearnedState(tmp_path, "t", "l", answer_cache=True))
+    host.answer(chat_job(engine, HI, OPTIONS))
     assert host.close()
     again = LearnedState(tmp_path, "t", "l", answer_cache=True)
     assert again.answer_cache is not None
@@ -115,135 +144,80 @@ def test_what_an_answer_teaches_is_on_disk_when_the_host_is_closed(
 
 
 class SlowJob:
-    """A job whose preparation ends when the test says so."""
+    """A job whose preparation ends when the test allows it."""
 
     def __init__(self, job: BeginJob) -> None:
         self.job = job
-        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.begun, self.may_end = threading.Event(), threading.Event()
 
     def prepare(self, engine: Engine) -> BeginJob:
         self.begun.set()
-        assert self.go_on.wait(60)
+        assert self.may_end.wait(60)
         return self.job
 
 
 def test_preparing_a_job_delays_no_other(engine: Engine) -> None:
-    host = ModelHost(lambda: StepLoop(Session(engine)))
-    host.start()
-    ends: dict[str, queue.SimpleQueue[Event]] = {
-        name: queue.SimpleQueue() for name in ("first", "slow", "cancelled", "second")
-    }
-
-    def job(text: str) -> BeginJob:
-        return chat_job(engine, [Message("user", text)], GenerateOptions(12))
-
-    host.submit(job("first"), ends["first"].put)
-    slow, cancelled = SlowJob(job("slow")), SlowJob(job("cancelled"))
-    host.submit(slow, ends["slow"].put)
-    handle = host.submit(cancelled, ends["cancelled"].put)
-    wait_for_end(ends["first"])
+    host = Host(engine)
+    job = text_job([1, 2, 3], OPTIONS)
+    _, first = host.submit(job)
+    slow, cancelled = SlowJob(job), SlowJob(job)
+    _, slow_events = host.submit(slow)
+    handle, cancelled_events = host.submit(cancelled)
+    assert isinstance(end_of(first), Finished)
     assert slow.begun.wait(60)
     assert cancelled.begun.wait(60)
     handle.cancel()
-    slow.go_on.set()
-    wait_for_end(ends["slow"])
-    host.submit(job("second"), ends["second"].put)
-    cancelled.go_on.set()
-    wait_for_end(ends["second"])
-    end = ends["cancelled"].get(timeout=60)
+    slow.may_end.set()
+    assert isinstance(end_of(slow_events), Finished)
+    _, second = host.submit(job)
+    cancelled.may_end.set()
+    assert isinstance(end_of(second), Finished)
+    end = cancelled_events.get(timeout=60)
     assert isinstance(end, Finished)
     assert end.reason == "cancelled"
     assert host.close()
 
 
-def test_job_that_cannot_be_prepared_fails_alone(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine.tokens.tokenizer, "chat_template", "{{ raise_exception('No.') }}")
-    host = ModelHost(lambda: StepLoop(Session(engine)))
-    host.start()
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    host.submit(AnnotatedAnswerJob([Message("user", "Hi")], GenerateOptions(12)), events.put)
-    failed = events.get(timeout=60)
+def test_a_job_that_cannot_be_prepared_fails_alone(tmp_path: Path) -> None:
+    host = Host(load(tmp_path / "model", "{{ raise_exception('No.') }}"))
+    failed = host.answer(AnnotatedAnswerJob(HI, OPTIONS))
     assert isinstance(failed, Failed)
     assert "No." in str(failed.error)
-    host.submit(text_job([1, 2, 3], GenerateOptions(12)), events.put)
-    wait_for_end(events)
+    assert isinstance(host.answer(text_job([1, 2, 3], OPTIONS)), Finished)
     assert host.close()
 
 
-@pytest.mark.parametrize("tools", [False, True])
-def test_the_models_thread_compiles_no_grammar(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools: bool
-) -> None:
-    """Neither the grammar of an answer nor those of its drafts, for a schema and for tools."""
-    engine = load_tiny(tmp_path / "model", ["<|end|>"])
-    monkeypatch.setattr(engine.tokens.tokenizer, "chat_template", TEMPLATE)
-    monkeypatch.setattr(engine.tokens.tokenizer, "has_chat_template", True)
-    threads: list[str] = []
-    compile_grammar, lark = matcher._compile, matcher._grammar
-
-    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            threads.append(threading.current_thread().name)
-            return function(*args)
-
-        return call
-
-    monkeypatch.setattr(matcher, "_compile", noted(compile_grammar))
-    monkeypatch.setattr(matcher, "_grammar", noted(lark))
-    schema = '{"type": "object", "properties": {"off the path": {"type": "integer"}}}'
-    constraint = Constraint("json_schema", schema)
-    if tools:
-        likely = ('start: "ab"', 'start: "abc"')
-        constraint = Constraint("grammar", 'start: "abc" | "abcd"', likely=likely)
-    options = GenerateOptions(12, sampling=SamplingOptions(constraint=constraint))
-    host = ModelHost(lambda: StepLoop(Session(engine)))
-    host.start()
-    messages = [Message("user", "Hi")]
-    for job in (AnnotatedAnswerJob(messages, options), chat_job(engine, messages, options)):
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        host.submit(job, events.put)
-        wait_for_end(events)
-    assert host.close()
-    assert len(threads) == 6  # the grammar and two for drafts, once
-    assert "model" not in threads
-
-
-def test_a_grammar_is_compiled_once_for_all_who_ask_at_the_same_time() -> None:
-    started, compiled_now = threading.Event(), threading.Event()
-    counted: list[int] = []
+def test_concurrent_requests_compile_a_grammar_once() -> None:
+    started, may_end = threading.Event(), threading.Event()
+    compiled: list[int] = []
 
     def work() -> Any:
-        counted.append(1)
+        compiled.append(1)
         started.set()
-        assert compiled_now.wait(60)
+        assert may_end.wait(60)
         return object(), ""
 
     futures = [matcher.compiled("one", work) for _ in range(3)]
     assert started.wait(60)
-    compiled_now.set()
-    assert len({id(each.result(60)[0]) for each in futures}) == len(counted) == 1
+    may_end.set()
+    assert len({id(each.result(60)[0]) for each in futures}) == len(compiled) == 1
 
 
 def test_the_least_recently_used_grammar_is_forgotten_and_a_failed_one_at_once() -> None:
-    counted: list[str] = []
+    compiled: list[str] = []
 
-    def get(name: str) -> None:
+    def get(name: str, error: Exception | None = None) -> BaseException | None:
         def work() -> Any:
-            counted.append(name)
+            compiled.append(name)
+            if error is not None:
+                raise error
             return object(), ""
 
-        matcher.compiled(name, work).result(60)
+        return matcher.compiled(name, work).exception(60)
 
-    for name in ("first", *map(str, range(matcher._MOST - 1)), "first", "other", "first", "0"):
-        get(name)
-    assert counted.count("first") == 1
-    assert counted.count("0") == 2
-
-    def fail() -> Any:
-        raise UsageError("no")
-
-    for _ in range(2):
-        assert isinstance(matcher.compiled("bad", fail).exception(60), UsageError)
-        assert "bad" not in matcher._grammars
+    for name in ("first", *map(str, range(31)), "first", "other", "first", "0"):
+        assert get(name) is None
+    assert compiled.count("first") == 1
+    assert compiled.count("0") == 2
+    assert isinstance(get("bad", UsageError("no")), UsageError)
+    assert get("bad") is None

@@ -1,113 +1,401 @@
-"""Sessions: passes that fail, and where the next turn begins."""
+"""Sessions: ends, cancellation, failing passes, memory, and token ids outside the vocabulary."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import mlx.core as mx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from akunu_py.completion.completer import Completer
+from akunu_py.completion.request import CompleteOptions, CompletionRequest
 from akunu_py.decoding import device
+from akunu_py.decoding.events import PrefillProgress
+from akunu_py.decoding.generate import memory_guard
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.types import DraftMode, GenerateOptions, Message
-from tests.support.targets import some
-from tests.support.tiny_fim import load_tiny
+from akunu_py.decoding.sampling import Sampler
+from akunu_py.decoding.token_ids import first_invalid, in_vocabulary
+from akunu_py.errors import (
+    DamagedModel,
+    DoesNotFit,
+    EmptyPrompt,
+    PromptTooLong,
+    UnknownModel,
+    UsageError,
+)
+from akunu_py.models.load.fit import Activations, CacheGrowth, FittedContext, MemoryNeeds
+from akunu_py.types import Answer, DraftMode, GenerateOptions, LoadOptions, Message, SamplingOptions
+from tests.support.complete import complete
+from tests.support.engines import altered
+from tests.support.targets import Counting, some
+from tests.support.tiny_fim import byte_level, load_tiny, write_model
 
+MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
 PROMPT = [1, 2, 3, 4, 1, 2, 3]
+OFF = GenerateOptions(max_tokens=4, draft="off")
+
+every_mode = pytest.mark.parametrize("mode", MODES)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return load_tiny(tmp_path_factory.mktemp("model"), ["<|end|>"])
+    engine = load_tiny(tmp_path_factory.mktemp("model"), ["<|end|>"])
+    return altered(engine, stop_tokens=frozenset())
 
 
-@pytest.mark.parametrize("draft", ["off", "fixed", "auto"])
-@pytest.mark.parametrize("failing", [1, 2, 5])
-def test_a_pass_that_fails_leaves_no_history(
-    failing: int, draft: DraftMode, monkeypatch: pytest.MonkeyPatch, tiny: Engine
+def fresh(engine: Engine, prompt: list[int], options: GenerateOptions) -> Answer:
+    return Session(engine).generate(prompt, options).answer()
+
+
+@every_mode
+def test_answers_end_at_max_tokens_at_a_full_context_and_at_a_stop_token(
+    tiny: Engine, mode: DraftMode
 ) -> None:
-    """Whatever it had put into the cache: the next answer is that of a new session."""
-    options = GenerateOptions(max_tokens=12, draft=draft)
-    session = Session(tiny)
-    expected = Session(tiny).generate(PROMPT, options).answer().tokens
-    forward = session.target.forward
-    passes = 0
+    whole = fresh(tiny, PROMPT, GenerateOptions(12, mode))
+    for count in (1, 2, 7):
+        answer = fresh(tiny, PROMPT, GenerateOptions(count, mode))
+        assert (answer.tokens, answer.finish_reason) == (whole.tokens[:count], "length")
+    answer = fresh(altered(tiny, context_length=16), PROMPT, GenerateOptions(draft=mode))
+    assert (answer.tokens, answer.finish_reason) == (whole.tokens[:9], "context")
+    stop = whole.tokens[6]
+    answer = fresh(tiny, PROMPT, GenerateOptions(12, mode, stop_tokens=(stop,)))
+    end = whole.tokens.index(stop) + 1
+    assert (answer.tokens, answer.finish_reason) == (whole.tokens[:end], "stop")
 
-    def broken(tokens: mx.array, wanted: int | None = None) -> mx.array:
-        nonlocal passes
-        passes += 1
-        logits = forward(tokens, wanted)
-        if passes == failing:
+
+@every_mode
+def test_turns_cancelled_and_abandoned_answers_leave_a_usable_cache(
+    tiny: Engine, mode: DraftMode
+) -> None:
+    options = GenerateOptions(24, mode)
+    session, prompt = Session(tiny), some(40, 1)
+    first = session.generate(prompt, options).answer()
+    turn = [*prompt, *first.tokens, *some(9, 2)]
+    second = session.generate(turn, options).answer()
+    assert second.stats.cached_tokens >= len(prompt)
+    assert second.tokens == fresh(tiny, turn, options).tokens
+    again = session.generate(prompt, options).answer()  # back to an earlier turn
+    assert (again.tokens, again.stats.cached_tokens) == (first.tokens, len(prompt) - 1)
+    request = session.generate(turn, options)
+    for number, _ in enumerate(request):
+        if number == 1:
+            request.cancel()
+    assert request.finish_reason == "cancelled"
+    assert 1 <= len(request.tokens) < 24
+    assert second.text.startswith(request.text)
+    pieces = iter(session.generate(prompt, options))
+    next(pieces)
+    next(pieces)
+    pieces.close()  # type: ignore[attr-defined]
+    assert session.generate(prompt, options).answer().tokens == first.tokens
+    assert session.generate(turn, options).answer().tokens == second.tokens
+
+
+def test_prefill_reports_its_progress_and_is_cancelled_between_chunks(tiny: Engine) -> None:
+    request = Session(tiny).generate(some(1400, 1), OFF)
+    seen = []
+    for step in request.steps():
+        seen.append(step)
+        if step == PrefillProgress(512, 1399):
+            request.cancel()
+    assert (request.finish_reason, request.tokens) == ("cancelled", [])
+    assert seen == [PrefillProgress(0, 1399), PrefillProgress(512, 1399)]
+
+
+def test_invalid_requests_are_refused(tiny: Engine, tmp_path: Path) -> None:
+    session = Session(tiny)
+    with pytest.raises(EmptyPrompt):
+        session.generate([], OFF)
+    with pytest.raises(PromptTooLong, match="4096"):
+        session.generate([5] * 4096, OFF)
+    session.generate([5] * 4095, OFF)
+    with pytest.raises(UsageError, match="max_tokens"):
+        session.generate([5], GenerateOptions(max_tokens=0))
+    with pytest.raises(UsageError, match="draft_tokens"):
+        session.generate([5], GenerateOptions(draft_tokens=0))
+    with pytest.raises(UnknownModel, match="no config"):
+        Engine.load(tmp_path)
+
+
+def test_the_plan_follows_the_load_options(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "tiny", byte_level(["<|end|>"]), end="<|end|>")
+    options = LoadOptions(
+        weights="bfloat16", context=256, prompt_cache_memory=1 << 20, memory_limit=1 << 40
+    )
+    plan = Engine.load(directory, options, name="small").plan
+    assert (plan.name, plan.path, plan.weights) == ("small", directory, "bfloat16")
+    assert (plan.context_length, plan.prompt_cache_memory) == (256, 1 << 20)
+    assert (plan.memory_limit, plan.fit.limit, plan.forced) == (1 << 40, 1 << 40, False)
+
+
+class Failing(Counting):
+    """A model of which one pass fails after it changed the cache."""
+
+    passes_left = 0
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        logits = super().__call__(*args, **options)
+        self.passes_left -= 1
+        if self.passes_left == 0:
             raise RuntimeError("out of memory")
         return logits
 
-    monkeypatch.setattr(session.target, "forward", broken)
+
+@every_mode
+@pytest.mark.parametrize("failing", [1, 2, 5])
+def test_a_failed_pass_leaves_no_history(tiny: Engine, mode: DraftMode, failing: int) -> None:
+    options, model = GenerateOptions(12, mode), Failing(tiny.model)
+    session = Session(altered(tiny, model=model))
+    model.passes_left = failing
     with pytest.raises(RuntimeError, match="out of memory"):
         session.generate(PROMPT, options).answer()
     assert session.target.tokens == []
-    assert session.generate(PROMPT, options).answer().tokens == expected
+    answer = session.generate(PROMPT, options).answer()
+    assert answer.tokens == fresh(tiny, PROMPT, options).tokens
 
 
-def test_what_is_not_booked_is_noticed_before_the_next_prompt(tiny: Engine) -> None:
+def test_rows_that_no_token_accounts_for_are_noticed_before_the_next_prompt(tiny: Engine) -> None:
     session = Session(tiny)
-    session.generate(PROMPT, GenerateOptions(max_tokens=3)).answer()
+    session.generate(PROMPT, OFF).answer()
     mx.eval(session.target.forward(mx.array([5])))
     with pytest.raises(AssertionError, match="booked"):
-        session.generate(PROMPT, GenerateOptions(max_tokens=3)).answer()
-    session.generate(PROMPT, GenerateOptions(max_tokens=3)).answer()
+        session.generate(PROMPT, OFF).answer()
+    session.generate(PROMPT, OFF).answer()
 
 
-ASKS = "<|assistant|><think>at length, and a little more of that</think>"
+TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+HEADER = "<|assistant|><think>at length, and a little more of that</think>"
 
 
 @pytest.mark.parametrize(
     ("template", "dropped"),
     [
-        ("{{ turns }}{% if add_generation_prompt %}<|assistant|>{% endif %}", 0),
-        ("{{ turns }}{% if add_generation_prompt %}" + ASKS + "{% endif %}", len(ASKS) - 13),
-        ("{{ turns }}{% if messages | length < 2 %}(short){% endif %}", len("(short)")),
+        (TURNS + "{% if add_generation_prompt %}<|assistant|>{% endif %}", 0),
+        (TURNS + "{% if add_generation_prompt %}" + HEADER + "{% endif %}", len(HEADER) - 13),
+        (TURNS + "{% if messages | length < 2 %}(short){% endif %}", len("(short)")),
         ("{% if messages | length > 1 %}{{ raise_exception('no') }}{% endif %}Hello", 5),
     ],
 )
-def test_what_the_next_turn_begins_with_is_found_by_rendering_one(
-    tiny: Engine, monkeypatch: pytest.MonkeyPatch, template: str, dropped: int
+def test_the_stable_prefix_is_found_by_rendering_another_turn(
+    tmp_path: Path, template: str, dropped: int
 ) -> None:
-    turns = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
-    monkeypatch.setattr(
-        tiny.tokens.tokenizer, "chat_template", template.replace("{{ turns }}", turns)
-    )
-    monkeypatch.setattr(tiny.tokens.tokenizer, "has_chat_template", True)
+    write_model(tmp_path, byte_level(["<|end|>"]), end="<|end|>")
+    (tmp_path / "chat_template.jinja").write_text(template)
+    codec = Engine.load(tmp_path).tokens
     messages = [Message("user", "Hello there")]
-    prompt = tiny.tokens.encode_chat(messages)
-    assert tiny.tokens.stable_prefix(messages, prompt) == len(prompt) - dropped
+    prompt = codec.encode_chat(messages)
+    assert codec.stable_prefix(messages, prompt) == len(prompt) - dropped
+
+
+# --- Memory ---
 
 
 @pytest.mark.parametrize("idle", [False, True])
 @pytest.mark.parametrize(("pressure", "kept"), [("normal", 1), ("warning", 1), ("critical", 0)])
-def test_where_the_system_is_short_of_memory_caches_go(
+def test_critical_memory_pressure_evicts_unused_prompt_caches(
     tiny: Engine, monkeypatch: pytest.MonkeyPatch, pressure: str, kept: int, idle: bool
 ) -> None:
-    session, options = Session(tiny), GenerateOptions(max_tokens=4)
+    session = Session(tiny)
     first, second = [5] * 100, [6] * 100
-    session.generate(first, options).answer()
-    session.generate(second, options).answer()
+    for prompt in (first, second):
+        session.generate(prompt, OFF).answer()
     assert len(session.target.caches.histories()) == 1
     monkeypatch.setattr(device, "memory_pressure", lambda: pressure)
     if idle:
         session.save_idle()
         assert len(session.target.caches.histories()) == kept
-    generation = session.generate([*second, 7], options)
-    assert generation.answer().tokens
-    assert generation.stats.cached_tokens >= len(second)
+    stats = session.generate([*second, 7], OFF).answer().stats
+    assert stats.cached_tokens >= len(second)
     assert len(session.target.caches.histories()) == kept
-    again = session.generate(first, options).answer().stats
+    again = session.generate(first, OFF).answer().stats
     assert (again.cached_tokens > 0, again.not_cached) == (kept > 0, "" if kept else "evicted")
 
 
-def test_an_idle_session_keeps_no_free_buffers(tiny: Engine) -> None:
-    """MLX keeps those of every prompt length, and an editor asks about many files."""
+def test_an_idle_session_keeps_no_unused_buffers(tiny: Engine) -> None:
+    """MLX keeps those of every prompt length, and an editor sends many files."""
     session = Session(tiny)
     for length in range(20, 220, 20):
-        session.generate(some(length, length), GenerateOptions(2)).answer()
+        session.generate(some(length, length), OFF).answer()
     assert mx.get_cache_memory() > 0
     session.save_idle()
     assert mx.get_cache_memory() == 0
+
+
+TOKEN = 256  # bytes of the tiny model's KV cache per token
+
+
+@pytest.fixture
+def small(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """An engine whose memory is counted in tokens; the n-gram index needs none."""
+    monkeypatch.setattr(memory_guard, "INDEX_BYTES", 0)
+    needs = MemoryNeeds(0, CacheGrowth(TOKEN), Activations(0, 0, 0, 0), 4096)
+    fit = FittedContext(needs, 4096, 1 << 40)
+    return altered(tiny, prompt_cache_memory=1 << 30, fit=fit)
+
+
+def session_with(
+    engine: Engine, tokens: int, monkeypatch: pytest.MonkeyPatch, *, forced: bool = False
+) -> Session:
+    """Return a session on a machine with memory for some tokens."""
+    session = Session(altered(engine, forced=forced))
+
+    def left(limit: int | None = None) -> int:
+        held = session.target.history.nbytes + session.target.caches.nbytes
+        return tokens * TOKEN - held
+
+    monkeypatch.setattr(device, "memory_left", left)
+    return session
+
+
+def texts(session: Session) -> int:
+    return len(session.target.caches.histories()) + bool(session.target.tokens)
+
+
+@pytest.mark.long
+def test_other_histories_are_evicted_before_a_prompt_is_refused(
+    small: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_with(small, 1700, monkeypatch)
+    for seed in (1, 2, 3):
+        session.generate(some(200, seed), OFF).answer()
+    assert session.target.history.nbytes == TOKEN * 256
+    assert texts(session) == 3
+    session.generate(some(1000, 4), OFF).answer()
+    assert texts(session) == 3  # evicting one was enough
+    again = session.generate([*some(1000, 4), 5], OFF).answer()
+    assert again.stats.cached_tokens >= 1000
+    for length, seed in ((300, 5), (1300, 6)):
+        session.generate(some(length, seed), OFF).answer()
+    assert texts(session) == 1
+
+
+def test_a_refused_prompt_names_a_length_that_fits_and_loses_nothing(
+    small: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_with(small, 1600, monkeypatch)
+    kept = some(300, 1)
+    session.generate(kept, OFF).answer()
+    with pytest.raises(DoesNotFit) as refused:
+        session.generate([*kept, *some(1700, 2)], OFF).answer()
+    for words in ("2,000 tokens", "shorten it to", "smaller model", "--force"):
+        assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert session.generate([*kept, 5], OFF).answer().stats.cached_tokens >= len(kept)
+    session = session_with(small, 1600, monkeypatch)
+    with pytest.raises(DoesNotFit) as refused:
+        session.generate(some(3000, 1), OFF).answer()
+    fits = str(refused.value).split("shorten it to ")[1].split()[0].replace(",", "")
+    session.generate(some(int(fits), 1), OFF).answer()
+    assert int(fits) > 1000
+
+
+def test_only_the_prompt_and_a_short_answer_must_fit_and_force_tries_anything(
+    small: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_with(small, 800, monkeypatch)
+    request = session.generate(some(200, 1), replace(OFF, max_tokens=3000))
+    steps = iter(request)
+    assert next(steps).piece.tokens
+    request.cancel()
+    list(steps)
+    session = session_with(small, 100, monkeypatch, forced=True)
+    assert session.generate(some(1000, 1), OFF).answer().tokens
+
+
+def test_a_memory_limit_counts_all_that_mlx_holds() -> None:
+    limit = mx.get_active_memory() + 1000
+    assert device.memory_left(limit) <= 1000 < device.memory_left()
+
+
+# --- Token ids. MLX checks no index, so an id outside the weights may not become one. ---
+
+WEIGHTS = 258  # tokens that the weights have: the bytes and two markers
+IDS = st.integers(-3, WEIGHTS + 60) | st.sampled_from([-(2**31), 2**31 - 1, 2**31, 2**40])
+
+
+@pytest.fixture(scope="module")
+def surplus(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """A model whose tokenizer has 40 tokens more than its weights."""
+    directory, markers = tmp_path_factory.mktemp("model"), ["<|end|>", "<|two|>"]
+    write_model(directory, byte_level(markers), end="<|end|>")
+    words = [f"word{number}" for number in range(40)]
+    byte_level([*markers, *words]).save(str(directory / "tokenizer.json"))
+    engine = Engine.load(directory)
+    assert engine.tokens.vocabulary == WEIGHTS < len(engine.tokens.tokenizer)
+    return engine
+
+
+@given(st.lists(IDS, max_size=8), st.integers(1, 300))
+def test_invalid_token_ids_are_found(tokens: list[int], vocabulary: int) -> None:
+    good = [0 <= token < vocabulary for token in tokens]
+    assert first_invalid(tokens, vocabulary) == (good.index(False) if False in good else None)
+    valid = [token for token, each in zip(tokens, good, strict=True) if each]
+    assert in_vocabulary(tokens, vocabulary) == valid
+
+
+@given(
+    st.lists(st.tuples(IDS, st.floats(-9, 9)), max_size=6),
+    st.lists(IDS, max_size=6).map(tuple),
+    st.sampled_from([0.0, 0.8]),
+)
+def test_invalid_ids_in_sampling_options_have_no_effect(
+    bias: list[tuple[int, float]], allowed: tuple[int, ...], temperature: float
+) -> None:
+    options = SamplingOptions(
+        temperature=temperature, logit_bias=tuple(bias), allowed_tokens=allowed, seed=1
+    )
+    logits = mx.random.normal((3, WEIGHTS), key=mx.random.key(2))
+    before = mx.array([1, 2, 3])
+    sampled = Sampler(options).sample(logits, before, 5).tolist()
+    valid = replace(
+        options,
+        logit_bias=tuple((token, by) for token, by in bias if 0 <= token < WEIGHTS),
+        allowed_tokens=tuple(in_vocabulary(allowed, WEIGHTS)),
+    )
+    assert all(0 <= token < WEIGHTS for token in sampled)
+    if valid.allowed_tokens or not allowed:
+        assert sampled == Sampler(valid).sample(logits, before, 5).tolist()
+    if valid.allowed_tokens:
+        assert set(sampled) <= set(valid.allowed_tokens)
+
+
+@given(IDS)
+def test_prompts_and_biases_with_invalid_ids_are_refused(surplus: Engine, token: int) -> None:
+    session = Session(surplus)
+    biased = replace(OFF, sampling=SamplingOptions(logit_bias=((token, 1.0),)))
+    if 0 <= token < WEIGHTS:
+        session.generate([token], biased)
+        return
+    with pytest.raises(DamagedModel, match="its weights have only 258 tokens"):
+        session.generate([5, token, 6], OFF)
+    with pytest.raises(UsageError, match=f"has 258 tokens, no id {token}"):
+        session.generate([5], biased)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_completions_heal_only_with_tokens_of_the_weights(
+    surplus: Engine, temperature: float
+) -> None:
+    completer = Completer(surplus, CompleteOptions(fim="none"))
+    assert all(token < WEIGHTS for token in completer.code.compatible_tokens("wor"))
+    assert len(completer.code.compatible_tokens("w")) > 0
+    for prefix in ("wor", "word1", "w", "x = wo"):
+        complete(completer, CompletionRequest(prefix, max_tokens=3, temperature=temperature))
+
+
+def test_invalid_ids_are_never_drafted(surplus: Engine) -> None:
+    options = GenerateOptions(max_tokens=12, draft="fixed")
+    plain = fresh(surplus, [5, 6, 7], replace(options, draft="off"))
+    stops = altered(surplus, stop_tokens=frozenset({WEIGHTS + 20}))
+    context = [[5, 6, 7, plain.tokens[0]], [5, 6, 7, *plain.tokens[:2]]]
+    assert Session(stops).generate([5, 6, 7], options, context).answer().tokens == plain.tokens
+    for token in (len(surplus.tokens.tokenizer), 2**31, 2**32 - 2):
+        context = [[6, 7, *plain.tokens[:2], token, 7]]
+        answer = Session(surplus).generate([5, 6, 7], options, context).answer()
+        assert answer.tokens == plain.tokens
+        assert answer.stats.drafted > 0

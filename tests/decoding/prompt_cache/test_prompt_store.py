@@ -1,276 +1,414 @@
-"""The prompt caches on disk: their limits, two processes, and files that are of no use."""
+"""Prompt caches on disk: what is saved, loaded, refused and deleted, and whose text it is."""
 
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import queue
+import random
 import stat
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from akunu_py import paths
 from akunu_py.decoding.events import Event, Failed, Finished
-from akunu_py.decoding.generate.answer_jobs import text_job
-from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
+from akunu_py.decoding.generate.answer_jobs import AnswerEvents, text_job
+from akunu_py.decoding.generate.job import JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache import cache_file, prompt_cache_store
+from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.prompt_cache_store import (
     DiskLimits,
     PromptCacheStore,
     all_files,
+    forget_conversation,
     is_forgotten,
 )
-from akunu_py.types import GenerateOptions
+from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.ngram.cost import CostCurve
+from akunu_py.types import GenerateOptions, NotCached
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.engines import altered
+from tests.support.families import build
+from tests.support.full_disk import full_disk
+from tests.support.slow import slow
 from tests.support.targets import some
 from tests.support.tiny_fim import byte_level, load_tiny, write_model
 
-pytestmark = pytest.mark.usefixtures("own_directories", "kept")
+pytestmark = pytest.mark.usefixtures("own_directories")
 
 LENGTH = 400
 OPTIONS = GenerateOptions(max_tokens=2, draft="off")
-PLENTY = DiskLimits(reserve=0)
+PRIVATE = replace(OPTIONS, may_store=False)
+NO_LIMITS = DiskLimits(reserve=0)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     engine = load_tiny(tmp_path_factory.mktemp("model"), ["<|end|>"])
-    return altered(engine, context_length=4096, prompt_cache_memory=1 << 30)
-
-
-@pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading a token with the model takes a second, so that all is worth keeping."""
-    monkeypatch.setattr(DiskPromptCaches, "_prefill_s", lambda self, tokens: float(tokens))
+    model = build("llama", head_dim=32)
+    return altered(
+        engine,
+        model=model,
+        vocabulary=96,
+        context_length=4096,
+        prompt_cache_memory=1 << 30,
+        stop_tokens=frozenset(),
+    )
 
 
 class Clock:
-    """A time of its own, in seconds."""
-
-    def __init__(self) -> None:
-        self.now = 1e9
+    now = 1e9
 
     def __call__(self) -> float:
         return self.now
 
 
+class FixedRate(CostCurve):
+    """Costs with a constant prefill rate, in tokens per second."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        super().__init__()
+
+    @property
+    def prefill_rate(self) -> float:
+        return self._rate
+
+    @prefill_rate.setter
+    def prefill_rate(self, rate: float | None) -> None:
+        pass
+
+
 def opened(
-    engine: Engine, limits: DiskLimits = PLENTY, clock: Callable[[], float] | None = None
+    engine: Engine, limits: DiskLimits = NO_LIMITS, rate: float = 1.0, **options: Any
 ) -> Session:
-    caches = PromptCacheStore(engine.path, limits, *([clock] if clock else []))
-    state = LearnedState(paths.cache_dir(), "t", "l", answer_cache=False, caches=caches)
-    return Session(engine, state)
+    """Return the session of a new process. At a token a second, all prompts are worth saving."""
+    caches = PromptCacheStore(engine.path, limits, **options)
+    learned = LearnedState(paths.cache_dir(), "t", "l", answer_cache=True, caches=caches)
+    learned.curve = FixedRate(rate)
+    return Session(engine, learned, reserved_tokens=RESERVED)
 
 
-def read(session: Session, prompt: list[int], options: GenerateOptions = OPTIONS) -> int:
-    """How many tokens of it were cached."""
-    generation = session.generate(prompt, options)
-    generation.answer()
-    return generation.stats.cached_tokens
+def prompt(session: Session, tokens: list[int], options: GenerateOptions = OPTIONS) -> int:
+    """Answer a prompt and return the number of cached tokens."""
+    return session.generate(tokens, options).answer().stats.cached_tokens
 
 
-def keep(session: Session, seed: int, length: int = LENGTH) -> bool:
-    """Whether a new text of that seed was kept on disk."""
-    read(session, some(length, seed))
+def save(session: Session, seed: int) -> bool:
+    """Prompt with a text of this seed; return whether it was saved."""
+    prompt(session, some(LENGTH, seed))
     return session.save_idle()
 
 
-def test_what_is_kept_is_for_its_owner_alone_and_found_again(tiny: Engine) -> None:
+def test_saved_caches_are_private_to_the_user_and_found_again(tiny: Engine) -> None:
     mask = os.umask(0)
     try:
-        assert keep(opened(tiny), 1)
+        assert save(opened(tiny), 1)
     finally:
         os.umask(mask)
     (path,) = all_files()
-    for there, mode in [(path, 0o600), (path.parent, 0o700), (path.parent.parent, 0o700)]:
-        assert stat.S_IMODE(there.stat().st_mode) == mode
-    assert read(opened(tiny), [*some(LENGTH, 1), 5]) >= LENGTH
-    assert read(opened(tiny), some(LENGTH, 2)) == 0
+    for each, mode in [(path, 0o600), (path.parent, 0o700), (path.parent.parent, 0o700)]:
+        assert stat.S_IMODE(each.stat().st_mode) == mode
+    assert prompt(opened(tiny), [*some(LENGTH, 1), 5]) >= LENGTH
+    assert prompt(opened(tiny), some(LENGTH, 2)) == 0
+    stats = opened(tiny).generate(some(LENGTH, 1), PRIVATE).answer().stats
+    assert (stats.cached_tokens, stats.known_tokens, stats.not_cached) == (0, 0, "")
     for other in ({"kv_bits": 8}, {"digest": "x"}, {"weights": "x"}):
         assert PromptCacheStore(tiny.path).saved(altered(tiny, **other)) == []
 
 
-def test_what_goes_on_takes_the_place_of_what_it_goes_on_with(tiny: Engine) -> None:
+def test_longer_texts_replace_their_prefix_and_branches_do_not(tiny: Engine) -> None:
     session = opened(tiny)
-    assert keep(session, 1)
+    assert save(session, 1)
     first = all_files()
     assert not session.save_idle()
-    read(session, [*some(LENGTH, 1), *some(20, 2)])
-    assert not session.save_idle()  # too little is new
-    longer = [*some(LENGTH, 1), *some(LENGTH, 2)]
-    read(session, longer)
+    prompt(session, [*some(LENGTH, 1), *some(20, 2)])
+    assert not session.save_idle()  # too few new tokens
+    prompt(session, [*some(LENGTH, 1), *some(LENGTH, 2)])
     assert session.save_idle()
     (second,) = all_files()
     assert [second] != first
-    # Asked otherwise in the middle, both are kept.
-    read(session, [*some(LENGTH, 1)[:100], *some(LENGTH, 3)])
+    prompt(session, [*some(LENGTH, 1)[:100], *some(LENGTH, 3)])
     assert session.save_idle()
     assert len(all_files()) == 2
 
 
-def test_nothing_is_kept_of_what_is_not_to_be_remembered(tiny: Engine) -> None:
-    session = opened(tiny)
-    read(session, some(LENGTH, 1), replace(OPTIONS, may_store=False))
-    assert not session.save_idle()
-    assert keep(opened(tiny), 1)
-    private = opened(tiny)
-    assert read(private, some(LENGTH, 1), replace(OPTIONS, may_store=False)) == 0
-    assert not Session(tiny, LearnedState(Path("x"), "t", "l", answer_cache=False)).save_idle()
+@dataclass
+class Loss:
+    """A text that one session prefilled, and a way to lose it."""
+
+    engine: Engine
+    text: list[int]
+    session: Session | None = None
+
+    def open(self, rate: float = 1.0, **changes: Any) -> Session:
+        self.engine = altered(self.engine, **changes)
+        self.session = opened(self.engine, rate=rate)
+        return self.session
+
+    def prefilled(self, options: GenerateOptions = OPTIONS, **changes: Any) -> Session:
+        session = self.open(**changes)
+        prompt(session, self.text, options)
+        return session
+
+    def saved(self, **changes: Any) -> Path:
+        assert self.prefilled(**changes).save_idle()
+        (path,) = all_files()
+        self.session = None
+        return path
+
+    def prompt_other(self, tokens: list[int], memory: int) -> None:
+        session = self.prefilled(prompt_cache_memory=memory)
+        prompt(session, tokens)
+        session.target.caches.make_room(session.target.caches.limit)
+
+    def private(self) -> None:
+        assert not self.prefilled(PRIVATE).save_idle()
+        self.session = None
 
 
-def test_what_is_read_of_a_deleted_conversation_goes_and_is_not_written_again(
-    tiny: Engine,
-) -> None:
+def flip(path: Path, at: int = -9) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+WAYS: dict[str, tuple[Callable[[Loss], object], NotCached, bool]] = {  # and whether it is known
+    "never prefilled": (lambda loss: loss.open(), "", False),
+    "changed": (lambda loss: loss.prefilled(), "changed", True),
+    "changed on disk": (lambda loss: loss.saved(), "changed", True),
+    "evicted": (lambda loss: loss.prompt_other(some(300, 99), 1 << 30), "evicted", True),
+    "no memory": (lambda loss: loss.prompt_other(some(300, 99), 0), "evicted", True),
+    "branched without memory": (lambda loss: loss.prompt_other(loss.text[:10], 0), "evicted", True),
+    "deleted file": (lambda loss: loss.saved().unlink(), "", False),
+    "damaged file": (lambda loss: flip(loss.saved()), "damaged file", True),
+    "truncated file": (lambda loss: cut(loss.saved()), "", False),  # its tokens are unknown
+    "was quantized": (lambda loss: (loss.saved(kv_bits=8), loss.open(kv_bits=None)),
+                      "other KV width", True),
+    "is quantized": (lambda loss: (loss.saved(), loss.open(kv_bits=8)), "other KV width", True),
+    "other model": (lambda loss: (loss.saved(), loss.open(identity="x")), "other weights", True),
+    "other layout": (lambda loss: (loss.saved(), loss.open(weights="x")), "other weights", True),
+    "other tokenizer": (lambda loss: (loss.saved(), loss.open(digest="x")), "", False),
+    "smaller context": (lambda loss: (loss.saved(), loss.open(context_length=len(loss.text))),
+                        "other context", True),
+    "fast prefill": (lambda loss: (loss.saved(), loss.open(rate=1e9)), "slow disk", True),
+    "private": (Loss.private, "", False),
+    "window": (lambda loss: loss.prefilled(model=build("llama-sliding")), "no checkpoint", True),
+    "window on disk": (lambda loss: loss.saved(model=build("llama-sliding")),
+                       "no checkpoint", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_statistics_explain_why_a_prefix_is_not_cached(way: str, tiny: Engine) -> None:
+    draw = random.Random(way)
+    loss = Loss(tiny, some(draw.randrange(400, 600), 1))
+    shared = draw.randrange(300, len(loss.text) - 50)
+    lose, reason, is_known = WAYS[way]
+    lose(loss)
+    session = loss.session or loss.open()
+    tokens = [*loss.text[:shared], *([95 - loss.text[shared]] * 20)]
+    answer = session.generate(tokens, OPTIONS).answer()
+    assert answer.stats.not_cached == reason
+    assert answer.stats.known_tokens == (shared if is_known else 0)
+    assert (answer.stats.cached_tokens < answer.stats.known_tokens) == (
+        reason not in ("", "changed")
+    )
+    assert answer.tokens == Session(loss.engine).generate(tokens, OPTIONS).answer().tokens
+
+
+def test_deleted_conversations_leave_no_file_and_are_not_saved_again(tiny: Engine) -> None:
     first, second, third = (replace(OPTIONS, conversation=name) for name in ("a", "b", "c"))
     session = opened(tiny)
-    read(session, some(LENGTH, 1), first)
-    read(session, some(LENGTH, 2), second)
+    prompt(session, some(LENGTH, 1), first)
+    prompt(session, some(LENGTH, 2), second)
     assert session.save_idle()
     assert session.save_idle()
-    read(session, [*some(LENGTH, 2), *some(LENGTH, 3)], third)  # goes on with the second
+    prompt(session, [*some(LENGTH, 2), *some(LENGTH, 3)], third)  # continues the second
     assert session.save_idle()
     files = all_files()
     assert sorted(cache_file.read(path).metadata.conversation for path in files) == ["a", "c"]
-    prompt_cache_store.forget_conversation("b")
+    forget_conversation("b")
     assert all_files() == files
-    prompt_cache_store.forget_conversation("a")
+    forget_conversation("a")
     (left,) = all_files()
     assert cache_file.read(left).metadata.conversation == "c"
-    # It is in memory still, here and in a server: neither writes it.
-    assert not session.save_idle()
+    assert not session.save_idle()  # although it is still in memory
     assert all_files() == [left]
-    read(session, [*some(LENGTH, 1), 5], first)  # brought back, and asked for again
+    prompt(session, [*some(LENGTH, 1), 5], first)  # restored by the user
     assert session.save_idle()
     assert len(all_files()) == 2
-    # Deleted while its file is being written.
-    read(session, some(LENGTH, 4), second)
+    prompt(session, some(LENGTH, 4), second)
 
-    def deletes() -> bool:
-        prompt_cache_store.forget_conversation("b")
+    def delete() -> bool:
+        forget_conversation("b")
         return False
 
-    session.save_idle(deletes)
+    session.save_idle(delete)  # deleted while its file is being written
     assert not session.save_idle()
     assert len(all_files()) == 2
 
 
-def test_the_list_of_what_was_deleted_stays_small_and_damage_does_no_harm(tiny: Engine) -> None:
+def test_a_branch_of_a_deleted_conversation_is_saved_without_its_end(tiny: Engine) -> None:
+    session = opened(tiny)
+    prompt(session, some(600, 1), replace(OPTIONS, conversation="a"))
+    assert session.save_idle()
+    session = opened(tiny)
+    branch = [*some(600, 1)[:200], *some(200, 2)]
+    prompt(session, branch, replace(OPTIONS, conversation="b"))
+    forget_conversation("a")
+    assert session.save_idle()
+    assert not session.save_idle()
+    (path,) = all_files()
+    assert cache_file.read(path).metadata.tokens[:400] == branch
+
+
+def test_the_list_of_deleted_conversations_is_bounded_and_ignores_damage(tiny: Engine) -> None:
     path = paths.prompt_caches_dir() / "forgotten"
-    prompt_cache_store.forget_conversation("a")
+    forget_conversation("a")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.write_bytes(b"rubbish\n\xff \xfe\nx a\n" + b"1 b\n" * 50_000)
     for name in ("c", "d"):
-        prompt_cache_store.forget_conversation(name)
+        forget_conversation(name)
     assert path.stat().st_size < 1 << 18
     assert [is_forgotten(name, 2.0) for name in "abcd"] == [False, False, True, True]
     assert is_forgotten("b", 1.0)
     session = opened(tiny)
-    read(session, some(LENGTH, 1), replace(OPTIONS, conversation="b"))
+    prompt(session, some(LENGTH, 1), replace(OPTIONS, conversation="b"))
     assert session.save_idle()
 
 
-def test_removed_files_leave_no_tokens_in_memory(tiny: Engine) -> None:
-    clock = Clock()
-    store = PromptCacheStore(tiny.path, PLENTY, clock)
-    state = LearnedState(paths.cache_dir(), "t", "l", answer_cache=False, caches=store)
-    session = Session(tiny, state)
-    for seed in range(5):
-        clock.now += 3600
-        assert keep(session, seed)
+def test_a_side_request_leaves_only_the_prefix_of_its_conversation(tiny: Engine) -> None:
+    """Neither prompt cache nor answer cache keeps its text."""
+    session, options = opened(tiny), GenerateOptions(8, conversation="a")
+    turn = [*some(600, 1), *session.generate(some(600, 1), options).answer().tokens]
+    session.release()
+    answers = session.learned.answer_cache
+    assert answers is not None
+    total = answers.total
+    aside = replace(options, side_request=True)
+    side = [*turn, *some(20, 2)]
+    assert session.generate(side, aside, stable=len(turn)).answer().tokens
+    session.release()
+    assert answers.total == total
+    assert session.save_idle()
+    (path,) = all_files()
+    metadata = cache_file.read(path).metadata
+    assert (metadata.tokens, metadata.conversation) == (turn, "a")
+    following = [*turn, *some(20, 3)]
+    answer = session.generate(following, options).answer()
+    assert answer.stats.cached_tokens == len(turn)
+    assert answer.tokens == Session(tiny).generate(following, options).answer().tokens
+    assert answers.total > total
+
+
+def metadata_in_memory() -> int:
+    gc.collect()
+    return sum(isinstance(each, cache_file.CacheMetadata) for each in gc.get_objects())
+
+
+def test_removed_files_leave_no_metadata_in_memory(tiny: Engine) -> None:
+    session, before = opened(tiny), metadata_in_memory()
+    store = session.learned.caches
+    assert store is not None
+    for seed in range(4):
+        assert save(session, seed)
         for path in all_files()[1:]:
             path.unlink()
-        store.saved(tiny)
-        assert len(store._metadata) == len(all_files()) == 1
+        assert len(store.saved(tiny)) == 1
+        assert metadata_in_memory() == before + 1
 
 
-def test_the_limits_hold(tiny: Engine) -> None:
-    keep(opened(tiny), 1)
+def test_files_stay_within_the_limits(tiny: Engine) -> None:
+    save(opened(tiny), 1)
     size = all_files()[0].stat().st_size
     clock = Clock()
-    limits = replace(PLENTY, size=3 * size + size // 2, hourly=5 * size + size // 2)
-    session = opened(tiny, limits, clock)
-    kept = []
+    limits = replace(NO_LIMITS, size=3 * size + size // 2, hourly=5 * size + size // 2)
+    session = opened(tiny, limits, clock=clock)
+    saved = 0
     for seed in range(2, 8):
         clock.now += 60
-        kept.append(keep(session, seed))
+        saved += save(session, seed)
         assert sum(path.stat().st_size for path in all_files()) <= limits.size
-    assert sum(kept) in (4, 5)  # by the hourly limit; sizes of histories are estimates
+    assert saved in (4, 5)  # by the hourly limit; sizes of histories are estimates
     clock.now += 3600
-    assert keep(session, 9)
-    assert not keep(opened(tiny, replace(PLENTY, reserve=1 << 60)), 10)
-    assert not keep(opened(tiny, replace(PLENTY, size=1000)), 11)
+    assert save(session, 9)
+    assert not save(opened(tiny, replace(NO_LIMITS, reserve=1 << 60)), 10)
+    assert not save(opened(tiny, replace(NO_LIMITS, size=1000)), 11)
     for path in all_files():
         os.utime(path, (clock.now, clock.now))
     clock.now += limits.age + 1
-    read(opened(tiny, limits, clock), some(LENGTH, 1))
+    prompt(opened(tiny, limits, clock=clock), some(LENGTH, 1))
     assert all_files() == []
 
 
-def test_while_another_process_writes_nothing_is_kept_nor_cleared_up(tiny: Engine) -> None:
-    assert keep(opened(tiny), 1)
-    left = all_files()[0].with_name(f".x{cache_file.SUFFIX}")
-    left.write_bytes(b"half")
+def test_only_the_process_with_the_lock_writes_and_cleans_up(tiny: Engine) -> None:
+    assert save(opened(tiny), 1)
+    unfinished = all_files()[0].with_name(f".x{cache_file.SUFFIX}")
+    unfinished.write_bytes(b"half")
     with (paths.prompt_caches_dir() / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         other = opened(tiny)
-        assert read(other, [*some(LENGTH, 1), 5]) >= LENGTH
-        assert not keep(other, 2)
-        assert left.exists()
-    assert keep(opened(tiny), 2)
-    assert not left.exists()
+        assert prompt(other, [*some(LENGTH, 1), 5]) >= LENGTH
+        assert not save(other, 2)
+        assert unfinished.exists()
+    assert save(opened(tiny), 2)
+    assert not unfinished.exists()
 
 
-def test_who_waits_ends_the_writing_at_once(tiny: Engine) -> None:
+def test_a_request_aborts_the_save_at_once(tiny: Engine) -> None:
     session = opened(tiny)
-    read(session, some(LENGTH, 1))
-    asked = 0
-
-    def stopped() -> bool:
-        nonlocal asked
-        asked += 1
-        return asked == 3
-
-    assert not session.save_idle(stopped)
+    prompt(session, some(LENGTH, 1))
+    polls = iter([False, False, True])
+    assert not session.save_idle(lambda: next(polls))
     assert all_files() == []
     assert [*paths.prompt_caches_dir().rglob(f"*{cache_file.SUFFIX}")] == []
     assert not session.save_idle(seconds=0.0)
     assert session.save_idle()
 
 
-def test_where_reading_the_prompt_is_faster_the_disk_is_left_alone(
-    tiny: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert keep(opened(tiny), 1)
-    monkeypatch.setattr(DiskPromptCaches, "_prefill_s", lambda self, tokens: tokens * 1e-9)
-    assert read(opened(tiny), some(LENGTH, 1)) == 0
-
-
 def test_a_disk_that_was_slow_once_is_tried_again(tiny: Engine) -> None:
-    assert keep(opened(tiny), 1)
+    assert save(opened(tiny), 1)
     (path,) = all_files()
-    slow = path.stat().st_size / (2 * LENGTH)  # bytes a second: reading takes half as long
+    slow_rate = path.stat().st_size / (2 * LENGTH)  # loading takes twice as long as prefill
     cached = []
     for others in (0, 9):
-        session = opened(tiny)
-        session.drafting.curve.load_rate = slow
+        session = opened(tiny, rate=0.75)
+        curve = session.learned.curve
+        curve.load_rate = slow_rate
         for number in range(others):
-            read(session, some(LENGTH, 100 + number))
-        cached.append(read(session, some(LENGTH, 1)) > 0)
+            prompt(session, some(LENGTH, 100 + number))
+        cached.append(prompt(session, some(LENGTH, 1)) > 0)
     assert cached == [False, True]
-    assert (session.drafting.curve.load_rate or 0) > 10 * slow  # measured
+    assert (curve.load_rate or 0) > 10 * slow_rate  # measured
 
 
-def _of_format(path: Path, number: int) -> None:
+def test_a_full_disk_is_tried_again_after_ten_minutes(tiny: Engine) -> None:
+    clock = Clock()
+    session = opened(tiny, clock=clock)
+    with full_disk(1000):
+        assert not save(session, 1)
+    clock.now += 599
+    assert not session.save_idle()
+    clock.now += 2
+    assert session.save_idle()
+
+
+def set_format(path: Path, number: int) -> None:
     ours, other = (b'\\"format\\": %d' % each for each in (cache_file.FORMAT, number))
     data = path.read_bytes()
     assert ours in data
@@ -278,21 +416,18 @@ def _of_format(path: Path, number: int) -> None:
 
 
 HARMS: dict[str, tuple[Callable[[Path], object], bool]] = {  # and whether the file stays
-    "cut": (lambda path: os.truncate(path, path.stat().st_size // 2), False),
+    "truncated": (cut, False),
     "empty": (lambda path: os.truncate(path, 0), False),
     "rubbish": (lambda path: path.write_bytes(b"rubbish" * 99), False),
-    "flipped": (
-        lambda path: path.write_bytes(path.read_bytes()[:-9] + b"x" + path.read_bytes()[-8:]),
-        False,
-    ),
-    "newer": (lambda path: _of_format(path, cache_file.FORMAT + 1), True),
-    "older": (lambda path: _of_format(path, cache_file.FORMAT - 1), True),
+    "damaged": (flip, False),
+    "newer": (lambda path: set_format(path, cache_file.FORMAT + 1), True),
+    "older": (lambda path: set_format(path, cache_file.FORMAT - 1), True),
 }
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_file_that_is_of_no_use_is_no_harm(harm: str, tiny: Engine) -> None:
-    assert keep(opened(tiny), 1)
+def test_unusable_files_do_no_harm(harm: str, tiny: Engine) -> None:
+    assert save(opened(tiny), 1)
     (path,) = all_files()
     do, stays = HARMS[harm]
     do(path)
@@ -301,45 +436,30 @@ def test_a_file_that_is_of_no_use_is_no_harm(harm: str, tiny: Engine) -> None:
     assert path.stem in done.stdout
     assert run_here("cache", "list").returncode == 0
     session = opened(tiny)
-    assert read(session, some(LENGTH, 1)) == 0
+    assert prompt(session, some(LENGTH, 1)) == 0
     assert path.exists() == stays
     assert session.save_idle()
 
 
-def test_a_file_of_other_weights_is_of_no_use(tmp_path: Path) -> None:
-    """The files were replaced and the model was loaded again, in the same process."""
+def test_files_of_replaced_weights_are_deleted(tmp_path: Path) -> None:
+    """The model was replaced and loaded again, in the same process."""
     engines = []
     for seed in (0, 1):
         write_model(tmp_path, byte_level(["<|end|>"]), end="<|end|>", seed=seed)
         engines.append(altered(Engine.load(tmp_path), prompt_cache_memory=1 << 30))
-    first, second = engines
-    assert keep(opened(first), 1)
-    assert read(opened(second), [*some(LENGTH, 1), 5]) == 0
+    assert save(opened(engines[0]), 1)
+    assert prompt(opened(engines[1]), [*some(LENGTH, 1), 5]) == 0
     assert all_files() == []
 
 
-def test_a_disk_that_refuses_is_asked_again_later(
-    tiny: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock()
-    session = opened(tiny, PLENTY, clock)
-    with monkeypatch.context() as patch:
-        patch.setattr(cache_file, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
-        assert not keep(session, 1)
-    assert not session.save_idle()
-    clock.now += prompt_cache_store._RETRY_AFTER + 1
-    assert session.save_idle()
-
-
-def test_they_are_listed_checked_and_deleted(tiny: Engine) -> None:
+def test_commands_list_verify_and_delete_files(tiny: Engine) -> None:
     none = run_here("cache", "list")
     assert (none.returncode, none.stdout) == (0, "")
     for seed in (1, 2, 3):
-        assert keep(opened(tiny), seed)
+        assert save(opened(tiny), seed)
     names = [path.stem for path in all_files()]
     listed = run_here("cache", "list").stdout
-    assert all(name in listed for name in names)
-    assert str(LENGTH + 1) in listed
+    assert all(name in listed for name in [*names, str(LENGTH + 1)])
     assert len(run_here("cache", "verify").stdout.splitlines()) == 3
     assert run_here("cache", "rm", names[0][:8]).returncode == 0
     assert [path.stem for path in all_files()] == names[1:]
@@ -347,77 +467,185 @@ def test_they_are_listed_checked_and_deleted(tiny: Engine) -> None:
     assert_one_line_error(run_here("cache", "rm", "nothing"), 2, "akunu cache list")
     assert run_here("models", "forget", str(tiny.path)).returncode == 0
     assert all_files() == []
-    assert keep(opened(tiny), 1)
+    assert save(opened(tiny), 1)
     assert run_here("cache", "rm", "--all").returncode == 0
     assert all_files() == []
 
 
-def test_other_answers_do_not_wait_while_a_file_is_checked(
-    tiny: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = opened(tiny)
-    assert keep(first, 1)
-    answer = list(first.generate(some(LENGTH, 1), OPTIONS).answer().tokens)
-    begun, may_end, threads = threading.Event(), threading.Event(), list[str]()
-    verify = cache_file.verify
+def end_of(events: queue.SimpleQueue[Event]) -> Finished:
+    while not isinstance(event := events.get(timeout=60), Finished):
+        assert not isinstance(event, Failed), event
+    return event
 
-    def slow(path: Path) -> str:
-        threads.append(threading.current_thread().name)
-        begun.set()
-        assert may_end.wait(60)
-        return verify(path)
 
-    monkeypatch.setattr(cache_file, "verify", slow)
-    host = ModelHost(lambda: StepLoop(opened(tiny)))
+class SlowVerify:
+    """Verifies files when the test allows it."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end, self.threads = threading.Event(), threading.Event(), list[str]()
+
+    def __call__(self, path: Path) -> str:
+        self.threads.append(threading.current_thread().name)
+        self.begun.set()
+        assert self.may_end.wait(60)
+        return cache_file.verify(path)
+
+
+def test_other_requests_are_answered_while_a_file_is_verified(tiny: Engine) -> None:
+    assert save(opened(tiny), 1)
+    verify = SlowVerify()
+    host = ModelHost(lambda: StepLoop(opened(tiny, verify=verify)))
     host.start()
-    waits: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    other: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    host.submit(text_job(some(LENGTH, 1), OPTIONS), waits.put)
-    assert begun.wait(60)
+    waiting, other, cancelled = (queue.SimpleQueue[Event]() for _ in range(3))
+    host.submit(text_job(some(LENGTH, 1), OPTIONS), waiting.put)
+    assert verify.begun.wait(60)
     host.submit(text_job(some(LENGTH, 2), OPTIONS), other.put)
-    assert _end(other).stats.cached_tokens == 0  # answered while the file is checked
-    cancelled: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    assert end_of(other).stats.cached_tokens == 0
     host.submit(text_job(some(LENGTH, 1), OPTIONS), cancelled.put).cancel()
-    assert _end(cancelled).reason == "cancelled"
-    may_end.set()
-    end = _end(waits)
-    assert end.stats.cached_tokens >= LENGTH - 1
-    assert end.stats.generated_tokens == len(answer)
+    assert end_of(cancelled).reason == "cancelled"
+    verify.may_end.set()
+    stats = end_of(waiting).stats
+    assert (stats.cached_tokens, stats.generated_tokens) == (LENGTH - 1, 2)
     assert host.close()
-    assert len(threads) == 1
-    assert "model" not in threads
+    assert len(verify.threads) == 1
+    assert "model" not in verify.threads
 
 
-def test_a_file_is_checked_again_after_the_request_that_checked_it_was_cancelled(
-    tiny: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = opened(tiny)
-    assert keep(first, 1)
-    may_end, verify = threading.Event(), cache_file.verify
-
-    def slow(path: Path) -> str:
-        assert may_end.wait(60)
-        return verify(path)
-
-    monkeypatch.setattr(cache_file, "verify", slow)
-    session, running = opened(tiny), set(threading.enumerate())
+def test_a_cancelled_request_takes_its_verification_with_it(tiny: Engine) -> None:
+    """The file may be damaged before the next request."""
+    assert save(opened(tiny), 1)
+    verify, running = SlowVerify(), set(threading.enumerate())
+    session = opened(tiny, verify=verify)
     request = session.generate(some(LENGTH, 1), OPTIONS)
     request.step()
     (helper,) = set(threading.enumerate()) - running
     request.cancel()
     request.step()
-    may_end.set()
+    verify.may_end.set()
     helper.join()
     (path,) = all_files()
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1  # of the keys or values, which only the digest covers
-    path.write_bytes(content)
-    again = session.generate(some(LENGTH, 1), OPTIONS).answer()
-    assert again.stats.cached_tokens == 0
-    assert again.stats.not_cached == "damaged file"
+    flip(path, path.stat().st_size // 2)  # in a tensor, which only the digest covers
+    stats = session.generate(some(LENGTH, 1), OPTIONS).answer().stats
+    assert (stats.cached_tokens, stats.not_cached) == (0, "damaged file")
 
 
-def _end(events: queue.SimpleQueue[Event]) -> Finished:
-    while not isinstance(event := events.get(timeout=60), Finished):
-        assert not isinstance(event, Failed), event
-    return event
+RESERVED = 40  # answer tokens for which memory is reserved at once
+UNDELIVERED = 2  # tokens of a cancelled answer in the cache, after the delivered ones
+
+
+@dataclass
+class Sent:
+    """A request, and whether its text may be on disk."""
+
+    prompt: list[int]
+    options: GenerateOptions
+    deleted: bool = False  # its conversation, later
+    answering: AnswerEvents | None = None
+
+    def handle(self) -> JobHandle:
+        begin = text_job(self.prompt, self.options)
+
+        def start(session: Session) -> AnswerEvents:
+            answering = begin(session)
+            assert isinstance(answering, AnswerEvents)
+            self.answering = answering
+            return answering
+
+        return JobHandle(start, lambda event: None, "", lambda: None, short=False)
+
+    @property
+    def text(self) -> list[int]:
+        """The prompt and the answer so far."""
+        return [*self.prompt, *(self.answering.request.tokens if self.answering else [])]
+
+
+@dataclass
+class Server:
+    """A server that restarts now and then, and all its requests."""
+
+    engine: Engine
+    draw: random.Random
+    sent: list[Sent] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self.loop = StepLoop(opened(self.engine), 3)
+
+    def new_request(self) -> Sent:
+        draw = self.draw
+        before = [each.text for each in self.sent if each.answering] or [[]]
+        start = draw.choice([draw.choice(before), some(60, draw.randrange(3)), []])
+        start = start[: draw.choice([600, 600, 50, 20])]
+        options = GenerateOptions(
+            draw.choice([3, 3 * RESERVED]),
+            conversation=draw.choice(["", "a", "b", "c"]),
+            may_store=draw.random() < 0.5,
+        )
+        return Sent([*start, *some(draw.randrange(260, 330), draw.randrange(1 << 30))], options)
+
+    def serve(self, requests: list[Sent], steps: list[int]) -> None:
+        """Run requests at the same time. steps: after which one is cancelled."""
+        self.sent += requests
+        left = {}
+        for each, count in zip(requests, steps, strict=True):
+            handle = each.handle()
+            left[id(handle)] = count
+            self.loop.begin(handle)
+        while left:
+            for handle, events in self.loop.step():
+                left[id(handle)] -= 1
+                if not left[id(handle)]:
+                    handle.cancel()
+                assert not events or not isinstance(events[-1], Failed), events[-1]
+                if events and isinstance(events[-1], Finished):
+                    del left[id(handle)]
+
+    def check(self) -> None:
+        """Check that every file contains only the beginning of a text that may be on disk."""
+        allowed = [each.text for each in self.sent if each.options.may_store and not each.deleted]
+        for path in all_files():
+            metadata = cache_file.read(path).metadata
+            text = [*metadata.tokens, *metadata.pending]
+            shared = max(common_prefix(each, text) for each in [*allowed, []])
+            assert shared >= len(text) - UNDELIVERED, metadata.conversation
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [2, *slow(0, 1)])
+def test_only_stored_requests_of_existing_conversations_reach_the_disk(
+    tiny: Engine, seed: int
+) -> None:
+    """Random requests, cancellations, deletions, restarts and memory shortage."""
+    draw = random.Random(seed)
+    memory = draw.choice([1 << 30, tiny.plan.fit.needs.cache.at(800) * 2])
+    server, found = Server(altered(tiny, prompt_cache_memory=memory), draw), 0
+    for _ in range(10):
+        count = draw.choice([1, 1, 3])
+        requests = [server.new_request() for _ in range(count)]
+        server.serve(requests, [draw.choice([2, 9, 1000, 1000]) for _ in requests])
+        if draw.random() < 0.3:
+            deleted = draw.choice("abc")
+            forget_conversation(deleted)
+            for each in server.sent:
+                each.deleted |= each.options.conversation == deleted
+        while draw.random() < 0.8 and server.loop.save_idle(lambda: False, None):
+            server.check()
+        if draw.random() < 0.3:
+            server.restart()
+        server.check()
+        found += len(all_files())
+    assert found
+
+
+@pytest.mark.long
+def test_a_private_answer_whose_memory_was_reclaimed_is_not_saved(tiny: Engine) -> None:
+    memory = tiny.plan.fit.needs.cache.at(512)
+    server = Server(altered(tiny, prompt_cache_memory=memory), random.Random(0))
+    options = replace(PRIVATE, max_tokens=6 * RESERVED, conversation="a")
+    requests = [Sent(some(200, seed), options) for seed in (1, 2)]
+    server.serve(requests, [10_000] * 2)
+    assert all(len(each.text) == 200 + 6 * RESERVED for each in requests)
+    assert not server.loop.save_idle(lambda: False, None)
+    assert all_files() == []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -15,12 +17,25 @@ import pytest
 
 from akunu_py.decoding.hosts.hostfile import _free_ports
 from tests.support.command import AKUNU
-from tests.support.divided import PROMPT, all_gone, command, ranks, running
-from tests.support.host_models import write_named, write_talking
+from tests.support.hosts import (
+    PROMPT,
+    SPLIT_FAMILIES,
+    all_gone,
+    answer,
+    below,
+    command,
+    running,
+    workers,
+    write_named,
+    write_talking,
+)
+from tests.support.terminal import Terminal, needs_tmux
+from tests.support.terminal import terminal as terminal  # a fixture
 
 pytestmark = pytest.mark.e2e
 
 _WITHIN = 10.0  # seconds
+NOT_PIPELINED = {"llama", "gpt_oss", "iquestloopcoder", "longcat_flash_ngram"}
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +48,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(model: Path) -> str:
     """A long answer of one process."""
-    done = subprocess.run(
-        command(model, "", "--draft", "off", tokens=120),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
+    return answer(model, "", "--draft", "off", tokens=120)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("hosts", ["2", "3"])
+@pytest.mark.parametrize("name", SPLIT_FAMILIES)
+def test_every_family_answers_on_several_hosts_as_on_one(
+    name: str, hosts: str, tmp_path: Path
+) -> None:
+    """Two hosts share each layer, or the layers if mlx-lm shards no heads; three the layers."""
+    write_named(tmp_path, name)
+    if hosts == "3" and name in NOT_PIPELINED:
+        pytest.skip("mlx-lm does not pipeline it")
+    expected = answer(tmp_path, "", "--draft", "off", tokens=60)
+    for draft in ("fixed", "auto"):
+        assert answer(tmp_path, hosts, "--draft", draft, tokens=60) == expected
 
 
 def test_the_answer_equals_that_of_one_process(model: Path, whole: str) -> None:
@@ -73,7 +98,7 @@ def test_a_dead_or_hung_rank_ends_the_answer(
     with running(model, "2") as process:
         assert process.stdout is not None
         begun = process.stdout.read(20)
-        others = ranks(process)
+        others = workers(process.pid)
         assert len(others) == 1
         signal_at = time.monotonic()
         os.kill(others[0], number)
@@ -91,7 +116,7 @@ def test_interrupts_and_kills_leave_no_processes(model: Path, whole: str) -> Non
         with running(model, "2") as process:
             assert process.stdout is not None
             process.stdout.read(20)
-            others = ranks(process)
+            others = workers(process.pid)
             process.send_signal(number)
             process.communicate(timeout=60)
         assert process.returncode == code
@@ -108,7 +133,7 @@ def test_a_server_restarts_after_losing_a_host(model: Path, whole: str) -> None:
         try:
             assert process.stderr is not None
             _wait_for(process.stderr, "akunu serves")
-            others = ranks(process)
+            others = workers(process.pid)
             with _ask(address, model.name, 3000, stream=True) as stream:
                 for _ in range(9):
                     stream.readline()
@@ -119,7 +144,7 @@ def test_a_server_restarts_after_losing_a_host(model: Path, whole: str) -> None:
             with _ask(address, model.name, 20, stream=False) as reply:
                 text = json.load(reply)["choices"][0]["text"]
             assert whole.startswith(text)
-            others += ranks(process)
+            others += workers(process.pid)
             process.terminate()
             process.communicate(timeout=60)
         finally:
@@ -145,6 +170,53 @@ def test_the_benchmark_runs_on_two_hosts(tmp_path: Path) -> None:
     assert found["runs"][0]["speedup"] == 1
     assert [test["runner"] for test in found["throughput"]] == ["akunu"]
     assert ["1/2 of each layer" in each for each in found["model"]["hosts"]] == [True, True]
+
+
+@pytest.fixture
+def chat_command(tmp_path: Path) -> str:
+    model = tmp_path / "llama"
+    model.mkdir()
+    write_talking(model)
+    keep = f"XDG_DATA_HOME={tmp_path}/home XDG_CONFIG_HOME={tmp_path}/home"
+    chat = f"{sys.executable} -m akunu_py chat --temperature 0 --no-answer-cache"
+    return f'clear; {keep} {chat} --max-tokens 4000 --hosts 2 {model}; echo "code=$?"'
+
+
+@needs_tmux
+def test_a_chat_continues_after_losing_a_host(terminal: Terminal, chat_command: str) -> None:
+    terminal.type(chat_command, "Enter")
+    terminal.wait_for("rank 1 on 127.0.0.1 holds 1/2 of each layer")
+    terminal.type("1 2 3", "Enter")
+    terminal.wait_for(r"1 2 3\n\s+[0-9]+")
+    before = workers(int(terminal.shell()))
+    assert len(before) == 1
+    os.kill(before[0], signal.SIGKILL)
+    screen = terminal.wait_for("was killed by SIGKILL")
+    assert re.search(r"[0-9]+[^╭]*interrupted", screen)  # the answer so far stays
+    terminal.type("4 5", "Enter")
+    terminal.wait_for("answering")
+    after = workers(int(terminal.shell()))
+    assert len(after) == 1
+    assert after != before
+    terminal.type("Escape")
+    terminal.wait_for("■ stopped")
+    assert "[ring]" not in terminal.screen()
+    terminal.type("C-q")
+    assert "code=0\n" in terminal.wait_for("code=[0-9]+\n")
+    assert all_gone(after, 2)
+
+
+@needs_tmux
+def test_a_killed_chat_leaves_no_processes(terminal: Terminal, chat_command: str) -> None:
+    terminal.type(chat_command, "Enter")
+    terminal.wait_for("rank 1 on 127.0.0.1 holds")
+    terminal.type("1 2 3", "Enter")
+    terminal.wait_for("answering")
+    shell = int(terminal.shell())
+    others = below(shell)
+    assert len(others) >= 3
+    os.kill(others[0], signal.SIGKILL)
+    assert all_gone(others, 10)
 
 
 def assert_same_beginning(one: str, other: str) -> None:
