@@ -169,7 +169,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--soak", type=_minutes, default=0.0, metavar="MINUTES",
         help="Then run two streams of requests with evictions for this long. This has panicked "
         "macOS with other wired limits: save your work first (default: 0)")  # fmt: skip
-    add("--quick", action="store_true", help="Measure next to nothing, to test the check itself")
+    add(
+        "--quick",
+        action="store_true",
+        help="Check only the named models, with next to no measurements",
+    )
     add_format(parser)
 
 
@@ -184,7 +188,7 @@ def _json_file(text: str) -> Path:
 
 
 def run(options: argparse.Namespace) -> int:
-    models = choose_models(options.model or [])
+    models = choose_models(options.model or [], with_starter=not options.quick)
     plan = QUICK if options.quick else CheckPlan()
     if not device.on_metal():
         plan = replace(plan, kernels=QUICK.kernels)
@@ -201,9 +205,10 @@ def run(options: argparse.Namespace) -> int:
     return INTERRUPTED if interrupted else FAILED * check.failed
 
 
-def choose_models(named: Sequence[str]) -> list[StoredModel]:
+def choose_models(named: Sequence[str], *, with_starter: bool) -> list[StoredModel]:
     """Return the starter and the named models; for no names a large one, too."""
-    models = [model_store.resolve(name) for name in (DEFAULT_MODEL, *named)]
+    names = (DEFAULT_MODEL, *named) if with_starter else named
+    models = [model_store.resolve(name) for name in names]
     if not named:
         models += largest_model(model_store.list_models())
     for each in models:

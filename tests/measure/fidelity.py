@@ -163,10 +163,10 @@ def compare_answers(
     for start in range(0, len(prompts), clients):
         batch = prompts[start : start + clients]
         requests = []
-        for seed, prompt in enumerate(batch, start):
+        for seed, text in enumerate(batch, start):
             sampling = SamplingOptions(temperature, seed=seed)
-            tokens = engine.tokens.encode_chat([Message("user", prompt)])
-            requests.append((tokens, GenerateOptions(max_tokens, "off", sampling=sampling)))
+            prompt = engine.tokens.encode_chat([Message("user", text)])
+            requests.append((prompt, GenerateOptions(max_tokens, "off", sampling=sampling)))
         session, plain = Session(engine, UnsavedState(CostCurve())), list[Generated]()
         for mode in modes:
             new = [(engine.name, weights, mode, each, max_tokens) not in known for each in batch]
@@ -174,15 +174,15 @@ def compare_answers(
                 continue
             command.progress(f"{weights}, {mode}: {start + len(batch)} of {len(prompts)} answers")
             plain = plain or [_generate(session, *request) for request in requests]
-            drafting = [(prompt, replace(options, draft=mode)) for prompt, options in requests]
+            drafting = [(tokens, replace(options, draft=mode)) for tokens, options in requests]
             if clients > 1:
                 answers = _generate_together(engine, drafting)
             else:
                 answers = [_generate(session, *request) for request in drafting]
             for number, (answer, alone) in enumerate(zip(answers, plain, strict=True)):
                 if new[number]:
-                    prompt, options = requests[number]
-                    difference = compare(engine, prompt, options.sampling, alone, answer)
+                    tokens, options = requests[number]
+                    difference = compare(engine, tokens, options.sampling, alone, answer)
                     request = engine.name, weights, mode, batch[number], max_tokens
                     yield AnswerComparison(*request, len(alone.tokens), *answer[1:], difference)
 

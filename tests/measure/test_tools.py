@@ -14,6 +14,7 @@ from akunu_py.bench.result import load_results
 from akunu_py.models.store.model_store import StoredModel
 from tests.support.bench_fakes import write_quick_model
 from tests.support.paths import ROOT
+from tests.support.tiny_fim import write_chat_model
 
 FRESH = {"prompt": list(range(100, 150)), "output": list(range(200, 290))}
 LOOP = {"prompt": list(range(50)) * 2, "output": list(range(50)) * 2}
@@ -44,7 +45,8 @@ CASES = [
     pytest.param(
         "chat",
         "--model MODEL --repeats 1 --max-tokens 16 --keys 2 --force",
-        "alone chat command date draft identical keys machine model ratio ratio_spread tokens_per_s",
+        "alone chat command date draft identical keys machine model ratio ratio_spread "
+        "tokens_per_s",
         marks=pytest.mark.e2e,
     ),
 ]
@@ -104,12 +106,10 @@ def test_wrong_arguments_are_explained(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("shallow_store")
-def test_check_judges_every_promise(
-    places: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = f"--quick --soak 0.001 -o {tmp_path}/there/mac.json --format json"
-    code = run_tool("check", line, places)
+def test_check_judges_every_promise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_chat_model(tmp_path / "tiny")
+    line = f"--quick --model {model} --soak 0.001 -o {tmp_path}/there/mac.json --format json"
+    code = run_tool("check", line, {})
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     assert json.loads((tmp_path / "there" / "mac.json").read_text()) == found
@@ -117,7 +117,7 @@ def test_check_judges_every_promise(
     lines = found["lines"]
     assert code == any(line["verdict"] == "FAIL" for line in lines)
     about = Counter(line["about"] for line in lines)
-    assert about == {"kernels": 6, "device": 1, "starter": 24 + 1}  # the last one is of --soak
+    assert about == {"kernels": 6, "device": 1, "tiny": 24 + 1}  # the last one is of --soak
     assert "checked completely" not in {line["name"] for line in lines}
     assert lines[-1]["verdict"] == "pass"
     (result,) = load_results(tmp_path / "there" / "mac.json")  # as `akunu bench report` does
