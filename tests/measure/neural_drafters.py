@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from akunu_py.bench.command import show
-from akunu_py.bench.curve import Curve, add_curve_option, parse_curve
+from akunu_py.bench.curve import Curve, add_curve_option, expected_tokens, parse_curve
 from akunu_py.bench.replay import (
     ReplayCounts,
     add_draft_options,
@@ -35,6 +35,7 @@ from akunu_py.types import DEFAULT_DRAFT_TOKENS, DRAFT_MODES, NEURAL_MODES, Draf
 from tests.measure.tool import run_tool
 
 LUCK_TURNS = 10
+LONGEST = 32
 _WRONG = 1 << 30  # a token id that no trace contains
 
 
@@ -54,6 +55,7 @@ class SimulatedDrafters:
     """
 
     item: TraceItem  # set before `make`
+    rejected = 0  # leading tokens of the output at which every draft is rejected
 
     def __init__(self, figures: Sequence[DrafterFigures] = (), turn: int = 0) -> None:
         self._figures = figures
@@ -89,6 +91,8 @@ class SimulatedDrafter:
         turn = neural_drafters.turn / LUCK_TURNS
         # By position, and the same for every drafter.
         self._luck = [(draw.random() + turn) % 1.0 for _ in self._truth]
+        start, rejected = len(item.prompt), neural_drafters.rejected
+        self._luck[start : start + rejected] = [1.0] * rejected
         self._place = self._depth = 0
         self._right = True
 
@@ -113,6 +117,23 @@ class SimulatedDrafter:
 
     def clock(self) -> float:
         return self._simulated.clock()
+
+
+Cost = Callable[[int], float]
+"""Cost of a pass by its rows; one row costs 1."""
+
+
+def improvement(chance: float, drafted: int, c: float, cost: Cost = lambda rows: 1.0) -> float:
+    """Return the speedup over plain decoding: theorem 3.8 of Leviathan et al. (2023).
+
+    chance: acceptance rate. c: cost of drafting a token, in plain steps. The theorem's `cost` is 1.
+    """
+    return expected_tokens(chance, drafted) / (cost(drafted + 1) + drafted * c)
+
+
+def best_length(chance: float, c: float, cost: Cost) -> int:
+    """Return the draft length up to LONGEST with the greatest improvement, 0 for none."""
+    return max(range(LONGEST + 1), key=lambda drafted: improvement(chance, drafted, c, cost))
 
 
 def parse_figures(text: str) -> DrafterFigures:
