@@ -1,4 +1,4 @@
-"""Simulated devices and neural drafters: drafting pays as theory says, and otherwise costs little."""
+"""Simulated devices and neural drafters: drafting gains what theory says, or costs little."""
 
 from __future__ import annotations
 

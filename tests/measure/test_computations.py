@@ -1,0 +1,483 @@
+"""What the tools compute, on figures and texts whose result is known."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from akunu_py.bench.curve import parse_curve
+from akunu_py.bench.result import Repeat, Throughput
+from akunu_py.bench.trace import Trace, TraceItem
+from akunu_py.completion.completer import Completer
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.constraint.matcher import compile_constraint
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.errors import AkunuError, StoreError
+from akunu_py.models.store.model_store import StoredModel
+from akunu_py.types import Constraint, GenerateOptions, LoadOptions, Message, SamplingOptions
+from tests.measure import check, completion, fidelity, mac_checks, structured
+from tests.measure.caches import POLICIES, replay_caches, schedule, sessions_of
+from tests.measure.chat import LETTERS, ChatResult, KeyTimes, chat_terminal
+from tests.measure.check import Check, Promise
+from tests.measure.oracle import cases, judge, score_directory
+from tests.measure.oracle_places import Source, choose_places, read_source
+from tests.measure.precisions import PRECISIONS
+from tests.measure.serve import HttpConversation, Server, ServerTimes, print_servers
+from tests.support.bench_fakes import drafted_series, fake_result
+from tests.support.paths import ROOT
+from tests.support.tiny_fim import write_chat_model
+from tests.support.tiny_model import tiny_directory
+
+SOURCES = ROOT / "tests" / "golden" / "sources"  # written for this, MIT
+
+
+# The check
+
+
+@pytest.mark.parametrize(
+    ("value", "least", "verdict"),
+    [
+        (1.0, False, "pass"),
+        (1.0049, False, "pass"),  # shown as 1
+        (1.01, False, "FAIL"),
+        (1.01, True, "pass"),
+        (0.9951, True, "FAIL"),
+        (0.99951, True, "pass"),
+        (math.nan, False, "FAIL"),
+        (math.nan, True, "FAIL"),
+        (None, False, "not measured"),
+    ],
+)
+def test_verdict_uses_the_rounded_figure(value: float | None, least: bool, verdict: str) -> None:
+    line = Promise("model", "promise", value, 1.0, least=least)
+    there = Promise("model", "promise", value, 1.0, least=least, here=False)
+    assert (line.verdict, there.verdict) == (verdict, "not on this machine")
+    assert not Check(check.QUICK, lines=[there]).failed
+    assert Check(check.QUICK, lines=[there, line]).failed == (verdict == "FAIL")
+
+
+def speed_lines(off: float, auto: float, **more: Any) -> dict[str, Promise]:
+    """Return the lines of three runners at these speeds; mlx-lm has 100 tokens per second."""
+    rates = {"mlx-lm": 100.0, "off": off, "auto": auto}
+    result = fake_result(
+        [drafted_series(n, repeats=[Repeat(100, 100 / r, 0.1)], **more) for n, r in rates.items()]
+    )
+    result.throughput = [Throughput("pp512", "mlx-lm", [1000.0]),
+                         Throughput("pp512", "akunu", [off * 10])]  # fmt: skip
+    found = Check(check.QUICK)
+    check.check_speed("tiny", result, found)
+    return {line.name: line for line in found.lines}
+
+
+def test_speed_is_compared_with_mlx_lm_and_with_off() -> None:
+    lines = speed_lines(97.0, 98.0)
+    assert [line.verdict for line in lines.values()] == ["FAIL", "FAIL", "pass", "pass", "pass"]
+    assert lines["edit: auto compared with off"].value == pytest.approx(98 / 97)
+    assert {line.verdict for line in speed_lines(98.0, 99.0).values()} == {"pass"}
+    assert speed_lines(90, 90)["prefill, pp512, compared with mlx-lm"].verdict == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("margin", "verdict"),
+    [(0.25, "pass"), (1.5, "FAIL"), (None, "FAIL")],  # None: other prompts
+)
+def test_answers_may_differ_at_near_ties(margin: float | None, verdict: str) -> None:
+    lines = speed_lines(100, 100, identical=False, difference={"margin": margin})
+    line = lines["largest margin where answers differ from mlx-lm's"]
+    assert line.verdict == verdict
+    assert line.note.startswith("0 of 3")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "verdict", "exact"),
+    [(1.0, "pass", 33), (1 + 2**-7, "pass", 12), (1.5, "FAIL", 12), (math.nan, "FAIL", 12)],
+)
+def test_kernel_that_is_wrong_from_some_row_count_is_reported(
+    wrong: float, verdict: str, exact: int
+) -> None:
+    def kernel(start: int, stop: int) -> mx.array:
+        rows = mx.ones((stop - start, 64))
+        return rows if stop - start < 13 else rows * mx.where(mx.arange(64) == 5, wrong, 1.0)
+
+    line = check.rows_promise("k", mx.bfloat16, [mac_checks.compare_rows(kernel)], here=True)
+    assert line.verdict == verdict
+    assert line.value == (math.inf if math.isnan(wrong) else pytest.approx(wrong - 1))
+    assert f"up to {exact} rows" in line.note
+
+
+def test_kernels_give_the_same_for_rows_together_and_alone() -> None:
+    for found in (mac_checks.attention_rows(mx.float32, 16, 4),
+                  mac_checks.quantized_rows(4, mx.float32, 64, 64)):  # fmt: skip
+        assert max(found["difference"]) < 1e-5
+        assert len(found["identical"]) == mac_checks.MOST_ROWS
+
+
+def test_model_measurements_on_a_tiny_model(tmp_path: Path) -> None:
+    engine = Engine.load(write_chat_model(tmp_path / "model"))
+    exact = mac_checks.near_ties(engine, mx.float32, 12)
+    assert (exact.flipped, exact.rate) == (0, 0.0)
+    rounded = mac_checks.near_ties(engine, mx.bfloat16, 12)
+    assert rounded.positions == exact.positions > 0
+    assert engine.model(mx.array([[1]])).dtype == mx.float32  # the weights stay
+    assert mac_checks.head_rows(engine) == 1
+    assert mac_checks.measured_bandwidth(1 << 16) > 0
+    assert mac_checks.factor(153.0, 1000.0) == mac_checks.factor(1000.0, 153.0) > 1.6
+
+
+def test_error_is_a_failing_line_and_an_interrupt_keeps_the_finished_lines() -> None:
+    found = Check(check.QUICK)
+
+    def measured() -> None:
+        found.add("second", "speed", 1.0, 2.0)
+
+    def failing() -> None:
+        raise AkunuError("the chat ended with 1, expected 0")
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    check.run_parts([("first", failing), ("second", measured)], found)
+    assert found.complete
+    assert [(line.about, line.verdict) for line in found.lines] == [
+        ("first", "FAIL"), ("second", "pass"),
+    ]  # fmt: skip
+    assert "ended with 1" in found.lines[0].note
+    found = Check(check.QUICK)
+    with pytest.raises(KeyboardInterrupt):
+        check.run_parts([("second", measured), ("third", interrupted)], found)
+    assert len(found.lines) == 1
+    assert not found.complete
+
+
+def test_largest_4_bit_model_below_the_size_limit_is_chosen() -> None:
+    def model(name: str, size: float, bits: int, damaged: str = "") -> StoredModel:
+        quantization = f"{bits}-bit, groups of 64"
+        return StoredModel(name, Path(name), int(size), quantization=quantization, damaged=damaged)
+
+    models = [model("small", 1e9, 4), model("fitting", 3e9, 4), model("wide", 3.2e9, 8),
+              model("damaged", 3.1e9, 4, "no weights"), model("large", 9e9, 4)]  # fmt: skip
+    assert [each.name for each in check.largest_model(models)] == ["fitting"]
+    assert check.largest_model([]) == []
+
+
+# Fidelity
+
+
+@pytest.mark.long
+def test_fidelity_in_float32_with_a_cache_of_8_bits_and_clients(
+    shallow_starter: Engine, tmp_path: Path
+) -> None:
+    prompts = fidelity.load_prompts(3)
+    assert len(set(fidelity.load_prompts(300))) == 300
+    found = list(fidelity.compare_answers(shallow_starter, prompts, 8, 2, 0.8))
+    for row in fidelity.summarize(found):
+        assert (row["answers"], row["tokens"], row["differences"]) == (3, 24, [])
+        assert row["weights"] == "float32, temperature 0.8, 2 clients"
+        assert (row["drafted"] == 0) == (row["mode"] == "off")
+    # After an interruption only the missing answer is compared again.
+    again = fidelity.compare_answers(shallow_starter, prompts[:2], 8, 2, 0.8, done=found[1:])
+    assert list(again) == found[:1]
+    path = tmp_path / "kept.jsonl"
+    for each in found:
+        fidelity.append_comparison(path, each)
+    path.write_text(path.read_text() + '{"model": "star')  # truncated
+    fidelity.append_comparison(path, found[0])
+    assert fidelity.load_comparisons(path) == [*found, found[0]]
+    path.write_text("{}\n")
+    with pytest.raises(StoreError, match="line 1"):
+        fidelity.load_comparisons(path)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_sampled_token_has_the_best_score(shallow_starter: Engine, temperature: float) -> None:
+    prompt = shallow_starter.tokens.encode("Once upon a time")
+    sampling = SamplingOptions(temperature, seed=1)
+    options = GenerateOptions(3, "off", sampling=sampling)
+    tokens = list(Session(shallow_starter).generate(prompt, options).answer().tokens)
+    for at, token in enumerate(tokens):
+        scores = fidelity.scores(shallow_starter, [*prompt, *tokens[:at]], sampling)
+        assert scores.argmax().item() == token
+    wrong = fidelity.Generated([tokens[0], tokens[1] + 1], 0, 0)
+    right = fidelity.Generated(tokens[:2], 0, 0)
+    found = fidelity.compare(shallow_starter, prompt, sampling, right, wrong)
+    assert found is not None
+    assert found.position == 1
+    assert found.margin is not None
+    assert found.margin > 0
+
+
+@pytest.mark.parametrize("name", ["keep-float32", "bfloat16-blas", "keep-blas"])
+def test_precision_has_nearly_the_same_logits(tmp_path: Path, name: str) -> None:
+    def logits(engine: Engine) -> mx.array:
+        cache = kv_cache.new_cache(engine.model)
+        return engine.model(mx.array([[1, 2, 3, 4, 5]]), cache=cache)[0]
+
+    tiny = tiny_directory(tmp_path)
+    exact = logits(Engine.load(tiny, LoadOptions(weights="float32")))
+    weights, change = PRECISIONS[name]
+    assert change is not None
+    found = logits(change(Engine.load(tiny, LoadOptions(weights=weights))))
+    formats = {"keep-float32": mx.float32, "bfloat16-blas": mx.bfloat16, "keep-blas": mx.float16}
+    assert found.dtype == formats[name]
+    error = float(mx.abs(found.astype(mx.float32) - exact).max() / mx.abs(exact).max())
+    assert error < (1e-5 if found.dtype == mx.float32 else 0.05)
+
+
+# Servers and the chat
+
+
+class Answering(BaseHTTPRequestHandler):
+    """A server that streams an answer of two words."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        usage = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 7}}
+        usage |= {"completion_tokens": 2}
+        deltas = [{"role": "assistant"}, {"content": "two"}, {"content": " words"}]
+        chunks = [{"choices": [{"delta": delta}]} for delta in deltas]
+        lines = [json.dumps(each) for each in [*chunks, {"choices": [], "usage": usage}]]
+        self.send_response(200 if body["messages"] else 400)
+        self.end_headers()
+        self.wfile.write("".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"]).encode())
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_streamed_answer_is_timed_and_appended_to_the_conversation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Server("mlx-lm", tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", server.port), Answering) as fake:
+        thread = threading.Thread(target=fake.serve_forever)
+        thread.start()
+        chat = HttpConversation(1)
+        with pytest.raises(AkunuError, match="mlx-lm"):
+            server.answer(chat)
+        chat.add_message(3)
+        found = server.answer(chat)
+        assert not server.answer(HttpConversation(2), abort_s=0.0).times
+        assert server.health_rate(3) > 0
+        fake.shutdown()
+        thread.join()
+    assert (found.prompt, found.cached, found.tokens) == (9, 7, 2)
+    assert 0 < found.ttft <= found.times[1]
+    assert found.token_s == found.worst_gap == found.times[1] - found.times[0]
+    assert chat.messages[-1] == {"role": "assistant", "content": "two words"}
+    print_servers(dict.fromkeys(("akunu", "mlx-lm"), ServerTimes({"a": found}, found, found)))
+    assert "longest pause" in capsys.readouterr().out
+
+
+def test_chat_figures() -> None:
+    keys = KeyTimes([number / 100 for number in range(100, 0, -1)]).as_dict()
+    assert (keys["median_ms"], keys["p95_ms"], keys["worst_ms"]) == (505, 950, 1000)
+    assert KeyTimes().as_dict()["p95_ms"] == KeyTimes().as_dict()["worst_ms"] == 0.0
+    assert len(set(LETTERS)) == len(LETTERS) <= 70
+    result = ChatResult()
+    assert result.as_dict()["ratio"] == result.as_dict()["ratio_spread"] == 0.0
+    for alone, chat in ((100, 90), (50, 60), (101, 95)):
+        result.alone.append(("a", {"generated_tokens": alone + 1, "decode_s": 1.0}))
+        result.chat.append(("a", {"generated_tokens": chat + 1, "decode_s": 1.0}))
+    found = result.as_dict()
+    assert (found["ratio"], found["ratio_spread"]) == (0.9, pytest.approx((1.2 - 0.9) / 2))
+    assert found["identical"]
+    result.chat.append(("b", {"generated_tokens": 1, "decode_s": 0.0}))
+    assert not result.as_dict()["identical"]
+
+
+def test_chat_that_ends_is_an_error_with_its_last_output() -> None:
+    command = [sys.executable, "-c", "print('\\x1b[1mno model here')"]
+    with pytest.raises(AkunuError, match="no model here"), chat_terminal(command, {}):
+        pass
+
+
+# Prompt caches
+
+
+def session(seed: int, turns: int = 8) -> list[TraceItem]:
+    """Return a growing conversation."""
+    draw = random.Random(seed)
+    tokens, items = [draw.randrange(1000) for _ in range(300)], []
+    for _ in range(turns):
+        tokens += [draw.randrange(1000) for _ in range(draw.randrange(50, 250))]
+        output = [draw.randrange(1000) for _ in range(20)]
+        items.append(TraceItem(tuple(tokens), tuple(output)))
+        tokens += output
+    return items
+
+
+SESSIONS = [session(seed) for seed in range(4)]
+
+
+def test_large_budget_needs_no_second_prefill() -> None:
+    trace = Trace("t", {"agent": tuple(item for each in SESSIONS for item in each)})
+    assert sessions_of(trace) == SESSIONS
+    for policy in POLICIES:
+        requests = schedule(SESSIONS, 3, 1, aside=True)
+        again = replay_caches(requests, 1 << 40, policy)[1]
+        # Ends of texts are prefilled again, because at most 16 are kept.
+        assert again <= 0.01 * sum(len(item.prompt) for item in requests)
+        outputs = sum(len(item.output) - 1 for item in SESSIONS[0][:-1])
+        expected = len(SESSIONS[0][-1].prompt) - outputs, 0
+        assert replay_caches(SESSIONS[0], 1 << 40, policy) == expected
+
+
+@pytest.mark.long
+def test_own_policy_prefills_less_again_than_lru() -> None:
+    totals = dict.fromkeys(("akunu", "lru"), 0)
+    for aside in (False, True):
+        orders = [schedule(SESSIONS, 3, seed, aside=aside) for seed in range(3)]
+        for budget in (2_000, 3_000, 5_000):
+            again = {
+                policy: sum(replay_caches(each, budget, policy)[1] for each in orders)
+                for policy in totals
+            }
+            assert again["akunu"] <= again["lru"]
+            totals = {policy: totals[policy] + again[policy] for policy in totals}
+    assert totals["akunu"] < 0.9 * totals["lru"]
+
+
+# Completion
+
+
+@pytest.mark.long
+def test_stop_rules_reach_their_goals_in_20_languages(tmp_path: Path) -> None:
+    """At least 99.5 % of all places are safe and 95 % of all blocks whole."""
+    found = score_directory(SOURCES, 6)
+    assert len(found["languages"]) == 20
+    assert found["all"]["places"] > 270
+    assert found["reached"], found["languages"]
+    for path in sorted((ROOT / "akunu_py" / "completion").glob("*.py"))[::4]:
+        (tmp_path / path.name).write_text(path.read_text())
+    assert score_directory(tmp_path, 2)["reached"]
+
+
+def source(tmp_path: Path, name: str, text: str) -> Source:
+    path = tmp_path / name
+    path.write_text(text)
+    found = read_source(path)
+    assert found is not None
+    return found
+
+
+def test_places_end_where_the_language_says(tmp_path: Path) -> None:
+    kinds = set()
+    for name in ("stock.js", "tree.py", "ring.c"):
+        found = source(tmp_path, name, (SOURCES / name).read_text())
+        places = choose_places(found, 40)
+        assert places == choose_places(found, 40)
+        for place in places:
+            kinds.add(place.kind)
+            assert found.text[: place.start] + place.removed + found.text[place.end :] == found.text
+            if place.kind in ("body", "lines"):
+                ends = [found.partner.get(at, at) for at in range(place.start, place.end)]
+                assert all(place.start <= at < place.end for at in ends)
+    assert len(kinds) == 9
+
+
+def test_lexer_finds_brackets_strings_and_blocks(tmp_path: Path) -> None:
+    found = source(tmp_path, "a.js", "f(a, {\n  b: ')',\n});\ng();\n")
+    assert found.partner[1] == found.text.index(");")
+    assert found.span(found.text.index("')'") + 1) is not None
+    assert not found.balanced(0, 6)
+    assert found.balanced(0, found.text.index("\ng"))
+    assert found.statement_end(0) == found.text.index("\ng")
+    python = source(tmp_path, "a.py", "if a:\n    b()\n\n    c()\nd()\n")
+    assert python.block_end(0) == python.text.index("\nd")
+    ruby = source(tmp_path, "a.rb", "def f\n  begin\n    a\n  rescue B\n    c\n  end\nend\nx\n")
+    assert ruby.block_end(0) == ruby.text.index("\nx")
+
+
+def test_output_that_equals_the_suffix_is_scored_with_an_empty_suffix_only(tmp_path: Path) -> None:
+    found = source(tmp_path, "a.c", "int x[] = {\n" + "  1, 2, 3,\n" * 9 + "};\n")
+    twice = [(place, mode) for place, mode in cases(found, 9) if place.is_duplicated]
+    assert {mode for _, mode in twice} == {"goes on"}
+    assert judge(*twice[0]) == judge(*twice[0])
+
+
+def test_buffer_and_files_raise_tokens_per_pass_by_a_fifth(starter_engine: Engine) -> None:
+    places = completion.load_places()
+    assert len(places) > 60
+    for place in places:
+        request = place.request
+        assert all(file.path != request.path for file in request.files)
+        compile(request.prefix + place.body + request.suffix, request.path, "exec")
+    completer = Completer(starter_engine)
+    found = completion.replay_places(completer, places[::8], parse_curve("m5max"))["all"]
+    rate = {source: total.tokens / total.passes for source, total in found.items()}
+    assert rate[completion.FILES] >= 1.2 * rate[completion.PROMPT]
+    assert rate[completion.BUFFER] > 1.1 * rate[completion.PROMPT]
+
+
+@pytest.mark.long
+def test_keystrokes_reuse_the_prompt_and_the_completion(shallow_starter: Engine) -> None:
+    request = completion.load_places()[8].request  # a small one
+    counted = completion.count_keystrokes(Completer(shallow_starter), request)
+    assert counted["first"] > 100
+    assert 1 <= counted["typed"] <= 4
+    assert counted["predicted"] == 0
+    assert counted["superseded"] <= 1
+
+
+# Structured output
+
+ANSWERS: list[Any] = [  # to the first cases
+    {
+        "name": "get_weather_forecast",
+        "arguments": {"location": "Lisbon", "number_of_days": 3, "temperature_unit": "celsius"},
+    },
+    {
+        "name": "reserve_restaurant_table",
+        "arguments": {
+            "restaurant": {"name": "Da Mario", "city": "Zurich"},
+            "party_size": 4, "date": "2026-03-14", "time": "19:30", "reservation_name": "Keller",
+        },
+    },
+    {
+        "name": "create_calendar_event",  # in another order than the schema's
+        "arguments": {"title": "Meeting", "attendees": ["anna@example.com"], "start_time": "10:00"},
+    },
+    {
+        "name": "convert_currency",
+        "arguments": {"amount": 250, "from_currency": "CHF", "to_currency": "JPY"},
+    },
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("style", [{}, {"separators": (",", ":")}, {"indent": 2}, {"indent": "\t"}])
+def test_forced_text_and_ngrams_together_give_more_tokens_per_pass(
+    starter_engine: Engine, style: dict[str, Any]
+) -> None:
+    counts: Any = {}
+    for case, value in zip(structured.load_cases(), ANSWERS, strict=False):
+        prompt = starter_engine.tokens.encode_chat([Message("user", f"{case.schema}{case.prompt}")])
+        text = json.dumps(value, **style)
+        tokens = starter_engine.tokens.tokenizer.encode(text, add_special_tokens=False)
+        item, constraint = TraceItem(tuple(prompt), tuple(tokens)), _schema(case.schema)
+        structured.count_passes(starter_engine, constraint, item, parse_curve("m5max"), counts)
+    rate = {name: each.tokens / each.passes for name, each in counts.items()}
+    assert rate[structured.BOTH] >= max(2.0, rate[structured.NGRAMS], rate[structured.FORCED])
+
+
+def test_all_schemas_of_the_workload_are_supported(starter_engine: Engine) -> None:
+    for case in structured.load_cases():
+        compile_constraint(starter_engine.tokens, _schema(case.schema))
+
+
+def _schema(schema: str) -> Constraint:
+    return Constraint("json_schema", schema)
