@@ -70,7 +70,7 @@ bench: setup ## measure this machine, in about two minutes
 check-mac: setup ## what only a Mac can show, judged line by line: docs/bench.md
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/python -m tests.measure.chat $(if $(MODEL),--model $(MODEL))
-	@$(BIN)/akunu bench check $(if $(MODEL),--model $(MODEL))
+	@$(BIN)/python -m tests.measure.check $(if $(MODEL),--model $(MODEL)) $(if $(SOAK),--soak $(SOAK))
 
 pictures: setup ## draw the pictures of the README anew, from a real conversation
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
