@@ -6,14 +6,12 @@ A pass over several rows rounds differently than a pass over one row, which can 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -37,7 +35,7 @@ from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import filtered, race
-from akunu_py.errors import INTERRUPTED, StoreError, UsageError
+from akunu_py.errors import INTERRUPTED, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
 from akunu_py.parser import add_format, add_values
 from akunu_py.types import DraftMode, GenerateOptions, LoadOptions, Message, SamplingOptions
@@ -65,7 +63,6 @@ def add_options(parser: argparse.ArgumentParser, precisions: Sequence[str] = PRE
     command.add_count(parser, "--answers", 100, "Number of answers, up to 300")
     command.add_count(parser, "--max-tokens", 64, "Maximum tokens of an answer")
     command.add_count(parser, "--clients", 1, "Concurrent requests; several share their passes")
-    add("--keep", type=Path, metavar="FILE", help="File of comparisons to resume and extend")
     add_format(parser)
 
 
@@ -75,18 +72,15 @@ def run(options: argparse.Namespace, load: Callable[[str], Engine] | None = None
     def load_weights(name: str) -> Engine:
         return load_engine(options.model, LoadOptions(cast(Precision, name), options.kv_bits))
 
-    prompts = load_prompts(options.answers)
-    found = load_comparisons(options.keep) if options.keep else []
+    prompts, found = load_prompts(options.answers), list[AnswerComparison]()
     # With a CPU's kernels for half precision and stored weights, a token takes seconds.
     precisions = options.weights or PRECISIONS[: 3 if on_metal() else 2]
 
     def compare() -> None:
         for engine in map(load or load_weights, precisions):
             limits = options.max_tokens, options.clients, options.temperature
-            for each in compare_answers(engine, prompts, *limits, done=tuple(found)):
+            for each in compare_answers(engine, prompts, *limits):
                 found.append(each)
-                if options.keep:
-                    append_comparison(options.keep, each)
 
     interrupted = was_interrupted(compare)
     rows = summarize(found)
@@ -104,20 +98,13 @@ def run(options: argparse.Namespace, load: Callable[[str], Engine] | None = None
 class AnswerComparison:
     """An answer with drafts compared with the answer without."""
 
-    model: str
     weights: str  # the precision, in words
     mode: DraftMode
     prompt: str
-    max_tokens: int
     tokens: int  # of the answer without drafts
     drafted: int
     drafting_passes: int  # passes over more than one row
     difference: Divergence | None
-
-    @property
-    def key(self) -> tuple[str, str, str, str, int]:
-        """Model and request."""
-        return self.model, self.weights, self.mode, self.prompt, self.max_tokens
 
 
 class Generated(NamedTuple):
@@ -148,15 +135,12 @@ def compare_answers(
     max_tokens: int,
     clients: int = 1,
     temperature: float = 0.0,
-    *,
-    done: Collection[AnswerComparison] = (),
 ) -> Iterator[AnswerComparison]:
-    """Compare the answers to each prompt with those without drafts, in the modes not `done`.
+    """Compare the answers to each prompt with those without drafts, in all modes.
 
     clients: requests that share their passes; if there are several, the answers without drafts are
     compared too, with those of each request alone. The prompt's number is the seed.
     """
-    known = {each.key for each in done}
     weights, modes = _precision(engine, temperature), MODES
     if clients > 1:
         weights, modes = f"{weights}, {clients} clients", ("off", *MODES)
@@ -169,9 +153,6 @@ def compare_answers(
             requests.append((prompt, GenerateOptions(max_tokens, "off", sampling=sampling)))
         session, plain = Session(engine, UnsavedState(CostCurve())), list[Generated]()
         for mode in modes:
-            new = [(engine.name, weights, mode, each, max_tokens) not in known for each in batch]
-            if not any(new):
-                continue
             command.progress(f"{weights}, {mode}: {start + len(batch)} of {len(prompts)} answers")
             plain = plain or [_generate(session, *request) for request in requests]
             drafting = [(tokens, replace(options, draft=mode)) for tokens, options in requests]
@@ -179,12 +160,10 @@ def compare_answers(
                 answers = _generate_together(engine, drafting)
             else:
                 answers = [_generate(session, *request) for request in drafting]
-            for number, (answer, alone) in enumerate(zip(answers, plain, strict=True)):
-                if new[number]:
-                    tokens, options = requests[number]
-                    difference = compare(engine, tokens, options.sampling, alone, answer)
-                    request = engine.name, weights, mode, batch[number], max_tokens
-                    yield AnswerComparison(*request, len(alone.tokens), *answer[1:], difference)
+            for text, request, alone, answer in zip(batch, requests, plain, answers, strict=True):
+                difference = compare(engine, request[0], request[1].sampling, alone, answer)
+                count = len(alone.tokens)
+                yield AnswerComparison(weights, mode, text, count, *answer[1:], difference)
 
 
 def compare(
@@ -272,35 +251,6 @@ def summarize(comparisons: Sequence[AnswerComparison]) -> list[dict[str, Any]]:
         if each.difference is not None:
             row["differences"].append({"prompt": each.prompt} | asdict(each.difference))
     return list(rows.values())
-
-
-def load_comparisons(path: Path) -> list[AnswerComparison]:
-    """Load the comparisons in `path`, if it exists; ignore a truncated last line.
-
-    Raises StoreError for any other invalid line.
-    """
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    found = []
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith("\n"):
-            break
-        try:
-            fields = json.loads(line)
-            if fields["difference"]:
-                fields["difference"] = Divergence(**fields["difference"])
-            found.append(AnswerComparison(**fields))
-        except (ValueError, TypeError, KeyError) as error:
-            what = f"expected a comparison of answers, found {line!r:.60}"
-            raise StoreError(f"{path}, line {number}: {what}") from error
-    return found
-
-
-def append_comparison(path: Path, comparison: AnswerComparison) -> None:
-    """Append a line to `path`, in place of a truncated line."""
-    with path.open("a+b") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(json.dumps(asdict(comparison)).encode() + b"\n")
 
 
 def print_fidelity(rows: Sequence[dict[str, Any]]) -> None:

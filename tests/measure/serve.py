@@ -3,7 +3,6 @@
 Both servers get the same requests: clients that return to a conversation, also after a restart or a
 disconnect; an answer during another client's prefill; several clients at once. Both run a few
 layers of the model in float32, with a longer context, so that a long prompt takes seconds anywhere.
-With --throughput both run the whole model, and clients send workloads at the same time.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _MAIN_WITH_BLAS = (
     "from mlx_lm.server import main; main()"
 )
 SERVERS = {
-    "akunu": [sys.executable, "-m", "akunu_py", "serve", "--quiet"],
+    "akunu": [sys.executable, "-m", "akunu_py", "serve", "--quiet", "--no-answer-cache"],
     "mlx-lm": [sys.executable, "-c", _MAIN_WITH_BLAS],
 }
 _START_S, _ANSWER_S = 180.0, 900.0
@@ -62,40 +61,30 @@ _WORDS = ("river", "stone", "light", "paper", "north", "seven", "glass", "early"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_model(parser, weights=False)
-    command.add_count(parser, "--layers", 4, "Number of the model's layers to keep")
+    command.add_count(parser, "--layers", 4, "Maximum number of the model's layers to keep")
     command.add_count(parser, "--words", 5000, "Length of a long prompt in words")
     command.add_count(parser, "--turns", 10, "Turns of the agent")
     command.add_count(parser, "--max-tokens", 128, "Maximum tokens of an answer")
     what = "Numbers of concurrent clients (default: 1,2,4)"
     command.add_lengths(parser, "--clients", default=[1, 2, 4], what=what)
-    parser.add_argument(
-        "--throughput",
-        action="store_true",
-        help=f"Measure only the clients, with all layers and the workloads {', '.join(WORKLOADS)}",
-    )
-    command.add_count(parser, "--repeats", 3, "Repetitions with --throughput; the median counts")
+    command.add_count(parser, "--repeats", 3, "Repetitions of the clients; the median counts")
     add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as work:
-        source, model = model_store.resolve(options.model).path, Path(work)
-        write_float32_model(source, model, None if options.throughput else options.layers)
-        if options.throughput:
-            rates = compare_throughput(model, options)
-            command.show(options, rates, lambda: print_throughput(rates))
-            return 0
+        write_float32_model(model_store.resolve(options.model).path, Path(work), options.layers)
         found = {}
         for name in SERVERS:
-            with Server(name, model) as server:
+            with Server(name, Path(work)) as server:
                 found[name] = measure_server(server, options)
     as_json = {name: asdict(each) for name, each in found.items()}
     command.show(options, as_json, lambda: print_servers(found))
     return 0
 
 
-def write_float32_model(source: Path, directory: Path, layers: int | None) -> None:
-    """Write the model in float32 into an empty directory, with fewer layers if given."""
+def write_float32_model(source: Path, directory: Path, layers: int) -> None:
+    """Write the first layers of a model in float32 into an empty directory."""
     model, config = load_model(source)
     model.set_dtype(mx.float32)
     model = dequantize_model(model)
@@ -151,12 +140,12 @@ class HttpConversation:
 class Server:
     """A server process, a context manager; its name is one of `SERVERS`."""
 
-    def __init__(self, name: str, model: Path, options: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, model: Path) -> None:
         self.name, self._model = name, model
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self._words = [*SERVERS[name], *options, "--model", str(model), "--port", str(self.port)]
+        self._words = [*SERVERS[name], "--model", str(model), "--port", str(self.port)]
 
     def __enter__(self) -> Server:
         self.start()
@@ -248,7 +237,7 @@ class ServerTimes:
     requests: dict[str, Reply] = field(default_factory=dict)  # by scenario
     alone: Reply = field(default_factory=Reply)
     during_prefill: Reply = field(default_factory=Reply)  # of another client
-    tokens_per_s: dict[int, float] = field(default_factory=dict)  # by number of clients
+    tokens_per_s: dict[str, float] = field(default_factory=dict)  # by workload and clients
     health_per_s: float = 0.0  # requests without the model
 
 
@@ -257,12 +246,15 @@ def measure_server(server: Server, options: argparse.Namespace) -> ServerTimes:
     times = ServerTimes()
     _return_to_conversations(server, options, times)
     _answer_during_prefill(server, options, times)
-    for count in options.clients:
-        command.progress(f"{server.name}: {count} concurrent clients")
-        chats = [HttpConversation(100 * count + number) for number in range(count)]
-        for chat in chats:
-            chat.add_message(_MESSAGE_WORDS)
-        times.tokens_per_s[count] = _rate(server, chats, options.max_tokens)
+    for workload, count in product(load_workloads(WORKLOADS), options.clients):
+        name, rates = f"{workload.name}, {count} clients", []
+        for number in range(options.repeats):
+            command.progress(f"{server.name}: {name}, run {number + 1}")
+            # The answers to variants of a prompt are alike, so akunu has no answer cache.
+            chats = [_variant(workload, f"{number}.{each}") for each in range(count)]
+            server.answer(_variant(workload, "warm"), 2)
+            rates.append(_rate(server, chats, options.max_tokens))
+        times.tokens_per_s[name] = median(rates)
     times.health_per_s = server.health_rate(_HEALTH_REQUESTS)
     return times
 
@@ -320,30 +312,6 @@ def _rate(server: Server, chats: Sequence[HttpConversation], tokens: int) -> flo
     return sum(max(0, reply.tokens) for reply in replies) / (time.perf_counter() - started)
 
 
-Rates = dict[str, dict[str, dict[int, float]]]  # tokens per second by workload, server, clients
-
-
-def compare_throughput(model: Path, options: argparse.Namespace) -> Rates:
-    """Return the total tokens per second of concurrent clients, medians of the repetitions.
-
-    Every client's prompt differs. The servers take turns, with an untimed request before each turn.
-    """
-    rates: dict[tuple[str, str, int], list[float]] = {}
-    for number, name in product(range(options.repeats), SERVERS):
-        # The answers to variants of a prompt are alike; drafts from them would flatter.
-        with Server(name, model, ["--no-answer-cache"] if name == "akunu" else []) as server:
-            for workload, count in product(load_workloads(WORKLOADS), options.clients):
-                command.progress(f"{name}: {workload.name}, {count} clients, run {number + 1}")
-                chats = [_variant(workload, f"{number}.{each}") for each in range(count)]
-                server.answer(_variant(workload, "warm"), 2)
-                rate = _rate(server, chats, options.max_tokens)
-                rates.setdefault((workload.name, name, count), []).append(rate)
-    found: Rates = {}
-    for (workload_name, name, count), measured in rates.items():
-        found.setdefault(workload_name, {}).setdefault(name, {})[count] = median(measured)
-    return found
-
-
 def _variant(workload: Workload, number: str) -> HttpConversation:
     """Return the first prompt of a workload, made unique."""
     chat = HttpConversation(0)
@@ -354,18 +322,6 @@ def _variant(workload: Workload, number: str) -> HttpConversation:
         chat.messages.append({"role": "assistant", "content": turn.assistant})
     chat.messages[-1]["content"] += f"\n(Request {number})"
     return chat
-
-
-def print_throughput(rates: Rates) -> None:
-    rows = []
-    for workload, servers in rates.items():
-        for count, rate in servers["akunu"].items():
-            other = servers["mlx-lm"][count]
-            alone = rate / next(iter(servers["akunu"].values()))
-            cells = [f"{rate:.1f}", f"{alone:.2f}", f"{other:.1f}", f"{rate / other:.2f}"]
-            rows.append([workload, str(count), *cells])
-    headings = ["workload", "clients", "akunu", "scaling", "mlx-lm", "akunu / mlx-lm"]
-    print(f"tokens per second of all clients\n\n{to_text((headings, rows))}", end="")
 
 
 def print_servers(found: dict[str, ServerTimes]) -> None:
@@ -389,7 +345,7 @@ def _shared_figures(times: ServerTimes) -> dict[str, str]:
         "ms per token, alone": f"{1000 * times.alone.token_s:.1f}",
         "ms per token, during another prefill": f"{1000 * times.during_prefill.token_s:.1f}",
         "longest pause, ms": f"{1000 * times.during_prefill.worst_gap:.0f}",
-        **{f"tokens/s of {n}": f"{rate:.1f}" for n, rate in times.tokens_per_s.items()},
+        **{f"tokens/s, {name}": f"{rate:.1f}" for name, rate in times.tokens_per_s.items()},
         "/health per second": f"{times.health_per_s:.0f}",
     }
 

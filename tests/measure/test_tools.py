@@ -32,14 +32,8 @@ CASES = [
     ("precisions", f"{FIDELITY} keep-blas", "command date fidelity machine"),
     pytest.param(
         "serve",
-        "--model MODEL --layers 1 --words 300 --turns 1 --max-tokens 8 --clients 1,2",
+        "--model MODEL --layers 1 --words 300 --turns 1 --max-tokens 8 --repeats 1",
         "akunu mlx-lm",
-        marks=pytest.mark.slow,
-    ),
-    pytest.param(
-        "serve",
-        "--model MODEL --throughput --repeats 1 --max-tokens 8 --clients 1,2",
-        "chat edit json",
         marks=pytest.mark.slow,
     ),
     pytest.param(
