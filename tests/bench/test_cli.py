@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -169,20 +167,6 @@ def test_speed_rejects_impossible_measurements(quick: str) -> None:
         (("--memory-from", "none.json", "--workload", "chat"), "none.json"),
     ):
         assert_one_line_error(run_here("bench", *args, "--model", quick), 2, word)
-
-
-def test_module_prints_tables_and_saves_results(quick: str, tmp_path: Path) -> None:
-    out = tmp_path / "result.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "akunu_py.bench", "--max-tokens", "2", "--repeats", "1",
-         "--workload", "story", "--draft", "off", "--format", "md", "-o", str(out),
-         "--model", quick],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "| story |" in done.stdout
-    assert "story, temperature 0: repetition 1 of 1" in done.stderr
-    assert "MiB" in done.stdout
-    assert json.loads(out.read_text())["runs"][0]["workload"] == "story"
 
 
 def test_curve_measures_every_row_count(quick: str) -> None:

@@ -330,9 +330,8 @@ def test_a_copy_is_drafted_behind_a_likely_token_only(curve: str, rate: float) -
     limits = PlanningLimits(costs, rate, 1.0, True, 10, 1000, False, False)
     for chance in (0.4, 0.6, 0.95):
         planned = PlannedDrafter(Steady(chance, 0.06, longest=1))
-        chances = [0.97] * (LONGEST - 1)
         plan = DraftPlan(1.0, 0, LONGEST)
-        planned.draft([0] * 10, [], plan, limits, (), lambda token, chances=chances: chances)
+        planned.draft([0] * 10, [], plan, limits, (), lambda token: [0.97] * (LONGEST - 1))
         trailing.append(planned.trailing)
     assert max(trailing[:2]) <= 1
     assert trailing[2] == LONGEST - 1
