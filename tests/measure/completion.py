@@ -1,4 +1,4 @@
-"""Measure drafting from the buffer, and the cost of a keystroke, in completion.
+"""Measure drafting from the buffer in completion.
 
 The workload (completion.toml) is small projects; each function body is held out once. A replay
 counts the passes over the held-out text in the model's tokens. It runs no model, so it is exact.
@@ -11,7 +11,7 @@ import argparse
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from importlib import resources
 from typing import Any
@@ -22,13 +22,12 @@ from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.tables import to_text
 from akunu_py.bench.trace import TraceItem
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.request import CompleteOptions, Completion, CompletionRequest, SourceFile
+from akunu_py.completion.request import CompleteOptions, CompletionRequest, SourceFile
 from akunu_py.decoding.load import load_engine
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.parser import add_format
 from akunu_py.types import LoadOptions
 from tests.measure.tool import run_tool
-from tests.support.complete import complete
 
 PROMPT, BUFFER, FILES = "the prompt alone", "+ the rest of the buffer", "+ the other files"
 TOGETHER = "all"
@@ -115,53 +114,6 @@ def replay_places(
     return {TOGETHER: together, **counts}
 
 
-def count_keystrokes(completer: Completer, request: CompletionRequest) -> dict[str, int]:
-    """Open a buffer, type a predicted letter and another one, and cancel a request.
-
-    first: tokens prefilled when the buffer is opened. typed: tokens prefilled after a letter that
-    was not predicted. predicted: passes after a letter that was. superseded: passes after the
-    request was cancelled.
-    """
-
-    def type_letter(letter: str) -> Completion:
-        return complete(completer, replace(request, prefix=request.prefix + letter))
-
-    first = type_letter("")
-    predicted = type_letter(first.text[:1])
-    typed = type_letter(next(letter for letter in "xyz" if not first.text.startswith(letter)))
-    return {
-        "first": first.stats.prompt_tokens - first.stats.cached_tokens,
-        "typed": typed.stats.prompt_tokens - typed.stats.cached_tokens,
-        "predicted": predicted.stats.target_passes,
-        "superseded": _passes_after(completer, request),
-    }
-
-
-def _passes_after(completer: Completer, request: CompletionRequest) -> int:
-    """Return the passes after a request is cancelled at its first text."""
-    target = completer.session.target
-    forward = target.forward
-    passes = 0
-    cancelled_at: list[int] = []
-
-    def counted(*arguments: object) -> object:
-        nonlocal passes
-        passes += 1
-        return forward(*arguments)  # type: ignore[arg-type]
-
-    target.forward = counted  # type: ignore[assignment, method-assign]
-    try:
-        complete(
-            completer,
-            replace(request, prefix=request.prefix + "w"),
-            ended=lambda: "cancelled" if cancelled_at else None,
-            on_text=lambda text: cancelled_at.append(passes),
-        )
-    finally:
-        target.forward = forward  # type: ignore[method-assign]
-    return passes - cancelled_at[0] if cancelled_at else 0
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_curve_option(parser)
     add_count(parser, "--every", 1, "Replay every Nth place of the workload")
@@ -181,7 +133,6 @@ def run(options: argparse.Namespace) -> int:
         "curve": options.curve,
         "places": len(places),
         "projects": {project: _rates(totals) for project, totals in replayed.items()},
-        "keystrokes": count_keystrokes(completer, places[len(places) // 2].request),
     }
     show(options, found, lambda: print_completion(found))
     return 0
@@ -209,16 +160,10 @@ def print_completion(found: Mapping[str, Any]) -> None:
     ]  # fmt: skip
     headings = ["project", "drafts from", "tokens", "passes", "tokens/pass", "gain"]
     print(to_text((headings, cells)))
-    keys = found["keystrokes"]
-    print(
-        f"opening a buffer: {keys['first']} tokens prefilled; a letter that was not predicted: "
-        f"{keys['typed']}; one that was: {keys['predicted']} passes; a cancelled request: "
-        f"{keys['superseded']} more passes"
-    )
 
 
-main = partial(run_tool, "completion", "Measure what drafting from the buffer is worth and what a "
-               "keystroke costs", add_options, run)  # fmt: skip
+main = partial(run_tool, "completion", "Measure what drafting from the buffer is worth in "
+               "completion", add_options, run)  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Count the answers that drafts or batches change, with the margins.
+"""Count the answers that drafts change, with the margins.
 
 A pass over several rows rounds differently than a pass over one row, which can decide a near-tie.
 """
@@ -26,11 +26,7 @@ from akunu_py.bench.runners.akunu import record_passes
 from akunu_py.bench.tables import to_text
 from akunu_py.decoding.device import on_metal
 from akunu_py.decoding.drafting.drafter import Drafting
-from akunu_py.decoding.events import Failed, Finished
-from akunu_py.decoding.generate.answer_jobs import text_job
-from akunu_py.decoding.generate.job import BeginJob, JobHandle, RunningJob
-from akunu_py.decoding.generate.session import Request, Session
-from akunu_py.decoding.generate.step_loop import StepLoop
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.model.engine import Engine
@@ -62,7 +58,6 @@ def add_options(parser: argparse.ArgumentParser, precisions: Sequence[str] = PRE
     add_values(parser, ("--temperature", "T", parse_temperature, 0.0, "Sampling temperature"))
     command.add_count(parser, "--answers", 100, "Number of answers, up to 300")
     command.add_count(parser, "--max-tokens", 64, "Maximum tokens of an answer")
-    command.add_count(parser, "--clients", 1, "Concurrent requests; several share their passes")
     add_format(parser)
 
 
@@ -78,8 +73,7 @@ def run(options: argparse.Namespace, load: Callable[[str], Engine] | None = None
 
     def compare() -> None:
         for engine in map(load or load_weights, precisions):
-            limits = options.max_tokens, options.clients, options.temperature
-            for each in compare_answers(engine, prompts, *limits):
+            for each in compare_answers(engine, prompts, options.max_tokens, options.temperature):
                 found.append(each)
 
     interrupted = was_interrupted(compare)
@@ -130,40 +124,27 @@ def load_prompts(count: int) -> list[str]:
 
 
 def compare_answers(
-    engine: Engine,
-    prompts: Sequence[str],
-    max_tokens: int,
-    clients: int = 1,
-    temperature: float = 0.0,
+    engine: Engine, prompts: Sequence[str], max_tokens: int, temperature: float = 0.0
 ) -> Iterator[AnswerComparison]:
     """Compare the answers to each prompt with those without drafts, in all modes.
 
-    clients: requests that share their passes; if there are several, the answers without drafts are
-    compared too, with those of each request alone. The prompt's number is the seed.
+    The prompt's number is the seed.
     """
-    weights, modes = _precision(engine, temperature), MODES
-    if clients > 1:
-        weights, modes = f"{weights}, {clients} clients", ("off", *MODES)
-    for start in range(0, len(prompts), clients):
-        batch = prompts[start : start + clients]
-        requests = []
-        for seed, text in enumerate(batch, start):
-            sampling = SamplingOptions(temperature, seed=seed)
-            prompt = engine.tokens.encode_chat([Message("user", text)])
-            requests.append((prompt, GenerateOptions(max_tokens, "off", sampling=sampling)))
-        session, plain = Session(engine, UnsavedState(CostCurve())), list[Generated]()
-        for mode in modes:
-            command.progress(f"{weights}, {mode}: {start + len(batch)} of {len(prompts)} answers")
-            plain = plain or [_generate(session, *request) for request in requests]
-            drafting = [(tokens, replace(options, draft=mode)) for tokens, options in requests]
-            if clients > 1:
-                answers = _generate_together(engine, drafting)
-            else:
-                answers = [_generate(session, *request) for request in drafting]
-            for text, request, alone, answer in zip(batch, requests, plain, answers, strict=True):
-                difference = compare(engine, request[0], request[1].sampling, alone, answer)
-                count = len(alone.tokens)
-                yield AnswerComparison(weights, mode, text, count, *answer[1:], difference)
+    bits, weights = engine.plan.kv_bits, engine.plan.weights
+    weights += f", KV cache of {bits} bits" if bits else ""
+    weights += f", temperature {temperature:g}" if temperature else ""
+    session = Session(engine, UnsavedState(CostCurve()))
+    for seed, text in enumerate(prompts):
+        command.progress(f"{weights}: {seed + 1} of {len(prompts)} answers")
+        prompt = engine.tokens.encode_chat([Message("user", text)])
+        sampling = SamplingOptions(temperature, seed=seed)
+        options = GenerateOptions(max_tokens, "off", sampling=sampling)
+        alone = _generate(session, prompt, options)
+        for mode in MODES:
+            answer = _generate(session, prompt, replace(options, draft=mode))
+            difference = compare(engine, prompt, sampling, alone, answer)
+            count = len(alone.tokens)
+            yield AnswerComparison(weights, mode, text, count, *answer[1:], difference)
 
 
 def compare(
@@ -191,12 +172,6 @@ def scores(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> 
     return logits
 
 
-def _precision(engine: Engine, temperature: float) -> str:
-    bits, weights = engine.plan.kv_bits, engine.plan.weights
-    weights += f", KV cache of {bits} bits" if bits else ""
-    return weights + (f", temperature {temperature:g}" if temperature else "")
-
-
 def _generate(session: Session, prompt: list[int], options: GenerateOptions) -> Generated:
     """Generate an answer with a new drafter that has learned nothing."""
     passes, state = Passes(), UnsavedState(FixedCosts(PRIOR_SHAPE))
@@ -204,38 +179,6 @@ def _generate(session: Session, prompt: list[int], options: GenerateOptions) -> 
     record_passes(session, passes)
     tokens = list(session.generate(prompt, options).answer().tokens)
     return Generated(tokens, sum(passes.drafted), sum(count > 0 for count in passes.drafted))
-
-
-def _generate_together(
-    engine: Engine, requests: Sequence[tuple[list[int], GenerateOptions]]
-) -> list[Generated]:
-    """Return answers that are generated at the same time."""
-    loop = StepLoop(Session(engine, UnsavedState(FixedCosts(PRIOR_SHAPE))), len(requests))
-    begun: dict[int, Request] = {}
-    running = len(requests)
-
-    def job(index: int) -> BeginJob:
-        begin = text_job(*requests[index])
-
-        def begin_and_keep(session: Session) -> RunningJob:
-            answering = begin(session)
-            assert answering.request is not None
-            begun[index] = answering.request
-            return answering
-
-        return begin_and_keep
-
-    for index in range(len(requests)):
-        loop.begin(JobHandle(job(index), lambda event: None, "", lambda: None, short=False))
-    while running:
-        for event in (event for _, events in loop.step() for event in events):
-            if isinstance(event, Failed):
-                raise event.error
-            running -= isinstance(event, Finished)
-    return [
-        Generated(list(each.tokens), each.stats.drafted, each.stats.target_passes)
-        for _, each in sorted(begun.items())
-    ]
 
 
 def summarize(comparisons: Sequence[AnswerComparison]) -> list[dict[str, Any]]:

@@ -174,16 +174,15 @@ def test_largest_4_bit_model_below_the_size_limit_is_chosen() -> None:
 
 
 @pytest.mark.long
-def test_no_answer_of_clients_differs_in_float32(
-    shallow_starter: Engine,
-) -> None:
-    prompts = fidelity.load_prompts(3)
+def test_no_answer_differs_in_float32(shallow_starter: Engine) -> None:
     assert len(set(fidelity.load_prompts(300))) == 300
-    found = list(fidelity.compare_answers(shallow_starter, prompts, 8, 2, 0.8))
-    for row in fidelity.summarize(found):
-        assert (row["answers"], row["tokens"], row["differences"]) == (3, 24, [])
-        assert row["weights"] == "float32, temperature 0.8, 2 clients"
-        assert (row["drafted"] == 0) == (row["mode"] == "off")
+    prompts = fidelity.load_prompts(2)
+    for row in fidelity.summarize(
+        list(fidelity.compare_answers(shallow_starter, prompts, 16, 0.8))
+    ):
+        assert (row["answers"], row["tokens"], row["differences"]) == (2, 32, [])
+        assert row["weights"] == "float32, temperature 0.8"
+        assert row["drafting_passes"] > 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -410,16 +409,6 @@ def test_buffer_and_files_raise_tokens_per_pass_by_a_fifth(starter_engine: Engin
     rate = {source: total.tokens / total.passes for source, total in found.items()}
     assert rate[completion.FILES] >= 1.2 * rate[completion.PROMPT]
     assert rate[completion.BUFFER] > 1.1 * rate[completion.PROMPT]
-
-
-@pytest.mark.long
-def test_keystrokes_reuse_the_prompt_and_the_completion(shallow_starter: Engine) -> None:
-    request = completion.load_places()[8].request  # a small one
-    counted = completion.count_keystrokes(Completer(shallow_starter), request)
-    assert counted["first"] > 100
-    assert 1 <= counted["typed"] <= 4
-    assert counted["predicted"] == 0
-    assert counted["superseded"] <= 1
 
 
 # Structured output
