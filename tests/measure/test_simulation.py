@@ -144,11 +144,10 @@ def test_drafting_costs_little_without_any_gain(name: str, gap: float) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("gap", "name"), cover([0.0, 0.3], ["m5max", "m1"]))
-def test_costs_learned_under_load_recover_within_a_thousand_tokens(name: str, gap: float) -> None:
+def test_costs_learned_under_load_recover_within_a_thousand_tokens() -> None:
     source = random.Random(4).choices(range(1000), k=2000)
     edited = [token if i % 40 else 5000 + i for i, token in enumerate(source)]
-    curve, options, spoiled = parse_curve(name), DeviceOptions(gap=gap, noise=0.05), CostCurve()
+    curve, options, spoiled = parse_curve("m1"), DeviceOptions(gap=0.3, noise=0.05), CostCurve()
     for rows, cost in [(PIPELINED, 0.9), (1, 1.0), *((rows, 60.0) for rows in range(2, MAX_ROWS))]:
         for _ in range(3):  # as many as are saved
             spoiled.observe(rows, cost, 10)
