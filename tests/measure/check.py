@@ -122,7 +122,7 @@ class CheckPlan:
 
 # Enough to run every line. On a CPU half precision takes minutes, so the matrices are small.
 QUICK = CheckPlan(
-    ["chat"], 1, 8, (16, 100_000), (0, 64, 100_000), (1, 2, 32, 33), 1, ((64, 64),), (16,),
+    ["chat"], 1, 8, (16, 64), (0, 64, 100_000), (1, 2, 32, 33), 1, ((64, 64),), (16,),
     idle_s=0.0, bandwidth_bytes=1 << 16, tie_positions=10, soak_tokens=80, starts=1,
 )  # fmt: skip
 
