@@ -175,3 +175,5 @@ def test_curve_measures_every_row_count(quick: str) -> None:
     chosen = list(result["draft_tokens_at_acceptance"].values())
     assert len(chosen) == 8
     assert all(0 <= length <= 31 for length in chosen)
+    text = run_here("bench", "curve", "--repeats", "1", "--context", "32", "--model", quick).stdout
+    assert "%" in text
