@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +13,20 @@ import pytest
 
 from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.result import Repeat, Throughput
-from akunu_py.bench.trace import Trace, TraceItem
+from akunu_py.bench.trace import TraceItem
 from akunu_py.completion.completer import Completer
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.constraint.matcher import compile_constraint
-from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.errors import AkunuError
-from akunu_py.models.store.model_store import StoredModel
-from akunu_py.types import Constraint, GenerateOptions, LoadOptions, Message, SamplingOptions
+from akunu_py.types import Constraint, LoadOptions, Message
 from tests.measure import check, completion, fidelity, mac_checks, structured
-from tests.measure.caches import POLICIES, replay_caches, schedule, sessions_of
-from tests.measure.chat import LETTERS, ChatResult, KeyTimes, chat_terminal
+from tests.measure.caches import replay_caches, schedule
 from tests.measure.check import Check, Promise
-from tests.measure.oracle import cases, judge, score_directory
+from tests.measure.oracle import score_directory
 from tests.measure.oracle_places import Source, choose_places, read_source
 from tests.measure.precisions import PRECISIONS
-from tests.measure.serve import HttpConversation, Server, ServerTimes, print_servers
 from tests.support.bench_fakes import drafted_series, fake_result
 from tests.support.paths import ROOT
-from tests.support.tiny_fim import write_chat_model
 from tests.support.tiny_model import tiny_directory
 
 SOURCES = ROOT / "tests" / "golden" / "sources"  # written for this, MIT
@@ -122,54 +113,6 @@ def test_kernels_give_the_same_for_rows_together_and_alone() -> None:
         assert len(found["identical"]) == mac_checks.MOST_ROWS
 
 
-def test_model_measurements_on_a_tiny_model(tmp_path: Path) -> None:
-    engine = Engine.load(write_chat_model(tmp_path / "model"))
-    exact = mac_checks.near_ties(engine, mx.float32, 12)
-    assert (exact.flipped, exact.rate) == (0, 0.0)
-    rounded = mac_checks.near_ties(engine, mx.bfloat16, 12)
-    assert rounded.positions == exact.positions > 0
-    assert engine.model(mx.array([[1]])).dtype == mx.float32  # the weights stay
-    assert mac_checks.head_rows(engine) == 1
-    assert mac_checks.measured_bandwidth(1 << 16) > 0
-    assert mac_checks.factor(153.0, 1000.0) == mac_checks.factor(1000.0, 153.0) > 1.6
-
-
-def test_error_is_a_failing_line_and_an_interrupt_keeps_the_finished_lines() -> None:
-    found = Check(check.QUICK)
-
-    def measured() -> None:
-        found.add("second", "speed", 1.0, 2.0)
-
-    def failing() -> None:
-        raise AkunuError("the chat ended with 1, expected 0")
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    check.run_parts([("first", failing), ("second", measured)], found)
-    assert found.complete
-    assert [(line.about, line.verdict) for line in found.lines] == [
-        ("first", "FAIL"), ("second", "pass"),
-    ]  # fmt: skip
-    assert "ended with 1" in found.lines[0].note
-    found = Check(check.QUICK)
-    with pytest.raises(KeyboardInterrupt):
-        check.run_parts([("second", measured), ("third", interrupted)], found)
-    assert len(found.lines) == 1
-    assert not found.complete
-
-
-def test_largest_4_bit_model_below_the_size_limit_is_chosen() -> None:
-    def model(name: str, size: float, bits: int, damaged: str = "") -> StoredModel:
-        quantization = f"{bits}-bit, groups of 64"
-        return StoredModel(name, Path(name), int(size), quantization=quantization, damaged=damaged)
-
-    models = [model("small", 1e9, 4), model("fitting", 3e9, 4), model("wide", 3.2e9, 8),
-              model("damaged", 3.1e9, 4, "no weights"), model("large", 9e9, 4)]  # fmt: skip
-    assert [each.name for each in check.largest_model(models)] == ["fitting"]
-    assert check.largest_model([]) == []
-
-
 # Fidelity
 
 
@@ -183,24 +126,6 @@ def test_no_answer_differs_in_float32(shallow_starter: Engine) -> None:
         assert (row["answers"], row["tokens"], row["differences"]) == (2, 32, [])
         assert row["weights"] == "float32, temperature 0.8"
         assert row["drafting_passes"] > 0
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_sampled_token_has_the_best_score(shallow_starter: Engine, temperature: float) -> None:
-    prompt = shallow_starter.tokens.encode("Once upon a time")
-    sampling = SamplingOptions(temperature, seed=1)
-    options = GenerateOptions(3, "off", sampling=sampling)
-    tokens = list(Session(shallow_starter).generate(prompt, options).answer().tokens)
-    for at, token in enumerate(tokens):
-        scores = fidelity.scores(shallow_starter, [*prompt, *tokens[:at]], sampling)
-        assert scores.argmax().item() == token
-    wrong = fidelity.Generated([tokens[0], tokens[1] + 1], 0, 0)
-    right = fidelity.Generated(tokens[:2], 0, 0)
-    found = fidelity.compare(shallow_starter, prompt, sampling, right, wrong)
-    assert found is not None
-    assert found.position == 1
-    assert found.margin is not None
-    assert found.margin > 0
 
 
 @pytest.mark.parametrize("name", ["keep-float32", "bfloat16-blas", "keep-blas"])
@@ -220,79 +145,6 @@ def test_precision_has_nearly_the_same_logits(tmp_path: Path, name: str) -> None
     assert error < (1e-5 if found.dtype == mx.float32 else 0.05)
 
 
-# Servers and the chat
-
-
-class Answering(BaseHTTPRequestHandler):
-    """A server that streams an answer of two words."""
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        usage = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 7}}
-        usage |= {"completion_tokens": 2}
-        deltas = [{"role": "assistant"}, {"content": "two"}, {"content": " words"}]
-        chunks = [{"choices": [{"delta": delta}]} for delta in deltas]
-        lines = [json.dumps(each) for each in [*chunks, {"choices": [], "usage": usage}]]
-        self.send_response(200 if body["messages"] else 400)
-        self.end_headers()
-        self.wfile.write("".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"]).encode())
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-def test_streamed_answer_is_timed_and_appended_to_the_conversation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server = Server("mlx-lm", tmp_path)
-    with ThreadingHTTPServer(("127.0.0.1", server.port), Answering) as fake:
-        thread = threading.Thread(target=fake.serve_forever)
-        thread.start()
-        chat = HttpConversation(1)
-        with pytest.raises(AkunuError, match="mlx-lm"):
-            server.answer(chat)
-        chat.add_message(3)
-        found = server.answer(chat)
-        assert not server.answer(HttpConversation(2), abort_s=0.0).times
-        assert server.health_rate(3) > 0
-        fake.shutdown()
-        thread.join()
-    assert (found.prompt, found.cached, found.tokens) == (9, 7, 2)
-    assert 0 < found.ttft <= found.times[1]
-    assert found.token_s == found.worst_gap == found.times[1] - found.times[0]
-    assert chat.messages[-1] == {"role": "assistant", "content": "two words"}
-    print_servers(dict.fromkeys(("akunu", "mlx-lm"), ServerTimes({"a": found}, found, found)))
-    assert "longest pause" in capsys.readouterr().out
-
-
-def test_chat_figures() -> None:
-    keys = KeyTimes([number / 100 for number in range(100, 0, -1)]).as_dict()
-    assert (keys["median_ms"], keys["p95_ms"], keys["worst_ms"]) == (505, 950, 1000)
-    assert KeyTimes().as_dict()["p95_ms"] == KeyTimes().as_dict()["worst_ms"] == 0.0
-    assert len(set(LETTERS)) == len(LETTERS) <= 70
-    result = ChatResult()
-    assert result.as_dict()["ratio"] == result.as_dict()["ratio_spread"] == 0.0
-    for alone, chat in ((100, 90), (50, 60), (101, 95)):
-        result.alone.append(("a", {"generated_tokens": alone + 1, "decode_s": 1.0}))
-        result.chat.append(("a", {"generated_tokens": chat + 1, "decode_s": 1.0}))
-    found = result.as_dict()
-    assert (found["ratio"], found["ratio_spread"]) == (0.9, pytest.approx((1.2 - 0.9) / 2))
-    assert found["identical"]
-    result.chat.append(("b", {"generated_tokens": 1, "decode_s": 0.0}))
-    assert not result.as_dict()["identical"]
-
-
-def test_chat_that_ends_is_an_error_with_its_last_output() -> None:
-    command = [sys.executable, "-c", "print('\\x1b[1mno model here')"]
-    with pytest.raises(AkunuError, match="no model here"), chat_terminal(command, {}):
-        pass
-
-
 # Prompt caches
 
 
@@ -309,19 +161,6 @@ def session(seed: int, turns: int = 8) -> list[TraceItem]:
 
 
 SESSIONS = [session(seed) for seed in range(4)]
-
-
-def test_large_budget_needs_no_second_prefill() -> None:
-    trace = Trace("t", {"agent": tuple(item for each in SESSIONS for item in each)})
-    assert sessions_of(trace) == SESSIONS
-    for policy in POLICIES:
-        requests = schedule(SESSIONS, 3, 1, aside=True)
-        again = replay_caches(requests, 1 << 40, policy)[1]
-        # Ends of texts are prefilled again, because at most 16 are kept.
-        assert again <= 0.01 * sum(len(item.prompt) for item in requests)
-        outputs = sum(len(item.output) - 1 for item in SESSIONS[0][:-1])
-        expected = len(SESSIONS[0][-1].prompt) - outputs, 0
-        assert replay_caches(SESSIONS[0], 1 << 40, policy) == expected
 
 
 @pytest.mark.long
@@ -375,26 +214,6 @@ def test_places_end_where_the_language_says(tmp_path: Path) -> None:
                 ends = [found.partner.get(at, at) for at in range(place.start, place.end)]
                 assert all(place.start <= at < place.end for at in ends)
     assert len(kinds) == 9
-
-
-def test_lexer_finds_brackets_strings_and_blocks(tmp_path: Path) -> None:
-    found = source(tmp_path, "a.js", "f(a, {\n  b: ')',\n});\ng();\n")
-    assert found.partner[1] == found.text.index(");")
-    assert found.span(found.text.index("')'") + 1) is not None
-    assert not found.balanced(0, 6)
-    assert found.balanced(0, found.text.index("\ng"))
-    assert found.statement_end(0) == found.text.index("\ng")
-    python = source(tmp_path, "a.py", "if a:\n    b()\n\n    c()\nd()\n")
-    assert python.block_end(0) == python.text.index("\nd")
-    ruby = source(tmp_path, "a.rb", "def f\n  begin\n    a\n  rescue B\n    c\n  end\nend\nx\n")
-    assert ruby.block_end(0) == ruby.text.index("\nx")
-
-
-def test_output_that_equals_the_suffix_is_scored_with_an_empty_suffix_only(tmp_path: Path) -> None:
-    found = source(tmp_path, "a.c", "int x[] = {\n" + "  1, 2, 3,\n" * 9 + "};\n")
-    twice = [(place, mode) for place, mode in cases(found, 9) if place.is_duplicated]
-    assert {mode for _, mode in twice} == {"goes on"}
-    assert judge(*twice[0]) == judge(*twice[0])
 
 
 def test_buffer_and_files_raise_tokens_per_pass_by_a_fifth(starter_engine: Engine) -> None:

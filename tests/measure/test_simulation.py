@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, product, repeat
 from operator import mul
-from typing import Any
 
 import pytest
 
@@ -23,7 +22,6 @@ from tests.measure.device import (
     DeviceOptions,
     SimulatedTarget,
     known_costs,
-    parse_device,
     replay_items,
     replay_on_device,
 )
@@ -83,17 +81,6 @@ def test_times_counted_by_hand(
     assert counts.cost == pytest.approx(cost)
 
 
-def test_noise_and_first_passes_are_observed_but_not_scored() -> None:
-    device = Device(CURVE, DeviceOptions(noise=0.1, outliers=0.1, first=7, seed=3))
-    seconds = [
-        piece.seconds for piece in decode(SimulatedTarget(device, ITEM), NoDrafter(), 40, ())
-    ]
-    assert device.true.now == pytest.approx(40)
-    assert device.observed.now == pytest.approx(sum(seconds))
-    assert len(set(seconds)) == 40
-    assert 2 <= sum(each > 5 for each in seconds) <= 10
-
-
 def test_output_equals_the_trace_for_any_draft() -> None:
     items = [TraceItem((5, 6, seed), ITEM.output) for seed in range(20)]
     drafters = iter([Adversary(item.prompt, item.output, item.prompt[2]) for item in items])
@@ -117,18 +104,6 @@ def written(kind: str, length: int = 500) -> TraceItem:
         output = [token if draw.random() < 0.98 else 700 for token in source[:length]]
         return TraceItem(tuple(source), tuple(output))
     return TraceItem(tuple(source[:length]), tuple(source[length:]))
-
-
-def test_device_score_is_relative_to_plain_decoding_and_repeatable() -> None:
-    trace = Trace("t", {"a": (written("edit", 120),)})
-
-    def score(mode: DraftMode, seed: int) -> float:
-        options = parse_device(f"gap:0.3 reader:0.1,noise:0.3,first:5,outliers:0.02,seed:{seed}")
-        return float(replay_on_device(trace, CURVE, mode, options)["a"]["score"])
-
-    assert score("off", 1) == 1.0
-    assert score("auto", 1) == score("auto", 1)
-    assert len({score("auto", seed) for seed in range(4)}) > 1
 
 
 @pytest.mark.long
@@ -196,29 +171,6 @@ def test_the_mixture_is_as_good_as_its_better_part(curve: str, copied: float) ->
 
 
 @pytest.mark.long
-def test_unprofitable_neural_drafter_is_not_used() -> None:
-    trace = text(0.0)
-    assert score(trace, "m1", "auto", EXPENSIVE) >= 0.98
-    alone = score(trace, "m4pro", "auto", MTP)
-    assert score(trace, "m4pro", "auto", EXPENSIVE, MTP) >= 0.98 * alone
-
-
-def test_cost_of_an_expensive_neural_drafter_is_learned_early_and_kept() -> None:
-    """Two tokens suffice, and the knowledge outlives an answer."""
-    curve, spent = parse_curve("m4pro"), []
-    neural_drafters = SimulatedDrafters([DrafterFigures("exit", 0.97, (0.5, 0.2))])
-    for item in text(0.0).workloads["text"]:
-        make = partial(mixture_drafter, "exit", CostCurve(curve.points), neural_drafters)
-        replay_simulated([item], make, curve, neural_drafters)
-        spent.append(neural_drafters.spent)
-    learned = neural_drafters.learned["exit"]
-    assert learned.timed
-    assert learned.curve.measured(1)
-    assert spent[0] < 0.03 * 300
-    assert spent[-1] == pytest.approx(spent[0], abs=0.97 * 4)
-
-
-@pytest.mark.long
 def test_trials_are_due_in_sessions_of_any_length() -> None:
     """Each session ends long before a trial of an expensive drafter is due."""
     neural_drafters = SimulatedDrafters([DrafterFigures("model", 0.3, (0.9, 0.8))])
@@ -232,32 +184,6 @@ def test_trials_are_due_in_sessions_of_any_length() -> None:
             neural_drafters.learned["model"].expected[0] = 0.1  # an unlucky start
     assert max(scores[1:6]) < 1.1
     assert min(scores[-5:]) > 1.2, scores
-
-
-@pytest.mark.long
-def test_neural_drafter_recovers_from_early_rejections() -> None:
-    """150 rejections in a row disable it; occasional trials enable it again."""
-    costs, scores = parse_curve("m4pro"), []
-    neural_drafters = SimulatedDrafters([MTP])
-    for number, item in enumerate(text(0.0, 3).workloads["text"]):
-        neural_drafters.rejected = 150 if number == 0 else 0
-        make = partial(mixture_drafter, "mtp", CostCurve(costs.points), neural_drafters)
-        scores.append(replay_simulated([item], make, costs, neural_drafters)["score"])
-    assert scores[0] < 0.9 * scores[-1]
-    assert min(scores[1:]) >= 1.5, scores
-
-
-@pytest.mark.long
-def test_costs_of_neural_drafters_are_learned_from_the_clock() -> None:
-    trace, curve = text(0.3, 4), parse_curve("m4pro")
-    options = parse_device("gap:0.05,noise:0.05,first:3")
-
-    def score(mode: DraftMode, *figures: DrafterFigures) -> Any:
-        return replay_on_device(trace, curve, mode, options, figures=figures)["text"]["score"]
-
-    plain = score("ngram")
-    assert score("auto", MTP) > 1.15 * plain
-    assert score("auto", EXPENSIVE) > 0.95 * plain
 
 
 def test_improvement_equals_the_tables_of_leviathan_et_al() -> None:
