@@ -67,7 +67,7 @@ bench: setup ## measure this machine, in about two minutes
 check-mac: setup ## check what only a Mac can show (docs/bench.md)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/python -m tests.measure.chat $(if $(MODEL),--model $(MODEL))
-	@$(BIN)/akunu bench check $(if $(MODEL),--model $(MODEL))
+	@$(BIN)/python -m tests.measure.check $(if $(MODEL),--model $(MODEL)) $(if $(SOAK),--soak $(SOAK))
 
 pictures: setup ## draw the README's pictures from a real conversation
 	@$(BIN)/akunu models pull $(STARTER) --if-missing

@@ -118,7 +118,7 @@ class _PrintVersions(argparse.Action):
 def _parser(*wanted: str, actions: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return a parser of all command names; only the `wanted` commands are imported.
 
-    actions: of bench, to be imported (default: all that need no MLX).
+    actions: of bench, to be imported (default: all).
     """
     parser = Parser(
         prog="akunu",
@@ -137,7 +137,7 @@ def _parser(*wanted: str, actions: Sequence[str] = ()) -> argparse.ArgumentParse
             module = importlib.import_module(_MODULES.get(name, f"akunu_py.commands.{name}"))
             command.set_defaults(run=module.run)
             if name == "bench":
-                module.add_actions(command, actions or module.WITHOUT_MLX)
+                module.add_actions(command, actions or module.ACTIONS)
             else:
                 module.add_options(command)
     return parser

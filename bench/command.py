@@ -95,20 +95,9 @@ def show(options: argparse.Namespace, as_json: Any, print_text: Callable[[], Non
         print_text()
 
 
-def was_interrupted(measure: Callable[[], None]) -> bool:
-    """Run `measure` and return True if Ctrl-C ended it; partial results stay valid."""
-    try:
-        measure()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        progress("")
-    return False
-
-
-def exit_code(interrupted: bool, done: str = "measured") -> int:
+def exit_code(interrupted: bool) -> int:
     if interrupted:
-        print(f"interrupted: only the results {done} so far are shown", file=sys.stderr)
+        print("interrupted: only the results measured so far are shown", file=sys.stderr)
     return INTERRUPTED if interrupted else 0
 
 

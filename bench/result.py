@@ -74,7 +74,7 @@ class Series:
     prompt_tokens: int = 0
     repeats: list[Repeat] = field(default_factory=list)
     identical: bool | None = None  # in every repetition; None without a reference
-    difference: dict[str, Any] | None = None  # the first `fidelity.Divergence`
+    difference: dict[str, Any] | None = None  # the first `Divergence`
     drafted: list[int] = field(default_factory=list)  # this and below: of the last repetition
     accepted: list[int] = field(default_factory=list)
     draft_s: float = 0.0
@@ -205,7 +205,7 @@ def load_result(path: Path) -> Result:
 
 
 def load_results(path: Path) -> list[Result]:
-    """Load a result file, or all results of a file of `akunu bench check`. Raises UsageError."""
+    """Load a result file, or all results of a file of `make check-mac`. Raises UsageError."""
     content = _read(path)
     is_check = isinstance(content, dict) and content.get("format") == CHECK_FORMAT
     parts = content.get("results") if is_check else [content]

@@ -12,7 +12,7 @@ import itertools
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +26,7 @@ from akunu_py.arguments import check_hosts
 from akunu_py.bench import command
 from akunu_py.bench.command import FULL, MEMORY, QUICK
 from akunu_py.bench.curve import CONTEXT, measure_curve
-from akunu_py.bench.fidelity import first_divergence
+from akunu_py.bench.divergence import first_divergence
 from akunu_py.bench.result import (
     Repeat,
     Result,
@@ -50,10 +50,9 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.ngram.answer_cache import CAPACITY_BITS, AnswerCache
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.types import DraftMode, GenerateOptions, LoadOptions
+from akunu_py.types import DEFAULT_DRAFT_TOKENS, DraftMode, GenerateOptions, LoadOptions
 
 CURVE_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
-MakeRunners = Callable[[Engine], list[Runner]]
 OURS = "akunu"
 _CURVE_REPEATS = 7
 _CURVE_OBSERVATIONS = 3  # of each measured cost, so that it outweighs the prior
@@ -61,8 +60,8 @@ _MIN_BITS = 12
 _WARM_UP_TOKENS = 16
 
 
-def run(options: argparse.Namespace, others: MakeRunners | None = None) -> int:
-    """Measure, and return the exit code. others: returns other programs' runners."""
+def run(options: argparse.Namespace) -> int:
+    """Measure, and return the exit code."""
     by_length = any(options.n_prompt) or any(options.n_gen)
     scope = FULL if options.full else QUICK
     names = options.workload or (["none"] if by_length else scope.workloads)
@@ -80,9 +79,8 @@ def run(options: argparse.Namespace, others: MakeRunners | None = None) -> int:
         options.max_tokens or scope.max_tokens,
         options.repeats,
         modes=options.draft or scope.modes,
-        draft_tokens=[options.draft_tokens],
+        draft_tokens=options.draft_tokens,
         draft_model=draft_model,
-        others=others,
         prompts=options.n_prompt,
         generates=options.n_gen,
         depths=options.n_depth,
@@ -130,9 +128,8 @@ class SpeedPlan:
     max_tokens: int  # of an answer; a workload may have a lower limit
     repeats: int
     modes: Sequence[str] = ()  # draft modes and `MEMORY`
-    draft_tokens: Sequence[int] = ()  # `fixed` runs once with each length
+    draft_tokens: int = DEFAULT_DRAFT_TOKENS  # of `fixed`
     draft_model: Engine | None = None
-    others: MakeRunners | None = None  # returns other programs' loops
     prompts: Sequence[int] = ()
     generates: Sequence[int] = ()
     depths: Sequence[int] = (0,)  # of each prompt and generation
@@ -203,11 +200,11 @@ def make_runners(
         if mode == MEMORY:
             runners.append(Akunu(engine, "auto", curve, memory=memories))
         elif mode == "fixed":
-            runners += [Akunu(engine, "fixed", curve, draft_tokens=n) for n in plan.draft_tokens]
+            runners.append(Akunu(engine, "fixed", curve, draft_tokens=plan.draft_tokens))
         else:
             check_mode(engine, named := cast(DraftMode, mode))
             runners.append(Akunu(engine, named, curve))
-    return runners + (plan.others(engine) if plan.others else [])
+    return runners
 
 
 def make_memories(engine: Engine, plan: SpeedPlan, trace: Trace | None) -> dict[str, AnswerCache]:

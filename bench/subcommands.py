@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from importlib import import_module
+from types import ModuleType
 
 from akunu_py.bench import command
 from akunu_py.parser import Parser
@@ -15,13 +16,7 @@ ACTIONS = {  # name of the action: summary
     "curve": "Measure the cost of passes over 1 to 32 tokens, and print the planned draft lengths",
     "compare": "Compare two results; exit code 1 if the second is slower",
     "report": "Print tables from result files, or write them as Markdown",
-    "fidelity": "Compare answers with and without drafting, and rate the differences",
-    "theory": "Compare the predictions of Leviathan et al. with measurements on this machine",
-    "serve": "Compare the latencies of akunu serve and of mlx-lm's own server",
-    "check": "Check speed, numerics and memory on this machine; exit code 1 if a check fails",
 }
-WITHOUT_MLX = ("speed", "replay", "curve", "compare", "report", "theory")  # to show options
-_MODULES = {"serve": "serving", "report": "tables"}  # name of the action: its module, if different
 
 
 def with_action(words: list[str]) -> list[str]:
@@ -32,7 +27,7 @@ def with_action(words: list[str]) -> list[str]:
 
 def run(options: argparse.Namespace) -> int:
     """Run an action and return its exit code."""
-    code: int = import_module(_module(options.action)).run(options)
+    code: int = _module(options.action).run(options)
     return code
 
 
@@ -47,8 +42,8 @@ def add_actions(parser: argparse.ArgumentParser, wanted: Iterable[str]) -> None:
         if name in wanted and name == "speed":
             command.add_speed_options(action)
         elif name in wanted:
-            import_module(_module(name)).add_options(action)
+            _module(name).add_options(action)
 
 
-def _module(action: str) -> str:
-    return f"akunu_py.bench.{_MODULES.get(action, action)}"
+def _module(action: str) -> ModuleType:
+    return import_module(f"akunu_py.bench.{'tables' if action == 'report' else action}")

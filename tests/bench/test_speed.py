@@ -1,4 +1,4 @@
-"""The speed bench: order of runners, repetitions, failures, interruptions."""
+"""The speed bench and its tables: order of runners, repetitions, failures, interruptions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from akunu_py.bench import command, tables
-from akunu_py.bench.fidelity import Divergence, first_divergence, top_two_margin
+from akunu_py.bench import tables
+from akunu_py.bench.divergence import Divergence, first_divergence
 from akunu_py.bench.result import Throughput, load_result, loop_start, merge_results
 from akunu_py.bench.runners import Conditions, Passes
 from akunu_py.bench.runners.akunu import Akunu, RecordingDrafter
@@ -24,7 +24,6 @@ from akunu_py.models.store.model_store import StoredModel
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter
-from akunu_py.types import SamplingOptions
 from tests.support.bench_fakes import (
     PLAIN,
     Simulated,
@@ -34,6 +33,7 @@ from tests.support.bench_fakes import (
     simulate,
     write_quick_model,
 )
+from tests.support.command import assert_one_line_error, run_here
 
 
 def test_runners_alternate_and_every_repetition_is_recorded() -> None:
@@ -95,7 +95,9 @@ def test_margin_at_the_first_divergence_comes_from_the_model(starter_engine: Eng
     assert found is not None
     assert found == Divergence(0, len(output), 5, 7, found.margin)
     assert found.margin == pytest.approx(logits[-1] - logits[-2], abs=1e-3)
-    assert top_two_margin(starter_engine, prompt, SamplingOptions()) > 0
+    assert first_divergence(None, [(prompt, output)], [([1], output)]) == Divergence(
+        0, 0, -1, -1, None
+    )
     assert first_divergence(None, [(prompt, output)], [(prompt, output)]) is None
     cut = first_divergence(None, [(prompt, output)], [(prompt, output[:-1])])
     assert cut == Divergence(0, len(output) - 1, output[-1], -1, None)
@@ -109,16 +111,19 @@ def test_loops_are_detected() -> None:
     assert loop_start([]) is None
 
 
-def test_interrupt_keeps_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(line: str) -> None:
-        if line.endswith("edit, temperature 0: repetition 2 of 5"):
+def test_interrupt_keeps_measurements() -> None:
+    turns = 0
+
+    def stop(conditions: Conditions) -> None:
+        nonlocal turns
+        turns += 1
+        if turns == 6 + 3:  # warm-up and repetitions of a workload, then half of the second one
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "progress", stop)
     runs: list[Any] = []
     with pytest.raises(KeyboardInterrupt):
-        simulate([Simulated(PLAIN), Simulated("auto")], runs=runs)
-    assert [len(series.repeats) for series in runs] == [5, 5, 1, 1]
+        simulate([Simulated(PLAIN, before=stop), Simulated("auto")], runs=runs)
+    assert [len(series.repeats) for series in runs] == [5, 5, 1, 2]
 
 
 def test_result_file_contains_all_fields(tmp_path: Path) -> None:
@@ -228,3 +233,23 @@ def test_ctrl_c_writes_valid_output(starter: StoredModel, tmp_path: Path) -> Non
     assert all(len(series["repeats"]) >= 2 for series in content["runs"])
     assert load_result(out).runs[0].runner == "mlx-lm"
     assert "interrupted" in stderr
+
+
+def test_report_prints_text_and_writes_markdown(tmp_path: Path) -> None:
+    result = fake_result([plain_series(), drafted_series(), plain_series("json")])
+    path, table = tmp_path / "result.json", tmp_path / "report.md"
+    result.save(path)
+    done = run_here("bench", "report", str(path), "-o", str(table))
+    assert done.returncode == 0, done.stderr
+    assert table.read_text() == tables.result_markdown(result)
+    assert "| edit" in table.read_text()
+    shown = run_here("bench", "report", str(path))
+    assert shown.stdout == tables.result_text(result) + "\n"
+    assert "1.91" in shown.stdout
+    assert len(run_here("bench", "report", str(path), str(path)).stdout) > len(shown.stdout)
+    for args, word in (
+        ((), "FILE"),
+        ((str(path), "-o", "report.html"), ".md"),
+        ((str(tmp_path / "none.json"),), "none.json"),
+    ):
+        assert_one_line_error(run_here("bench", "report", *args), 2, word)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from akunu_py.bench.check import ROUNDING, attention_rows, quantized_rows, wired_limit
-from akunu_py.bench.fidelity import first_divergence
+from akunu_py.bench.divergence import first_divergence
 from akunu_py.decoding import device
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.types import DraftMode, GenerateOptions, LoadOptions, Message
+from tests.measure.check import ROUNDING
+from tests.measure.mac_checks import attention_rows, quantized_rows, wired_limit
 
 # The virtual GPU of a hosted runner computes as it likes.
 HAS_GPU = device.on_metal() and "Paravirtual" not in device.device_name()

@@ -1,4 +1,4 @@
-"""`python -m tests.measure.device TRACES`: replay traces through the decode loop in virtual time.
+"""Replay traces through the decode loop on a simulated device, in virtual time.
 
 A simulated device runs the forward passes in launch order. A pass over n rows takes `curve(n)`.
 Building a pass takes the host a share of a plain step (the gap). The device idles during the gap
@@ -46,7 +46,6 @@ from tests.measure.neural_drafters import (
 from tests.measure.tool import run_tool
 from tests.support.decoding import decode
 
-SUMMARY = "Replay recorded answers through the decode loop, on a simulated device"
 _OUTLIER_FACTOR = 10.0  # times as long as usual takes an outlier
 _MIN_SHARE = 0.5  # of its time a pass takes at least, whatever the noise
 
@@ -102,36 +101,35 @@ class _Clock:
         self.now = max(self.now, done)
 
 
+Times = tuple[float, float]  # true, observed
+
+
 class Device:
     """A simulated device with two clocks: `true` for the score, `observed` for the drafter."""
 
     def __init__(self, curve: Callable[[int], float], options: DeviceOptions) -> None:
         self.true, self.observed = _Clock(), _Clock()
-        self._curve = curve
-        self._options = options
+        self._curve, self._options = curve, options
         self._random = random.Random(options.seed)
         self._used: set[int] = set()
 
-    def launch(self, rows: int) -> tuple[float, float]:
-        """Return the completion time of a pass over `rows` rows, in true and in observed time."""
-        options = self._options
-        cost = self._curve(rows)
+    def launch(self, rows: int) -> Times:
+        """Return the completion times of a pass over `rows` rows."""
+        options, cost, factor = self._options, self._curve(rows), self._noise()
         first = 0.0 if rows in self._used else options.first
         self._used.add(rows)
-        factor = max(_MIN_SHARE, self._random.gauss(1.0, options.noise))
         if self._random.random() < options.outliers:
             factor *= _OUTLIER_FACTOR
-        return self.true.launch(options.gap, cost), self.observed.launch(
-            options.gap, cost * factor + first
-        )
+        done = self.true.launch(options.gap, cost)
+        return done, self.observed.launch(options.gap, cost * factor + first)
 
     def draft(self, cost: float) -> None:
         """Run a forward pass of a neural drafter and wait for it. Its gap scales with `cost`."""
         gap = cost * self._options.gap
-        noise = max(_MIN_SHARE, self._random.gauss(1.0, self._options.noise))
-        self.wait((self.true.launch(gap, cost), self.observed.launch(gap, cost * noise)))
+        done = self.true.launch(gap, cost)
+        self.wait((done, self.observed.launch(gap, cost * self._noise())))
 
-    def wait(self, done: tuple[float, float]) -> None:
+    def wait(self, done: Times) -> None:
         self.true.wait(done[0])
         self.observed.wait(done[1])
 
@@ -140,11 +138,14 @@ class Device:
         self.true.now += self._options.reader
         self.observed.now += self._options.reader
 
+    def _noise(self) -> float:
+        return max(_MIN_SHARE, self._random.gauss(1.0, self._options.noise))
+
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
     tokens: list[int]
-    done: tuple[float, float]
+    done: Times
 
 
 class SimulatedTarget(Target):
@@ -294,10 +295,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool and return its exit code."""
-    return run_tool("device", SUMMARY, add_options, run, argv)
-
+main = partial(run_tool, "device", "Replay recorded answers through the decode loop, on a "
+               "simulated device", add_options, run)  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""`python -m tests.measure.neural_drafters TRACES`: replay with simulated neural drafters.
+"""Replay traces with simulated neural drafters.
 
 Each simulated drafter has a stated acceptance by position and a stated cost.
 """
@@ -10,10 +10,11 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from akunu_py.bench.command import show
-from akunu_py.bench.curve import Curve, add_curve_option, parse_curve
+from akunu_py.bench.curve import Curve, add_curve_option, expected_tokens, parse_curve
 from akunu_py.bench.replay import (
     ReplayCounts,
     add_draft_options,
@@ -33,8 +34,8 @@ from akunu_py.parser import add_format
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DRAFT_MODES, NEURAL_MODES, Drafter
 from tests.measure.tool import run_tool
 
-SUMMARY = "Replay recorded answers with simulated neural drafters"
 LUCK_TURNS = 10
+LONGEST = 32
 _WRONG = 1 << 30  # a token id that no trace contains
 
 
@@ -54,6 +55,7 @@ class SimulatedDrafters:
     """
 
     item: TraceItem  # set before `make`
+    rejected = 0  # leading tokens of the output at which every draft is rejected
 
     def __init__(self, figures: Sequence[DrafterFigures] = (), turn: int = 0) -> None:
         self._figures = figures
@@ -89,6 +91,8 @@ class SimulatedDrafter:
         turn = neural_drafters.turn / LUCK_TURNS
         # By position, and the same for every drafter.
         self._luck = [(draw.random() + turn) % 1.0 for _ in self._truth]
+        start, rejected = len(item.prompt), neural_drafters.rejected
+        self._luck[start : start + rejected] = [1.0] * rejected
         self._place = self._depth = 0
         self._right = True
 
@@ -113,6 +117,23 @@ class SimulatedDrafter:
 
     def clock(self) -> float:
         return self._simulated.clock()
+
+
+Cost = Callable[[int], float]
+"""Cost of a pass by its rows; one row costs 1."""
+
+
+def improvement(chance: float, drafted: int, c: float, cost: Cost = lambda rows: 1.0) -> float:
+    """Return the speedup over plain decoding: theorem 3.8 of Leviathan et al. (2023).
+
+    chance: acceptance rate. c: cost of drafting a token, in plain steps. The theorem's `cost` is 1.
+    """
+    return expected_tokens(chance, drafted) / (cost(drafted + 1) + drafted * c)
+
+
+def best_length(chance: float, c: float, cost: Cost) -> int:
+    """Return the draft length up to LONGEST with the greatest improvement, 0 for none."""
+    return max(range(LONGEST + 1), key=lambda drafted: improvement(chance, drafted, c, cost))
 
 
 def parse_figures(text: str) -> DrafterFigures:
@@ -154,14 +175,10 @@ def mixture_drafter(
 ) -> Drafter:
     """Return a new drafter of that draft mode."""
     if mode in ("auto", "ngram", *NEURAL_MODES):
-        made, ngrams = neural_drafters.make(mode), mode in ("auto", "ngram")
         return AutoDrafter(
-            costs,
-            answer_cache=memory,
-            neural_drafters=made,
-            learned=neural_drafters.learned,
-            ngrams=ngrams,
-        )
+            costs, answer_cache=memory, neural_drafters=neural_drafters.make(mode),
+            learned=neural_drafters.learned, ngrams=mode in ("auto", "ngram"),
+        )  # fmt: skip
     return drafter_named(mode, costs, memory, draft_tokens)
 
 
@@ -202,19 +219,12 @@ def replay_mixture(
     for name, items in trace.workloads.items():
         counts = ReplayCounts()
         for turn in range(LUCK_TURNS if even else 1):
-            neural_drafters, learned = (
-                SimulatedDrafters(figures, turn),
-                AnswerCache() if memory else None,
-            )
+            simulated, learned = SimulatedDrafters(figures, turn), AnswerCache() if memory else None
 
-            def make(
-                neural_drafters: SimulatedDrafters = neural_drafters,
-                learned: AnswerCache | None = learned,
-            ) -> Drafter:
-                costs = CostCurve(curve.points)
-                return mixture_drafter(mode, costs, neural_drafters, learned, draft_tokens)
+            def make(each: SimulatedDrafters = simulated, memo: Any = learned) -> Drafter:
+                return mixture_drafter(mode, CostCurve(curve.points), each, memo, draft_tokens)
 
-            replay_simulated(items, make, curve, neural_drafters, memory=learned, counts=counts)
+            replay_simulated(items, make, curve, simulated, memory=learned, counts=counts)
         found[name] = counts.as_dict()
     return found
 
@@ -251,16 +261,11 @@ def run(options: argparse.Namespace) -> int:
     alone = dict.fromkeys(each.name for each in neural_drafters)
     found = {
         mode: replay_mixture(
-            trace,
-            curve,
-            mode,
-            neural_drafters,
-            draft_tokens=options.draft_tokens,
-            memory=options.memory,
-            even=options.even,
+            trace, curve, mode, neural_drafters, draft_tokens=options.draft_tokens,
+            memory=options.memory, even=options.even,
         )
         for mode in (("ngram", *alone, "auto") if options.compare else (options.draft,))
-    }
+    }  # fmt: skip
     if options.compare:
         show(options, {"curve": name, "drafters": found}, lambda: print_replays(name, found))
     else:
@@ -270,10 +275,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool and return its exit code."""
-    return run_tool("neural_drafters", SUMMARY, add_options, run, argv)
-
+main = partial(run_tool, "neural_drafters", "Replay recorded answers with simulated neural "
+               "drafters", add_options, run)  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())

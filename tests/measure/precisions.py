@@ -1,4 +1,4 @@
-"""`python -m tests.measure.precisions`: `akunu bench fidelity` with a GPU's rounding on a CPU.
+"""`python -m tests.measure.fidelity` with a GPU's rounding on a CPU.
 
 MLX's CPU kernels for half precision sum each row alone, in one order, so drafting cannot change an
 answer there. GPU kernels sum in float32, in an order that depends on the number of rows, and round
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,13 +18,12 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from akunu_py.bench import fidelity
 from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.types import LoadOptions, WeightMode
+from tests.measure import fidelity
 from tests.measure.tool import run_tool
 
-SUMMARY = "Compare answers with drafts to answers without, in precisions that round as on a GPU"
 # Quick on a CPU; "keep" takes seconds a token there.
 DEFAULT = ("float32", "bfloat16", "keep-float32", "bfloat16-blas", "keep-blas")
 _EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
@@ -119,8 +118,7 @@ def load_precision(options: argparse.Namespace, name: str) -> Engine:
     return change(engine) if change else engine
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    fidelity.add_options(parser, tuple(PRECISIONS))
+add_options = partial(fidelity.add_options, precisions=tuple(PRECISIONS))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -128,10 +126,8 @@ def run(options: argparse.Namespace) -> int:
     return fidelity.run(options, partial(load_precision, options))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool and return its exit code."""
-    return run_tool("precisions", SUMMARY, add_options, run, argv)
-
+main = partial(run_tool, "precisions", "Compare answers with drafts to answers without, in "
+               "precisions that round as on a GPU", add_options, run)  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,24 +2,21 @@
 
 The model answers each case of the workload once, greedily; drafts do not change the tokens. Then
 the passes over each answer are counted. With a fixed cost curve, no count depends on the machine.
-With a file of schemas, their valid instances are the answers, and no model runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import sys
 import tomllib
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
-from akunu_py.bench.command import add_model, progress, show
+from akunu_py.bench.command import add_count, add_model, progress, show
 from akunu_py.bench.curve import Curve, FixedCosts, add_curve_option, parse_curve
 from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.tables import to_text
@@ -29,10 +26,8 @@ from akunu_py.decoding.constraint.tool_calls import constrained
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.errors import UsageError
-from akunu_py.files import parse_json
 from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
-from akunu_py.parser import add_format, positive
+from akunu_py.parser import add_format
 from akunu_py.types import (
     Constraint,
     Drafter,
@@ -47,9 +42,7 @@ from akunu_py.types import (
 from tests.measure.tool import run_tool
 from tests.support.drafters import OffersAll
 
-SUMMARY = "Count the tokens of each pass of JSON answers, by drafter"
 BOTH, NGRAMS, FORCED = "both", "n-grams", "forced"
-_GZIP = b"\x1f\x8b"
 _QUESTION = (
     "Answer with JSON that fits this JSON schema, and with nothing else.\n\n{schema}\n\n{prompt}"
 )
@@ -62,112 +55,12 @@ class Case:
     source: str
     prompt: str
     schema: str
-    instance: Any = None  # the answer, if it exists already
 
 
 def load_cases() -> list[Case]:
     """Return the cases of structured.toml."""
     text = resources.files(__package__).joinpath("structured.toml").read_text(encoding="utf-8")
-    return [
-        Case(row["source"], row["prompt"], row["schema"].strip())
-        for row in tomllib.loads(text)["case"]
-    ]
-
-
-def measure_structured(
-    engine: Engine,
-    cases: Sequence[Case],
-    curve: Curve,
-    max_tokens: int,
-    progress: Callable[[str], None],
-) -> dict[str, Any]:
-    """Return the counts by source of the cases, layout and drafter.
-
-    Layouts: free JSON, compact JSON, and tool calls in the model's own format.
-    """
-    counts: dict[str, dict[str, dict[str, ReplayCounts]]] = {}
-    for number, case in enumerate(cases, start=1):
-        for layout in ("free", "compact", "calls"):
-            progress(f"{case.source}: {layout}, {number}/{len(cases)}")
-            constraint = Constraint("json_schema", case.schema, compact=layout == "compact")
-            tools = list(tools_of(json.loads(case.schema))) if layout == "calls" else []
-            if tools:
-                constraint = call_constraint(engine, tools)
-            elif layout == "calls":
-                continue
-            item = generate_item(engine, case, constraint, curve, max_tokens, tools)
-            by_drafter = counts.setdefault(case.source, {}).setdefault(layout, {})
-            count_passes(engine, constraint, item, curve, by_drafter)
-    return _as_dict(counts)
-
-
-def load_instances(path: Path) -> list[Case]:
-    """Return the valid instances of a list of schemas, in the format of JSONSchemaBench.
-
-    {"schemas": [{"name", "schema", "tests": [{"valid", "data"}]}]}, gzipped or not. The source of a
-    case is the beginning of the name. Raises UsageError.
-    """
-    expected = f"expected a list of JSON schemas with instances in {path}"
-    try:
-        data = path.read_bytes()
-        text = gzip.decompress(data) if data.startswith(_GZIP) else data
-        return [
-            Case(
-                entry["name"].split("---")[0].split("_")[0],
-                "",
-                json.dumps(entry["schema"]),
-                test["data"],
-            )
-            for entry in parse_json(text.decode())["schemas"]
-            for test in entry["tests"]
-            if test["valid"]
-        ]
-    except OSError as error:
-        raise UsageError(f"{expected}: {error.strerror or error}") from error
-    except (ValueError, LookupError, TypeError, AttributeError, EOFError, zlib.error) as error:
-        raise UsageError(f"{expected}: it is no such file") from error
-
-
-def replay_instances(
-    engine: Engine,
-    cases: Sequence[Case],
-    curve: Curve,
-    max_tokens: int,
-    progress: Callable[[str], None],
-) -> dict[str, Any]:
-    """Return counts like `measure_structured`, with the instances of the cases as answers.
-
-    Skips unsupported schemas and prompts that exceed the context.
-    """
-    counts: dict[str, dict[str, dict[str, ReplayCounts]]] = {}
-    for number, case in enumerate(cases, start=1):
-        progress(f"{case.source}: {number}/{len(cases)}")
-        prompt = _prompt(engine, case)
-        if len(prompt) >= engine.plan.context_length:
-            continue
-        for layout, separators in (("free", (", ", ": ")), ("compact", (",", ":"))):
-            text = json.dumps(case.instance, ensure_ascii=False, separators=separators)
-            tokens = engine.tokens.tokenizer.encode(text, add_special_tokens=False)[:max_tokens]
-            constraint = Constraint("json_schema", case.schema, compact=layout == "compact")
-            by_drafter = counts.setdefault(case.source, {}).setdefault(layout, {})
-            try:
-                count_passes(
-                    engine, constraint, TraceItem(prompt, tuple(tokens)), curve, by_drafter
-                )
-            except UsageError:
-                continue
-    return _as_dict(counts)
-
-
-def _as_dict(counts: dict[str, dict[str, dict[str, ReplayCounts]]]) -> dict[str, Any]:
-    return {
-        source: {
-            layout: {name: total.as_dict() for name, total in by_drafter.items()}
-            for layout, by_drafter in layouts.items()
-            if any(total.items for total in by_drafter.values())
-        }
-        for source, layouts in counts.items()
-    }
+    return [Case(**row | {"schema": row["schema"].strip()}) for row in tomllib.loads(text)["case"]]
 
 
 def tools_of(schema: Any) -> Iterator[Tool]:
@@ -182,34 +75,29 @@ def tools_of(schema: Any) -> Iterator[Tool]:
             yield from tools_of(inner)
 
 
-def call_constraint(engine: Engine, tools: Sequence[Tool]) -> Constraint:
-    """Return a constraint that allows only one call of `tools`."""
-    choice = ToolChoice("required")
-    options = constrained(engine.tokens, SamplingOptions(), tools, choice, parallel=False)
-    assert options.constraint is not None
-    return options.constraint
-
-
 def generate_item(
-    engine: Engine,
-    case: Case,
-    constraint: Constraint,
-    curve: Curve,
-    max_tokens: int,
-    tools: Sequence[Tool],
-) -> TraceItem:
-    """Return the answer of the model as a trace item."""
-    prompt = _prompt(engine, case, tools)
+    engine: Engine, case: Case, layout: str, curve: Curve, max_tokens: int
+) -> tuple[TraceItem, Constraint] | None:
+    """Return the model's answer and its constraint, None for calls if the schema has no tool.
+
+    layout: free JSON, compact JSON, or calls of tools in the model's own format.
+    """
+    constraint = Constraint("json_schema", case.schema, compact=layout == "compact")
+    question, tools = _QUESTION.format(schema=case.schema, prompt=case.prompt), list[Tool]()
+    if layout == "calls":
+        question, tools = case.prompt, list(tools_of(json.loads(case.schema)))
+        if not tools:
+            return None
+        choice = ToolChoice("required")
+        options = constrained(engine.tokens, SamplingOptions(), tools, choice, parallel=False)
+        assert options.constraint is not None
+        constraint = options.constraint
+    prompt = tuple(engine.tokens.encode_chat([Message("user", question)], tools))
     session = Session(engine)
     session.drafting.curve = FixedCosts(curve.points)
     sampling = SamplingOptions(constraint=constraint)
     answer = session.generate(prompt, GenerateOptions(max_tokens, sampling=sampling)).answer()
-    return TraceItem(prompt, answer.tokens)
-
-
-def _prompt(engine: Engine, case: Case, tools: Sequence[Tool] = ()) -> tuple[int, ...]:
-    question = case.prompt if tools else _QUESTION.format(schema=case.schema, prompt=case.prompt)
-    return tuple(engine.tokens.encode_chat([Message("user", question)], tools))
+    return TraceItem(prompt, answer.tokens), constraint
 
 
 def count_passes(
@@ -262,11 +150,8 @@ class _Unforced:
     """A guide that rejects tokens and never proposes any."""
 
     def __init__(self, guide: DraftGuide) -> None:
-        self.begin_draft, self.end_draft, self.advance = (
-            guide.begin_draft,
-            guide.end_draft,
-            guide.advance,
-        )
+        self.begin_draft, self.end_draft = guide.begin_draft, guide.end_draft
+        self.advance = guide.advance
 
     def forced(self) -> tuple[list[int], bool]:
         return [], True
@@ -304,52 +189,52 @@ class _ForcedDrafter(OffersAll):
         """Do nothing."""
 
 
-def print_structured(found: dict[str, Any]) -> None:
-    """Print the counts. found: as in JSON."""
-    print(f"{found['model']}, tokens a pass, planned for {found['curve']}\n")
-    cells = [
-        [source, layout, str(by_drafter["both"]["items"]), str(by_drafter["both"]["tokens"])]
-        + [f"{counts['tokens_per_pass']:.2f}" for counts in by_drafter.values()]
-        for source, layouts in found["sources"].items()
-        for layout, by_drafter in layouts.items()
-    ]
-    names = ["both", "n-grams", "forced"]
-    print(to_text((["source", "whitespace", "answers", "tokens", *names], cells)))
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "file",
-        nargs="?",
-        type=Path,
-        metavar="SCHEMAS",
-        help="JSON schemas with valid instances, which become the answers; in the format of "
-        "JSONSchemaBench, gzipped or not",
-    )
     add_curve_option(parser)
-    parser.add_argument(
-        "--max-tokens", type=positive, default=96, metavar="N", help="Maximum tokens of an answer"
-    )
+    add_count(parser, "--max-tokens", 96, "Maximum tokens of an answer")
+    add_count(parser, "--every", 1, "Use every Nth case of the workload")
     add_model(parser)
     add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    curve = parse_curve(options.curve)
-    cases = load_instances(options.file) if options.file else load_cases()
-    measure = replay_instances if options.file else measure_structured
+    curve, cases = parse_curve(options.curve), load_cases()[:: options.every]
     engine = load_engine(options.model, LoadOptions(options.weights))
-    sources = measure(engine, cases, curve, options.max_tokens, progress)
+    counts: dict[str, dict[str, dict[str, ReplayCounts]]] = {}
+    for number, case in enumerate(cases, start=1):
+        for layout in ("free", "compact", "calls"):
+            progress(f"{case.source}: {layout}, {number}/{len(cases)}")
+            if found := generate_item(engine, case, layout, curve, options.max_tokens):
+                into = counts.setdefault(case.source, {}).setdefault(layout, {})
+                count_passes(engine, found[1], found[0], curve, into)
     progress("")
-    found = {"model": engine.name, "curve": options.curve, "sources": sources}
-    show(options, found, lambda: print_structured(found))
+    sources = {
+        source: {
+            layout: {name: total.as_dict() for name, total in by_drafter.items()}
+            for layout, by_drafter in layouts.items()
+        }
+        for source, layouts in counts.items()
+    }
+    as_json = {"model": engine.name, "curve": options.curve, "sources": sources}
+    show(options, as_json, lambda: print_structured(as_json))
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool and return its exit code."""
-    return run_tool("structured", SUMMARY, add_options, run, argv)
+def print_structured(found: dict[str, Any]) -> None:
+    """Print the counts. found: as in JSON."""
+    print(f"{found['model']}, tokens a pass, planned for {found['curve']}\n")
+    cells = [
+        [source, layout, str(by_drafter[BOTH]["items"]), str(by_drafter[BOTH]["tokens"])]
+        + [f"{counts['tokens_per_pass']:.2f}" for counts in by_drafter.values()]
+        for source, layouts in found["sources"].items()
+        for layout, by_drafter in layouts.items()
+    ]
+    headings = ["source", "whitespace", "answers", "tokens", BOTH, NGRAMS, FORCED]
+    print(to_text((headings, cells)))
 
+
+main = partial(run_tool, "structured", "Count the tokens of each pass of JSON answers, by drafter",
+               add_options, run)  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,17 +7,16 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 
+from akunu_py.bench.command import progress
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.parser import Parser
 from akunu_py.text import print_warnings
-
-AddOptions = Callable[[argparse.ArgumentParser], None]
 
 
 def run_tool(
     name: str,
     summary: str,
-    add_options: AddOptions,
+    add_options: Callable[[argparse.ArgumentParser], None],
     run: Callable[[argparse.Namespace], int],
     argv: Sequence[str] | None = None,
 ) -> int:
@@ -26,7 +25,7 @@ def run_tool(
     An AkunuError becomes one line on stderr. argv: the words of the command line for None.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    parser = Parser(prog=f"python -m tests.measure.{name}", description=summary)
+    parser = Parser(prog=f"python -m tests.measure.{name}", description=f"{summary}.")
     add_options(parser)
     try:
         options = parser.parse_args(words)
@@ -40,3 +39,15 @@ def run_tool(
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def was_interrupted(measure: Callable[[], None]) -> bool:
+    """Run `measure` and return True if Ctrl-C ended it; partial results stay valid."""
+    try:
+        measure()
+    except KeyboardInterrupt:
+        print("interrupted: only the results so far are shown", file=sys.stderr)
+        return True
+    finally:
+        progress("")
+    return False

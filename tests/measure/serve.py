@@ -1,9 +1,8 @@
-"""`akunu bench serve`: latencies and throughput of akunu's server and of mlx-lm's own.
+"""Measure latencies and throughput of akunu's server and of mlx-lm's own.
 
 Both servers get the same requests: clients that return to a conversation, also after a restart or a
 disconnect; an answer during another client's prefill; several clients at once. Both run a few
 layers of the model in float32, with a longer context, so that a long prompt takes seconds anywhere.
-With --throughput both run the whole model, and clients send workloads at the same time.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
@@ -39,51 +39,63 @@ from akunu_py.bench.workloads import Workload, load_workloads
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
 from akunu_py.parser import add_format
+from tests.measure.tool import run_tool
 
-SERVERS = ("akunu", "mlx-lm")
 WORKLOADS = ("chat", "edit", "json")
-_TURN_WORDS, _TURNS = 1900, 10  # of the agent: 20,000 tokens in total
+_TURN_WORDS = 1900  # of the agent: 20,000 tokens in ten turns
 _MESSAGE_WORDS = 30
-_IDLE_S = 6.0  # between an answer and a restart, as if the user were reading
 _HEALTH_REQUESTS = 200
 CONTEXT = 32_768
-_AKUNU = [sys.executable, "-m", "akunu_py", "serve", "--quiet"]
 # mlx-lm's server gets the same BLAS, so that only the servers differ.
 _MAIN_WITH_BLAS = (
     "from akunu_py.workarounds.openblas import load_openblas; load_openblas(); "
     "from mlx_lm.server import main; main()"
 )
-_MLX_LM = [sys.executable, "-c", _MAIN_WITH_BLAS]
+SERVERS = {
+    "akunu": [sys.executable, "-m", "akunu_py", "serve", "--quiet", "--no-answer-cache"],
+    "mlx-lm": [sys.executable, "-c", _MAIN_WITH_BLAS],
+}
 _START_S, _ANSWER_S = 180.0, 900.0
 _WORDS = ("river", "stone", "light", "paper", "north", "seven", "glass", "early", "field", "voice")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_model(parser, weights=False)
-    command.add_count(parser, "--layers", 4, "Number of the model's layers to keep")
+    command.add_count(parser, "--layers", 4, "Maximum number of the model's layers to keep")
     command.add_count(parser, "--words", 5000, "Length of a long prompt in words")
+    command.add_count(parser, "--turns", 10, "Turns of the agent")
     command.add_count(parser, "--max-tokens", 128, "Maximum tokens of an answer")
     what = "Numbers of concurrent clients (default: 1,2,4)"
     command.add_lengths(parser, "--clients", default=[1, 2, 4], what=what)
-    parser.add_argument(
-        "--throughput",
-        action="store_true",
-        help=f"Measure only the clients, with all layers and the workloads {', '.join(WORKLOADS)}",
-    )
-    command.add_count(parser, "--repeats", 3, "Repetitions with --throughput; the median counts")
+    command.add_count(parser, "--repeats", 3, "Repetitions of the clients; the median counts")
     add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    source, tokens = model_store.resolve(options.model).path, options.max_tokens
-    if options.throughput:
-        rates = compare_throughput(source, tokens, options.clients, options.repeats)
-        command.show(options, rates, lambda: print_throughput(rates))
-        return 0
-    found = compare_servers(source, options.layers, options.words, tokens, options.clients)
+    with tempfile.TemporaryDirectory() as work:
+        write_float32_model(model_store.resolve(options.model).path, Path(work), options.layers)
+        found = {}
+        for name in SERVERS:
+            with Server(name, Path(work)) as server:
+                found[name] = measure_server(server, options)
     as_json = {name: asdict(each) for name, each in found.items()}
     command.show(options, as_json, lambda: print_servers(found))
     return 0
+
+
+def write_float32_model(source: Path, directory: Path, layers: int) -> None:
+    """Write the first layers of a model in float32 into an empty directory."""
+    model, config = load_model(source)
+    model.set_dtype(mx.float32)
+    model = dequantize_model(model)
+    model.model.layers = model.model.layers[:layers]
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights)
+    kept = {k: v for k, v in config.items() if not k.startswith("quantization")}
+    kept |= {"num_hidden_layers": len(model.model.layers), "max_position_embeddings": CONTEXT}
+    (directory / "config.json").write_text(json.dumps(kept), "utf-8")
+    for path in (*source.glob("tokenizer*"), *source.glob("*.jinja")):
+        shutil.copyfile(path, directory / path.name)
 
 
 @dataclass(slots=True)
@@ -125,34 +137,15 @@ class HttpConversation:
         self.messages.append({"role": "user", "content": text})
 
 
-def write_float32_model(source: Path, directory: Path, layers: int | None = None) -> None:
-    """Write the model in float32 into an empty directory, with fewer layers if given."""
-    model, config = load_model(source)
-    model.set_dtype(mx.float32)
-    model = dequantize_model(model)
-    model.model.layers = model.model.layers[:layers]
-    layers = len(model.model.layers)
-    weights = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(directory / "model.safetensors"), weights)
-    changed = {"num_hidden_layers": layers, "max_position_embeddings": CONTEXT}
-    kept = {k: v for k, v in config.items() if not k.startswith("quantization")}
-    (directory / "config.json").write_text(json.dumps(kept | changed), "utf-8")
-    for path in (*source.glob("tokenizer*"), *source.glob("*.jinja")):
-        shutil.copyfile(path, directory / path.name)
-
-
 class Server:
-    """A server process, a context manager; its name is akunu or mlx-lm."""
+    """A server process, a context manager; its name is one of `SERVERS`."""
 
-    def __init__(self, name: str, model: Path, options: Sequence[str] = ()) -> None:
-        """options: of akunu's server."""
-        self.name = name
-        self._options = options
-        self._model = model
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, name: str, model: Path) -> None:
+        self.name, self._model = name, model
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+            self.port = probe.getsockname()[1]
+        self._words = [*SERVERS[name], "--model", str(model), "--port", str(self.port)]
 
     def __enter__(self) -> Server:
         self.start()
@@ -163,19 +156,14 @@ class Server:
 
     def start(self) -> None:
         """Start the server and wait for its first answer."""
-        words = [*_AKUNU, *self._options] if self.name == "akunu" else _MLX_LM
-        self._process = subprocess.Popen(
-            [*words, "--model", str(self._model), "--port", str(self._port)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"HF_HUB_OFFLINE": "1"},
-        )
+        null, environment = subprocess.DEVNULL, os.environ | {"HF_HUB_OFFLINE": "1"}
+        self._process = subprocess.Popen(self._words, stdout=null, stderr=null, env=environment)
         end = time.monotonic() + _START_S
         chat = HttpConversation(0)
         chat.add_message(2)
         while True:  # one server listens before it has loaded the model, the other one after
             try:
-                self.ask(chat)
+                self.answer(chat)
                 return
             except (OSError, http.client.HTTPException, AkunuError) as error:
                 if self._process.poll() is not None or time.monotonic() > end:
@@ -184,15 +172,16 @@ class Server:
             time.sleep(0.5)
 
     def stop(self) -> None:
-        if self._process is not None:
-            self._process.send_signal(signal.SIGINT)
-            try:
-                self._process.wait(30)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
-    def ask(self, chat: HttpConversation, tokens: int = 8, abort_s: float | None = None) -> Reply:
+    def answer(
+        self, chat: HttpConversation, tokens: int = 8, abort_s: float | None = None
+    ) -> Reply:
         """Request the next answer and append it to `chat`. Raises OSError, AkunuError.
 
         abort_s: instead, disconnect this many seconds after the request.
@@ -228,17 +217,17 @@ class Server:
         chat.messages.append({"role": "assistant", "content": text})
         return reply
 
-    def time_health(self, times: int) -> float:
-        """Return the seconds that `times` requests of /health take on one connection."""
+    def health_rate(self, requests: int) -> float:
+        """Return requests of /health a second on one connection."""
         started = time.perf_counter()
         with contextlib.closing(self._connect()) as connection:
-            for _ in range(times):
+            for _ in range(requests):
                 connection.request("GET", "/health")
                 connection.getresponse().read()
-        return time.perf_counter() - started
+        return requests / (time.perf_counter() - started)
 
     def _connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_S)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_S)
 
 
 @dataclass(slots=True)
@@ -248,115 +237,79 @@ class ServerTimes:
     requests: dict[str, Reply] = field(default_factory=dict)  # by scenario
     alone: Reply = field(default_factory=Reply)
     during_prefill: Reply = field(default_factory=Reply)  # of another client
-    tokens_per_s: dict[int, float] = field(default_factory=dict)  # by number of clients
+    tokens_per_s: dict[str, float] = field(default_factory=dict)  # by workload and clients
     health_per_s: float = 0.0  # requests without the model
 
 
-def compare_servers(
-    source: Path, layers: int, words: int, tokens: int, clients: Sequence[int]
-) -> dict[str, ServerTimes]:
-    """Return the measurements by server; each starts with empty caches.
-
-    layers: number of layers to keep. words: length of a long prompt. tokens: maximum of an answer.
-    """
-    found = {}
-    with tempfile.TemporaryDirectory() as work:
-        write_float32_model(source, model := Path(work), layers)
-        for name in SERVERS:
-            times = found[name] = ServerTimes()
-            with Server(name, model) as server:
-                _return_to_conversations(server, words, times)
-                _answer_during_prefill(server, words, tokens, times)
-                for count in clients:
-                    command.progress(f"{name}: {count} concurrent clients")
-                    times.tokens_per_s[count] = _concurrent_rate(server, count, tokens)
-                times.health_per_s = _HEALTH_REQUESTS / server.time_health(_HEALTH_REQUESTS)
-    return found
+def measure_server(server: Server, options: argparse.Namespace) -> ServerTimes:
+    """Measure a server that starts with empty caches."""
+    times = ServerTimes()
+    _return_to_conversations(server, options, times)
+    _answer_during_prefill(server, options, times)
+    for workload, count in product(load_workloads(WORKLOADS), options.clients):
+        name, rates = f"{workload.name}, {count} clients", []
+        for number in range(options.repeats):
+            command.progress(f"{server.name}: {name}, run {number + 1}")
+            # The answers to variants of a prompt are alike, so akunu has no answer cache.
+            chats = [_variant(workload, f"{number}.{each}") for each in range(count)]
+            server.answer(_variant(workload, "warm"), 2)
+            rates.append(_rate(server, chats, options.max_tokens))
+        times.tokens_per_s[name] = median(rates)
+    times.health_per_s = server.health_rate(_HEALTH_REQUESTS)
+    return times
 
 
-def _return_to_conversations(server: Server, words: int, times: ServerTimes) -> None:
+def _return_to_conversations(
+    server: Server, options: argparse.Namespace, times: ServerTimes
+) -> None:
     """Measure prompt caching: return to conversations, restart the server, and disconnect."""
 
-    def ask(name: str, chat: HttpConversation, length: int = _MESSAGE_WORDS) -> None:
+    def send(name: str, chat: HttpConversation, length: int = _MESSAGE_WORDS) -> None:
         command.progress(f"{server.name}: {name}")
         chat.add_message(length)
-        times.requests[name] = server.ask(chat)
+        times.requests[name] = server.answer(chat)
 
     first, second, agent = HttpConversation(1), HttpConversation(2), HttpConversation(3)
-    ask("a long prompt", first, words)
-    ask("another long prompt", second, words)
-    ask("back to the first", first)
-    ask("back to the second", second)
-    for turn in range(_TURNS):
-        ask(f"agent, turn {turn + 1}", agent, _TURN_WORDS)
-    time.sleep(_IDLE_S)
+    send("a long prompt", first, options.words)
+    send("another long prompt", second, options.words)
+    send("back to the first", first)
+    send("back to the second", second)
+    for turn in range(options.turns):
+        send(f"agent, turn {turn + 1}", agent, _TURN_WORDS)
+    time.sleep(6.0)  # as if the user were reading
     server.stop()
     server.start()
-    ask("first after a restart", first)
-    ask("agent after a restart", agent)
+    send("first after a restart", first)
+    send("agent after a restart", agent)
     command.progress(f"{server.name}: disconnect, then the same request")
     interrupted = HttpConversation(4)
-    interrupted.add_message(words)
-    server.ask(interrupted, abort_s=times.requests["a long prompt"].ttft / 2)
-    times.requests["again after a disconnect"] = server.ask(interrupted)
+    interrupted.add_message(options.words)
+    server.answer(interrupted, abort_s=times.requests["a long prompt"].ttft / 2)
+    times.requests["again after a disconnect"] = server.answer(interrupted)
 
 
-def _answer_during_prefill(server: Server, words: int, tokens: int, times: ServerTimes) -> None:
+def _answer_during_prefill(server: Server, options: argparse.Namespace, times: ServerTimes) -> None:
     """Measure an answer alone, and one during the prefill of another client."""
     command.progress(f"{server.name}: an answer during another prefill")
     writer, reader = HttpConversation(5), HttpConversation(6)
     writer.add_message(_MESSAGE_WORDS)
-    server.ask(writer, tokens)  # prefills the prompt
+    server.answer(writer, options.max_tokens)  # prefills the prompt
     writer.messages.pop()
-    times.alone = server.ask(writer, tokens)
+    times.alone = server.answer(writer, options.max_tokens)
     writer.messages.pop()
-    reader.add_message(words)
-    other = threading.Thread(target=server.ask, args=(reader,))
+    reader.add_message(options.words)
+    other = threading.Thread(target=server.answer, args=(reader,))
     other.start()
-    times.during_prefill = server.ask(writer, tokens)
+    times.during_prefill = server.answer(writer, options.max_tokens)
     other.join()
-
-
-def _concurrent_rate(server: Server, count: int, tokens: int) -> float:
-    """Return the tokens per second of all `count` concurrent clients."""
-    chats = [HttpConversation(100 * count + number) for number in range(count)]
-    for chat in chats:
-        chat.add_message(_MESSAGE_WORDS)
-    return _rate(server, chats, tokens)
 
 
 def _rate(server: Server, chats: Sequence[HttpConversation], tokens: int) -> float:
     """Return the tokens per second of all answers, requested at the same time."""
     started = time.perf_counter()
     with ThreadPoolExecutor(len(chats)) as pool:
-        replies = list(pool.map(lambda chat: server.ask(chat, tokens), chats))
+        replies = list(pool.map(lambda chat: server.answer(chat, tokens), chats))
     return sum(max(0, reply.tokens) for reply in replies) / (time.perf_counter() - started)
-
-
-Rates = dict[str, dict[str, dict[int, float]]]  # tokens per second by workload, server, clients
-
-
-def compare_throughput(source: Path, tokens: int, clients: Sequence[int], repeats: int) -> Rates:
-    """Return the total tokens per second of concurrent clients, medians of the repetitions.
-
-    Every client's prompt differs. The servers take turns, with an untimed request before each turn.
-    """
-    rates: dict[tuple[str, str, int], list[float]] = {}
-    with tempfile.TemporaryDirectory() as work:
-        write_float32_model(source, model := Path(work))
-        for number, name in product(range(repeats), SERVERS):
-            # The answers to variants of a prompt are alike; drafts from them would flatter.
-            with Server(name, model, ["--no-answer-cache"]) as server:
-                for workload, count in product(load_workloads(WORKLOADS), clients):
-                    command.progress(f"{name}: {workload.name}, {count} clients, run {number + 1}")
-                    chats = [_variant(workload, f"{number}.{each}") for each in range(count)]
-                    server.ask(_variant(workload, "warm"), 2)
-                    rate = _rate(server, chats, tokens)
-                    rates.setdefault((workload.name, name, count), []).append(rate)
-    found: Rates = {}
-    for (workload_name, name, count), measured in rates.items():
-        found.setdefault(workload_name, {}).setdefault(name, {})[count] = median(measured)
-    return found
 
 
 def _variant(workload: Workload, number: str) -> HttpConversation:
@@ -371,39 +324,20 @@ def _variant(workload: Workload, number: str) -> HttpConversation:
     return chat
 
 
-def print_throughput(rates: Rates) -> None:
-    rows = []
-    for workload, servers in rates.items():
-        for count, rate in servers["akunu"].items():
-            other = servers["mlx-lm"][count]
-            alone = rate / next(iter(servers["akunu"].values()))
-            cells = [f"{rate:.1f}", f"{alone:.2f}", f"{other:.1f}", f"{rate / other:.2f}"]
-            rows.append([workload, str(count), *cells])
-    headings = ["workload", "clients", "akunu", "scaling", "mlx-lm", "akunu / mlx-lm"]
-    print("tokens per second of all clients\n")
-    print(to_text((headings, rows)), end="")
-
-
 def print_servers(found: dict[str, ServerTimes]) -> None:
     """Print the times of all servers side by side, by scenario."""
-    names = list(found)
-    scenarios = [
-        name
-        for name in found[names[0]].requests
-        if not name.startswith("agent, turn") or name.endswith(f" {_TURNS}")
-    ]
     cells = []
-    for scenario in scenarios:
-        replies = [each.requests[scenario] for each in found.values()]
-        cells.append([scenario, f"{replies[0].prompt:,}"])
-        for reply in replies:
+    for scenario, reply in next(iter(found.values())).requests.items():
+        cells.append([scenario, f"{reply.prompt:,}"])
+        for each in found.values():
+            reply = each.requests[scenario]
             cells[-1] += [f"{reply.ttft:.2f} s", f"{reply.cached:,}" if reply.cached >= 0 else "?"]
-    headings = ["request", "prompt", *(word for name in names for word in (name, "cached"))]
+    headings = ["request", "prompt", *(word for name in found for word in (name, "cached"))]
     print("time to first token in seconds, and cached tokens of the prompt\n")
     print(to_text((headings, cells)))
     columns = [_shared_figures(each) for each in found.values()]
     rows = [[label, *(column[label] for column in columns)] for label in columns[0]]
-    print(to_text((["concurrent clients", *names], rows)), end="")
+    print(to_text((["concurrent clients", *found], rows)), end="")
 
 
 def _shared_figures(times: ServerTimes) -> dict[str, str]:
@@ -411,6 +345,13 @@ def _shared_figures(times: ServerTimes) -> dict[str, str]:
         "ms per token, alone": f"{1000 * times.alone.token_s:.1f}",
         "ms per token, during another prefill": f"{1000 * times.during_prefill.token_s:.1f}",
         "longest pause, ms": f"{1000 * times.during_prefill.worst_gap:.0f}",
-        **{f"tokens/s of {n}": f"{rate:.1f}" for n, rate in times.tokens_per_s.items()},
+        **{f"tokens/s, {name}": f"{rate:.1f}" for name, rate in times.tokens_per_s.items()},
         "/health per second": f"{times.health_per_s:.0f}",
     }
+
+
+main = partial(run_tool, "serve", "Compare the latencies of akunu serve and of mlx-lm's own server",
+               add_options, run)  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""`akunu bench check`: verify on this machine what the documentation promises, one line each.
+"""Verify on this machine what the documentation promises, one line each.
 
 The promises cover the rounding of Metal's kernels, the cost of passes, and memory.
 """
@@ -22,8 +22,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from akunu_py.bench import mac_checks
-from akunu_py.bench.command import FAILED, exit_code, progress, show, was_interrupted
+from akunu_py.bench.command import FAILED, progress, show
 from akunu_py.bench.curve import measure_curve
 from akunu_py.bench.result import (
     CHECK_FORMAT,
@@ -38,16 +37,17 @@ from akunu_py.bench.runners import PLAIN
 from akunu_py.bench.speed import OURS, SpeedPlan, run_speed
 from akunu_py.bench.tables import Table, to_text
 from akunu_py.bench.workloads import load_workloads
-from akunu_py.decoding import device, wired
+from akunu_py.decoding import device
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.load import load_stored
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.errors import AkunuError, one_line
+from akunu_py.errors import INTERRUPTED, AkunuError, one_line
 from akunu_py.models.store import model_store
+from akunu_py.models.store.model_store import StoredModel
 from akunu_py.parser import add_format, number
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message, SamplingOptions
-
-Verdict = Literal["pass", "FAIL", "not measured", "not on this machine"]
+from tests.measure import mac_checks
+from tests.measure.tool import run_tool, was_interrupted
 
 ROUNDING = 16  # steps of the format, relative to the typical output; a wrong kernel exceeds it
 NEAR_TIE = 0.5  # logits: two roundings of bfloat16 for logits of 32 to 64
@@ -63,7 +63,8 @@ MAX_WIRED = 1.1  # times the weights; more can panic macOS
 MAX_MEMORY = 1.1  # times the estimate
 MAX_BANDWIDTH = 1.6  # ratio of assumed to measured bandwidth, or its inverse; sums reach 80 %
 MAX_WARM_S, MAX_IDLE_S = 0.15, 0.1  # first token of a cached prompt; what an idle time may add
-MAX_START_S, MAX_AGAIN_S, LOAD_RATE = 4.0, 3.0, 1e9  # process start to first token; bytes/s
+MAX_START_S = {"the first time": 4.0, "again": 3.0}  # process start to first token
+LOAD_RATE = 1e9  # bytes/s, which add to it
 _SPEEDS = (("off", PLAIN, MIN_OFF), ("auto", PLAIN, MIN_AUTO), ("auto", "off", MIN_AUTO))
 _SAMPLED = SamplingOptions(temperature=0.8, seed=0)
 _SAMPLING = (
@@ -73,58 +74,6 @@ _SAMPLING = (
 _MAX_SOAK = 24 * 60  # minutes
 _MAX_SIZE = 3.5e9  # bytes; the check of a larger model takes more than ten minutes
 _BIT_WIDTHS, _GROUP_SIZES = (4, 8), (4, 8)  # of quantized matrices; query heads per KV head
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model",
-        action="append",
-        metavar="NAME_OR_PATH",
-        help="Model to check besides the starter; repeatable (default: the largest installed "
-        "4-bit model up to 3.5 GB)",
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=_json_file,
-        default="akunu-check.json",
-        metavar="FILE.json",
-        help="Result file with all figures",
-    )
-    parser.add_argument(
-        "--soak",
-        type=_minutes,
-        default=0.0,
-        metavar="MINUTES",
-        help="Then run two streams of requests with evictions for this long. This has panicked "
-        "macOS with other wired limits: save your work first (default: 0)",
-    )
-    add_format(parser)
-
-
-def run(options: argparse.Namespace) -> int:
-    models = choose_models(options.model or [])
-    check = Check(default_plan(), options.command_line)
-    interrupted = was_interrupted(lambda: run_check(models, check))
-    write_text(options.output, json_text(check.as_dict()))
-    if options.soak and not interrupted:
-        os.sync()  # the machine may not survive
-        seconds = 60 * options.soak
-        interrupted = was_interrupted(lambda: check_soak(models[-1], seconds, check))
-        write_text(options.output, json_text(check.as_dict()))
-    show(options, check.as_dict(), lambda: print_check(check))
-    print(f"{options.output}: all figures", file=sys.stderr)
-    return exit_code(interrupted, "checked") or FAILED * check.failed
-
-
-def _minutes(text: str) -> float:
-    return number(text, lambda value: 0 <= value <= _MAX_SOAK, f"0 to {_MAX_SOAK} minutes")
-
-
-def _json_file(text: str) -> Path:
-    if not text.endswith(".json"):
-        raise argparse.ArgumentTypeError(f"expected a file name ending in .json, got {text!r}")
-    return Path(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +90,7 @@ class Promise:
     note: str = ""
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Literal["pass", "FAIL", "not measured", "not on this machine"]:
         """Judge the value as shown, rounded to three digits."""
         if not self.here:
             return "not on this machine"
@@ -168,6 +117,14 @@ class CheckPlan:
     bandwidth_bytes: int = 1 << 30
     tie_positions: int = 500
     soak_tokens: int = 14_000  # of a prompt
+    starts: int = 2  # of a process
+
+
+# Enough to run every line. On a CPU half precision takes minutes, so the matrices are small.
+QUICK = CheckPlan(
+    ["chat"], 1, 8, (16, 64), (0, 64, 100_000), (1, 2, 32, 33), 1, ((64, 64),), (16,),
+    idle_s=0.0, bandwidth_bytes=1 << 16, tie_positions=10, soak_tokens=80, starts=1,
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -203,33 +160,87 @@ class Check:
         }
 
 
-def choose_models(named: Sequence[str]) -> list[model_store.StoredModel]:
-    """Return the starter and the named models; for none the largest 4-bit model up to _MAX_SIZE."""
-    models = [model_store.resolve(name) for name in (DEFAULT_MODEL, *named)]
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", action="append", metavar="NAME_OR_PATH",
+        help="Model to check besides the starter; repeatable (default: the largest installed "
+        "4-bit model up to 3.5 GB)")  # fmt: skip
+    add("-o", "--output", type=_json_file, default="akunu-check.json", metavar="FILE.json",
+        help="Result file with all figures")  # fmt: skip
+    add("--soak", type=_minutes, default=0.0, metavar="MINUTES",
+        help="Then run two streams of requests with evictions for this long. This has panicked "
+        "macOS with other wired limits: save your work first (default: 0)")  # fmt: skip
+    add(
+        "--quick",
+        action="store_true",
+        help="Check only the named models, with next to no measurements",
+    )
+    add_format(parser)
+
+
+def _minutes(text: str) -> float:
+    return number(text, lambda value: 0 <= value <= _MAX_SOAK, f"0 to {_MAX_SOAK} minutes")
+
+
+def _json_file(text: str) -> Path:
+    if not text.endswith(".json"):
+        raise argparse.ArgumentTypeError(f"expected a file name ending in .json, got {text!r}")
+    return Path(text)
+
+
+def run(options: argparse.Namespace) -> int:
+    models = choose_models(options.model or [], with_starter=not options.quick)
+    plan = QUICK if options.quick else CheckPlan()
+    if not device.on_metal():
+        plan = replace(plan, kernels=QUICK.kernels)
+    check = Check(plan, options.command_line)
+    interrupted = was_interrupted(lambda: run_parts(check_parts(models, check), check))
+    write_text(options.output, json_text(check.as_dict()))
+    if options.soak and not interrupted:
+        os.sync()  # the machine may not survive
+        seconds = 60 * options.soak
+        interrupted = was_interrupted(lambda: check_soak(models[-1], seconds, check))
+        write_text(options.output, json_text(check.as_dict()))
+    show(options, check.as_dict(), lambda: print_check(check))
+    print(f"{options.output}: all figures", file=sys.stderr)
+    return INTERRUPTED if interrupted else FAILED * check.failed
+
+
+def choose_models(named: Sequence[str], *, with_starter: bool) -> list[StoredModel]:
+    """Return the starter and the named models; for no names a large one, too."""
+    names = (DEFAULT_MODEL, *named) if with_starter else named
+    models = [model_store.resolve(name) for name in names]
     if not named:
-        candidates = [
-            each
-            for each in model_store.list_models()
-            if each.quantization.startswith("4-bit") and not each.damaged and each.size < _MAX_SIZE
-        ]
-        models += sorted(candidates, key=lambda each: each.size)[-1:]
+        models += largest_model(model_store.list_models())
     for each in models:
         model_store.check(each)
     return list({each.path: each for each in models}.values())
 
 
-def default_plan() -> CheckPlan:
-    """Return the plan: small matrices on a CPU, where half precision takes minutes."""
-    return CheckPlan() if device.on_metal() else CheckPlan(kernels=((64, 64),))
+def largest_model(models: Sequence[StoredModel]) -> list[StoredModel]:
+    """Return the largest 4-bit model up to `_MAX_SIZE`, if any."""
+    fitting = [
+        each
+        for each in models
+        if each.quantization.startswith("4-bit") and not each.damaged and each.size < _MAX_SIZE
+    ]
+    return sorted(fitting, key=lambda each: each.size)[-1:]
 
 
-def run_check(models: Sequence[model_store.StoredModel], check: Check) -> None:
-    """Fill `check`."""
-    parts: list[tuple[str, Callable[[], None]]] = [
+Parts = Sequence[tuple[str, Callable[[], None]]]
+
+
+def check_parts(models: Sequence[StoredModel], check: Check) -> Parts:
+    """Return the parts of the check, each with its subject."""
+    parts: Parts = [
         ("kernels", partial(check_kernels, check)),
         ("device", partial(check_device, check)),
     ]
-    parts += [(each.name, partial(check_model, each, check)) for each in models]
+    return [*parts, *((each.name, partial(check_model, each, check)) for each in models)]
+
+
+def run_parts(parts: Parts, check: Check) -> None:
+    """Run all parts; an error becomes a failing line."""
     for about, measure in parts:
         progress(about)
         try:
@@ -242,14 +253,42 @@ def run_check(models: Sequence[model_store.StoredModel], check: Check) -> None:
 
 def check_kernels(check: Check) -> None:
     """Compare passes over 1 to 33 rows with one row at a time."""
-    plan = check.plan
-    for kind in FORMATS:
-        name = str(kind).removeprefix("mlx.core.")
-        for bits in _BIT_WIDTHS:
-            found = [quantized_rows(bits, kind, *sizes) for sizes in plan.kernels]
-            _add_rows(check, f"{bits}-bit matrices, {name}", kind, found)
-        attention = [attention_rows(kind, n, heads) for n in plan.depths for heads in _GROUP_SIZES]
-        _add_rows(check, f"attention, {name}", kind, attention)
+    plan, figures = check.plan, check.figures.setdefault("kernels", {})
+    for kind in mac_checks.FORMATS:
+        kernels = {
+            f"{bits}-bit matrices": [
+                mac_checks.quantized_rows(bits, kind, *sizes) for sizes in plan.kernels
+            ]
+            for bits in _BIT_WIDTHS
+        }
+        kernels["attention"] = [
+            mac_checks.attention_rows(kind, depth, group)
+            for depth in plan.depths
+            for group in _GROUP_SIZES
+        ]
+        for name, found in kernels.items():
+            name = f"{name}, {_format_name(kind)}"
+            figures[name] = found
+            check.lines.append(rows_promise(name, kind, found, here=device.on_metal()))
+
+
+def rows_promise(
+    name: str, kind: mx.Dtype, found: Sequence[dict[str, list[float]]], *, here: bool
+) -> Promise:
+    """Return the line of a kernel. found: of `mac_checks.compare_rows`."""
+    least = [min(rates) for rates in zip(*(each["identical"] for each in found), strict=True)]
+    exact = next((rows for rows, rate in enumerate(least) if rate < 1), len(least))
+    note = f"identical up to {exact} rows"
+    if exact < len(least):
+        note += f", {min(least):.1%} of values beyond, at least"
+    worst = max(max(each["difference"]) for each in found)
+    name = f"{name}: 1 to {len(least)} rows differ from one by"
+    limit = ROUNDING * mx.finfo(kind).eps
+    return Promise("kernels", name, worst, limit, here=here, note=note)
+
+
+def _format_name(kind: mx.Dtype) -> str:
+    return str(kind).removeprefix("mlx.core.")
 
 
 def check_device(check: Check) -> None:
@@ -259,28 +298,11 @@ def check_device(check: Check) -> None:
     check.add("device", name, ratio, MAX_BANDWIDTH, unit="x", here=here, note=note)
 
 
-def _add_rows(
-    check: Check, name: str, kind: mx.Dtype, found: Sequence[dict[str, list[float]]]
-) -> None:
-    check.figures.setdefault("kernels", {})[name] = found
-    least = [min(rates) for rates in zip(*(each["identical"] for each in found), strict=True)]
-    exact = next((rows for rows, rate in enumerate(least) if rate < 1), len(least))
-    check.add(
-        "kernels",
-        f"{name}: 1 to {len(least)} rows differ from one by",
-        max(max(each["difference"]) for each in found),
-        ROUNDING * mx.finfo(kind).eps,
-        here=device.on_metal(),
-        note=f"identical up to {exact} rows"
-        + (f", {min(least):.1%} of values beyond, at least" if exact < len(least) else ""),
-    )
-
-
-def check_model(model: model_store.StoredModel, check: Check) -> None:
+def check_model(model: StoredModel, check: Check) -> None:
     """Check one model."""
     plan = check.plan
     check.figures[model.name] = {}
-    _time_start(model, check)  # before this process loads a model
+    _check_start(model, check)  # before this process loads a model
     progress(f"{model.name}: loading")
     before = mx.get_active_memory()
     engine = load_stored(model, LoadOptions())
@@ -295,59 +317,20 @@ def check_model(model: model_store.StoredModel, check: Check) -> None:
     check_speed(model.name, result, check)
     _check_curves(engine, check, before)
     _check_sampling(engine, check)
-    _check_ties(engine, check)
-    progress(f"{model.name}: memory")
-    counted, unused = mac_checks.counted_memory(engine, max(plan.prompts[:2]))
-    tied = mac_checks.identity_s(engine)
-    for name, value, limit, unit in (
-        ("memory of a cached prompt, of the bytes that akunu counts", counted, MAX_UNCOUNTED, "x"),
-        ("freed buffers that MLX keeps after a prompt, of their limit", unused, 1, "x"),
-        ("time to identify the model for its prompt caches", tied, MAX_IDENTITY_S, "s"),
-    ):
-        check.add(model.name, name, value, limit, unit=unit)
-    most = int(mx.device_info().get("resource_limit") or METAL_BUFFERS)
-    name, here = "Metal buffers of the weights and 16 prompt caches", device.on_metal()
-    check.add(model.name, name, mac_checks.metal_buffers(engine), most // 2, here=here)
-    progress(f"{model.name}: schema")
-    again, note = mac_checks.schema_line(engine)
-    name = "compiling a schema of 300 properties again"
-    check.add(model.name, name, again, MAX_SCHEMA_S, unit="s", note=note)
+    _check_memory(engine, check)
     progress(f"{model.name}: idle")
     _check_idle(engine, check)
 
 
-def _check_sampling(engine: Engine, check: Check) -> None:
-    """Check the cost of logprobs and top-p, and the output head after a prompt."""
-    for name, plain, changed in _SAMPLING:
-        progress(f"{engine.name}: {name}")
-        rate = mac_checks.sampling_speed(engine, check.plan.max_tokens, plain, changed)
-        name = f"decoding speed with {name}, of the speed without"
-        check.add(engine.name, name, rate, MIN_SAMPLING, unit="x", least=True)
-    name = f"logit rows computed for the last {mac_checks.HEAD_ROWS} prompt tokens"
-    check.add(engine.name, name, mac_checks.head_rows(engine), 1)
-
-
-def _check_ties(engine: Engine, check: Check) -> None:
-    """Check how often the number of rows changes the most likely token, by format."""
-    for kind in FORMATS:
-        name = str(kind).removeprefix("mlx.core.")
-        progress(f"{engine.name}: near-ties in {name}")
-        found = mac_checks.near_ties(engine, kind, check.plan.tie_positions)
-        note = f"{found.flipped} of {found.positions} tokens; {found.close} are near-ties"
-        name = f"tokens that {mac_checks.TIE_ROWS} rows change, {name}"
-        check.add(engine.name, name, found.rate, MAX_FLIPPED, here=device.on_metal(), note=note)
-
-
-def _time_start(model: model_store.StoredModel, check: Check) -> None:
+def _check_start(model: StoredModel, check: Check) -> None:
     with tempfile.TemporaryDirectory(prefix="akunu-bench-") as directory:
-        for when, limit in (("the first time", MAX_START_S), ("again", MAX_AGAIN_S)):
+        for when, limit in list(MAX_START_S.items())[: check.plan.starts]:
             name = f"akunu run to its first token, {when}"
             progress(f"{model.name}: {name}")
             started = time.perf_counter()
             run_process(model.path.absolute(), directory)
             seconds = time.perf_counter() - started
-            limit += model.size / LOAD_RATE
-            check.add(model.name, name, seconds, limit, unit="s")
+            check.add(model.name, name, seconds, limit + model.size / LOAD_RATE, unit="s")
 
 
 def run_process(model: Path, directory: str) -> None:
@@ -373,9 +356,8 @@ def check_speed(about: str, result: Result, check: Check) -> None:
         for runner, other, limit in _SPEEDS:
             ours, theirs = by_test[workload, runner], by_test[workload, other]
             note = f"{ours.tokens_per_s:.1f} ± {ours.spread:.1f} t/s"
-            if ours.loop is not None:
-                note += "; the answer ends in a loop"
-            rate = _ratio(ours.tokens_per_s, theirs.tokens_per_s)
+            note += "; the answer ends in a loop" if ours.loop is not None else ""
+            rate = ours.tokens_per_s / theirs.tokens_per_s if theirs.tokens_per_s else None
             name = f"{workload}: {runner} compared with {other}"
             check.add(about, name, rate, limit, unit="x", least=True, note=note)
     compared = [series for series in result.runs if series.identical is not None]
@@ -389,13 +371,9 @@ def check_speed(about: str, result: Result, check: Check) -> None:
     for test in result.throughput:
         rates.setdefault(test.test, {})[test.runner] = median(test.rates)
     for name, by_runner in rates.items():
-        rate, note = _ratio(by_runner[OURS], by_runner[PLAIN]), f"{by_runner[OURS]:.0f} t/s"
+        rate, note = by_runner[OURS] / by_runner[PLAIN], f"{by_runner[OURS]:.0f} t/s"
         name = f"prefill, {name}, compared with {PLAIN}"
         check.add(about, name, rate, MIN_PREFILL, unit="x", least=True, note=note)
-
-
-def _ratio(ours: float, theirs: float) -> float | None:
-    return ours / theirs if theirs else None
 
 
 def _check_curves(engine: Engine, check: Check, before: int) -> None:
@@ -424,6 +402,44 @@ def _check_curves(engine: Engine, check: Check, before: int) -> None:
         check.add(engine.name, name, cost, COST_PER_ROW, unit="steps", here=here, note=note)
 
 
+def _check_sampling(engine: Engine, check: Check) -> None:
+    """Check the cost of logprobs and top-p, the output head after a prompt, and near-ties."""
+    about, plan = engine.name, check.plan
+    for name, plain, changed in _SAMPLING:
+        progress(f"{about}: {name}")
+        rate = mac_checks.sampling_speed(engine, plan.max_tokens, plain, changed)
+        name = f"decoding speed with {name}, of the speed without"
+        check.add(about, name, rate, MIN_SAMPLING, unit="x", least=True)
+    name = f"logit rows computed for the last {mac_checks.HEAD_ROWS} prompt tokens"
+    check.add(about, name, mac_checks.head_rows(engine), 1)
+    for kind in mac_checks.FORMATS:
+        progress(f"{about}: near-ties in {_format_name(kind)}")
+        found = mac_checks.near_ties(engine, kind, plan.tie_positions)
+        note = f"{found.flipped} of {found.positions} tokens; {found.close} are near-ties"
+        name = f"tokens that {mac_checks.TIE_ROWS} rows change, {_format_name(kind)}"
+        check.add(about, name, found.rate, MAX_FLIPPED, here=device.on_metal(), note=note)
+
+
+def _check_memory(engine: Engine, check: Check) -> None:
+    """Check the memory of a cached prompt, its identity, Metal's buffers, and a schema's cache."""
+    about = engine.name
+    progress(f"{about}: memory")
+    counted, unused = mac_checks.counted_memory(engine, max(check.plan.prompts[:2]))
+    tied = mac_checks.identity_s(engine)
+    name = "memory of a cached prompt, of the bytes that akunu counts"
+    check.add(about, name, counted, MAX_UNCOUNTED, unit="x")
+    name = "freed buffers that MLX keeps after a prompt, of their limit"
+    check.add(about, name, unused, 1, unit="x")
+    name = "time to identify the model for its prompt caches"
+    check.add(about, name, tied, MAX_IDENTITY_S, unit="s")
+    most = int(mx.device_info().get("resource_limit") or METAL_BUFFERS)
+    name, here = "Metal buffers of the weights and 16 prompt caches", device.on_metal()
+    check.add(about, name, mac_checks.metal_buffers(engine), most // 2, here=here)
+    again, note = mac_checks.schema_line(engine)
+    name = "compiling a schema of 300 properties again"
+    check.add(about, name, again, MAX_SCHEMA_S, unit="s", note=note)
+
+
 def _check_idle(engine: Engine, check: Check) -> None:
     """Check a cached prompt, at once and after an idle time, and the wired limit."""
     session = Session(engine)
@@ -440,13 +456,13 @@ def _check_idle(engine: Engine, check: Check) -> None:
     check.add(about, "first token of a cached prompt", warm, MAX_WARM_S, unit="s")
     name = f"added to it by {check.plan.idle_s:g} s of idling"
     check.add(about, name, idle - warm, MAX_IDLE_S, unit="s", here=here)
-    limit, weights = wired_limit(), device.weight_bytes(engine.model)
+    limit, weights = mac_checks.wired_limit(), device.weight_bytes(engine.model)
     name = "wired memory compared with the weights"
     note = f"{limit / 2**30:.2f} GiB of {device.working_set() / 2**30:.2f} recommended"
     check.add(about, name, limit / weights, MAX_WIRED, unit="x", here=here, note=note)
 
 
-def check_soak(model: model_store.StoredModel, seconds: float, check: Check) -> None:
+def check_soak(model: StoredModel, seconds: float, check: Check) -> None:
     """Run two streams of requests with evictions, and record the minutes that they ran."""
     progress(f"{model.name}: two streams for {seconds / 60:g} minutes")
     found = mac_checks.run_soak(load_stored(model, LoadOptions()), seconds, check.plan.soak_tokens)
@@ -455,12 +471,6 @@ def check_soak(model: model_store.StoredModel, seconds: float, check: Check) -> 
     minutes = 0.0 if found.error else found.seconds / 60
     name = "two streams with evictions"
     check.add(model.name, name, minutes, seconds / 60, unit="min", least=True, note=note)
-
-
-def wired_limit() -> int:
-    """Return MLX's wired limit in bytes. Setting the same limit again changes nothing."""
-    mx.synchronize()
-    return int(mx.set_wired_limit(wired.wired_limit() or 0))
 
 
 def check_table(lines: Sequence[Promise]) -> Table:
@@ -480,63 +490,8 @@ def print_check(check: Check) -> None:
     print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
 
 
-# mlx/backend/metal/quantized.cpp chooses the kernel of a quantized matrix by rows, matrix and chip.
-# Few rows run one by one, or up to five together since M3; from 6 rows (M1) to 32 (Ultra) on, in
-# tiles of 32. The attention kernel changes above 8 rows, or 32 rows x query heads per KV head.
-MOST_ROWS = 33  # more than a tile, and than the longest draft with its token
-FORMATS = (mx.bfloat16, mx.float16)
-_WEIGHT_GROUP, _KV_HEADS, _HEAD = 64, 2, 64
+main = partial(run_tool, "check", "Check speed, numerics and memory on this machine; exit code 1 "
+               "if a check fails", add_options, run)  # fmt: skip
 
-
-def quantized_rows(bits: int, kind: mx.Dtype, inputs: int, outputs: int) -> dict[str, list[float]]:
-    """Compare products with a quantized matrix, [rows, inputs] -> [rows, outputs]."""
-    mx.random.seed(bits)
-    rows = mx.random.normal((MOST_ROWS, inputs)).astype(kind)
-    weight = mx.quantize(
-        mx.random.normal((outputs, inputs)).astype(kind), group_size=_WEIGHT_GROUP, bits=bits
-    )
-
-    def product(start: int, stop: int) -> mx.array:
-        return mx.quantized_matmul(
-            rows[start:stop], *weight, transpose=True, group_size=_WEIGHT_GROUP, bits=bits
-        )
-
-    return compare_rows(product)
-
-
-def attention_rows(kind: mx.Dtype, context: int, group: int) -> dict[str, list[float]]:
-    """Compare causal attention in a pass after `context` tokens. group: query heads per KV head."""
-    mx.random.seed(0)
-    queries, keys, values = (
-        mx.random.normal((1, heads, context + MOST_ROWS, _HEAD)).astype(kind)
-        for heads in (_KV_HEADS * group, _KV_HEADS, _KV_HEADS)
-    )
-
-    def attend(start: int, stop: int) -> mx.array:
-        mask = "causal" if stop - start > 1 else None  # as in mlx-lm
-        end = context + stop
-        out = mx.fast.scaled_dot_product_attention(
-            queries[:, :, context + start : end], keys[:, :, :end], values[:, :, :end],
-            scale=_HEAD**-0.5, mask=mask,
-        )  # fmt: skip
-        return out[0].swapaxes(0, 1).flatten(1)  # [rows, heads x head]
-
-    return compare_rows(attend)
-
-
-def compare_rows(compute: Callable[[int, int], mx.array]) -> dict[str, list[float]]:
-    """Compare the output for 1, 2, ... rows with the output for one row at a time.
-
-    Returns lists by the number of rows: the share of identical values, and the largest difference
-    relative to the typical value. compute: (start, stop) -> output, [stop - start, outputs].
-    """
-    single = mx.concatenate([compute(row, row + 1) for row in range(MOST_ROWS)])
-    typical = mx.sqrt(mx.mean(mx.square(single.astype(mx.float32)))).item()
-    identical, difference = [], []
-    for count in range(1, MOST_ROWS + 1):
-        together, expected = compute(0, count), single[:count]
-        error = mx.abs(together.astype(mx.float32) - expected.astype(mx.float32))
-        identical.append(mx.mean(together == expected).item())
-        worst = mx.max(error).item() / typical if mx.all(mx.isfinite(error)).item() else math.inf
-        difference.append(worst)
-    return {"identical": identical, "difference": difference}
+if __name__ == "__main__":
+    sys.exit(main())

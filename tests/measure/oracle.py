@@ -1,31 +1,32 @@
-"""Score what the rules of completion keep of a perfect model's output.
+"""Score what the rules of completion keep of a perfect model's output, on real source files.
 
-The output comes from real source files, at thousands of cursor places. No model runs. After the
-removed text, the output ends ("ends"), repeats the suffix ("repeats"), or, if the suffix is empty,
-continues with the rest of the file ("goes on"). The first two skip places where the removed lines
-follow the cursor again, because such output is a repetition.
+No model runs. After the removed text, the output ends ("ends"), repeats the suffix ("repeats"), or,
+if the suffix is empty, continues with the rest of the file ("goes on"). The first two skip places
+where the removed lines follow the cursor again, because such output is a repetition.
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from akunu_py.bench.command import FAILED, add_count, progress, show
+from akunu_py.bench.tables import to_text
 from akunu_py.completion.request import CompletionRequest
 from akunu_py.completion.stops import CompletionStops
-from tests.measure.oracle.places import Place, choose_places
-from tests.measure.oracle.source import LANGUAGES, Source, read_source
+from akunu_py.errors import UsageError
+from akunu_py.parser import add_format
+from tests.measure.oracle_places import LANGUAGES, Place, Source, choose_places, read_source
+from tests.measure.tool import run_tool
 
 ENDS, REPEATS, GOES_ON = "ends", "repeats", "goes on"
-_KINDS_AT_END = (
-    "line",
-    "block",
-    "open",
-    "margin",
-)  # kinds whose cursor may be at the end of a file
+_KINDS_AT_END = ("line", "block", "open", "margin")  # the cursor may be at the end of a file
 _EXTRA_OUTPUT = 1500  # characters of the output after the removed text
 _PIECE = 60  # characters per piece of the output
 
@@ -47,10 +48,6 @@ class Score:
         if block:
             self.blocks[verdict] += 1
 
-    def merge(self, other: Score) -> None:
-        self.verdicts += other.verdicts
-        self.blocks += other.blocks
-
     def as_dict(self) -> dict[str, Any]:
         places, blocks = self.verdicts.total(), self.blocks.total()
         safe = sum(self.verdicts[each] for each in SAFE)
@@ -63,54 +60,44 @@ class Score:
         }
 
 
-def ignore_fault(place: Place, mode: str, verdict: str, kept: str) -> None:
-    """Do nothing."""
-
-
 def score_directory(
-    directory: Path,
-    places: int,
-    progress: Callable[[str], None] = lambda text: None,
-    on_fault: Callable[[Place, str, str, str], None] = ignore_fault,
-) -> dict[str, Score]:
-    """Score up to `places` places of each file below `directory`; return the scores by language.
+    directory: Path, places: int, on_fault: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Score up to `places` places of each file below `directory`, ready for JSON.
 
-    on_fault: called for every place that is not whole, with the place, the mode, the verdict and
-    the kept text.
+    on_fault: called with a description of every place that is not whole. `reached`: all goals are
+    met. Raises UsageError if there is no source file.
     """
     scores: dict[str, Score] = {}
     for path in sorted(directory.rglob("*")):
-        if path.suffix not in LANGUAGES or not path.is_file():
-            continue
-        source = read_source(path)
+        source = read_source(path) if path.suffix in LANGUAGES and path.is_file() else None
         if source is None:
             continue
         progress(str(path.relative_to(directory)))
         score = scores.setdefault(source.language, Score())
-        for place, mode in _cases(source, places):
+        for place, mode in cases(source, places):
             verdict, kept = judge(place, mode)
             score.add(verdict, "\n" in place.removed.strip())
-            if verdict != WHOLE:
-                on_fault(place, mode, verdict, kept)
-    return scores
-
-
-def as_dict(scores: Mapping[str, Score]) -> dict[str, Any]:
-    """Return all scores, ready for JSON. `reached`: all goals are met."""
-    total_score = Score()
+            if verdict != WHOLE and on_fault:
+                on_fault(
+                    f"\n{place}, the output {mode}: {verdict}\n  removed   {place.removed!r}\n"
+                    f"  kept      {kept!r}\n  suffix    {place.suffix[:80]!r}"
+                )
+    progress("")
+    if not scores:
+        raise UsageError(f"no source files in {directory}; there may be *.py, *.js, *.go, ...")
+    total = Score()
     for score in scores.values():
-        total_score.merge(score)
+        total.verdicts += score.verdicts
+        total.blocks += score.blocks
     languages = {name: score.as_dict() for name, score in sorted(scores.items())}
     complete = all(score["complete"] >= COMPLETE for score in languages.values())
-    total = total_score.as_dict()
-    return {
-        "languages": languages,
-        "all": total,
-        "reached": total["safe"] >= SAFE_PLACES and complete,
-    }
+    whole = total.as_dict()
+    reached = whole["safe"] >= SAFE_PLACES and complete
+    return {"languages": languages, "all": whole, "reached": reached}
 
 
-def _cases(source: Source, places: int) -> Iterable[tuple[Place, str]]:
+def cases(source: Source, places: int) -> Iterable[tuple[Place, str]]:
     for place in choose_places(source, places):
         if not place.is_duplicated:
             yield place, ENDS
@@ -171,3 +158,36 @@ def _closes_right(place: Place, kept: str, at_end: bool) -> bool:
     if at_end or "\n" not in place.removed or end.strip() or place.suffix.startswith("\n"):
         return True
     return kept.rpartition("\n")[2] == end
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, metavar="DIR", help="Directory of source files")
+    add_count(parser, "--places", 10, "Number of places in each file")
+    parser.add_argument("--faults", action="store_true", help="Print every wrong place")
+    add_format(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Return exit code 1 if the goals are missed."""
+    on_fault = print if options.faults else None
+    found = score_directory(options.directory, options.places, on_fault)
+    show(options, found, lambda: print_oracle(found))
+    return 0 if found["reached"] else FAILED
+
+
+def print_oracle(found: Mapping[str, Any]) -> None:
+    """Print the scores. found: as in JSON."""
+    print("kept text: safe (brackets balanced, nothing lost or repeated), and whole\n")
+    cells = [
+        [name, str(score["places"]), f"{score['safe']:.2%}", str(score["blocks"]),
+         f"{score['complete']:.2%}"]
+        for name, score in [*found["languages"].items(), ("all", found["all"])]
+    ]  # fmt: skip
+    print(to_text((["language", "places", "safe", "blocks", "whole"], cells)), end="")
+
+
+main = partial(run_tool, "oracle", "Score the rules of completion on real source files",
+               add_options, run)  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(main())

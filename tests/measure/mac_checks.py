@@ -1,20 +1,22 @@
-"""Measurements behind single lines of `akunu bench check`."""
+"""Measurements behind single lines of `python -m tests.measure.check`."""
 
 from __future__ import annotations
 
 import gc
 import json
+import math
 import queue
 import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from akunu_py.bench.result import median
-from akunu_py.decoding import chips, device, kv_cache, output_rows
+from akunu_py.decoding import chips, device, kv_cache, output_rows, wired
 from akunu_py.decoding.constraint.answer_limits import compile_rules
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.answer_jobs import text_job
@@ -59,14 +61,25 @@ def measured_bandwidth(nbytes: int) -> float:
     return nbytes / median(seconds)
 
 
+def factor(left: float, right: float) -> float:
+    """Return the ratio of two numbers, or its inverse if larger."""
+    return max(left / right, right / left)
+
+
 def bandwidth_line(nbytes: int) -> tuple[float | None, str]:
-    """Return the ratio of assumed to measured bandwidth, or its inverse if larger, and a note."""
+    """Return the factor between the assumed and the measured bandwidth, and a note."""
     if not device.on_metal():
         return None, ""
     chip, measured = device.chip(), measured_bandwidth(nbytes) / 1e9
     source = "estimated" if chip.estimated else "known"
     note = f"{chips.gpu_cores()} GPU cores, {chip.gb_per_s:.0f} GB/s {source}, {measured:.0f} here"
-    return max(chip.gb_per_s / measured, measured / chip.gb_per_s), note
+    return factor(chip.gb_per_s, measured), note
+
+
+def wired_limit() -> int:
+    """Return MLX's wired limit in bytes. Setting the same limit again changes nothing."""
+    mx.synchronize()
+    return int(mx.set_wired_limit(wired.wired_limit() or 0))
 
 
 def sampling_speed(
@@ -241,3 +254,65 @@ def run_soak(engine: Engine, seconds: float, length: int) -> Soak:
     found.seconds = time.monotonic() - started
     host.close()
     return found
+
+
+# mlx/backend/metal/quantized.cpp chooses the kernel of a quantized matrix by rows, matrix and chip.
+# Few rows run one by one, or up to five together since M3; from 6 rows (M1) to 32 (Ultra) on, in
+# tiles of 32. The attention kernel changes above 8 rows, or 32 rows x query heads per KV head.
+MOST_ROWS = 33  # more than a tile, and than the longest draft with its token
+FORMATS = (mx.bfloat16, mx.float16)
+_WEIGHT_GROUP, _KV_HEADS, _HEAD = 64, 2, 64
+
+
+def quantized_rows(bits: int, kind: mx.Dtype, inputs: int, outputs: int) -> dict[str, list[float]]:
+    """Compare products with a quantized matrix, [rows, inputs] -> [rows, outputs]."""
+    mx.random.seed(bits)
+    rows = mx.random.normal((MOST_ROWS, inputs)).astype(kind)
+    weight = mx.quantize(
+        mx.random.normal((outputs, inputs)).astype(kind), group_size=_WEIGHT_GROUP, bits=bits
+    )
+
+    def product(start: int, stop: int) -> mx.array:
+        return mx.quantized_matmul(
+            rows[start:stop], *weight, transpose=True, group_size=_WEIGHT_GROUP, bits=bits
+        )
+
+    return compare_rows(product)
+
+
+def attention_rows(kind: mx.Dtype, context: int, group: int) -> dict[str, list[float]]:
+    """Compare causal attention in a pass after `context` tokens. group: query heads per KV head."""
+    mx.random.seed(0)
+    queries, keys, values = (
+        mx.random.normal((1, heads, context + MOST_ROWS, _HEAD)).astype(kind)
+        for heads in (_KV_HEADS * group, _KV_HEADS, _KV_HEADS)
+    )
+
+    def attend(start: int, stop: int) -> mx.array:
+        mask = "causal" if stop - start > 1 else None  # as in mlx-lm
+        end = context + stop
+        out = mx.fast.scaled_dot_product_attention(
+            queries[:, :, context + start : end], keys[:, :, :end], values[:, :, :end],
+            scale=_HEAD**-0.5, mask=mask,
+        )  # fmt: skip
+        return out[0].swapaxes(0, 1).flatten(1)  # [rows, heads x head]
+
+    return compare_rows(attend)
+
+
+def compare_rows(compute: Callable[[int, int], mx.array]) -> dict[str, list[float]]:
+    """Compare the output for 1, 2, ... rows with the output for one row at a time.
+
+    Returns lists by the number of rows: the share of identical values, and the largest difference
+    relative to the typical value. compute: (start, stop) -> output, [stop - start, outputs].
+    """
+    single = mx.concatenate([compute(row, row + 1) for row in range(MOST_ROWS)])
+    typical = mx.sqrt(mx.mean(mx.square(single.astype(mx.float32)))).item()
+    identical, difference = [], []
+    for count in range(1, MOST_ROWS + 1):
+        together, expected = compute(0, count), single[:count]
+        error = mx.abs(together.astype(mx.float32) - expected.astype(mx.float32))
+        identical.append(mx.mean(together == expected).item())
+        worst = mx.max(error).item() / typical if mx.all(mx.isfinite(error)).item() else math.inf
+        difference.append(worst)
+    return {"identical": identical, "difference": difference}

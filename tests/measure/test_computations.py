@@ -1,0 +1,275 @@
+"""What the tools compute, on figures and texts whose result is known."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from akunu_py.bench.curve import parse_curve
+from akunu_py.bench.result import Repeat, Throughput
+from akunu_py.bench.trace import TraceItem
+from akunu_py.completion.completer import Completer
+from akunu_py.decoding import kv_cache
+from akunu_py.decoding.constraint.matcher import compile_constraint
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.types import Constraint, LoadOptions, Message
+from tests.measure import check, completion, fidelity, mac_checks, structured
+from tests.measure.caches import replay_caches, schedule
+from tests.measure.check import Check, Promise
+from tests.measure.oracle import score_directory
+from tests.measure.oracle_places import Source, choose_places, read_source
+from tests.measure.precisions import PRECISIONS
+from tests.support.bench_fakes import drafted_series, fake_result
+from tests.support.paths import golden_sources
+from tests.support.tiny_model import tiny_directory
+
+# The check
+
+
+@pytest.mark.parametrize(
+    ("value", "least", "verdict"),
+    [
+        (1.0, False, "pass"),
+        (1.0049, False, "pass"),  # shown as 1
+        (1.01, False, "FAIL"),
+        (1.01, True, "pass"),
+        (0.9951, True, "FAIL"),
+        (0.99951, True, "pass"),
+        (math.nan, False, "FAIL"),
+        (math.nan, True, "FAIL"),
+        (None, False, "not measured"),
+    ],
+)
+def test_verdict_uses_the_rounded_figure(value: float | None, least: bool, verdict: str) -> None:
+    line = Promise("model", "promise", value, 1.0, least=least)
+    there = Promise("model", "promise", value, 1.0, least=least, here=False)
+    assert (line.verdict, there.verdict) == (verdict, "not on this machine")
+    assert not Check(check.QUICK, lines=[there]).failed
+    assert Check(check.QUICK, lines=[there, line]).failed == (verdict == "FAIL")
+
+
+def speed_lines(off: float, auto: float, **more: Any) -> dict[str, Promise]:
+    """Return the lines of three runners at these speeds; mlx-lm has 100 tokens per second."""
+    rates = {"mlx-lm": 100.0, "off": off, "auto": auto}
+    result = fake_result(
+        [drafted_series(n, repeats=[Repeat(100, 100 / r, 0.1)], **more) for n, r in rates.items()]
+    )
+    result.throughput = [Throughput("pp512", "mlx-lm", [1000.0]),
+                         Throughput("pp512", "akunu", [off * 10])]  # fmt: skip
+    found = Check(check.QUICK)
+    check.check_speed("tiny", result, found)
+    return {line.name: line for line in found.lines}
+
+
+def test_speed_is_compared_with_mlx_lm_and_with_off() -> None:
+    lines = speed_lines(97.0, 98.0)
+    assert [line.verdict for line in lines.values()] == ["FAIL", "FAIL", "pass", "pass", "pass"]
+    assert lines["edit: auto compared with off"].value == pytest.approx(98 / 97)
+    assert {line.verdict for line in speed_lines(98.0, 99.0).values()} == {"pass"}
+    assert speed_lines(90, 90)["prefill, pp512, compared with mlx-lm"].verdict == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("margin", "verdict"),
+    [(0.25, "pass"), (1.5, "FAIL"), (None, "FAIL")],  # None: other prompts
+)
+def test_answers_may_differ_at_near_ties(margin: float | None, verdict: str) -> None:
+    lines = speed_lines(100, 100, identical=False, difference={"margin": margin})
+    line = lines["largest margin where answers differ from mlx-lm's"]
+    assert line.verdict == verdict
+    assert line.note.startswith("0 of 3")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "verdict", "exact"),
+    [(1.0, "pass", 33), (1 + 2**-7, "pass", 12), (1.5, "FAIL", 12), (math.nan, "FAIL", 12)],
+)
+def test_kernel_that_is_wrong_from_some_row_count_is_reported(
+    wrong: float, verdict: str, exact: int
+) -> None:
+    def kernel(start: int, stop: int) -> mx.array:
+        rows = mx.ones((stop - start, 64))
+        return rows if stop - start < 13 else rows * mx.where(mx.arange(64) == 5, wrong, 1.0)
+
+    line = check.rows_promise("k", mx.bfloat16, [mac_checks.compare_rows(kernel)], here=True)
+    assert line.verdict == verdict
+    assert line.value == (math.inf if math.isnan(wrong) else pytest.approx(wrong - 1))
+    assert f"up to {exact} rows" in line.note
+
+
+def test_kernels_give_the_same_for_rows_together_and_alone() -> None:
+    for found in (mac_checks.attention_rows(mx.float32, 16, 4),
+                  mac_checks.quantized_rows(4, mx.float32, 64, 64)):  # fmt: skip
+        assert max(found["difference"]) < 1e-5
+        assert len(found["identical"]) == mac_checks.MOST_ROWS
+
+
+# Fidelity
+
+
+@pytest.mark.long
+def test_no_answer_differs_in_float32(shallow_starter: Engine) -> None:
+    assert len(set(fidelity.load_prompts(300))) == 300
+    prompts = fidelity.load_prompts(2)
+    for row in fidelity.summarize(
+        list(fidelity.compare_answers(shallow_starter, prompts, 16, 0.8))
+    ):
+        assert (row["answers"], row["tokens"], row["differences"]) == (2, 32, [])
+        assert row["weights"] == "float32, temperature 0.8"
+        assert row["drafting_passes"] > 0
+
+
+@pytest.mark.parametrize("name", ["keep-float32", "bfloat16-blas", "keep-blas"])
+def test_precision_has_nearly_the_same_logits(tmp_path: Path, name: str) -> None:
+    def logits(engine: Engine) -> mx.array:
+        cache = kv_cache.new_cache(engine.model)
+        return engine.model(mx.array([[1, 2, 3, 4, 5]]), cache=cache)[0]
+
+    tiny = tiny_directory(tmp_path)
+    exact = logits(Engine.load(tiny, LoadOptions(weights="float32")))
+    weights, change = PRECISIONS[name]
+    assert change is not None
+    found = logits(change(Engine.load(tiny, LoadOptions(weights=weights))))
+    formats = {"keep-float32": mx.float32, "bfloat16-blas": mx.bfloat16, "keep-blas": mx.float16}
+    assert found.dtype == formats[name]
+    error = float(mx.abs(found.astype(mx.float32) - exact).max() / mx.abs(exact).max())
+    assert error < (1e-5 if found.dtype == mx.float32 else 0.05)
+
+
+# Prompt caches
+
+
+def session(seed: int, turns: int = 8) -> list[TraceItem]:
+    """Return a growing conversation."""
+    draw = random.Random(seed)
+    tokens, items = [draw.randrange(1000) for _ in range(300)], []
+    for _ in range(turns):
+        tokens += [draw.randrange(1000) for _ in range(draw.randrange(50, 250))]
+        output = [draw.randrange(1000) for _ in range(20)]
+        items.append(TraceItem(tuple(tokens), tuple(output)))
+        tokens += output
+    return items
+
+
+SESSIONS = [session(seed) for seed in range(4)]
+
+
+@pytest.mark.long
+def test_own_policy_prefills_less_again_than_lru() -> None:
+    totals = dict.fromkeys(("akunu", "lru"), 0)
+    for aside in (False, True):
+        orders = [schedule(SESSIONS, 3, seed, aside=aside) for seed in range(3)]
+        for budget in (2_000, 3_000, 5_000):
+            again = {
+                policy: sum(replay_caches(each, budget, policy)[1] for each in orders)
+                for policy in totals
+            }
+            assert again["akunu"] <= again["lru"]
+            totals = {policy: totals[policy] + again[policy] for policy in totals}
+    assert totals["akunu"] < 0.9 * totals["lru"]
+
+
+# Completion
+
+
+@pytest.mark.long
+def test_stop_rules_reach_their_goals_in_20_languages(tmp_path: Path) -> None:
+    """At least 99.5 % of all places are safe and 95 % of all blocks whole."""
+    for name, text in golden_sources().items():
+        (tmp_path / name).write_text(text)
+    found = score_directory(tmp_path, 6)
+    assert len(found["languages"]) == 20
+    assert found["all"]["places"] > 270
+    assert found["reached"], found["languages"]
+
+
+def source(tmp_path: Path, name: str, text: str) -> Source:
+    path = tmp_path / name
+    path.write_text(text)
+    found = read_source(path)
+    assert found is not None
+    return found
+
+
+def test_places_end_where_the_language_says(tmp_path: Path) -> None:
+    kinds = set()
+    for name in ("stock.js", "tree.py", "ring.c"):
+        found = source(tmp_path, name, golden_sources()[name])
+        places = choose_places(found, 40)
+        assert places == choose_places(found, 40)
+        for place in places:
+            kinds.add(place.kind)
+            assert found.text[: place.start] + place.removed + found.text[place.end :] == found.text
+            if place.kind in ("body", "lines"):
+                ends = [found.partner.get(at, at) for at in range(place.start, place.end)]
+                assert all(place.start <= at < place.end for at in ends)
+    assert len(kinds) == 9
+
+
+def test_buffer_and_files_raise_tokens_per_pass_by_a_fifth(starter_engine: Engine) -> None:
+    places = completion.load_places()
+    assert len(places) > 60
+    for place in places:
+        request = place.request
+        assert all(file.path != request.path for file in request.files)
+        compile(request.prefix + place.body + request.suffix, request.path, "exec")
+    completer = Completer(starter_engine)
+    found = completion.replay_places(completer, places[::8], parse_curve("m5max"))["all"]
+    rate = {source: total.tokens / total.passes for source, total in found.items()}
+    assert rate[completion.FILES] >= 1.2 * rate[completion.PROMPT]
+    assert rate[completion.BUFFER] > 1.1 * rate[completion.PROMPT]
+
+
+# Structured output
+
+ANSWERS: list[Any] = [  # to the first cases
+    {
+        "name": "get_weather_forecast",
+        "arguments": {"location": "Lisbon", "number_of_days": 3, "temperature_unit": "celsius"},
+    },
+    {
+        "name": "reserve_restaurant_table",
+        "arguments": {
+            "restaurant": {"name": "Da Mario", "city": "Zurich"},
+            "party_size": 4, "date": "2026-03-14", "time": "19:30", "reservation_name": "Keller",
+        },
+    },
+    {
+        "name": "create_calendar_event",  # in another order than the schema's
+        "arguments": {"title": "Meeting", "attendees": ["anna@example.com"], "start_time": "10:00"},
+    },
+    {
+        "name": "convert_currency",
+        "arguments": {"amount": 250, "from_currency": "CHF", "to_currency": "JPY"},
+    },
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("style", [{}, {"separators": (",", ":")}, {"indent": 2}, {"indent": "\t"}])
+def test_forced_text_and_ngrams_together_give_more_tokens_per_pass(
+    starter_engine: Engine, style: dict[str, Any]
+) -> None:
+    counts: Any = {}
+    for case, value in zip(structured.load_cases(), ANSWERS, strict=False):
+        prompt = starter_engine.tokens.encode_chat([Message("user", f"{case.schema}{case.prompt}")])
+        text = json.dumps(value, **style)
+        tokens = starter_engine.tokens.tokenizer.encode(text, add_special_tokens=False)
+        item, constraint = TraceItem(tuple(prompt), tuple(tokens)), _schema(case.schema)
+        structured.count_passes(starter_engine, constraint, item, parse_curve("m5max"), counts)
+    rate = {name: each.tokens / each.passes for name, each in counts.items()}
+    assert rate[structured.BOTH] >= max(2.0, rate[structured.NGRAMS], rate[structured.FORCED])
+
+
+def test_all_schemas_of_the_workload_are_supported(starter_engine: Engine) -> None:
+    for case in structured.load_cases():
+        compile_constraint(starter_engine.tokens, _schema(case.schema))
+
+
+def _schema(schema: str) -> Constraint:
+    return Constraint("json_schema", schema)

@@ -1,0 +1,262 @@
+"""Simulated devices and neural drafters: drafting gains what theory says, or costs little."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate, product, repeat
+from operator import mul
+
+import pytest
+
+from akunu_py.bench.curve import parse_curve
+from akunu_py.bench.trace import Trace, TraceItem
+from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
+from akunu_py.ngram.fixed import NoDrafter
+from akunu_py.ngram.neural_plan import DraftPlan, PlannedDrafter, PlanningLimits
+from akunu_py.types import DraftMode
+from tests.measure.device import (
+    Device,
+    DeviceOptions,
+    SimulatedTarget,
+    known_costs,
+    replay_items,
+    replay_on_device,
+)
+from tests.measure.neural_drafters import (
+    LONGEST,
+    DrafterFigures,
+    SimulatedDrafters,
+    best_length,
+    improvement,
+    mixture_drafter,
+    replay_mixture,
+    replay_simulated,
+)
+from tests.support.decoding import decode
+from tests.support.slow import cover
+from tests.support.tiny import Adversary
+
+CURVE = parse_curve("1:1,2:1.5,5:3")
+ITEM = TraceItem((1, 2), tuple(random.Random(1).choices(range(100), k=41)))
+MTP = DrafterFigures("mtp", 0.06, (0.8, 0.65, 0.5))  # as published for heads of one layer
+EXPENSIVE = DrafterFigures("model", 0.9, (0.5, 0.2))
+
+
+class Scripted(NoDrafter):
+    def __init__(self, mode: DraftMode, drafts: Sequence[Sequence[int]]) -> None:
+        self.pipelines = mode == "off"
+        self.drafts = list(drafts)
+
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
+        return list(self.drafts.pop(0))[:limit] if self.drafts else []
+
+
+RIGHT = ITEM.output[1:5]  # four rows more than the first token; and a bonus token
+
+
+@pytest.mark.parametrize(
+    ("mode", "drafts", "times", "cost"),
+    [
+        # Pipelined, only the first pass waits for the host; unpipelined, each of them does.
+        ("off", [], {"gap": 0.25}, 0.25 + 40),
+        ("fixed", [], {"gap": 0.25}, 40 * 1.25),
+        ("fixed", [RIGHT], {"gap": 0.25}, 3.25 + 35 * 1.25),
+        ("fixed", [(RIGHT[0], 999, 999, 999)], {"gap": 0.25}, 3.25 + 38 * 1.25),
+        # The client is served during a pass.
+        ("off", [], {"gap": 0.25, "reader": 0.5}, 0.25 + 40 + 0.5),
+        ("fixed", [], {"gap": 0.25, "reader": 0.5}, 1.25 * 40 + 0.5),
+        # A draft is verified behind a plain step: two gaps are not hidden.
+        ("off", [(), ITEM.output[3:6]], {"gap": 0.25}, 2 * 0.25 + 36 + 2.5),
+        ("off", [(), (999,) * 3], {"gap": 0.25}, 2 * 0.25 + 39 + 2.5),
+    ],
+)
+def test_times_counted_by_hand(
+    mode: DraftMode, drafts: Sequence[Sequence[int]], times: dict[str, float], cost: float
+) -> None:
+    counts = replay_items([ITEM], CURVE, DeviceOptions(**times), lambda: Scripted(mode, drafts))
+    assert counts.tokens == 40
+    assert counts.cost == pytest.approx(cost)
+
+
+def test_output_equals_the_trace_for_any_draft() -> None:
+    items = [TraceItem((5, 6, seed), ITEM.output) for seed in range(20)]
+    drafters = iter([Adversary(item.prompt, item.output, item.prompt[2]) for item in items])
+    counts = replay_items(items, CURVE, DeviceOptions(gap=0.1), lambda: next(drafters))
+    assert counts.drafted > counts.accepted > 0
+
+
+def written(kind: str, length: int = 500) -> TraceItem:
+    """Return a made-up text.
+
+    words: as frequent as in prose, in no order. phrases: earlier words recur, often with another
+    ending. edit: of the prompt.
+    """
+    draw = random.Random(1)
+    source = draw.choices(range(600), weights=[1 / rank for rank in range(1, 601)], k=2 * length)
+    if kind == "phrases":
+        for place in range(200, len(source), 12):
+            begin, size = draw.randrange(place - 12), draw.choice((2, 3, 4, 8))
+            source[place : place + size] = source[begin : begin + size]
+    if kind == "edit":
+        output = [token if draw.random() < 0.98 else 700 for token in source[:length]]
+        return TraceItem(tuple(source), tuple(output))
+    return TraceItem(tuple(source[:length]), tuple(source[length:]))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("gap", "name"), cover([0.0, 0.3], ["m5max", "m1"]))
+def test_drafting_costs_little_without_any_gain(name: str, gap: float) -> None:
+    """Costs and chances are learned from nothing, from noisy times with outliers."""
+    options = DeviceOptions(gap=gap, noise=0.05, outliers=0.02, first=5, seed=2)
+    trace = Trace("", {kind: (written(kind, 800),) for kind in ("words", "phrases", "edit")})
+    found = replay_on_device(trace, parse_curve(name), "auto", options)
+    scores = {kind: found[kind]["score"] for kind in found}
+    assert min(scores["words"], scores["phrases"]) > 0.98, scores
+    assert scores["edit"] > 3.5
+
+
+@pytest.mark.long
+def test_costs_learned_under_load_recover_within_a_thousand_tokens() -> None:
+    source = random.Random(4).choices(range(1000), k=2000)
+    edited = [token if i % 40 else 5000 + i for i, token in enumerate(source)]
+    curve, options, spoiled = parse_curve("m1"), DeviceOptions(gap=0.3, noise=0.05), CostCurve()
+    for rows, cost in [(PIPELINED, 0.9), (1, 1.0), *((rows, 60.0) for rows in range(2, MAX_ROWS))]:
+        for _ in range(3):  # as many as are saved
+            spoiled.observe(rows, cost, 10)
+
+    def rate_after_a_thousand(costs: CostCurve) -> float:
+        drafter = AutoDrafter(costs)
+        drafter.extend([*source, edited[0]])
+        device = Device(curve, options)
+        target = SimulatedTarget(device, TraceItem(tuple(source), tuple(edited)))
+        done, started = 1, 0.0
+        for piece in decode(target, drafter, len(edited) - 1, ()):
+            done += len(piece.tokens)
+            if done < 1000:
+                started, counted = device.true.now, done
+        return (done - counted) / (device.true.now - started)
+
+    undisturbed = rate_after_a_thousand(known_costs(curve, options))
+    assert undisturbed > 3
+    assert rate_after_a_thousand(spoiled) > 0.9 * undisturbed
+
+
+def text(copied: float, answers: int = 2) -> Trace:
+    """Return answers with the share `copied` of the prompt, in runs of 20 tokens."""
+    draw, items = random.Random(0), []
+    for _ in range(answers):
+        prompt = [draw.randrange(5000) for _ in range(400)]
+        output: list[int] = []
+        while len(output) < 300:
+            start = draw.randrange(380)
+            new = [draw.randrange(5000) for _ in range(20)]
+            output += prompt[start : start + 20] if draw.random() < copied else new
+        items.append(TraceItem(tuple(prompt), tuple(output)))
+    return Trace("", {"text": tuple(items)})
+
+
+def score(trace: Trace, curve: str, mode: str, *figures: DrafterFigures) -> float:
+    return float(replay_mixture(trace, parse_curve(curve), mode, figures)["text"]["score"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("curve", "copied"), cover(["m5max", "m4pro", "m1"], [0.0, 0.3, 0.8]))
+def test_the_mixture_is_as_good_as_its_better_part(curve: str, copied: float) -> None:
+    trace = text(copied)
+    alone = score(trace, curve, "ngram"), score(trace, curve, "mtp", MTP)
+    assert score(trace, curve, "auto", MTP) >= 0.98 * max(1.0, *alone)
+
+
+@pytest.mark.long
+def test_trials_are_due_in_sessions_of_any_length() -> None:
+    """Each session ends long before a trial of an expensive drafter is due."""
+    neural_drafters = SimulatedDrafters([DrafterFigures("model", 0.3, (0.9, 0.8))])
+    costs, scores = parse_curve("m5max"), []
+    item = text(0.0).workloads["text"][0]
+    for number in range(80):
+        make = partial(mixture_drafter, "auto", CostCurve(costs.points), neural_drafters)
+        short = [TraceItem(item.prompt, item.output[:25])]
+        scores.append(replay_simulated(short, make, costs, neural_drafters)["score"])
+        if number == 0:
+            neural_drafters.learned["model"].expected[0] = 0.1  # an unlucky start
+    assert max(scores[1:6]) < 1.1
+    assert min(scores[-5:]) > 1.2, scores
+
+
+def test_improvement_equals_the_tables_of_leviathan_et_al() -> None:
+    for chance, drafted, speed in ((0.6, 2, 1.96), (0.8, 5, 3.69), (0.9, 10, 6.86)):
+        assert improvement(chance, drafted, 0.0) == pytest.approx(speed, abs=0.006)
+    for chance, drafted, speed in ((0.75, 7, 3.2), (0.65, 5, 2.4)):  # drafting costs 0.02
+        assert improvement(chance, drafted, 0.02) == pytest.approx(speed, abs=0.06)
+    assert best_length(0.0, 0.0, lambda rows: rows) == 0
+    assert best_length(0.8, 0.0, lambda rows: 1.1 if rows <= 5 else 3.0) == 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("chance", "c"), [(0.5, 0.3), (0.7, 0.1), (0.9, 0.03)])
+def test_planner_reaches_the_speedup_of_theory(chance: float, c: float) -> None:
+    curve = parse_curve("m5max")
+    figures = DrafterFigures("model", c, tuple(accumulate(repeat(chance, 16), mul)))
+    best = max(1.0, improvement(chance, best_length(chance, c, curve), c, curve))
+    assert score(text(0.0), "m5max", "model", figures) == pytest.approx(best, rel=0.1)
+
+
+class Steady:
+    """A neural drafter with constant acceptance and cost."""
+
+    name = key = "model"
+    reused, prefilled = 0.0, 9
+
+    def __init__(self, chance: float, share: float, longest: int = LONGEST) -> None:
+        self.chance, self.relative_cost, self.longest = chance, share, longest
+
+    def start_draft(self, known: Sequence[int]) -> bool:
+        return True
+
+    def draft_token(self) -> tuple[int, float]:
+        return 1, self.chance
+
+    def release(self) -> None:
+        """Do nothing: no token is processed."""
+
+    def clock(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("curve", ["1:1,33:1", "m5max", "m4pro", "m1"])
+def test_planner_chooses_the_draft_length_of_theory(curve: str) -> None:
+    """A unit of cost is worth the greatest improvement; the length is 0 without improvement."""
+    cost = parse_curve(curve)
+    costs, found = [cost(rows) for rows in range(1, LONGEST + 2)], {}
+    for chance, c in product((0.3, 0.5, 0.6, 0.7, 0.8, 0.9), (0.01, 0.05, 0.1, 0.2, 0.4)):
+        best = best_length(chance, c, cost)
+        rate = improvement(chance, best, c, cost)
+        planned = PlannedDrafter(Steady(chance, c))
+        planned.learned.expected[:] = [chance] * len(planned.learned.expected)
+        limits = PlanningLimits(costs, rate, 1.0, True, 10, 1000, False, False)
+        plan = planned.plan([], [1.0 - rate], LONGEST, limits)
+        drafted: list[int] = []
+        if plan.value > 1.0 - rate + 1e-9:
+            drafted = planned.draft([0] * 10, [], plan, limits, (), lambda token: [])
+        found[chance, c] = len(drafted), best
+    assert all(length == best for length, best in found.values()), found
+    assert len({best for _, best in found.values()}) > 3
+
+
+@pytest.mark.parametrize("rate", [1.0, 2.5])
+@pytest.mark.parametrize("curve", ["m5max", "m4pro", "m1"])
+def test_a_copy_is_drafted_behind_a_likely_token_only(curve: str, rate: float) -> None:
+    """An early draft is lost after a wrong token, and cheaper later."""
+    cost, trailing = parse_curve(curve), []
+    costs = [cost(rows) for rows in range(1, LONGEST + 2)]
+    limits = PlanningLimits(costs, rate, 1.0, True, 10, 1000, False, False)
+    for chance in (0.4, 0.6, 0.95):
+        planned = PlannedDrafter(Steady(chance, 0.06, longest=1))
+        plan = DraftPlan(1.0, 0, LONGEST)
+        planned.draft([0] * 10, [], plan, limits, (), lambda token: [0.97] * (LONGEST - 1))
+        trailing.append(planned.trailing)
+    assert max(trailing[:2]) <= 1
+    assert trailing[2] == LONGEST - 1

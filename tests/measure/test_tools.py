@@ -1,0 +1,134 @@
+"""Every tool runs with quick arguments and prints a table, or JSON with these keys."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from akunu_py.bench.result import load_results
+from akunu_py.models.store.model_store import StoredModel
+from tests.support.bench_fakes import write_quick_model
+from tests.support.paths import ROOT, golden_sources
+from tests.support.tiny_fim import write_chat_model
+
+FRESH = {"prompt": list(range(100, 150)), "output": list(range(200, 290))}
+LOOP = {"prompt": list(range(50)) * 2, "output": list(range(50)) * 2}
+NETWORK = "mtp:0.06:0.8,0.65,0.5"
+FIDELITY = "--model MODEL --answers 1 --max-tokens 4 --weights"
+CASES = [
+    ("caches", "TRACE --budget 3000 --repeats 1", "again aside budget prompts"),
+    ("device", "TRACE --device gap:0.15,noise:0.05,first:5", "curve device draft workloads"),
+    ("neural_drafters", f"TRACE --network {NETWORK} --compare", "curve drafters"),
+    ("neural_drafters", f"TRACE --network {NETWORK} --memory --even", "curve draft workloads"),
+    ("oracle", "SOURCES --places 9 --faults", "all languages reached"),
+    ("completion", "--model MODEL --every 20", "curve model places projects"),
+    ("structured", "--model MODEL --every 6 --max-tokens 8", "curve model sources"),
+    ("fidelity", f"{FIDELITY} float32", "command date fidelity machine"),
+    ("precisions", f"{FIDELITY} keep-blas", "command date fidelity machine"),
+    pytest.param(
+        "serve",
+        "--model MODEL --layers 1 --words 300 --turns 1 --max-tokens 8 --repeats 1",
+        "akunu mlx-lm",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "chat",
+        "--model MODEL --repeats 1 --max-tokens 16 --keys 2 --force",
+        "alone chat command date draft identical keys machine model ratio ratio_spread "
+        "tokens_per_s",
+        marks=pytest.mark.e2e,
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def places(starter: StoredModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the files and models of the command lines."""
+    directory = tmp_path_factory.mktemp("measure")
+    sources, trace = directory / "sources", directory / "trace.json"
+    sources.mkdir()
+    (sources / "tree.py").write_text(golden_sources()["tree.py"])
+    workloads = {"loop": [LOOP, LOOP], "fresh": [FRESH]}
+    trace.write_text(json.dumps({"tokenizer": "none", "workloads": workloads}))
+    model = write_quick_model(directory / "quick", starter.path)
+    return {"MODEL": model, "TRACE": str(trace), "SOURCES": str(sources)}
+
+
+def run_tool(name: str, line: str, places: dict[str, str]) -> int:
+    words = [places.get(word, word) for word in line.split()]
+    return int(import_module(f"tests.measure.{name}").main(words))
+
+
+@pytest.mark.parametrize(("name", "line", "keys"), CASES)
+def test_tool_prints_a_table_and_json(
+    name: str, line: str, keys: str, places: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_tool(name, f"{line} --format json", places) == 0
+    found: Any = json.loads(capsys.readouterr().out)
+    assert sorted(found[0] if isinstance(found, list) else found) == keys.split()
+    if name not in ("chat", "serve"):
+        assert run_tool(name, line, places) == 0
+        assert len(capsys.readouterr().out.splitlines()) > 2
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "word"),
+    [
+        ("device", "TRACE --device lag:1", "expected gap"),
+        ("device", "TRACE --device gap:-1", "expected gap"),
+        ("device", "TRACE --device gap:1,gap:1", "expected gap"),
+        ("neural_drafters", "TRACE --network mtp:0.1:0.5,0.6", "which do not rise"),
+        ("neural_drafters", "TRACE --network head:0.1:0.5", "expected mtp"),
+        ("oracle", "TRACE", "no source files"),
+        ("fidelity", "--answers 301", "there are 300 prompts"),
+        ("check", "-o mac.html", ".json"),
+        ("check", "--soak -1", "minutes"),
+        ("readme", "TRACE", "bench:speed"),
+    ],
+)
+def test_wrong_arguments_are_explained(
+    name: str, line: str, word: str, places: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_tool(name, line, places) == 2
+    assert word in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_check_judges_every_promise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_chat_model(tmp_path / "tiny")
+    line = f"--quick --model {model} --soak 0.001 -o {tmp_path}/there/mac.json --format json"
+    code = run_tool("check", line, {})
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert json.loads((tmp_path / "there" / "mac.json").read_text()) == found
+    assert found["complete"], captured.err
+    lines = found["lines"]
+    assert code == any(line["verdict"] == "FAIL" for line in lines)
+    about = Counter(line["about"] for line in lines)
+    assert about == {"kernels": 6, "device": 1, "tiny": 24 + 1}  # the last one is of --soak
+    assert "checked completely" not in {line["name"] for line in lines}
+    assert lines[-1]["verdict"] == "pass"
+    (result,) = load_results(tmp_path / "there" / "mac.json")  # as `akunu bench report` does
+    assert {run.runner for run in result.runs} == {"mlx-lm", "off", "auto"}
+
+
+@pytest.mark.long
+def test_tables_of_the_readme_agree_with_the_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = import_module("tests.measure.readme")
+    assert readme.main([str(ROOT / "README.md"), "--check"]) == 0
+    (tmp_path / "bench").symlink_to(ROOT / "bench")
+    text = (ROOT / "README.md").read_text()
+    assert "| m5max, **akunu** | **1.19** |" in text
+    stale = tmp_path / "README.md"
+    stale.write_text(text.replace("**1.19**", "**9.99**"))
+    assert readme.main([str(stale), "--check"]) == 1
+    assert "stale" in capsys.readouterr().err
+    assert readme.main([str(stale)]) == 0
+    assert stale.read_text() == text
