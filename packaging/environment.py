@@ -24,7 +24,8 @@ FETCHED = re.compile(
 MEGABYTES = {"k": 0.001, "K": 0.001, "M": 1.0, "G": 1000.0}
 REASONS = (
     (
-        r"from versions: none|name resolution|getaddrinfo|nodename nor|dns error|Connection refused|Network is unreach"
+        r"from versions: none|name resolution|getaddrinfo|nodename nor|dns error"
+        r"|Connection refused|Network is unreach"
         r"|ConnectionError|ConnectTimeout|error sending request|timed out|Max retries",
         "no connection to the package index; check the network or the proxy, and run it again",
     ),
