@@ -15,8 +15,9 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.installed ## install akunu into a virtual environment, .venv
+	@echo "Now: make chat"
 
-chat: setup ## chat with the starter model
+chat: $(VENV)/.installed ## chat with the starter model
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/akunu chat
 
@@ -60,16 +61,16 @@ format: $(VENV)/.installed-dev ## format the sources
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## measure this machine, in about two minutes
+bench: $(VENV)/.installed ## measure this machine, in about two minutes
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/akunu bench
 
-check-mac: setup ## check what only a Mac can show (docs/bench.md)
+check-mac: $(VENV)/.installed ## check what only a Mac can show (docs/bench.md)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/python -m tests.measure.chat $(if $(MODEL),--model $(MODEL))
 	@$(BIN)/python -m tests.measure.check $(if $(MODEL),--model $(MODEL)) $(if $(SOAK),--soak $(SOAK))
 
-pictures: setup ## draw the README's pictures from a real conversation
+pictures: $(VENV)/.installed ## draw the README's pictures from a real conversation
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	$(BIN)/python docs/pictures.py docs/images
 
@@ -77,30 +78,27 @@ wheel: $(VENV)/.installed-dev ## build the sdist and the wheel into dist/
 	@rm -rf build dist
 	$(BIN)/python -m build --outdir dist .
 
-lock: ## lock a Mac's dependencies for the Homebrew formula (needs uv)
+lock: ## pin dependencies for clones and for the Homebrew formula (needs uv)
+	uv pip compile pyproject.toml --quiet --upgrade --universal --extra dev --python-version 3.11 \
+	  --no-header --no-annotate --output-file packaging/constraints.txt
 	MACOSX_DEPLOYMENT_TARGET=14.0 uv pip compile pyproject.toml --quiet --format pylock.toml \
 	  --python-version 3.14 --python-platform aarch64-apple-darwin --output-file pylock.toml
 
 clean: ## remove everything built here; keep models
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV).log build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
-$(BIN)/python:
-	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14; do \
-	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-	    echo "Making a virtual environment in $(VENV) with $$python ..."; \
-	    $$python -m venv $(VENV) >/dev/null 2>&1 && exit 0; \
-	    rm -rf $(VENV); \
-	    echo "akunu: $$python cannot make virtual environments; install its venv package (Debian: apt install python3-venv)" >&2; exit 1; \
-	  fi; \
-	done; \
-	echo "akunu: Python 3.11 or later is needed, found $$(python3 --version 2>/dev/null || echo none); install one (macOS: brew install python@3.13) or name it: make chat PYTHON=/path/to/python3" >&2; exit 1
+# The first Python that is new enough installs akunu: see packaging/environment.py.
+INSTALL = for python in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14; do \
+    if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+      exec $$python packaging/environment.py $(if $(findstring -dev,$@),--dev) $(VENV); \
+    fi; \
+  done; \
+  echo "akunu: Python 3.11 or later is needed, found $$(python3 --version 2>/dev/null || echo none); install one (macOS: brew install python@3.13) or name it: make chat PYTHON=/path/to/python3" >&2; exit 1
 
-$(VENV)/.installed: pyproject.toml | $(BIN)/python
-	@echo "Installing akunu and its dependencies into $(VENV) ..."
-	@$(BIN)/python -m pip install --no-compile --disable-pip-version-check --editable .
+$(VENV)/.installed: pyproject.toml packaging/constraints.txt
+	@$(INSTALL)
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	@echo "Installing akunu, its dependencies and the test tools into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[dev]'
+$(VENV)/.installed-dev: pyproject.toml packaging/constraints.txt
+	@$(INSTALL)
 	@touch $@ $(VENV)/.installed

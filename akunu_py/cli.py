@@ -34,6 +34,7 @@ _COMMANDS = {  # name: summary
     "chats": "List, search, export and delete saved chats",
     "cache": "List, verify and delete prompt caches on disk",
     "info": "Show versions, hardware and file locations for a bug report",
+    "doctor": "Check what akunu needs on this machine, with advice for each problem",
     "bench": "Measure decoding speed",
     "completions": "Print a completion script for bash, zsh or fish",
     "uninstall": "Show how to remove the program, or delete its data",

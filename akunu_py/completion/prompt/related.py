@@ -29,6 +29,7 @@ _KEYWORDS = frozenset(
     )
 )
 # By keyword; by type (C, Java); a method with a brace; a value; a function as a value.
+# No two neighboring repetitions match the same text: time stays linear on hostile lines.
 _DEFINITIONS = tuple(
     re.compile("(?m)^" + pattern)
     for pattern in (
@@ -36,8 +37,8 @@ _DEFINITIONS = tuple(
         r"(?:def|class|function|func|fn|fun|struct|interface|trait|enum|type|module|namespace|record"
         r"|protocol|extension|object|const|let|var|val|sub|macro_rules!|\#[ \t]*define)\s+"
         r"(?:\([^)\n]*\)\s*)?(?!\d)([\w$][\w.:$]*)",
-        r"(?:[\w*&<>:,~\[\]]+[ \t*&]+)+(?!\d)(\w+)[ \t]*\((?![^\n]*;[ \t]*$)",
-        r"[ \t]+(?:[\w<>\[\],.?*&]+[ \t]+)*(?!\d)(\w+)[ \t]*\([^;\n]*\)[^;\n=]*\{[ \t]*$",
+        r"[\w*&<>:,~\[\]][\w*&<>:,~\[\] \t]*[ \t*&](?!\d)(\w+)[ \t]*\((?![^\n]*;[ \t]*$)",
+        r"[ \t]+(?:[\w<>\[\],.?*&]+[ \t]+)*(?!\d)(\w+)[ \t]*\([^;\n]*\)[^;\n=)]*\{[ \t]*$",
         r"(?!\d)(\w[\w.]*)[ \t]*(?::[^=\n]+)?=(?!=)",
         r"[ \t]*(?:[\w.]+\.)?(?!\d)(\w+)[ \t]*[:=][ \t]*(?:async[ \t]+)?function\b",
     )

@@ -1,0 +1,74 @@
+"""`akunu doctor`: each problem is found, with advice, and sets the exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from akunu_py.models.store.model_store import StoredModel
+from tests.support.command import run_here
+
+pytestmark = pytest.mark.usefixtures("own_directories")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def findings(*words: str, code: int) -> dict[str, tuple[str, str]]:
+    """Run `akunu doctor` and return each line's state and text by its name."""
+    done = run_here("doctor", *words)
+    assert done.returncode == code, done.stdout + done.stderr
+    report = done.stdout.partition("\n\n")[0].splitlines()
+    lines = [line.split(maxsplit=2) for line in report]
+    return {name: (state, text) for name, state, text in lines}
+
+
+def install_starter(home: Path, starter: StoredModel) -> Path:
+    models = home / "data" / "akunu" / "models"
+    models.mkdir(parents=True)
+    (models / "starter").symlink_to(starter.path)
+    return models
+
+
+def test_a_machine_with_a_model_has_no_problem(home: Path, starter: StoredModel) -> None:
+    install_starter(home, starter)
+    (home / ".vimrc").write_text('let g:akunu_command = ["/bin/sh"]\n')
+    found = findings(code=0)
+    assert {state for state, _ in found.values()} == {"ok"}
+    assert found["model"][1].startswith("starter, ")
+    assert found.keys() >= {"python", "mlx", "device", "memory", "disk", "server", "editor"}
+    assert "hub" not in found
+
+
+def test_each_problem_is_reported_with_advice(home: Path) -> None:
+    damaged = home / "data" / "akunu" / "models" / "broken"
+    damaged.mkdir(parents=True)
+    (home / ".vimrc").write_text("let g:akunu_command = ['/gone/akunu', 'complete']\n")
+    (home / "config" / "akunu").mkdir(parents=True)
+    (home / "config" / "akunu" / "settings.toml").write_text('draft_model = "missing"\n')
+    found = findings(code=1)
+    assert found["model"][0] == "problem"
+    assert "akunu models" in found["model"][1]
+    assert found["drafting"][0] == "problem"
+    assert "'missing'" in found["drafting"][1]
+    assert found["editor"][0] == "problem"
+    assert "/gone/akunu, which does not exist" in found["editor"][1]
+    assert found["python"][0] == "ok"
+
+
+def test_an_empty_store_names_the_command_that_fills_it() -> None:
+    assert findings(code=1)["models"] == (
+        "problem",
+        "none installed; run: akunu models pull starter",
+    )
+
+
+@pytest.mark.long
+def test_the_hub_is_contacted_on_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert "hub" not in findings(code=1)
+    assert findings("--hub", code=1)["hub"][0] == "problem"
