@@ -57,12 +57,12 @@ def test_mlx_lm_gets_what_there_is(
     monkeypatch.setattr(open_files, "_setrlimit", lambda *call: calls.append(call))
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", open_files._raise_soft_limit)
-    ask = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (2048, 4096))"
-    exec(ask, {"__name__": "somebody.else"})
+    enter = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (2048, 4096))"
+    exec(enter, {"__name__": "somebody.else"})
     exec("import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 1))", {})
-    asked = [(resource.RLIMIT_NOFILE, (2048, 4096)), (resource.RLIMIT_CPU, (1, 1))]
-    assert calls == asked, "only mlx-lm's call is another"
-    exec(ask, {"__name__": "mlx_lm.utils"})
+    entered = [(resource.RLIMIT_NOFILE, (2048, 4096)), (resource.RLIMIT_CPU, (1, 1))]
+    assert calls == entered, "only mlx-lm's call is another"
+    exec(enter, {"__name__": "mlx_lm.utils"})
     assert calls[2:] == ([(resource.RLIMIT_NOFILE, expected)] if expected else [])
     assert resource.setrlimit is not open_files._raise_soft_limit
 

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from akunu_py import paths
 from akunu_py.errors import AkunuError
-from akunu_py.text import human_size, table
+from akunu_py.text import human_size, say, table
 from akunu_py.types import DEFAULT_MODEL
 from akunu_py.version import __version__, package_version
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     print(*table(found), sep="\n")
     problems = sum(finding.state == "problem" for finding in found)
     if problems:
-        print(f"\n{problems} problem{'s' if problems > 1 else ''} found")
+        say(f"{problems} problem{'s' if problems > 1 else ''} found", error=True)
     return 1 if problems else 0
 
 

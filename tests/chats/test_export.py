@@ -178,8 +178,8 @@ def test_unknown_statistics_are_ignored() -> None:
 
 def test_empty_answer_is_not_exported() -> None:
     tree = ConversationTree("c", "Hello")
-    asked = add_prompt(tree, "Hello")
-    add_answer(tree, "", asked.id, finish=None)
+    question = add_prompt(tree, "Hello")
+    add_answer(tree, "", question.id, finish=None)
     assert as_markdown(tree).count("##") == 1
     tree.replace(replace(tree["c-1"], text="Hi the"))
     assert as_markdown(tree).endswith("Hi the\n\n*not finished*\n")
@@ -189,8 +189,8 @@ def test_empty_answer_is_not_exported() -> None:
 def test_authors() -> None:
     tree = ConversationTree("c", "Hello")
     tree.add(ChatMessage("system", "Be kind.", id="s"))
-    asked = add_prompt(tree, "Hello", "s")
-    tree.add(replace(add_answer(copy.copy(tree), "Hi", asked.id), model="", id="other"))
+    question = add_prompt(tree, "Hello", "s")
+    tree.add(replace(add_answer(copy.copy(tree), "Hi", question.id), model="", id="other"))
     assert headings(as_markdown(tree)) == ["Hello", "System", "You", "Assistant"]
 
 
@@ -240,10 +240,10 @@ ROUNDS = (
 def with_rounds() -> ConversationTree:
     """A tool-using answer and a branch without tools, which is active."""
     tree = ConversationTree("tools", "Which files?")
-    asked = add_prompt(tree, "Which files?")
-    answer = add_answer(tree, "One file.", asked.id)
+    question = add_prompt(tree, "Which files?")
+    answer = add_answer(tree, "One file.", question.id)
     tree.replace(replace(answer, rounds=ROUNDS))
-    add_answer(tree, "No idea.", asked.id)
+    add_answer(tree, "No idea.", question.id)
     tree.activate_branch(answer.id)
     return tree
 

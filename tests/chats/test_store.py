@@ -323,8 +323,8 @@ def test_any_text_can_be_saved_and_searched_for(
 
 def test_growing_answer_is_indexed_by_its_current_text(store: ConversationStore) -> None:
     tree = ConversationTree("c")
-    asked = add_prompt(tree, "Tell me")
-    answer = add_answer(tree, "apple", asked.id, finish=None)
+    question = add_prompt(tree, "Tell me")
+    answer = add_answer(tree, "apple", question.id, finish=None)
     for message in tree.messages:
         store.save("c", message)
     store.save("c", replace(answer, text="banana"))
@@ -342,7 +342,7 @@ def test_rename(store: ConversationStore) -> None:
         store.rename("nowhere", "x")
 
 
-def test_a_title_is_replaced_only_if_nobody_changed_it(store: ConversationStore) -> None:
+def test_a_title_that_the_user_changed_stays(store: ConversationStore) -> None:
     store.save_tree(branched())
     before = store.load("queue").title
     assert not store.retitle("queue", "another", "Lines")
@@ -456,10 +456,10 @@ def long(messages: int, text: str = "a word") -> ConversationTree:
     found: list[ChatMessage] = []
     parent = None
     for number in range(messages // 3):
-        asked = ChatMessage("user", text, parent, id=f"p{number}")
-        found.append(asked)
+        question = ChatMessage("user", text, parent, id=f"p{number}")
+        found.append(question)
         found += [
-            ChatMessage("assistant", text, asked.id, id=f"{name}{number}") for name in ("b", "a")
+            ChatMessage("assistant", text, question.id, id=f"{name}{number}") for name in ("b", "a")
         ]
         parent = f"a{number}"
     return tree_of("long", "A long one", found)

@@ -74,7 +74,7 @@ def test_export_and_import(capsys: Out, tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("name", "begins"), [("a.md", "# What"), ("a.json", "{\n"), ("a", "# What")]
 )
-def test_the_name_of_the_file_says_the_format(
+def test_the_file_name_decides_the_format(
     tmp_path: Path, capsys: Out, name: str, begins: str
 ) -> None:
     file = tmp_path / name
@@ -108,7 +108,7 @@ def test_errors(capsys: Out, arguments: list[str], code: int, error: str) -> Non
     assert ids(capsys) == ["escape", "queue"]
 
 
-def test_rm_asks(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rm_needs_a_confirmation(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert main(["chats", "rm", "queue"]) == 2
     assert "akunu chats rm ID --yes" in capsys.readouterr().err
@@ -120,7 +120,7 @@ def test_rm_asks(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
         assert ids(capsys) == left
 
 
-def test_a_damaged_database_is_told_of(capsys: Out) -> None:
+def test_a_damaged_database_is_set_aside_with_a_notice(capsys: Out) -> None:
     paths.conversations_file().write_bytes(b"garbage" * 1000)
     assert main(["chats", "list"]) == 0
     out = capsys.readouterr()

@@ -22,8 +22,7 @@ def findings(*words: str, code: int) -> dict[str, tuple[str, str]]:
     """Run `akunu doctor` and return each line's state and text by its name."""
     done = run_here("doctor", *words)
     assert done.returncode == code, done.stdout + done.stderr
-    report = done.stdout.partition("\n\n")[0].splitlines()
-    lines = [line.split(maxsplit=2) for line in report]
+    lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
     return {name: (state, text) for name, state, text in lines}
 
 

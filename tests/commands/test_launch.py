@@ -1,4 +1,4 @@
-"""`akunu launch`: clients start with what they must be told, on a server that is there or begun."""
+"""`akunu launch`: each client gets address, model and key, on a running or a new server."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from tests.support.command import akunu, run_here
 from tests.support.serving import write_served_model
 
 OURS = ("AKUNU_", "OPENAI_", "AIDER_", "OPENCODE_", "ANTHROPIC_", "CLAUDE_")
-SAYS = f"""#!{sys.executable}
+CLIENT = f"""#!{sys.executable}
 import json, os, sys, urllib.request
-said = {{"arguments": sys.argv[1:], "environment": dict(os.environ)}}
-if os.environ.get("ASK"):
-    said["models"] = json.load(urllib.request.urlopen(os.environ["ASK"] + "/v1/models"))
-json.dump(said, open(os.environ["SAYS"], "w"))
+call = {{"arguments": sys.argv[1:], "environment": dict(os.environ)}}
+if os.environ.get("MODELS_OF"):
+    call["models"] = json.load(urllib.request.urlopen(os.environ["MODELS_OF"] + "/v1/models"))
+json.dump(call, open(os.environ["CALL"], "w"))
 sys.exit(7)
 """
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Programs of the clients' names are found, which write down what they were told, here."""
+def client_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install stand-ins of all clients; each writes its arguments and environment to this file."""
     for name in CLIENTS:
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
-        program.write_text(SAYS)
+        program.write_text(CLIENT)
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("SAYS", str(tmp_path / "said.json"))
+    monkeypatch.setenv("CALL", str(tmp_path / "call.json"))
     monkeypatch.delenv("AKUNU_API_KEY", raising=False)
-    return tmp_path / "said.json"
+    return tmp_path / "call.json"
 
 
 class _Models(BaseHTTPRequestHandler):
-    """A server with one model, which takes no request without its key."""
+    """A server with one model, which requires a key."""
 
     def do_GET(self) -> None:
         known = self.headers["authorization"] == "Bearer secret"
@@ -72,20 +72,19 @@ def port() -> Iterator[int]:
 
 @pytest.mark.usefixtures("own_directories")
 @pytest.mark.parametrize("client", [*CLIENTS])
-def test_what_is_shown_is_what_is_run(
-    client: str, told: Path, port: int, monkeypatch: pytest.MonkeyPatch
+def test_the_printed_command_is_the_one_that_runs(
+    client: str, client_call: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line that --print shows tells a client the same when it is typed into a shell."""
     monkeypatch.setenv("AKUNU_API_KEY", "secret")
     options = [client, "--port", str(port)]
     assert run_here("launch", *options, "--", "it's", "--model").returncode == 7
-    run = json.loads(told.read_text())
+    run = json.loads(client_call.read_text())
     shown = run_here("launch", *options, "--print", "--", "it's", "--model")
     assert subprocess.run(shown.stdout, shell=True).returncode == 7
-    typed = json.loads(told.read_text())
-    for said in (run, typed):  # the rest is a shell's, or Python's
-        names = [name for name in said["environment"] if name.startswith(OURS)]
-        said["environment"] = {name: said["environment"][name] for name in names}
+    typed = json.loads(client_call.read_text())
+    for call in (run, typed):  # the rest is a shell's, or Python's
+        names = [name for name in call["environment"] if name.startswith(OURS)]
+        call["environment"] = {name: call["environment"][name] for name in names}
     assert typed == run
     assert run["arguments"][-2:] == ["it's", "--model"]
     everything = json.dumps(run)
@@ -94,15 +93,17 @@ def test_what_is_shown_is_what_is_run(
 
 
 @pytest.mark.usefixtures("own_directories")
-def test_refusals(told: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key_or_program_is_an_error(
+    client_call: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = ("launch", "codex", "--port", str(port))
     no_key = run_here(*options)
     assert (no_key.returncode, "AKUNU_API_KEY" in no_key.stderr) == (2, True)
     monkeypatch.setenv("AKUNU_API_KEY", "secret")
-    monkeypatch.setenv("PATH", str(told.parent))
+    monkeypatch.setenv("PATH", str(client_call.parent))
     no_program = run_here(*options)
     assert (no_program.returncode, "codex is not installed" in no_program.stderr) == (2, True)
-    assert not told.exists()
+    assert not client_call.exists()
 
 
 def _free() -> int:
@@ -113,16 +114,16 @@ def _free() -> int:
 
 
 @pytest.mark.e2e
-def test_a_server_is_begun_and_ended(
-    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_new_server_ends_with_the_client(
+    client_call: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, port = write_served_model(tmp_path / "tiny-model"), _free()
-    monkeypatch.setenv("ASK", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("MODELS_OF", f"http://127.0.0.1:{port}")
     done = akunu("launch", "aider", "--model", str(model), "--port", str(port))
     assert done.returncode == 7, done.stderr
-    said = json.loads(told.read_text())
-    (served,) = said["models"]["data"]
-    assert said["arguments"][:2] == ["--model", f"openai/{served['id']}"]
+    call = json.loads(client_call.read_text())
+    (served,) = call["models"]["data"]
+    assert call["arguments"][:2] == ["--model", f"openai/{served['id']}"]
     with socket.socket() as gone:
         assert gone.connect_ex(("127.0.0.1", port))
 

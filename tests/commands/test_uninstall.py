@@ -1,4 +1,4 @@
-"""`akunu uninstall` names what is there, asks, and deletes nothing else."""
+"""`akunu uninstall` lists our data, and deletes it after a confirmation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from akunu_py import paths
 from akunu_py.commands import uninstall
 from akunu_py.serve.own import system_service
 from akunu_py.serve.own.discovery import RunningServer, announce
@@ -19,7 +18,7 @@ from tests.support.command import AKUNU, assert_one_line_error, run_here
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, own_directories: None, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Our files, and those of others beside them."""
+    """Files of ours, and of other programs in the same directories."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     for kind in ("data", "cache", "config"):
         for name in ("akunu", "other"):
@@ -28,51 +27,51 @@ def home(tmp_path: Path, own_directories: None, monkeypatch: pytest.MonkeyPatch)
     return tmp_path
 
 
-def left(home: Path) -> set[str]:
+def files_in(home: Path) -> set[str]:
     return {str(path.relative_to(home)) for path in home.rglob("file")}
 
 
 OTHERS = {f"{kind}/other/some/file" for kind in ("data", "cache", "config")}
 
 
-def test_without_data_it_only_tells(home: Path) -> None:
-    before = left(home)
+def test_without_data_nothing_is_deleted(home: Path) -> None:
+    before = files_in(home)
     shown = run_here("uninstall").stdout
     for kind in ("data", "cache", "config"):
         assert f"1.0 kB  {home / kind / 'akunu'}" in shown
     assert "to delete this data, run: akunu uninstall --data" in shown
     assert f"to remove the program, run: {uninstall.removal_command()}" in shown
-    assert left(home) == before
+    assert files_in(home) == before
     assert_one_line_error(run_here("uninstall", "--yes"), 2, "--data")
 
 
-def test_it_deletes_ours_and_only_ours(home: Path) -> None:
+def test_only_our_files_are_deleted(home: Path) -> None:
     model = home / "data" / "akunu" / "models" / "m"
     model.mkdir(parents=True)
     (home / "hub").mkdir()
     (home / "hub" / "file").write_bytes(b"y")
     (model / "weights").symlink_to(home / "hub" / "file")
     done = run_here("uninstall", "--data", "--yes")
-    assert (done.returncode, left(home)) == (0, OTHERS | {"hub/file"})
+    assert (done.returncode, files_in(home)) == (0, OTHERS | {"hub/file"})
     assert f"remain in its cache, {home / 'hub'}" in done.stdout
     assert "no data" in run_here("uninstall", "--data").stdout
 
 
-def test_it_refuses_where_it_cannot_ask_or_a_server_runs(home: Path) -> None:
-    before = left(home)
+def test_no_terminal_or_a_running_server_is_refused(home: Path) -> None:
+    before = files_in(home)
     assert "run: akunu uninstall --data --yes" in run_here("uninstall", "--data").stderr
     with announce(RunningServer("http://127.0.0.1:1", "", {"m": str(home)})):
         assert f"process {os.getpid()}" in run_here("uninstall", "--data", "--yes").stderr
-    assert left(home) == before
+    assert files_in(home) == before
 
 
 def test_a_service_is_removed_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = left(home)
+    before = files_in(home)
     monkeypatch.setattr(system_service, "is_installed", lambda: True)
     assert "run: akunu serve --uninstall" in run_here("uninstall").stdout
     done = run_here("uninstall", "--data", "--yes")
     assert "first run: akunu serve --uninstall" in done.stderr
-    assert left(home) == before
+    assert files_in(home) == before
 
 
 def test_a_link_is_left_to_the_user(home: Path) -> None:
@@ -82,12 +81,6 @@ def test_a_link_is_left_to_the_user(home: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "is a link" in done.stderr
     assert (home / "moved" / "some" / "file").exists()
-
-
-def test_on_a_mac_two_kinds_share_a_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "config_dir", paths.data_dir)
-    assert list(uninstall.data_directories().values()) == ["models and chats, settings", "caches"]
-    assert run_here("uninstall", "--data", "--yes").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -106,8 +99,10 @@ def test_it_knows_its_installer(prefix: str, command: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("answer", "remaining"), [(b"n\n", None), (b"y\n", OTHERS)])
-def test_it_asks(home: Path, answer: bytes, remaining: set[str] | None) -> None:
-    before = left(home)
+def test_data_is_deleted_after_a_confirmation(
+    home: Path, answer: bytes, remaining: set[str] | None
+) -> None:
+    before = files_in(home)
     terminal, inside = os.openpty()
     try:
         os.write(terminal, answer)
@@ -118,4 +113,4 @@ def test_it_asks(home: Path, answer: bytes, remaining: set[str] | None) -> None:
         os.close(terminal)
         os.close(inside)
     assert "Delete all of it permanently? [y/N]" in done.stdout
-    assert left(home) == (before if remaining is None else remaining), done.stderr
+    assert files_in(home) == (before if remaining is None else remaining), done.stderr

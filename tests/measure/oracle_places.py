@@ -1,15 +1,15 @@
 """Cursor places in a source file, each with the removed text: the output of a perfect model.
 
-kind        cursor                                      removed text
-line        in a line, nothing after it                 rest of the line and what it opens
-block       end of a line that opens a block            the block
-body        on an indented line, end of block after it  lines up to the end of the block
-open        same, but the end is not written yet        same, and the closing line
-lines       on an indented line, lines after it         a few statements
-margin      in the first column                         a statement and its block
-inside      in brackets, more text after them           everything up to the closing bracket
-inline      in a line, more text after it               a few words
-auto        after a bracket that an editor closed       the contents; the closers stay
+    kind        cursor                                      removed text
+    line        in a line, nothing after it                 rest of the line and what it opens
+    block       end of a line that opens a block            the block
+    body        on an indented line, end of block after it  lines up to the end of the block
+    open        same, but the end is not written yet        same, and the closing line
+    lines       on an indented line, lines after it         a few statements
+    margin      in the first column                         a statement and its block
+    inside      in brackets, more text after them           everything up to the closing bracket
+    inline      in a line, more text after it               a few words
+    auto        after a bracket that an editor closed       the contents; the closers stay
 
 Brackets, strings, comments and the ends of statements and blocks come from a real lexer (Pygments).
 This judge knows the languages; the rules of completion do not.

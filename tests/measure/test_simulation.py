@@ -124,7 +124,7 @@ def test_costs_learned_under_load_recover_within_a_thousand_tokens() -> None:
     edited = [token if i % 40 else 5000 + i for i, token in enumerate(source)]
     curve, options, spoiled = parse_curve("m1"), DeviceOptions(gap=0.3, noise=0.05), CostCurve()
     for rows, cost in [(PIPELINED, 0.9), (1, 1.0), *((rows, 60.0) for rows in range(2, MAX_ROWS))]:
-        for _ in range(3):  # as many as are saved
+        for _ in range(3):  # the number that is saved
             spoiled.observe(rows, cost, 10)
 
     def rate_after_a_thousand(costs: CostCurve) -> float:

@@ -60,6 +60,12 @@ _FOR = {
     "pydantic": "akunu serve: the bodies of requests",
     "mcp": "tools of MCP servers in the chat",
     "pygls": "the Language Server Protocol",
+    "markdown-it-py": "Markdown in the chat",
+    "pygments": "colors of code in the chat",
+    "transformers": "tokenizers and chat templates",
+    "jinja2": "chat templates, in a process of their own",
+    "lsprotocol": "the types of the Language Server Protocol",
+    "pydantic-core": "errors of wrong bodies",
     "tqdm": "progress bars",
     "shtab": "scripts of akunu completions",
     "tomlkit": "writing settings with their comments",
@@ -150,8 +156,8 @@ def license_of(name: str) -> str:
         for line in about.get_all("Classifier") or []
         if line.startswith("License :: OSI Approved ::")
     ]
-    said = expression or ", ".join(classifiers) or text.strip().splitlines()[0][:60]
-    return _PLAIN.get(said, str(said))
+    page = expression or ", ".join(classifiers) or text.strip().splitlines()[0][:60]
+    return _PLAIN.get(page, str(page))
 
 
 if __name__ == "__main__":

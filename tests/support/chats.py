@@ -41,11 +41,11 @@ def branched(conversation: str = "queue") -> ConversationTree:
     """Return six messages with two branch points: two answers (the older is active), and an edited
     prompt (the newer is active)."""
     tree = ConversationTree(conversation, "What is a queue?")
-    asked = add_prompt(tree, "What is a queue?\nShow me Python.")
+    question = add_prompt(tree, "What is a queue?\nShow me Python.")
     first = add_answer(
-        tree, "First in, first *out*.", asked.id, thinking="Easy.", finish="length", stats=STATS
+        tree, "First in, first *out*.", question.id, thinking="Easy.", finish="length", stats=STATS
     )
-    add_answer(tree, "A line of people.", asked.id, at=T0 + 60)
+    add_answer(tree, "A line of people.", question.id, at=T0 + 60)
     add_prompt(tree, "Thanks.", first.id, at=T0 + 120)
     edited = add_prompt(tree, "Thank you!", first.id, at=T0 + 180)
     add_answer(tree, "You are welcome.", edited.id, at=T0 + 240)
