@@ -272,17 +272,3 @@ def test_a_directory_without_write_access(open_directory: Path) -> None:
     open_directory.chmod(0o555)
     with ordinary_user(), pytest.raises(ConversationError, match="XDG_DATA_HOME"):
         ConversationStore.open(open_directory / "conversations.db")
-
-
-def test_a_file_without_write_access(open_directory: Path) -> None:
-    path = filled(open_directory / "conversations.db")
-    for file in open_directory.iterdir():
-        file.chmod(0o444)
-    with ordinary_user(), pytest.raises(ConversationError, match="XDG_DATA_HOME"):
-        ConversationStore.open(path)
-
-
-def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConversationError, match="cannot store conversations in"):
-        ConversationStore.open(tmp_path / "file" / "conversations.db")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +13,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from akunu_py.chats import export, search
+from akunu_py.chats import search
 from akunu_py.chats.conversation_store import UNDO_S, ConversationStore
-from akunu_py.chats.export import as_markdown
-from akunu_py.chats.json import as_json
 from akunu_py.chats.options import ChatOptions, options_of
 from akunu_py.chats.tree import ChatMessage, ConversationTree, title_of, tree_of
 from akunu_py.errors import ConversationError
@@ -437,73 +435,11 @@ def test_resolve_id_prefix(store: ConversationStore) -> None:
             store.resolve(name)
 
 
-def test_recent_prompts(store: ConversationStore) -> None:
-    for number, prompt in enumerate(["one", "two", "one", "three"]):
-        store.save_tree(exchange_of(f"c{number}", prompt, "yes", T0 + number))
-    assert store.recent_prompts(10) == ["two", "one", "three"]
-    assert store.recent_prompts(2) == ["one", "three"]
-
-
 # Work grows linearly with messages; counted in SQLite steps or calls, not timed
 
 
 _STEPS = 100  # of SQLite's machine, between two calls of its progress handler
 _LINEAR = 2.6  # twice as much, and what sorting and merging add
-
-
-def long(messages: int, text: str = "a word") -> ConversationTree:
-    """Prompts, each with two answers."""
-    found: list[ChatMessage] = []
-    parent = None
-    for number in range(messages // 3):
-        question = ChatMessage("user", text, parent, id=f"p{number}")
-        found.append(question)
-        found += [
-            ChatMessage("assistant", text, question.id, id=f"{name}{number}") for name in ("b", "a")
-        ]
-        parent = f"a{number}"
-    return tree_of("long", "A long one", found)
-
-
-def steps(store: ConversationStore, action: Callable[[], object]) -> int:
-    """Return the number of SQLite virtual machine steps of `action`."""
-    calls = 0
-
-    def count() -> int:
-        nonlocal calls
-        calls += 1
-        return 0
-
-    store._database.set_progress_handler(count, _STEPS)
-    action()
-    store._database.set_progress_handler(None, 0)
-    return calls
-
-
-def test_import_choose_and_remove_are_linear(store: ConversationStore) -> None:
-    counted = []
-    for size in (600, 1200):
-        tree = long(size)
-        branch = tree.active_branch()
-        actions: list[Callable[[], object]] = [
-            lambda tree=tree: store.save_tree(tree),  # type: ignore[misc]
-            lambda tree=tree: store.save_tree(tree),  # type: ignore[misc]
-            lambda: store.load("long"),
-            lambda branch=branch: store.activate_branch("long", branch[-1].id),  # type: ignore[misc]
-            lambda branch=branch: store.remove("long", branch[0].id),  # type: ignore[misc]
-        ]
-        counted.append([steps(store, action) for action in actions])
-    for one, two in zip(*counted, strict=True):
-        assert 10 < two < _LINEAR * one + 10, counted
-
-
-def test_search_of_repeated_word_is_linear(store: ConversationStore) -> None:
-    """FTS5's own snippets took 120 s for 0.8 MB of one word."""
-    store.save("one", ChatMessage("user", "walrus " * 120_000))
-    (found,) = store.search("walrus")
-    assert found.hit.snippet.startswith("walrus walrus")
-    assert len(found.hit.snippet) <= 200
-    assert len(found.hit.marks) > 5
 
 
 @pytest.mark.parametrize(
@@ -525,25 +461,8 @@ def test_snippet_is_short_and_has_most_terms(
     assert len(found.hit.snippet) <= search._BEFORE * 2 + search._AFTER + 2
 
 
-def test_markdown_is_parsed_only_for_possible_open_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed: list[int] = []
-    blocks = export._block_parser()
-
-    class Counting:
-        def parse(self, text: str) -> object:
-            parsed.append(len(text))
-            return blocks.parse(text)
-
-    monkeypatch.setattr(export, "_block_parser", Counting)
-    as_markdown(long(3000))
-    assert parsed == []
-    as_markdown(long(300, "```\nx\n```"))
-    assert len(parsed) == 200
-    parsed.clear()
-    fences = "\n".join("~" * (3 + number) for number in range(500, 0, -1))
-    assert export.self_contained(f"{'`' * 600}\n{fences}").endswith("`" * 601)
-    assert len(parsed) <= 2 + export._MAX_FENCES
-
-
-def test_json_of_a_long_conversation_is_linear() -> None:
-    assert as_json([long(3000)]).count('"role"') == 3000
+def test_recent_prompts(store: ConversationStore) -> None:
+    for number, prompt in enumerate(["one", "two", "one", "three"]):
+        store.save_tree(exchange_of(f"c{number}", prompt, "yes", T0 + number))
+    assert store.recent_prompts(10) == ["two", "one", "three"]
+    assert store.recent_prompts(2) == ["one", "three"]

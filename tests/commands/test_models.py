@@ -83,20 +83,6 @@ def test_a_model_of_the_catalog_from_pull_to_rm(
     assert not list((tmp_path / "hf").rglob(WEIGHTS))
 
 
-@pytest.mark.long
-def test_two_at_once_fetch_once(environment: dict[str, str], server: Hub) -> None:
-    server.faults[WEIGHTS].append(Fault(pause=0.002))
-    command = [*AKUNU, "models", "pull", REPOSITORY]
-    processes = [
-        subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    errors = [process.communicate(timeout=120)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], errors
-    assert server.asked(WEIGHTS) == [""]
-    assert "verified" in run_here("models", "verify").stdout
-
-
 @pytest.mark.e2e
 def test_ctrl_c_and_a_kill_leave_something_to_go_on_from(
     environment: dict[str, str], server: Hub, tmp_path: Path
