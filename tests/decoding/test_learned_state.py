@@ -13,7 +13,6 @@ from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import LearnedState, answer_cache_bytes, delete_answer_cache
-from akunu_py.errors import UsageError
 from akunu_py.ngram.acceptance_model import AcceptanceModel
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
@@ -76,13 +75,6 @@ def test_answers_are_private_to_the_user_and_found_by_the_next_run() -> None:
     assert len(kept) == 2
     assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
     assert stat.S_IMODE(first.directory.stat().st_mode) == 0o700
-
-
-def test_without_the_answer_cache_no_answer_is_stored() -> None:
-    learned = opened(answers=False)
-    add(learned)
-    assert learned.answer_cache is None
-    assert files() == []
 
 
 def test_deleting_the_answer_cache_deletes_unfinished_files_too() -> None:
@@ -269,19 +261,3 @@ def test_a_setting_turns_the_answer_cache_off(tmp_path: Path) -> None:
     command = ("run", "--quiet", "--model", str(model), "--max-tokens", "3", "hi")
     assert run_here(*command).returncode == 0
     assert answer_cache_bytes(model) == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("answer_cache = 1", "true or false"),
-        ("model = false", "a text"),
-        ("memmory = true", "did you mean memory_limit"),
-        ("answer_cache = ", "settings.toml"),
-    ],
-)
-def test_wrong_settings_are_named(text: str, expected: str) -> None:
-    settings_file().parent.mkdir(parents=True)
-    settings_file().write_text(text)
-    with pytest.raises(UsageError, match=expected):
-        load_settings()
