@@ -27,8 +27,7 @@ from akunu_py.models.store import model_store
 from akunu_py.settings import save_settings
 from akunu_py.types import WIRE_MODES, GenerateOptions, LoadOptions, WireMode
 from akunu_py.workarounds import openblas
-from tests.support.engines import altered
-from tests.support.targets import Counting, some
+from tests.support.targets import some
 from tests.support.tiny_fim import load_tiny
 from tests.support.tiny_model import tiny_directory
 
@@ -252,25 +251,19 @@ def test_an_unreadable_load_counts_as_none(machine: Machine, content: str | None
 
 
 @pytest.mark.parametrize("requests", [1, 3])
-def test_every_step_with_a_pass_adapts_the_threads(
+def test_decoding_adapts_the_threads_all_the_time(
     requests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapted: list[int] = []
     monkeypatch.setattr(BlasThreads, "adapt", lambda self: adapted.append(1))
-    engine = load_tiny(tmp_path, ["<|endoftext|>"])
-    model = Counting(engine.model)
-    loop = StepLoop(Session(altered(engine, model=model)))
+    loop = StepLoop(Session(load_tiny(tmp_path, ["<|endoftext|>"])))
     for seed in range(requests):
-        job = text_job(some(20, seed), GenerateOptions(max_tokens=12))
+        job = text_job(some(20, seed), GenerateOptions(max_tokens=12, draft="off"))
         loop.begin(JobHandle(job, lambda event: None, "", lambda: None, short=False))
-    ended = passes = 0
+    ended = 0
     while ended < requests:
-        before = model.rows, len(adapted)
         ended += sum(isinstance(event, Finished) for _, events in loop.step() for event in events)
-        if model.rows > before[0]:
-            passes += 1
-            assert len(adapted) > before[1]
-    assert passes > 2
+    assert len(adapted) >= 12
     assert bool(loop.shared.passes) == (requests > 1)
 
 
