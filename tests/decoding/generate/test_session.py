@@ -324,22 +324,20 @@ def test_invalid_token_ids_are_found(tokens: list[int], vocabulary: int) -> None
 def test_invalid_ids_in_sampling_options_have_no_effect(
     bias: list[tuple[int, float]], allowed: tuple[int, ...], temperature: float
 ) -> None:
-    options = SamplingOptions(
-        temperature=temperature, logit_bias=tuple(bias), allowed_tokens=allowed, seed=1
-    )
+    valid = tuple((token, by) for token, by in bias if 0 <= token < WEIGHTS)
+    tokens = tuple(in_vocabulary(allowed, WEIGHTS))
     logits = mx.random.normal((3, WEIGHTS), key=mx.random.key(2))
-    before = mx.array([1, 2, 3])
-    sampled = Sampler(options).sample(logits, before, 5).tolist()
-    valid = replace(
-        options,
-        logit_bias=tuple((token, by) for token, by in bias if 0 <= token < WEIGHTS),
-        allowed_tokens=tuple(in_vocabulary(allowed, WEIGHTS)),
-    )
-    assert all(0 <= token < WEIGHTS for token in sampled)
-    if valid.allowed_tokens or not allowed:
-        assert sampled == Sampler(valid).sample(logits, before, 5).tolist()
-    if valid.allowed_tokens:
-        assert set(sampled) <= set(valid.allowed_tokens)
+    sampled = []
+    for some_bias, some_tokens in ((tuple(bias), allowed), (valid, tokens)):
+        options = SamplingOptions(
+            temperature, logit_bias=some_bias, allowed_tokens=some_tokens, seed=1
+        )
+        sampled.append(Sampler(options).sample(logits, mx.array([1, 2, 3]), 5).tolist())
+    assert all(0 <= token < WEIGHTS for token in sampled[0])
+    if tokens or not allowed:
+        assert sampled[0] == sampled[1]
+    if tokens:
+        assert set(sampled[0]) <= set(tokens)
 
 
 @given(IDS)
