@@ -13,7 +13,6 @@ from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import LearnedState, answer_cache_bytes, delete_answer_cache
-from akunu_py.errors import UsageError
 from akunu_py.ngram.acceptance_model import AcceptanceModel
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
@@ -76,13 +75,6 @@ def test_answers_are_private_to_the_user_and_found_by_the_next_run() -> None:
     assert len(kept) == 2
     assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
     assert stat.S_IMODE(first.directory.stat().st_mode) == 0o700
-
-
-def test_without_the_answer_cache_no_answer_is_stored() -> None:
-    learned = opened(answers=False)
-    add(learned)
-    assert learned.answer_cache is None
-    assert files() == []
 
 
 def test_deleting_the_answer_cache_deletes_unfinished_files_too() -> None:
@@ -177,24 +169,16 @@ def test_costs_are_saved_by_layout() -> None:
 
 
 def test_neural_drafters_are_saved_with_the_costs() -> None:
-    neural_drafter = SimulatedDrafters([DrafterFigures("model", 0.2, (0.9, 0.1))])
-    neural_drafter.item = TraceItem((1,) * 9, tuple(range(200)))
-    for share in (0.2, 3.0):  # what is learned counts, not what is assumed of it
-        learned = opened()
-        (made,) = neural_drafter.make("model")
-        made.relative_cost = share
-        curve = CostCurve({1: 1.0, 33: 1.5})
-        drafter = AutoDrafter(curve, neural_drafters=[made], learned=learned.neural_drafters)
-        counts = ReplayCounts()
-        replay_item(
-            neural_drafter.item,
-            drafter,
-            CostsWithDrafting(lambda rows: 1.0, neural_drafter),
-            counts,
-        )
-        learned.save_costs()
-        learned.flush()
-        assert counts.tokens > 1.5 * counts.passes
+    simulated = SimulatedDrafters([DrafterFigures("model", 0.2, (0.9, 0.1))])
+    simulated.item = TraceItem((1,) * 9, tuple(range(200)))
+    learned = opened()
+    (drafter,) = simulated.make("model")
+    curve = CostCurve({1: 1.0, 33: 1.5})
+    auto = AutoDrafter(curve, neural_drafters=[drafter], learned=learned.neural_drafters)
+    costs = CostsWithDrafting(lambda rows: 1.0, simulated)
+    replay_item(simulated.item, auto, costs, ReplayCounts())
+    learned.save_costs()
+    learned.flush()
     saved = opened().neural_drafters["model"]
     found = saved.to_dict(), learned.neural_drafters["model"].to_dict()
     assert all(each.pop("curve") for each in found)  # of which a few times are kept
@@ -269,19 +253,3 @@ def test_a_setting_turns_the_answer_cache_off(tmp_path: Path) -> None:
     command = ("run", "--quiet", "--model", str(model), "--max-tokens", "3", "hi")
     assert run_here(*command).returncode == 0
     assert answer_cache_bytes(model) == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("answer_cache = 1", "true or false"),
-        ("model = false", "a text"),
-        ("memmory = true", "did you mean memory_limit"),
-        ("answer_cache = ", "settings.toml"),
-    ],
-)
-def test_wrong_settings_are_named(text: str, expected: str) -> None:
-    settings_file().parent.mkdir(parents=True)
-    settings_file().write_text(text)
-    with pytest.raises(UsageError, match=expected):
-        load_settings()

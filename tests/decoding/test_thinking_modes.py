@@ -98,12 +98,9 @@ def test_rejected_drafts_are_shown_without_special_tokens(models: dict[str, Engi
         events += answer.add(request.step())
     pieces = [event for event in events if isinstance(event, AnnotatedPiece)]
     assert "".join(each.piece.text for each in pieces) == plain.text
-    rejected = [each.rejected for each in pieces if "wr" in each.rejected]
-    assert rejected
-    assert all("<" not in each for each in rejected)
+    assert any("wr" in each.rejected for each in pieces)
+    assert all("<" not in each.rejected for each in pieces)
     assert any(special in each.piece.piece.rejected for each in pieces)
-    (end,) = [event for event in events if isinstance(event, Finished)]
-    assert (end.reason, end.stats.generated_tokens) == ("length", 20)
 
 
 @pytest.mark.usefixtures("own_directories")
@@ -122,5 +119,3 @@ def test_run_ends_thinking_at_the_budget(tmp_path: Path) -> None:
     other = str(model_of(tmp_path / "speaker", TURNS, ("<|im_end|>", "<|im_start|>")))
     done = run_here("run", "--model", other, "--max-tokens", "3", "--thinking-budget", "5", "Why?")
     assert "--thinking-budget has no effect: speaker does not think" in done.stderr
-    done = run_here("run", "--thinking-budget", "-1", "Why?")
-    assert (done.returncode, "expected an integer of 0 or more" in done.stderr) == (2, True)

@@ -55,14 +55,14 @@ def no_job(session: object) -> ScriptedAnswer:
 
 async def test_queued_events_are_merged_for_slow_reader() -> None:
     parts = [TextDelta(str(number)) for number in range(10_000)]
-    readings = [PrefillProgress(number, 500) for number in range(500)]
+    progress = [PrefillProgress(number, 500) for number in range(500)]
     calls: list[Event] = [
         ToolCallStarted("1", "find"),
         *[ToolCallArguments("[]")] * 1000,
         ToolCallFinished(),
     ]
     scheduler = ScriptedScheduler(
-        lambda handle: iter([*readings, PromptProcessed(1, 0), *parts, *calls, END])
+        lambda handle: iter([*progress, PromptProcessed(1, 0), *parts, *calls, END])
     )
     events = run_job(scheduler, no_job)
     found = [await anext(events)]

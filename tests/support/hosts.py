@@ -101,18 +101,12 @@ def running(model: Path, hosts: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def below(process: int) -> list[int]:
-    """Return its descendants, children first."""
+def workers(process: int) -> list[int]:
+    """Return its descendants that are ranks other than rank 0."""
     rows, found = _processes(), [process]
     for each in found:
         found += [pid for pid, parent, _ in rows if parent == each]
-    return found[1:]
-
-
-def workers(process: int) -> list[int]:
-    """Return its descendants that are ranks other than rank 0."""
-    found = below(process)
-    return [pid for pid, _, args in _processes() if pid in found and WORKER in args]
+    return [pid for pid, _, args in rows if pid in found and WORKER in args]
 
 
 def all_gone(pids: Sequence[int], seconds: float) -> bool:

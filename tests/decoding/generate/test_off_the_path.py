@@ -114,14 +114,11 @@ def test_the_models_thread_renders_no_turn_and_writes_no_file(
     assert [name for name, found in threads.items() if "model" in found] == []
 
 
-@pytest.mark.parametrize("likely", [False, True])
-def test_the_models_thread_compiles_no_grammar(tmp_path: Path, likely: bool) -> None:
+def test_the_models_thread_compiles_no_grammar(tmp_path: Path) -> None:
     """Each grammar, that of the answer and two for drafts, is compiled once in a helper thread."""
-    schema = '{"type": "object", "properties": {"off the path": {"type": "integer"}}}'
-    constraint = Constraint("json_schema", schema)
-    if likely:
-        texts = ('start: "ab"', 'start: "abc"')
-        constraint = Constraint("grammar", 'start: "abc" | "abcd"', likely=texts)
+    constraint = Constraint(
+        "grammar", 'start: "abc" | "abcd"', likely=('start: "ab"', 'start: "abc"')
+    )
     options = GenerateOptions(12, sampling=SamplingOptions(constraint=constraint))
     engine = load(tmp_path / "model")
     with threads_of(matcher.lark) as threads:
@@ -143,38 +140,27 @@ def test_learned_answers_are_on_disk_once_the_host_is_closed(
     assert again.answer_cache.total >= 12
 
 
-class SlowJob:
-    """A job whose preparation ends when the test allows it."""
-
-    def __init__(self, job: BeginJob) -> None:
-        self.job = job
-        self.begun, self.may_end = threading.Event(), threading.Event()
-
-    def prepare(self, engine: Engine) -> BeginJob:
-        self.begun.set()
-        assert self.may_end.wait(60)
-        return self.job
-
-
 def test_preparing_a_job_delays_no_other(engine: Engine) -> None:
-    host = Host(engine)
-    job = text_job([1, 2, 3], OPTIONS)
-    _, first = host.submit(job)
-    slow, cancelled = SlowJob(job), SlowJob(job)
-    _, slow_events = host.submit(slow)
-    handle, cancelled_events = host.submit(cancelled)
-    assert isinstance(end_of(first), Finished)
-    assert slow.begun.wait(60)
-    assert cancelled.begun.wait(60)
+    """Not even a job that is cancelled while it is prepared."""
+    host, job = Host(engine), text_job([1, 2, 3], OPTIONS)
+    begun, may_end = threading.Event(), threading.Event()
+
+    class SlowJob:
+        def prepare(self, engine: Engine) -> BeginJob:
+            begun.set()
+            assert may_end.wait(60)
+            return job
+
+    _, slow = host.submit(SlowJob())
+    handle, cancelled = host.submit(SlowJob())
+    assert begun.wait(60)
+    assert isinstance(host.answer(job), Finished)
     handle.cancel()
-    slow.may_end.set()
-    assert isinstance(end_of(slow_events), Finished)
-    _, second = host.submit(job)
-    cancelled.may_end.set()
-    assert isinstance(end_of(second), Finished)
-    end = cancelled_events.get(timeout=60)
-    assert isinstance(end, Finished)
-    assert end.reason == "cancelled"
+    may_end.set()
+    for events, reason in ((slow, "length"), (cancelled, "cancelled")):
+        end = end_of(events)
+        assert isinstance(end, Finished)
+        assert end.reason == reason
     assert host.close()
 
 
@@ -185,22 +171,6 @@ def test_a_job_that_cannot_be_prepared_fails_alone(tmp_path: Path) -> None:
     assert "No." in str(failed.error)
     assert isinstance(host.answer(text_job([1, 2, 3], OPTIONS)), Finished)
     assert host.close()
-
-
-def test_concurrent_requests_compile_a_grammar_once() -> None:
-    started, may_end = threading.Event(), threading.Event()
-    compiled: list[int] = []
-
-    def work() -> Any:
-        compiled.append(1)
-        started.set()
-        assert may_end.wait(60)
-        return object(), ""
-
-    futures = [matcher.compiled("one", work) for _ in range(3)]
-    assert started.wait(60)
-    may_end.set()
-    assert len({id(each.result(60)[0]) for each in futures}) == len(compiled) == 1
 
 
 def test_the_least_recently_used_grammar_is_forgotten_and_a_failed_one_at_once() -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
-import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
-from akunu_py.decoding.target import Target
 from akunu_py.models.load.fit import PREFILL_ROWS, WIDE_PREFILL_ROWS
 from akunu_py.ngram.cost import CostCurve
 from tests.support.families import build
 from tests.support.slow import cover
-from tests.support.targets import Timed, answer, fresh, read, some
+from tests.support.targets import Timed, answer, fresh, some
 
 NAMES = ["llama", "llama-sliding", "llama4", "llama-kv8", "qwen3_next", "mamba2"]
 LONG, LEAST, LARGEST = 640, 64, 256
@@ -125,8 +123,8 @@ def sliced(fixed: float, per_token: float, length: int, noise: float = 0.0) -> l
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])
-@pytest.mark.parametrize("fixed", [0.0, 0.005, 0.03, 0.063, 0.095, 0.15])
-@pytest.mark.parametrize("per_token", [0.0002, 0.001, 0.004])
+@pytest.mark.parametrize("fixed", [0.0, 0.005, 0.063, 0.15])
+@pytest.mark.parametrize("per_token", [0.0002, 0.004])
 def test_a_high_fixed_cost_of_a_pass_does_not_make_chunks_tiny(
     fixed: float, per_token: float, noise: float
 ) -> None:
@@ -148,17 +146,3 @@ def test_pipelined_chunks_are_not_measured_as_faster(length: int) -> None:
     target.reuse_prefix(some(length, 3))
     list(prefill(target, sizes))
     assert sizes.costs.prefill_rate == pytest.approx(1000.0, rel=0.01)
-
-
-def test_buffers_are_released_only_if_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that are decoding use the buffers between the chunks of a prompt."""
-    cleared: list[int] = []
-    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(mx.get_cache_memory()))
-    held = 0
-    monkeypatch.setattr(mx, "get_cache_memory", lambda: held)
-    for held in (50 << 20, 1 << 40):
-        target = Target(build("llama"))
-        target.reuse_prefix(some(300, 1))
-        chunks = len(read(target, ChunkSizes(largest=64, seconds=1e-9)))
-        assert chunks > 5
-        assert len(cleared) == (chunks - 1 if held == 1 << 40 else 0)

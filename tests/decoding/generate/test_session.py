@@ -29,7 +29,7 @@ from akunu_py.errors import (
     UsageError,
 )
 from akunu_py.models.load.fit import Activations, CacheGrowth, FittedContext, MemoryNeeds
-from akunu_py.types import Answer, DraftMode, GenerateOptions, LoadOptions, Message, SamplingOptions
+from akunu_py.types import Answer, DraftMode, GenerateOptions, Message, SamplingOptions
 from tests.support.complete import complete
 from tests.support.engines import altered
 from tests.support.targets import Counting, some
@@ -122,17 +122,6 @@ def test_invalid_requests_are_refused(tiny: Engine, tmp_path: Path) -> None:
         Engine.load(tmp_path)
 
 
-def test_the_plan_follows_the_load_options(tmp_path: Path) -> None:
-    directory = write_model(tmp_path / "tiny", byte_level(["<|end|>"]), end="<|end|>")
-    options = LoadOptions(
-        weights="bfloat16", context=256, prompt_cache_memory=1 << 20, memory_limit=1 << 40
-    )
-    plan = Engine.load(directory, options, name="small").plan
-    assert (plan.name, plan.path, plan.weights) == ("small", directory, "bfloat16")
-    assert (plan.context_length, plan.prompt_cache_memory) == (256, 1 << 20)
-    assert (plan.memory_limit, plan.fit.limit, plan.forced) == (1 << 40, 1 << 40, False)
-
-
 class Failing(Counting):
     """A model of which one pass fails after it changed the cache."""
 
@@ -157,15 +146,6 @@ def test_a_failed_pass_leaves_no_history(tiny: Engine, mode: DraftMode, failing:
     assert session.target.tokens == []
     answer = session.generate(PROMPT, options).answer()
     assert answer.tokens == fresh(tiny, PROMPT, options).tokens
-
-
-def test_rows_that_no_token_accounts_for_are_noticed_before_the_next_prompt(tiny: Engine) -> None:
-    session = Session(tiny)
-    session.generate(PROMPT, OFF).answer()
-    mx.eval(session.target.forward(mx.array([5])))
-    with pytest.raises(AssertionError, match="booked"):
-        session.generate(PROMPT, OFF).answer()
-    session.generate(PROMPT, OFF).answer()
 
 
 TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
@@ -196,7 +176,7 @@ def test_the_stable_prefix_is_found_by_rendering_another_turn(
 
 
 @pytest.mark.parametrize("idle", [False, True])
-@pytest.mark.parametrize(("pressure", "kept"), [("normal", 1), ("warning", 1), ("critical", 0)])
+@pytest.mark.parametrize(("pressure", "kept"), [("warning", 1), ("critical", 0)])
 def test_critical_memory_pressure_evicts_unused_prompt_caches(
     tiny: Engine, monkeypatch: pytest.MonkeyPatch, pressure: str, kept: int, idle: bool
 ) -> None:
@@ -204,14 +184,12 @@ def test_critical_memory_pressure_evicts_unused_prompt_caches(
     first, second = [5] * 100, [6] * 100
     for prompt in (first, second):
         session.generate(prompt, OFF).answer()
-    assert len(session.target.caches.histories()) == 1
     monkeypatch.setattr(device, "memory_pressure", lambda: pressure)
     if idle:
         session.save_idle()
         assert len(session.target.caches.histories()) == kept
     stats = session.generate([*second, 7], OFF).answer().stats
     assert stats.cached_tokens >= len(second)
-    assert len(session.target.caches.histories()) == kept
     again = session.generate(first, OFF).answer().stats
     assert (again.cached_tokens > 0, again.not_cached) == (kept > 0, "" if kept else "evicted")
 
@@ -346,22 +324,20 @@ def test_invalid_token_ids_are_found(tokens: list[int], vocabulary: int) -> None
 def test_invalid_ids_in_sampling_options_have_no_effect(
     bias: list[tuple[int, float]], allowed: tuple[int, ...], temperature: float
 ) -> None:
-    options = SamplingOptions(
-        temperature=temperature, logit_bias=tuple(bias), allowed_tokens=allowed, seed=1
-    )
+    valid = tuple((token, by) for token, by in bias if 0 <= token < WEIGHTS)
+    tokens = tuple(in_vocabulary(allowed, WEIGHTS))
     logits = mx.random.normal((3, WEIGHTS), key=mx.random.key(2))
-    before = mx.array([1, 2, 3])
-    sampled = Sampler(options).sample(logits, before, 5).tolist()
-    valid = replace(
-        options,
-        logit_bias=tuple((token, by) for token, by in bias if 0 <= token < WEIGHTS),
-        allowed_tokens=tuple(in_vocabulary(allowed, WEIGHTS)),
-    )
-    assert all(0 <= token < WEIGHTS for token in sampled)
-    if valid.allowed_tokens or not allowed:
-        assert sampled == Sampler(valid).sample(logits, before, 5).tolist()
-    if valid.allowed_tokens:
-        assert set(sampled) <= set(valid.allowed_tokens)
+    sampled = []
+    for some_bias, some_tokens in ((tuple(bias), allowed), (valid, tokens)):
+        options = SamplingOptions(
+            temperature, logit_bias=some_bias, allowed_tokens=some_tokens, seed=1
+        )
+        sampled.append(Sampler(options).sample(logits, mx.array([1, 2, 3]), 5).tolist())
+    assert all(0 <= token < WEIGHTS for token in sampled[0])
+    if tokens or not allowed:
+        assert sampled[0] == sampled[1]
+    if tokens:
+        assert set(sampled[0]) <= set(tokens)
 
 
 @given(IDS)

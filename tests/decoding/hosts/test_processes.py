@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +21,6 @@ from tests.support.hosts import (
     SPLIT_FAMILIES,
     all_gone,
     answer,
-    below,
     command,
     running,
     workers,
@@ -34,7 +32,6 @@ from tests.support.terminal import terminal as terminal  # a fixture
 
 pytestmark = pytest.mark.e2e
 
-_WITHIN = 10.0  # seconds
 NOT_PIPELINED = {"llama", "gpt_oss", "iquestloopcoder", "longcat_flash_ngram"}
 
 
@@ -84,30 +81,19 @@ def test_the_answer_equals_that_of_one_process(model: Path, whole: str) -> None:
     assert "rank 1 on 127.0.0.1 holds 1/2 of each layer" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("number", "why"),
-    [
-        (signal.SIGSTOP, "sent nothing for 7 seconds"),
-        # A server below loses a host in this way, too.
-        pytest.param(signal.SIGKILL, "was killed by SIGKILL", marks=pytest.mark.slow),
-    ],
-)
-def test_a_dead_or_hung_rank_ends_the_answer(
-    model: Path, whole: str, number: signal.Signals, why: str
-) -> None:
+def test_a_hung_rank_ends_the_answer(model: Path, whole: str) -> None:
     with running(model, "2") as process:
         assert process.stdout is not None
         begun = process.stdout.read(20)
         others = workers(process.pid)
         assert len(others) == 1
-        signal_at = time.monotonic()
-        os.kill(others[0], number)
+        os.kill(others[0], signal.SIGSTOP)
         out, errors = process.communicate(timeout=60)
-    assert time.monotonic() - signal_at < _WITHIN
     assert process.returncode == 1
     (error,) = [line for line in errors.decode().splitlines() if "holds" not in line]
-    assert error.startswith(f"akunu: rank 1 on 127.0.0.1 {why}")
-    assert_same_beginning(whole, (begun + out).decode().rstrip())
+    assert error.startswith("akunu: rank 1 on 127.0.0.1 sent nothing for 7 seconds")
+    text = (begun + out).decode().rstrip()
+    assert whole.startswith(text) or text.startswith(whole)
     assert all_gone([process.pid, *others], 2)
 
 
@@ -172,19 +158,15 @@ def test_the_benchmark_runs_on_two_hosts(tmp_path: Path) -> None:
     assert ["1/2 of each layer" in each for each in found["model"]["hosts"]] == [True, True]
 
 
-@pytest.fixture
-def chat_command(tmp_path: Path) -> str:
+@needs_tmux
+def test_a_chat_continues_after_losing_a_host(terminal: Terminal, tmp_path: Path) -> None:
     model = tmp_path / "llama"
     model.mkdir()
     write_talking(model)
     keep = f"XDG_DATA_HOME={tmp_path}/home XDG_CONFIG_HOME={tmp_path}/home"
     chat = f"{sys.executable} -m akunu_py chat --temperature 0 --no-answer-cache"
-    return f'clear; {keep} {chat} --max-tokens 4000 --hosts 2 {model}; echo "code=$?"'
-
-
-@needs_tmux
-def test_a_chat_continues_after_losing_a_host(terminal: Terminal, chat_command: str) -> None:
-    terminal.type(chat_command, "Enter")
+    options = f"--max-tokens 4000 --hosts 2 {model}"
+    terminal.type(f'clear; {keep} {chat} {options}; echo "code=$?"', "Enter")
     terminal.wait_for("rank 1 on 127.0.0.1 holds 1/2 of each layer")
     terminal.type("1 2 3", "Enter")
     terminal.wait_for(r"1 2 3\n\s+[0-9]+")
@@ -204,24 +186,6 @@ def test_a_chat_continues_after_losing_a_host(terminal: Terminal, chat_command: 
     terminal.type("C-q")
     assert "code=0\n" in terminal.wait_for("code=[0-9]+\n")
     assert all_gone(after, 2)
-
-
-@needs_tmux
-def test_a_killed_chat_leaves_no_processes(terminal: Terminal, chat_command: str) -> None:
-    terminal.type(chat_command, "Enter")
-    terminal.wait_for("rank 1 on 127.0.0.1 holds")
-    terminal.type("1 2 3", "Enter")
-    terminal.wait_for("answering")
-    shell = int(terminal.shell())
-    others = below(shell)
-    assert len(others) >= 3
-    os.kill(others[0], signal.SIGKILL)
-    assert all_gone(others, 10)
-
-
-def assert_same_beginning(one: str, other: str) -> None:
-    length = min(len(one), len(other))
-    assert one[:length] == other[:length]
 
 
 def _wait_for(stream: IO[str], words: str) -> None:

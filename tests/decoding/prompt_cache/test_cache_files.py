@@ -178,17 +178,14 @@ def test_a_full_disk_leaves_the_older_file(tiny: Engine, saved: Path) -> None:
 def test_the_run_command_saves_and_loads_a_prompt_cache(tmp_path: Path) -> None:
     model, file = write_chat_model(tmp_path / "model"), tmp_path / "document.safetensors"
     document = "The owl sat on the old barn and watched the fields. " * 30
-    command = ["run", "--model", str(model), "--prompt-cache", str(file)]
-    options = ["--raw", "--max-tokens", "4", "--format", "json"]
+    command = ["run", "--model", str(model), "--prompt-cache", str(file), "--raw"]
     left = []
     for question in ("What sat on the barn?", "Who?"):
-        done = run_here(*command, *options, document + question)
-        assert done.returncode == 0, done.stderr
+        done = run_here(*command, "--max-tokens", "4", "--format", "json", document + question)
         stats: dict[str, int] = json.loads(done.stdout)["stats"]
         left.append(stats["prompt_tokens"] - stats["cached_tokens"])
     assert left[0] > len(document)
     assert left[1] <= 4
     file.write_bytes(b"something else")
-    done = run_here(*command, "hi")
-    assert_one_line_error(done, 1, str(file), "not a session")
+    assert_one_line_error(run_here(*command, "hi"), 1, str(file), "not a session")
     assert file.read_bytes() == b"something else"

@@ -9,7 +9,6 @@ import gc
 import random
 import tracemalloc
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -83,18 +82,6 @@ def test_the_memory_limit_evicts_the_oldest_history(name: str) -> None:
         answer(target, tokens, [], 2)
         assert target.caches.nbytes + target.history.nbytes <= target.caches.limit
     assert target.reuse_prefix(conversations[0], needed=size) == Reuse(0, 119, "evicted")
-
-
-def test_reuse_explains_missing_tokens() -> None:
-    first = some(200, 1)
-    for name, cut in (("llama-sliding", Reuse(0, 100, "no checkpoint")),
-                      ("llama", Reuse(100, 100, "changed"))):  # fmt: skip
-        target = Target(build(name), caches=PromptCaches(PLENTY))
-        assert target.reuse_prefix(first) == Reuse(0, 0, "")
-        answer(target, first, [], COUNT)
-        held = list(target.tokens)
-        assert target.reuse_prefix([*held, 1, 2]) == Reuse(len(held), len(held), "")
-        assert target.reuse_prefix([*first[:100], 1, 2]) == cut
 
 
 @pytest.mark.parametrize("name", RETURNING)
@@ -202,35 +189,6 @@ def test_the_history_of_least_value_is_evicted_first(seed: int) -> None:
         left = {id(each): len(each.tokens) for each in caches.histories()}
         changed = [key for key, length in lengths.items() if left.get(key) != length]
         assert all(values[key] == pytest.approx(min(values.values())) for key in changed)
-
-
-class Watched(list[int]):
-    """Tokens that count how often one is looked at."""
-
-    looks = 0
-
-    def __getitem__(self, at: Any) -> Any:
-        found = super().__getitem__(at)
-        Watched.looks += len(found) if isinstance(at, slice) else 1
-        return found
-
-
-def test_evicting_compares_no_tokens() -> None:
-    """A returned history is compared about once, however many histories are cached."""
-    caches = PromptCaches(14 * 4000)
-    system = some(2000, 1)
-    for number in range(15):
-        Watched.looks = 0
-        history = Sized([])
-        history.tokens = Watched([*system, *some(2000 + number, number + 2)])
-        caches.add(history)
-        assert Watched.looks <= 2 * (2500 + 300 * len(caches.histories()))
-    while caches.histories():
-        Watched.looks = 0
-        caches.make_room(caches.limit - caches.nbytes + 1500)
-        assert Watched.looks <= 64 * 32  # only the prefixes that identify texts
-        if caches.nbytes < 3000:
-            caches.make_room(caches.limit)
 
 
 def test_chances_follow_texts_with_a_similar_beginning() -> None:
