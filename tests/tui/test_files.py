@@ -18,7 +18,6 @@ from akunu_py.tui.prompt.attachments import (
     attach,
     join_files,
     mentions,
-    read_attachment,
     split_files,
 )
 from akunu_py.tui.prompt.box import MentionedFiles
@@ -95,27 +94,6 @@ def test_files_that_do_not_fit_together_are_refused(directory: Path) -> None:
     assert len(attach("@a @b", directory, 0)) == 2, "an unknown context refuses nothing"
 
 
-def test_a_file_without_permission_is_refused(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: object, flags: int) -> int:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(UsageError, match=r"cannot read notes\.md: Permission denied"):
-        attach("@notes.md", directory, 8192)
-
-
-def test_the_model_gets_the_file_in_a_fence_that_its_text_cannot_close(directory: Path) -> None:
-    (directory / "doc.md").write_text("```python\nx\n```\n")
-    files = attach("What is @doc.md?", directory, 8192)
-    assert files[0].text == "```python\nx\n```\n"
-    assert join_files("What is it?", files) == (
-        "What is it?\n\nAttached file: doc.md (16 bytes)\n````md\n```python\nx\n```\n````"
-    )
-    assert join_files("no files", []) == "no files"
-
-
 _text = st.text(st.characters(codec="utf-8"), max_size=60) | st.sampled_from(
     ["```\n", "````py\nx\n````\n", "Attached file: a (1 bytes)\n```\nq\n```", "\n\n", ""]
 )
@@ -133,19 +111,6 @@ def test_split_is_the_inverse_of_join(prompt: str, files: list[tuple[str, str]])
     assert [(file.name, file.size) for file in found] == [(file.name, file.size) for file in sent]
     for one, other in zip(sent, found, strict=True):
         assert other.text.removesuffix("\n") == one.text.removesuffix("\n")
-
-
-def test_binary_files_are_refused_and_not_suggested(directory: Path) -> None:
-    (directory / "notes.bin").write_bytes(b"PK\x03\0" * 1_000_000)
-    (directory / "notes.latin").write_bytes("Ärger".encode("latin-1"))
-    (directory / "notes.utf8").write_text("x" * 1023 + "Ä" * 9)  # cut within a character
-    with pytest.raises(UsageError, match="binary file"):
-        read_attachment("notes.bin", directory / "notes.bin", 1000)
-    suggester = Suggester(directory)
-    suggester.index.refresh()
-    found = suggester.suggest("@notes")
-    assert found is not None
-    assert {each.label for each in found.suggestions} == {"notes.md", "notes.utf8"}
 
 
 async def test_missing_files_are_reported_once_before_they_are_sent_as_text(

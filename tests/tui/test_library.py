@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import re
-import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from markdown_it.token import Token
 from textual.content import Content
 from textual.message import Message
 from textual.pilot import Pilot
-from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static
 
 from akunu_py.chats.conversation_store import ConversationStore
@@ -26,8 +22,7 @@ from akunu_py.tui.screens.conversation_list import (
     ConversationsScreen,
     format_time,
 )
-from akunu_py.tui.transcript.find import ShownHit, hits_in, plain_text
-from akunu_py.tui.transcript.markdown_parser import parse
+from akunu_py.tui.transcript.find import plain_text
 from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.chats import T0, branched, exchange_of
 from tests.support.tui_chat import Chat, at_rest, chat, tree_of, until
@@ -108,20 +103,6 @@ async def shown(
         yield app, pilot
 
 
-async def test_the_latest_come_first(path: Path) -> None:
-    async with shown(path) as (app, _):
-        assert [line.split("  ")[-1].strip() for line in app.lines()] == [
-            "05:50",
-            "yesterday",
-            "Wed",
-            "1 Nov",
-            "17 Oct 2025",
-        ]
-        assert app.lines()[1].startswith("● Write a haiku about the sea")
-        assert app.lines()[3].startswith("  Say [red]<b>␛[31m ")
-        assert app.highlighted() == "queue"
-
-
 async def test_words_find_a_chat_and_enter_opens_the_message(path: Path) -> None:
     async with shown(path) as (app, pilot):
         app.list.query_one("#words", Input).value = "line"  # no time between the last key
@@ -166,19 +147,6 @@ async def test_delete_and_undo(path: Path) -> None:
         assert not [line for line in app.lines() if "●" in line], (
             "another chat is on the screen now"
         )
-
-
-async def test_a_title_is_typed_at_once_and_stays_in_sight(path: Path) -> None:
-    """Keys that come right after Ctrl+R belong to the title, and a renamed row does not vanish."""
-    async with shown(path) as (app, pilot):
-        await pilot.press(*"haiku")
-        await until(pilot, lambda: app.titles() == ["Write a haiku about the sea"])
-        app.list.action_rename()
-        assert app.list.focused is app.list.query_one("#name", Input), "before anything is drawn"
-        app.list.query_one("#name", Input).value = "Sea"
-        await pilot.press("enter")
-        await until(pilot, lambda: app.titles() == ["Sea"])
-        assert app.list.query_one("#words", Input).value == "haiku"
 
 
 async def test_a_huge_prompt_is_previewed_in_part(path: Path) -> None:
@@ -244,18 +212,6 @@ async def test_a_wide_screen_shows_a_preview(path: Path) -> None:
         assert "A line of people." in str(text.render())
         await pilot.resize_terminal(80, 24)
         await until(pilot, lambda: not app.list.query_one("#preview").display)
-
-
-async def test_a_database_that_cannot_be_opened(path: Path) -> None:
-    database = sqlite3.connect(path)
-    database.execute("PRAGMA user_version = 99")
-    database.close()
-    async with shown(path) as (app, pilot):
-        await until(pilot, lambda: "newer akunu" in app.lines()[0])
-        await pilot.press("enter", "ctrl+z")
-        await until(pilot, app.notices)
-        assert "newer akunu" in app.notices()[0]
-        assert app.results == []
 
 
 @pytest.mark.parametrize(
@@ -394,27 +350,6 @@ async def test_a_hit_far_away_is_scrolled_to() -> None:
 
 
 @pytest.mark.usefixtures("sixteen_colors")
-async def test_steps_parse_no_answer_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed: list[str] = []
-
-    def count(text: str) -> list[Token]:
-        parsed.append(text)
-        return parse(text)
-
-    monkeypatch.setattr("akunu_py.tui.transcript.find.parse", count)
-    answers = [(f"prompt {number}", f"needle {number}\n\nend") for number in range(3)]
-    async with chat() as it:
-        await it.show(tree_of(*answers))
-        await it.send("/find needle")
-        for rounds in range(2):
-            for number in (3, 1, 2):
-                await found(it, f"Found {number} of 3")
-                await it.press("n")
-            assert parsed if rounds == 0 else not parsed
-            parsed.clear()
-
-
-@pytest.mark.usefixtures("sixteen_colors")
 @pytest.mark.parametrize("lines", [12, 400])
 async def test_a_hit_in_a_pasted_text_is_reached(lines: int) -> None:
     text = "".join(f"line {number}\n" for number in range(lines)) + "the needle\n"
@@ -435,29 +370,6 @@ async def test_a_hit_in_a_pasted_text_is_reached(lines: int) -> None:
         await it.press("escape")
         await it.send("/find pasted")
         await found(it, "Not found in this chat: pasted")
-
-
-@pytest.mark.usefixtures("sixteen_colors")
-async def test_escape_ends_a_search_that_still_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hit that is not laid out yet is not marked after the search ended."""
-    looked: list[Widget] = []
-    laid_out: list[bool] = []
-
-    def late(view: Widget, pattern: re.Pattern[str]) -> Iterator[ShownHit]:
-        looked.append(view)
-        return hits_in(view, pattern) if laid_out else iter(())
-
-    monkeypatch.setattr("akunu_py.tui.transcript.view.hits_in", late)
-    async with chat() as it:
-        await it.show(tree_of(("where is the needle?", "here")))
-        await it.send("/find needle")
-        await it.until(lambda: looked)
-        await it.press("escape")
-        laid_out.append(True)
-        await it.rest()
-        assert not [each for each in it.app.workers if each.group == "find"]
-        assert not colored(it, "bright_cyan")
-        assert it.app.focused is it.box
 
 
 @pytest.mark.usefixtures("sixteen_colors")

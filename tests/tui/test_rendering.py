@@ -17,7 +17,7 @@ from textual.style import Style
 
 from akunu_py.settings import Settings
 from akunu_py.tui.terminal import ChatDriver, pin_columns
-from akunu_py.tui.transcript.blocks import column_widths, draw_table, natural_widths
+from akunu_py.tui.transcript.blocks import column_widths, draw_table
 from akunu_py.tui.transcript.code import CodeBlock, truncate_line, wrap_line
 from akunu_py.tui.transcript.markdown_parser import markdown_parser, to_unicode
 from akunu_py.tui.transcript.turn import PromptView
@@ -77,19 +77,6 @@ async def test_long_code_is_seen_whole() -> None:
         assert it.app.clipboard == "b\n"
         await it.click_on("w wrap")
         assert "w unwrap" in it.screen
-
-
-@pytest.mark.long
-async def test_a_block_copied_in_mid_stream_is_marked_as_unfinished() -> None:
-    async with chat() as it:
-        await it.send("go")
-        await it.piece("```python\na = 1\n")
-        await it.press("f8")
-        assert it.app.clipboard == "a = 1\n"
-        assert "so far" in it.notifications[-1]
-        await it.piece("```\nThat is all.")
-        await it.press("f8")
-        assert "so far" not in it.notifications[-1], "it is whole, though the answer is not"
 
 
 async def test_json_is_shown_and_copied_as_a_code_block() -> None:
@@ -209,35 +196,11 @@ def test_columns_share_the_room(wanted: list[tuple[int, int]], room: int) -> Non
         assert all(w == n for w, n in zip(widths, natural, strict=True) if n <= fair - max(words))
 
 
-def test_cells_are_aligned() -> None:
-    text = "| l | c | r |\n|:--|:-:|--:|\n| a | b | c |\n| long one | long one | long one |\n"
-    cells = markdown_parser().parse(text)[0].meta["cells"]
-    assert cells.alignment == ["left", "center", "right"]
-    rows = [[Content(cell.content) for cell in row] for row in [cells.header, *cells.rows]]
-    lines = draw_table(rows[0], rows[1:], cells.alignment, 80, Style())
-    assert lines[2].plain == "a        │    b     │        c"
-    assert natural_widths(rows) == ([8, 8, 8], [4, 4, 4])
-
-
 HEADS = [f"column{number}" for number in range(8)]
 WIDE = (
     f"| {' | '.join(HEADS)} |\n|{'--:|' * 8}\n"
     + f"| {' | '.join(['1111111111'] * 8)} |\n" * 3
 )  # fmt: skip
-
-
-@pytest.mark.long
-async def test_a_wide_table_takes_the_free_columns_and_grows() -> None:
-    async with chat(size=(160, 40)) as it:
-        await it.send("go")
-        await it.piece(WIDE)
-        await it.piece("| more | of | it |  |  |  |  |  |\n\nand `text`")
-        await it.until(lambda: "and text" in it.screen)
-        shown = it.screen
-        assert shown.count("1111111111") == 24
-        row = next(line for line in shown.splitlines() if "1111111111" in line)
-        assert len(row.strip()) > 100, "wider than the measure of text"
-        assert "more │" in shown
 
 
 NESTED = """\
@@ -344,13 +307,6 @@ def test_no_unknown_command_is_eaten(tex: str) -> None:
     assert to_unicode(tex.replace("\\", "")).count("\\") == 0
 
 
-@settings(max_examples=32, deadline=None)
-@given(st.lists(st.sampled_from([*PARTS, r"\)", r"\]", "$", "$$", "\n", "word"]), max_size=12))
-def test_the_parser_takes_everything(parts: list[str]) -> None:
-    text = "".join(parts)
-    assert shown(text).count("\\foo") >= text.count("\\foo{\\alpha}")
-
-
 def test_other_text_is_not_mathematics() -> None:
     for text in (
         "from $5 to $10", "echo $HOME/bin:$PATH", "$A and $B", "open \\(a^2 and no end",
@@ -455,18 +411,6 @@ def test_unpinned_characters_have_one_width_everywhere() -> None:
         assert cell_len(letter) == expected, hex(code)
         left_alone += 1
     assert left_alone > 20_000
-
-
-def test_a_flag_is_drawn_in_one() -> None:
-    drawn = pin_columns("\x1b[1;1Hx🇩🇪🇫🇷🇪y")
-    for flag in ("🇩🇪", "🇫🇷"):
-        assert flag in drawn
-    assert drawn.endswith("🇪\x1b[1;7Hy")
-
-
-def test_only_drawings_with_clusters_change() -> None:
-    for data in ("\x1b[1;1Hplain │ 中文", "\x1b]2;👩‍👩‍👧 title\x07", "👩‍👩‍👧 where nobody knows"):
-        assert pin_columns(data) == data
 
 
 def test_the_driver_writes_pinned_columns() -> None:
