@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,15 +84,6 @@ def test_refused_files(directory: Path, make: Callable[[Path], object], says: st
         attach("look at @it", directory, 8192)
 
 
-def test_files_that_do_not_fit_together_are_refused(directory: Path) -> None:
-    for name in "ab":
-        (directory / name).write_text("x" * 40_000)
-    assert len(attach("@a", directory, 8192)) == 1
-    with pytest.raises(UsageError, match="b does not fit"):
-        attach("@a @b", directory, 8192)
-    assert len(attach("@a @b", directory, 0)) == 2, "an unknown context refuses nothing"
-
-
 _text = st.text(st.characters(codec="utf-8"), max_size=60) | st.sampled_from(
     ["```\n", "````py\nx\n````\n", "Attached file: a (1 bytes)\n```\nq\n```", "\n\n", ""]
 )
@@ -163,15 +153,6 @@ def test_the_index_leaves_out_hidden_and_generated_files(directory: Path) -> Non
     assert sorted(index.paths) == [
         "notes.md", "src/deep/other.py", "src/prompt.py", "with space.txt",
     ]  # fmt: skip
-
-
-def test_in_a_repository_git_lists_the_files(directory: Path) -> None:
-    subprocess.run(["git", "init", "-q", str(directory)], check=True)
-    (directory / ".gitignore").write_text("*.txt\nnode_modules\n")
-    index = FileIndex(directory)
-    index.refresh()
-    assert "src/prompt.py" in index.paths
-    assert not [path for path in index.paths if path.endswith((".txt", ".js"))]
 
 
 def test_file_names_rank_before_directories_and_scattered_letters_last() -> None:
