@@ -75,17 +75,9 @@ def hostile_home(home: Path) -> None:
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     evil = EVIL.encode("utf-8", "replace").decode()
-    manifest = Manifest(
-        name="x",
-        source=evil,
-        created=evil,
-        context_length=10,
-        parameters=10,
-        quantization=evil,
-        license=evil,
-        files={"config.json": FileRecord(2, "0" * 64)},
-    )
-    write_manifest(model, manifest)
+    files = {"config.json": FileRecord(2, "0" * 64)}
+    texts = {"source": evil, "created": evil, "quantization": evil, "license": evil}
+    write_manifest(model, Manifest("x", context_length=10, parameters=10, files=files, **texts))
     (home / "models" / f"bad{CLEAR}\udc80").mkdir()
     (home / "conversations.db").unlink(missing_ok=True)
     store = ConversationStore.open(home / "conversations.db")
@@ -138,13 +130,8 @@ async def test_the_chat_displays_control_characters() -> None:
         screen = here.screen
         assert is_safe(screen)
         assert "␛[2J" in screen
-        here.app.notify(evil, title=evil)
-        here.app.view.prompt.write(evil)
-        await here.pilot.pause(0.2)
-        assert is_safe(here.screen)
         here.app.view.prompt.extend_history([evil])
-        await here.pilot.press("ctrl+r")
-        await here.pilot.pause(0.2)
+        await here.press("ctrl+r")
         assert is_safe(here.screen)
 
 
@@ -177,7 +164,7 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
     return [text[one:two] for one, two in itertools.pairwise(ends)]
 
 
-@lengths(200)
+@lengths(50)
 def test_a_paste_is_text_and_nothing_else(examples: int) -> None:
     def check(drawn: tuple[list[str], str, list[str], str, list[int]]) -> None:
         before, pasted, between, again, places = drawn
@@ -192,7 +179,7 @@ def test_a_paste_is_text_and_nothing_else(examples: int) -> None:
     explore(check, examples, st.tuples(_typed, _pasted, _typed, _pasted, places))
 
 
-@lengths(100)
+@lengths(50)
 def test_keys_outside_of_pastes_are_parsed_as_by_textual(examples: int) -> None:
     def check(drawn: tuple[str, list[int]]) -> None:
         sent, places = drawn

@@ -17,16 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.ansi import AnsiDecoder
 from rich.style import Style
-from textual.geometry import Offset
-from textual.selection import SELECT_ALL, Selection
 
-from akunu_py.chats.tree import ConversationTree
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.styles_delta import shorten_styles
-from akunu_py.tui.transcript.blocks import BulletList
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection, split_sections
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.workers.chat_client import ModelLoaded, PieceArrived
@@ -34,10 +30,6 @@ from akunu_py.types import GenerateOptions
 from akunu_py.workarounds import textual_frames
 from akunu_py.workarounds.textual_driver import SteadyDriver
 from tests.support.tui_chat import STATS, Chat, chat, tree_of
-
-
-def long_chat(turns: int) -> ConversationTree:
-    return tree_of(*((f"prompt {n}", f"answer {n}") for n in range(turns)))
 
 
 def paragraphs(count: int) -> str:
@@ -102,7 +94,7 @@ async def test_a_turn_costs_the_layout_the_same_however_long_the_chat_is() -> No
     counts = []
     for turns in (25, 40):
         async with chat() as it:
-            await it.app.library.show(long_chat(turns))
+            await it.show(tree_of(*((f"prompt {n}", f"answer {n}") for n in range(turns))))
             for number in range(2):
                 await it.send(f"more {number}")
                 await it.answer("yes\n\n" * 5)
@@ -139,21 +131,6 @@ async def test_reading_back_does_not_jump() -> None:
 def seen(it: Chat) -> list[str]:
     """The lines of the transcript."""
     return [line[:70] for line in it.screen.splitlines()[1 : it.transcript.size.height]]
-
-
-@pytest.mark.long
-async def test_a_message_that_was_found_is_shown_wherever_it_is() -> None:
-    async with chat(size=(80, 50)) as it:
-        await it.app.library.show(long_chat(100), "r50")
-        await it.until(lambda: "answer 50" in it.screen)
-        await it.until(lambda: is_quiet(it))
-        assert "answer 50" in it.screen
-        await it.press("tab", "c")
-        assert it.app.clipboard == "answer 50", "it is the chosen one"
-        await it.press("end")
-        await it.until(lambda: "answer 99" in it.screen)
-        await it.app.library.show(long_chat(100), "p3")
-        await it.until(lambda: "prompt 3 " in it.screen)
 
 
 ANSWER = """\
@@ -218,23 +195,6 @@ async def test_an_answer_looks_the_same_wherever_it_was_when_it_was_first_seen()
     assert all(word in looks[0] for word in ("10. #ten", "▪ eight", "▪ nine", "and more of it"))
     for look in looks[1:]:
         assert look == looks[0]
-
-
-async def test_a_selected_list_is_copied_without_the_breaks_of_its_lines() -> None:
-    text = "- a long item " + "of words " * 30 + "\n  1. nested" + " and wrapped" * 12 + "\n- last"
-    async with chat(size=(60, 40)) as it:
-        view = AnswerMarkdown(text)
-        await it.app.screen.mount(view, before=0)
-        await it.pilot.pause()
-        block = view.query_one(BulletList)
-        words = text.replace("- ", "• ").replace(" \n  1.", "\n   1.")
-        lines = str(block.render()).split("\n")
-        assert len(lines) > 8
-        assert block.get_selection(SELECT_ALL) == (words, "\n")
-        selected = block.get_selection(Selection(Offset(9, 0), Offset(5, 2)))
-        expected = " ".join([lines[0][9:], lines[1], lines[2][:5]]).split()
-        assert selected is not None
-        assert (selected[0].split(), "\n" in selected[0]) == (expected, False)
 
 
 PING, PONG = b"\x1b[?2026$p", b"\x1b[?2026;2$y"
@@ -352,7 +312,8 @@ PIECES = st.tuples(
 
 def looks(data: str) -> list[tuple[str, tuple[object, ...]]]:
     """Return each letter with its style, and the cursor's moves."""
-    decoder, found = AnsiDecoder(), []
+    decoder = AnsiDecoder()
+    found: list[tuple[str, tuple[object, ...]]] = []
     for part in re.split(r"(\x1b\[\d+;\d+H|\n)", data):
         if part.endswith(("H", "\n")):
             found.append((part, ()))

@@ -24,7 +24,7 @@ from akunu_py.tui.screens.main import Welcome, describe_offer
 from akunu_py.tui.screens.model_picker import ModelsScreen, better_model
 from akunu_py.tui.workers import downloads as downloads_module
 from akunu_py.tui.workers.chat_client import ModelLoaded
-from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
+from akunu_py.tui.workers.downloads import Downloads, DownloadUpdate
 from akunu_py.types import GenerateOptions
 from tests.support.terminal import terminal as terminal  # a fixture
 from tests.support.tui_chat import Chat, at_rest, until
@@ -181,20 +181,6 @@ def test_progress_never_goes_backwards() -> None:
     assert 0.9 <= posted[-1] <= 1
 
 
-def test_a_bug_in_pulling_ends_the_download() -> None:
-    posted: list[Message] = []
-
-    def broken(*anything: object) -> StoredModel:
-        raise ZeroDivisionError("oops")
-
-    downloads = Downloads(posted.append, broken)
-    downloads.start("x")
-    downloads.close(10)
-    (ended,) = posted
-    assert isinstance(ended, DownloadEnded)
-    assert ended.error == "cannot download x: ZeroDivisionError: oops"
-
-
 def test_a_better_model_for_the_first_run(
     few_models: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,19 +293,5 @@ async def test_after_a_failure_a_prompt_tries_again(source: Source) -> None:
         await it.press("enter")
         await it.until(lambda: "36%" in it.status_line)
         assert (it.prompts, source.requested) == (["one"], ["starter", "starter"])
-        source.proceed.set()
-        await it.until(lambda: it.phase() == "loading")
-
-
-async def test_the_picker_stops_and_restarts_the_download(source: Source) -> None:
-    async with first_run() as it:
-        await it.press("f4")
-        assert isinstance(it.app.screen, ModelsScreen)
-        await it.press("ctrl+x")
-        await it.until(lambda: it.phase() == "failed")
-        rows = [str(row.prompt) for row in it.app.screen.query_one(OptionList).options]
-        assert not [row for row in rows if "in use" in row]
-        await it.press("enter", "enter")
-        await it.until(lambda: it.phase() == "downloading")
         source.proceed.set()
         await it.until(lambda: it.phase() == "loading")

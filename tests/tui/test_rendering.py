@@ -66,9 +66,6 @@ async def test_long_code_is_seen_whole() -> None:
         assert it.app.query(CodeBlock).first().size.height == 4, "the lines that are wrapped count"
         await it.press("w", "b")
         assert it.app.clipboard.endswith("END\n")
-        it.app.copy_to_clipboard("")
-        await it.click_on("b copy")
-        assert it.app.clipboard.endswith("END\n")
         await it.click_on("b copy", which=1)
         assert it.app.clipboard == "b\n"
         await it.click_on("w wrap")
@@ -85,29 +82,6 @@ async def test_json_is_shown_and_copied_as_a_code_block() -> None:
         assert "json · 1 line" in it.screen
         await it.press("f8")
         assert it.app.clipboard == '{"a": 1}'
-        await it.app.view.show_conversation()
-        assert len(it.app.query(CodeBlock)) == 1
-
-
-BLOCKS = [
-    "# One", "## Two", "### Three", "text of a paragraph", "- a list\n- of two",
-    "1. numbered\n2. twice", "> a quote", "```python\ncode = 1\n```",
-    "| table | x |\n|---|---|\n| a | b |", "---", "$$\nx^2\n$$",
-]  # fmt: skip
-
-
-@pytest.mark.long
-async def test_one_empty_line_between_any_two_blocks() -> None:
-    pairs = [block for one in BLOCKS for other in BLOCKS for block in (one, other)]
-    async with chat(size=(80, 1000)) as it:
-        await it.send("go")
-        await it.answer("\n\n".join([*pairs, "END"]))
-        await it.rest()
-        rows = [line.strip() for line in it.screen.splitlines()]
-        shown = rows[rows.index("One") if "One" in rows else 0 : rows.index("END") + 1]
-        assert len(shown) > 300
-        places = [at for at in range(1, len(shown)) if not shown[at] and not shown[at - 1]]
-        assert not [shown[at - 2 : at + 2] for at in places]
 
 
 async def test_text_code_and_prompt_box_have_one_axis_on_a_wide_screen() -> None:

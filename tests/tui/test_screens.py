@@ -11,10 +11,8 @@ from rich.color import ColorSystem
 from textual.color import Color
 from textual.pilot import Pilot
 
-from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
-from akunu_py.tui.prompt.attachments import Attachment, join_files
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.suggestions import SuggestionPopup
 from akunu_py.tui.workers.chat_client import (
@@ -25,7 +23,6 @@ from akunu_py.tui.workers.chat_client import (
     PrefillUpdate,
 )
 from akunu_py.types import GenerateOptions, Stats
-from tests.support.slow import slow
 from tests.support.tui_chat import GAUGES, Chat, at_rest, chat, until
 from tests.support.tui_host import Compare
 
@@ -112,15 +109,11 @@ async def long_code(pilot: Pilot[None]) -> None:
     await streamed(pilot, LONG_CODE)
 
 
-async def thinking(pilot: Pilot[None]) -> None:
+async def thinking_open(pilot: Pilot[None]) -> None:
     await sent(pilot)
     thought = "The person wants a queue.\nPython has lists and deques."
     pilot.app.post_message(PieceArrived(1, "", (), STATS, thinking=thought, gauges=GAUGES))
     await at_rest(pilot)
-
-
-async def thinking_open(pilot: Pilot[None]) -> None:
-    await thinking(pilot)
     await streamed(pilot)
     await pilot.press("f3")
     await at_rest(pilot)
@@ -143,19 +136,6 @@ async def earlier_prompts(pilot: Pilot[None]) -> None:
     await pilot.press("ctrl+r")
     await pilot.pause()
     pilot.app.screen.query_one("Input").cursor_blink = False  # type: ignore[attr-defined]
-    await at_rest(pilot)
-
-
-async def attached(pilot: Pilot[None]) -> None:
-    """A file, and a prompt that is too long to be shown whole."""
-    text = join_files(
-        "What is in @notes.md?\n" + "line\n" * 30, [Attachment("notes.md", 2100, "x\n")]
-    )
-    tree = ConversationTree()
-    tree.add(ChatMessage("user", text))
-    await loaded(pilot)
-    assert isinstance(pilot.app, ChatApp)
-    await pilot.app.library.show(tree)
     await at_rest(pilot)
 
 
@@ -185,7 +165,7 @@ async def error(pilot: Pilot[None]) -> None:
         (streaming, (24, 8)),
         *((script, (80, 24)) for script in (loading, prefilling, finished, terminal_colors)),
         *((script, (80, 24)) for script in (drafting, long_code, thinking_open, branches)),
-        *((script, (80, 24)) for script in (earlier_prompts, attached, error, files, commands)),
+        *((script, (80, 24)) for script in (earlier_prompts, error, files, commands)),
     ],
     ids=lambda value: value.__name__ if callable(value) else "x".join(map(str, value)),
 )
@@ -322,7 +302,7 @@ STEPS = [
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("theme", ["dark", "light-256", *slow("light", "dark-256")])
+@pytest.mark.parametrize("theme", ["dark", "light-256"])
 async def test_all_text_can_be_read(
     theme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,26 +130,6 @@ def test_an_answer_continues_while_the_editor_is_open(
 
 
 @needs_tmux
-def test_a_tiny_terminal_and_hostile_pastes(terminal: Terminal, home: Path) -> None:
-    start(terminal, home)
-    terminal.wait_for("● ready", seconds=150)
-    terminal.resize(20, 5)
-    terminal.wait_for("╰")
-    terminal.paste("one\x07two\x1b[31mred\x1b\x11\x00\nthree")
-    terminal.wait_for("three")
-    terminal.resize(90, 30)
-    screen = terminal.wait_for(r"onetwo\[31mred")
-    assert "\x07" not in screen
-    terminal.paste("many words " * 10_000)
-    terminal.wait_for(r"\[pasted 110,000 characters\]")
-    terminal.type("Enter")
-    screen = terminal.wait_for("the prompt has [0-9]+ tokens")
-    assert "Traceback" not in screen
-    terminal.type("C-q")
-    terminal.wait_for("code=0\n")
-
-
-@needs_tmux
 def test_a_bug_ends_the_chat_with_one_line_and_restores_the_terminal(
     terminal: Terminal, home: Path, tmp_path: Path
 ) -> None:
