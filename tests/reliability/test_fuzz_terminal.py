@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import pty
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +17,8 @@ from textual import events
 from textual._xterm_parser import XTermParser
 
 from akunu_py.chats.conversation_store import ConversationStore
-from akunu_py.chats.json import as_json
 from akunu_py.cli import main
 from akunu_py.models.manifest import FileRecord, Manifest, write_manifest
-from akunu_py.settings import settings_file
 from akunu_py.text import displayable, for_output, on_one_line, typeable
 from akunu_py.tui.terminal import ChatDriver, background
 from akunu_py.tui.workers.chat_client import AnswerFailed, ModelLoaded
@@ -79,17 +75,9 @@ def hostile_home(home: Path) -> None:
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     evil = EVIL.encode("utf-8", "replace").decode()
-    manifest = Manifest(
-        name="x",
-        source=evil,
-        created=evil,
-        context_length=10,
-        parameters=10,
-        quantization=evil,
-        license=evil,
-        files={"config.json": FileRecord(2, "0" * 64)},
-    )
-    write_manifest(model, manifest)
+    files = {"config.json": FileRecord(2, "0" * 64)}
+    texts = {"source": evil, "created": evil, "quantization": evil, "license": evil}
+    write_manifest(model, Manifest("x", context_length=10, parameters=10, files=files, **texts))
     (home / "models" / f"bad{CLEAR}\udc80").mkdir()
     (home / "conversations.db").unlink(missing_ok=True)
     store = ConversationStore.open(home / "conversations.db")
@@ -99,23 +87,15 @@ def hostile_home(home: Path) -> None:
 
 COMMANDS = [
     ["models", "list"],
-    ["models", "show", "good-name"],
     ["models", "show", "--verify", "good-name"],
     ["models", "show", EVIL],
-    ["models", "verify"],
-    ["models", "rm", "--yes", EVIL],
     ["models", "gc", "--dry-run"],
-    ["models", "forget", EVIL],
     ["models", "import", f"/nowhere/{EVIL}"],
     ["models", "pull", EVIL],
-    ["models", "recommend", "--memory", EVIL],
     ["chats", "list"],
     ["chats", "search", "a"],
     ["chats", "export", "evil"],
-    ["chats", "export", EVIL],
-    ["chats", "import", f"/nowhere/{EVIL}"],
     ["chats", "rm", "--yes", "evil"],
-    ["run", "--model", f"/nowhere/{EVIL}", "hi"],
     ["run", "--model", EVIL, "hi"],
     ["bench", "replay", f"/nowhere/{EVIL}"],
     ["info"],
@@ -135,28 +115,6 @@ def test_commands_print_hostile_names_safely(
     assert out or err
 
 
-def test_settings_with_control_codes(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    home.mkdir()
-    settings_file().write_text('model = "x\\u001b[2J"\n"\\u001b[2J" = 1\n')
-    for command in (["info"], ["run", "hi"]):
-        main(command)
-        out, err = capfd.readouterr()
-        assert is_safe(out + err)
-        assert "\\x1b[2J" in out + err
-
-
-def test_an_imported_title(home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    content = json.loads(as_json([exchange_of("evil", EVIL, EVIL, 1e9)]))
-    content["conversations"][0]["title"] = EVIL
-    path = tmp_path / "chats.json"
-    path.write_text(json.dumps(content))
-    assert main(["chats", "import", str(path)]) == 0
-    assert main(["chats", "list"]) == 0
-    out, err = capfd.readouterr()
-    assert "␛[2J" in out
-    assert is_safe(out + err)
-
-
 async def test_the_chat_displays_control_characters() -> None:
     """Names, reasons and errors come from model directories; answers from the model."""
     evil = EVIL.replace("\udc80", "")
@@ -172,13 +130,8 @@ async def test_the_chat_displays_control_characters() -> None:
         screen = here.screen
         assert is_safe(screen)
         assert "␛[2J" in screen
-        here.app.notify(evil, title=evil)
-        here.app.view.prompt.write(evil)
-        await here.pilot.pause(0.2)
-        assert is_safe(here.screen)
         here.app.view.prompt.extend_history([evil])
-        await here.pilot.press("ctrl+r")
-        await here.pilot.pause(0.2)
+        await here.press("ctrl+r")
         assert is_safe(here.screen)
 
 
@@ -211,7 +164,7 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
     return [text[one:two] for one, two in itertools.pairwise(ends)]
 
 
-@lengths(200)
+@lengths(50)
 def test_a_paste_is_text_and_nothing_else(examples: int) -> None:
     def check(drawn: tuple[list[str], str, list[str], str, list[int]]) -> None:
         before, pasted, between, again, places = drawn
@@ -226,7 +179,7 @@ def test_a_paste_is_text_and_nothing_else(examples: int) -> None:
     explore(check, examples, st.tuples(_typed, _pasted, _typed, _pasted, places))
 
 
-@lengths(100)
+@lengths(50)
 def test_keys_outside_of_pastes_are_parsed_as_by_textual(examples: int) -> None:
     def check(drawn: tuple[str, list[int]]) -> None:
         sent, places = drawn
@@ -259,42 +212,24 @@ def test_keys_typed_while_the_terminal_answers_are_kept(monkeypatch: pytest.Monk
     os.close(follower)
 
 
-def read_with(process: Callable[[object], None], data: bytes) -> list[Exception]:
-    """Read input in the chat's driver, until "z"; return what ended it."""
-    leader, follower = pty.openpty()
-    driver: Any = ChatDriver.__new__(ChatDriver)
-    driver._debug, driver.fileno, driver.exit_event = False, follower, threading.Event()
-    failed: list[Exception] = []
-    driver._app = SimpleNamespace(
-        call_later=lambda _, error: failed.append(error), _handle_exception=None
-    )
-
-    def take(message: object) -> None:
-        if getattr(message, "key", "") == "z":
-            driver.exit_event.set()
-        process(message)
-
-    driver.process_message = take
-    os.write(leader, data + b"z\r")
-    driver._run_input_thread()
-    os.close(leader)
-    os.close(follower)
-    return failed
-
-
 @pytest.mark.parametrize(
     "data", [b"a\xffb", b"\xed\xa0\x80", b"\x1b[200~\xff\xfe\x1b[31m\x1b[201~"]
 )
 def test_invalid_utf8_is_ignored(data: bytes) -> None:
+    leader, follower = pty.openpty()
+    driver: Any = ChatDriver.__new__(ChatDriver)
+    driver._debug, driver.fileno, driver.exit_event = False, follower, threading.Event()
+    driver._app = None  # no error is reported to it
     got: list[object] = []
-    assert read_with(got.append, data) == []
+
+    def take(message: object) -> None:
+        got.append(message)
+        if getattr(message, "key", "") == "z":
+            driver.exit_event.set()
+
+    driver.process_message = take
+    os.write(leader, data + b"z\r")
+    driver._run_input_thread()
     assert len(got) >= 2
-
-
-def test_a_bug_in_the_input_thread_is_reported_as_any_other() -> None:
-    error = ValueError("a bug")
-
-    def fail(message: object) -> None:
-        raise error
-
-    assert read_with(fail, b"a") == [error]
+    os.close(leader)
+    os.close(follower)

@@ -5,51 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import itertools
 import os
 import re
 import struct
 import sys
 import termios
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from textual.geometry import Offset
-from textual.selection import SELECT_ALL, Selection
-from textual.widgets import Markdown
+from rich.ansi import AnsiDecoder
+from rich.style import Style
 
-from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.styles_delta import shorten_styles
-from akunu_py.tui.terminal import pin_columns
-from akunu_py.tui.transcript.blocks import BulletList
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection, split_sections
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.workers.chat_client import ModelLoaded, PieceArrived
 from akunu_py.types import GenerateOptions
 from akunu_py.workarounds import textual_frames
 from akunu_py.workarounds.textual_driver import SteadyDriver
-from tests.support.slow import slow
-from tests.support.tui_chat import STATS, Chat, chat
-
-
-def long_chat(turns: int, answer: Callable[[int], str] = "answer {}".format) -> ConversationTree:
-    tree, parent = ConversationTree(), None
-    for number in range(turns):
-        prompt = ChatMessage("user", f"prompt {number}", parent, id=f"p{number}")
-        reply = ChatMessage(
-            "assistant", answer(number), prompt.id, finish_reason="stop", id=f"r{number}"
-        )
-        tree.add(prompt)
-        tree.add(reply)
-        parent = reply.id
-    return tree
+from tests.support.tui_chat import STATS, Chat, chat, tree_of
 
 
 def paragraphs(count: int) -> str:
@@ -83,14 +63,6 @@ def test_answers_are_cut_between_blocks(text: str, sections: int) -> None:
     assert len(parts) == sections
 
 
-def test_other_signs_of_a_lines_end_do_not_shift_the_cuts() -> None:
-    text = "\n\n".join(f"Paragraph\x0b{number}\u2028of many." for number in range(300))
-    parts = split_sections(text)
-    assert "".join(parts) == text
-    assert all(part.startswith("Paragraph") for part in parts)
-    assert len(parts) == 9
-
-
 @pytest.mark.long
 async def test_a_long_answer_is_drawn_where_it_is_seen() -> None:
     async with chat() as it:
@@ -122,7 +94,7 @@ async def test_a_turn_costs_the_layout_the_same_however_long_the_chat_is() -> No
     counts = []
     for turns in (25, 40):
         async with chat() as it:
-            await it.app.library.show(long_chat(turns))
+            await it.show(tree_of(*((f"prompt {n}", f"answer {n}") for n in range(turns))))
             for number in range(2):
                 await it.send(f"more {number}")
                 await it.answer("yes\n\n" * 5)
@@ -136,7 +108,9 @@ async def test_a_turn_costs_the_layout_the_same_however_long_the_chat_is() -> No
 async def test_reading_back_does_not_jump() -> None:
     """Every step up shows what stood above, whatever is mounted meanwhile."""
     async with chat() as it:
-        await it.app.library.show(long_chat(12, lambda number: f"# {number}\n\n{number}a\n"))
+        await it.app.library.show(
+            tree_of(*((f"prompt {n}", f"# {n}\n\n{n}a\n") for n in range(12)))
+        )
         await it.press("tab")
         transcript = it.app.query_one(Transcript)
         transcript.release_anchor()
@@ -157,54 +131,6 @@ async def test_reading_back_does_not_jump() -> None:
 def seen(it: Chat) -> list[str]:
     """The lines of the transcript."""
     return [line[:70] for line in it.screen.splitlines()[1 : it.transcript.size.height]]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("height", [50, *slow(24)])  # 50 shows the end of what is mounted too
-async def test_a_message_that_was_found_is_shown_wherever_it_is(height: int) -> None:
-    async with chat(size=(80, height)) as it:
-        await it.app.library.show(long_chat(100), "r50")
-        await it.until(lambda: "answer 50" in it.screen)
-        await it.until(lambda: is_quiet(it))
-        assert "answer 50" in it.screen
-        await it.press("tab", "c")
-        assert it.app.clipboard == "answer 50", "it is the chosen one"
-        await it.press("end")
-        await it.until(lambda: "answer 99" in it.screen)
-        await it.app.library.show(long_chat(100), "p3")
-        await it.until(lambda: "prompt 3 " in it.screen)
-
-
-@pytest.mark.long
-async def test_an_old_prompt_is_edited_and_a_new_one_is_sent_there() -> None:
-    async with chat() as it:
-        await it.app.library.show(long_chat(60))
-        await it.press("tab", "home", "up", *["up"] * 45, "e")
-        assert it.text() == "prompt 0"
-        await it.press("escape", "pageup")
-        await it.send("new")
-        assert it.prompts[-1] == "new"
-        await it.until(lambda: is_quiet(it))
-        assert "new" in it.screen
-
-
-@pytest.mark.long
-async def test_sections_of_a_list_look_like_one_list() -> None:
-    async with chat(size=(80, 40)) as it:
-        await it.send("go")
-        text = "".join(f"- item {number}\n" for number in range(70))
-        for start in range(0, len(text), 297):
-            await it.piece(text[start : start + 297])
-        await it.finish()
-        await it.until(lambda: is_quiet(it))
-        shown = [line for line in it.screen.splitlines() if "item" in line]
-        assert len(shown) > 25
-        numbers = [int(line.split()[2]) for line in shown]
-        assert numbers == list(range(70 - len(shown), 70))
-        lines = it.screen.splitlines()
-        first = lines.index(shown[0])
-        assert lines[first : first + len(shown)] == shown, "no gap at a cut"
-        assert len(list(it.app.query(Markdown))) > 1
 
 
 ANSWER = """\
@@ -271,38 +197,6 @@ async def test_an_answer_looks_the_same_wherever_it_was_when_it_was_first_seen()
         assert look == looks[0]
 
 
-async def test_a_selected_list_is_copied_without_the_breaks_of_its_lines() -> None:
-    text = "- a long item " + "of words " * 30 + "\n  1. nested" + " and wrapped" * 12 + "\n- last"
-    async with chat(size=(60, 40)) as it:
-        view = AnswerMarkdown(text)
-        await it.app.screen.mount(view, before=0)
-        await it.pilot.pause()
-        block = view.query_one(BulletList)
-        words = text.replace("- ", "• ").replace(" \n  1.", "\n   1.")
-        lines = str(block.render()).split("\n")
-        assert len(lines) > 8
-        assert block.get_selection(SELECT_ALL) == (words, "\n")
-        for start, end in itertools.combinations(range(0, 300, 37), 2):
-            places = [_place(lines, each) for each in (start, end)]
-            selected = block.get_selection(Selection(*places))
-            assert selected is not None
-            assert selected[0].split() == " ".join(_between(lines, *places)).split()
-
-
-def _place(lines: list[str], characters: int) -> Offset:
-    for y, line in enumerate(lines):
-        if characters <= len(line):
-            return Offset(characters, y)
-        characters -= len(line) + 1
-    raise AssertionError(characters)
-
-
-def _between(lines: list[str], start: Offset, end: Offset) -> list[str]:
-    if start.y == end.y:
-        return [lines[start.y][start.x : end.x]]
-    return [lines[start.y][start.x :], *lines[start.y + 1 : end.y], lines[end.y][: end.x]]
-
-
 PING, PONG = b"\x1b[?2026$p", b"\x1b[?2026;2$y"
 MOST_WRITES = 16  # while a terminal takes nothing: the frames of the first moments
 
@@ -363,7 +257,10 @@ def slow_terminal(monkeypatch: pytest.MonkeyPatch) -> SlowTerminal:
     return terminal
 
 
-async def run_chat(slow_terminal: SlowTerminal, *, pings: bool) -> None:
+@pytest.mark.parametrize("pings", [False, True], ids=["full", "slow"])
+async def test_frames_are_dropped_while_a_terminal_is_slow(
+    slow_terminal: SlowTerminal, pings: bool
+) -> None:
     """100 pieces of an answer arrive while the terminal takes nothing, or answers no ping; then
     Esc, and the terminal goes on."""
     app = ChatApp(ChatConfig("starter", GenerateOptions(), Settings(theme="dark")))
@@ -404,18 +301,6 @@ async def run_chat(slow_terminal: SlowTerminal, *, pings: bool) -> None:
     await slow_terminal.wait_for(running.done, answer=pings)
 
 
-async def test_frames_are_dropped_while_the_terminal_takes_nothing(
-    slow_terminal: SlowTerminal,
-) -> None:
-    await run_chat(slow_terminal, pings=False)
-
-
-async def test_frames_are_dropped_while_the_line_behind_the_terminal_is_slow(
-    slow_terminal: SlowTerminal,
-) -> None:
-    await run_chat(slow_terminal, pings=True)
-
-
 STYLES = [
     "", "0", "1", "2", "1;3", "4", "9;31", "38;5;114", "38;2;1;2;3;48;2;4;5;6", "4;38;2;1;2;3",
     "7;97;104", "39;49", "22", "53", "38;2;1;2;3;1",
@@ -425,50 +310,23 @@ PIECES = st.tuples(
 )
 
 
-def looks(data: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Each letter with the codes in force, where the last of each attribute counts."""
-    found: list[tuple[str, tuple[str, ...]]] = []
-    state: dict[str, str] = {}
-    for part in re.split(r"(\x1b\[[\d;]*[mH])", data):
-        if part.endswith("H") and part.startswith("\x1b"):
-            found.append((part, ()))  # a move has no look
-        elif not part.startswith("\x1b"):
-            found += [(letter, tuple(sorted(state.values()))) for letter in part]
-        else:
-            codes = part[2:-1].split(";")
-            while codes:
-                set_style(state, codes)
+def looks(data: str) -> list[tuple[str, tuple[object, ...]]]:
+    """Return each letter with its style, and the cursor's moves."""
+    decoder = AnsiDecoder()
+    found: list[tuple[str, tuple[object, ...]]] = []
+    for part in re.split(r"(\x1b\[\d+;\d+H|\n)", data):
+        if part.endswith(("H", "\n")):
+            found.append((part, ()))
+            continue
+        text = decoder.decode_line(part)
+        for at, letter in enumerate(text.plain):
+            span = next((span for span in text.spans if span.start <= at < span.end), None)
+            style = span.style if span else Style()
+            assert isinstance(style, Style)
+            on = [style.bold, style.dim, style.italic, style.underline, style.reverse, style.strike]
+            colors = [c if c and not c.is_default else None for c in (style.color, style.bgcolor)]
+            found.append((letter, (*map(bool, on), bool(style.overline), *colors)))
     return found
-
-
-def set_style(state: dict[str, str], codes: list[str]) -> None:
-    code = codes.pop(0)
-    resets = {"22": "12", "23": "3", "24": "4", "27": "7", "29": "9"}
-    if code in ("", "0"):
-        state.clear()
-    elif code in ("38", "48"):
-        count = 4 if codes[0] == "2" else 2
-        state[code] = ";".join([code, *codes[:count]])
-        del codes[:count]
-    elif code in resets:
-        for each in resets[code]:
-            state.pop(each, None)
-    elif len(code) > 1 and code != "53":
-        name = "38" if code[0] in "39" else "48"
-        state[name] = code
-        if code in ("39", "49"):
-            del state[name]
-    else:
-        state[code] = code
-
-
-async def test_a_frame_that_waits_ends_with_the_app() -> None:
-    app = textual_frames.PacedApp[None]()
-    async with app.run_test():
-        app._is_waiting = app._is_frame_lost = True
-        app._begin_batch()
-    app._resume()  # the writer's thread may schedule this before the end
-    assert not app._is_waiting
 
 
 @given(st.lists(PIECES, max_size=12))
@@ -477,27 +335,3 @@ def test_shorter_styles_look_the_same(pieces: list[tuple[str, str]]) -> None:
     short = shorten_styles(data)
     assert looks(short) == looks(data)
     assert len(short) <= len(data)
-
-
-@pytest.mark.parametrize("theme", ["dark", "light"])
-async def test_a_frame_with_marks_costs_at_most_twice_a_plain_one(
-    theme: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLORTERM", "truecolor")
-    words = "Here are some words of an answer that goes on and on, as answers do.\n\n"
-
-    def bytes_of_a_frame(it: Chat) -> int:
-        frame: Any = it.app.screen._compositor.render_update(full=True)
-        return len(shorten_styles(pin_columns(frame.render_segments(it.app.console))).encode())
-
-    async with chat(settings=Settings(theme=theme, reduced_motion=True)) as it:
-        await it.send("go")
-        for number in range(12):
-            drafted = tuple((place, place + 4) for place in range(5, len(words) - 9, 9))
-            rejected = ((20, " wrong"),) if number % 2 else ()
-            it.app.post_message(PieceArrived(1, words, drafted, STATS, rejected=rejected))
-        await it.post()
-        plain = bytes_of_a_frame(it)
-        await it.press("f2")
-        marked = bytes_of_a_frame(it)
-        assert marked <= 2 * plain

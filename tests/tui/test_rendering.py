@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,8 +14,8 @@ from textual.content import Content
 from textual.style import Style
 
 from akunu_py.settings import Settings
-from akunu_py.tui.terminal import ChatDriver, pin_columns
-from akunu_py.tui.transcript.blocks import column_widths, draw_table, natural_widths
+from akunu_py.tui.terminal import pin_columns
+from akunu_py.tui.transcript.blocks import column_widths, draw_table
 from akunu_py.tui.transcript.code import CodeBlock, truncate_line, wrap_line
 from akunu_py.tui.transcript.markdown_parser import markdown_parser, to_unicode
 from akunu_py.tui.transcript.turn import PromptView
@@ -54,7 +52,6 @@ async def test_long_code_is_seen_whole() -> None:
         await it.answer(f"```python title\nshort = 1\nlong = {'x' * 100}END\n```\n\n```\nb\n```\n")
         shown = it.screen
         assert "python · 2 lines  " in shown
-        assert "copy" not in shown.partition("╭")[0], "the keys of the chosen message"
         assert "x›" in shown
         assert "END" not in shown
         await it.press("tab", *["shift+right"] * 9)
@@ -66,30 +63,13 @@ async def test_long_code_is_seen_whole() -> None:
         shown = it.screen
         assert "END" in shown
         assert "↪ " in shown
-        assert "w unwrap" in shown
         assert it.app.query(CodeBlock).first().size.height == 4, "the lines that are wrapped count"
         await it.press("w", "b")
-        assert it.app.clipboard.endswith("END\n")
-        it.app.copy_to_clipboard("")
-        await it.click_on("b copy")
         assert it.app.clipboard.endswith("END\n")
         await it.click_on("b copy", which=1)
         assert it.app.clipboard == "b\n"
         await it.click_on("w wrap")
         assert "w unwrap" in it.screen
-
-
-@pytest.mark.long
-async def test_a_block_copied_in_mid_stream_is_marked_as_unfinished() -> None:
-    async with chat() as it:
-        await it.send("go")
-        await it.piece("```python\na = 1\n")
-        await it.press("f8")
-        assert it.app.clipboard == "a = 1\n"
-        assert "so far" in it.notifications[-1]
-        await it.piece("```\nThat is all.")
-        await it.press("f8")
-        assert "so far" not in it.notifications[-1], "it is whole, though the answer is not"
 
 
 async def test_json_is_shown_and_copied_as_a_code_block() -> None:
@@ -102,39 +82,6 @@ async def test_json_is_shown_and_copied_as_a_code_block() -> None:
         assert "json · 1 line" in it.screen
         await it.press("f8")
         assert it.app.clipboard == '{"a": 1}'
-        await it.app.view.show_conversation()
-        assert len(it.app.query(CodeBlock)) == 1
-
-
-BLOCKS = [
-    "# One", "## Two", "### Three", "text of a paragraph", "- a list\n- of two",
-    "1. numbered\n2. twice", "> a quote", "```python\ncode = 1\n```",
-    "| table | x |\n|---|---|\n| a | b |", "---", "$$\nx^2\n$$",
-]  # fmt: skip
-
-
-@pytest.mark.long
-async def test_one_empty_line_between_any_two_blocks() -> None:
-    pairs = [block for one in BLOCKS for other in BLOCKS for block in (one, other)]
-    async with chat(size=(80, 1000)) as it:
-        await it.send("go")
-        await it.answer("\n\n".join([*pairs, "END"]))
-        await it.rest()
-        rows = [line.strip() for line in it.screen.splitlines()]
-        shown = rows[rows.index("One") if "One" in rows else 0 : rows.index("END") + 1]
-        assert len(shown) > 300
-        places = [at for at in range(1, len(shown)) if not shown[at] and not shown[at - 1]]
-        assert not [shown[at - 2 : at + 2] for at in places]
-
-
-async def test_tasks_have_boxes() -> None:
-    async with chat() as it:
-        await it.send("go")
-        await it.answer("- [ ] to do\n- [x] done\n\n1. [X] first\n\n[ ] text\n")
-        lines = [line.strip() for line in it.screen.splitlines()]
-        assert [re.sub(r"\W", "", line) for line in lines if "☐" in line] == ["todo"]
-        assert [re.sub(r"\W", "", line) for line in lines if "☑" in line] == ["done", "1first"]
-        assert "[ ] text" in lines
 
 
 async def test_text_code_and_prompt_box_have_one_axis_on_a_wide_screen() -> None:
@@ -145,11 +92,6 @@ async def test_text_code_and_prompt_box_have_one_axis_on_a_wide_screen() -> None
         box = it.box.region
         assert (prompt.x, prompt.right) == (box.x, box.right) == (29, 129)
         assert it.app.query_one(CodeBlock).region.x == prompt.x + 2
-        title = it.screen.splitlines()[0]
-        assert title.index("go") == prompt.x + 2, "the title of the chat"
-        await it.pilot.resize_terminal(80, 24)
-        await it.rest()
-        assert it.box.region.width == 78
 
 
 WORDS = st.lists(
@@ -168,10 +110,6 @@ def tables(drawer: st.DrawFn) -> tuple[list[list[Content]], list[str]]:
     return drawer(st.lists(row, min_size=2, max_size=4)), alignment
 
 
-def columns(line: str) -> list[str]:
-    return line.split("│")
-
-
 @pytest.mark.long
 @settings(max_examples=50, deadline=None)
 @given(table=tables(), width=st.integers(4, 160))
@@ -182,7 +120,7 @@ def test_every_word_is_shown_and_no_line_is_too_long(
     lines = [line.plain for line in draw_table(header, rows, alignment, width, Style())]
     assert max(map(cell_len, lines)) <= max(width, 2)
     if any("│" in line for line in lines):  # a table, not a list
-        shown = [columns(line) for line in lines if "─" not in line]
+        shown = [line.split("│") for line in lines if "─" not in line]
         for place in range(len(header)):
             text = "".join(each[place] for each in shown)
             expected = "".join(row[place].plain for row in [header, *rows])
@@ -209,16 +147,6 @@ def test_columns_share_the_room(wanted: list[tuple[int, int]], room: int) -> Non
         assert all(w == n for w, n in zip(widths, natural, strict=True) if n <= fair - max(words))
 
 
-def test_cells_are_aligned() -> None:
-    text = "| l | c | r |\n|:--|:-:|--:|\n| a | b | c |\n| long one | long one | long one |\n"
-    cells = markdown_parser().parse(text)[0].meta["cells"]
-    assert cells.alignment == ["left", "center", "right"]
-    rows = [[Content(cell.content) for cell in row] for row in [cells.header, *cells.rows]]
-    lines = draw_table(rows[0], rows[1:], cells.alignment, 80, Style())
-    assert lines[2].plain == "a        │    b     │        c"
-    assert natural_widths(rows) == ([8, 8, 8], [4, 4, 4])
-
-
 HEADS = [f"column{number}" for number in range(8)]
 WIDE = (
     f"| {' | '.join(HEADS)} |\n|{'--:|' * 8}\n"
@@ -226,24 +154,10 @@ WIDE = (
 )  # fmt: skip
 
 
-@pytest.mark.long
-async def test_a_wide_table_takes_the_free_columns_and_grows() -> None:
-    async with chat(size=(160, 40)) as it:
-        await it.send("go")
-        await it.piece(WIDE)
-        await it.piece("| more | of | it |  |  |  |  |  |\n\nand `text`")
-        await it.until(lambda: "and text" in it.screen)
-        shown = it.screen
-        assert shown.count("1111111111") == 24
-        row = next(line for line in shown.splitlines() if "1111111111" in line)
-        assert len(row.strip()) > 100, "wider than the measure of text"
-        assert "more │" in shown
-
-
-NESTED = """\
+NESTED = f"""\
 1. A table:
 
-   {table}
+   {WIDE.replace(chr(10), chr(10) + "   ")}
    and
 
    text.
@@ -251,44 +165,32 @@ NESTED = """\
    a = 1
    ```
    - deeper
-     ```
-     {long}
-     ```
 
 > A quote:
 > ```sh
 > b
 > ```
 >
-> {quoted}
+> {WIDE.replace(chr(10), chr(10) + "> ")}
 
 The end.
 """
 
 
 @pytest.mark.long
-async def test_tables_and_code_in_lists_and_quotes_look_the_same() -> None:
-    """As wide as they need, whole, and as close to each other as they were written."""
-    table = WIDE.replace("\n", "\n   ")
-    text = NESTED.format(table=table, long="x" * 110, quoted=WIDE.replace("\n", "\n> "))
+async def test_tables_and_code_in_lists_and_quotes_keep_their_gaps_and_are_whole() -> None:
     async with chat(size=(170, 60), settings=Settings(theme="dark")) as it:
         await it.send("go")
-        await it.answer(text)
+        await it.answer(NESTED)
         shown = [line.strip().rstrip("│ ") for line in it.screen.splitlines()]
     assert "\n".join(shown).count("1111111111") == 48
-    assert "x" * 110 in "\n".join(shown)
     place = shown.index("1. A table:")
-    assert shown[place + 1] == "", "as it was written"
     heads = [at for at, line in enumerate(shown) if "column7" in line]
-    assert heads[0] == place + 2
+    assert (shown[place + 1], heads[0]) == ("", place + 2)
     # The header, a rule, three rows; what is written after it.
     assert shown[place + 7 : place + 11] == ["", "and", "", "text."]
     assert "python · 1 line" in shown[place + 11], "no row where none was written"
-    assert shown[place + 13] == "• deeper"
-    assert shown[place + 16] == "", "one row after the list"
-    assert "A quote:" in shown[place + 17]
-    assert "sh · 1 line" in shown[place + 18]
-    assert heads[1] == place + 21
+    assert shown[place + 13 : place + 15] == ["• deeper", ""]
     assert shown[heads[1] + 5 : heads[1] + 7] == ["", "The end."]
 
 
@@ -304,15 +206,12 @@ def shown(text: str) -> str:
         ("a^2 + b_{10}", "a² + b₁₀"),
         (r"x = \frac{-b \pm \sqrt{b^2-4ac}}{2a}", "x = (-b ± √(b²-4ac))/(2a)"),
         (r"\sum_{i=1}^{n} i = \frac{n(n+1)}{2}", "∑ᵢ₌₁ⁿ i = n(n+1)/2"),
-        (r"\int_0^\infty e^{-x}\,dx", "∫₀^∞ e⁻ˣ dx"),
         (r"\frac12 \tfrac{dy}{dx}", "½ dy/dx"),
         (r"f\colon A\to B", r"f\colon A → B"),
         (r"\forall{x}\in\mathbb{R}: x\le y\implies x\neq z", "∀x ∈ ℝ: x ≤ y ⟹ x ≠ z"),
         (r"\lim_{n\to\infty} \log n", "lim_(n → ∞) log n"),
-        (r"90^\circ \vec{v} \hat{abc}", r"90° v⃗ \hat{abc}"),
         (r"\left(\text{if } x\right)", "(if x)"),
         (r"\begin{aligned} a &= b \\ c &= d \end{aligned}", "a = b\nc = d"),
-        (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", "( 1   2 )\n( 3   4 )"),
         (
             r"\begin{bmatrix} 1 & 20 \\ 3 & 4 \end{bmatrix} x"
             r" = \begin{pmatrix} a \\ b \\ c \end{pmatrix}",
@@ -342,13 +241,6 @@ def test_no_unknown_command_is_eaten(tex: str) -> None:
     text = to_unicode(tex)
     assert text.count("\\foo") == tex.count("\\foo")
     assert to_unicode(tex.replace("\\", "")).count("\\") == 0
-
-
-@settings(max_examples=32, deadline=None)
-@given(st.lists(st.sampled_from([*PARTS, r"\)", r"\]", "$", "$$", "\n", "word"]), max_size=12))
-def test_the_parser_takes_everything(parts: list[str]) -> None:
-    text = "".join(parts)
-    assert shown(text).count("\\foo") >= text.count("\\foo{\\alpha}")
 
 
 def test_other_text_is_not_mathematics() -> None:
@@ -455,23 +347,3 @@ def test_unpinned_characters_have_one_width_everywhere() -> None:
         assert cell_len(letter) == expected, hex(code)
         left_alone += 1
     assert left_alone > 20_000
-
-
-def test_a_flag_is_drawn_in_one() -> None:
-    drawn = pin_columns("\x1b[1;1Hx🇩🇪🇫🇷🇪y")
-    for flag in ("🇩🇪", "🇫🇷"):
-        assert flag in drawn
-    assert drawn.endswith("🇪\x1b[1;7Hy")
-
-
-def test_only_drawings_with_clusters_change() -> None:
-    for data in ("\x1b[1;1Hplain │ 中文", "\x1b]2;👩‍👩‍👧 title\x07", "👩‍👩‍👧 where nobody knows"):
-        assert pin_columns(data) == data
-
-
-def test_the_driver_writes_pinned_columns() -> None:
-    written: list[str] = []
-    driver: Any = ChatDriver.__new__(ChatDriver)
-    driver._writer_thread = SimpleNamespace(write=written.append)
-    driver.write("\x1b[1;1H👩‍👧x")
-    assert written == [pin_columns("\x1b[1;1H👩‍👧x")] != ["\x1b[1;1H👩‍👧x"]

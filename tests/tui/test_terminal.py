@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
-from signal import SIGKILL
 
 import pytest
 
@@ -51,11 +49,6 @@ def children(process: str) -> list[str]:
     return found.stdout.split()
 
 
-def is_running(process: str) -> bool:
-    state = subprocess.run(["ps", "-o", "stat=", "-p", process], capture_output=True, text=True)
-    return bool(state.stdout.strip()) and not state.stdout.startswith("Z")
-
-
 @needs_tmux
 def test_a_conversation(terminal: Terminal, talking_home: Path) -> None:
     """Asks, stops, edits, answers again, quits, reopens, finds the conversation by a word."""
@@ -81,14 +74,6 @@ def test_a_conversation(terminal: Terminal, talking_home: Path) -> None:
     terminal.type("Escape")
     terminal.wait_for("■ stopped")
 
-    terminal.type("C-g")
-    terminal.wait_for("answering")
-    terminal.type("Escape")
-    terminal.wait_for(r"■ stopped +‹ 2/2 ›")
-    terminal.type("Tab", "Left")
-    terminal.wait_for(r"‹ 1/2 ›(.*\n)*.*e edit")
-    terminal.type("Escape")
-    terminal.wait_for("Enter send")
     terminal.type("Write another one.", "Enter")
     terminal.wait_for("answering")
     terminal.type("C-q")
@@ -106,46 +91,8 @@ def test_a_conversation(terminal: Terminal, talking_home: Path) -> None:
     terminal.type("Enter")
     # The word was found on a branch that was left, which is shown.
     terminal.wait_for(r"about a walrus.\n.*‹ 1/2 ›(.*\n)*.*ready", seconds=150)
-    terminal.type("Tab", "Up", "Right")
-    terminal.wait_for(r"Begin with a song.\n.*‹ 2/2 ›(.*\n)*.*Write another one.")
     terminal.type("C-q")
     terminal.wait_for("code=0\n")
-
-
-@needs_tmux
-def test_a_killed_chat_keeps_the_text_of_its_answer(terminal: Terminal, talking_home: Path) -> None:
-    home = talking_home
-    start(terminal, home)
-    terminal.type("Write a very long story about a walrus.", "Enter")
-    prompt = r"▌ +Write a very long story about a walrus\."
-    screen = terminal.wait_for(prompt + r"\s+[^\s╭…]+(\s+[^\s╭]+){3}", seconds=150)
-    words = re.split(prompt, screen)[1].partition("╭")[0].split()[:-1]  # whole words
-    database = sqlite3.connect(home / "akunu" / "conversations.db")
-
-    def kept() -> list[str]:
-        select = "SELECT text FROM messages WHERE role = 'assistant'"
-        ((text,),) = database.execute(select).fetchall()
-        return str(text).split()[: len(words)]
-
-    end = time.monotonic() + 60
-    while kept() != words:  # it is written while it is being answered
-        assert time.monotonic() < end, (kept(), words)
-        time.sleep(0.1)
-    (chat,) = children(terminal.shell())
-    os.kill(int(chat), SIGKILL)
-    terminal.wait_for("code=137")
-    # To reset a terminal drops what is typed meanwhile.
-    terminal.type('stty sane; tput reset; echo "code"=sane', "C-j")
-    terminal.wait_for("code=sane")
-    assert kept() == words
-    start(terminal, home)
-    terminal.type("C-o")
-    terminal.wait_for(r"Conversations(.*\n)*.*Write a very long story")  # offered before, too
-    terminal.type("Enter")
-    screen = terminal.wait_for(r"… interrupted(.*\n)*.*ready", seconds=150)
-    assert " ".join(words[:5]) in screen
-    terminal.type("F9")
-    terminal.wait_for("answering")
 
 
 EDITOR = """\
@@ -163,13 +110,7 @@ def test_an_answer_continues_while_the_editor_is_open(
 ) -> None:
     (tmp_path / "editor").write_text(EDITOR)
     (tmp_path / "editor").chmod(0o700)
-    terminal.type(f"cd {tmp_path}; export EDITOR=./no-such-editor VISUAL=", "Enter")
-    start(terminal, home)
-    terminal.type("C-x", "C-e")
-    terminal.wait_for("cannot open ./no-such-editor: .*set EDITOR")
-    terminal.type("C-q")
-    terminal.wait_for("code=0\n")
-    terminal.type("clear; export EDITOR=./editor", "Enter")
+    terminal.type(f"cd {tmp_path}; export EDITOR=./editor VISUAL=", "Enter")
     start(terminal, home, '[ "$A" = "$(stty -g)" ] && echo terminal=same', "--max-tokens 40")
     terminal.type("Say something.", "Enter", "my words", "C-x", "C-e")
     terminal.wait_for("EDITING")
@@ -186,26 +127,6 @@ def test_an_answer_continues_while_the_editor_is_open(
     terminal.wait_for(r"my words and more(.*\n)*.*● ready")
     terminal.type("C-q")
     terminal.wait_for("code=0\n(.*\n)*terminal=same")
-
-
-@needs_tmux
-def test_a_tiny_terminal_and_hostile_pastes(terminal: Terminal, home: Path) -> None:
-    start(terminal, home)
-    terminal.wait_for("● ready", seconds=150)
-    terminal.resize(20, 5)
-    terminal.wait_for("╰")
-    terminal.paste("one\x07two\x1b[31mred\x1b\x11\x00\nthree")
-    terminal.wait_for("three")
-    terminal.resize(90, 30)
-    screen = terminal.wait_for(r"onetwo\[31mred")
-    assert "\x07" not in screen
-    terminal.paste("many words " * 10_000)
-    terminal.wait_for(r"\[pasted 110,000 characters\]")
-    terminal.type("Enter")
-    screen = terminal.wait_for("the prompt has [0-9]+ tokens")
-    assert "Traceback" not in screen
-    terminal.type("C-q")
-    terminal.wait_for("code=0\n")
 
 
 @needs_tmux
@@ -235,39 +156,14 @@ def test_a_bug_ends_the_chat_with_one_line_and_restores_the_terminal(
 
 
 @needs_tmux
-@pytest.mark.parametrize("signal", ["TERM", "INT"])
-def test_a_signal_while_loading_restores_the_terminal(
-    terminal: Terminal, home: Path, signal: str
-) -> None:
+def test_a_signal_while_loading_restores_the_terminal(terminal: Terminal, home: Path) -> None:
     start(terminal, home, then='[ "$A" = "$(stty -g)" ] && echo terminal=same')
-    subprocess.run(["kill", f"-{signal}", *children(terminal.shell())], check=True)
+    subprocess.run(["kill", "-TERM", *children(terminal.shell())], check=True)
     screen = terminal.wait_for("code=0\n(.*\n)*terminal=same")
     assert "Traceback" not in screen
 
 
-@needs_tmux
-def test_closing_the_window_ends_the_chat(terminal: Terminal, home: Path) -> None:
-    start(terminal, home)
-    terminal.type("Tell me a long story.", "Enter")
-    terminal.wait_for("answering")
-    (chat,) = children(terminal.shell())
-    terminal.close()
-    end = time.monotonic() + 60
-    while is_running(chat):
-        assert time.monotonic() < end, "it runs on without a terminal"
-        time.sleep(0.1)
-
-
-@needs_tmux
-def test_an_unknown_model_is_reported_and_the_chat_opens(terminal: Terminal, home: Path) -> None:
-    start(terminal, home, options="no-such-model")
-    terminal.wait_for("model 'no-such-model' is not installed; using starter instead")
-    terminal.type("C-q")
-    terminal.wait_for("code=0\n")
-
-
-@pytest.mark.parametrize("options", [[], ["--max-tokens", "5"]])
-def test_without_a_terminal(options: list[str]) -> None:
-    done = akunu("chat", *options)
+def test_without_a_terminal() -> None:
+    done = akunu("chat", "--max-tokens", "5")
     expected = "akunu: chat needs a terminal; for scripts use: akunu run\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
