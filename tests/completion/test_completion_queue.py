@@ -270,18 +270,6 @@ def test_requests_on_other_channels_are_served_in_order(host: Host) -> None:
     assert {each.reason for each in asked} == {"length"}
 
 
-def test_a_burst_of_keys_costs_at_most_a_pass_each(host: Host, engine: Engine) -> None:
-    text = "abcdefghijklmnopqrstuvwxyz" * 2
-    requests = [typed(ASKED, text[:end], max_tokens=20) for end in range(len(text) + 1)]
-    asked = [host.ask(request, "buffer") for request in requests]
-    host.wait_done(*asked)
-    reasons = [each.reason for each in asked]
-    assert reasons[-1] == "length"
-    assert set(reasons[:-1]) <= {"cancelled", "length"}
-    assert host.passes <= 22 * reasons.count("length") + 2 * len(asked)
-    assert asked[-1].completion.text == complete(Completer(engine), requests[-1]).text
-
-
 def test_a_request_can_be_cancelled_before_and_while_it_runs(host: Host) -> None:
     first = host.ask(ASKED, on_part=lambda asked: asked.ticket.cancel())
     second = host.ask(typed(ASKED, "b"))
@@ -431,18 +419,6 @@ def test_a_cached_answer_comes_at_once_while_another_request_runs(host: Host) ->
     release.set()
 
 
-def test_after_accepting_the_next_completion_is_there(host: Host) -> None:
-    asked = typed(ASKED, host.answer(ASKED).text)
-    for number in range(3):
-        host.wait_made(number + 2)
-        assert host.made[-1] == asked
-        following = host.ask(asked)
-        assert following.completion.reused
-        assert following.thread is threading.current_thread()
-        assert following.completion.text
-        asked = typed(asked, following.completion.text)
-
-
 def test_a_completion_that_is_being_made_ahead_is_taken_over(
     host: Host, engine: Engine, whole: Completion
 ) -> None:
@@ -459,29 +435,6 @@ def test_a_completion_that_is_being_made_ahead_is_taken_over(
     assert accepted[0].completion.text == alone == "".join(accepted[0].parts)
     prefixes = [request.prefix for request in host.made[:2]]
     assert prefixes == [ASKED.prefix, ASKED.prefix + whole.text]
-
-
-@pytest.mark.long
-def test_typing_the_running_completion_does_not_restart_it(
-    engine: Engine, whole: Completion
-) -> None:
-    """At every place in it, and letter by letter."""
-    text = whole.text
-    for at in range(1, len(text)):
-        later: list[Asked] = []
-        with running(engine) as host:
-
-            def type_on(
-                asked: Asked, at: int = at, later: list[Asked] = later, host: Host = host
-            ) -> None:
-                if len("".join(asked.parts)) >= at and not later:
-                    later.append(host.ask(typed(ASKED, text[:at]), "buffer"))
-
-            first = host.ask(ASKED, "buffer", type_on)
-            host.wait_made(2)
-        assert host.made == [ASKED, typed(ASKED, text)]  # the next completion is made ahead
-        assert later[0].completion.text == text[at:] == "".join(later[0].parts)
-        assert first.reason in ("cancelled", whole.finish_reason)
 
 
 def test_a_request_that_takes_over_work_ahead_has_its_own_time_limit(

@@ -7,10 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from tokenizers.pre_tokenizers import ByteLevel
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.prompt import layout
 from akunu_py.completion.prompt.layout import CodeTokens, FimFamily, find_family, load_families
 from akunu_py.completion.request import CompleteOptions, CompletionRequest, SourceFile
 from akunu_py.decoding.model.engine import Engine
@@ -208,7 +206,3 @@ def test_runs_of_spaces_among_the_added_tokens_stay_tokens() -> None:
     spaces, mark = tokenizer.token_to_id("    "), tokenizer.token_to_id("<mark>")
     assert spaces in code.encode("x\n    y")
     assert mark not in code.encode("x<mark>y")
-
-
-def test_byte_tokens_are_spelled_as_in_the_tokenizers_library() -> None:
-    assert set(layout._BYTES) == set(ByteLevel.alphabet())
