@@ -23,9 +23,7 @@ from akunu_py.completion.completion_queue import (
 )
 from akunu_py.completion.request import Completion, CompletionRequest, EndCheck
 from akunu_py.decoding.events import Finished
-from akunu_py.decoding.generate import memory_guard, model_host
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.errors import UsageError
 from akunu_py.types import Stats
 from tests.support.command import until
@@ -346,12 +344,7 @@ def test_closing_answers_every_request(engine: Engine) -> None:
 
 
 @pytest.mark.long
-def test_an_idle_model_is_unloaded_and_loaded_again(
-    directory: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_host, "_SAVE_AFTER_S", 0.0)
-    relieved: list[PromptCaches] = []
-    monkeypatch.setattr(memory_guard, "release_under_pressure", relieved.append)
+def test_an_idle_model_is_unloaded_and_loaded_again(directory: Path, engine: Engine) -> None:
     loads: list[str] = []
 
     def load() -> Completer:
@@ -365,7 +358,6 @@ def test_an_idle_model_is_unloaded_and_loaded_again(
     until(lambda: host.queue.host.facts is None)
     assert host.answer(typed(ASKED, "1")).finish_reason == "length"
     assert len(loads) == 2
-    assert relieved
     assert host.queue.close(60)
     assert "failed" not in host.states
 
@@ -395,28 +387,6 @@ def test_alternatives_come_together_and_supersede_nothing() -> None:
 
 
 # Completions made ahead
-
-
-@pytest.mark.long
-def test_a_cached_answer_comes_at_once_while_another_request_runs(host: Host) -> None:
-    first = host.answer(ASKED)
-    pause, release = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        pause.set()
-        assert release.wait(60)
-
-    host.wait_made(2)
-    host.on_pass = hold
-    other = host.ask(CompletionRequest("y = ((((", max_tokens=5), "other")
-    assert pause.wait(60)
-    before = host.passes
-    cached = host.ask(typed(ASKED, first.text[:3]), "this")
-    assert cached.completion.text == first.text[3:] == "".join(cached.parts)
-    assert cached.completion.reused
-    assert cached.thread is threading.current_thread()
-    assert (host.passes, other.done) == (before, [])
-    release.set()
 
 
 def test_a_completion_that_is_being_made_ahead_is_taken_over(
@@ -513,26 +483,6 @@ def test_on_battery_nothing_is_made_ahead() -> None:
     assert queue.complete(CompletionRequest("c")).text == "text"
     queue.close(drain=True)
     assert [request.prefix for request in made] == ["b", "c"]
-
-
-@pytest.mark.parametrize("drain", [True, False])
-def test_closing_does_not_wait_for_work_ahead(engine: Engine, drain: bool) -> None:
-    host = Host(engine)
-    closing = threading.Event()
-
-    def close() -> None:
-        if host.made and not closing.is_set():  # the next completion is being made
-            host.queue._draining = True
-            host.queue._closing = not drain
-            closing.set()
-
-    host.on_pass = close
-    host.queue.start()
-    host.answer(ASKED)
-    assert closing.wait(60)
-    before = host.passes
-    assert host.queue.close(60, drain=drain)
-    assert host.passes - before <= 1
 
 
 # Prefills

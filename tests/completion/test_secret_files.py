@@ -141,28 +141,6 @@ def test_the_filter_refuses_in_one_line_and_the_setting_allows(
     assert done.returncode == 0, done.stderr
 
 
-def test_the_filter_uses_no_imported_secrets(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A script that sources .env: its text is no context, unlike that of other files."""
-    (tmp_path / ".git").mkdir()
-    for name in (".env", "lib.sh"):
-        (tmp_path / name).write_text(f"export {name.strip('.')[:3]}=1\n")
-    found: list[str] = []
-    begin = Completer.begin
-
-    def record(self: Completer, session: Any, request: CompletionRequest, *more: Any) -> Any:
-        found.extend(Path(file.path).name for file in request.files)
-        return begin(self, session, request, *more)
-
-    monkeypatch.setattr(Completer, "begin", record)
-    options = ["--filter", "--cursor", "3:1", "--path", str(tmp_path / "a.sh"), "--max-tokens", "2"]
-    buffer = "source ./.env\nsource ./lib.sh\n\n"
-    done = run_here("complete", *options, "--model", str(directory), stdin=buffer)
-    assert done.returncode == 0, done.stderr
-    assert found == ["lib.sh"]
-
-
 def test_the_setting_reaches_json_lines(directory: Path, settings: Path) -> None:
     settings.write_text('completion_exclude = ["*.private"]\n')
     text = "".join(
