@@ -407,31 +407,6 @@ def test_a_completion_that_is_being_made_ahead_is_taken_over(
     assert prefixes == [ASKED.prefix, ASKED.prefix + whole.text]
 
 
-def test_a_request_that_takes_over_work_ahead_has_its_own_time_limit(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a device that takes 20 ms a pass. Work ahead has no limit."""
-    now = [0.0]
-    monkeypatch.setattr("akunu_py.completion.request.time.monotonic", lambda: now[0])
-    accepted: list[tuple[float, Asked]] = []
-
-    def pass_time() -> None:
-        now[0] += 0.02
-        if host.made and not accepted:  # the first answer has been sent
-            asked = typed(ASKED, first[0].completion.text, seconds=0.1)
-            accepted.append((now[0], host.ask(asked, "buffer")))
-
-    host.on_pass = pass_time
-    first = [host.ask(ASKED, "buffer")]
-    host.wait(lambda: accepted and accepted[0][1].done)
-    began, second = accepted[0]
-    assert second.reason == "time"
-    assert second.completion.text
-    host.wait_made(3)  # and the next completion
-    assert first[0].reason == "length"
-    assert now[0] - began <= 0.1 + 0.02 * (1 + 2 + 12)  # one pass too many, and the third one's
-
-
 def test_while_the_user_types_nothing_is_made_ahead(patient: Host) -> None:
     text = ASKED.prefix
     for letter in "abcdefghij" * 2:

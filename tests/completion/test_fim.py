@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -113,18 +112,6 @@ def test_a_file_alone_has_its_path_and_its_markers_are_text(name: str, tmp_path:
     hostile = completer.prompt(CompletionRequest("x = " + said, "\n" + said))
     ids = {completer.code.token(marker) for marker in markers}
     assert [t for t in hostile.tokens if t in ids] == [t for t in honest.tokens if t in ids]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_markers_have_the_order_of_the_quoted_source(name: str) -> None:
-    assert list(load_families()) == NAMES
-    family = load_families()[name]
-    assert re.match(r"[\w.]+\.(com|co|org|dev)/\w", family.source)
-    assert bool(family.quote) != name.startswith("codellama")  # published as code
-    known = re.compile("|".join(map(re.escape, family.markers)))
-    quoted = ",".join(known.findall(family.quote))
-    prompts = [",".join(known.findall(text)) for text in (family.prompt_with_files, family.prompt)]
-    assert not quoted or any(run and run in quoted for run in prompts)
 
 
 def test_a_model_without_markers_continues_the_prefix(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import re
 import socket
 import subprocess
 import sys
@@ -606,9 +605,3 @@ def frames(data: bytes) -> list[bytes]:
 )
 def test_frames_among_garbage(data: bytes, expected: list[bytes]) -> None:
     assert frames(data) == expected
-
-
-def test_garbage_is_answered_with_the_expected_header() -> None:
-    (found,) = read_frames(io.BytesIO(b'{"jsonrpc": "2.0"}\n'))
-    assert isinstance(found, str)
-    assert re.search("expected .* Content-Length", found)

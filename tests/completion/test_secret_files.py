@@ -23,15 +23,10 @@ END = "<|endoftext|>"
 SECRET = [
     "/home/me/app/.env",
     "/home/me/app/.env.local",
-    "/home/me/app/.envrc",
-    "C:\\app\\.env",
     ".env",
     "/etc/ssl/server.pem",
-    "/etc/ssl/server.key",
     "/etc/ssl/Server.KEY",
-    "/etc/ssl/ca.crt",
     "/app/secrets.yaml",
-    "/app/config/secrets.json",
     "/home/me/.ssh/id_ed25519",
     "/home/me/.netrc",
     "vscode-remote://ssh-remote%2Bhost/home/me/%2Eenv",
@@ -41,12 +36,9 @@ SECRET = [
 OPEN = [
     "",
     "/home/me/app/environment.py",
-    "/home/me/app/env.py",
     "/home/me/app/keys.py",
     "/home/me/.env/app.py",
-    "/home/me/app/key",
     "/home/me/app/my_secrets.py",
-    "untitled:Untitled-1",
     "git:/home/me/app/main.py?%7B%22ref%22%3A%22.env%22%7D",
 ]
 

@@ -20,7 +20,6 @@ from akunu_py.completion.protocols.json_lines import (
     CancelLine,
     RequestLine,
     parse,
-    read_lines,
 )
 from akunu_py.completion.protocols.lsp import read_frames
 from akunu_py.completion.request import CompletionRequest, check_request
@@ -29,7 +28,6 @@ from tests.reliability.fuzz import (
     TEXTS,
     changed,
     clear,
-    damaged,
     explore,
     json_like,
     lengths,
@@ -64,39 +62,8 @@ def test_json_lines(examples: int) -> None:
     explore(lambda value: check_line(json.dumps(value).encode()), examples, changed(ASKED))
 
 
-@lengths(75)
-def test_lines_of_any_length(examples: int) -> None:
-    """Whatever comes, each line is given once, and none that is longer than the limit."""
-
-    def check(data: bytes) -> None:
-        lines = list(read_lines(io.BytesIO(data), longest=8))
-        expected = data.split(b"\n")
-        assert len(lines) == len(expected) - (expected[-1] == b"")
-        assert all(line is None or len(line) <= 8 for line in lines)
-
-    parts = st.sampled_from([b"\n", b"\r", b"a", b"12345678", b"{}"])
-    explore(check, examples, st.lists(parts, max_size=24).map(b"".join))
-
-
 def framed(body: bytes) -> bytes:
     return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
-
-
-@lengths(100)
-def test_frames_survive_garbage(examples: int) -> None:
-    """After any garbage that is no half of a frame, the next frame is read as it was sent."""
-
-    def check(data: bytes) -> None:
-        frames = list(read_frames(io.BytesIO(data + b"\n\n" + framed(b'{"last": 1}'))))
-        if b"content-length" not in data.lower():
-            assert frames[-1] == b'{"last": 1}'
-            assert all(isinstance(frame, str) for frame in frames[:-1])
-
-    pieces = st.sampled_from(
-        [b"Content-Length: 3\r\n", b"\r\n", b"X: y\r\n", b"{}", b"\xff", b": "]
-    )
-    garbage = st.lists(pieces | st.binary(max_size=8), max_size=8).map(b"".join)
-    explore(check, examples, garbage | damaged(framed(b'{"jsonrpc": "2.0"}')))
 
 
 URI = "file:///a.py"
