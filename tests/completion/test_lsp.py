@@ -300,26 +300,6 @@ async def test_documents_are_prefilled_when_opened_and_where_they_changed(
     assert await prefilled(3) == "all\n\u2028\r\n"
 
 
-async def test_accepted_completions_are_counted(editor: Editor, tmp_path: Path) -> None:
-    acceptance = Acceptance(tmp_path / "counts")
-    await editor.serve(Echo().load, acceptance)
-    editor.open("file:///a.py", "x = \n")
-    accepted = 0
-    for column, parts in ((4, 1), (5, 2), (6, 0)):  # whole, in two parts, not at all
-        (item,) = await editor.complete("file:///a.py", 0, column)
-        editor.change("file:///a.py", (0, 0, 0, 0, "y"))
-        number, whole = item.command.arguments
-        assert whole == len(item.insert_text)
-        for _ in range(parts):
-            await editor.execute(item.command.command, [number, whole // parts])
-            accepted += whole // parts
-    await editor.execute("akunu.accepted", [99, 1])  # unknown
-    assert await editor.leave() == 0
-    acceptance.save()
-    (counts,) = read_counts(tmp_path / "counts").values()
-    assert counts == {"shown": 3, "accepted": 2, "characters": accepted}
-
-
 async def test_a_client_can_show_and_accept_parts_of_an_answer(
     editor: Editor, tmp_path: Path
 ) -> None:
