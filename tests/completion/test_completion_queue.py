@@ -23,9 +23,7 @@ from akunu_py.completion.completion_queue import (
 )
 from akunu_py.completion.request import Completion, CompletionRequest, EndCheck
 from akunu_py.decoding.events import Finished
-from akunu_py.decoding.generate import memory_guard, model_host
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.errors import UsageError
 from akunu_py.types import Stats
 from tests.support.command import until
@@ -270,18 +268,6 @@ def test_requests_on_other_channels_are_served_in_order(host: Host) -> None:
     assert {each.reason for each in asked} == {"length"}
 
 
-def test_a_burst_of_keys_costs_at_most_a_pass_each(host: Host, engine: Engine) -> None:
-    text = "abcdefghijklmnopqrstuvwxyz" * 2
-    requests = [typed(ASKED, text[:end], max_tokens=20) for end in range(len(text) + 1)]
-    asked = [host.ask(request, "buffer") for request in requests]
-    host.wait_done(*asked)
-    reasons = [each.reason for each in asked]
-    assert reasons[-1] == "length"
-    assert set(reasons[:-1]) <= {"cancelled", "length"}
-    assert host.passes <= 22 * reasons.count("length") + 2 * len(asked)
-    assert asked[-1].completion.text == complete(Completer(engine), requests[-1]).text
-
-
 def test_a_request_can_be_cancelled_before_and_while_it_runs(host: Host) -> None:
     first = host.ask(ASKED, on_part=lambda asked: asked.ticket.cancel())
     second = host.ask(typed(ASKED, "b"))
@@ -358,12 +344,7 @@ def test_closing_answers_every_request(engine: Engine) -> None:
 
 
 @pytest.mark.long
-def test_an_idle_model_is_unloaded_and_loaded_again(
-    directory: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_host, "_SAVE_AFTER_S", 0.0)
-    relieved: list[PromptCaches] = []
-    monkeypatch.setattr(memory_guard, "release_under_pressure", relieved.append)
+def test_an_idle_model_is_unloaded_and_loaded_again(directory: Path, engine: Engine) -> None:
     loads: list[str] = []
 
     def load() -> Completer:
@@ -377,7 +358,6 @@ def test_an_idle_model_is_unloaded_and_loaded_again(
     until(lambda: host.queue.host.facts is None)
     assert host.answer(typed(ASKED, "1")).finish_reason == "length"
     assert len(loads) == 2
-    assert relieved
     assert host.queue.close(60)
     assert "failed" not in host.states
 
@@ -409,40 +389,6 @@ def test_alternatives_come_together_and_supersede_nothing() -> None:
 # Completions made ahead
 
 
-@pytest.mark.long
-def test_a_cached_answer_comes_at_once_while_another_request_runs(host: Host) -> None:
-    first = host.answer(ASKED)
-    pause, release = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        pause.set()
-        assert release.wait(60)
-
-    host.wait_made(2)
-    host.on_pass = hold
-    other = host.ask(CompletionRequest("y = ((((", max_tokens=5), "other")
-    assert pause.wait(60)
-    before = host.passes
-    cached = host.ask(typed(ASKED, first.text[:3]), "this")
-    assert cached.completion.text == first.text[3:] == "".join(cached.parts)
-    assert cached.completion.reused
-    assert cached.thread is threading.current_thread()
-    assert (host.passes, other.done) == (before, [])
-    release.set()
-
-
-def test_after_accepting_the_next_completion_is_there(host: Host) -> None:
-    asked = typed(ASKED, host.answer(ASKED).text)
-    for number in range(3):
-        host.wait_made(number + 2)
-        assert host.made[-1] == asked
-        following = host.ask(asked)
-        assert following.completion.reused
-        assert following.thread is threading.current_thread()
-        assert following.completion.text
-        asked = typed(asked, following.completion.text)
-
-
 def test_a_completion_that_is_being_made_ahead_is_taken_over(
     host: Host, engine: Engine, whole: Completion
 ) -> None:
@@ -459,54 +405,6 @@ def test_a_completion_that_is_being_made_ahead_is_taken_over(
     assert accepted[0].completion.text == alone == "".join(accepted[0].parts)
     prefixes = [request.prefix for request in host.made[:2]]
     assert prefixes == [ASKED.prefix, ASKED.prefix + whole.text]
-
-
-@pytest.mark.long
-def test_typing_the_running_completion_does_not_restart_it(
-    engine: Engine, whole: Completion
-) -> None:
-    """At every place in it, and letter by letter."""
-    text = whole.text
-    for at in range(1, len(text)):
-        later: list[Asked] = []
-        with running(engine) as host:
-
-            def type_on(
-                asked: Asked, at: int = at, later: list[Asked] = later, host: Host = host
-            ) -> None:
-                if len("".join(asked.parts)) >= at and not later:
-                    later.append(host.ask(typed(ASKED, text[:at]), "buffer"))
-
-            first = host.ask(ASKED, "buffer", type_on)
-            host.wait_made(2)
-        assert host.made == [ASKED, typed(ASKED, text)]  # the next completion is made ahead
-        assert later[0].completion.text == text[at:] == "".join(later[0].parts)
-        assert first.reason in ("cancelled", whole.finish_reason)
-
-
-def test_a_request_that_takes_over_work_ahead_has_its_own_time_limit(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a device that takes 20 ms a pass. Work ahead has no limit."""
-    now = [0.0]
-    monkeypatch.setattr("akunu_py.completion.request.time.monotonic", lambda: now[0])
-    accepted: list[tuple[float, Asked]] = []
-
-    def pass_time() -> None:
-        now[0] += 0.02
-        if host.made and not accepted:  # the first answer has been sent
-            asked = typed(ASKED, first[0].completion.text, seconds=0.1)
-            accepted.append((now[0], host.ask(asked, "buffer")))
-
-    host.on_pass = pass_time
-    first = [host.ask(ASKED, "buffer")]
-    host.wait(lambda: accepted and accepted[0][1].done)
-    began, second = accepted[0]
-    assert second.reason == "time"
-    assert second.completion.text
-    host.wait_made(3)  # and the next completion
-    assert first[0].reason == "length"
-    assert now[0] - began <= 0.1 + 0.02 * (1 + 2 + 12)  # one pass too many, and the third one's
 
 
 def test_while_the_user_types_nothing_is_made_ahead(patient: Host) -> None:
@@ -560,26 +458,6 @@ def test_on_battery_nothing_is_made_ahead() -> None:
     assert queue.complete(CompletionRequest("c")).text == "text"
     queue.close(drain=True)
     assert [request.prefix for request in made] == ["b", "c"]
-
-
-@pytest.mark.parametrize("drain", [True, False])
-def test_closing_does_not_wait_for_work_ahead(engine: Engine, drain: bool) -> None:
-    host = Host(engine)
-    closing = threading.Event()
-
-    def close() -> None:
-        if host.made and not closing.is_set():  # the next completion is being made
-            host.queue._draining = True
-            host.queue._closing = not drain
-            closing.set()
-
-    host.on_pass = close
-    host.queue.start()
-    host.answer(ASKED)
-    assert closing.wait(60)
-    before = host.passes
-    assert host.queue.close(60, drain=drain)
-    assert host.passes - before <= 1
 
 
 # Prefills

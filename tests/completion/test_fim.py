@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
-from tokenizers.pre_tokenizers import ByteLevel
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.prompt import layout
 from akunu_py.completion.prompt.layout import CodeTokens, FimFamily, find_family, load_families
 from akunu_py.completion.request import CompleteOptions, CompletionRequest, SourceFile
 from akunu_py.decoding.model.engine import Engine
@@ -117,18 +114,6 @@ def test_a_file_alone_has_its_path_and_its_markers_are_text(name: str, tmp_path:
     assert [t for t in hostile.tokens if t in ids] == [t for t in honest.tokens if t in ids]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_markers_have_the_order_of_the_quoted_source(name: str) -> None:
-    assert list(load_families()) == NAMES
-    family = load_families()[name]
-    assert re.match(r"[\w.]+\.(com|co|org|dev)/\w", family.source)
-    assert bool(family.quote) != name.startswith("codellama")  # published as code
-    known = re.compile("|".join(map(re.escape, family.markers)))
-    quoted = ",".join(known.findall(family.quote))
-    prompts = [",".join(known.findall(text)) for text in (family.prompt_with_files, family.prompt)]
-    assert not quoted or any(run and run in quoted for run in prompts)
-
-
 def test_a_model_without_markers_continues_the_prefix(tmp_path: Path) -> None:
     completer = Completer(load_tiny(tmp_path, [PLAIN]))
     assert completer.family is None
@@ -208,7 +193,3 @@ def test_runs_of_spaces_among_the_added_tokens_stay_tokens() -> None:
     spaces, mark = tokenizer.token_to_id("    "), tokenizer.token_to_id("<mark>")
     assert spaces in code.encode("x\n    y")
     assert mark not in code.encode("x<mark>y")
-
-
-def test_byte_tokens_are_spelled_as_in_the_tokenizers_library() -> None:
-    assert set(layout._BYTES) == set(ByteLevel.alphabet())

@@ -11,9 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.bench.curve import CURVES, FixedCosts, parse_curve
-from akunu_py.bench.replay import ReplayCounts, replay_item
-from akunu_py.bench.trace import TraceItem
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_queue import CompletionQueue
 from akunu_py.completion.prompt.next_edit import FORMATS, RecentEdits, difference, unified
@@ -21,7 +18,6 @@ from akunu_py.completion.protocols.json_lines import JsonLines
 from akunu_py.completion.request import BufferEdit, Change, CompleteOptions, CompletionRequest
 from akunu_py.decoding.generate.session import Session
 from akunu_py.errors import UsageError
-from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.types import FinishReason
 from tests.support.complete import complete
 from tests.support.engines import altered
@@ -173,29 +169,6 @@ def test_what_an_answer_is_made_of(makers: dict[str, Completer]) -> None:
         assert (done.text, done.finish_reason, done.change) == ("", reason, change)
         windows = replace(request, prefix="a = 1\r\nb = a\r\n", suffix="c = a\r\n")
         assert complete(maker, windows).change == change
-
-
-def test_the_answer_is_drafted_as_an_edit(makers: dict[str, Completer]) -> None:
-    """From its first token on, and on after a changed line: some passes for twenty lines."""
-    lines = [f"    value_{n} = load(source, {n * 37})" for n in range(20)]
-    at = lines[10] + "\n"
-    before, after = "\n".join(lines[:10]) + "\n", at + "\n".join(lines[11:]) + "\n"
-    request = CompletionRequest(before, after, "a.py", edits=(GREET,))
-    for maker in makers.values():
-        made, answer = maker.edit_prompt(request)
-        written = answer._window.text.replace("value_12", "amount_12").replace("value_5 ", "its_5 ")
-        output = list(maker.code.encode(written))
-        curve = parse_curve(CURVES["m5max"])
-        drafter = AutoDrafter(FixedCosts(curve.points), stop_tokens=maker.engine.tokens.stop_tokens)
-        end = sorted(maker.engine.tokens.stop_tokens)[:1]
-        unread = [token for tokens in made.draft_context for token in (*tokens, *end)]
-        drafter.extend(unread)
-        drafter.draft_only_tokens = len(unread)
-        counts = ReplayCounts()
-        replay_item(TraceItem(tuple(made.tokens), tuple(output)), drafter, curve, counts)
-        assert counts.tokens > 400
-        assert counts.passes < counts.tokens / 8
-        assert counts.accepted > counts.tokens * 0.8
 
 
 TEXTS = st.lists(st.sampled_from(["", "a", "bb", "ccc", "é"]), max_size=40).map("\n".join)

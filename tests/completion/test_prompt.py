@@ -18,7 +18,6 @@ from akunu_py.completion.prompt.layout import (
     CodeTokens,
     Prompt,
     comment_line,
-    encode_pieces,
     find_root,
     name_files,
     window_after,
@@ -26,8 +25,6 @@ from akunu_py.completion.prompt.layout import (
 )
 from akunu_py.completion.prompt.project_imports import imported_files
 from akunu_py.completion.prompt.related import (
-    Chunk,
-    ChunkCache,
     RelatedFiles,
     chunks_of,
     defined_names,
@@ -94,22 +91,6 @@ def test_text_outside_the_prompt_is_drafted_from(starter_engine: Engine) -> None
     assert (far, near, after) == ("far", "near()\n", "rest()\n")
     prompt = decode(made.tokens).replace("# c.py\n", "")
     assert before + prompt + made.healed == TEXT
-
-
-def test_an_empty_file_does_not_hide_the_next(tmp_path: Path) -> None:
-    markers = ["<|endoftext|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
-    engine = load_tiny(tmp_path, [*markers, "<repo_name>", "<file_sep>"])
-    files = (SourceFile("a.py", ""), SourceFile("b.py", "value = 1\n"))
-    completer = Completer(engine, CompleteOptions(fim="starcoder2"))
-    request = CompletionRequest("value", "y", "c.py", files=files)
-    assert "<file_sep>b.py\nvalue = 1\n<file_sep>" in prompt_text(completer, request)
-
-
-def test_encoding_in_pieces_changes_few_tokens(code: CodeTokens) -> None:
-    text = Path("akunu_py/decoding/generate/session.py").read_text(encoding="utf-8")
-    whole = list(code.encode(text))
-    (pieces,) = encode_pieces(code, [text])
-    assert abs(len(pieces) - len(whole)) <= len(whole) / 50
 
 
 @pytest.mark.parametrize(
@@ -195,26 +176,6 @@ def completer(related_engine: Engine) -> Completer:
     return Completer(related_engine, CompleteOptions(fim="qwen2.5-coder", file_tokens=600))
 
 
-def test_files_are_cut_again_only_after_a_change_or_above_the_limit() -> None:
-    files = [(file.path, file.text) for file in project(10)]
-    size = len(files[0][1])
-    cache = ChunkCache(4 * size + 100)
-
-    def same(one: list[Chunk], other: list[Chunk]) -> list[bool]:
-        return [a is b for a, b in zip(one, other, strict=True)]
-
-    first = cache.chunks(files[:4])
-    assert all(same(first, cache.chunks(files[:4])))
-    cache.chunks(files[4:5])  # takes the place of the first file
-    each = len(first) // 4
-    assert all(same(first[each:], cache.chunks(files[1:4])))
-    changed = (files[3][0], files[3][1] + "\n\ndef more():\n    pass\n")
-    assert "more" in {name for chunk in cache.chunks([changed]) for name in chunk.defines}
-    assert not any(same(first[:each], cache.chunks(files[:1])))
-    cache.chunks([("long.py", "x = 1\n" * size)])  # longer than the limit
-    assert not any(same(first[each:], cache.chunks(files[1:4])))
-
-
 @pytest.mark.parametrize(
     "name", ["größe_der_datei", "änderung", "naïve", "cafe\u0301s", "π_2r", "数据表"]
 )
@@ -257,16 +218,6 @@ def test_the_chosen_pieces_stay_while_the_user_types(completer: Completer) -> No
     assert "def describe_6" not in text
     # A prefill, which no client waits for, may choose again.
     assert "def describe_6" in prompt_text(completer, asked(request.prefix, files, max_tokens=0))
-
-
-def test_fewer_new_tokens_are_prefilled_while_a_client_waits(related_engine: Engine) -> None:
-    options = CompleteOptions(fim="qwen2.5-coder", file_tokens=1200, fresh_tokens=200)
-    completer = Completer(related_engine, options)
-    prefix = "".join(f"compute_{n}(describe_{n}(" for n in range(8))
-    waited = completer.prompt(asked(prefix, project(8))).ahead
-    idle = completer.prompt(asked(prefix, project(8), max_tokens=0)).ahead
-    assert 100 < waited < 300
-    assert waited < idle <= 1300
 
 
 @given(

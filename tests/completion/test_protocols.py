@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import shutil
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,42 +155,6 @@ def test_garbage_is_named_and_survived(helper: Helper) -> None:
     assert reply["text"] not in reply["alternatives"]
 
 
-def test_large_buffers_nul_windows_ends_and_edges(helper: Helper) -> None:
-    big = "".join(f"value_{number} = {number}\n" for number in range(60_000))
-    assert len(big) > 1_000_000
-    helper.send({"id": "big", "prefix": big + "import numpy as n", "suffix": "\n" + big})
-    big_reply = helper.answer("big")
-    assert big_reply["finish_reason"] == "stop"
-    assert big_reply["stats"]["prompt_tokens"] <= 128
-    assert big_reply["stats"]["evidence_tokens"] > 10_000
-    helper.send({"id": "nul", "prefix": "x = '\0'\nimport numpy as n"})
-    assert helper.answer("nul")["text"] == "p"
-    helper.send({"id": "dos", "prefix": "def add(a, b):\r\n    ", "suffix": "\r\nx\r\n"})
-    assert "\n" not in helper.answer("dos")["text"].replace("\r\n", "")
-    helper.send({"id": "start", "prefix": "", "suffix": "x = 1\n"}, {"id": "none", "prefix": ""})
-    assert helper.answer("start")["text"] == ""
-    assert helper.answer("none")["text"] == ""
-
-
-def test_interleaved_and_superseded(helper: Helper) -> None:
-    helper.send({"id": "plain", "prefix": "import numpy as n", "suffix": "\n#"})
-    words = "def describe(items):\n    for item in items:\n        print(item)"
-    ends = range(21, len(words), 4)
-    for end in ends:
-        helper.send({"id": end, "prefix": words[:end], "channel": "c", "stream": True})
-        time.sleep(0.05)
-    helper.send({"id": "last", "prefix": "import numpy as n", "suffix": "\n\n#", "channel": "c"})
-    last = helper.answer("last")
-    assert (last["text"], last["finish_reason"]) == ("p", "stop")
-    done = {r["id"]: r for r in helper.seen if "finish_reason" in r}
-    assert done["plain"]["text"] == "p"
-    assert all(done[end]["finish_reason"] in ("cancelled", "stop", "length") for end in ends)
-    assert sum(done[end]["finish_reason"] == "cancelled" for end in ends) >= len(ends) // 2
-    for end in ends:  # what was streamed is how the answer begins, to the last letter
-        parts = [r["delta"] for r in helper.seen if r["id"] == end and "delta" in r]
-        assert "".join(parts) == done[end]["text"]
-
-
 def test_an_id_that_is_being_answered_is_refused(helper: Helper) -> None:
     helper.send(*[{"id": "twice", "prefix": "numbers = [1, ", "max_tokens": 1000}] * 2)
     assert "still being answered" in helper.read()["error"]
@@ -227,22 +186,6 @@ def test_a_model_that_does_not_load(tmp_path: Path, tiny: Path) -> None:
     assert error.count(b"\n") == 1
 
 
-@pytest.mark.e2e
-def test_a_reader_that_went_away_and_an_interrupt(tiny: Path) -> None:
-    gone = Helper(tiny)
-    assert gone.process.stdout is not None
-    gone.process.stdout.close()
-    gone.send(b"garbage\n", b"garbage\n")
-    assert gone.process.stdin is not None
-    gone.process.stdin.close()
-    assert gone.process.wait(120) == 0
-    stopped = Helper(tiny)
-    stopped.send({"id": 1, "prefix": "import numpy as n"})
-    stopped.read()
-    os.kill(stopped.process.pid, signal.SIGINT)
-    assert stopped.process.wait(120) == 130
-
-
 def test_lines_are_bounded() -> None:
     stream = io.BytesIO(b"short\r\n" + b"x" * 50 + b"\nnext\n" + b"y" * 50)
     assert list(read_lines(stream, 20)) == [b"short", None, b"next", None]
@@ -272,11 +215,6 @@ def test_completion_has_a_model_of_its_own(tmp_path: Path, starter: StoredModel)
 
 
 # The filter
-
-
-FILTER_PAGE = DOCS / "complete.md"
-
-needs_vim = pytest.mark.skipif(not shutil.which("vim"), reason="vim is not installed")
 
 
 def run(*options: str, buffer: bytes) -> subprocess.CompletedProcess[bytes]:
@@ -370,31 +308,6 @@ def test_a_failure_gives_the_buffer_back(tiny: Path, options: list[str], buffer:
     assert failed.stdout == buffer
     assert failed.stderr.startswith(b"akunu: ")
     assert failed.stderr.count(b"\n") == 1
-
-
-@pytest.mark.e2e
-@needs_vim
-@pytest.mark.parametrize("program", [f"{sys.executable} -m akunu_py", "/no/such/akunu"])
-@pytest.mark.parametrize("options", ["--max-tokens 3", "--no-such-option"])
-def test_the_documented_filter_in_vim(
-    tiny: Path, tmp_path: Path, program: str, options: str
-) -> None:
-    """Completed where it can be, and in no other case changed: Vim takes what a filter prints."""
-    documented = next(
-        line for line in FILTER_PAGE.read_text().splitlines() if ":execute '%!akunu" in line
-    )
-    command = documented.strip()[1:].replace(
-        "akunu complete", f"{program} complete --model {tiny} --no-answer-cache {options}"
-    )
-    (tmp_path / "a.py").write_text("# é😀\nx = [;\n", encoding="utf-8")
-    (tmp_path / "run.vim").write_text(f"call setcursorcharpos(2, 6)\n{command}\nwq\n")
-    vim = ["vim", "-Nu", "NONE", "-n", "-es", "--cmd", "set encoding=utf-8"]
-    subprocess.run([*vim, "-S", str(tmp_path / "run.vim"), str(tmp_path / "a.py")], timeout=120)
-    written = (tmp_path / "a.py").read_text(encoding="utf-8")
-    completion = written.removeprefix("# é😀\nx = [").removesuffix(";\n")
-    completed = "no/such" not in program and "no-such" not in options
-    assert written == f"# é😀\nx = [{completion};\n"
-    assert len(completion) == (3 if completed else 0)
 
 
 def test_options_of_the_filter_alone_are_refused(tiny: Path) -> None:

@@ -319,26 +319,6 @@ def test_the_manifest() -> None:
 
 
 @needs_node
-def test_the_context_of_other_files_is_bounded(tmp_path: Path) -> None:
-    code = """
-      const load = require('node:module')._load
-      require('node:module')._load = (name, ...rest) =>
-        name === 'vscode' ? { window: { tabGroups: { all: [] } } } : load(name, ...rest)
-      const { Context } = require(process.argv[1])
-      const context = new Context()
-      for (let number = 0; number < 200; number++) {
-        const path = `${process.argv[2]}/${number}`
-        require('node:fs').writeFileSync(path, `text ${number}`)
-        if (context.onDisk(path) !== `text ${number}`) throw new Error(path)
-        context.shown({ uri: path })
-        context.moved({ uri: path, offsetAt: () => number }, null)
-      }
-      console.log(JSON.stringify([context.used.length, context.offsets.size, context.read.size]))
-    """
-    assert node(code, DIRECTORY / "context.js", tmp_path) == [50, 50, 50]
-
-
-@needs_node
 def test_the_window_of_a_long_buffer_stays_while_the_user_types() -> None:
     """Otherwise no cached completion could be used beyond it."""
     code = """

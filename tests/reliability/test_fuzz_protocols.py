@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
-from lsprotocol import types as lsp
 
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.export import as_markdown
@@ -21,17 +20,14 @@ from akunu_py.completion.protocols.json_lines import (
     CancelLine,
     RequestLine,
     parse,
-    read_lines,
 )
-from akunu_py.completion.protocols.lsp import OpenDocument, StrictCodec, read_frames, well_formed
+from akunu_py.completion.protocols.lsp import read_frames
 from akunu_py.completion.request import CompletionRequest, check_request
 from akunu_py.errors import UsageError
 from tests.reliability.fuzz import (
-    NUMBERS,
     TEXTS,
     changed,
     clear,
-    damaged,
     explore,
     json_like,
     lengths,
@@ -66,74 +62,8 @@ def test_json_lines(examples: int) -> None:
     explore(lambda value: check_line(json.dumps(value).encode()), examples, changed(ASKED))
 
 
-@lengths(100)
-def test_json_lines_with_bytes_turned_over(examples: int) -> None:
-    whole = json.dumps(ASKED).encode()
-    explore(check_line, examples, damaged(whole) | st.binary(max_size=40))
-
-
-@lengths(50)
-def test_numbers_at_the_ends_of_their_types(examples: int) -> None:
-    def check(changes: dict[str, Any]) -> None:
-        check_line(json.dumps(ASKED | changes).encode())
-
-    names = ("max_tokens", "max_lines", "time_ms", "temperature")
-    explore(check, examples, st.fixed_dictionaries({}, optional=dict.fromkeys(names, NUMBERS)))
-
-
-@lengths(75)
-def test_lines_of_any_length(examples: int) -> None:
-    """Whatever comes, each line is given once, and none that is longer than the limit."""
-
-    def check(data: bytes) -> None:
-        lines = list(read_lines(io.BytesIO(data), longest=8))
-        expected = data.split(b"\n")
-        assert len(lines) == len(expected) - (expected[-1] == b"")
-        assert all(line is None or len(line) <= 8 for line in lines)
-
-    parts = st.sampled_from([b"\n", b"\r", b"a", b"12345678", b"{}"])
-    explore(check, examples, st.lists(parts, max_size=24).map(b"".join))
-
-
 def framed(body: bytes) -> bytes:
     return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
-
-
-@lengths(100)
-def test_frames_survive_garbage(examples: int) -> None:
-    """After any garbage that is no half of a frame, the next frame is read as it was sent."""
-
-    def check(data: bytes) -> None:
-        frames = list(read_frames(io.BytesIO(data + b"\n\n" + framed(b'{"last": 1}'))))
-        if b"content-length" not in data.lower():
-            assert frames[-1] == b'{"last": 1}'
-            assert all(isinstance(frame, str) for frame in frames[:-1])
-
-    pieces = st.sampled_from(
-        [b"Content-Length: 3\r\n", b"\r\n", b"X: y\r\n", b"{}", b"\xff", b": "]
-    )
-    garbage = st.lists(pieces | st.binary(max_size=8), max_size=8).map(b"".join)
-    explore(check, examples, garbage | damaged(framed(b'{"jsonrpc": "2.0"}')))
-
-
-@lengths(100)
-def test_positions_in_documents(examples: int) -> None:
-    """Any two positions, in any units, delimit a piece of the text."""
-
-    def check(case: tuple[str, list[int], str]) -> None:
-        text, (line, column, to_line, to_column), encoding = case
-        codec = StrictCodec(encoding)
-        document = OpenDocument("file:///a", well_formed(text), position_codec=codec)
-        where = lsp.Range(lsp.Position(line, column), lsp.Position(to_line, to_column))
-        assert 0 <= document.offset_at_position(where.start) <= len(document.source)
-        document.apply_change(lsp.TextDocumentContentChangePartial(text="new", range=where))
-        document.source.encode()
-
-    numbers = st.lists(st.integers(0, 2**31), min_size=4, max_size=4)
-    small = st.lists(st.integers(0, 5), min_size=4, max_size=4)
-    units = st.sampled_from(["utf-8", "utf-16", "utf-32"])
-    texts = st.text(st.sampled_from("ab\r\n\u00e9\U0001f600\ud83d\u2028\x0c"), max_size=12)
-    explore(check, examples, st.tuples(texts, small | numbers, units))
 
 
 URI = "file:///a.py"
@@ -226,16 +156,4 @@ def test_conversations(examples: int, tmp_path: Path) -> None:
             read_and_show(json.dumps(value), store)
 
     explore(check, examples, changed(whole))
-    store.close()
-
-
-@lengths(30)
-def test_conversations_with_bytes_turned_over(examples: int, tmp_path: Path) -> None:
-    store = ConversationStore.open(tmp_path / "conversations.db")
-
-    def check(data: bytes) -> None:
-        with clear():
-            read_and_show(data.decode("utf-8", "replace"), store)
-
-    explore(check, examples, damaged(as_json([branched()]).encode()))
     store.close()
