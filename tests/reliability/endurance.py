@@ -36,6 +36,7 @@ from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, LoadOptions, Message, SamplingOptions
 from tests.support.complete import complete
 from tests.support.jobs import chat_request
+from tests.support.serving import fetch, served
 from tests.support.tiny_fim import byte_level, write_model
 
 MARKERS = ("<|end|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>")
@@ -60,6 +61,9 @@ class Sample:
     threads: int
     passes: int  # since the last sample
     seconds: float  # of CPU time since the last sample
+
+
+Run = Callable[[Path, int, int], list[Sample]]  # with a model, a count of steps, and max_tokens
 
 
 class Watch:
@@ -218,13 +222,31 @@ def completions(model: Path, requests: int, tokens: int) -> list[Sample]:
     return watch.samples
 
 
+def serving(model: Path, requests: int, tokens: int) -> list[Sample]:
+    """Send requests to a server; some are invalid, some clients disconnect."""
+    watch, path = Watch(requests), "/v1/chat/completions"
+    with served(model) as server:
+        for number, prompt in enumerate(prompts(requests), 1):
+            limit = tokens if number % 3 else -9
+            body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": limit}
+            leaves = number % 4 == 0
+            asyncio.run(fetch(server.app, path, body | {"stream": leaves}, leave=lambda _: leaves))  # noqa: B023
+            watch.step(number, 1)
+    return watch.samples
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
             os.environ[variable] = directory
         model = tiny_model(Path(directory) / "tiny")
-        runs = (partial(chat, length=SHORT), 300), (chat_in_the_app, 300), (completions, 5000)
-        for run, count in ((chat, 300), *runs):  # one process: what a run leaves shows in the next
+        runs: list[tuple[Run, int]] = [
+            (chat, 300),
+            (partial(chat, length=SHORT), 300),
+            (chat_in_the_app, 300),
+        ]
+        runs += [(completions, 5000), (serving, 2000)]
+        for run, count in runs:  # in one process: what a run leaves shows in the next
             print(run, *run(model, count, 12), sep="\n", flush=True)
 
 

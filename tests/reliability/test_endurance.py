@@ -12,10 +12,12 @@ import pytest
 
 from tests.reliability.endurance import (
     CACHE_MEMORY,
+    Run,
     Sample,
     chat,
     chat_in_the_app,
     completions,
+    serving,
     tiny_model,
 )
 
@@ -67,8 +69,9 @@ def test_the_app(count: int, model: Path) -> None:
     assert samples[-1].rss - samples[1].rss < 0.6 * MEGABYTE * count + 10 * MEGABYTE
 
 
+@pytest.mark.parametrize("run", [completions, serving])
 @quick_and_long(120, 5000)
-def test_completions(count: int, model: Path) -> None:
-    samples = completions(model, count, 12)
+def test_completions_and_requests(run: Run, count: int, model: Path) -> None:
+    samples = run(model, count, 12)
     nothing_is_left(samples, CACHE * 512)
     assert samples[-1].used - samples[1].used < 4 * MEGABYTE

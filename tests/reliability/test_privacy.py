@@ -16,7 +16,7 @@ import pytest
 
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.workarounds.private_kernels import keep_kernels_private
-from tests.reliability.watched import Home, can_trace
+from tests.reliability.watched import Home
 from tests.support.chats import exchange_of
 from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture
@@ -96,20 +96,6 @@ def test_the_watch_sees_the_connection_of_a_pull(tmp_path: Path) -> None:
             time.sleep(0.05)
         os.killpg(pull.pid, signal.SIGKILL)
     assert home.attempts
-
-
-@pytest.mark.skipif(not can_trace(), reason="strace is not installed, or may not watch here")
-def test_the_watch_sees_native_code(tmp_path: Path) -> None:
-    home = Home(tmp_path)
-    home.run(
-        sys.executable,
-        "-c",
-        "import ctypes, struct; address = struct.pack('=HH', 2, 9) + bytes([127, 0, 0, 1]) + "
-        "bytes(8); c = ctypes.CDLL(None); c.connect(c.socket(2, 1, 0), address, 16)",
-    )
-    (attempt,) = home.attempts
-    assert "connect(" in attempt
-    assert "127.0.0.1" in attempt
 
 
 def mode(path: Path) -> str:

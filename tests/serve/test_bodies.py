@@ -265,7 +265,6 @@ UNREADABLE = ": this model reads text only]"
 PARTS: list[tuple[dict[str, Any], str]] = [
     ({"type": "image", "source": SOURCE}, "[image, 84 kB"),
     ({"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}, "[image"),
-    ({"type": "image"}, "[image"),
     ({"type": "document", "title": "a\nb.pdf", "source": SOURCE}, "[document a⏎b.pdf, 84 kB"),
     ({"type": "image_url", "image_url": {"url": URL}}, "[image, 84 kB"),
     ({"type": "image_url", "image_url": {"url": "https://x/a,b.png"}}, "[image"),

@@ -16,15 +16,11 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from akunu_py.completion.completer import Completer
-from akunu_py.completion.request import CompleteOptions, CompletionRequest
-from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules
 from akunu_py.serve.http.model_pool import ModelPool
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import DraftMode, Message
-from tests.support.complete import complete
 from tests.support.dialects import (
     DIALECTS,
     WITH_ROLES,
@@ -147,20 +143,6 @@ async def test_late_system_messages_join_turns_and_keep_the_prompt_cached(
         before = reply.prompt - 1
 
 
-async def test_a_turn_in_another_dialect_prefills_only_new_tokens(tiny: Served) -> None:
-    long = "a tale of many words " * 20
-    turns: list[dict[str, Any]] = [{"role": "user", "content": long}]
-    body: dict[str, Any] = {"model": "alias", "max_tokens": 16, "messages": turns}
-    first = DIALECTS["messages"].parse(await fetch(tiny.app, "/v1/messages", body))
-    turns += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "b"}]
-    for name, expected in (("chat", len(long)), ("responses", 0)):
-        key = "input" if name == "responses" else "messages"
-        reply = await fetch(tiny.app, DIALECTS[name].path, {"model": "alias", key: turns})
-        data = DIALECTS[name].parse(reply)
-        assert data.cached >= (expected or data.prompt - 1)
-        assert data.prompt - data.cached < len(first.text) + 60
-
-
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
 SCHEMA |= {"additionalProperties": False}
 FORM = {"type": "json_schema", "schema": SCHEMA}
@@ -274,32 +256,18 @@ async def test_options_of_ollama(tiny: Served) -> None:
 async def test_infill_ends_at_stop_texts_and_limits(tiny: Served, stream: bool) -> None:
     """The time limit applies once the completion has a line break."""
 
-    def completed(engine: Engine) -> tuple[str, str]:
-        """Return a prefix with a long completion, and the completion."""
-        completer = Completer(engine, CompleteOptions(draft="off"))
-        rng = random.Random(1)
-        for _ in range(300):
-            prefix = "".join(rng.choices("ab(\n", k=9))
-            request = CompletionRequest(f"def f({prefix}", "", max_tokens=24)
-            if len(text := complete(completer, request).text) > 3:
-                return prefix, text
-        raise AssertionError("every completion is short")
-
-    prompt, expected = tiny.in_thread(completed)
-    fields = {"input_prefix": "def f(", "prompt": prompt, "stream": stream}
-
     async def infill(**more: Any) -> ReplyData:
-        body = {**fields, "n_predict": 24, **more}
+        body = {"input_prefix": "def f(", "n_predict": 24, "stream": stream, **more}
         return DIALECTS["infill"].parse(await fetch(tiny.app, "/infill", body))
 
-    assert (await infill()).text == expected
+    rng, expected = random.Random(1), ""
+    while len(expected) < 4 or "\n" in expected:
+        prompt = "".join(rng.choices("ab(\n", k=9))
+        expected = (await infill(prompt=prompt)).text
     stop = expected[2:4]
-    ended = await infill(stop=[stop, ""])
+    ended = await infill(prompt=prompt, stop=[stop, ""])
     assert (ended.text, ended.reason) == (expected[: expected.index(stop)], "word")
-    if "\n" not in expected:
-        assert (await infill(t_max_predict_ms=0)).text == expected
-    sampled = {"temperature": 1.0, "top_k": -1, "seed": 5}
-    assert (await infill(**sampled)).prompt == (await infill(**sampled, n_predict=2)).prompt
+    assert (await infill(prompt=prompt, t_max_predict_ms=0)).text == expected
     nothing = await infill(n_predict=0, input_prefix="class A")
     assert (nothing.text, nothing.generated) == ("", 0)
 

@@ -27,12 +27,10 @@ from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.http.server import ServeOptions
-from akunu_py.serve.own.client import matching_server
-from akunu_py.serve.own.discovery import RunningServer, announce
 from akunu_py.settings import ServeSettings, serve_settings, settings_file
-from akunu_py.types import GenerateOptions, LoadOptions
+from akunu_py.types import GenerateOptions
 from tests.support.dialects import DIALECTS, DialectRequest
-from tests.support.serving import Reply, at_a_socket, fetch, write_served_model
+from tests.support.serving import Reply, fetch, write_served_model
 from tests.support.tiny import write_tiny_llama
 
 CLIENTS = {DIALECTS[name].path: DIALECTS[name] for name in ("chat", "messages", "completions")}
@@ -313,20 +311,6 @@ async def test_unknown_names_are_answered_by_the_first_model(
         assert reply.status == 404
         assert "serves a, b, not 'gpt-9'" in reply.json()["error"]["message"]
         assert text_of(path, await fetch(strict, path, body_of(path, "b")))[0] == "b"
-
-
-def test_our_own_clients_use_any_of_the_models(directories: list[Path]) -> None:
-    token = "a token of this test"
-    with pool_of(directories[:2]) as pool:
-        app = create_app(OPTIONS.backend(pool, RequestRecords()), AccessRules(token=token))
-        paths = {path.name: str(path) for path in directories[:2]}
-        with at_a_socket(app) as url, announce(RunningServer(url, token, paths)):
-            for path in directories[:2]:
-                found = matching_server(path, LoadOptions())
-                assert found is not None
-                assert found[1].name == path.name
-            assert matching_server(directories[2], LoadOptions()) is None
-        assert [model.loads for model in pool.models] == [1, 1]
 
 
 def test_wrong_lists_are_named(directories: list[Path], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import itertools
 import random
 import threading
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,6 @@ from tests.support.serving import Served, fetch, served, write_served_model
 pytestmark = pytest.mark.usefixtures("own_directories", "kept")
 
 CHUNK = 256  # tokens of a prompt
-# Few heads: a CPU spends most of the time of 16,000 tokens in attention.
 KINDS = {"llama": {"num_attention_heads": 1, "num_key_value_heads": 1}, "qwen3_next": {}}
 ANSWER = 12
 MORE = "And what came of that?"
@@ -133,62 +132,8 @@ def save(model: Served) -> None:
     assert saved.wait(60)
 
 
-@dataclass
-class Conversation:
-    """A growing conversation."""
-
-    dialect: DialectClient
-    turns: tuple[str, ...]
-    known: int = 0  # tokens prefilled or generated so far
-
-    @property
-    def request(self) -> DialectRequest:
-        return DialectRequest(self.turns, ANSWER)
-
-    async def next_turn(self, model: Served) -> tuple[int, int]:
-        """Send the next turn; return the tokens of its prompt, and how many were prefilled."""
-        reply = await send(model, self.dialect, self.request)
-        self.turns = (*self.turns, reply.text, MORE)
-        self.known = reply.prompt + ANSWER
-        return reply.prompt, reply.prompt - reply.cached
-
-
-def text(length: int, seed: int) -> str:
-    return "".join(random.Random(seed).choices("abcdefgh .", k=length))
-
-
-async def check_turns(
-    name: str, kind: str, length: int, directory: Path
-) -> dict[str, tuple[int, int]]:
-    """Check turns about a text of `length` tokens; return the counts of each turn."""
-    dialect, session = DIALECTS[name], partial(session_of, kind)
-    conversation, other = (
-        Conversation(dialect, (text(length, 1),)),
-        Conversation(dialect, (text(600, 2),)),
-    )
-    counts: dict[str, tuple[int, int]] = {}
-
-    async def turn(model: Served, when: str) -> None:
-        known = conversation.known
-        counts[when] = prompt, new_tokens = await conversation.next_turn(model)
-        # The last token of an answer is not in the cache yet.
-        assert new_tokens == prompt - known + 1, (when, counts)
-        assert new_tokens < 60
-
-    with served(directory, session=session) as model:
-        prefilled = await disconnect_after(model, dialect, conversation.request, length // 2)
-        counts["sent again"] = prompt, new_tokens = await conversation.next_turn(model)
-        assert new_tokens <= prompt - prefilled < prompt <= length + 60
-        await turn(model, "second turn")
-        await disconnect_after(model, dialect, other.request, 300)
-        await turn(model, "after another client disconnected")
-        save(model)
-    with served(directory, session=session) as model:
-        await turn(model, "after a restart")
-        if length <= 2000:  # longer ones take a minute on a CPU
-            last = replace(conversation.request, turns=conversation.turns[:-2])
-            assert conversation.turns[-2] == model.in_thread(partial(dialect.expected, last)).text
-    return counts
+def request_of(*turns: str) -> DialectRequest:
+    return DialectRequest(turns, ANSWER)
 
 
 @pytest.mark.long
@@ -196,10 +141,29 @@ async def check_turns(
     ("name", "kind"), [*zip(CONVERSATIONS, itertools.cycle(["qwen3_next", "llama"]), strict=False)]
 )
 async def test_turn_prefills_only_new_tokens(name: str, kind: str, directory: Path) -> None:
-    await check_turns(name, kind, 700, directory)
+    dialect, session = DIALECTS[name], partial(session_of, kind)
+    text = "".join(random.Random(1).choices("abcdefgh .", k=700))
+    turns, known = (text,), 0
 
+    async def send_turn(model: Served) -> tuple[int, int]:
+        """Send the next turn; return the tokens of its prompt, and how many were prefilled."""
+        nonlocal turns, known
+        reply = await send(model, dialect, request_of(*turns))
+        new_tokens = reply.prompt - reply.cached
+        # The last token of an answer is not in the cache yet.
+        assert not known or new_tokens == reply.prompt - known + 1 < 60
+        turns, known = (*turns, reply.text, MORE), reply.prompt + ANSWER
+        return reply.prompt, new_tokens
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-async def test_turn_of_16000_tokens_prefills_only_new_tokens(kind: str, directory: Path) -> None:
-    print(kind, await check_turns("chat", kind, 16_000, directory))  # shown with -rP
+    with served(directory, session=session) as model:
+        prefilled = await disconnect_after(model, dialect, request_of(text), 350)
+        prompt, new_tokens = await send_turn(model)
+        assert new_tokens <= prompt - prefilled < prompt <= 760
+        await send_turn(model)
+        await disconnect_after(model, dialect, request_of(text[::-1]), 300)
+        await send_turn(model)
+        save(model)
+    with served(directory, session=session) as model:
+        await send_turn(model)  # after a restart
+        last = model.in_thread(partial(dialect.expected, request_of(*turns[:-2])))
+        assert turns[-2] == last.text
