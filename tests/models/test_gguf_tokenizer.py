@@ -228,12 +228,6 @@ def test_an_end_of_turn_token_ends_answers_too(tmp_path: Path) -> None:
     assert loaded.eos_token_ids == {0, 2}
 
 
-def test_digits_are_split_one_by_one_and_merges_are_ranked(tmp_path: Path) -> None:
-    plan_import(write_tiny(tmp_path / "tiny.gguf")).write(directory := _directory(tmp_path))
-    encoded = Tokenizer.from_file(str(directory / "tokenizer.json")).encode("a the 123 ing")
-    assert encoded.tokens == ["a", "Ġthe", "Ġ", "1", "2", "3", "Ġ", "ing"]
-
-
 def _directory(tmp_path: Path) -> Path:
     directory = tmp_path / "model"
     directory.mkdir()

@@ -9,11 +9,9 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 from huggingface_hub import constants
@@ -22,7 +20,6 @@ from akunu_py.errors import Cancelled, FetchError
 from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import pull
 from akunu_py.models.store import model_store
-from akunu_py.models.store.hub_cache import CachedRepository
 from akunu_py.models.store.progress import Progress
 from tests.support.command import run_here
 from tests.support.hub_home import NAME, WEIGHTS, everything, partials
@@ -84,21 +81,6 @@ def test_xet_is_used_where_the_repository_has_it(server: Hub, tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_a_file_of_xet_that_was_cut_off_is_completed_by_http(
-    server: Hub, home: Path, tmp_path: Path
-) -> None:
-    _upload_to_xet(server, tmp_path)
-    with pull_module.Hub(lambda *_: None) as hub:
-        model = hub.look_up(REPOSITORY, None)
-    (weights,) = [file for file in model.files if file.name == WEIGHTS]
-    partial = CachedRepository(REPOSITORY).partial_path(weights)
-    partial.parent.mkdir(parents=True)
-    partial.write_bytes(server.files[WEIGHTS][:5000])
-    model_store.verify(pull(REPOSITORY))
-    assert server.asked(WEIGHTS) == ["bytes=5000-"]
-
-
-@pytest.mark.long
 def test_xet_that_fails_is_one_line(
     server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,31 +103,6 @@ def _upload_to_xet(server: Hub, tmp_path: Path) -> None:
     ) as commit:
         upload = commit.start_upload_bytes(server.files[WEIGHTS], name=WEIGHTS)
     server.xet[WEIGHTS] = upload.result().xet_info.hash
-
-
-@pytest.mark.long
-def test_cancelling_keeps_partial_files(server: Hub, home: Path) -> None:
-    server.faults[WEIGHTS].append(Fault(pause=0.02))
-    seen: list[Progress] = []
-
-    def cancelled() -> bool:
-        return any(p.phase == "download" and p.share > 0.5 for p in seen)
-
-    thread_error: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            pull(REPOSITORY, seen.append, cancelled)
-        except Cancelled as error:
-            thread_error.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(60)
-    assert [error.exit_code for error in thread_error if isinstance(error, Cancelled)] == [130]
-    assert len(partials(home)) == 1
-    assert model_store.list_models() == []
-    assert pull(REPOSITORY)
 
 
 @pytest.mark.long
@@ -229,22 +186,6 @@ def test_hub_that_ignores_ranges_and_cuts_at_the_same_place_is_given_up(
     server.faults.clear()
     assert pull(REPOSITORY)
     assert server.asked(WEIGHTS)[-1] == "bytes=30000-"
-
-
-@pytest.mark.long
-def test_stalled_listing_is_given_up(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    def trickle(out: BinaryIO) -> None:
-        out.write(b"HTTP/1.1 200 X\r\n\r\n")
-        while True:
-            out.write(b" ")
-            time.sleep(0.02)
-
-    monkeypatch.setattr(pull_module, "_STALLED_S", 0.5)
-    monkeypatch.setattr(pull_module, "_ATTEMPTS", 2)
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.4)
-    server.faults["api"].extend([Fault(raw=trickle)] * 6)
-    with pytest.raises(FetchError, match="stalled"):
-        pull(REPOSITORY)
 
 
 def test_a_worker_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
