@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 
 from akunu_py.models.store import model_store
-from tests.reliability import concurrency, faults_chat, faults_writers
+from tests.reliability import faults_chat, faults_writers
 from tests.reliability import faults_commands as faults
 from tests.reliability.faults import Home, Outcome, why_no_small_disk
 from tests.reliability.faults_commands import CHATS, HARMS, LIST, RUN, SIGNALS
@@ -73,7 +73,6 @@ def sources(directory: Path, starter: Path, seed: int) -> dict[str, tuple[Source
         "signals": (_signals, 3),
         "chats": (_chats, 2),
         "files": (_files, 4),
-        "migrations": (_migrations, 1),
         "writers": (_writers, 6),
         "caches": (_caches, 2),
     }
@@ -160,16 +159,9 @@ def _permissions(home: Home, random: Random) -> Source:
             yield faults.forbidden(home, path, random.choice([0o000, 0o500, 0o400]), command)
 
 
-def _migrations(home: Home, random: Random) -> Source:
-    while True:
-        yield concurrency.migrate_together(home)
-        yield concurrency.kill_migration(home, random.uniform(0.1, 0.8))
-
-
 def _writers(home: Home, random: Random) -> Source:
     while True:
-        yield faults_writers.killed("store", home.directory / "store", random)
-        yield faults_writers.killed("answers", home.directory / "answers", random)
+        yield faults_writers.killed("answers", home.directory / "answers", random, 2)
 
 
 def _caches(home: Home, random: Random) -> Source:

@@ -32,7 +32,6 @@ from tests.reliability.faults import (
     stop_and_go,
 )
 from tests.support.chats import exchange_of
-from tests.support.hub_server import REPOSITORY, Fault, Hub, running
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _DEADLY = {-int(number) for number in SIGNALS} | {0, 130}
@@ -197,37 +196,6 @@ def reader_gone(home: Home, command: Command, seconds: float) -> Outcome:
 
     moment = f"after {seconds:.2f} s"
     return strike(home, command, "output closed", moment, {0}, during=close, restart=False)
-
-
-# Networks
-
-
-def pull_of(hub: Hub) -> Command:
-    return Command(
-        "models pull",
-        ("models", "pull", REPOSITORY, "--name", "pulled"),
-        answers=lambda done: "pulled is ready" in done.err,
-        undo=("models", "rm", "pulled", "--yes", "--hub-files"),
-    )
-
-
-@contextmanager
-def local_hub(home: Home, files: dict[str, bytes]) -> Iterator[Hub]:
-    """Run a hub for the commands of `home`."""
-    with running(dict(files)) as hub, changed(home, HF_ENDPOINT=hub.url):
-        yield hub
-
-
-@contextmanager
-def changed(home: Home, **variables: str) -> Iterator[None]:
-    before, home.changes = home.changes, home.changes | variables
-    yield
-    home.changes = before
-
-
-def slowly(hub: Hub, seconds: float) -> list[Fault]:
-    """Return faults that make a pull take some seconds."""
-    return [Fault(pause=seconds * 1000 / len(hub.files["model.safetensors"]))]
 
 
 # Altered files

@@ -1,7 +1,7 @@
 """Processes that only write, and are killed at any moment of a write.
 
-`python -m tests.reliability.faults_writers store|answers|caches DIRECTORY` is such a process. It
-writes conversations, the answer cache or prompt caches, and prints what is safe on disk.
+`python -m tests.reliability.faults_writers answers|caches DIRECTORY` is such a process. It
+writes the answer cache or prompt caches, and prints what is safe on disk.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from pathlib import Path
 from random import Random
 
 from akunu_py import paths
-from akunu_py.chats.conversation_store import ConversationStore
-from akunu_py.chats.tree import ChatMessage
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
@@ -64,34 +62,13 @@ def killed(part: str, directory: Path, random: Random, writers: int = 1) -> Outc
         done = finished(process)
         outcome.check(done.code == -signal.SIGKILL, f"it had ended already: {done.err[-500:]}")
         safe += done.out.split()
-    if part == "store":
-        check_store(directory, safe, outcome)
-    elif part == "answers":
+    if part == "answers":
         grown, expected = saved_tokens(outcome) - before, len(safe) * (ANSWER + 1)
         outcome.check(grown >= expected, f"{grown} tokens are there, {expected} were safe")
     else:
         check_caches(tiny(directory), outcome, set(safe))
     outcome.word = f"{len(safe)} writes were safe"
     return outcome
-
-
-def check_store(directory: Path, safe: list[str], outcome: Outcome) -> None:
-    store = ConversationStore.open(directory / "conversations.db")
-    outcome.check(not store.warnings, f"warnings: {store.warnings}")
-    found = {message.id for info in store.list() for message in store.load(info.id).messages}
-    hits = {found.info.id for found in store.search("walrus")}
-    outcome.check(len(hits) == len(store.list()), "the index lacks conversations")
-    store.close()
-    missing = [name for name in safe if name not in found]
-    outcome.check(not missing, f"{len(missing)} of {len(safe)} messages are lost: {missing[:5]}")
-
-
-def write_messages(directory: Path) -> Iterator[str]:
-    store = ConversationStore.open(directory / "conversations.db")
-    for number in range(1 << 30):
-        message = ChatMessage("user", f"a walrus, number {number}", None)
-        store.save(f"{os.getpid()}-{number // 6}", message)
-        yield message.id
 
 
 def answers() -> LearnedState:
@@ -184,7 +161,7 @@ def full(directory: Path, random: Random) -> Outcome:
     return outcome
 
 
-WRITERS = {"store": write_messages, "answers": write_answers, "caches": write_caches}
+WRITERS = {"answers": write_answers, "caches": write_caches}
 
 if __name__ == "__main__":
     for safe in WRITERS[sys.argv[1]](Path(sys.argv[2])):

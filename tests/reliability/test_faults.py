@@ -20,12 +20,12 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import DamagedModel
 from akunu_py.models.store.model_store import StoredModel
 from tests.reliability import __main__ as all_faults
-from tests.reliability import concurrency, faults_chat, faults_commands, faults_writers
+from tests.reliability import faults_chat, faults_commands, faults_writers
 from tests.reliability.faults import Home, Outcome, stop_and_go, why_no_small_disk
 from tests.reliability.faults_commands import CHATS, HARMS, LIST, RUN
 from tests.support.slow import slow
 from tests.support.terminal import needs_tmux
-from tests.support.tiny_model import tiny_directory, tiny_files
+from tests.support.tiny_model import tiny_directory
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_tokenizer_that_lacks_a_field_is_refused(tiny: Path, tmp_path: Path) -> 
         Engine.load(model)
 
 
-@pytest.mark.parametrize(("part", "writers"), [("store", 1), ("answers", 1), ("caches", 2)])
+@pytest.mark.parametrize(("part", "writers"), [("answers", 2), ("caches", 2)])
 def test_killed_writers_lose_nothing_that_was_safe(part: str, writers: int, writing: Path) -> None:
     random = Random(1)
     for _ in range(1 if part == "caches" else 2):
@@ -128,25 +128,9 @@ def test_chat_whose_terminal_is_closed_is_saved(home: Home) -> None:
     good(faults_chat.hurt(home, "terminal closed", "while answering", Random(1), 1))
 
 
-def test_two_pulls_of_one_model(home: Home, tmp_path: Path) -> None:
-    good(concurrency.pull_twice(home, tiny_files(tmp_path)))
-
-
-def test_readers_during_a_migration(home: Home) -> None:
-    good(concurrency.migrate_together(home))
-
-
-def test_killed_migration_is_completed(home: Home) -> None:
-    good(concurrency.kill_migration(home, 0.4))
-
-
-def test_writers_of_one_answer_cache(tmp_path: Path) -> None:
-    good(concurrency.add_answers_together(tmp_path, processes=3, answers=15))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("source", ["signals", "chats", "files", "migrations", "writers"])
+@pytest.mark.parametrize("source", ["signals", "chats", "files", "writers"])
 def test_minutes_of(source: str, tmp_path: Path, starter: StoredModel) -> None:
     good(*all_faults.strikes(tmp_path, 2, 90, source))
 
