@@ -15,7 +15,6 @@ from akunu_py.errors import (
     AkunuError,
     DamagedModel,
     FetchError,
-    StoreError,
     UnknownModel,
     UnsupportedModel,
     UsageError,
@@ -58,20 +57,6 @@ def test_a_pull_makes_a_model_that_runs(server: Hub, home: Path) -> None:
     assert cleanup.unfinished_pulls() == []
 
 
-def test_the_cache_layout_is_the_librarys(server: Hub, home: Path) -> None:
-    from huggingface_hub import scan_cache_dir, snapshot_download, try_to_load_from_cache
-
-    model = pull(REPOSITORY)
-    assert (model.path / WEIGHTS).is_symlink()
-    info = scan_cache_dir(home / "hub")
-    assert not info.warnings
-    assert [repository.repo_id for repository in info.repos] == [REPOSITORY]
-    found = try_to_load_from_cache(REPOSITORY, WEIGHTS, cache_dir=home / "hub")
-    assert Path(str(found)).read_bytes() == server.files[WEIGHTS]
-    directory = snapshot_download(REPOSITORY, cache_dir=home / "hub", local_files_only=True)
-    assert Path(directory).name == server.commit
-
-
 def test_files_that_the_library_fetched_are_used(server: Hub, home: Path) -> None:
     from huggingface_hub import snapshot_download
 
@@ -102,12 +87,6 @@ def test_transient_faults_are_retried(server: Hub, faults: list[Fault]) -> None:
     server.faults[WEIGHTS].extend(faults)
     model_store.verify(pull(REPOSITORY))
     assert not server.faults[WEIGHTS]
-
-
-def test_a_busy_listing_is_retried(server: Hub) -> None:
-    server.faults["api"].extend([Fault(status=500), Fault(status=429)])
-    assert pull(REPOSITORY)
-    assert len(server.asked("api")) == 3
 
 
 def stop_in_the_weights(server: Hub, home: Path) -> Path:
@@ -278,14 +257,6 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FetchError, match=r"127\.0\.0\.1:9 does not answer.*network") as caught:
         pull(REPOSITORY)
     assert "\n" not in str(caught.value)
-
-
-def test_too_little_space(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage("/")._replace(free=70_000_000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    monkeypatch.setattr(pull_module, "_RESERVE", 70_000_000)
-    with pytest.raises(StoreError, match="HF_HOME"):
-        pull(REPOSITORY)
 
 
 def test_files_that_vanish_from_the_cache(server: Hub, home: Path) -> None:

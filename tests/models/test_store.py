@@ -266,14 +266,6 @@ def test_links_in_the_store_are_not_followed_to_write(root: Path, tmp_path: Path
     assert target.is_dir()
 
 
-@pytest.mark.parametrize("name", ["akunu.json", "model.safetensors", "config.json"])
-def test_endless_files_are_rejected(name: str, root: Path) -> None:
-    path = add("a").path / name
-    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
-        path.unlink()
-        make(path)
-        with pytest.raises(DamagedModel):
-            model_store.verify(model_store.get("a"))
 
 
 def test_usage_is_recorded_where_possible(root: Path) -> None:

@@ -77,17 +77,9 @@ def sources(directory: Path, starter: Path, seed: int) -> dict[str, tuple[Source
         "caches": (_caches, 2),
     }
     if why := why_no_small_disk():
-        print(f"left out: full disks and permissions: {why}")
+        print(f"left out: full disks: {why}")
     else:
-        made["permissions"] = _permissions, 2
-        made["disk"] = (
-            lambda home, random: faults.disk_full(home.directory / "disk", starter, 150, random),
-            1,
-        )
-        made["full chats"] = (
-            lambda home, random: _full_chats(home.directory / "disk", starter),
-            1,
-        )
+        made["full chats"] = (lambda home, _: _full_chats(home.directory / "disk", starter), 1)
     return {
         name: (make(Home(directory / name, starter), Random(f"{seed} {name}")), turns)
         for name, (make, turns) in made.items()
@@ -138,25 +130,6 @@ def _files(home: Home, random: Random) -> Source:
             path = random.choice(sorted(path for path in root.rglob("*") if path.is_file()))
             command = RUN if where == "cache" else random.choice((RUN, LIST))
         yield faults.altered(home, path, random.choice([*HARMS]), random, command)
-
-
-def _permissions(home: Home, random: Random) -> Source:
-    faults.keep_conversations(home, 3)
-    home.run(RUN)
-    for path in (home.models / "starter").iterdir():
-        home.own_copy(path)
-    home.belongs_to_nobody()
-    for number in itertools.count(1):
-        if number % 5 == 1:
-            yield _tried(partial(faults_chat.forbidden, home, number), "permissions revoked")
-        command = CHATS if random.random() < 0.3 else RUN
-        roots = (home.data, home.cache, home.config)
-        there = sorted(path for root in roots for path in (root, *root.rglob("*")))
-        path = random.choice([p for p in there if p.exists() and not p.is_symlink()])
-        if random.random() < 0.3:
-            yield faults.forbidden(home, path, 0, command, random.uniform(0, 4))
-        else:
-            yield faults.forbidden(home, path, random.choice([0o000, 0o500, 0o400]), command)
 
 
 def _writers(home: Home, random: Random) -> Source:

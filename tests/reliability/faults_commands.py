@@ -1,4 +1,4 @@
-"""Faults that strike commands: signals, full disks, permissions, altered files.
+"""Faults that strike commands: signals, altered files.
 
 `strike` is the one driver. It runs a command under a fault, then checks what must still hold: the
 exit code and last line, every byte of the store, no leftovers, and the same command undisturbed.
@@ -6,14 +6,13 @@ exit code and last line, every byte of the store, no leftovers, and the same com
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from random import Random
@@ -26,9 +25,7 @@ from tests.reliability.faults import (
     Outcome,
     after,
     check_store,
-    fill,
     finished,
-    small_disk,
     stop_and_go,
 )
 from tests.support.chats import exchange_of
@@ -267,56 +264,3 @@ def altered(home: Home, path: Path, harm: str, random: Random, command: Command)
 
     where = str(path.relative_to(home.directory))
     return strike(home, command, f"file {harm}", where, {0, 1, 2}, around=restored(), judge=judge)
-
-
-# Disks and permissions
-
-
-def disk_full(
-    directory: Path, starter: Path, megabytes: int, random: Random
-) -> Generator[Outcome, None, None]:
-    """Fill the disk before or during commands; afterwards there is room again."""
-
-    @contextmanager
-    def filled(left: int) -> Iterator[None]:
-        filler = fill(directory)
-        os.truncate(filler, max(0, filler.stat().st_size - left))
-        yield
-        filler.unlink()
-
-    with small_disk(directory, megabytes):
-        home = Home(directory / "home", starter, link=True)
-        keep_conversations(home, 3)
-        known = commands(home)
-        wanted = [known[name] for name in ("run", "run --prompt-cache", "models import")]
-        while True:
-            command = random.choice([*wanted, CHATS])
-            left = random.choice([0, random.randrange(1, 200_000), random.randrange(1, 90 << 20)])
-            moment = f"{left:,} bytes are left"
-            yield strike(home, command, "disk full", moment, {0, 1}, around=filled(left))
-
-
-def forbidden(
-    home: Home, path: Path, mode: int, command: Command, seconds: float | None = None
-) -> Outcome:
-    """Revoke permissions of a file or directory, from the start or `seconds` after it."""
-    where = f"{path.relative_to(home.directory)} {mode:03o}"
-    before = path.stat().st_mode & 0o777
-
-    def revoke(process: subprocess.Popen[bytes] | None = None) -> None:
-        if process is not None and seconds is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(seconds)
-        path.chmod(mode)
-
-    @contextmanager
-    def given_back() -> Iterator[None]:
-        if seconds is None:
-            revoke()
-        yield
-        path.chmod(before)
-
-    moment = where if seconds is None else f"{where} after {seconds:.1f} s"
-    return strike(
-        home, command, "permissions revoked", moment, {0, 1, 2}, during=revoke, around=given_back()
-    )

@@ -5,7 +5,6 @@ A few of the faults that `python -m tests.reliability` injects by the hundred; t
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +15,6 @@ from random import Random
 
 import pytest
 
-from akunu_py.decoding.model.engine import Engine
-from akunu_py.errors import DamagedModel
 from akunu_py.models.store.model_store import StoredModel
 from tests.reliability import __main__ as all_faults
 from tests.reliability import faults_chat, faults_commands, faults_writers
@@ -84,15 +81,6 @@ def test_altered_model_is_listed_and_found_by_verify(home: Home, name: str) -> N
     good(faults_commands.altered(home, path, random.choice([*HARMS]), random, LIST))
 
 
-def test_tokenizer_that_lacks_a_field_is_refused(tiny: Path, tmp_path: Path) -> None:
-    """The tokenizers library raises a plain Exception, and writes the unknown name to stdout."""
-    model = shutil.copytree(tiny, tmp_path / "model")
-    path = model / "tokenizer.json"
-    path.write_bytes(path.read_bytes().replace(b'"normalized"', b'"xormalized"', 1))
-    with pytest.raises(DamagedModel, match=r"xormalized.*akunu models rm, akunu models pull"):
-        Engine.load(model)
-
-
 @pytest.mark.parametrize(("part", "writers"), [("answers", 2), ("caches", 2)])
 def test_killed_writers_lose_nothing_that_was_safe(part: str, writers: int, writing: Path) -> None:
     random = Random(1)
@@ -138,8 +126,6 @@ def test_minutes_of(source: str, tmp_path: Path, starter: StoredModel) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(bool(why_no_small_disk()), reason=why_no_small_disk() or "it can be done")
-@pytest.mark.parametrize("source", ["permissions", "disk", "full chats"])
-def test_minutes_as_administrator(source: str, starter: StoredModel) -> None:
+def test_minutes_of_full_disks(starter: StoredModel) -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        Path(directory).chmod(0o755)  # another user must get there
-        good(*all_faults.strikes(Path(directory), 2, 90, source))
+        good(*all_faults.strikes(Path(directory), 2, 90, "full chats"))
