@@ -195,15 +195,6 @@ def test_pickle_code_and_escaping_names_are_refused(server: Hub, home: Path) -> 
     assert server.asked(WEIGHTS) == []
 
 
-def test_pointers_to_code_are_left_out_of_our_copy(server: Hub) -> None:
-    config = json.loads(server.files["config.json"]) | {"auto_map": {"AutoModel": "x.Evil"}}
-    server.files["config.json"] = json.dumps(config).encode()
-    model = pull(REPOSITORY)
-    assert "auto_map" not in json.loads((model.path / "config.json").read_text())
-    assert not (model.path / "modeling_tiny.py").exists()
-    model_store.verify(model)
-
-
 def test_repository_names() -> None:
     assert hub_cache.parse_reference("a/b") == ("a/b", None)
     assert hub_cache.parse_reference("a-b.c/d_e@refs/pr/1") == ("a-b.c/d_e", "refs/pr/1")

@@ -95,8 +95,6 @@ def _signals(home: Home, random: Random) -> Source:
         what = random.randrange(6)
         if what == 0:
             yield faults.suspended(home, command, moment)
-        elif what == 1 and command.name in ("run", "complete"):
-            yield faults.reader_gone(home, command, moment)
         else:
             yield faults.signalled(home, command, random.choice(SIGNALS), moment)
 

@@ -182,19 +182,6 @@ def suspended(home: Home, command: Command, seconds: float) -> Outcome:
     )
 
 
-def reader_gone(home: Home, command: Command, seconds: float) -> Outcome:
-    """Close the output, like `| head -1`."""
-
-    def close(process: subprocess.Popen[bytes]) -> None:
-        after(process, seconds)
-        assert process.stdout is not None
-        process.stdout.close()
-        process.stdout = None
-
-    moment = f"after {seconds:.2f} s"
-    return strike(home, command, "output closed", moment, {0}, during=close, restart=False)
-
-
 # Altered files
 
 

@@ -26,7 +26,6 @@ from akunu_py.bench import trace
 from akunu_py.bench.result import CHECK_FORMAT, Result, load_result, load_results
 from akunu_py.bench.trace import load_trace
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.models.gguf.convert import plan_import
@@ -169,45 +168,6 @@ def open_gguf(path: Path) -> None:
         plan_import(path).write(Path(target))
 
 
-def learned_state(directory: Path) -> LearnedState:
-    return LearnedState(directory / "model", "tokenizer", "layout", answer_cache=True)
-
-
-def make_learned(ending: str) -> Callable[[Path], Path]:
-    """Write an answer cache, its journal, learned costs and a lock; return one of them."""
-
-    def make(directory: Path) -> Path:
-        learned = learned_state(directory)
-        for _ in range(3):
-            learned.add_answer([1, 2, 3, 4, 5, 1, 2, 3, 6])
-        learned.curve.observe(1, 0.01, 10)
-        learned.curve.observe(5, 0.02, 10)
-        learned.close()
-        (journal,) = learned.directory.glob("memory-*.journal")
-        assert learned.answer_cache is not None
-        journal.with_suffix("").write_bytes(learned.answer_cache.dump())
-        files = {path.suffix or path.name[:4]: path for path in learned.directory.iterdir()}
-        return files[ending]
-
-    return make
-
-
-def open_learned(path: Path) -> list[str]:
-    """Use the learned state; return the warnings."""
-    learned = learned_state(next(p for p in path.parents if p.name == "cache").parent)
-    assert all(0 < cost < float("inf") for cost in learned.curve.table(100))
-    assert learned.answer_cache is not None
-    learned.answer_cache.lookup([1, 2, 3])
-    learned.add_answer([7, 8, 9, 7])
-    learned.curve.observe(1, 0.02, 10)
-    learned.close()
-    assert learned.answer_cache.lookup([7, 8]) is not None
-    assert all(len(warning.splitlines()) == 1 for warning in learned.warnings)
-    for aside in learned.directory.glob("*.damaged"):
-        aside.rmdir() if aside.is_dir() and not aside.is_symlink() else aside.unlink()
-    return learned.warnings
-
-
 def quiet(load: Callable[[Path], object]) -> Callable[[Path], None]:
     def open_(path: Path) -> None:
         load(path)
@@ -233,11 +193,6 @@ CASES = {
     "manifest": Case(
         json_file(FILE_NAME, MANIFEST), quiet(lambda path: read_manifest(path.parent)), 100
     ),
-    "learned costs": Case(make_learned(".json"), open_learned, 75, refuses=False),
-    "journal": Case(make_learned(".journal"), open_learned, 30, refuses=False),
-    # The rest of an answer cache is 14 MB of zeros.
-    "answer cache": Case(make_learned("memo"), open_learned, 30, lambda path: 200, refuses=False),
-    "lock": Case(make_learned("lock"), open_learned, 1, refuses=False),
     "safetensors": Case(
         make_safetensors, open_safetensors, 100, length_of_header, special=False, messages=2
     ),
@@ -338,15 +293,12 @@ def test_special_files_are_not_followed(name: str, kind: str, tmp_path: Path) ->
         os.truncate(path, 20 << 30)
     else:
         path.symlink_to({"device": Path("/dev/zero"), "link": precious}.get(kind, nothing))
-    warnings: list[str] | None = None
     with clear() as errors:
-        warnings = case.open(path)
+        case.open(path)
     assert precious.read_text() == "mine"
     assert not nothing.exists() or name == "settings"  # which may be a link of the user
     if kind in ("pipe", "device", "holes"):
         assert bool(errors) == (case.refuses is not False)
-    if case.open is open_learned and name != "lock":
-        assert warnings or kind == "nothing"
 
 
 def test_settings_that_are_saved_come_back() -> None:

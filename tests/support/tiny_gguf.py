@@ -60,9 +60,7 @@ class Tiny:
 
     kind: str = "Q4_1"
     embedding: str = "Q8_0"
-    tied: bool = True
     exact_norms: bool = True
-    seed: int = 0
     metadata: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Array] = field(default_factory=dict)
     without: set[str] = field(default_factory=set)
@@ -71,7 +69,7 @@ class Tiny:
 
 def random_tensors(tiny: Tiny) -> dict[str, Array]:
     """The float32 tensors of a tiny llama under their names in GGUF."""
-    draw = np.random.default_rng(tiny.seed)
+    draw = np.random.default_rng(0)
 
     def matrix(rows: int, columns: int) -> Array:
         values: Array = draw.standard_normal((rows, columns)) / np.sqrt(columns)
@@ -83,8 +81,6 @@ def random_tensors(tiny: Tiny) -> dict[str, Array]:
 
     size, keys = len(vocabulary()), KV_HEADS * HIDDEN // HEADS
     tensors = {"token_embd.weight": matrix(size, HIDDEN) * 4, "output_norm.weight": norm()}
-    if not tiny.tied:
-        tensors["output.weight"] = matrix(size, HIDDEN)
     for layer in range(LAYERS):
         for name, values in {
             "attn_norm": norm(),
