@@ -244,14 +244,3 @@ def test_names_inside_a_gguf_file_never_become_paths(tmp_path: Path, data: Path)
         )
     assert not list(tmp_path.rglob("*evil*"))
     assert sorted(path.name for path in data.iterdir() if path.is_dir()) == ["x"]
-
-
-def test_an_interrupt_leaves_nothing_behind(source: Path, data: Path) -> None:
-    def interrupt(phase: str, done: int, total: int) -> None:
-        if phase == "copy":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        import_model(source, progress=interrupt)
-    assert not [path for path in data.iterdir() if path.is_dir()]
-    assert import_model(source).name == "My-Model-v1"

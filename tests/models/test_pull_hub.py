@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from akunu_py import paths
 from akunu_py.errors import (
     AkunuError,
     DamagedModel,
@@ -242,14 +241,6 @@ def test_offline_uses_the_cache_alone(server: Hub, monkeypatch: pytest.MonkeyPat
     assert server.requests == []
 
 
-def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(FetchError, match=r"127\.0\.0\.1:9 does not answer.*network") as caught:
-        pull(REPOSITORY)
-    assert "\n" not in str(caught.value)
-
-
 def test_files_that_vanish_from_the_cache(server: Hub, home: Path) -> None:
     model = pull(REPOSITORY)
     shutil.rmtree(home / "hub")
@@ -258,18 +249,6 @@ def test_files_that_vanish_from_the_cache(server: Hub, home: Path) -> None:
     assert [leftover.name for leftover in cleanup.find_leftovers()] == [NAME]
     model_store.verify(pull(REPOSITORY))
     assert model_store.get(NAME).path == model.path
-
-
-def test_rm_keeps_the_hubs_files_unless_asked(server: Hub, home: Path) -> None:
-    model = pull(REPOSITORY)
-    size = hub_cache.linked_bytes(model.path)
-    assert size > len(server.files[WEIGHTS])
-    model_store.remove(NAME)
-    assert WEIGHTS in everything(home / "hub")
-    pull(REPOSITORY)
-    assert hub_cache.delete(REPOSITORY, model.commit) >= size
-    assert WEIGHTS not in everything(home / "hub")
-    assert paths.models_dir().exists()
 
 
 def test_what_other_commits_need_stays_in_the_hubs_cache(server: Hub, home: Path) -> None:

@@ -73,7 +73,6 @@ def sources(directory: Path, starter: Path, seed: int) -> dict[str, tuple[Source
         "signals": (_signals, 3),
         "chats": (_chats, 2),
         "files": (_files, 4),
-        "writers": (_writers, 6),
         "caches": (_caches, 2),
     }
     if why := why_no_small_disk():
@@ -92,11 +91,7 @@ def _signals(home: Home, random: Random) -> Source:
     while True:
         command = random.choice([*wanted.values()])
         moment = random.uniform(0, seconds[command.name])
-        what = random.randrange(6)
-        if what == 0:
-            yield faults.suspended(home, command, moment)
-        else:
-            yield faults.signalled(home, command, random.choice(SIGNALS), moment)
+        yield faults.signalled(home, command, random.choice(SIGNALS), moment)
 
 
 def _chats(home: Home, random: Random) -> Source:
@@ -130,16 +125,11 @@ def _files(home: Home, random: Random) -> Source:
         yield faults.altered(home, path, random.choice([*HARMS]), random, command)
 
 
-def _writers(home: Home, random: Random) -> Source:
-    while True:
-        yield faults_writers.killed("answers", home.directory / "answers", random, 2)
-
-
 def _caches(home: Home, random: Random) -> Source:
     full_disks = not why_no_small_disk()
     directory = home.directory / "caches"
     while True:
-        yield faults_writers.killed("caches", directory, random, random.randint(1, 2))
+        yield faults_writers.killed(directory, random, random.randint(1, 2))
         if full_disks and random.randrange(5) == 0:
             yield faults_writers.full(directory / "disk", random)
 

@@ -26,7 +26,6 @@ from tests.reliability.faults import (
     after,
     check_store,
     finished,
-    stop_and_go,
 )
 from tests.support.chats import exchange_of
 
@@ -162,23 +161,6 @@ def signalled(
         judge=judge,
         store=restart,
         restart=restart,
-    )
-
-
-def suspended(home: Home, command: Command, seconds: float) -> Outcome:
-    """Stop a command for a second; it must continue as if nothing had happened."""
-
-    def stop(process: subprocess.Popen[bytes]) -> None:
-        if after(process, seconds):
-            stop_and_go(process.pid, 1.0)
-
-    def judge(done: Done, outcome: Outcome) -> bool:
-        outcome.check(command.answers(done), f"did not continue: {done}")
-        return False
-
-    moment = f"after {seconds:.2f} s"
-    return strike(
-        home, command, "SIGSTOP, SIGCONT", moment, {0}, during=stop, judge=judge, restart=False
     )
 
 

@@ -11,7 +11,6 @@ import gzip
 import json
 import os
 import tempfile
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-import tomlkit
 from hypothesis import strategies as st
 
 from akunu_py.bench import trace
@@ -33,11 +31,9 @@ from akunu_py.models.gguf.file import read_gguf
 from akunu_py.models.load.mlx_directory import plan_directory
 from akunu_py.models.load.safetensors import read_header
 from akunu_py.models.manifest import FILE_NAME, read_manifest
-from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from akunu_py.types import GenerateOptions, Message, SamplingOptions
 from tests.reliability.fuzz import (
     MEGABYTE,
-    TEXTS,
     changed,
     clear,
     damaged,
@@ -101,21 +97,6 @@ def write(path: Path, data: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return path
-
-
-def make_settings(directory: Path) -> Path:
-    path = write(settings_file(), b"# mine\n")
-    save_settings({"personas": {"Pirate": "Say arr.\nAlways."}, "temperature": 1, "theme": "light"})
-    return path
-
-
-def open_settings(path: Path) -> None:
-    with clear() as errors:
-        save_settings({"temperature": 0.5, "personas": {"Poet": "Rhyme.", "Pirate": "No."}})
-        assert load_settings().temperature == 0.5
-    if not errors:
-        path.write_bytes(b"")
-    load_settings()
 
 
 def make_model(name: str) -> Callable[[Path], Path]:
@@ -189,7 +170,6 @@ CASES = {
     ),
     "result": Case(json_file("result.json", RESULT), quiet(load_result), special=False),
     "check": Case(json_file("check.json", CHECK), quiet(load_results), 75, special=False),
-    "settings": Case(make_settings, open_settings, 100),
     "manifest": Case(
         json_file(FILE_NAME, MANIFEST), quiet(lambda path: read_manifest(path.parent)), 100
     ),
@@ -219,21 +199,7 @@ def contents(path: Path, head: int) -> st.SearchStrategy[bytes]:
         value = json.loads(whole)
         values = changed(value) | json_like(st.sampled_from(sorted(value) or ["x"]))
         return altered | values.map(lambda value: json.dumps(value).encode())
-    if path.suffix == ".toml":
-        keys = st.sampled_from(sorted(Settings.__dataclass_fields__))
-        tables = st.dictionaries(keys, json_like(TEXTS), max_size=4)
-        return altered | (changed(tomllib.loads(whole.decode())) | tables).map(toml)
     return altered
-
-
-def toml(value: dict[str, Any]) -> bytes:
-    """Return `value` as TOML, or as JSON if TOML has no form for it."""
-    try:
-        text = tomlkit.dumps(value).encode()
-        tomllib.loads(text.decode())
-    except (ValueError, TypeError, tomlkit.exceptions.TOMLKitError):
-        text = json.dumps(value).encode()
-    return text
 
 
 @cases
@@ -272,8 +238,7 @@ def test_rubbish_is_refused(case: Case, tmp_path: Path) -> None:
         path.write_bytes(content)
         with clear() as errors:
             case.open(path)
-        # An empty file of settings is valid.
-        assert bool(errors) == (case.refuses and (content != b"" or path.suffix != ".toml"))
+        assert bool(errors) == case.refuses
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.special])
@@ -296,19 +261,9 @@ def test_special_files_are_not_followed(name: str, kind: str, tmp_path: Path) ->
     with clear() as errors:
         case.open(path)
     assert precious.read_text() == "mine"
-    assert not nothing.exists() or name == "settings"  # which may be a link of the user
+    assert not nothing.exists()
     if kind in ("pipe", "device", "holes"):
         assert bool(errors) == (case.refuses is not False)
-
-
-def test_settings_that_are_saved_come_back() -> None:
-    def check(changes: dict[str, Any]) -> None:
-        settings_file().unlink(missing_ok=True)
-        with contextlib.suppress(UsageError):
-            assert save_settings(changes) == load_settings()
-
-    texts = {"model": TEXTS, "system_prompt": TEXTS, "personas": st.dictionaries(TEXTS, TEXTS)}
-    explore(check, 75, st.fixed_dictionaries({}, optional=texts))
 
 
 def test_trace_that_unpacks_to_more_than_any_trace(

@@ -235,19 +235,6 @@ def test_any_note_of_an_unfinished_pull_names_only_our_files(server: Hub, home: 
 
 
 @pytest.mark.usefixtures("in_process")
-def test_any_wrong_ref_is_no_cached_model(server: Hub, home: Path) -> None:
-    pull(REPOSITORY)
-    assert hub_cache.cached_model(REPOSITORY, "main")
-    (ref,) = (home / "hub").rglob("refs/main")
-    texts = [b"..", b".", b"/", b"\0", b"a" * 40, b"a" * 100_000, b"x\n" * 20, b"\xe9" * 40]
-
-    def read() -> None:
-        assert hub_cache.cached_model(REPOSITORY, "main") is None
-
-    check_kept(ref, read, [*texts, *BODIES])
-
-
-@pytest.mark.usefixtures("in_process")
 def test_links_are_never_written_through(server: Hub, home: Path) -> None:
     """Every file of a pull, unfinished and finished, becomes a link in turn."""
     victim = home / "victim"
