@@ -10,7 +10,6 @@ import pytest
 from huggingface_hub import constants
 
 from akunu_py.errors import UnknownModel
-from akunu_py.models.load.safetensors import Entry, write_safetensors
 from akunu_py.models.store import external_models, model_store
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.tiny_model import tiny_directory
@@ -123,14 +122,3 @@ def test_incomplete_and_foreign_formats_are_not_listed(home: Path, tiny: Path) -
     (models / "a-link-to-nothing").symlink_to(home / "nothing")
     names = [model.name for model in external_models.find_models()]
     assert names == ["them/quantized", "them/whole"]
-
-
-def test_the_format_is_the_one_that_mlx_writes(tmp_path: Path) -> None:
-    import mlx.core as mx
-
-    mx.save_safetensors(
-        str(tmp_path / "mlx.safetensors"), {"a": mx.zeros(1)}, metadata={"format": "mlx"}
-    )
-    write_safetensors(tmp_path / "ours.safetensors", [Entry("a", "F32", (0,), lambda: mx.zeros(0))])
-    for name in ("mlx", "ours"):
-        assert external_models._is_mlx(tmp_path / f"{name}.safetensors", None), name

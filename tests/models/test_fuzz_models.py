@@ -6,36 +6,23 @@ import importlib
 import json
 import os
 import struct
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import mlx_lm.utils
 import pytest
-from hypothesis import strategies as st
 
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.gguf.convert import plan_import
-from akunu_py.models.gguf.file import MAX_HEADER_BYTES, read_gguf
+from akunu_py.models.gguf.file import read_gguf
 from akunu_py.models.load.mlx_directory import plan_directory
 from akunu_py.models.load.safetensors import read_header
-from tests.reliability.fuzz import MEGABYTE, clear, explore, lengths, memory_below
+from tests.reliability.fuzz import MEGABYTE, memory_below
 from tests.support.tiny_fim import byte_level, write_model
-from tests.support.tiny_gguf import TOKENIZER, Tiny, write_tiny
 
 pytestmark = pytest.mark.usefixtures("own_directories")
 
 END = "<|end|>"
-GEOMETRY = [
-    f"llama.{key}"
-    for key in (
-        "block_count", "context_length", "embedding_length", "feed_forward_length",
-        "attention.head_count", "attention.head_count_kv", "rope.freq_base", "rope.scaling.type",
-        "attention.layer_norm_rms_epsilon", "rope.dimension_count", "attention.key_length",
-        "expert_count", "attention.scale", "rope.scale_linear",
-    )
-]  # fmt: skip
 
 
 @pytest.fixture
@@ -187,43 +174,3 @@ def test_sizes_that_the_file_could_hold_are_refused_without_allocating(tmp_path:
     os.truncate(path, 1 << 33)
     with memory_below(MEGABYTE), pytest.raises(DamagedModel):
         read_header(path)
-
-
-@pytest.mark.long
-def test_many_arrays_of_texts_share_one_limit(tmp_path: Path) -> None:
-    """Empty texts take 8 bytes in the file and seven times that in memory."""
-    path, count = tmp_path / "texts.gguf", 1_500_000
-    array = struct.pack("<IIQ", 9, 8, count)
-    body = b"".join(
-        struct.pack("<Q", 1) + bytes([97 + number]) + array + bytes(8 * count)
-        for number in range(4)
-    )
-    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 4) + body)
-    assert path.stat().st_size < MAX_HEADER_BYTES
-    with pytest.raises(DamagedModel, match="claims 1500000 strings"):
-        read_gguf(path)
-
-
-METADATA = (*TOKENIZER, *GEOMETRY, "general.architecture", "general.alignment", "split.count")
-# One of every type that a header knows, and numbers that fit nowhere.
-WRONG: list[Any] = [
-    None, True, 0, 1, 3, 2**31, 2**32 - 1, 0.0, -1.0, 1e30, float("inf"), "", "llama", "\x1b[2J",
-    "x" * 3_000, [0], [2**31 - 1, 5], [0.5, float("nan")], ["a", "b"], ["a b"] * 300, [True],
-]  # fmt: skip
-
-
-@pytest.mark.long
-@lengths(30)
-def test_metadata_of_wrong_types(examples: int, tmp_path: Path) -> None:
-    path = tmp_path / "tiny.gguf"
-
-    def check(changes: dict[str, Any]) -> None:
-        write_tiny(path, Tiny(metadata=changes))
-        with tempfile.TemporaryDirectory(dir=tmp_path) as target, clear():
-            plan_import(path).write(Path(target))
-            Engine.load(Path(target))
-
-    values = st.dictionaries(
-        st.sampled_from(METADATA), st.sampled_from(WRONG), min_size=1, max_size=2
-    )
-    explore(check, examples, values)

@@ -106,21 +106,6 @@ def plan_with(tmp_path: Path, name: str, keys: Any = None, **changes: Any) -> An
     return plan_import(write_gguf(tmp_path / "x.gguf", changed, weights_of(case)))
 
 
-def test_settings_of_the_families(tmp_path: Path) -> None:
-    gemma = plan_with(tmp_path, "gemma3").config
-    assert gemma["sliding_window"] == 32
-    assert gemma["sliding_window_pattern"] == 6
-    assert gemma["query_pre_attn_scalar"] == 16
-    assert gemma["rope_local_base_freq"] == 10000.0
-    phi = plan_with(tmp_path, "phi3 long").config
-    assert phi["partial_rotary_factor"] == 0.75
-    assert phi["rope_scaling"]["long_factor"] == [1.0, 1.1, 1.3, 1.7, 2.5, 4.0]
-    assert phi["original_max_position_embeddings"] == 128
-    llama = plan_with(tmp_path, "llama 3.2").config
-    assert llama["rope_scaling"] == CASES["llama 3.2"].config["rope_scaling"]
-    assert plan_with(tmp_path, "qwen2").config["tie_word_embeddings"] is True
-
-
 @pytest.mark.parametrize(
     ("name", "keys", "message"),
     [

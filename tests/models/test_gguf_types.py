@@ -86,41 +86,6 @@ def test_weights_are_within_the_rounding_of_their_type(
         assert relative < (0.05 if kind in REQUANTIZED else 0.003)
 
 
-def quantize_like_ggml(kind: str, values: Array) -> Array:
-    """Quantize [groups, 16] values like `kind`, before the scales are rounded."""
-    if kind == "Q2_K":
-        low = np.minimum(values.min(1, keepdims=True), 0)
-        steps = (values.max(1, keepdims=True) - low) / 3
-        return np.asarray(np.rint((values - low) / steps) * steps + low)
-    half = 4 if kind == "Q3_K" else 32
-    steps = np.abs(values).max(1, keepdims=True) / half
-    return np.asarray(np.clip(np.rint(values / steps), -half, half - 1) * steps)
-
-
-@pytest.mark.parametrize("kind", REQUANTIZED)
-def test_quantizing_again_adds_less_than_a_tenth_to_the_types_own_error(kind: str) -> None:
-    original = np.random.default_rng(0).standard_normal((20_000, 16)) * 0.02
-    stored = quantize_like_ggml(kind, original).reshape(-1, 32).astype(np.float32)
-    codes, scales, biases = file.requantize(stored, NAMES[kind].bits, "F16")
-    added = codes * scales[:, None] + biases[:, None] - stored
-    own = stored - original.reshape(-1, 32)
-    assert (added**2).mean() < 0.1 * (own**2).mean()
-
-
-@pytest.mark.parametrize("bits", [4, 5, 8])
-def test_packing_equals_mlx_packing(bits: int) -> None:
-    draw = np.random.default_rng(0)
-    codes = draw.integers(0, 1 << bits, (64, 32), np.uint8)
-    back = mx.dequantize(
-        mx.array(file.pack(codes, bits)),
-        mx.ones((64, 1)),
-        mx.zeros((64, 1)),
-        group_size=32,
-        bits=bits,
-    )
-    assert np.array_equal(np.array(back), codes)
-
-
 def test_bfloat_rounds_as_mlx_does() -> None:
     draw = np.random.default_rng(0)
     values = (draw.standard_normal(5000) * 10.0 ** draw.integers(-30, 30, 5000)).astype(np.float32)

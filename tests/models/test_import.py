@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,13 @@ import pytest
 from mlx_lm.utils import load_model, load_tokenizer
 
 from akunu_py import paths
-from akunu_py.cli import main
 from akunu_py.errors import AkunuError, DamagedModel, UnknownModel, UnsupportedModel, UsageError
 from akunu_py.models.gguf.file import GgufFile
 from akunu_py.models.gguf.tokenizer import plan_tokenizer
 from akunu_py.models.load import mlx_directory
 from akunu_py.models.store import model_store
 from akunu_py.models.store.local_import import import_model
-from tests.support.tiny_gguf import TOKENIZER, Tiny, write_mamba, write_tiny
+from tests.support.tiny_gguf import TOKENIZER, Tiny, write_tiny
 from tests.support.tiny_gguf_families import CASES, prompt, weights_of, write_directory
 
 
@@ -110,15 +107,6 @@ def test_a_gguf_file_becomes_a_model(tmp_path: Path) -> None:
     model_store.verify(model)
     with pytest.raises(UsageError, match="quantized already"):
         import_model(path, name="again", bits=4)
-
-
-def test_the_advice_for_a_damaged_import(tmp_path: Path) -> None:
-    path = tmp_path / "my tiny.gguf"
-    model = import_model(write_tiny(path), name="mine")
-    (model.path / "config.json").write_text("{}")
-    again = f"akunu models rm mine && akunu models import '{path.resolve()}' --name mine"
-    with pytest.raises(DamagedModel, match=re.escape(again)):
-        model_store.check(model_store.get("mine"))
 
 
 def test_a_plain_gguf_file_is_quantized_on_the_way(tmp_path: Path) -> None:
@@ -256,29 +244,3 @@ def test_names_inside_a_gguf_file_never_become_paths(tmp_path: Path, data: Path)
         )
     assert not list(tmp_path.rglob("*evil*"))
     assert sorted(path.name for path in data.iterdir() if path.is_dir()) == ["x"]
-
-
-def test_an_interrupt_leaves_nothing_behind(source: Path, data: Path) -> None:
-    def interrupt(phase: str, done: int, total: int) -> None:
-        if phase == "copy":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        import_model(source, progress=interrupt)
-    assert not [path for path in data.iterdir() if path.is_dir()]
-    assert import_model(source).name == "My-Model-v1"
-
-
-def test_the_command(
-    source: Path, tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["models", "import", str(source), "--name", "qwen", "--quantize", "8"]) == 0
-    assert "qwen is ready" in capsys.readouterr().err
-    assert main(["models", "import", str(source), "--name", "qwen"]) == 2
-    assert "--name" in capsys.readouterr().err
-    assert main(["models", "import", str(source), "--quantize", "5"]) == 2
-    capsys.readouterr()
-    shutil.rmtree(data)
-    assert main(["models", "import", str(write_mamba(tmp_path / "m.gguf"))]) == 1
-    assert "'mamba'" in capsys.readouterr().err
-    assert not data.exists()

@@ -250,32 +250,6 @@ def test_a_store_that_is_no_directory_is_a_one_line_error(root: Path) -> None:
         add("m")
 
 
-def test_links_in_the_store_are_not_followed_to_write(root: Path, tmp_path: Path) -> None:
-    """A link in the store must not redirect writes to another file."""
-    root.mkdir(parents=True)
-    target = tmp_path / "mine"
-    (root / ".lock-a").symlink_to(target)
-    with pytest.raises(StoreError, match=r"cannot (install|lock)"):
-        add("a")
-    assert not target.exists()
-    target.mkdir()
-    model_store.partial_directory("b").symlink_to(target)
-    with pytest.raises(StoreError, match=r"cannot (install|lock)"):
-        add("b")
-    assert not list(target.iterdir())
-    assert target.is_dir()
-
-
-@pytest.mark.parametrize("name", ["akunu.json", "model.safetensors", "config.json"])
-def test_endless_files_are_rejected(name: str, root: Path) -> None:
-    path = add("a").path / name
-    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
-        path.unlink()
-        make(path)
-        with pytest.raises(DamagedModel):
-            model_store.verify(model_store.get("a"))
-
-
 def test_usage_is_recorded_where_possible(root: Path) -> None:
     root.parent.parent.mkdir()
     root.parent.write_text("in the place of the directory")

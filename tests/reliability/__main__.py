@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 
 from akunu_py.models.store import model_store
-from tests.reliability import concurrency, faults_chat, faults_writers
+from tests.reliability import faults_chat, faults_writers
 from tests.reliability import faults_commands as faults
 from tests.reliability.faults import Home, Outcome, why_no_small_disk
 from tests.reliability.faults_commands import CHATS, HARMS, LIST, RUN, SIGNALS
@@ -73,22 +73,12 @@ def sources(directory: Path, starter: Path, seed: int) -> dict[str, tuple[Source
         "signals": (_signals, 3),
         "chats": (_chats, 2),
         "files": (_files, 4),
-        "migrations": (_migrations, 1),
-        "writers": (_writers, 6),
         "caches": (_caches, 2),
     }
     if why := why_no_small_disk():
-        print(f"left out: full disks and permissions: {why}")
+        print(f"left out: full disks: {why}")
     else:
-        made["permissions"] = _permissions, 2
-        made["disk"] = (
-            lambda home, random: faults.disk_full(home.directory / "disk", starter, 150, random),
-            1,
-        )
-        made["full chats"] = (
-            lambda home, random: _full_chats(home.directory / "disk", starter),
-            1,
-        )
+        made["full chats"] = (lambda home, _: _full_chats(home.directory / "disk", starter), 1)
     return {
         name: (make(Home(directory / name, starter), Random(f"{seed} {name}")), turns)
         for name, (make, turns) in made.items()
@@ -101,13 +91,7 @@ def _signals(home: Home, random: Random) -> Source:
     while True:
         command = random.choice([*wanted.values()])
         moment = random.uniform(0, seconds[command.name])
-        what = random.randrange(6)
-        if what == 0:
-            yield faults.suspended(home, command, moment)
-        elif what == 1 and command.name in ("run", "complete"):
-            yield faults.reader_gone(home, command, moment)
-        else:
-            yield faults.signalled(home, command, random.choice(SIGNALS), moment)
+        yield faults.signalled(home, command, random.choice(SIGNALS), moment)
 
 
 def _chats(home: Home, random: Random) -> Source:
@@ -141,42 +125,11 @@ def _files(home: Home, random: Random) -> Source:
         yield faults.altered(home, path, random.choice([*HARMS]), random, command)
 
 
-def _permissions(home: Home, random: Random) -> Source:
-    faults.keep_conversations(home, 3)
-    home.run(RUN)
-    for path in (home.models / "starter").iterdir():
-        home.own_copy(path)
-    home.belongs_to_nobody()
-    for number in itertools.count(1):
-        if number % 5 == 1:
-            yield _tried(partial(faults_chat.forbidden, home, number), "permissions revoked")
-        command = CHATS if random.random() < 0.3 else RUN
-        roots = (home.data, home.cache, home.config)
-        there = sorted(path for root in roots for path in (root, *root.rglob("*")))
-        path = random.choice([p for p in there if p.exists() and not p.is_symlink()])
-        if random.random() < 0.3:
-            yield faults.forbidden(home, path, 0, command, random.uniform(0, 4))
-        else:
-            yield faults.forbidden(home, path, random.choice([0o000, 0o500, 0o400]), command)
-
-
-def _migrations(home: Home, random: Random) -> Source:
-    while True:
-        yield concurrency.migrate_together(home)
-        yield concurrency.kill_migration(home, random.uniform(0.1, 0.8))
-
-
-def _writers(home: Home, random: Random) -> Source:
-    while True:
-        yield faults_writers.killed("store", home.directory / "store", random)
-        yield faults_writers.killed("answers", home.directory / "answers", random)
-
-
 def _caches(home: Home, random: Random) -> Source:
     full_disks = not why_no_small_disk()
     directory = home.directory / "caches"
     while True:
-        yield faults_writers.killed("caches", directory, random, random.randint(1, 2))
+        yield faults_writers.killed(directory, random, random.randint(1, 2))
         if full_disks and random.randrange(5) == 0:
             yield faults_writers.full(directory / "disk", random)
 

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from tests.support.command import AKUNU
 
-NOBODY = 65534
 PATIENCE_S = 120.0  # for a command that loads a model on a busy machine
 _PANIC = ("Traceback (most", "Segmentation fault", "terminate called", "Fatal Python error")
 
@@ -96,8 +95,6 @@ class Home:
         self.config = directory / "config" / "akunu"
         self.models = self.data / "models"
         self.conversations = self.data / "conversations.db"
-        self.changes: dict[str, str] = {}
-        self.prefix: tuple[str, ...] = ()
         for path in (self.models, self.cache, self.config):
             path.mkdir(parents=True)
         if link:
@@ -114,12 +111,11 @@ class Home:
             "XDG_CONFIG_HOME": str(self.directory / "config"),
             "HF_HOME": str(self.directory / "hub"),
             "HOME": str(self.directory),
-            **self.changes,
         }
 
     def start(self, command: Command) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [*self.prefix, *AKUNU, *command.arguments],
+            [*AKUNU, *command.arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -146,17 +142,6 @@ class Home:
         copy = path.with_name(f".copy-{path.name}")
         shutil.copyfile(path, copy)
         os.replace(copy, path)
-
-    def belongs_to_nobody(self) -> None:
-        """Give the home to a user without rights; permissions do not bind root."""
-        for directory, _, files in os.walk(self.directory):
-            os.chown(directory, NOBODY, NOBODY)
-            for name in files:
-                path = Path(directory, name)
-                if path.lstat().st_nlink == 1:  # not the starter's own
-                    os.lchown(path, NOBODY, NOBODY)
-        user = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-        self.prefix = ("setpriv", *user)
 
 
 def finished(process: subprocess.Popen[bytes], patience_s: float = PATIENCE_S) -> Done:

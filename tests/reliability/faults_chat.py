@@ -170,26 +170,6 @@ def disk_full(directory: Path, starter: Path, ending: str, number: int) -> Outco
     return outcome
 
 
-def forbidden(home: Home, number: int) -> Outcome:
-    """The database may not be read or written, until a person gives access again."""
-    outcome = Outcome("permissions revoked", "chat", "conversations.db 000, given back later")
-    prompt = f"Tell me about walrus {number}."
-    with terminals() as make:
-        home.conversations.chmod(0)
-        chat = Chat(home, make()).ready()
-        chat.terminal.wait_for("not saved for now", seconds=60)
-        outcome.word = "This chat is not saved for now: unable to open database file"
-        chat.send(prompt)
-        chat.terminal.wait_for("answering", seconds=_SLOW_S)
-        home.conversations.chmod(0o600)
-        chat.terminal.wait_for("Everything is saved again", seconds=60)
-        screen = chat.quit()
-        outcome.check("code=0" in screen, f"ended with:\n{screen}")
-        outcome.check(prompt in kept(home), "the prompt is lost")
-        _check_next(home, make(), prompt, outcome)
-    return outcome
-
-
 def _bring_to(chat: Chat, moment: str, prompt: str, random: Random) -> tuple[str, str]:
     """The screen at that moment, and the one of more than a second before."""
     terminal = chat.terminal

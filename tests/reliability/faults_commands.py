@@ -1,4 +1,4 @@
-"""Faults that strike commands: signals, full disks, permissions, altered files.
+"""Faults that strike commands: signals, altered files.
 
 `strike` is the one driver. It runs a command under a fault, then checks what must still hold: the
 exit code and last line, every byte of the store, no leftovers, and the same command undisturbed.
@@ -6,14 +6,13 @@ exit code and last line, every byte of the store, no leftovers, and the same com
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from random import Random
@@ -26,13 +25,9 @@ from tests.reliability.faults import (
     Outcome,
     after,
     check_store,
-    fill,
     finished,
-    small_disk,
-    stop_and_go,
 )
 from tests.support.chats import exchange_of
-from tests.support.hub_server import REPOSITORY, Fault, Hub, running
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _DEADLY = {-int(number) for number in SIGNALS} | {0, 130}
@@ -169,67 +164,6 @@ def signalled(
     )
 
 
-def suspended(home: Home, command: Command, seconds: float) -> Outcome:
-    """Stop a command for a second; it must continue as if nothing had happened."""
-
-    def stop(process: subprocess.Popen[bytes]) -> None:
-        if after(process, seconds):
-            stop_and_go(process.pid, 1.0)
-
-    def judge(done: Done, outcome: Outcome) -> bool:
-        outcome.check(command.answers(done), f"did not continue: {done}")
-        return False
-
-    moment = f"after {seconds:.2f} s"
-    return strike(
-        home, command, "SIGSTOP, SIGCONT", moment, {0}, during=stop, judge=judge, restart=False
-    )
-
-
-def reader_gone(home: Home, command: Command, seconds: float) -> Outcome:
-    """Close the output, like `| head -1`."""
-
-    def close(process: subprocess.Popen[bytes]) -> None:
-        after(process, seconds)
-        assert process.stdout is not None
-        process.stdout.close()
-        process.stdout = None
-
-    moment = f"after {seconds:.2f} s"
-    return strike(home, command, "output closed", moment, {0}, during=close, restart=False)
-
-
-# Networks
-
-
-def pull_of(hub: Hub) -> Command:
-    return Command(
-        "models pull",
-        ("models", "pull", REPOSITORY, "--name", "pulled"),
-        answers=lambda done: "pulled is ready" in done.err,
-        undo=("models", "rm", "pulled", "--yes", "--hub-files"),
-    )
-
-
-@contextmanager
-def local_hub(home: Home, files: dict[str, bytes]) -> Iterator[Hub]:
-    """Run a hub for the commands of `home`."""
-    with running(dict(files)) as hub, changed(home, HF_ENDPOINT=hub.url):
-        yield hub
-
-
-@contextmanager
-def changed(home: Home, **variables: str) -> Iterator[None]:
-    before, home.changes = home.changes, home.changes | variables
-    yield
-    home.changes = before
-
-
-def slowly(hub: Hub, seconds: float) -> list[Fault]:
-    """Return faults that make a pull take some seconds."""
-    return [Fault(pause=seconds * 1000 / len(hub.files["model.safetensors"]))]
-
-
 # Altered files
 
 
@@ -299,56 +233,3 @@ def altered(home: Home, path: Path, harm: str, random: Random, command: Command)
 
     where = str(path.relative_to(home.directory))
     return strike(home, command, f"file {harm}", where, {0, 1, 2}, around=restored(), judge=judge)
-
-
-# Disks and permissions
-
-
-def disk_full(
-    directory: Path, starter: Path, megabytes: int, random: Random
-) -> Generator[Outcome, None, None]:
-    """Fill the disk before or during commands; afterwards there is room again."""
-
-    @contextmanager
-    def filled(left: int) -> Iterator[None]:
-        filler = fill(directory)
-        os.truncate(filler, max(0, filler.stat().st_size - left))
-        yield
-        filler.unlink()
-
-    with small_disk(directory, megabytes):
-        home = Home(directory / "home", starter, link=True)
-        keep_conversations(home, 3)
-        known = commands(home)
-        wanted = [known[name] for name in ("run", "run --prompt-cache", "models import")]
-        while True:
-            command = random.choice([*wanted, CHATS])
-            left = random.choice([0, random.randrange(1, 200_000), random.randrange(1, 90 << 20)])
-            moment = f"{left:,} bytes are left"
-            yield strike(home, command, "disk full", moment, {0, 1}, around=filled(left))
-
-
-def forbidden(
-    home: Home, path: Path, mode: int, command: Command, seconds: float | None = None
-) -> Outcome:
-    """Revoke permissions of a file or directory, from the start or `seconds` after it."""
-    where = f"{path.relative_to(home.directory)} {mode:03o}"
-    before = path.stat().st_mode & 0o777
-
-    def revoke(process: subprocess.Popen[bytes] | None = None) -> None:
-        if process is not None and seconds is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(seconds)
-        path.chmod(mode)
-
-    @contextmanager
-    def given_back() -> Iterator[None]:
-        if seconds is None:
-            revoke()
-        yield
-        path.chmod(before)
-
-    moment = where if seconds is None else f"{where} after {seconds:.1f} s"
-    return strike(
-        home, command, "permissions revoked", moment, {0, 1, 2}, during=revoke, around=given_back()
-    )

@@ -1,7 +1,6 @@
-"""Processes that only write, and are killed at any moment of a write.
+"""Processes that only write prompt caches, and are killed at any moment of a write.
 
-`python -m tests.reliability.faults_writers store|answers|caches DIRECTORY` is such a process. It
-writes conversations, the answer cache or prompt caches, and prints what is safe on disk.
+`python -m tests.reliability.faults_writers DIRECTORY` is such a process; it prints what is safe.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from pathlib import Path
 from random import Random
 
 from akunu_py import paths
-from akunu_py.chats.conversation_store import ConversationStore
-from akunu_py.chats.tree import ChatMessage
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
@@ -34,23 +31,20 @@ from tests.support.engines import altered
 from tests.support.targets import some
 from tests.support.tiny_fim import load_tiny
 
-ANSWER = 2000  # tokens; the journal of answers is moved to their file after ten
 LENGTH = 1000  # tokens of a text in a prompt cache
 TEXTS = 2
 OPTIONS = GenerateOptions(max_tokens=4, draft="off")
 LIMITS = DiskLimits(hourly=1 << 50, reserve=0)
 
 
-def killed(part: str, directory: Path, random: Random, writers: int = 1) -> Outcome:
+def killed(directory: Path, random: Random, writers: int = 1) -> Outcome:
     """Kill processes that write to one directory; everything reported as safe must be there."""
     seconds = random.uniform(0.0, 0.3)
-    outcome = Outcome("SIGKILL", f"{writers} writers: {part}", f"after {seconds:.3f} s")
+    outcome = Outcome("SIGKILL", f"{writers} writers: caches", f"after {seconds:.3f} s")
     directory.mkdir(exist_ok=True)
     os.environ["XDG_CACHE_HOME"] = str(directory)
-    before = saved_tokens() if part == "answers" else 0
-    if part == "caches":
-        tiny(directory)
-    words = [sys.executable, "-m", "tests.reliability.faults_writers", part, str(directory)]
+    tiny(directory)
+    words = [sys.executable, "-m", "tests.reliability.faults_writers", str(directory)]
     pipe = subprocess.PIPE
     started = [subprocess.Popen(words, stdout=pipe, stderr=pipe) for _ in range(writers)]
     safe: list[str] = []
@@ -64,56 +58,9 @@ def killed(part: str, directory: Path, random: Random, writers: int = 1) -> Outc
         done = finished(process)
         outcome.check(done.code == -signal.SIGKILL, f"it had ended already: {done.err[-500:]}")
         safe += done.out.split()
-    if part == "store":
-        check_store(directory, safe, outcome)
-    elif part == "answers":
-        grown, expected = saved_tokens(outcome) - before, len(safe) * (ANSWER + 1)
-        outcome.check(grown >= expected, f"{grown} tokens are there, {expected} were safe")
-    else:
-        check_caches(tiny(directory), outcome, set(safe))
+    check_caches(tiny(directory), outcome, set(safe))
     outcome.word = f"{len(safe)} writes were safe"
     return outcome
-
-
-def check_store(directory: Path, safe: list[str], outcome: Outcome) -> None:
-    store = ConversationStore.open(directory / "conversations.db")
-    outcome.check(not store.warnings, f"warnings: {store.warnings}")
-    found = {message.id for info in store.list() for message in store.load(info.id).messages}
-    hits = {found.info.id for found in store.search("walrus")}
-    outcome.check(len(hits) == len(store.list()), "the index lacks conversations")
-    store.close()
-    missing = [name for name in safe if name not in found]
-    outcome.check(not missing, f"{len(missing)} of {len(safe)} messages are lost: {missing[:5]}")
-
-
-def write_messages(directory: Path) -> Iterator[str]:
-    store = ConversationStore.open(directory / "conversations.db")
-    for number in range(1 << 30):
-        message = ChatMessage("user", f"a walrus, number {number}", None)
-        store.save(f"{os.getpid()}-{number // 6}", message)
-        yield message.id
-
-
-def answers() -> LearnedState:
-    return LearnedState(Path("/a/model"), "tokens", "layout", answer_cache=True)
-
-
-def saved_tokens(outcome: Outcome | None = None) -> int:
-    """Return the number of tokens in the answer cache on disk."""
-    state = answers()
-    state.close()
-    assert state.answer_cache is not None
-    if outcome:
-        outcome.check(not state.warnings, f"warnings: {state.warnings}")
-    return state.answer_cache.total
-
-
-def write_answers(directory: Path) -> Iterator[str]:
-    state = answers()
-    while not state.warnings:
-        state.add_answer(range(ANSWER))
-        state.flush()
-        yield "saved"
 
 
 def tiny(directory: Path) -> Engine:
@@ -184,8 +131,6 @@ def full(directory: Path, random: Random) -> Outcome:
     return outcome
 
 
-WRITERS = {"store": write_messages, "answers": write_answers, "caches": write_caches}
-
 if __name__ == "__main__":
-    for safe in WRITERS[sys.argv[1]](Path(sys.argv[2])):
+    for safe in write_caches(Path(sys.argv[1])):
         print(safe, flush=True)

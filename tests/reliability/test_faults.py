@@ -5,7 +5,6 @@ A few of the faults that `python -m tests.reliability` injects by the hundred; t
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,16 +15,14 @@ from random import Random
 
 import pytest
 
-from akunu_py.decoding.model.engine import Engine
-from akunu_py.errors import DamagedModel
 from akunu_py.models.store.model_store import StoredModel
 from tests.reliability import __main__ as all_faults
-from tests.reliability import concurrency, faults_chat, faults_commands, faults_writers
+from tests.reliability import faults_chat, faults_commands, faults_writers
 from tests.reliability.faults import Home, Outcome, stop_and_go, why_no_small_disk
-from tests.reliability.faults_commands import CHATS, HARMS, LIST, RUN
+from tests.reliability.faults_commands import HARMS, LIST, RUN
 from tests.support.slow import slow
 from tests.support.terminal import needs_tmux
-from tests.support.tiny_model import tiny_directory, tiny_files
+from tests.support.tiny_model import tiny_directory
 
 
 @pytest.fixture
@@ -71,12 +68,6 @@ def test_only_akunu_itself_changes_what_an_interrupt_does() -> None:
     assert done.stdout == b"True\n"
 
 
-@pytest.mark.parametrize("harm", ["bytes altered", "replaced by a directory", *slow(*HARMS)])
-def test_altered_database_is_used_or_set_aside(home: Home, harm: str) -> None:
-    faults_commands.keep_conversations(home)
-    good(faults_commands.altered(home, home.conversations, harm, Random(harm), CHATS))
-
-
 @pytest.mark.parametrize("name", ["akunu.json", "model.safetensors", *slow("tokenizer.json")])
 def test_altered_model_is_listed_and_found_by_verify(home: Home, name: str) -> None:
     random = Random(name)
@@ -84,20 +75,8 @@ def test_altered_model_is_listed_and_found_by_verify(home: Home, name: str) -> N
     good(faults_commands.altered(home, path, random.choice([*HARMS]), random, LIST))
 
 
-def test_tokenizer_that_lacks_a_field_is_refused(tiny: Path, tmp_path: Path) -> None:
-    """The tokenizers library raises a plain Exception, and writes the unknown name to stdout."""
-    model = shutil.copytree(tiny, tmp_path / "model")
-    path = model / "tokenizer.json"
-    path.write_bytes(path.read_bytes().replace(b'"normalized"', b'"xormalized"', 1))
-    with pytest.raises(DamagedModel, match=r"xormalized.*akunu models rm, akunu models pull"):
-        Engine.load(model)
-
-
-@pytest.mark.parametrize(("part", "writers"), [("store", 1), ("answers", 1), ("caches", 2)])
-def test_killed_writers_lose_nothing_that_was_safe(part: str, writers: int, writing: Path) -> None:
-    random = Random(1)
-    for _ in range(1 if part == "caches" else 2):
-        good(faults_writers.killed(part, writing, random, writers))
+def test_killed_writers_lose_nothing_that_was_safe(writing: Path) -> None:
+    good(faults_writers.killed(writing, Random(1), 2))
 
 
 @pytest.mark.skipif(bool(why_no_small_disk()), reason="no small disk can be mounted here")
@@ -128,25 +107,9 @@ def test_chat_whose_terminal_is_closed_is_saved(home: Home) -> None:
     good(faults_chat.hurt(home, "terminal closed", "while answering", Random(1), 1))
 
 
-def test_two_pulls_of_one_model(home: Home, tmp_path: Path) -> None:
-    good(concurrency.pull_twice(home, tiny_files(tmp_path)))
-
-
-def test_readers_during_a_migration(home: Home) -> None:
-    good(concurrency.migrate_together(home))
-
-
-def test_killed_migration_is_completed(home: Home) -> None:
-    good(concurrency.kill_migration(home, 0.4))
-
-
-def test_writers_of_one_answer_cache(tmp_path: Path) -> None:
-    good(concurrency.add_answers_together(tmp_path, processes=3, answers=15))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("source", ["signals", "chats", "files", "migrations", "writers"])
+@pytest.mark.parametrize("source", ["signals", "chats", "files", "caches"])
 def test_minutes_of(source: str, tmp_path: Path, starter: StoredModel) -> None:
     good(*all_faults.strikes(tmp_path, 2, 90, source))
 
@@ -154,8 +117,6 @@ def test_minutes_of(source: str, tmp_path: Path, starter: StoredModel) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(bool(why_no_small_disk()), reason=why_no_small_disk() or "it can be done")
-@pytest.mark.parametrize("source", ["permissions", "disk", "full chats"])
-def test_minutes_as_administrator(source: str, starter: StoredModel) -> None:
+def test_minutes_of_full_disks(starter: StoredModel) -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        Path(directory).chmod(0o755)  # another user must get there
-        good(*all_faults.strikes(Path(directory), 2, 90, source))
+        good(*all_faults.strikes(Path(directory), 2, 90, "full chats"))

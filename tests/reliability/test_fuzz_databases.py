@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.export import render
 from akunu_py.chats.json import as_json, read_json
-from akunu_py.chats.rows import messages_of
-from akunu_py.chats.tree import tree_of
 from akunu_py.errors import ConversationError
 from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.screens.conversation_list import format_time
@@ -133,20 +131,6 @@ def test_any_value_in_any_column_affects_only_its_row(
         assert len(listed) == 1 + (column != "deleted" or value is None or value != value)
 
     explore(check, examples, st.tuples(_damage, st.integers(1, 6), _values | _as_text))
-
-
-@lengths(40)
-def test_rows_of_any_values_make_a_conversation(examples: int) -> None:
-    value = st.one_of(_values, st.sampled_from(["a", "b", "user", "assistant", "stop"]))
-    row = st.tuples(*[value] * 10)
-
-    def check(rows: list[tuple[Any, ...]]) -> None:
-        found = [message for _, message in messages_of((n, *each) for n, each in enumerate(rows))]
-        tree = tree_of("c", "t", found)
-        assert len(read_json(as_json([tree]), "again")[0]) == len(rows)
-        Conversation(tree)
-
-    explore(check, examples, st.lists(row, max_size=6))
 
 
 _ENDLESS = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n"

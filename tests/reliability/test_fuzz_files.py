@@ -11,7 +11,6 @@ import gzip
 import json
 import os
 import tempfile
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,31 +18,22 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-import tomlkit
 from hypothesis import strategies as st
 
 from akunu_py.bench import trace
 from akunu_py.bench.result import CHECK_FORMAT, Result, load_result, load_results
 from akunu_py.bench.trace import load_trace
-from akunu_py.chats.conversation_store import ConversationStore
-from akunu_py.chats.json import as_json, read_json
-from akunu_py.chats.tree import ChatMessage
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.errors import ConversationError, UsageError
+from akunu_py.errors import UsageError
 from akunu_py.models.gguf.convert import plan_import
 from akunu_py.models.gguf.file import read_gguf
 from akunu_py.models.load.mlx_directory import plan_directory
 from akunu_py.models.load.safetensors import read_header
 from akunu_py.models.manifest import FILE_NAME, read_manifest
-from akunu_py.models.store.model_store import note_usage, read_usage
-from akunu_py.ngram.cost import CostCurve
-from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from akunu_py.types import GenerateOptions, Message, SamplingOptions
 from tests.reliability.fuzz import (
     MEGABYTE,
-    TEXTS,
     changed,
     clear,
     damaged,
@@ -53,7 +43,6 @@ from tests.reliability.fuzz import (
     memory_below,
     peak_mb,
 )
-from tests.support.chats import T0, branched, exchange_of
 from tests.support.tiny_fim import byte_level, write_model
 from tests.support.tiny_gguf import write_tiny
 
@@ -110,32 +99,6 @@ def write(path: Path, data: bytes) -> Path:
     return path
 
 
-def make_settings(directory: Path) -> Path:
-    path = write(settings_file(), b"# mine\n")
-    save_settings({"personas": {"Pirate": "Say arr.\nAlways."}, "temperature": 1, "theme": "light"})
-    return path
-
-
-def open_settings(path: Path) -> None:
-    with clear() as errors:
-        save_settings({"temperature": 0.5, "personas": {"Poet": "Rhyme.", "Pirate": "No."}})
-        assert load_settings().temperature == 0.5
-    if not errors:
-        path.write_bytes(b"")
-    load_settings()
-
-
-def make_usage(directory: Path) -> Path:
-    path = directory / "data" / "akunu" / "models" / ".usage" / "tiny.json"
-    path.parent.parent.mkdir(parents=True)
-    note_usage("tiny", tokens=3)
-    return path
-
-
-def open_usage(path: Path) -> None:
-    read_usage("tiny")
-
-
 def make_model(name: str) -> Callable[[Path], Path]:
     """Write a tiny model with all the files that a directory may have."""
 
@@ -150,8 +113,6 @@ def make_model(name: str) -> Callable[[Path], Path]:
         (directory / "added_tokens.json").write_text("{}")
         if name in ("README.md", "chat_template.jinja"):
             (directory / name).write_text("---\nlicense: mit\n---\n" + TEMPLATE)
-        if name == "model-2.safetensors":
-            (directory / name).write_bytes((2).to_bytes(8, "little") + b"{}")
         return directory / name
 
     return make
@@ -188,76 +149,6 @@ def open_gguf(path: Path) -> None:
         plan_import(path).write(Path(target))
 
 
-def learned_state(directory: Path) -> LearnedState:
-    return LearnedState(directory / "model", "tokenizer", "layout", answer_cache=True)
-
-
-def make_learned(ending: str) -> Callable[[Path], Path]:
-    """Write an answer cache, its journal, learned costs and a lock; return one of them."""
-
-    def make(directory: Path) -> Path:
-        learned = learned_state(directory)
-        for _ in range(3):
-            learned.add_answer([1, 2, 3, 4, 5, 1, 2, 3, 6])
-        learned.curve.observe(1, 0.01, 10)
-        learned.curve.observe(5, 0.02, 10)
-        learned.close()
-        (journal,) = learned.directory.glob("memory-*.journal")
-        assert learned.answer_cache is not None
-        journal.with_suffix("").write_bytes(learned.answer_cache.dump())
-        files = {path.suffix or path.name[:4]: path for path in learned.directory.iterdir()}
-        return files[ending]
-
-    return make
-
-
-def open_learned(path: Path) -> list[str]:
-    """Use the learned state; return the warnings."""
-    learned = learned_state(next(p for p in path.parents if p.name == "cache").parent)
-    assert all(0 < cost < float("inf") for cost in learned.curve.table(100))
-    assert learned.answer_cache is not None
-    learned.answer_cache.lookup([1, 2, 3])
-    learned.add_answer([7, 8, 9, 7])
-    learned.curve.observe(1, 0.02, 10)
-    learned.close()
-    assert learned.answer_cache.lookup([7, 8]) is not None
-    assert all(len(warning.splitlines()) == 1 for warning in learned.warnings)
-    for aside in learned.directory.glob("*.damaged"):
-        aside.rmdir() if aside.is_dir() and not aside.is_symlink() else aside.unlink()
-    return learned.warnings
-
-
-def make_database(directory: Path) -> Path:
-    path = directory / "chats" / "conversations.db"
-    path.parent.mkdir()
-    store = ConversationStore.open(path)
-    store.save_tree(branched())
-    store.save_tree(exchange_of("other", "Another one", "Yes", T0))
-    store.close()
-    return path
-
-
-def open_database(path: Path) -> list[str]:
-    try:
-        store = ConversationStore.open(path)
-        try:
-            for info in store.list():
-                try:
-                    as_json([store.load(info.id)])
-                except ConversationError:
-                    continue
-                store.save(info.id, ChatMessage("user", "More?"))
-            store.save("new", ChatMessage("user", "Hello"))
-            store.search("first")
-            return store.warnings
-        finally:
-            store.close()
-    finally:
-        for other in path.parent.iterdir():
-            if other != path:
-                other.rmdir() if other.is_dir() and not other.is_symlink() else other.unlink()
-
-
 def quiet(load: Callable[[Path], object]) -> Callable[[Path], None]:
     def open_(path: Path) -> None:
         load(path)
@@ -279,22 +170,9 @@ CASES = {
     ),
     "result": Case(json_file("result.json", RESULT), quiet(load_result), special=False),
     "check": Case(json_file("check.json", CHECK), quiet(load_results), 75, special=False),
-    "chats": Case(
-        lambda directory: write(directory / "chats.json", as_json([branched()]).encode()),
-        quiet(lambda path: read_json(path.read_text("utf-8", "replace"), "file")),
-        special=False,
-    ),
-    "settings": Case(make_settings, open_settings, 100),
     "manifest": Case(
         json_file(FILE_NAME, MANIFEST), quiet(lambda path: read_manifest(path.parent)), 100
     ),
-    "usage": Case(make_usage, open_usage, 50, refuses=False),
-    "learned costs": Case(make_learned(".json"), open_learned, 75, refuses=False),
-    "journal": Case(make_learned(".journal"), open_learned, 30, refuses=False),
-    # The rest of an answer cache is 14 MB of zeros.
-    "answer cache": Case(make_learned("memo"), open_learned, 30, lambda path: 200, refuses=False),
-    "lock": Case(make_learned("lock"), open_learned, 1, refuses=False),
-    "conversations": Case(make_database, open_database, 60, refuses=None, special=False),
     "safetensors": Case(
         make_safetensors, open_safetensors, 100, length_of_header, special=False, messages=2
     ),
@@ -308,7 +186,6 @@ CASES = {
     **{name: Case(make_model(name), open_model, 16) for name in MODEL_JSON},
     "chat template": Case(make_model("chat_template.jinja"), open_model, 12, refuses=None),
     "weights": Case(make_model("model.safetensors"), open_model, 12, length_of_header),
-    "more weights": Case(make_model("model-2.safetensors"), open_model, 4, length_of_header),
     "model card": Case(make_model("README.md"), open_model, 4, refuses=False),
 }
 cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -322,21 +199,7 @@ def contents(path: Path, head: int) -> st.SearchStrategy[bytes]:
         value = json.loads(whole)
         values = changed(value) | json_like(st.sampled_from(sorted(value) or ["x"]))
         return altered | values.map(lambda value: json.dumps(value).encode())
-    if path.suffix == ".toml":
-        keys = st.sampled_from(sorted(Settings.__dataclass_fields__))
-        tables = st.dictionaries(keys, json_like(TEXTS), max_size=4)
-        return altered | (changed(tomllib.loads(whole.decode())) | tables).map(toml)
     return altered
-
-
-def toml(value: dict[str, Any]) -> bytes:
-    """Return `value` as TOML, or as JSON if TOML has no form for it."""
-    try:
-        text = tomlkit.dumps(value).encode()
-        tomllib.loads(text.decode())
-    except (ValueError, TypeError, tomlkit.exceptions.TOMLKitError):
-        text = json.dumps(value).encode()
-    return text
 
 
 @cases
@@ -375,8 +238,7 @@ def test_rubbish_is_refused(case: Case, tmp_path: Path) -> None:
         path.write_bytes(content)
         with clear() as errors:
             case.open(path)
-        # An empty file of settings is valid.
-        assert bool(errors) == (case.refuses and (content != b"" or path.suffix != ".toml"))
+        assert bool(errors) == case.refuses
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.special])
@@ -396,39 +258,12 @@ def test_special_files_are_not_followed(name: str, kind: str, tmp_path: Path) ->
         os.truncate(path, 20 << 30)
     else:
         path.symlink_to({"device": Path("/dev/zero"), "link": precious}.get(kind, nothing))
-    warnings: list[str] | None = None
     with clear() as errors:
-        warnings = case.open(path)
+        case.open(path)
     assert precious.read_text() == "mine"
-    assert not nothing.exists() or name == "settings"  # which may be a link of the user
+    assert not nothing.exists()
     if kind in ("pipe", "device", "holes"):
         assert bool(errors) == (case.refuses is not False)
-    if case.open is open_learned and name != "lock":
-        assert warnings or kind == "nothing"
-
-
-def test_settings_that_are_saved_come_back() -> None:
-    def check(changes: dict[str, Any]) -> None:
-        settings_file().unlink(missing_ok=True)
-        with contextlib.suppress(UsageError):
-            assert save_settings(changes) == load_settings()
-
-    texts = {"model": TEXTS, "system_prompt": TEXTS, "personas": st.dictionaries(TEXTS, TEXTS)}
-    explore(check, 75, st.fixed_dictionaries({}, optional=texts))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"points": {"1": 10**400}},
-        {"points": {"1": 1e-320, "2": 1e308}},
-        {"bands": [{"1": [0.1, float("inf")]}, {}, {}, {}]},
-        {"bands": [{"1": [10**400, 1]}, {}, {}, {}]},
-    ],
-)
-def test_costs_beyond_all_numbers_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        CostCurve.from_dict(CostCurve().to_dict() | wrong)
 
 
 def test_trace_that_unpacks_to_more_than_any_trace(

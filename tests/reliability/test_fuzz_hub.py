@@ -13,7 +13,7 @@ import resource
 import shutil
 import time
 import zlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,13 +32,8 @@ from tests.support.hub_home import home as home
 from tests.support.hub_home import in_process as in_process
 from tests.support.hub_home import server as server
 from tests.support.hub_server import REPOSITORY, Fault, Hub, answering
-from tests.support.slow import slow
 
 _DEEP = "@deep@"
-
-
-def every_third(values: Iterable[Any]) -> list[Any]:
-    return [value if at % 3 == 0 else slow(value)[0] for at, value in enumerate(values)]
 
 
 WRONG: list[Any] = [
@@ -51,37 +46,14 @@ BODIES = [
     b"\xff\xfe", b"\x00" * 1000, b"[" * 100_000, b"9" * 100_000, b'{"id": 1e999}',
     gzip.compress(b"{}"), b"[]{}",
 ]  # fmt: skip
-STATUSES = [
-    *range(200, 207), 226, 299, *range(300, 309), *range(400, 412), 413, 416, 418, 421, 425, 426,
-    428, 429, 431, 451, 499, *range(500, 506), 507, 511, 520, 526, 599, 600, 999,
-]  # fmt: skip
-RETRY_AFTER = [
-    "", "0", "-1", "1.5", "\u00b2", "\u0661", "9" * 400, "nan", "inf", "1" * 5000,
-    "Wed, 21 Oct 2015 07:28:00 GMT",
-]  # fmt: skip
+STATUSES = [200, 201, 204, 206, 299, 301, 302, 307, 400, 401, 403, 404, 416, 429, 500, 503, 999]
 HEADERS = [
-    {"Retry-After": "0"}, {"Location": ""}, {"Location": "/"}, {"Location": "http://"},
-    {"Location": "http://[::1"}, {"Location": "file:///etc/passwd"}, {"Location": "http://127.0.0.1:1/"},
-    {"Location": "\udcff"}, {"X-Error-Code": "EntryNotFound"}, {"X-Error-Code": "RepoNotFound"},
-    {"X-Error-Code": "GatedRepo"}, {"X-Error-Code": "\udcff"}, {"X-Error-Message": "\x1b[2J"},
-    {"Content-Encoding": "gzip"}, {"Content-Encoding": "br, gzip, x"},
-    {"Content-Type": "text/html"}, {"Content-Type": "application/json; charset=nonsense"},
-    {"Transfer-Encoding": "chunked"}, {"Transfer-Encoding": "x"}, {"Content-Length": "-1"},
-    {"Content-Length": "x"}, {"Content-Length": "99999"}, {"Set-Cookie": "x=" + "y" * 4000},
-    {"X-HF-Warning": "a; \x1b[2J"},
-    {"Content-Range": "bytes 0-1/2"}, {"Connection": "close"}, {"Location": "/api/models/x/y"},
+    {"Retry-After": "\u00b2"}, {"Retry-After": "1" * 5000}, {"Location": ""},
+    {"Location": "http://[::1"}, {"Location": "file:///etc/passwd"}, {"Location": "\udcff"},
+    {"X-Error-Code": "GatedRepo"}, {"X-Error-Message": "\x1b[2J"}, {"Content-Encoding": "gzip"},
+    {"Content-Type": "application/json; charset=nonsense"}, {"Transfer-Encoding": "chunked"},
+    {"Content-Length": "-1"}, {"Content-Length": "99999"}, {"Content-Range": "bytes 0-1/2"},
 ]  # fmt: skip
-
-
-def whole_listing(hub: Hub) -> dict[str, Any]:
-    """Return a listing with fields that a pull does and does not need."""
-    card = {"license": "other", "license_name": "own", "tags": ["mlx"], "datasets": ["d"]}
-    return hub.listing() | {
-        "_id": "66", "modelId": REPOSITORY, "private": False, "gated": False, "downloads": 5,
-        "tags": ["mlx", "en"], "lastModified": "2025-01-01T00:00:00.000Z", "cardData": card,
-        "config": {"model_type": "qwen3", "tokenizer_config": {"eos_token": "x"}},
-        "safetensors": {"parameters": {"BF16": 5}, "total": 5}, "spaces": ["a/b"],
-    }  # fmt: skip
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -115,40 +87,6 @@ def look_up(hub: Hub, fault: Fault | None) -> hub_cache.HubModel | AkunuError:
         return refused(error)
 
 
-def listings(hub: Hub) -> list[tuple[str, Fault]]:
-    """Return every field with every wrong value, every status with every body and header."""
-    listing = whole_listing(hub)
-    found = [
-        (f"{path} = {new!r:.40}", answering(altered(listing, path, new)))
-        for path in places(listing)
-        for new in WRONG
-    ]
-    for status in STATUSES:
-        answers: list[tuple[bytes, dict[str, str]]] = [(body, {}) for body in BODIES] + [
-            (b"{}", header) for header in HEADERS
-        ]
-        found += [(f"{status} {a!r:.60}", answering(a[0], status, a[1])) for a in answers]
-    for value in RETRY_AFTER:
-        header = {"Retry-After": value}
-        found += [(f"{header!r:.40}", answering(b"{}", status, header)) for status in (429, 503)]
-    return found
-
-
-@pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize("count", [60, *slow(5000)])
-def test_any_listing_is_a_model_or_one_line(server: Hub, count: int) -> None:
-    tried = listings(server)
-    tried = random.Random(7).sample(tried, min(count, len(tried)))
-    seen = Counter[str]()
-    for what, fault in tried:
-        try:
-            seen[type(look_up(server, fault)).__name__] += 1
-        except Exception as error:
-            raise AssertionError(what) from error
-    assert seen["HubModel"] > len(tried) / 10  # a pull ignores many fields
-    assert seen["FetchError"] > len(tried) / 5
-
-
 @pytest.mark.usefixtures("in_process")
 def test_page_that_wants_a_sign_in_is_named(server: Hub) -> None:
     error = look_up(server, answering(PORTAL, 200, {"Content-Type": "text/html"}))
@@ -158,7 +96,7 @@ def test_page_that_wants_a_sign_in_is_named(server: Hub) -> None:
 
 @pytest.mark.usefixtures("in_process")
 def test_wrong_value_of_a_needed_field_is_refused(server: Hub) -> None:
-    listing = whole_listing(server)
+    listing = server.listing()
     number = [each["rfilename"] for each in listing["siblings"]].index(WEIGHTS)
     large = ("siblings", number, "lfs")
     for path in (("sha",), ("siblings",), large[:2], (*large, "sha256"), (*large, "size")):
@@ -228,49 +166,29 @@ def check_file(hub: Hub, home: Path, seed: int) -> bool:
 
 
 @pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize("seeds", [range(50), *slow(range(1000, 3000))], ids=["few", "many"])
-def test_any_answer_for_a_file_leaves_no_wrong_bytes(server: Hub, home: Path, seeds: range) -> None:
+def test_any_answer_for_a_file_leaves_no_wrong_bytes(server: Hub, home: Path) -> None:
     server.files = {WEIGHTS: CONTENT}
     failed = 0
-    for seed in seeds:
+    for seed in range(50):
         try:
             failed += check_file(server, home, seed)
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
-    assert len(seeds) / 10 < failed < len(seeds) * 0.95  # neither all nor hardly any
+    assert 5 < failed < 47  # neither all nor hardly any
 
 
-ENVIRONMENTS = [
-    {"ALL_PROXY": value}
-    for value in ("socks5://h:9", "socks4://u:hf_secret@h", "x", "http://", "http://[", "\x1b:")
-] + [
-    {"HTTP_PROXY": "socks4://u:hf_secret@h"},
-    {"HTTP_PROXY": "http://["},
-] + [
-    {"HF_TOKEN": value}
-    for value in ("hf_secret\x01", "hf_secr\u00e9t", "hf_secret\nx", " ", "x" * 9000)
-] + [{"SSL_CERT_FILE": "/no/such"}, {"SSL_CERT_FILE": "/dev/null"}]  # fmt: skip
-ENDPOINTS = [
-    "", "x", "http://", "http://[::1", "ftp://127.0.0.1", "http://127.0.0.1:0", "\x1b[2J",
-    "http://127.0.0.1:99999", "http://\u00e9.invalid\u2028", "http://a b", "socks5://x",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("environment", every_third(ENVIRONMENTS), ids=repr)
+@pytest.mark.parametrize(
+    "environment",
+    [{"ALL_PROXY": "socks5://h:9"}, {"ALL_PROXY": "http://["}, {"HTTP_PROXY": "http://["},
+     {"HF_TOKEN": "hf_secret\nx"}, {"SSL_CERT_FILE": "/no/such"}],
+    ids=repr,
+)  # fmt: skip
 def test_any_environment_is_a_model_or_one_line(
     server: Hub, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     look_up(server, None)
-
-
-@pytest.mark.parametrize("endpoint", every_third(ENDPOINTS))
-def test_wrong_endpoint_is_one_line(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", endpoint or "/")
-    with pytest.raises(AkunuError) as caught:
-        pull(REPOSITORY)
-    assert "\n" not in str(caught.value)
 
 
 def check_kept(path: Path, read: Callable[[], object], texts: Iterable[bytes]) -> None:
@@ -317,21 +235,7 @@ def test_any_note_of_an_unfinished_pull_names_only_our_files(server: Hub, home: 
 
 
 @pytest.mark.usefixtures("in_process")
-def test_any_wrong_ref_is_no_cached_model(server: Hub, home: Path) -> None:
-    pull(REPOSITORY)
-    assert hub_cache.cached_model(REPOSITORY, "main")
-    (ref,) = (home / "hub").rglob("refs/main")
-    texts = [b"..", b".", b"/", b"\0", b"a" * 40, b"a" * 100_000, b"x\n" * 20, b"\xe9" * 40]
-
-    def read() -> None:
-        assert hub_cache.cached_model(REPOSITORY, "main") is None
-
-    check_kept(ref, read, [*texts, *BODIES])
-
-
-@pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize("kind", ["symlink", *slow("hard link", "dangling", "fifo")])
-def test_links_are_never_written_through(server: Hub, home: Path, kind: str) -> None:
+def test_links_are_never_written_through(server: Hub, home: Path) -> None:
     """Every file of a pull, unfinished and finished, becomes a link in turn."""
     victim = home / "victim"
     for finished in (False, True):
@@ -353,28 +257,23 @@ def test_links_are_never_written_through(server: Hub, home: Path, kind: str) -> 
             place = home / path.relative_to(home).as_posix().replace(f".{finished}", "", 1)
             victim.write_bytes(b"mine" * 10)
             place.unlink()
-            if kind == "hard link":
-                os.link(victim, place)
-            elif kind == "fifo":
-                os.mkfifo(place)
-            else:
-                place.symlink_to(victim if kind == "symlink" else home / "new")
+            place.symlink_to(victim)
             for work in (lambda: model_store.remove("tiny-model"), lambda: pull(REPOSITORY)):
                 with contextlib.suppress(AkunuError):
                     work()
-            assert victim.read_bytes() == b"mine" * 10, (kind, place)
-            assert not (home / "new").exists(), (kind, place)
+            assert victim.read_bytes() == b"mine" * 10, place
             tried += 1
     assert tried > 20
 
 
-def pouring(start: bytes, piece: bytes) -> Fault:
+def pouring(start: bytes, piece: bytes, pause: float = 0.0) -> Fault:
     """Return an endless answer."""
 
     def write(out: BinaryIO) -> None:
         out.write(start)
         while True:
             out.write(piece)
+            time.sleep(pause)
 
     return Fault(raw=write)
 
@@ -387,54 +286,17 @@ def gzip_bomb() -> bytes:
 
 
 CHUNKED = b"HTTP/1.1 200 X\r\nTransfer-Encoding: chunked\r\n\r\n"
-POURED = {
+ENDLESS = {
     "a body": pouring(b"HTTP/1.1 200 X\r\n\r\n", b"[0," * 20_000),
-    "a redirect's body": pouring(b"HTTP/1.1 302 X\r\nLocation: /x\r\n\r\n", b"x" * 60_000),
-    "an error's body": pouring(b"HTTP/1.1 404 X\r\n\r\n", b"x" * 60_000),
     "a busy body": pouring(b"HTTP/1.1 503 X\r\n\r\n", b"x" * 60_000),
-    "chunks": pouring(CHUNKED, b"2710\r\n" + b"x" * 10_000 + b"\r\n"),
-    "tiny chunks": pouring(CHUNKED, b"1\r\n \r\n" * 5000),
     "a chunk's size": pouring(CHUNKED, b"1" * 60_000),
-    "a chunk's extension": pouring(CHUNKED + b"1;", b"x" * 60_000),
-    "one chunk": pouring(CHUNKED + b"ffffffffffffffff\r\n", b"x" * 60_000),
     "malformed chunks": pouring(CHUNKED, b"xyz\r\n" * 10_000),
-    "trailers": pouring(CHUNKED + b"0\r\n", b"a: b\r\n" * 10_000),
-    "a status line": pouring(b"HTTP/1.1 200 ", b"X" * 60_000),
     "headers": pouring(b"HTTP/1.1 200 X\r\n", b"a: b\r\n" * 10_000),
-    "a header": pouring(b"HTTP/1.1 200 X\r\na: ", b"x" * 60_000),
-    "1xx": pouring(b"", b"HTTP/1.1 103 X\r\n\r\n" * 3000),
     "gzip": answering(gzip_bomb(), 200, {"Content-Encoding": "gzip"}),
-    "gzip of an error": answering(gzip_bomb(), 404, {"Content-Encoding": "gzip"}),
-    "gzip of a redirect": answering(
-        gzip_bomb(), 302, {"Content-Encoding": "gzip", "Location": "/"}
-    ),
+    "slow: nothing": Fault(raw=lambda out: time.sleep(3)),
+    "slow: a status line": pouring(b"HTTP/1.1 200 ", b"X", 0.02),
+    "slow: chunks": pouring(CHUNKED, b"1\r\n \r\n", 0.02),
 }
-
-
-def dripping(start: bytes, drip: bytes) -> Fault:
-    def write(out: BinaryIO) -> None:
-        out.write(start)
-        while True:
-            out.write(drip)
-            time.sleep(0.02)
-
-    return Fault(raw=write)
-
-
-DRIPPED = {
-    "nothing": Fault(raw=lambda out: time.sleep(3)),
-    "a body": dripping(b"HTTP/1.1 200 X\r\n\r\n", b" "),
-    "a sized body": dripping(b"HTTP/1.1 200 X\r\nContent-Length: 64752\r\n\r\n", b" "),
-    "a status line": dripping(b"HTTP/1.1 200 ", b"X"),
-    "headers": dripping(b"HTTP/1.1 200 X\r\n", b"a: b\r\n"),
-    "1xx": dripping(b"", b"HTTP/1.1 103 X\r\n\r\n"),
-    "chunks": dripping(CHUNKED, b"1\r\n \r\n"),
-    "a chunk's size": dripping(CHUNKED, b"0"),
-    "redirects": Fault(status=302, headers={"Location": "/someone/tiny-model/x"}),
-}
-
-
-ENDLESS = POURED | {f"slow: {name}": fault for name, fault in DRIPPED.items()}
 
 
 @pytest.fixture
@@ -445,21 +307,18 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("what", every_third(ENDLESS))
-@pytest.mark.parametrize("where", ["api", *slow(WEIGHTS)])
+@pytest.mark.parametrize("what", ENDLESS)
 def test_endless_answers_are_given_up_in_little_memory(
-    server: Hub, monkeypatch: pytest.MonkeyPatch, where: str, what: str
+    server: Hub, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    server.faults[where] = deque([ENDLESS[what]] * 6)
+    server.faults["api"] = deque([ENDLESS[what]] * 6)
     before, before_there = peak_mb(), peak_mb(resource.RUSAGE_CHILDREN)
     with pytest.raises(AkunuError) as caught:
         pull(REPOSITORY)
     refused(caught.value)
-    assert len(server.asked(where)) <= 6
+    assert len(server.asked("api")) <= 6
     assert peak_mb() - before < 300
     assert peak_mb(resource.RUSAGE_CHILDREN) < max(before_there, 100) + 300
     server.faults.clear()
     monkeypatch.setattr(pull_module, "_STALLED_S", 20.0)
-    with contextlib.suppress(FetchError):  # if it took blanks for bytes of the file
-        pull(REPOSITORY)
     assert pull(REPOSITORY)

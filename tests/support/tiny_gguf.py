@@ -60,9 +60,7 @@ class Tiny:
 
     kind: str = "Q4_1"
     embedding: str = "Q8_0"
-    tied: bool = True
     exact_norms: bool = True
-    seed: int = 0
     metadata: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Array] = field(default_factory=dict)
     without: set[str] = field(default_factory=set)
@@ -71,7 +69,7 @@ class Tiny:
 
 def random_tensors(tiny: Tiny) -> dict[str, Array]:
     """The float32 tensors of a tiny llama under their names in GGUF."""
-    draw = np.random.default_rng(tiny.seed)
+    draw = np.random.default_rng(0)
 
     def matrix(rows: int, columns: int) -> Array:
         values: Array = draw.standard_normal((rows, columns)) / np.sqrt(columns)
@@ -83,8 +81,6 @@ def random_tensors(tiny: Tiny) -> dict[str, Array]:
 
     size, keys = len(vocabulary()), KV_HEADS * HIDDEN // HEADS
     tensors = {"token_embd.weight": matrix(size, HIDDEN) * 4, "output_norm.weight": norm()}
-    if not tiny.tied:
-        tensors["output.weight"] = matrix(size, HIDDEN)
     for layer in range(LAYERS):
         for name, values in {
             "attn_norm": norm(),
@@ -167,63 +163,6 @@ def _add(writer: Any, key: str, value: Any) -> None:
         writer.add_string(key, value)
     else:
         writer.add_array(key, value)
-
-
-def reference_logits(path: Path, ids: list[int]) -> Array:
-    """Logits of the llama in `path` for every position of `ids`: float32 [positions, vocab]."""
-    reader = gguf.GGUFReader(path)
-    weights = {
-        tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        for tensor in reader.tensors
-    }
-    meta = {
-        name.removeprefix("llama."): found.contents()
-        for name, found in reader.fields.items()
-        if name.startswith("llama.")
-    }
-    heads, kv_heads = meta["attention.head_count"], meta["attention.head_count_kv"]
-    width = meta["embedding_length"] // heads
-    epsilon = meta["attention.layer_norm_rms_epsilon"]
-
-    def norm(x: Array, name: str) -> Array:
-        scale = 1 / np.sqrt(np.mean(x * x, -1, keepdims=True) + epsilon)
-        normed: Array = x * scale * weights[f"{name}.weight"]
-        return normed
-
-    positions = np.arange(len(ids))
-    rates = meta["rope.freq_base"] ** (-np.arange(0, width, 2) / width)
-    angles = (positions[:, None] * rates)[:, None]  # [positions, 1, pairs]
-
-    def rotate(x: Array) -> Array:
-        even, odd = x[..., 0::2], x[..., 1::2]
-        turned = [even * np.cos(angles) - odd * np.sin(angles)]
-        turned.append(even * np.sin(angles) + odd * np.cos(angles))
-        return np.stack(turned, -1).reshape(x.shape)
-
-    x = weights["token_embd.weight"][ids]
-    future = np.triu(np.full((len(ids), len(ids)), -np.inf), 1)
-    for layer in range(meta["block_count"]):
-        prefix = f"blk.{layer}."
-
-        def times(value: Array, name: str, prefix: str = prefix) -> Array:
-            product: Array = value @ weights[f"{prefix}{name}.weight"].T
-            return product
-
-        h = norm(x, f"{prefix}attn_norm")
-        query = rotate(times(h, "attn_q").reshape(len(ids), heads, width))
-        key = rotate(times(h, "attn_k").reshape(len(ids), kv_heads, width))
-        value = times(h, "attn_v").reshape(len(ids), kv_heads, width)
-        key, value = (np.repeat(part, heads // kv_heads, 1) for part in (key, value))
-        scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(width) + future
-        shares = np.exp(scores - scores.max(-1, keepdims=True))
-        shares /= shares.sum(-1, keepdims=True)
-        mixed = np.einsum("hqk,khd->qhd", shares, value).reshape(len(ids), -1)
-        x = x + times(mixed, "attn_output")
-        h = norm(x, f"{prefix}ffn_norm")
-        gate = times(h, "ffn_gate")
-        x = x + times(gate / (1 + np.exp(-gate)) * times(h, "ffn_up"), "ffn_down")
-    output = weights.get("output.weight", weights["token_embd.weight"])
-    return np.asarray(norm(x, "output_norm") @ output.T, np.float32)
 
 
 def load_float32(directory: Path) -> Any:
