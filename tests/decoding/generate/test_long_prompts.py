@@ -5,20 +5,18 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Sequence
-from itertools import islice
 
 import mlx.core as mx
 import pytest
 
 from akunu_py.decoding.events import PrefillProgress
-from akunu_py.decoding.generate.prefill import prefill
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.models.load.fit import PREFILL_ROWS
 from akunu_py.types import Drafter, GenerateOptions
 from tests.support.families import build
-from tests.support.targets import Timed, answer, fresh, read, some
+from tests.support.targets import answer, fresh, read, some
 
 MB = 1 << 20
 # A CPU computes the attention scores of a chunk at once: for 16,000 tokens 4 heads x 512 x 16,000
@@ -59,19 +57,6 @@ def test_a_long_prompt_takes_what_its_cache_needs(name: str, count: int) -> None
     short = [*prompt[:40], *some(30, 2)]
     target.reuse_prefix(short)
     assert answer(target, short, []) == fresh(name, short)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_prefill_stops_after_a_chunk_and_keeps_it(name: str) -> None:
-    target = Timed(build(name), 600)  # tokens a second: one chunk at a time
-    target.reuse_prefix(some(16_000, 1))
-    assert list(islice(prefill(target), 4)) == [each * PREFILL_ROWS for each in range(4)]
-    assert len(target.tokens) == 3 * PREFILL_ROWS
-    # The same prompt continues from there.
-    assert target.reuse_prefix(some(3 * PREFILL_ROWS + 90, 1)).cached == 3 * PREFILL_ROWS
-    longer = some(3 * PREFILL_ROWS + 90, 1)
-    assert answer(target, longer, []) == fresh(name, longer)
 
 
 @pytest.mark.long

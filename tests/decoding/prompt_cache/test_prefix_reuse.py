@@ -34,14 +34,6 @@ def read_by(target: Target, prompt: list[int], truth: list[int]) -> int:
     return len(prompt) - cached
 
 
-@pytest.mark.parametrize("name", ["llama-sliding", "qwen3_next"])
-def test_a_repeated_prompt_continues_from_the_checkpoint_before_its_end(name: str) -> None:
-    target, prompt = Target(Counting(build(name))), some(FIRST, 1)
-    for expected in (FIRST, target.prompt_tail):
-        assert read_by(target, prompt, fresh(name, prompt)) == expected
-    assert len(target.history.checkpoints) <= 3
-
-
 @pytest.mark.parametrize("name", ["llama", "llama-sliding", "qwen3_next"])
 @pytest.mark.parametrize("tokens", [0, 5])
 def test_a_side_request_leaves_what_the_next_turn_needs(name: str, tokens: int) -> None:
