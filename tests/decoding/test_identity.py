@@ -314,17 +314,6 @@ def covering() -> list[Case]:
     return cases
 
 
-def test_a_run_covers_every_pair_with_a_situation() -> None:
-    cases = covering()
-    for name, options in (
-        ("family", ONE_OF_EACH_KIND),
-        ("drafter", MODES),
-        ("sampling", SAMPLINGS),
-    ):
-        pairs = {(getattr(case, name), case.situation) for case in cases}
-        assert pairs >= set(itertools.product(options, SITUATIONS))
-
-
 @pytest.fixture
 def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
     """All passes take the same time, and tokens of neural drafters none: every draft pays."""

@@ -90,30 +90,14 @@ def fit(counts: np.ndarray, expected: np.ndarray) -> float:
     return p_value(counts[possible], expected[possible] * counts.sum())
 
 
-Rule = Callable[[Sampler, mx.array, list[int], list[int]], list[int]]
-
-
-def our_rule(sampler: Sampler, logits: mx.array, prompt: list[int], draft: list[int]) -> list[int]:
-    """What the loop accepts of a pass over the draft."""
+def accepted(sampler: Sampler, logits: mx.array, prompt: list[int], draft: list[int]) -> list[int]:
+    """Return what the loop accepts of a pass over the draft."""
     before = mx.array([*prompt, *draft])
     sampled = [int(token) for token in sampler.sample(logits, before, len(prompt)).tolist()]
     return sampled[: common_prefix(draft, sampled) + 1]
 
 
-def forgetful_rule(
-    sampler: Sampler, logits: mx.array, prompt: list[int], draft: list[int]
-) -> list[int]:
-    """The same with a planted bug: what is drawn after a rejection is not kept off the draft."""
-    tokens = our_rule(sampler, logits, prompt, draft)
-    if len(tokens) <= len(draft):
-        row = len(tokens) - 1
-        again = Sampler(replace(sampler.options, seed=sampler.seed + 77777))
-        before = mx.array([*prompt, *draft[:row]])
-        tokens[row] = int(again.sample(logits[row : row + 1], before, len(prompt) + row).item())
-    return tokens
-
-
-def p_values(name: str, rule: Rule) -> list[float]:
+def p_values(name: str) -> list[float]:
     """One for each position of the draft, over the runs that got there, and one for the bonus."""
     generator = np.random.default_rng(7)
     logits = generator.normal(size=(ROWS, SMALL)).astype(np.float32) * 1.5
@@ -126,7 +110,7 @@ def p_values(name: str, rule: Rule) -> list[float]:
     counts = np.zeros((ROWS, SMALL))
     for seed in range(SEEDS):
         sampler = Sampler(replace(options, seed=seed))
-        for row, token in enumerate(rule(sampler, mx.array(logits), prompt, draft)):
+        for row, token in enumerate(accepted(sampler, mx.array(logits), prompt, draft)):
             counts[row, token] += 1
     return [
         fit(counts[row], plain_distribution(logits[row], [*prompt, *draft[:row]], options))
@@ -138,14 +122,9 @@ def p_values(name: str, rule: Rule) -> list[float]:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["temperature", "all", "everything", *slow(*OTHERS)])
 def test_the_distribution_is_that_of_plain_sampling(name: str) -> None:
-    values = p_values(name, our_rule)
+    values = p_values(name)
     assert len(values) >= 2
     assert min(values) > 1e-4
-
-
-@pytest.mark.long
-def test_a_planted_bug_is_found() -> None:
-    assert min(p_values("temperature", forgetful_rule)) < 1e-6
 
 
 def test_seeds_differ_and_no_seed_is_a_new_one() -> None:
@@ -274,21 +253,6 @@ def test_top_p_without_a_sort_draws_the_token_of_the_sorted_vocabulary(
             assert (top_p_candidates(options) == 0) == (top_p < 0.75)
             if top_p >= 0.75:
                 assert Sampler(options).sample(logits, before, 0).tolist() == expected
-
-
-def test_top_p_needs_enough_candidates() -> None:
-    """One candidate is outside of top-p in every fifth draw; the planned ones never are."""
-    logits, before = mx.array(rows_of("flat", 2000, 257)), mx.array([1] * 2000)
-    options = replace(WARM, temperature=1.0, top_p=0.8, seed=2)
-    kept = mx.isfinite(filtered(logits, options))
-    sampler, outside = Sampler(options), []
-    for count in (1, 2, top_p_candidates(options)):
-        sampler._candidates = count
-        tokens = sampler.sample(logits, before, 0)[:, None]
-        outside.append(2000 - int(mx.take_along_axis(kept, tokens, axis=-1).sum().item()))
-    assert 300 < outside[0] < 500
-    assert 10 < outside[1] < 100
-    assert outside[2] == 0
 
 
 @pytest.mark.long

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
 from akunu_py.decoding.drafting.neural import ModelDrafter
@@ -94,31 +93,6 @@ def test_its_cache_goes_back_with_the_targets(name: str, temperature: float) -> 
     assert tokens == truth
     found = right(prompt, truth, model)
     assert sum(found) >= len(found) - 1 > 3  # a near-tie may fall otherwise
-
-
-@pytest.mark.parametrize("name", ["llama-sliding", "qwen3_next"])  # without and with checkpoints
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_the_host_waits_once_for_each_drafted_token(
-    name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = Target(build(name))
-    target.sampler = Sampler(SamplingOptions(temperature=temperature, top_p=0.9, seed=1))
-    drafter = ModelDrafter(DraftModel("draft", Path(), build(name), VOCABULARY, NEEDS, 1), target)
-    drafter.start_draft(prompt_of(name, False))
-    waits = []
-    for owner, function in ((mx, "eval"), (mx.array, "item"), (mx.array, "tolist")):
-        plain = getattr(owner, function)
-
-        def counted(*args: Any, plain: Any = plain, name: str = function) -> Any:
-            waits.append(name)
-            return plain(*args)
-
-        monkeypatch.setattr(owner, function, counted)
-    for drafted in range(1, 4):
-        token, chance = drafter.draft_token()
-        assert type(token) is int
-        assert 0 < chance <= 1
-        assert len(waits) == drafted, waits
 
 
 def test_vocabularies_are_compared() -> None:
