@@ -186,8 +186,8 @@ class Cell:
         """Return the reference for `prompt`, from a file where that has it."""
         name, count = self.case.family, options.max_tokens
         own_cache = name in FAMILIES and name not in QUANTIZED
-        if own_cache and options.sampling == GREEDY and prompt == prompt_of(name, False):
-            return greedy(name, False)[:count]
+        if own_cache and options.sampling == GREEDY and prompt == prompt_of(name):
+            return greedy(name)[:count]
         return plain(self.engine, prompt, count, options.sampling)
 
     def check(self, *requests: Submitted) -> None:
@@ -219,7 +219,7 @@ def alone(cell: Cell) -> None:
     """One request, past sliding windows and the first growth of the caches if it is greedy."""
     family = cell.case.family
     known = family in FAMILIES
-    prompt = prompt_of(family, False) if known else some(33, 1)
+    prompt = prompt_of(family) if known else some(33, 1)
     count = 270 if family in ONE_OF_EACH_KIND and cell.case.sampling == "greedy" else 2 * COUNT
     request = cell.submit(prompt, count)
     Served(cell.engine).serve([request])

@@ -59,7 +59,7 @@ class Spoiled(ModelDrafter):
 
 def answer(name: str, sampling: SamplingOptions, wrong: float) -> tuple[list[int], Spoiled]:
     """Return the tokens and the draft model."""
-    prompt, target = prompt_of(name, False), Timeless(build(name))
+    prompt, target = prompt_of(name), Timeless(build(name))
     target.sampler = Sampler(sampling)
     target.reuse_prefix(prompt)
     read(target)
@@ -87,7 +87,7 @@ def test_its_cache_goes_back_with_the_targets(name: str, temperature: float) -> 
 
     After each rejection it drafts the same as a model that never saw the wrong tokens.
     """
-    sampling, prompt = SamplingOptions(temperature=temperature, seed=5), prompt_of(name, False)
+    sampling, prompt = SamplingOptions(temperature=temperature, seed=5), prompt_of(name)
     truth = plain_tokens(build(name), prompt, COUNT, sampling)
     tokens, model = answer(name, sampling, 0.3)
     assert tokens == truth
