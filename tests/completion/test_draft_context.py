@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -57,15 +56,6 @@ def test_only_what_changed_is_learned_again(engine: Engine) -> None:
     calls.clear()
     session.generate(typed, options, [draft_context[0], (1, 2, 3)]).answer()
     assert 4 + len(typed) <= sum(map(len, calls)) <= 4 + len(typed) + 9
-
-
-def test_fixed_drafts_come_from_the_draft_context(engine: Engine) -> None:
-    prompt = engine.tokens.encode("a = b\nc = ")
-    options = GenerateOptions(max_tokens=40, draft="fixed")
-    plain = Session(engine).generate(prompt, replace(options, draft="off")).answer()
-    drafted = Session(engine).generate(prompt, options, [prompt, plain.tokens]).answer()
-    assert drafted.tokens == plain.tokens
-    assert drafted.stats.target_passes < plain.stats.target_passes / 2
 
 
 def test_completions_are_not_remembered(engine: Engine) -> None:

@@ -169,20 +169,11 @@ def test_an_unknown_cache_kind_is_named_and_does_not_draft() -> None:
     assert reason == "its cache (BatchKVCache, LayerCache, MyCache) cannot be rolled back"
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_what_grows_is_quantized(bits: int) -> None:
-    model = build("llama-kv8").model  # heads of 32
-    cache = kv_cache.new_cache(model, bits)
-    assert [(type(entry), entry.bits) for entry in cache] == [(QuantizedKVCache, bits)] * 2
-    assert all(entry.group_size == 32 and entry.empty() for entry in cache)
-
-
 @pytest.mark.parametrize(
     ("name", "bits", "reason"),
     [
         ("llama", 8, "heads of 8"),
         ("llama-kv8", 3, "must be 4 or 8, got 3"),
-        ("mamba2", 8, "nothing in it grows"),
     ],
 )
 def test_a_cache_that_cannot_be_quantized_is_refused(name: str, bits: int, reason: str) -> None:

@@ -27,8 +27,7 @@ class OffersAll:
 class Mixture(OffersAll):
     """Drafts guesses, then tokens of a neural drafter, then guesses, up to 3 of each.
 
-    whole: the prompt and the answer; one guess in ten is wrong. shapes: the numbers of each in the
-    drafts, and of accepted tokens.
+    whole: the prompt and the answer; one guess in ten is wrong.
     """
 
     pipelines = False
@@ -40,8 +39,6 @@ class Mixture(OffersAll):
         self._vocabulary = vocabulary
         self._random = random.Random(seed)
         self._known: list[int] = []
-        self._shape = 0, 0, 0
-        self.shapes: list[tuple[int, int, int, int]] = []
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._known += tokens
@@ -57,14 +54,12 @@ class Mixture(OffersAll):
                     break
                 made.append(token)
         draft += made
-        draft += self._guesses(len(draft), min(behind, left - len(draft)))
-        self._shape = before, len(made), len(draft) - before - len(made)
-        return draft
+        return draft + self._guesses(len(draft), min(behind, left - len(draft)))
 
     def observe(
         self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
-        self.shapes.append((*self._shape, accepted))
+        pass
 
     def _guesses(self, place: int, count: int) -> list[int]:
         start = len(self._known) + place
@@ -72,11 +67,3 @@ class Mixture(OffersAll):
             (token + (self._random.random() < 0.1)) % self._vocabulary
             for token in self._whole[start : start + count]
         ]
-
-    def ends(self) -> set[int]:
-        """Return the parts (0: none, 1 to 3) of full drafts with the last accepted tokens."""
-        return {
-            (accepted > 0) + (accepted > before) + (accepted > before + own)
-            for before, own, behind, accepted in self.shapes
-            if before and own and behind
-        }

@@ -25,22 +25,20 @@ from tests.support.family_table import FAMILIES
 from tests.support.targets import some
 
 COUNT = 270  # caches grow by 256 tokens
-SHORT = [1, 2, 3, 5, 9, 17, 33]  # lengths of prompts; the families take turns
-LONG = [300, 260, 150, 97]
+LENGTHS = [1, 2, 3, 5, 9, 17, 33]  # of prompts; the families take turns
 CLEAR = 1e-5  # between the best two logits; how many rows a pass has changes them by less
 _GOLDEN = Path(__file__).parents[1] / "golden" / "family_answers.json"
 
 
-def prompt_of(name: str, long: bool) -> list[int]:
-    turn = list(FAMILIES).index(name)
-    length = LONG[turn % len(LONG)] if long else SHORT[turn % len(SHORT)]
+def prompt_of(name: str) -> list[int]:
+    length = LENGTHS[list(FAMILIES).index(name) % len(LENGTHS)]
     return some(length, length)
 
 
 @cache
-def greedy(name: str, long: bool) -> list[int]:
+def greedy(name: str) -> list[int]:
     """COUNT tokens after the prompt."""
-    prompt, tokens = prompt_of(name, long), kept().get(f"{name}, {long}", [])
+    prompt, tokens = prompt_of(name), kept().get(name, [])
     return tokens if is_greedy(name, prompt, tokens) else plain(name, prompt, COUNT)
 
 
@@ -74,20 +72,16 @@ def plain(name: str, prompt: Sequence[int], count: int) -> list[int]:
 @cache
 def kept() -> dict[str, list[int]]:
     answers: dict[str, str] = json.loads(_GOLDEN.read_text("utf-8"))["answers"]
-    return {case: [*base64.b64decode(text)] for case, text in answers.items()}
+    return {name: [*base64.b64decode(text)] for name, text in answers.items()}
 
 
 def main() -> None:
     mx.disable_compile()
     answers = {
-        f"{name}, {long}": base64.b64encode(bytes(plain(name, prompt_of(name, long), COUNT)))
+        name: base64.b64encode(bytes(plain(name, prompt_of(name), COUNT))).decode()
         for name in FAMILIES
-        for long in (False, True)
     }
-    made = {
-        "made_by": "python -m tests.support.family_answers",
-        "answers": {case: text.decode() for case, text in answers.items()},
-    }
+    made = {"made_by": "python -m tests.support.family_answers", "answers": answers}
     _GOLDEN.write_text(json.dumps(made, indent=1) + "\n", "utf-8")
 
 

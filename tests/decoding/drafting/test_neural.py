@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any
 
-import mlx.core as mx
 import pytest
 
-from akunu_py.decoding.drafting.early_exit import ExitDrafter, FirstLayers
-from akunu_py.decoding.drafting.neural import ModelDrafter, MtpDrafter
-from akunu_py.decoding.generate.decode import Decoding
+from akunu_py.decoding.drafting.neural import ModelDrafter
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.drafters import DraftModel, difference
 from akunu_py.decoding.model.engine import Engine
@@ -21,21 +18,17 @@ from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
-from akunu_py.models.load.mlx_loader import open_model
-from akunu_py.models.mtp import load_head
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.types import Constraint, DraftMode, GenerateOptions, NeuralDrafter, SamplingOptions
+from akunu_py.types import Constraint, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.decoding import decode
-from tests.support.drafters import Mixture
 from tests.support.engines import altered
 from tests.support.families import build, families_of_each_kind
 from tests.support.family_answers import prompt_of
 from tests.support.identity import plain_tokens
-from tests.support.targets import Counting, Timeless, read, some
-from tests.support.tiny import VOCABULARY, tiny_llama
+from tests.support.targets import Counting, Timeless, read
+from tests.support.tiny import VOCABULARY
 from tests.support.tiny_fim import byte_level, sentence_piece, write_model
-from tests.support.tiny_mtp import write_checkpoint
 
 COUNT = 40
 FREE = {1: 1.0, 33: 1.01}  # a curve with which everything pays
@@ -64,28 +57,17 @@ class Spoiled(ModelDrafter):
         return 0.0  # no time is measured, so its stated share of a step counts
 
 
-def answer(
-    name: str,
-    sampling: SamplingOptions,
-    wrong: float,
-    truth: Sequence[int] = (),
-    count: int = COUNT,
-) -> tuple[list[int], Spoiled, list[int], set[int]]:
-    """Return the tokens, the draft model, the accepted tokens of each pass, and `Mixture.ends`.
-
-    truth: the answer, if other guesses come before and after the draft model's tokens.
-    """
-    prompt, target, ends = prompt_of(name, False), Timeless(build(name)), set[int]()
+def answer(name: str, sampling: SamplingOptions, wrong: float) -> tuple[list[int], Spoiled]:
+    """Return the tokens and the draft model."""
+    prompt, target = prompt_of(name), Timeless(build(name))
     target.sampler = Sampler(sampling)
     target.reuse_prefix(prompt)
     read(target)
     model = Spoiled(build(name), target, wrong)
-    mixture = Mixture(model, [*prompt, *truth], VOCABULARY, len(truth)) if truth else None
-    drafter = mixture or AutoDrafter(CostCurve(FREE), neural_drafters=[model], ngrams=False)
+    drafter = AutoDrafter(CostCurve(FREE), neural_drafters=[model], ngrams=False)
     drafter.extend(prompt)
-    pieces = list(decode(target, drafter, count, ()))
-    tokens = [token for piece in pieces for token in piece.tokens]
-    return tokens, model, [piece.accepted for piece in pieces], mixture.ends() if mixture else ends
+    pieces = list(decode(target, drafter, COUNT, ()))
+    return [token for piece in pieces for token in piece.tokens], model
 
 
 def right(prompt: Sequence[int], truth: Sequence[int], neural_drafter: Spoiled) -> list[bool]:
@@ -98,54 +80,19 @@ def right(prompt: Sequence[int], truth: Sequence[int], neural_drafter: Spoiled) 
     ]
 
 
-@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @families_of_each_kind(quick=("llama-sliding", "qwen3_next"))
-def test_its_cache_goes_back_with_the_targets(name: str, temperature: float, mixed: bool) -> None:
+def test_its_cache_goes_back_with_the_targets(name: str, temperature: float) -> None:
     """The target drafts for itself, and every third token is replaced by a wrong one.
 
-    After each rejection it drafts the same as a model that never saw the wrong tokens. mixed: with
-    guesses before and after its tokens.
+    After each rejection it drafts the same as a model that never saw the wrong tokens.
     """
-    sampling, prompt = SamplingOptions(temperature=temperature, seed=5), prompt_of(name, False)
+    sampling, prompt = SamplingOptions(temperature=temperature, seed=5), prompt_of(name)
     truth = plain_tokens(build(name), prompt, COUNT, sampling)
-    tokens, model, _, ends = answer(name, sampling, 0.3, truth if mixed else ())
+    tokens, model = answer(name, sampling, 0.3)
     assert tokens == truth
     found = right(prompt, truth, model)
     assert sum(found) >= len(found) - 1 > 3  # a near-tie may fall otherwise
-    assert not mixed or len(ends) > 1
-
-
-@pytest.mark.long
-def test_a_perfect_draft_model_gives_long_drafts() -> None:
-    for sampling in (SamplingOptions(), SamplingOptions(0.9, top_p=0.9, seed=5)):
-        _, _, accepted, _ = answer("llama", sampling, 0.0, count=200)
-        assert max(accepted) > 10
-
-
-@pytest.mark.parametrize("name", ["llama-sliding", "qwen3_next"])  # without and with checkpoints
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_the_host_waits_once_for_each_drafted_token(
-    name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = Target(build(name))
-    target.sampler = Sampler(SamplingOptions(temperature=temperature, top_p=0.9, seed=1))
-    drafter = ModelDrafter(DraftModel("draft", Path(), build(name), VOCABULARY, NEEDS, 1), target)
-    drafter.start_draft(prompt_of(name, False))
-    waits = []
-    for owner, function in ((mx, "eval"), (mx.array, "item"), (mx.array, "tolist")):
-        plain = getattr(owner, function)
-
-        def counted(*args: Any, plain: Any = plain, name: str = function) -> Any:
-            waits.append(name)
-            return plain(*args)
-
-        monkeypatch.setattr(owner, function, counted)
-    for drafted in range(1, 4):
-        token, chance = drafter.draft_token()
-        assert type(token) is int
-        assert 0 < chance <= 1
-        assert len(waits) == drafted, waits
 
 
 def test_vocabularies_are_compared() -> None:
@@ -233,65 +180,3 @@ def test_a_model_of_other_tokens_is_refused(tmp_path: Path) -> None:
     for mode in modes:
         with pytest.raises(UsageError, match=f"--draft {mode}: "):
             Session(Engine.load(target)).generate([1], GenerateOptions(draft=mode))
-
-
-def create_drafter(kind: str, directory: Path) -> tuple[Target, NeuralDrafter]:
-    """Return a target and its drafter of this kind."""
-    if kind == "mtp":
-        write_checkpoint(directory, "mimo")
-        opened = open_model(directory)
-        head = load_head(directory, opened.model, opened.config)
-        assert head is not None
-        mx.eval(opened.model.parameters(), head.parameters())
-        target = Timeless(opened.model)
-        return target, MtpDrafter(head, target, 1e-6)
-    target = Timeless(tiny_llama())
-    if kind == "exit":
-        return target, ExitDrafter(FirstLayers(target.model, 1), target, 1e-6, 0.5)
-    small = DraftModel("draft", Path(), tiny_llama(1), VOCABULARY, NEEDS, 1e-6)
-    return target, ModelDrafter(small, target)
-
-
-class Counted(list[int]):
-    """A list that counts the elements read from it."""
-
-    reads = 0
-
-    def __iter__(self) -> Iterator[int]:
-        Counted.reads += len(self)
-        return super().__iter__()
-
-    def __getitem__(self, at: SupportsIndex | slice) -> Any:
-        found = super().__getitem__(at)
-        Counted.reads += len(found) if isinstance(found, list) else 1
-        return found
-
-
-def count_reads(target: Target, drafter: AutoDrafter) -> None:
-    """Count the tokens read from the histories of the n-grams and of the draft model."""
-    tokens = Counted(drafter.index.tokens)
-    drafter.index.tokens = drafter.tracker.tokens = drafter.tracker.edits.tokens = tokens
-    for history in target.history.drafter_histories.values():
-        history.tokens = Counted(history.tokens)
-    for planned in drafter.neural_drafters:
-        if isinstance(planned.neural_drafter, MtpDrafter):
-            planned.neural_drafter._seen = Counted(planned.neural_drafter._seen)
-    Counted.reads = 0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["model", "mtp", "exit"])
-def test_a_draft_compares_few_tokens_of_a_long_history(kind: str, tmp_path: Path) -> None:
-    target, neural_drafter = create_drafter(kind, tmp_path)
-    prompt, passes = some(2000, 1), 12
-    target.reuse_prefix(prompt)
-    drafter = AutoDrafter(CostCurve(FREE), neural_drafters=[neural_drafter], ngrams=False)
-    read(target)
-    drafter.extend(prompt)
-    decoding = Decoding(target, drafter, 1000, ())
-    for _ in range(3):  # the first draft of an answer may compare the whole prompt
-        decoding.step()
-    count_reads(target, drafter)
-    pieces = [decoding.step() for _ in range(passes)]
-    assert sum(piece.accepted + len(piece.rejected) for piece in pieces) > 0
-    assert Counted.reads <= 300 * passes

@@ -5,7 +5,6 @@ tests/decoding/test_identity.py covers the turns of conversations for all famili
 
 from __future__ import annotations
 
-import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +15,7 @@ from akunu_py.decoding.generate import prefill as prefill_module
 from akunu_py.decoding.prompt_cache import history
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
-from tests.support.families import build, families_of_each_kind
-from tests.support.family_table import WINDOW
+from tests.support.families import build
 from tests.support.targets import Counting, answer, fresh, read, some
 
 FIRST = 150  # tokens of the first prompt: several windows
@@ -32,14 +30,6 @@ def read_by(target: Target, prompt: list[int], truth: list[int]) -> int:
     rows: int = target.model.rows
     assert rows >= len(prompt) - cached
     return len(prompt) - cached
-
-
-@pytest.mark.parametrize("name", ["llama-sliding", "qwen3_next"])
-def test_a_repeated_prompt_continues_from_the_checkpoint_before_its_end(name: str) -> None:
-    target, prompt = Target(Counting(build(name))), some(FIRST, 1)
-    for expected in (FIRST, target.prompt_tail):
-        assert read_by(target, prompt, fresh(name, prompt)) == expected
-    assert len(target.history.checkpoints) <= 3
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-sliding", "qwen3_next"])
@@ -61,24 +51,6 @@ def test_a_side_request_leaves_what_the_next_turn_needs(name: str, tokens: int) 
     assert read_by(target, following, fresh(name, following)) == (
         len(following) - (len(turn) if tokens else length)
     )
-
-
-@families_of_each_kind()
-def test_a_checkpoint_is_immune_to_later_writes(name: str) -> None:
-    """Checkpoint, write passes of all sizes, restore, and all of it again."""
-    model = build(name)
-    cache, prompt = kv_cache.new_cache(model), some(FIRST, 1)
-    model(mx.array([prompt]), cache=cache)
-    back_to = kv_cache.checkpoint(cache, FIRST)
-    expected = model(mx.array([some(5, 2)]), cache=cache)
-    mx.eval(expected)
-    for _ in range(2):
-        for size in (1, 1, WINDOW + 1, 1, 7):
-            mx.eval(model(mx.array([some(size, size)]), cache=cache))
-        kv_cache.restore(cache, back_to)
-        again = model(mx.array([some(5, 2)]), cache=cache)
-        assert mx.allclose(again, expected, rtol=1e-3, atol=1e-3)
-        assert again[0].argmax(-1).tolist() == expected[0].argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-sliding", "qwen3_next"])
