@@ -121,18 +121,17 @@ def answered(engine: Engine, prompt: list[int], options: GenerateOptions) -> Ans
 
 
 def assert_exact(
-    engine: Engine, sampling: SamplingOptions, seeds: Sequence[int], length: int = TOKENS
+    engine: Engine, sampling: SamplingOptions, seeds: Sequence[int]
 ) -> tuple[Answer, list[int]]:
     """Compare with naive decoding: each kind of drafts, and `Adversary` with each seed."""
     assert sampling.constraint is not None
     prompt = engine.tokens.encode(PROMPT)
     text = lark(sampling.constraint, COMPACT if sampling.constraint.compact else FREE)
-    grammar = llguidance.LLMatcher.grammar_from_lark(text)
-    truth = naive(engine, prompt, sampling, grammar, length)
-    rightly = wrongly = 0
+    truth = naive(engine, prompt, sampling, llguidance.LLMatcher.grammar_from_lark(text), TOKENS)
     for mode in ("off", "fixed", "auto"):
-        answer = answered(engine, prompt, GenerateOptions(length, mode, 4, sampling))
+        answer = answered(engine, prompt, GenerateOptions(TOKENS, mode, 4, sampling))
         assert list(answer.tokens) == truth
+    rightly = wrongly = 0
     for seed in seeds:
         session = Session(engine)
 
@@ -140,7 +139,7 @@ def assert_exact(
             return Adversary(prompt, truth, seed)
 
         session.drafting.wrap = adversary
-        answer = session.generate(prompt, GenerateOptions(length, "auto", 4, sampling)).answer()
+        answer = session.generate(prompt, GenerateOptions(TOKENS, "auto", 4, sampling)).answer()
         assert list(answer.tokens) == truth
         rightly += answer.stats.accepted
         wrongly += answer.stats.drafted - answer.stats.accepted
@@ -160,18 +159,8 @@ def test_tokens_are_those_of_masked_plain_decoding(
     sampling = SamplingOptions(temperature=temperature, seed=5, constraint=constraint)
     answer, truth = assert_exact(engine, sampling, seeds=range(3))
     assert answer.finish_reason == "stop" or len(truth) == TOKENS
-    if answer.finish_reason == "stop" and "json" in constraint.kind:
-        json.loads(answer.text)
     if answer.finish_reason == "stop" and name == "regex":
         assert re.fullmatch(constraint.text, answer.text)
-    if name == "choice":
-        assert answer.text in constraint.choices
-
-
-@pytest.mark.long
-def test_tokens_of_the_starter_are_exact(shallow_starter: Engine) -> None:
-    sampling = SamplingOptions(constraint=CONSTRAINTS["schema"])
-    assert_exact(shallow_starter, sampling, seeds=[1], length=12)
 
 
 @pytest.mark.long
@@ -194,7 +183,7 @@ def test_tokens_of_any_schema_are_exact_and_fit(
 
 
 @pytest.mark.long
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @example(["\x7f"], None)
 @given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=5, unique=True), st.data())
 def test_any_choice_can_be_made(engine: Engine, choices: list[str], data: Any) -> None:
@@ -214,34 +203,13 @@ def test_an_answer_cut_off_is_the_beginning_of_one_that_matches(engine: Engine) 
     answer = answered(engine, [5, 6], GenerateOptions(12, sampling=sampling))
     assert answer.finish_reason == "length"
     assert re.fullmatch('"a+', answer.text)
-    done = replace(sampling, constraint=Constraint("choice", choices=("no",)))
-    length = len(answered(engine, [5, 6], GenerateOptions(9, sampling=done)).tokens)
-    answer = answered(engine, [5, 6], GenerateOptions(length, sampling=done))
-    assert answer.finish_reason == "stop", "complete with the last token that was left"
 
 
 REFUSED = {
     "not JSON": (Constraint("json_schema", '{"type": '), "not JSON"),
-    "no schema": (Constraint("json_schema", "[1]"), "expected a schema, found [1]"),
     "a place": (
         Constraint("json_schema", '{"properties": {"a/b": {"items": {"pattern": "(?<=a)"}}}}'),
         "at #/properties/a~1b/items: the pattern '(?<=a)' has a look-behind",
-    ),
-    "a definition": (
-        Constraint("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"uniqueItems": true}}}'),
-        "at #/$defs/a: uniqueItems",
-    ),
-    "no type": (
-        Constraint("json_schema", '{"anyOf": [{"type": "foo"}]}'),
-        'at #/anyOf/0: unknown type "foo"',
-    ),
-    "no target": (
-        Constraint("json_schema", '{"items": {"$ref": "#/x"}}'),
-        "at #/items: $ref: '#/x' is not",
-    ),
-    "unsatisfiable": (
-        Constraint("json_schema", '{"type": "integer", "minimum": 3, "maximum": 2}'),
-        "cannot be used: no value can fit it",
     ),
     "values of a property": (
         Constraint(
@@ -253,11 +221,9 @@ REFUSED = {
         "cannot be used at #/$defs/c/items: no value can fit it",
     ),
     "expression": (Constraint("regex", "a(b"), "unclosed group"),
-    "rule": (Constraint("grammar", "start: foo"), 'unknown name: "foo"'),
     "nothing": (Constraint("regex", r"[^\s\S]"), "cannot be used"),
     "too large": (Constraint("regex", "a" * (MAX_CONSTRAINT + 1)), "at most"),
     "no choice": (Constraint("choice"), "at least one choice"),
-    "an empty choice": (Constraint("choice", choices=("a", "")), "no empty ones"),
     "compact text": (Constraint("regex", "a", compact=True), "for JSON"),
 }  # fmt: skip
 
@@ -306,10 +272,9 @@ def test_forbidden_predictions_are_not_drafted(engine: Engine) -> None:
     assert not set(prompt) & {token for each in pieces for token in (*each.tokens, *each.rejected)}
 
 
-@pytest.mark.parametrize("indent", [None, 2, "\t"])
-@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize(("compact", "indent"), [(False, None), (False, 2), (True, None)])
 def test_the_text_after_the_end_of_a_value_is_predicted(
-    shallow_starter: Engine, compact: bool, indent: int | str | None
+    shallow_starter: Engine, compact: bool, indent: int | None
 ) -> None:
     schema = {
         "type": "object",
@@ -440,15 +405,6 @@ def test_rejected_drafts_leave_no_trace_in_the_matcher(engine: Engine) -> None:
         assert mx.array_equal(*found), (drafted, written)
 
 
-def test_the_next_request_without_a_constraint_has_no_mask(engine: Engine) -> None:
-    session = Session(engine)
-    sampling = SamplingOptions(constraint=CONSTRAINTS["choice"])
-    session.generate([5, 6], GenerateOptions(3, sampling=sampling)).answer()
-    free = session.generate([5, 6], GenerateOptions(3)).answer()
-    assert free.tokens == answered(engine, [5, 6], GenerateOptions(3)).tokens
-    assert session.target.constraint is None
-
-
 # A vocabulary that an answer's words can be spelled with in several ways.
 SMALL = ("</s>", "a", "b", "c", "d", "ab", "bc", "cd", "abc", "bcd", "da", "dd")
 Rule = Callable[[Sampler, ConstraintMatcher, mx.array, list[int]], list[int]]
@@ -481,17 +437,6 @@ def our_rule(
     masked = matcher.masked(logits, draft)
     sampled = [int(token) for token in sampler.sample(masked, mx.array([1, *draft]), 1).tolist()]
     return sampled[: common_prefix(draft, sampled) + 1]
-
-
-def masked_after_acceptance(
-    sampler: Sampler, matcher: ConstraintMatcher, logits: mx.array, draft: list[int]
-) -> list[int]:
-    """A planted bug: the mask applies only to the token after the accepted draft."""
-    sampled = [int(token) for token in sampler.sample(logits, mx.array([1, *draft]), 1).tolist()]
-    accepted = common_prefix(draft, sampled)
-    again = Sampler(replace(sampler.options, seed=sampler.seed + 77777))
-    bonus = again.sample(matcher.masked(logits, draft), mx.array([1, *draft]), 1).tolist()
-    return [*draft[:accepted], int(bonus[accepted])]
 
 
 def forced_injected(
@@ -536,11 +481,11 @@ def p_values(engine: Engine, rule: Rule, seeds: int) -> list[float]:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("rule", "exact"),
-    [(our_rule, True), (masked_after_acceptance, False), (forced_injected, False)],
+    [(our_rule, True), (forced_injected, False)],
 )
 def test_the_distribution_is_the_models_own_under_the_mask(
     small_engine: Engine, rule: Rule, exact: bool
 ) -> None:
-    """And the test finds planted bugs."""
-    values = p_values(small_engine, rule, 1000 if exact else 300)
+    """And the test finds a planted bug."""
+    values = p_values(small_engine, rule, 600 if exact else 300)
     assert (min(values) > 1e-4 and len(values) == 3) if exact else min(values) < 1e-6
