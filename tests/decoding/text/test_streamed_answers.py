@@ -15,21 +15,16 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.text.stream_decoder import Detokenizer
 from akunu_py.decoding.text.thinking import unfinished_thinking
 from akunu_py.types import DraftMode, GenerateOptions, Message, SamplingOptions
-from tests.support.command import assert_one_line_error, run_here
 from tests.support.engines import altered
 from tests.support.jobs import chat_request
 from tests.support.prompts import REWRITE
 from tests.support.tiny_fim import byte_level, write_model
 
-MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
 LENGTH = 28  # tokens of a senseless answer that contains all stop sequences below
 TEXTS = (
-    "Plain words, and numbers 1234567890.",
     "  leading spaces\n\n\ttabs\r\nand newlines  ",
-    "émigré naïve Ærøskøbing",
     "日本語のテキスト、漢字とかな。한국어도.",
     "😀👩‍👩‍👧‍👦🏳️‍🌈 🇳🇴 e\u0301 \u200f שלום",
-    "def f(x):\n    return {'a': [x**2 for _ in range(3)]}\n",
 )
 
 
@@ -101,7 +96,7 @@ def whole(generation: Answering) -> str:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "stop"),
-    [("off", "ChannelTypeMeta"), ("fixed", "nfoIntfCh"), ("auto", "fireh"), ("auto", "rom")],
+    [("off", "ChannelTypeMeta"), ("fixed", "nfoIntfCh"), ("auto", "fireh")],
 )
 def test_a_stop_sequence_ends_the_answer_before_it(
     shallow_starter: Engine, generation: Answering, whole: str, mode: DraftMode, stop: str
@@ -118,28 +113,6 @@ def test_a_stop_sequence_ends_the_answer_before_it(
         assert all(0 <= start < end <= len(piece.text) for start, end in piece.drafted)
 
 
-@pytest.mark.long
-def test_the_start_of_a_stop_sequence_alone_is_text(generation: Answering, whole: str) -> None:
-    request = generation(GenerateOptions(max_tokens=LENGTH, stop=(whole[-20:] + "¶",)))
-    assert request.answer().text == whole
-    assert request.finish_reason == "length"
-
-
-@pytest.mark.long
-def test_the_next_turn_after_a_stop_is_exact(shallow_starter: Engine) -> None:
-    session, messages = Session(shallow_starter), [Message("user", REWRITE)]
-    whole = chat_request(session, messages, GenerateOptions(max_tokens=16)).answer().text
-    options = GenerateOptions(max_tokens=40, stop=(whole[-6:],))
-    first = chat_request(session, messages, options).answer()
-    assert first.finish_reason == "stop"
-    messages += [Message("assistant", first.text), Message("user", "Say it again.")]
-    continued, fresh = (
-        chat_request(each, messages, GenerateOptions(max_tokens=8)).answer().tokens
-        for each in (session, Session(shallow_starter))
-    )
-    assert continued == fresh
-
-
 class Reasoner:
     """The starter's tokenizer with two texts of its answer as the markers of a thinking block."""
 
@@ -153,7 +126,7 @@ class Reasoner:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["off", "auto"])
 def test_thinking_is_separated_and_has_no_stop_sequences(
     shallow_starter: Engine, generation: Answering, whole: str, mode: DraftMode
 ) -> None:
@@ -169,11 +142,6 @@ def test_thinking_is_separated_and_has_no_stop_sequences(
     assert stop not in answer
 
 
-@pytest.mark.usefixtures("loaded_shallow_starter")
-def test_an_empty_stop_is_one_line_of_error() -> None:
-    assert_one_line_error(run_here("run", "hi", "--stop", ""), 2, "stop")
-
-
 # Answers that were stopped in their thinking or after it, and are continued.
 TURNS = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
 CHATML = ("<|im_end|>", "<think>", "<|im_start|>", "</think>")
@@ -183,7 +151,6 @@ HARMONY = (
 # The markers, the end of the template, and what the model writes before and after its thinking.
 TEMPLATES = {
     "opened": (CHATML, "<|im_start|>assistant\n<think>{{ '\n' }}", "", "\n</think>\n\n"),
-    "opened, no newline": (CHATML, "<|im_start|>assistant\n<think>", "\n", "\n</think>\n\n"),
     "by itself": (CHATML, "<|im_start|>assistant{{ '\n' }}", "<think>\n", "\n</think>\n\n"),
     "channels": (
         HARMONY,
