@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,14 +33,12 @@ from akunu_py.decoding.constraint.matcher import (
 from akunu_py.decoding.constraint.token_tables import token_tables
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.sampling import Sampler, filtered
-from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.decoding.sampling import Sampler
 from akunu_py.errors import UsageError
 from akunu_py.json_schema.layouts import COMPACT, FREE, Layout
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import Answer, Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions
-from tests.support.chi_square import p_value
 from tests.support.engines import altered
 from tests.support.json_schema import exactly, is_valid, schemas
 from tests.support.tiny import Adversary, tiny_llama
@@ -403,89 +401,3 @@ def test_rejected_drafts_leave_no_trace_in_the_matcher(engine: Engine) -> None:
             ahead = matcher.masked_ahead(mx.zeros((1, engine.tokens.vocabulary)))
             assert mx.array_equal(ahead, found[-1][:1])
         assert mx.array_equal(*found), (drafted, written)
-
-
-# A vocabulary that an answer's words can be spelled with in several ways.
-SMALL = ("</s>", "a", "b", "c", "d", "ab", "bc", "cd", "abc", "bcd", "da", "dd")
-Rule = Callable[[Sampler, ConstraintMatcher, mx.array, list[int]], list[int]]
-
-
-@pytest.fixture(scope="module")
-def small_engine(shallow_starter: Engine) -> Engine:
-    vocabulary = {token: index for index, token in enumerate(SMALL)}
-    pairs = [("a", "b"), ("b", "c"), ("c", "d"), ("ab", "c"), ("bc", "d"), ("d", "a"), ("d", "d")]
-    backend = Tokenizer(BPE(vocabulary, pairs))
-    backend.decoder = ByteLevel()
-    backend.add_special_tokens(["</s>"])
-
-    class Small:
-        backend_tokenizer = backend
-
-    return altered(
-        shallow_starter,
-        tokenizer=Small(),
-        vocabulary=len(SMALL),
-        stop_tokens=frozenset([0]),
-        digest="small",
-    )
-
-
-def our_rule(
-    sampler: Sampler, matcher: ConstraintMatcher, logits: mx.array, draft: list[int]
-) -> list[int]:
-    """Return the tokens that the loop accepts of a pass over the draft."""
-    masked = matcher.masked(logits, draft)
-    sampled = [int(token) for token in sampler.sample(masked, mx.array([1, *draft]), 1).tolist()]
-    return sampled[: common_prefix(draft, sampled) + 1]
-
-
-def forced_injected(
-    sampler: Sampler, matcher: ConstraintMatcher, logits: mx.array, draft: list[int]
-) -> list[int]:
-    """A planted bug: the forced draft token is accepted without the model."""
-    tokens = our_rule(sampler, matcher, logits, draft)
-    return [*draft[:1], *(tokens[1:] if tokens[0] == draft[0] else ())]
-
-
-def p_values(engine: Engine, rule: Rule, seeds: int) -> list[float]:
-    """Return the p-value of each row of a pass over a draft, from the runs that reached it."""
-    logits = np.zeros((3, len(SMALL)), np.float32)
-    # What the grammar allows has half of the chances, so that the mask matters.
-    for row, likely in enumerate(({"ab": 2, "a": 2, "d": 2, "dd": 2}, {"c": 2, "b": 2}, {"da": 1})):
-        for word, logit in likely.items():
-            logits[row, SMALL.index(word)] = logit
-    constraint = Constraint("regex", "abc(d|da|dd)*")  # "abc" is forced, in four tokenizations
-    draft = [SMALL.index("ab"), SMALL.index("c")]
-    options = SamplingOptions(temperature=0.8)
-    counts = np.zeros(logits.shape)
-    matcher = ConstraintMatcher(engine.tokens, constraint, [1])
-    for seed in range(seeds):
-        sampler = Sampler(replace(options, seed=seed))
-        for row, token in enumerate(rule(sampler, matcher, mx.array(logits), draft)):
-            counts[row, token] += 1
-    values = []
-    for row, fitting in enumerate((["a", "ab", "abc"], ["c", "cd"], ["</s>", "d", "da", "dd"])):
-        fits = np.array([token in fitting for token in SMALL])
-        logprobs = np.array(filtered(mx.array(logits[row : row + 1]), options), np.float64)[0]
-        expected = np.exp(logprobs) * fits
-        expected *= counts[row].sum() / expected.sum()
-        if counts[row].sum() < 100:
-            continue
-        if counts[row][expected == 0].sum():
-            return [0.0]
-        if (expected > 0).sum() > 1:
-            values.append(p_value(counts[row][expected > 0], expected[expected > 0]))
-    return values
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("rule", "exact"),
-    [(our_rule, True), (forced_injected, False)],
-)
-def test_the_distribution_is_the_models_own_under_the_mask(
-    small_engine: Engine, rule: Rule, exact: bool
-) -> None:
-    """And the test finds a planted bug."""
-    values = p_values(small_engine, rule, 600 if exact else 300)
-    assert (min(values) > 1e-4 and len(values) == 3) if exact else min(values) < 1e-6

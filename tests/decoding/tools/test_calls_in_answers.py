@@ -31,7 +31,6 @@ from akunu_py.decoding.generate.annotated_answer import (
 from akunu_py.decoding.generate.answer_jobs import AnswerEvents, chat_job
 from akunu_py.decoding.generate.session import Session, Status, Step
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.text.stream_decoder import StreamDecoder
 from akunu_py.decoding.text.thinking import ThinkingSplitter
 from akunu_py.decoding.tools.formats import FORMATS
 from akunu_py.decoding.tools.rendering import format_of
@@ -215,32 +214,6 @@ def test_the_first_call_ends_an_answer_that_may_have_one(one_call: bool) -> None
     assert isinstance(events[-1], Finished)
     assert events[-1].reason == ("stop" if one_call else "cancelled")
     assert any(isinstance(event, TextDelta) for event in events) is not one_call
-
-
-HARMONY = (
-    "<|channel|>analysis<|message|>Hm <b>.<|end|><|start|>assistant<|channel|>commentary"
-    "<|message|>Wait.<|end|><|start|>assistant<|channel|>commentary to=functions.other "
-    '<|constrain|>json<|message|>{"on": true}<|call|>'
-)
-HARMONY_CALL = HARMONY[HARMONY.rindex("<|start|>") :].removesuffix("<|call|>")
-
-
-@pytest.mark.parametrize("engine", ["harmony"], indirect=True)
-@pytest.mark.parametrize(
-    ("answer", "thinking", "text"),
-    [(HARMONY, "Hm <b>.", "Wait." + HARMONY_CALL), ("No channel.", "", "No channel.")],
-)
-def test_channels_of_tokens_are_separated(
-    engine: Engine, answer: str, thinking: str, text: str
-) -> None:
-    prompt = engine.tokens.encode_chat(MESSAGES, SWITCHES)
-    tokens = engine.tokens.tokenizer.encode(answer)
-    for size in (1, 7, len(tokens)):
-        decoder = StreamDecoder(engine.tokens.tokenizer, engine.tokens.stop_tokens, prompt, ())
-        parts = [decoder.add(Piece(tuple(part)))[0] for part in in_pieces(tokens, size)]
-        parts.append(decoder.finish())
-        assert "".join(part.thinking for part in parts) == thinking
-        assert "".join(part.text for part in parts) == text
 
 
 # Answers that broke tool calls in other servers.

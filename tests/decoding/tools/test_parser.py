@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -256,38 +255,28 @@ def test_members_of_a_call_in_any_order(members: str, calls: list[Call]) -> None
         assert collected(parse(FORMATS["hermes"], pieces)) == expected
 
 
-WEATHER = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string"},
-        "days": {"type": "integer"},
-        "in": {"type": "array"},
-    },
-}
-# By parser of mlx-lm that finds more than JSON: a call between its opener and its closer.
-OF_MLX_LM = {
-    "mistral": 'weather[ARGS]{"city": "Oslo", "days": 3, "in": [1, "a"]}',
-    "kimi_k3": '<|open|>call tool="weather" index="1"<|sep|><|open|>argument key="city" '
-    'type="string"<|sep|>Oslo<|close|>argument<|sep|><|open|>argument key="days" '
-    'type="number"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|>',
-    "qwen3_coder": "\n<function=weather>\n<parameter=city>\nOslo\nNorway\n</parameter>\n"
-    "<parameter=days>\n3\n</parameter>\n<parameter=in>\n[1, 2]\n</parameter>\n</function>",
-    "longcat": "weather\n<longcat_arg_key>in</longcat_arg_key>\n"
-    "<longcat_arg_value>[1, 2]</longcat_arg_value>\n",
-    "minicpm5": '"weather"><param name="city"><![CDATA[a < b]]></param>'
-    '<param name="days">3</param></function>',
-    "gemma4": 'call:weather{city:<|"|>Oslo, "N"<|"|>,days:3,in:[1,{a:<|"|>b<|"|>}]}',
-    "pythonic": '[weather(city="Oslo, N", days=3, in=[1, {"a": true}])]'.replace("in=", "at="),
-}
-
-
-@pytest.mark.parametrize("name", OF_MLX_LM)
-def test_parsers_of_mlx_lm_find_the_same_calls(name: str) -> None:
-    theirs: Any = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
-    function = {"name": "weather", "parameters": WEATHER}
-    found = theirs.parse_tool_call(OF_MLX_LM[name], [{"type": "function", "function": function}])
-    [found] = found if isinstance(found, list) else [found]
-    parser = ToolCallParser(FORMATS[name], [Tool("weather", "", WEATHER)])
-    end = "" if name == "minicpm5" else theirs.tool_call_end
-    events = [*parser.add(theirs.tool_call_start + OF_MLX_LM[name] + end), *parser.finish()]
-    assert collected(events) == [(found["name"], found["arguments"])]
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        (
+            "minicpm5",
+            '<function name="find"><param name="string"><![CDATA[a < b]]></param>'
+            '<param name="integer">3</param></function>',
+            {"string": "a < b", "integer": 3},
+        ),
+        (
+            "pythonic",
+            '<|tool_call_start|>[find(string="Oslo, N", array=[1, {"a": true}])]<|tool_call_end|>',
+            {"string": "Oslo, N", "array": [1, {"a": True}]},
+        ),
+        (
+            "function_gemma",
+            "<start_function_call>call:find{string:<escape>Oslo<escape>,integer:3}",
+            {"string": "Oslo", "integer": 3},
+        ),
+    ],
+)
+def test_values_that_templates_write_otherwise(
+    name: str, text: str, arguments: dict[str, Any]
+) -> None:
+    assert collected(parse(FORMATS[name], [text])) == [("find", arguments)]
