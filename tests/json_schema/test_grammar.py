@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 from akunu_py.errors import SchemaError, Unsatisfiable
 from akunu_py.json_schema import grammar, rules, scalars
 from akunu_py.json_schema.layouts import COMPACT, FREE, Layout
-from akunu_py.json_schema.patterns import FORMATS, content_matching, is_found
+from akunu_py.json_schema.patterns import content_matching, is_found
 from akunu_py.json_schema.regex import byte_tables, limits, matches, quoted
 from tests.support.json_schema import is_valid, schemas, values
 
@@ -39,7 +39,7 @@ def allows(schema: Any, text: str, layout: Layout = FREE) -> bool:
 
 
 @pytest.mark.long
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schemas, st.lists(values, min_size=1, max_size=5), st.integers())
 @example({"oneOf": [{"minimum": 2}, {"multipleOf": 7}]}, [1, 2, 7, 0, "a"], 1)
 @example({"contains": {"const": 1}, "maxItems": 2}, [[1], [1, 1], [2], [1, 2], [2, 2, 1]], 1)
@@ -105,26 +105,19 @@ def walk(made: LLMatcher, chance: random.Random) -> str | None:
     return text.decode() if made.is_stopped() else None
 
 
-RECURSIVE = {
-    "$ref": "#/$defs/tree",
-    "$defs": {
-        "tree": {
-            "type": "object",
-            "properties": {
-                "value": {"oneOf": [{"type": "integer"}, {"const": "leaf"}]},
-                "children": {"type": "array", "items": {"$ref": "#/$defs/tree"}},
-            },
-            "required": ["value"],
-            "additionalProperties": False,
-        }
-    },
-}
-
-
 def test_a_schema_may_refer_to_itself() -> None:
-    tree = {"value": 1, "children": [{"value": "leaf"}, {"children": [], "value": 3}]}
-    assert allows(RECURSIVE, json.dumps(tree))
-    assert not allows(RECURSIVE, json.dumps(tree).replace("leaf", "loaf"))
+    tree = {
+        "properties": {
+            "value": {"oneOf": [{"type": "integer"}, {"const": "leaf"}]},
+            "children": {"type": "array", "items": {"$ref": "#/$defs/tree"}},
+        },
+        "required": ["value"],
+        "additionalProperties": False,
+    }
+    schema = {"$ref": "#/$defs/tree", "$defs": {"tree": tree | {"type": "object"}}}
+    value = {"value": 1, "children": [{"value": "leaf"}, {"children": [], "value": 3}]}
+    assert allows(schema, json.dumps(value))
+    assert not allows(schema, json.dumps(value).replace("leaf", "loaf"))
     endless = {"properties": {"a": {"$ref": "#"}}, "required": ["a"], "type": "object"}
     with pytest.raises(SchemaError, match="no value can fit"):
         grammar(endless)
@@ -196,7 +189,6 @@ def test_a_pattern_is_found_where_it_is(pattern: str, texts: list[str]) -> None:
     [
         ({"pattern": r"(?<=a)b"}, "look-behind"),
         ({"pattern": r"(a)\1"}, "back-reference"),
-        ({"pattern": r"\bword"}, "word boundary"),
         ({"pattern": "a(?!b)"}, "look-ahead"),
         ({"pattern": "(?:^a|b)*"}, "an anchor in a repetition"),
         ({"pattern": "a(b$)c"}, "an anchor within the text"),
@@ -210,11 +202,7 @@ def test_a_pattern_is_found_where_it_is(pattern: str, texts: list[str]) -> None:
         ({"contains": {"const": 1}, "minContains": 2}, "not supported"),
         ({"enum": list(range(61))}, "60 values at most"),
         (
-            {
-                "allOf": [
-                    {"anyOf": [{"required": [f"{a}{b}"]} for a in "abcdef"]} for b in "12345678"
-                ]
-            },
+            {"allOf": [{"anyOf": [{"required": [a + b]} for a in "abcdef"]} for b in "12345678"]},
             "make it simpler",
         ),
     ],
@@ -246,7 +234,7 @@ def test_bounds_of_numbers(
 
 
 @pytest.mark.long
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.sampled_from([1, 2, 3, 7, 10, 12, 0.5, 2.5, 0.01]), min_size=1, max_size=2),
     st.sampled_from([{}, {"multipleOf": 3}, {"const": 21}, {"type": "integer"}, {"maximum": 9}]),
@@ -283,13 +271,6 @@ def test_multiples(
         assert found == is_valid(schema, each), each
 
 
-def test_multiples_between_bounds_may_be_of_any_number() -> None:
-    schema = {"minimum": 1, "maximum": 9, "multipleOf": 0.7}
-    assert allows(schema, "2.8")
-    assert not allows(schema, "2.7")
-    assert allows({"contains": {"const": 1}, "minContains": 0}, "[2]")
-
-
 def test_too_large_grammars_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "_MAX_SYMBOLS", 500)
     grammar({"properties": {f"{number}": {} for number in range(20)}})
@@ -308,22 +289,16 @@ def test_too_large_grammars_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
         ("date-time", "2024-02-29T23:59:60.5+01:00", "2024-02-30T00:00:00Z"),
         ("date", "1999-12-31", "1999-13-01"),
         ("time", "12:00:00Z", "25:00:00Z"),
-        ("duration", "P1Y2M3DT4H", "P"),
         ("email", "a.b@c.de", "a.b"),
-        ("idn-email", "ü@ä", "ü"),
         ("hostname", "a-b.c", "-a"),
         ("ipv4", "1.2.3.255", "1.2.3.256"),
         ("ipv6", "fe80::1:2", "1::2::3"),
         ("uuid", "123e4567-e89b-12d3-a456-426614174000", "123e4567"),
         ("uri", "https://a.b:1/c?d#e", "a b"),
-        ("uri-reference", "../a?b", "://"),
         ("json-pointer", "/a~1/0", "a"),
         ("regex", "^a(b|[c\\]])*$", "(a"),
     ],
 )
 def test_formats(name: str, right: str, wrong: str) -> None:
-    assert is_found(FORMATS[name], right)
-    assert not is_found(FORMATS[name], wrong)
     assert allows({"format": name}, json.dumps(right, ensure_ascii=False))
     assert not allows({"format": name}, json.dumps(wrong, ensure_ascii=False))
-    assert allows({"not": {"format": name}}, json.dumps(wrong, ensure_ascii=False))

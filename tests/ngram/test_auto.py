@@ -216,32 +216,6 @@ def test_a_new_prompt_starts_a_new_answer() -> None:
     assert drafter.tracker.answer_start == answer_start
 
 
-IN_ANSWER, IN_MESSAGE = [11, 12, 13], [11, 22, 23]
-OTHER_TEXT = [*IN_MESSAGE, 30, *IN_MESSAGE, 31]
-
-
-@pytest.mark.parametrize("generated", [False, True])
-@pytest.mark.parametrize(("header", "follows"), [(BEFORE_ANSWER, 12), (AFTER_ANSWER, 22)])
-def test_answers_are_drafted_from_before_other_text(
-    header: list[int], follows: int, generated: bool
-) -> None:
-    """Both answers in the prompt and generated ones, whatever their headers."""
-    drafter = AutoDrafter(CostCurve(FREE))
-    if generated:
-        drafter.extend([50, 51])
-        for token in [52, *IN_ANSWER, 53]:
-            drafter.extend([token])
-            drafter.propose(8)
-        drafter.extend([54, *OTHER_TEXT])
-        follows = 12
-    else:
-        drafter.extend([*BEFORE_ANSWER, *IN_ANSWER, *AFTER_ANSWER, *OTHER_TEXT, *header])
-    drafter.extend([40])
-    drafter.propose(8)
-    drafter.extend([11])
-    assert drafter.propose(8)[:1] == [follows]
-
-
 @given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=7), st.integers(0, 30))))
 @settings(max_examples=50, deadline=None)
 def test_answers_leave_nothing_in_a_history_that_was_rewound(

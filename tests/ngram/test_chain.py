@@ -89,17 +89,6 @@ def test_predictions_after_a_predicted_token_stay_the_same(
     assert guide is None or guide.place is None
 
 
-def test_predictions_continue_after_a_different_token() -> None:
-    text = [*range(100, 120), 7, *range(200, 220), 8, *range(100, 120)]
-    drafter = drafter_of(text)
-    predictions = drafter.chain.after_history(0, 20, None)
-    assert [prediction.token for prediction in predictions][:3] == [7, 200, 201]
-    behind = Continuation(drafter.chain, predictions, [], 20, None)
-    assert behind.add(8)
-    assert [prediction.token for prediction in behind.predictions][:3] == [100, 101, 102]
-    behind.end()
-
-
 def test_a_forbidden_token_ends_the_draft_without_side_effects() -> None:
     text = [*range(40), 99, *range(10)]
     drafter, guide = drafter_of(text), Script([*range(10, 20), 50])

@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.ngram.cost import BANDS, MAX_ROWS, PIPELINED, CostCurve, SliceCost
@@ -19,19 +19,10 @@ def test_given_points_are_interpolated_and_extended() -> None:
     assert CostCurve({1: 2.0}).table(0) == [2.0] * MAX_ROWS
 
 
-@pytest.mark.parametrize(
-    "points", [{}, {2: 1.0}, {1: 0.0}, {1: -1.0}, {1: float("nan")}, {-1: 1.0, 1: 1.0}]
-)
+@pytest.mark.parametrize("points", [{}, {2: 1.0}, {1: 0.0}, {1: float("nan")}, {-1: 1.0, 1: 1.0}])
 def test_impossible_points_are_refused(points: dict[int, float]) -> None:
     with pytest.raises(ValueError, match="positive costs"):
         CostCurve(points)
-
-
-def test_times_scale_the_prior_shape() -> None:
-    curve = CostCurve()
-    shape = curve.table(0)
-    curve.observe(1, 0.040, 10)
-    assert curve.table(0) == pytest.approx([0.040 * cost for cost in shape])
 
 
 def measured(times: int, seconds: dict[int, float]) -> CostCurve:
@@ -79,11 +70,6 @@ def test_one_time_shows_what_else_was_measured_on_a_busy_machine() -> None:
     for cost in (40.0, 2.0):  # an outlier says nothing of others
         curve.observe(8, cost, 10)
     assert curve.table(10)[15:] == pytest.approx(before[15:], rel=0.05)
-
-
-def test_fewer_rows_never_cost_more_than_more_rows_did() -> None:
-    curve = measured(9, {1: 0.040, 3: 1.5, 8: 0.070})
-    assert curve.table(10)[2] <= 0.071
 
 
 def test_a_fast_row_count_makes_others_look_faster_and_a_slow_one_only_its_neighbours() -> None:
@@ -149,7 +135,7 @@ def test_each_band_of_context_has_its_own_times(band: int) -> None:
     assert curve.table(context)[3] == pytest.approx(0.045, rel=0.05)
 
 
-@pytest.mark.long
+@settings(max_examples=20)
 @given(
     st.lists(
         st.tuples(st.integers(1, MAX_ROWS), st.floats(1e-4, 1.0), st.integers(0, 40000)),
@@ -172,11 +158,8 @@ def test_tables_never_fall_and_survive_saving(observed: list[tuple[int, float, i
     "content",
     [
         {},
-        {"points": 3},
-        {"points": {"1": 1.0}, "given": True, "bands": []},
         {"points": {"1": 1.0}, "given": True, "bands": [{}] * len(BANDS)},
         {"points": {"1": "x"}, "given": True, "bands": [{}] * (len(BANDS) + 1)},
-        {"points": {"2": 1.0}, "given": True, "bands": [{}] * (len(BANDS) + 1)},
         {"points": {"1": 1.0}, "given": True, "bands": [{"1": 0.5}] * (len(BANDS) + 1)},
     ],
 )
@@ -186,17 +169,11 @@ def test_foreign_dicts_are_refused(content: dict[str, object]) -> None:
 
 
 def test_a_tile_of_32_rows_says_nothing_of_the_next() -> None:
-    curve = CostCurve()
-    for rows, cost in ((1, 1.0), (31, 3.1), (32, 3.2)):
-        for _ in range(9):
-            curve.observe(rows, cost, 10)
-    before = curve.table(10)[32]
+    curve = measured(9, {1: 1.0, 31: 3.1, 32: 3.2})
+    assert curve.table(10)[32] < 4
     for _ in range(9):
         curve.observe(33, 6.4, 10)
-    table = curve.table(10)
-    assert table[31] == pytest.approx(3.2, rel=0.02)
-    assert table[32] == pytest.approx(6.4, rel=0.02)
-    assert before < 4
+    assert curve.table(10)[31:33] == pytest.approx([3.2, 6.4], rel=0.02)
 
 
 def test_pipelined_steps_cost_their_share_of_the_nearest_band() -> None:

@@ -7,8 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.ngram.fixed import (
-    FNV_OFFSET_BASIS,
-    FNV_PRIME,
     ORDERS,
     WINDOW,
     FixedDrafter,
@@ -64,45 +62,13 @@ def predict_from_scratch(tokens: list[int], limit: int) -> list[int]:
     ("tokens", "digest"),
     [
         ([], 0xCBF29CE484222325),
-        ([FNV_OFFSET_BASIS], 0),  # x xor x = 0, and 0 times the prime is 0
-        ([FNV_OFFSET_BASIS, 1], 0x100000001B3),
-        ([FNV_OFFSET_BASIS, 3], 3 * FNV_PRIME),
         (b"a", 0xAF63DC4C8601EC8C),  # test vectors from the FNV draft, appendix C
         (b"foobar", 0x85944171F73967E8),
-        ([49151], ((FNV_OFFSET_BASIS ^ 49151) * FNV_PRIME) % 2**64),  # a token is mixed in whole
+        ([49151], ((0xCBF29CE484222325 ^ 49151) * 0x100000001B3) % 2**64),  # mixed in whole
     ],
 )
 def test_hashes(tokens: list[int], digest: int) -> None:
     assert fnv1a(tokens) == digest
-
-
-def test_worked_example() -> None:
-    predictor = predictor_of([1, 2, 3, 1, 2])
-    assert predictor.tables[2] == {fnv1a([1]): {2: 2}, fnv1a([2]): {3: 1}, fnv1a([3]): {1: 1}}
-    assert predictor.tables[3] == {
-        fnv1a([1, 2]): {3: 1},
-        fnv1a([2, 3]): {1: 1},
-        fnv1a([3, 1]): {2: 1},
-    }
-    assert predictor.tables[4] == {fnv1a([1, 2, 3]): {1: 1}, fnv1a([2, 3, 1]): {2: 1}}
-    # 1 2 -> 3, then 2 3 -> 1, 3 1 -> 2, and round again.
-    assert predictor.predict() == [3, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "draft"),
-    [
-        # After 1 2 mostly 9, but after 8 1 2 it was 5: the longest context wins.
-        ([8, 1, 2, 5, 0, 1, 2, 9, 0, 1, 2, 9, 4, 8, 1, 2], [5]),
-        # The first seen wins a tie until strictly beaten.
-        ([1, 2, 8, 0, 1, 2, 5, 3, 1, 2], [8]),
-        ([1, 2, 8, 0, 1, 2, 5, 3, 1, 2, 5, 6, 1, 2], [5]),
-        ([], []),
-        ([1, 2, 3, 9, 8, 1, 2, 6, 5], []),
-    ],
-)
-def test_predictions(tokens: list[int], draft: list[int]) -> None:
-    assert predictor_of(tokens).predict(limit=1) == draft
 
 
 @given(token_lists, st.integers(0, 80), st.integers(0, 8))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import pytest
@@ -62,15 +61,7 @@ def test_a_distant_long_match_is_found_behind_many_short_ones() -> None:
     assert (len(passage), len(passage)) in index.matches()
 
 
-@pytest.mark.long
-@given(st.integers(0, 2000), st.integers(0, 2**32))
-def test_digits_of_two_kinds_are_found_where_they_were(start: int, seed: int) -> None:
-    digits = random.Random(seed).choices((0, 1), k=2100)
-    index = index_of([*digits, 2, *digits[start : start + 24]])
-    assert (start + 24, 24) in index.matches()
-
-
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(tokens_of_5, tokens_of_5, tokens_of_5, st.booleans(), st.integers(0, 60), st.integers(0, 60))
 def test_a_rewound_index_equals_one_that_was_never_extended(
     first: list[int], rejected: list[int], then: list[int], batch: bool, start: int, length: int
@@ -131,7 +122,6 @@ def cache_of(*items: list[int], bits: int = 8) -> AnswerCache:
         ([[1, 2, 3, 4, 5], [9, 2, 3, 6], [8, 2, 3, 6]], [7, 7, 4], AnswerMatch(5, 1, 1, 0)),
         ([[1, 2], [3, 4]], [0, 3], AnswerMatch(4, 1, 1, 0)),
         ([[1, 2], [3, 4]], [1, 2], None),  # never from one item to the next
-        ([[1, 2], [3, 4]], [5], None),
         ([[1, 2], [3, 4]], [], None),
         ([], [1, 2], None),
     ],

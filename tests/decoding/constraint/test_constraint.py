@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,14 +33,12 @@ from akunu_py.decoding.constraint.matcher import (
 from akunu_py.decoding.constraint.token_tables import token_tables
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.sampling import Sampler, filtered
-from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.decoding.sampling import Sampler
 from akunu_py.errors import UsageError
 from akunu_py.json_schema.layouts import COMPACT, FREE, Layout
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import Answer, Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions
-from tests.support.chi_square import p_value
 from tests.support.engines import altered
 from tests.support.json_schema import exactly, is_valid, schemas
 from tests.support.tiny import Adversary, tiny_llama
@@ -121,18 +119,17 @@ def answered(engine: Engine, prompt: list[int], options: GenerateOptions) -> Ans
 
 
 def assert_exact(
-    engine: Engine, sampling: SamplingOptions, seeds: Sequence[int], length: int = TOKENS
+    engine: Engine, sampling: SamplingOptions, seeds: Sequence[int]
 ) -> tuple[Answer, list[int]]:
     """Compare with naive decoding: each kind of drafts, and `Adversary` with each seed."""
     assert sampling.constraint is not None
     prompt = engine.tokens.encode(PROMPT)
     text = lark(sampling.constraint, COMPACT if sampling.constraint.compact else FREE)
-    grammar = llguidance.LLMatcher.grammar_from_lark(text)
-    truth = naive(engine, prompt, sampling, grammar, length)
-    rightly = wrongly = 0
+    truth = naive(engine, prompt, sampling, llguidance.LLMatcher.grammar_from_lark(text), TOKENS)
     for mode in ("off", "fixed", "auto"):
-        answer = answered(engine, prompt, GenerateOptions(length, mode, 4, sampling))
+        answer = answered(engine, prompt, GenerateOptions(TOKENS, mode, 4, sampling))
         assert list(answer.tokens) == truth
+    rightly = wrongly = 0
     for seed in seeds:
         session = Session(engine)
 
@@ -140,7 +137,7 @@ def assert_exact(
             return Adversary(prompt, truth, seed)
 
         session.drafting.wrap = adversary
-        answer = session.generate(prompt, GenerateOptions(length, "auto", 4, sampling)).answer()
+        answer = session.generate(prompt, GenerateOptions(TOKENS, "auto", 4, sampling)).answer()
         assert list(answer.tokens) == truth
         rightly += answer.stats.accepted
         wrongly += answer.stats.drafted - answer.stats.accepted
@@ -160,18 +157,8 @@ def test_tokens_are_those_of_masked_plain_decoding(
     sampling = SamplingOptions(temperature=temperature, seed=5, constraint=constraint)
     answer, truth = assert_exact(engine, sampling, seeds=range(3))
     assert answer.finish_reason == "stop" or len(truth) == TOKENS
-    if answer.finish_reason == "stop" and "json" in constraint.kind:
-        json.loads(answer.text)
     if answer.finish_reason == "stop" and name == "regex":
         assert re.fullmatch(constraint.text, answer.text)
-    if name == "choice":
-        assert answer.text in constraint.choices
-
-
-@pytest.mark.long
-def test_tokens_of_the_starter_are_exact(shallow_starter: Engine) -> None:
-    sampling = SamplingOptions(constraint=CONSTRAINTS["schema"])
-    assert_exact(shallow_starter, sampling, seeds=[1], length=12)
 
 
 @pytest.mark.long
@@ -194,7 +181,7 @@ def test_tokens_of_any_schema_are_exact_and_fit(
 
 
 @pytest.mark.long
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @example(["\x7f"], None)
 @given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=5, unique=True), st.data())
 def test_any_choice_can_be_made(engine: Engine, choices: list[str], data: Any) -> None:
@@ -214,34 +201,13 @@ def test_an_answer_cut_off_is_the_beginning_of_one_that_matches(engine: Engine) 
     answer = answered(engine, [5, 6], GenerateOptions(12, sampling=sampling))
     assert answer.finish_reason == "length"
     assert re.fullmatch('"a+', answer.text)
-    done = replace(sampling, constraint=Constraint("choice", choices=("no",)))
-    length = len(answered(engine, [5, 6], GenerateOptions(9, sampling=done)).tokens)
-    answer = answered(engine, [5, 6], GenerateOptions(length, sampling=done))
-    assert answer.finish_reason == "stop", "complete with the last token that was left"
 
 
 REFUSED = {
     "not JSON": (Constraint("json_schema", '{"type": '), "not JSON"),
-    "no schema": (Constraint("json_schema", "[1]"), "expected a schema, found [1]"),
     "a place": (
         Constraint("json_schema", '{"properties": {"a/b": {"items": {"pattern": "(?<=a)"}}}}'),
         "at #/properties/a~1b/items: the pattern '(?<=a)' has a look-behind",
-    ),
-    "a definition": (
-        Constraint("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"uniqueItems": true}}}'),
-        "at #/$defs/a: uniqueItems",
-    ),
-    "no type": (
-        Constraint("json_schema", '{"anyOf": [{"type": "foo"}]}'),
-        'at #/anyOf/0: unknown type "foo"',
-    ),
-    "no target": (
-        Constraint("json_schema", '{"items": {"$ref": "#/x"}}'),
-        "at #/items: $ref: '#/x' is not",
-    ),
-    "unsatisfiable": (
-        Constraint("json_schema", '{"type": "integer", "minimum": 3, "maximum": 2}'),
-        "cannot be used: no value can fit it",
     ),
     "values of a property": (
         Constraint(
@@ -253,11 +219,9 @@ REFUSED = {
         "cannot be used at #/$defs/c/items: no value can fit it",
     ),
     "expression": (Constraint("regex", "a(b"), "unclosed group"),
-    "rule": (Constraint("grammar", "start: foo"), 'unknown name: "foo"'),
     "nothing": (Constraint("regex", r"[^\s\S]"), "cannot be used"),
     "too large": (Constraint("regex", "a" * (MAX_CONSTRAINT + 1)), "at most"),
     "no choice": (Constraint("choice"), "at least one choice"),
-    "an empty choice": (Constraint("choice", choices=("a", "")), "no empty ones"),
     "compact text": (Constraint("regex", "a", compact=True), "for JSON"),
 }  # fmt: skip
 
@@ -306,10 +270,9 @@ def test_forbidden_predictions_are_not_drafted(engine: Engine) -> None:
     assert not set(prompt) & {token for each in pieces for token in (*each.tokens, *each.rejected)}
 
 
-@pytest.mark.parametrize("indent", [None, 2, "\t"])
-@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize(("compact", "indent"), [(False, None), (False, 2), (True, None)])
 def test_the_text_after_the_end_of_a_value_is_predicted(
-    shallow_starter: Engine, compact: bool, indent: int | str | None
+    shallow_starter: Engine, compact: bool, indent: int | None
 ) -> None:
     schema = {
         "type": "object",
@@ -438,109 +401,3 @@ def test_rejected_drafts_leave_no_trace_in_the_matcher(engine: Engine) -> None:
             ahead = matcher.masked_ahead(mx.zeros((1, engine.tokens.vocabulary)))
             assert mx.array_equal(ahead, found[-1][:1])
         assert mx.array_equal(*found), (drafted, written)
-
-
-def test_the_next_request_without_a_constraint_has_no_mask(engine: Engine) -> None:
-    session = Session(engine)
-    sampling = SamplingOptions(constraint=CONSTRAINTS["choice"])
-    session.generate([5, 6], GenerateOptions(3, sampling=sampling)).answer()
-    free = session.generate([5, 6], GenerateOptions(3)).answer()
-    assert free.tokens == answered(engine, [5, 6], GenerateOptions(3)).tokens
-    assert session.target.constraint is None
-
-
-# A vocabulary that an answer's words can be spelled with in several ways.
-SMALL = ("</s>", "a", "b", "c", "d", "ab", "bc", "cd", "abc", "bcd", "da", "dd")
-Rule = Callable[[Sampler, ConstraintMatcher, mx.array, list[int]], list[int]]
-
-
-@pytest.fixture(scope="module")
-def small_engine(shallow_starter: Engine) -> Engine:
-    vocabulary = {token: index for index, token in enumerate(SMALL)}
-    pairs = [("a", "b"), ("b", "c"), ("c", "d"), ("ab", "c"), ("bc", "d"), ("d", "a"), ("d", "d")]
-    backend = Tokenizer(BPE(vocabulary, pairs))
-    backend.decoder = ByteLevel()
-    backend.add_special_tokens(["</s>"])
-
-    class Small:
-        backend_tokenizer = backend
-
-    return altered(
-        shallow_starter,
-        tokenizer=Small(),
-        vocabulary=len(SMALL),
-        stop_tokens=frozenset([0]),
-        digest="small",
-    )
-
-
-def our_rule(
-    sampler: Sampler, matcher: ConstraintMatcher, logits: mx.array, draft: list[int]
-) -> list[int]:
-    """Return the tokens that the loop accepts of a pass over the draft."""
-    masked = matcher.masked(logits, draft)
-    sampled = [int(token) for token in sampler.sample(masked, mx.array([1, *draft]), 1).tolist()]
-    return sampled[: common_prefix(draft, sampled) + 1]
-
-
-def masked_after_acceptance(
-    sampler: Sampler, matcher: ConstraintMatcher, logits: mx.array, draft: list[int]
-) -> list[int]:
-    """A planted bug: the mask applies only to the token after the accepted draft."""
-    sampled = [int(token) for token in sampler.sample(logits, mx.array([1, *draft]), 1).tolist()]
-    accepted = common_prefix(draft, sampled)
-    again = Sampler(replace(sampler.options, seed=sampler.seed + 77777))
-    bonus = again.sample(matcher.masked(logits, draft), mx.array([1, *draft]), 1).tolist()
-    return [*draft[:accepted], int(bonus[accepted])]
-
-
-def forced_injected(
-    sampler: Sampler, matcher: ConstraintMatcher, logits: mx.array, draft: list[int]
-) -> list[int]:
-    """A planted bug: the forced draft token is accepted without the model."""
-    tokens = our_rule(sampler, matcher, logits, draft)
-    return [*draft[:1], *(tokens[1:] if tokens[0] == draft[0] else ())]
-
-
-def p_values(engine: Engine, rule: Rule, seeds: int) -> list[float]:
-    """Return the p-value of each row of a pass over a draft, from the runs that reached it."""
-    logits = np.zeros((3, len(SMALL)), np.float32)
-    # What the grammar allows has half of the chances, so that the mask matters.
-    for row, likely in enumerate(({"ab": 2, "a": 2, "d": 2, "dd": 2}, {"c": 2, "b": 2}, {"da": 1})):
-        for word, logit in likely.items():
-            logits[row, SMALL.index(word)] = logit
-    constraint = Constraint("regex", "abc(d|da|dd)*")  # "abc" is forced, in four tokenizations
-    draft = [SMALL.index("ab"), SMALL.index("c")]
-    options = SamplingOptions(temperature=0.8)
-    counts = np.zeros(logits.shape)
-    matcher = ConstraintMatcher(engine.tokens, constraint, [1])
-    for seed in range(seeds):
-        sampler = Sampler(replace(options, seed=seed))
-        for row, token in enumerate(rule(sampler, matcher, mx.array(logits), draft)):
-            counts[row, token] += 1
-    values = []
-    for row, fitting in enumerate((["a", "ab", "abc"], ["c", "cd"], ["</s>", "d", "da", "dd"])):
-        fits = np.array([token in fitting for token in SMALL])
-        logprobs = np.array(filtered(mx.array(logits[row : row + 1]), options), np.float64)[0]
-        expected = np.exp(logprobs) * fits
-        expected *= counts[row].sum() / expected.sum()
-        if counts[row].sum() < 100:
-            continue
-        if counts[row][expected == 0].sum():
-            return [0.0]
-        if (expected > 0).sum() > 1:
-            values.append(p_value(counts[row][expected > 0], expected[expected > 0]))
-    return values
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("rule", "exact"),
-    [(our_rule, True), (masked_after_acceptance, False), (forced_injected, False)],
-)
-def test_the_distribution_is_the_models_own_under_the_mask(
-    small_engine: Engine, rule: Rule, exact: bool
-) -> None:
-    """And the test finds planted bugs."""
-    values = p_values(small_engine, rule, 1000 if exact else 300)
-    assert (min(values) > 1e-4 and len(values) == 3) if exact else min(values) < 1e-6

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from akunu_py.decoding.generate.session import Request, Session
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.text.stream_decoder import Detokenizer
 from akunu_py.decoding.text.thinking import unfinished_thinking
 from akunu_py.types import DraftMode, GenerateOptions, Message, SamplingOptions
-from tests.support.command import assert_one_line_error, run_here
-from tests.support.engines import altered
 from tests.support.jobs import chat_request
-from tests.support.prompts import REWRITE
 from tests.support.tiny_fim import byte_level, write_model
 
-MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
 LENGTH = 28  # tokens of a senseless answer that contains all stop sequences below
 TEXTS = (
-    "Plain words, and numbers 1234567890.",
     "  leading spaces\n\n\ttabs\r\nand newlines  ",
-    "émigré naïve Ærøskøbing",
     "日本語のテキスト、漢字とかな。한국어도.",
     "😀👩‍👩‍👧‍👦🏳️‍🌈 🇳🇴 e\u0301 \u200f שלום",
-    "def f(x):\n    return {'a': [x**2 for _ in range(3)]}\n",
 )
 
 
@@ -73,107 +64,6 @@ def test_the_end_of_the_prompt_is_context(starter_engine: Engine) -> None:
     assert "".join(map(detokenizer.add, answer)) == " Paris"
 
 
-Answering = Callable[..., Request]
-
-
-@pytest.fixture(scope="module")
-def generation(shallow_starter: Engine, tmp_path_factory: pytest.TempPathFactory) -> Answering:
-    """Answers the same prompt in new sessions, which load its prompt cache."""
-    messages = [Message("user", REWRITE)]
-    session = Session(shallow_starter)
-    file = tmp_path_factory.mktemp("prompt") / "x.safetensors"
-    chat_request(session, messages, GenerateOptions(max_tokens=1)).answer()
-    session.save_prompt_cache(file)
-
-    def generation(options: GenerateOptions, engine: Engine = shallow_starter) -> Request:
-        session = Session(engine)
-        session.load_prompt_cache(file)
-        return chat_request(session, messages, options)
-
-    return generation
-
-
-@pytest.fixture(scope="module")
-def whole(generation: Answering) -> str:
-    return generation(GenerateOptions(max_tokens=LENGTH)).answer().text
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("mode", "stop"),
-    [("off", "ChannelTypeMeta"), ("fixed", "nfoIntfCh"), ("auto", "fireh"), ("auto", "rom")],
-)
-def test_a_stop_sequence_ends_the_answer_before_it(
-    shallow_starter: Engine, generation: Answering, whole: str, mode: DraftMode, stop: str
-) -> None:
-    assert stop in whole
-    stops = ("never generated", stop)
-    request = generation(GenerateOptions(max_tokens=LENGTH, draft=mode, stop=stops))
-    pieces = list(request)
-    assert request.text == "".join(piece.text for piece in pieces) == whole[: whole.index(stop)]
-    assert request.finish_reason == "stop"
-    assert stop in shallow_starter.tokens.tokenizer.decode(request.tokens)
-    assert len(request.tokens) == request.stats.generated_tokens < LENGTH
-    for piece in pieces:
-        assert all(0 <= start < end <= len(piece.text) for start, end in piece.drafted)
-
-
-@pytest.mark.long
-def test_the_start_of_a_stop_sequence_alone_is_text(generation: Answering, whole: str) -> None:
-    request = generation(GenerateOptions(max_tokens=LENGTH, stop=(whole[-20:] + "¶",)))
-    assert request.answer().text == whole
-    assert request.finish_reason == "length"
-
-
-@pytest.mark.long
-def test_the_next_turn_after_a_stop_is_exact(shallow_starter: Engine) -> None:
-    session, messages = Session(shallow_starter), [Message("user", REWRITE)]
-    whole = chat_request(session, messages, GenerateOptions(max_tokens=16)).answer().text
-    options = GenerateOptions(max_tokens=40, stop=(whole[-6:],))
-    first = chat_request(session, messages, options).answer()
-    assert first.finish_reason == "stop"
-    messages += [Message("assistant", first.text), Message("user", "Say it again.")]
-    continued, fresh = (
-        chat_request(each, messages, GenerateOptions(max_tokens=8)).answer().tokens
-        for each in (session, Session(shallow_starter))
-    )
-    assert continued == fresh
-
-
-class Reasoner:
-    """The starter's tokenizer with two texts of its answer as the markers of a thinking block."""
-
-    def __init__(self, tokenizer: Any, start: str, end: str) -> None:
-        self._tokenizer = tokenizer
-        self.has_thinking, self.think_start, self.think_end = True, start, end
-        self.think_start_tokens = self.think_end_tokens = ()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("mode", MODES)
-def test_thinking_is_separated_and_has_no_stop_sequences(
-    shallow_starter: Engine, generation: Answering, whole: str, mode: DraftMode
-) -> None:
-    start, end, stop = whole[:9], "MetaInfo", "peIntfCh"
-    thought, answer = (part.lstrip("\r\n") for part in whole[len(start) :].split(end, 1))
-    tokenizer = Reasoner(shallow_starter.tokens.tokenizer, start, end)
-    options = GenerateOptions(max_tokens=LENGTH, draft=mode, stop=(stop,))
-    request = generation(options, altered(shallow_starter, tokenizer=tokenizer))
-    pieces = list(request)
-    assert request.thinking == "".join(piece.thinking for piece in pieces) == thought
-    assert request.text == "".join(piece.text for piece in pieces) == answer
-    assert stop in thought
-    assert stop not in answer
-
-
-@pytest.mark.usefixtures("loaded_shallow_starter")
-def test_an_empty_stop_is_one_line_of_error() -> None:
-    assert_one_line_error(run_here("run", "hi", "--stop", ""), 2, "stop")
-
-
 # Answers that were stopped in their thinking or after it, and are continued.
 TURNS = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
 CHATML = ("<|im_end|>", "<think>", "<|im_start|>", "</think>")
@@ -183,7 +73,6 @@ HARMONY = (
 # The markers, the end of the template, and what the model writes before and after its thinking.
 TEMPLATES = {
     "opened": (CHATML, "<|im_start|>assistant\n<think>{{ '\n' }}", "", "\n</think>\n\n"),
-    "opened, no newline": (CHATML, "<|im_start|>assistant\n<think>", "\n", "\n</think>\n\n"),
     "by itself": (CHATML, "<|im_start|>assistant{{ '\n' }}", "<think>\n", "\n</think>\n\n"),
     "channels": (
         HARMONY,
@@ -225,6 +114,23 @@ def test_the_prompt_of_a_partial_answer_ends_with_it(model: Engine) -> None:
         assert unfinished_thinking(tokenizer, tokens) is None
     opened = model.name.startswith("opened")
     assert unfinished_thinking(tokenizer, prompt) == (0 if opened else None)
+
+
+@pytest.mark.parametrize("model", ["off"], indirect=True)
+@pytest.mark.parametrize("mode", ["off", "fixed", "auto"])
+def test_a_stop_sequence_ends_the_answer_before_it(model: Engine, mode: DraftMode) -> None:
+    letters = tuple((token, 1000.0) for token in model.tokens.encode_text("abc"))
+    sampling = SamplingOptions(1.0, seed=3, logit_bias=letters)
+    options = GenerateOptions(60, mode, sampling=sampling)
+    whole = chat_request(Session(model), MESSAGES, options).answer().text
+    stop = whole[20:26]
+    request = chat_request(Session(model), MESSAGES, replace(options, stop=("never", stop)))
+    pieces = list(request)
+    assert request.text == "".join(piece.text for piece in pieces) == whole[: whole.index(stop)]
+    assert request.finish_reason == "stop"
+    assert whole.index(stop) < len(request.tokens) == request.stats.generated_tokens < 60
+    for piece in pieces:
+        assert all(0 <= start < end <= len(piece.text) for start, end in piece.drafted)
 
 
 @pytest.mark.parametrize("model", [name for name in TEMPLATES if name != "off"], indirect=True)

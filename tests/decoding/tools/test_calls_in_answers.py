@@ -31,14 +31,11 @@ from akunu_py.decoding.generate.annotated_answer import (
 from akunu_py.decoding.generate.answer_jobs import AnswerEvents, chat_job
 from akunu_py.decoding.generate.session import Session, Status, Step
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.text.stream_decoder import StreamDecoder
 from akunu_py.decoding.text.thinking import ThinkingSplitter
 from akunu_py.decoding.tools.formats import FORMATS
 from akunu_py.decoding.tools.rendering import format_of
 from akunu_py.decoding.tools.tool_call_parser import ToolCallParser
 from akunu_py.serve.dialect.interface import CollectedAnswer
-from akunu_py.serve.openai.chat_completions import ChatEncoder
-from akunu_py.serve.openai.shapes import ReplyHead
 from akunu_py.types import (
     FinishReason,
     GenerateOptions,
@@ -187,12 +184,9 @@ CALL = '<tool_call>\n{"name": "other", "arguments": {"on": true}}\n</tool_call>'
 def test_drafts_are_marked_where_they_are_shown(size: int) -> None:
     """The vowels are drafted; the parser delays text and removes calls."""
     parts = in_pieces(f"So < be it, now \n{CALL}\n and then <tool_call>no", size)
-    vowels = [
-        tuple((place, place + 1) for place, letter in enumerate(part) if letter in "aeiou")
-        for part in parts
-    ]
     steps = [
-        TextPiece(part, Piece(()), drafted) for part, drafted in zip(parts, vowels, strict=True)
+        TextPiece(part, Piece(()), tuple((i, i + 1) for i, c in enumerate(part) if c in "aeiou"))
+        for part in parts
     ]
     request: Any = ScriptedRequest(steps)
     parser = ToolCallParser(FORMATS["hermes"], SWITCHES)
@@ -220,35 +214,6 @@ def test_the_first_call_ends_an_answer_that_may_have_one(one_call: bool) -> None
     assert isinstance(events[-1], Finished)
     assert events[-1].reason == ("stop" if one_call else "cancelled")
     assert any(isinstance(event, TextDelta) for event in events) is not one_call
-
-
-HARMONY = (
-    "<|channel|>analysis<|message|>Hm <b>.<|end|><|start|>assistant<|channel|>commentary"
-    "<|message|>Wait.<|end|><|start|>assistant<|channel|>commentary to=functions.other "
-    '<|constrain|>json<|message|>{"on": true}<|call|>'
-)
-HARMONY_CALL = HARMONY[HARMONY.rindex("<|start|>") :].removesuffix("<|call|>")
-
-
-@pytest.mark.parametrize("engine", ["harmony"], indirect=True)
-@pytest.mark.parametrize(
-    ("answer", "thinking", "text"),
-    [
-        (HARMONY, "Hm <b>.", "Wait." + HARMONY_CALL),
-        ("No channel at all.", "", "No channel at all."),
-    ],
-)
-def test_channels_of_tokens_are_separated(
-    engine: Engine, answer: str, thinking: str, text: str
-) -> None:
-    prompt = engine.tokens.encode_chat(MESSAGES, SWITCHES)
-    tokens = engine.tokens.tokenizer.encode(answer)
-    for size in (1, 7, len(tokens)):
-        decoder = StreamDecoder(engine.tokens.tokenizer, engine.tokens.stop_tokens, prompt, ())
-        parts = [decoder.add(Piece(tuple(part)))[0] for part in in_pieces(tokens, size)]
-        parts.append(decoder.finish())
-        assert "".join(part.thinking for part in parts) == thinking
-        assert "".join(part.text for part in parts) == text
 
 
 # Answers that broke tool calls in other servers.
@@ -341,44 +306,29 @@ def arguments_of(text: str) -> Any:
         return text
 
 
-def replies(events: Sequence[Event]) -> list[tuple[str, Calls]]:
-    """Return text and calls of a whole reply, and of a stream of Chat Completions."""
-    answer, encoder = CollectedAnswer(), ChatEncoder(ReplyHead("m", "c"))
+def reply(events: Sequence[Event]) -> tuple[str, Calls]:
+    answer = CollectedAnswer()
     for event in events:
         answer.add(event)
-    frames = b"".join(frame for event in events for frame in encoder.encode(event, 0)).decode()
-    text, names, arguments = "", list[str](), list[str]()
-    for line in filter(lambda line: "{" in line, frames.split("\n\n")):
-        (choice,) = json.loads(line.removeprefix("data: "))["choices"]
-        text += choice["delta"].get("content") or ""
-        for call in choice["delta"].get("tool_calls", ()):
-            if "name" in call["function"]:
-                names.append(call["function"]["name"])
-                arguments.append("")
-            arguments[call["index"]] += call["function"]["arguments"]
-    streamed = zip(names, map(arguments_of, arguments), strict=True)
-    whole = [(call.name, arguments_of(call.arguments)) for call in answer.calls]
-    return [(answer.text, whole), (text, list(streamed))]
+    return answer.text, [(call.name, arguments_of(call.arguments)) for call in answer.calls]
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_replies_are_the_same_whole_streamed_cut_and_cut_off(name: str) -> None:
+def test_replies_are_the_same_in_any_pieces_and_cut_off(name: str) -> None:
     """An answer that ends early has the same calls, the last one perhaps unfinished."""
     format, text, shown, calls = ANSWERS[name]
-    ways = [in_pieces(text, size) for size in (1, 2, 7, len(text))]
     for cut in range(1, len(text)):
-        whole, streamed = replies(events_of(format, [text[: cut // 2], text[cut // 2 : cut]]))
-        assert whole == streamed
-        for called, values in whole[1]:
+        early = events_of(format, [text[: cut // 2], text[cut // 2 : cut]])
+        for called, values in reply(early)[1]:
             assert called in ("edit", "now")
             assert isinstance(values, str) or values in ({}, EDITED[1], SHORT_EDITED[1])
-    for pieces in ways:
-        events = events_of(format, pieces)
+    for size in (1, 2, 7, len(text)):
+        events = events_of(format, in_pieces(text, size))
         assert isinstance(events[0], PromptProcessed)
-        assert replies(events) == [(shown, calls)] * 2
+        assert reply(events) == (shown, calls)
 
 
 def test_only_one_call_of_thinking_if_calls_are_not_parallel() -> None:
     events = events_of("qwen3_coder", in_pieces(f"Hm.{NOW}{NOW}", 3), one_call=True)
-    assert replies(events)[0] == ("", [NOW_CALLED])
+    assert reply(events) == ("", [NOW_CALLED])
     assert any(isinstance(event, ThinkingDelta) for event in events)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.tools.rendering import fold_late_system, render, template_features
+from akunu_py.decoding.tools.rendering import fold_late_system, render
 from akunu_py.decoding.tools.tool_call_parser import parser_for
 from akunu_py.types import Message, Tool, ToolCall
 
@@ -35,7 +35,6 @@ ITEMS = TOOLED + CALLED.replace(
     "ARGUMENTS", "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}"
 )
 TEXT = TOOLED + CALLED.replace("{{ c.function.name }} ARGUMENTS", "{{ c.function.arguments + '' }}")
-PRINTED = TOOLED + CALLED.replace("ARGUMENTS", "{{ c.function.arguments }}")
 SINGLE = (
     "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}"
     "{{ raise_exception('one at a time') }}{% endif %}{% endfor %}" + OBJECT
@@ -45,7 +44,6 @@ SHORT_IDS = OBJECT.replace(
     "[TOOL_CALLS]{% if c.id | length != 9 %}{{ raise_exception('9!') }}{% endif %}{{ c.id }}[{{",
 ).replace("{{ '<' + m.role", "{{ m.tool_call_id or '' }}{{ '<' + m.role")
 KIMI = OBJECT.replace("[{{ c.function.name", "<|tool_calls_section_begin|>{{ c.id")
-THINKING = OBJECT.replace("{{ '<' + m.role", "{{ m.reasoning_content or '' }}{{ '<' + m.role")
 HARMONY = OBJECT.replace(
     "{{ '<' + m.role",
     "{% if m.tool_calls and m.thinking and m.content %}{{ raise_exception('both') }}{% endif %}"
@@ -98,11 +96,8 @@ def rendered(
     ("template", "called"),
     [
         (OBJECT, '[weather {"city": "Ås"}][now {}]'),
-        (ITEMS, "[weather city=Ås][now ]"),
         (TEXT, '[{"city": "Ås"}][{}]'),
-        (PRINTED, '[weather {"city": "Ås"}][now {}]'),
         (KIMI, '<|tool_calls_section_begin|>functions.weather:0 {"city": "Ås"}'),
-        (THINKING, '<user>Rain?Hm.<assistant>[weather {"city": "Ås"}][now {}]'),
         (HARMONY, '<user>Rain?Hm.<assistant>[weather {"city": "Ås"}][now {}]'),
         (NAMED, "weather<tool>wetnow<tool>noon"),
         (REPR, '[weather {"city": "Ås"}][now {}]<tool>wet'),
@@ -176,16 +171,6 @@ def test_malformed_arguments_are_shown() -> None:
         assert '{"a": ' in rendered(template, talk).replace("\\", "")
 
 
-def test_without_tools_nothing_changes() -> None:
-    for template in (OBJECT, IGNORES, NO_SYSTEM):
-        assert rendered(template, ASKED[1:], ()) == "<user>Rain?"
-
-
-def test_a_template_is_tried_once() -> None:
-    tokenizer = Templated(OBJECT)
-    assert template_features(tokenizer) is template_features(tokenizer)
-
-
 def test_the_starter_takes_tools_as_text(starter_engine: Engine) -> None:
     prompt = starter_engine.tokens.encode_chat(TALK, TOOLS)
     text = starter_engine.tokens.tokenizer.decode(prompt)
@@ -193,15 +178,6 @@ def test_the_starter_takes_tools_as_text(starter_engine: Engine) -> None:
     assert parser_for(starter_engine.tokens.tokenizer, TOOLS).markers == (
         "<tool_call>",
         "</tool_call>",
-    )
-    stable = starter_engine.tokens.stable_prefix(TALK, prompt, TOOLS)
-    more = (*TALK, Message("assistant", "", tool_calls=CALLS[:1]), Message("tool", "dry"))
-    following = starter_engine.tokens.encode_chat(more, TOOLS)
-    assert following[:stable] == prompt[:stable]
-    assert (
-        starter_engine.tokens.tokenizer.decode(prompt[:stable])
-        .rstrip()
-        .endswith("<|im_start|>assistant")
     )
 
 
@@ -223,10 +199,6 @@ def test_late_system_messages_keep_every_earlier_prompt_a_prefix(template: str) 
     assert "Two files changed.\n\nAnd now?" in prompts[-1]
     plain = [message for message in LATE if not message.tool_calls and message.role != "tool"]
     assert "Rain?\n\nMind the time." in rendered(template, tuple(plain), ())
-
-
-def test_late_system_messages_stay_where_a_template_accepts_them() -> None:
-    assert "<system>Mind the time.<assistant>" in rendered(OBJECT, LATE)
 
 
 def test_late_system_message_between_a_call_and_its_result_follows_the_call() -> None:
