@@ -25,30 +25,11 @@ def test_trial_decides_by_family(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-@pytest.mark.parametrize("fault", ["offset", "mask", "keys"])
-def test_trial_finds_a_layer_that_ignores_its_request(
-    name: str, fault: str, monkeypatch: pytest.MonkeyPatch
+def test_trial_finds_a_layer_that_ignores_its_mask(
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    view = batched_pass._AttentionView
-    if fault == "offset":
-        plain = view.__init__
-
-        def without_offset(self: object, *args: object) -> None:
-            plain(self, *args)  # type: ignore[arg-type]
-            self.offset = mx.zeros_like(self.offset)  # type: ignore[attr-defined]
-
-        monkeypatch.setattr(view, "__init__", without_offset)
-    elif fault == "mask":
-        rows = lambda self, count, **options: mx.zeros((1, 1))  # noqa: E731
-        monkeypatch.setattr(view, "make_mask", rows)
-    else:
-        fetch = view.update_and_fetch
-
-        def swapped(self: object, *args: mx.array) -> tuple[list[object], list[object]]:
-            keys, values = fetch(self, *args)  # type: ignore[arg-type]
-            return type(keys)(reversed(keys)), values
-
-        monkeypatch.setattr(view, "update_and_fetch", swapped)
+    rows = lambda self, count, **options: mx.zeros((1, 1))  # noqa: E731
+    monkeypatch.setattr(batched_pass._AttentionView, "make_mask", rows)
     assert why_not_batched(build(name)) is not None
 
 
