@@ -17,7 +17,6 @@ from mlx_lm.models.cache import (
     QuantizedKVCache,
     RotatingKVCache,
 )
-from mlx_lm.models.deepseek_v41 import LayerCache
 
 from akunu_py.decoding import kv_cache
 from akunu_py.errors import UsageError
@@ -139,19 +138,6 @@ def test_recurrent_state_cannot_be_trimmed_only_rolled_back() -> None:
     assert not kv_cache.can_trim(cache, 1)
     assert kv_cache.can_trim(cache, 0)
     assert not kv_cache.is_recurrent([CacheList(KVCache(), KVCache()), make("rotating")])
-
-
-def test_the_cache_of_deepseek_v41_goes_back_whole() -> None:
-    entry = LayerCache(2)
-    entry.update_window(mx.array([[[1.0], [2.0]]]))
-    entry.pending_kv = mx.array([[[5.0]]])
-    before = kv_cache.pass_state([entry])
-    entry.update_window(mx.array([[[3.0], [4.0]]]))
-    entry.pending_kv, entry.compress_kv = None, mx.array([[[6.0]]])
-    assert kv_cache.roll_back([entry], before, 2, 1) == 0
-    assert (entry.offset, entry.compress_kv) == (2, None)
-    assert entry.window.tolist() == [[[1.0], [2.0]]]
-    assert entry.pending_kv.tolist() == [[[5.0]]]
 
 
 def test_an_unknown_cache_kind_is_named_and_does_not_draft() -> None:

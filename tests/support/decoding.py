@@ -7,7 +7,6 @@ from collections.abc import Collection, Generator
 
 from akunu_py.decoding.generate.decode import Decoding
 from akunu_py.decoding.target import Target
-from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.types import Drafter, Piece
 
 
@@ -17,9 +16,3 @@ def decode(target: Target, drafter: Drafter, limit: int, stop: Collection[int]) 
     with contextlib.closing(decoding):
         while decoding.limit > 0:
             yield decoding.step()
-
-
-def plain_step(target: Target) -> list[int]:
-    """Return the token after the pending ones."""
-    (piece,) = decode(target, NoDrafter(), 1, ())
-    return list(piece.tokens)

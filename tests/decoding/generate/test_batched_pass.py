@@ -25,31 +25,17 @@ def test_trial_decides_by_family(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-@pytest.mark.parametrize("fault", ["offset", "mask", "keys"])
 def test_trial_finds_a_layer_that_ignores_its_request(
-    name: str, fault: str, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    view = batched_pass._AttentionView
-    if fault == "offset":
-        plain = view.__init__
+    start = batched_pass._AttentionView.__init__
 
-        def without_offset(self: object, *args: object) -> None:
-            plain(self, *args)  # type: ignore[arg-type]
-            self.offset = mx.zeros_like(self.offset)  # type: ignore[attr-defined]
+    def without_offset(self: Any, *args: Any) -> None:
+        start(self, *args)
+        self.offset = mx.zeros_like(self.offset)
 
-        monkeypatch.setattr(view, "__init__", without_offset)
-    elif fault == "mask":
-        rows = lambda self, count, **options: mx.zeros((1, 1))  # noqa: E731
-        monkeypatch.setattr(view, "make_mask", rows)
-    else:
-        fetch = view.update_and_fetch
-
-        def swapped(self: object, *args: mx.array) -> tuple[list[object], list[object]]:
-            keys, values = fetch(self, *args)  # type: ignore[arg-type]
-            return type(keys)(reversed(keys)), values
-
-        monkeypatch.setattr(view, "update_and_fetch", swapped)
-    assert why_not_batched(build(name)) is not None
+    monkeypatch.setattr(batched_pass._AttentionView, "__init__", without_offset)
+    assert why_not_batched(build(name)) == "its layers give other results in a batch"
 
 
 @contextmanager

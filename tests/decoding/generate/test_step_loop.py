@@ -5,6 +5,7 @@ tests/decoding/test_identity.py compares their tokens with those of plain decodi
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,12 +14,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from akunu_py.decoding.events import Failed, Finished
+from akunu_py.decoding.events import Failed, Finished, PrefillProgress
 from akunu_py.decoding.generate import batched_pass
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
+from akunu_py.models.load.fit import PREFILL_ROWS
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.joint_plan import JointPlanner, SharedPass
 from akunu_py.types import Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions
@@ -26,7 +28,7 @@ from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.identity import PLENTY, Served, Submitted, engine_of, plain
 from tests.support.slow import cover
-from tests.support.targets import Counting, some
+from tests.support.targets import Counting, read, some
 from tests.support.tiny_fim import load_tiny
 
 BASE = some(500, 1)  # the beginning of many prompts
@@ -289,3 +291,46 @@ def test_a_request_gets_the_session_whose_drafter_knows_its_conversation(tiny: E
         for number in numbers:
             conversations[number] += some(20, len(learned))
     assert max(learned) < 100
+
+
+def settled() -> int:
+    """Bytes that MLX holds when nothing is under way."""
+    gc.collect()
+    mx.clear_cache()
+    return int(mx.get_active_memory())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["llama-sliding", "qwen3_next"])
+def test_a_long_prompt_takes_what_its_cache_needs(name: str) -> None:
+    """And for each token the attention scores of a chunk, twice if the mask is as large."""
+    model, prompt = build(name), some(5000, 1)
+    before = settled()
+    mx.reset_peak_memory()
+    target = Target(model)
+    target.reuse_prefix(prompt)
+    read(target)
+    held, peak = settled() - before, int(mx.get_peak_memory()) - before
+    needed = sum(entry.nbytes for entry in target.cache)
+    kept = sum(each.nbytes for each in target.history.checkpoints)
+    assert held <= needed + kept + (1 << 20)
+    assert peak <= needed + kept + 25 * 1024 * len(prompt)
+
+
+@pytest.mark.long
+def test_a_cancelled_prefill_continues_from_its_last_chunk(shallow_starter: Engine) -> None:
+    prompt = list(range(1000, 2100))
+    session = Session(shallow_starter)
+    cancelled = session.generate(prompt, GenerateOptions(max_tokens=4))
+    progress: list[int] = []
+
+    for step in cancelled.steps():
+        assert isinstance(step, PrefillProgress)
+        progress.append(step.done)
+        if step.done:
+            cancelled.cancel()
+    assert cancelled.finish_reason == "cancelled"
+    assert progress == [0, PREFILL_ROWS]  # the speed is not known before
+    assert len(session.target.tokens) == PREFILL_ROWS
+    whole = session.generate(prompt, GenerateOptions(max_tokens=4)).answer()
+    assert whole.stats.cached_tokens == PREFILL_ROWS
