@@ -176,9 +176,8 @@ class Machine:
         self.stat = directory / "stat"
         self.now = self.own = 0.0
         self.busy = [0.0] * 4
-        self.running = 1
         self.threads = 3
-        self.write()
+        self.write(1)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 3})
         monkeypatch.setattr(openblas, "threads", lambda: self.threads)
         monkeypatch.setattr(openblas, "set_threads", lambda count: setattr(self, "threads", count))
@@ -187,25 +186,24 @@ class Machine:
     def restart(self) -> None:
         self.blas = BlasThreads(self.stat, lambda: self.own, lambda: self.now)
 
-    def write(self) -> None:
+    def write(self, running: int) -> None:
         rows = ["cpu  1 2 3 4 5 6 7 8 0 0"]
         for core, seconds in enumerate(self.busy):
             rows.append(f"cpu{core} {round(seconds * TICKS)} 0 0 {round(self.now)} 77 0 0 0 0 0")
-        rows += ["intr 1 2 3", f"procs_running {self.running}", "procs_blocked 0"]
+        rows += ["intr 1 2 3", f"procs_running {running}", "procs_blocked 0"]
         self.stat.write_text("\n".join(rows) + "\n")
 
     def run(self, seconds: float, own: float, *others: float, running: int = 5) -> int:
-        """Let time pass and return the threads. own, others: cores used by this process, by others.
+        """Let time pass and return the threads.
 
-        running: runnable threads at the end.
+        own, others: cores used by this process, by others. running: runnable threads at the end.
         """
-        self.running = running
         self.now += seconds
         self.own += own * seconds
         for core, load in enumerate(others):
             self.busy[core] += load * seconds
         self.busy[0] += own * seconds
-        self.write()
+        self.write(running)
         self.blas.adapt()
         return self.threads
 

@@ -69,31 +69,25 @@ def test_answers_end_at_max_tokens_at_a_full_context_and_at_a_stop_token(
 
 
 @every_mode
-def test_turns_cancelled_and_abandoned_answers_leave_a_usable_cache(
+def test_cancelled_and_abandoned_answers_leave_a_usable_cache(
     tiny: Engine, mode: DraftMode
 ) -> None:
-    options = GenerateOptions(24, mode)
-    session, prompt = Session(tiny), some(40, 1)
+    options, session, prompt = GenerateOptions(24, mode), Session(tiny), some(40, 1)
     first = session.generate(prompt, options).answer()
     turn = [*prompt, *first.tokens, *some(9, 2)]
-    second = session.generate(turn, options).answer()
-    assert second.stats.cached_tokens >= len(prompt)
-    assert second.tokens == fresh(tiny, turn, options).tokens
-    again = session.generate(prompt, options).answer()  # back to an earlier turn
-    assert (again.tokens, again.stats.cached_tokens) == (first.tokens, len(prompt) - 1)
+    expected = fresh(tiny, turn, options)
     request = session.generate(turn, options)
     for number, _ in enumerate(request):
         if number == 1:
             request.cancel()
     assert request.finish_reason == "cancelled"
     assert 1 <= len(request.tokens) < 24
-    assert second.text.startswith(request.text)
+    assert expected.text.startswith(request.text)
     pieces = iter(session.generate(prompt, options))
-    next(pieces)
     next(pieces)
     pieces.close()  # type: ignore[attr-defined]
     assert session.generate(prompt, options).answer().tokens == first.tokens
-    assert session.generate(turn, options).answer().tokens == second.tokens
+    assert session.generate(turn, options).answer().tokens == expected.tokens
 
 
 def test_prefill_reports_its_progress_and_is_cancelled_between_chunks(tiny: Engine) -> None:
