@@ -135,12 +135,10 @@ def test_caches_are_wired_in_steps_while_idle_with_the_mode_all(
 def test_no_limit_exceeds_the_recommendation_of_macos(
     limits: list[int], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "available_memory", lambda: 1 << 40)
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 5000})
-    engine = load(model)
-    assert limits == [BEFORE, 5000]
-    del engine
-    gc.collect()
+    monkeypatch.setattr(device, "available_memory", lambda: 1 << 40)
+    load(model)
+    assert limits[1] == 5000
 
 
 def test_unused_buffers_are_limited_to_the_needs_of_a_prefill_chunk(

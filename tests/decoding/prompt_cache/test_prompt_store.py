@@ -545,15 +545,3 @@ def test_only_stored_requests_of_existing_conversations_reach_the_disk(
         check_files(sent)
         found += len(all_files())
     assert found
-
-
-@pytest.mark.long
-def test_a_private_answer_whose_memory_was_reclaimed_is_not_saved(tiny: Engine) -> None:
-    memory = tiny.plan.fit.needs.cache.at(512)
-    loop = StepLoop(opened(altered(tiny, prompt_cache_memory=memory)), 3)
-    options = replace(PRIVATE, max_tokens=6 * RESERVED, conversation="a")
-    requests = [Sent(some(200, seed), options) for seed in (1, 2)]
-    serve(loop, requests)
-    assert all(len(each.text) == 200 + 6 * RESERVED for each in requests)
-    assert not loop.save_idle(lambda: False, None)
-    assert all_files() == []
