@@ -81,9 +81,6 @@ def test_weights_are_wired_from_load_to_unload(
     assert limits == [BEFORE]  # a refused model is never wired
     first = load(model)
     expected = [BEFORE, weights_of(first) + HEAP]
-    for _ in range(2):
-        Session(first).generate([1, 2], GenerateOptions(max_tokens=2)).answer()
-    assert limits == expected
     second = load(model)  # a pass of the first may be running
     del first
     gc.collect()
