@@ -81,9 +81,6 @@ def test_weights_are_wired_from_load_to_unload(
     assert limits == [BEFORE]  # a refused model is never wired
     first = load(model)
     expected = [BEFORE, weights_of(first) + HEAP]
-    for _ in range(2):
-        Session(first).generate([1, 2], GenerateOptions(max_tokens=2)).answer()
-    assert limits == expected
     second = load(model)  # a pass of the first may be running
     del first
     gc.collect()
@@ -135,12 +132,10 @@ def test_caches_are_wired_in_steps_while_idle_with_the_mode_all(
 def test_no_limit_exceeds_the_recommendation_of_macos(
     limits: list[int], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "available_memory", lambda: 1 << 40)
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 5000})
-    engine = load(model)
-    assert limits == [BEFORE, 5000]
-    del engine
-    gc.collect()
+    monkeypatch.setattr(device, "available_memory", lambda: 1 << 40)
+    load(model)
+    assert limits[1] == 5000
 
 
 def test_unused_buffers_are_limited_to_the_needs_of_a_prefill_chunk(
@@ -176,9 +171,8 @@ class Machine:
         self.stat = directory / "stat"
         self.now = self.own = 0.0
         self.busy = [0.0] * 4
-        self.running = 1
         self.threads = 3
-        self.write()
+        self.write(1)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 3})
         monkeypatch.setattr(openblas, "threads", lambda: self.threads)
         monkeypatch.setattr(openblas, "set_threads", lambda count: setattr(self, "threads", count))
@@ -187,25 +181,24 @@ class Machine:
     def restart(self) -> None:
         self.blas = BlasThreads(self.stat, lambda: self.own, lambda: self.now)
 
-    def write(self) -> None:
+    def write(self, running: int) -> None:
         rows = ["cpu  1 2 3 4 5 6 7 8 0 0"]
         for core, seconds in enumerate(self.busy):
             rows.append(f"cpu{core} {round(seconds * TICKS)} 0 0 {round(self.now)} 77 0 0 0 0 0")
-        rows += ["intr 1 2 3", f"procs_running {self.running}", "procs_blocked 0"]
+        rows += ["intr 1 2 3", f"procs_running {running}", "procs_blocked 0"]
         self.stat.write_text("\n".join(rows) + "\n")
 
     def run(self, seconds: float, own: float, *others: float, running: int = 5) -> int:
-        """Let time pass and return the threads. own, others: cores used by this process, by others.
+        """Let time pass and return the threads.
 
-        running: runnable threads at the end.
+        own, others: cores used by this process, by others. running: runnable threads at the end.
         """
-        self.running = running
         self.now += seconds
         self.own += own * seconds
         for core, load in enumerate(others):
             self.busy[core] += load * seconds
         self.busy[0] += own * seconds
-        self.write()
+        self.write(running)
         self.blas.adapt()
         return self.threads
 

@@ -197,19 +197,6 @@ def test_neural_drafters_are_saved_with_the_costs() -> None:
         assert not damaged.neural_drafters
 
 
-def test_a_second_run_drafts_from_the_answer_of_the_first(tmp_path: Path) -> None:
-    engine = load_tiny(tmp_path / "model", ["<|end|>"])
-    found = []
-    for _ in range(2):
-        learned = LearnedState(engine.path, engine.tokens.digest, "test", answer_cache=True)
-        learned.curve = CostCurve({1: 1.0, 5: 1.0, 33: 1.1})  # known costs
-        answer = Session(engine, learned).generate(list(b"planets"), GenerateOptions(64)).answer()
-        learned.flush()
-        found.append(answer)
-    assert found[0].tokens == found[1].tokens
-    assert found[1].stats.target_passes < 0.7 * found[0].stats.target_passes
-
-
 def test_acceptance_weights_are_shared_by_sessions_and_saved(tmp_path: Path) -> None:
     engine = load_tiny(tmp_path / "model", ["<|end|>"])
     prior, prompt = AcceptanceModel().weights, list(b"one two three, one two three")

@@ -32,21 +32,19 @@ class ScriptedScheduler(ModelHost):
     """A scheduler that runs a scripted job in its own thread."""
 
     def __init__(self, script: Callable[[JobHandle], Iterator[Event]]) -> None:
-        self._script = script
-        self.handles: list[JobHandle] = []
+        self.script = script
         self.finished = threading.Event()
 
     def submit(self, job: Job, on_event: Callable[[Event], None], **options: Any) -> JobHandle:
-        handle = JobHandle(job, on_event, "", lambda: None, short=False)
-        self.handles.append(handle)
+        self.handle = JobHandle(job, on_event, "", lambda: None, short=False)
 
         def run() -> None:
-            for event in self._script(handle):
-                handle.deliver(event)
+            for event in self.script(self.handle):
+                self.handle.deliver(event)
             self.finished.set()
 
         threading.Thread(target=run).start()
-        return handle
+        return self.handle
 
 
 def no_job(session: object) -> ScriptedAnswer:
@@ -69,9 +67,8 @@ async def test_queued_events_are_merged_for_slow_reader() -> None:
     await asyncio.to_thread(scheduler.finished.wait)
     found += [event async for event in events]
     assert isinstance(found[0], PrefillProgress)
-    assert "".join(each.text for each in found if isinstance(each, TextDelta)) == "".join(
-        each.text for each in parts
-    )
+    text = "".join(each.text for each in found if isinstance(each, TextDelta))
+    assert text == "".join(each.text for each in parts)
     assert found[-4:] == [calls[0], ToolCallArguments("[]" * 1000), calls[-1], END]
     assert len(found) < 20
 
@@ -94,5 +91,5 @@ async def test_closing_the_reader_cancels_the_job(leave: str) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert scheduler.handles[0].cancelled
+    assert scheduler.handle.cancelled
     await asyncio.to_thread(scheduler.finished.wait)

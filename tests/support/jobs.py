@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from akunu_py.decoding.events import Event, Finished
+from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.answer_jobs import chat_job
 from akunu_py.decoding.generate.job import BeginJob, DeferredJob, Job
 from akunu_py.decoding.generate.model_host import ModelHost
@@ -29,6 +31,28 @@ class ScriptedAnswer:
 def scripted(events: Callable[[Session], Iterator[Event | None]]) -> BeginJob:
     """Return a job with these events."""
     return lambda session: ScriptedAnswer(events(session))
+
+
+Events = queue.SimpleQueue[Event]
+
+
+def submit(host: ModelHost, job: Job, **options: Any) -> Events:
+    """Submit a job and return the queue of its events."""
+    events: Events = queue.SimpleQueue()
+    host.submit(job, events.put, **options)
+    return events
+
+
+def all_of(events: Events) -> list[Event]:
+    """Wait for the last event and return all."""
+    found: list[Event] = []
+    while not found or not isinstance(found[-1], Finished | Failed):
+        found.append(events.get(timeout=60))
+    return found
+
+
+def end_of(events: Events) -> Event:
+    return all_of(events)[-1]
 
 
 def run_job(job: Job, session: Session) -> list[Event]:

@@ -20,13 +20,6 @@ VARIED_PROMPTS = (
     "Give me a recipe for pancakes with exact amounts.",
     "Schreibe zwei Sätze über den Herbst.",
     "用中文写一句关于海的话。",
-    "Write HTML for a table with three rows and two columns.",
-    "Continue the pattern: a1 b2 c3 d4",
-    "Rewrite in the past tense: I go to the market and buy apples, pears and bread.",
-    "SELECT all customers from Berlin: write the SQL query.",
-    "Explain how a bicycle stays upright, in numbered points.",
-    "😀 What do these emoji mean: 🚀 🌍 🐍?",
-    "Write a dialogue between a cat and a dog about breakfast.",
 )
 
 REWRITE = (

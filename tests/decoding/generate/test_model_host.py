@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from akunu_py.completion.completion_job import CompletionJob
-from akunu_py.completion.request import Completion, CompletionRequest, EndCheck
+from akunu_py.completion.request import Completion, CompletionRequest
 from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress, TextDelta
 from akunu_py.decoding.generate import answer_jobs
 from akunu_py.decoding.generate.job import Job, JobHandle
@@ -23,11 +23,10 @@ from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, ServerGone
 from akunu_py.types import GenerateOptions, Stats
-from tests.support.jobs import ScriptedAnswer, scripted
+from tests.support.jobs import Events, ScriptedAnswer, all_of, end_of, scripted, submit
 from tests.support.scripted_loop import ScriptedLoop
 from tests.support.tiny_fim import byte_level, write_model
 
-Events = queue.SimpleQueue[Event]
 PROMPT = [1, 2, 3, 4, 1, 2, 3]
 END = "<|end|>"
 
@@ -53,25 +52,12 @@ def text_job(prompt: list[int] = PROMPT, count: int = 12) -> Job:
     return answer_jobs.text_job(prompt, GenerateOptions(max_tokens=count))
 
 
-def submit(host: ModelHost, job: Job, **options: Any) -> Events:
-    events: Events = queue.SimpleQueue()
-    host.submit(job, events.put, **options)
-    return events
-
-
-def all_of(events: Events) -> list[Event]:
-    found: list[Event] = []
-    while not found or not isinstance(found[-1], Finished | Failed):
-        found.append(events.get(timeout=60))
-    return found
-
-
 def text_of(events: Events) -> str:
     return "".join(event.text for event in all_of(events) if isinstance(event, TextDelta))
 
 
 def reason_of(events: Events) -> str:
-    last = all_of(events)[-1]
+    last = end_of(events)
     assert isinstance(last, Finished), last
     return last.reason
 
@@ -150,12 +136,11 @@ def test_an_idle_job_runs_alone_and_the_next_job_cancels_it(host: ModelHost) -> 
 
 
 def test_an_idle_job_neither_loads_a_model_nor_is_retried(load: Callable[[], StepLoop]) -> None:
-    error = ServerGone("the server is gone")
-    loads: list[str] = []
+    error, loads = ServerGone("the server is gone"), list[StepLoop]()
 
     def counted() -> StepLoop:
-        loads.append("")
-        return load()
+        loads.append(load())
+        return loads[-1]
 
     def failing(session: Session) -> Iterator[Event]:
         yield Failed(error)
@@ -186,7 +171,7 @@ def test_failing_jobs_are_reported_and_harm_no_other_job(host: ModelHost) -> Non
     last = submit(host, text_job())
     host.start()
     assert text_of(first) == text_of(last) != ""
-    assert all(isinstance(all_of(each)[-1], Failed) for each in bad)
+    assert all(isinstance(end_of(each), Failed) for each in bad)
     assert host.call(lambda engine: engine.name).result(60)
     with pytest.raises(ZeroDivisionError):
         host.call(lambda engine: 1 // 0).result(60)
@@ -226,26 +211,26 @@ def test_a_failed_load_is_retried_after_growing_delays(load: Callable[[], StepLo
     host.start()
     for at, works in ((0.0, False), (0.5, False), (1.5, False), (3.0, False), (5.0, True)):
         now[0] = at
-        last = all_of(submit(host, text_job()))[-1]
+        last = end_of(submit(host, text_job()))
         assert isinstance(last, Finished) == works, at
         assert host.state == ("ready" if works else "failed")
     assert host.close()
 
 
 def test_closing_finishes_running_jobs_and_refuses_later_ones(load: Callable[[], StepLoop]) -> None:
-    host, begun, last = ModelHost(load), threading.Event(), list[Event]()
+    host, events = ModelHost(load), queue.SimpleQueue[Event]()
+    begun = threading.Event()
 
     def watch(event: Event) -> None:
-        last[:] = [event]
+        events.put(event)
         begun.set()
 
     host.start()
     host.submit(text_job(PROMPT, 40), watch)
     assert begun.wait(60)
     assert host.close(60)
-    assert isinstance(last[0], Finished)
-    assert last[0].reason == "length"
-    assert isinstance(all_of(submit(host, text_job()))[0], Failed)
+    assert reason_of(events) == "length"
+    assert isinstance(end_of(submit(host, text_job())), Failed)
     with pytest.raises(Exception, match="closing"):
         host.call(lambda engine: engine).result(60)
 
@@ -358,21 +343,18 @@ def test_closing_saves_all_prompt_caches_within_the_time_limit(save_s: float, sa
 
 @pytest.mark.long
 def test_a_job_without_output_is_retried_once_after_its_server_is_gone() -> None:
-    tries: list[str] = []
+    tries: list[CompletionRequest] = []
     job = CompletionJob(CompletionRequest("a"), lambda session: pytest.fail("none"), lambda: None)
 
-    def complete(
-        request: CompletionRequest, ended: EndCheck, on_text: Callable[[str], None]
-    ) -> Completion:
-        tries.append("complete")
-        if len(tries) in (1, 3, 4):
+    def complete(request: CompletionRequest, *_: object) -> Completion:
+        tries.append(request)
+        if len(tries) != 2:
             raise ServerGone("it is gone")
         return Completion("b", "stop", Stats())
 
     host = ModelHost(lambda: ScriptedLoop("scripted", complete))
     host.start()
-    for expected in (Finished, Failed):
-        assert isinstance(all_of(submit(host, job))[-1], expected)
+    assert [type(end_of(submit(host, job))) for _ in range(2)] == [Finished, Failed]
     assert len(tries) == 4
     assert host.close()
 

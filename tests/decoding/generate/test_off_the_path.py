@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import sys
 import threading
 from collections import defaultdict
@@ -19,7 +18,7 @@ from akunu_py.decoding.constraint import matcher
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
 from akunu_py.decoding.generate.answer_jobs import chat_job, text_job
-from akunu_py.decoding.generate.job import BeginJob, Job, JobHandle
+from akunu_py.decoding.generate.job import BeginJob, Job
 from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
@@ -32,6 +31,7 @@ from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions
 from tests.support.engines import altered
 from tests.support.families import build
+from tests.support.jobs import Events, end_of, submit
 from tests.support.tiny_fim import byte_level, write_model
 
 pytestmark = pytest.mark.usefixtures("own_directories")
@@ -54,26 +54,14 @@ def engine(tmp_path: Path) -> Engine:
     return altered(load(tmp_path / "model"), model=model, needs_checkpoints=True, vocabulary=96)
 
 
-class Host:
-    """A running model host."""
-
-    def __init__(self, engine: Engine, learned: LearnedState | None = None) -> None:
-        self._host = ModelHost(lambda: StepLoop(Session(engine, learned)))
-        self._host.start()
-        self.close = self._host.close
-
-    def submit(self, job: Job) -> tuple[JobHandle, queue.SimpleQueue[Event]]:
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        return self._host.submit(job, events.put), events
-
-    def answer(self, job: Job) -> Finished | Failed:
-        return end_of(self.submit(job)[1])
+def started(engine: Engine, learned: LearnedState | None = None) -> ModelHost:
+    host = ModelHost(lambda: StepLoop(Session(engine, learned)))
+    host.start()
+    return host
 
 
-def end_of(events: queue.SimpleQueue[Event]) -> Finished | Failed:
-    while not isinstance(event := events.get(timeout=60), Finished | Failed):
-        pass
-    return event
+def answer(host: ModelHost, job: Job) -> Event:
+    return end_of(submit(host, job))
 
 
 @contextmanager
@@ -104,10 +92,10 @@ def test_the_models_thread_renders_no_turn_and_writes_no_file(
     slow = [TokenCodec.stable_prefix, TokenCodec.encode_chat, PromptRewrites.of, AnswerCache.dump]
     disk = [files.locked, files.read_bounded, files.write_atomically]
     with threads_of(*slow, *disk) as threads:
-        host = Host(engine, learned)
+        host = started(engine, learned)
         for number in range(3):
             messages = [Message("user", f"{number}timesthesame")]
-            assert isinstance(host.answer(job(engine, messages, OPTIONS)), Finished)
+            assert isinstance(answer(host, job(engine, messages, OPTIONS)), Finished)
         assert host.close()
         learned.flush()
     assert {"stable_prefix", "of", "dump", "locked", "write_atomically"} <= threads.keys()
@@ -122,9 +110,9 @@ def test_the_models_thread_compiles_no_grammar(tmp_path: Path) -> None:
     options = GenerateOptions(12, sampling=SamplingOptions(constraint=constraint))
     engine = load(tmp_path / "model")
     with threads_of(matcher.lark) as threads:
-        host = Host(engine)
+        host = started(engine)
         for job in (AnnotatedAnswerJob(HI, options), chat_job(engine, HI, options)):
-            assert isinstance(host.answer(job), Finished)
+            assert isinstance(answer(host, job), Finished)
         assert host.close()
     assert threads == {"lark": ["grammar"] * 3}
 
@@ -132,8 +120,8 @@ def test_the_models_thread_compiles_no_grammar(tmp_path: Path) -> None:
 def test_learned_answers_are_on_disk_once_the_host_is_closed(
     engine: Engine, tmp_path: Path
 ) -> None:
-    host = Host(engine, LearnedState(tmp_path, "t", "l", answer_cache=True))
-    host.answer(chat_job(engine, HI, OPTIONS))
+    host = started(engine, LearnedState(tmp_path, "t", "l", answer_cache=True))
+    answer(host, chat_job(engine, HI, OPTIONS))
     assert host.close()
     again = LearnedState(tmp_path, "t", "l", answer_cache=True)
     assert again.answer_cache is not None
@@ -142,7 +130,7 @@ def test_learned_answers_are_on_disk_once_the_host_is_closed(
 
 def test_preparing_a_job_delays_no_other(engine: Engine) -> None:
     """Not even a job that is cancelled while it is prepared."""
-    host, job = Host(engine), text_job([1, 2, 3], OPTIONS)
+    host, job = started(engine), text_job([1, 2, 3], OPTIONS)
     begun, may_end = threading.Event(), threading.Event()
 
     class SlowJob:
@@ -151,10 +139,10 @@ def test_preparing_a_job_delays_no_other(engine: Engine) -> None:
             assert may_end.wait(60)
             return job
 
-    _, slow = host.submit(SlowJob())
-    handle, cancelled = host.submit(SlowJob())
+    slow, cancelled = submit(host, SlowJob()), Events()
+    handle = host.submit(SlowJob(), cancelled.put)
     assert begun.wait(60)
-    assert isinstance(host.answer(job), Finished)
+    assert isinstance(answer(host, job), Finished)
     handle.cancel()
     may_end.set()
     for events, reason in ((slow, "length"), (cancelled, "cancelled")):
@@ -165,11 +153,11 @@ def test_preparing_a_job_delays_no_other(engine: Engine) -> None:
 
 
 def test_a_job_that_cannot_be_prepared_fails_alone(tmp_path: Path) -> None:
-    host = Host(load(tmp_path / "model", "{{ raise_exception('No.') }}"))
-    failed = host.answer(AnnotatedAnswerJob(HI, OPTIONS))
+    host = started(load(tmp_path / "model", "{{ raise_exception('No.') }}"))
+    failed = answer(host, AnnotatedAnswerJob(HI, OPTIONS))
     assert isinstance(failed, Failed)
     assert "No." in str(failed.error)
-    assert isinstance(host.answer(text_job([1, 2, 3], OPTIONS)), Finished)
+    assert isinstance(answer(host, text_job([1, 2, 3], OPTIONS)), Finished)
     assert host.close()
 
 

@@ -101,15 +101,6 @@ def test_launched_tokens_are_kept_when_prefill_is_cancelled(name: str, after: in
     assert answer(target, longer, []) == fresh(name, longer)
 
 
-def test_a_time_limit_holds_from_the_second_chunk_on() -> None:
-    target, times = Timed(build("llama"), 1000.0), []
-    target.reuse_prefix(some(2000, 3))
-    times += [target.clock() for _ in prefill(target, sizes_at(None, 0.1))]
-    slices = [after - before for before, after in pairwise(times)]
-    assert slices[0] == pytest.approx(0.064)
-    assert slices[1:-1] == pytest.approx([0.1] * 19, rel=0.02)
-
-
 def sliced(fixed: float, per_token: float, length: int, noise: float = 0.0) -> list[float]:
     """Return the seconds of each chunk, for passes with a fixed cost and one per token."""
     sizes, chance, slices = sizes_at(None, 0.1), Random(7), []

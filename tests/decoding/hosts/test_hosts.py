@@ -31,14 +31,11 @@ from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.models.manifest import Manifest, record_files, write_manifest
-from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.ngram.fixed import NoDrafter
 from tests.support.command import assert_one_line_error, run_here
-from tests.support.decoding import decode
 from tests.support.families import build, families_of_each_kind
 from tests.support.hosts import write_named
-from tests.support.targets import Timeless, answer, fresh, read, some
-from tests.support.tiny import VOCABULARY, write_tiny_llama
+from tests.support.targets import answer, fresh, some
+from tests.support.tiny import write_tiny_llama
 
 _TWO = [{"ssh": "a.local", "ips": ["10.0.0.1"]}, {"ssh": "b.local", "ips": ["10.0.0.2"]}]
 
@@ -228,27 +225,6 @@ def test_workers_cache_the_same_as_rank_0(name: str) -> None:
     del target
     pair.assert_alike()
     assert not pair.worker.caches
-
-
-@pytest.mark.long
-def test_each_pass_needs_one_message() -> None:
-    prompt, count = some(30, 1), 120
-    truth: list[int] = []
-    drafter: Any
-    for drafter, most in ((NoDrafter(), 1.0), (AutoDrafter(), 0.2)):
-        pair = _Pair(build("llama"))
-        target = Timeless(pair.coordinator)
-        target.reuse_prefix(prompt)
-        read(target)
-        text = [token if at % 40 else (token + 1) % VOCABULARY for at, token in enumerate(truth)]
-        drafter.extend([*text, *prompt])
-        before = pair.coordinator.messages
-        pieces = list(decode(target, drafter, count, ()))
-        tokens = [token for piece in pieces for token in piece.tokens]
-        truth = truth or tokens
-        assert tokens == truth
-        assert len(pieces) <= pair.coordinator.messages - before <= most * count
-        pair.assert_alike()
 
 
 def test_a_worker_reports_a_cache_mismatch() -> None:

@@ -59,9 +59,8 @@ def test_every_family_answers_on_several_hosts_as_on_one(
     write_named(tmp_path, name)
     if hosts == "3" and name in NOT_PIPELINED:
         pytest.skip("mlx-lm does not pipeline it")
-    expected = answer(tmp_path, "", "--draft", "off", tokens=60)
-    for draft in ("fixed", "auto"):
-        assert answer(tmp_path, hosts, "--draft", draft, tokens=60) == expected
+    expected = answer(tmp_path, "", "--draft", "off", tokens=40)
+    assert answer(tmp_path, hosts, "--draft", "fixed", tokens=40) == expected
 
 
 def test_the_answer_equals_that_of_one_process(model: Path, whole: str) -> None:

@@ -69,21 +69,6 @@ def test_conversations_in_turn_prefill_only_new_tokens(name: str) -> None:
         assert prompt(target, name, [*each, 5])[0].cached >= len(each) - tail
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-sliding", "qwen3_next"])
-def test_the_memory_limit_evicts_the_oldest_history(name: str) -> None:
-    target = Target(build(name))
-    target.reuse_prefix(some(120, 1))
-    answer(target, some(120, 1), [], COUNT)
-    size = target.history.nbytes
-    target = Target(build(name), caches=PromptCaches(size * 2 + size // 2))
-    conversations = [some(120, seed) for seed in (1, 2, 3)]
-    for tokens in [*conversations, conversations[1]]:
-        target.reuse_prefix(tokens, needed=size)
-        answer(target, tokens, [], 2)
-        assert target.caches.nbytes + target.history.nbytes <= target.caches.limit
-    assert target.reuse_prefix(conversations[0], needed=size) == Reuse(0, 119, "evicted")
-
-
 @pytest.mark.parametrize("name", RETURNING)
 def test_checkpoints_stay_where_prompts_branched_and_where_templates_rewrite(name: str) -> None:
     target = Target(Counting(build(name)), caches=PromptCaches(PLENTY))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from akunu_py import paths
-from akunu_py.decoding.events import Event, Failed, Finished
+from akunu_py.decoding.events import Failed, Finished
 from akunu_py.decoding.generate.answer_jobs import text_job
 from akunu_py.decoding.generate.job import JobHandle, RunningJob
 from akunu_py.decoding.generate.model_host import ModelHost
@@ -39,6 +39,7 @@ from tests.support.command import assert_one_line_error, run_here
 from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.full_disk import full_disk
+from tests.support.jobs import Events, end_of, submit
 from tests.support.slow import slow
 from tests.support.targets import some
 from tests.support.tiny_fim import byte_level, load_tiny, write_model
@@ -296,11 +297,7 @@ def test_a_side_request_leaves_only_the_prefix_of_its_conversation(tiny: Engine)
     (path,) = all_files()
     metadata = cache_file.read(path).metadata
     assert (metadata.tokens, metadata.conversation) == (turn, "a")
-    following = [*turn, *some(20, 3)]
-    answer = session.generate(following, options).answer()
-    assert answer.stats.cached_tokens == len(turn)
-    assert answer.tokens == Session(tiny).generate(following, options).answer().tokens
-    assert answers.total > total
+    assert prompt(session, [*turn, *some(20, 3)], options) == len(turn)
 
 
 def test_files_stay_within_the_limits(tiny: Engine) -> None:
@@ -428,61 +425,33 @@ def test_commands_list_verify_and_delete_files(tiny: Engine) -> None:
     assert all_files() == []
 
 
-class SlowVerify:
-    """Verifies files when the test allows it."""
-
-    def __init__(self) -> None:
-        self.begun, self.may_end, self.threads = threading.Event(), threading.Event(), list[str]()
-
-    def __call__(self, path: Path) -> str:
-        self.threads.append(threading.current_thread().name)
-        self.begun.set()
-        assert self.may_end.wait(60)
-        return cache_file.verify(path)
-
-
 def test_other_requests_are_answered_while_a_file_is_verified(tiny: Engine) -> None:
     assert save(opened(tiny), 1)
-    verify = SlowVerify()
+    begun, may_end, threads = threading.Event(), threading.Event(), list[str]()
+
+    def verify(path: Path) -> str:
+        threads.append(threading.current_thread().name)
+        begun.set()
+        assert may_end.wait(60)
+        return cache_file.verify(path)
+
     host = ModelHost(lambda: StepLoop(opened(tiny, verify=verify)))
     host.start()
-    waiting, other, cancelled = (queue.SimpleQueue[Event]() for _ in range(3))
-    host.submit(text_job(some(LENGTH, 1), OPTIONS), waiting.put)
-    assert verify.begun.wait(60)
-    host.submit(text_job(some(LENGTH, 2), OPTIONS), other.put)
-
-    def end_of(events: queue.SimpleQueue[Event]) -> Finished:
-        while not isinstance(event := events.get(timeout=60), Finished):
-            assert not isinstance(event, Failed), event
-        return event
-
-    assert end_of(other).stats.cached_tokens == 0
+    waiting = submit(host, text_job(some(LENGTH, 1), OPTIONS))
+    assert begun.wait(60)
+    other = end_of(submit(host, text_job(some(LENGTH, 2), OPTIONS)))
+    assert isinstance(other, Finished)
+    assert other.stats.cached_tokens == 0
+    cancelled: Events = queue.SimpleQueue()
     host.submit(text_job(some(LENGTH, 1), OPTIONS), cancelled.put).cancel()
-    assert end_of(cancelled).reason == "cancelled"
-    verify.may_end.set()
-    stats = end_of(waiting).stats
-    assert (stats.cached_tokens, stats.generated_tokens) == (LENGTH - 1, 2)
+    assert getattr(end_of(cancelled), "reason", "") == "cancelled"
+    may_end.set()
+    end = end_of(waiting)
+    assert isinstance(end, Finished)
+    assert (end.stats.cached_tokens, end.stats.generated_tokens) == (LENGTH - 1, 2)
     assert host.close()
-    assert len(verify.threads) == 1
-    assert "model" not in verify.threads
-
-
-def test_a_cancelled_request_takes_its_verification_with_it(tiny: Engine) -> None:
-    """The file may be damaged before the next request."""
-    assert save(opened(tiny), 1)
-    verify, running = SlowVerify(), set(threading.enumerate())
-    session = opened(tiny, verify=verify)
-    request = session.generate(some(LENGTH, 1), OPTIONS)
-    request.step()
-    (helper,) = set(threading.enumerate()) - running
-    request.cancel()
-    request.step()
-    verify.may_end.set()
-    helper.join()
-    (path,) = all_files()
-    flip(path, path.stat().st_size // 2)  # in a tensor, which only the digest covers
-    stats = session.generate(some(LENGTH, 1), OPTIONS).answer().stats
-    assert (stats.cached_tokens, stats.not_cached) == (0, "damaged file")
+    assert len(threads) == 1
+    assert "model" not in threads
 
 
 RESERVED = 40  # answer tokens for which memory is reserved at once
@@ -576,15 +545,3 @@ def test_only_stored_requests_of_existing_conversations_reach_the_disk(
         check_files(sent)
         found += len(all_files())
     assert found
-
-
-@pytest.mark.long
-def test_a_private_answer_whose_memory_was_reclaimed_is_not_saved(tiny: Engine) -> None:
-    memory = tiny.plan.fit.needs.cache.at(512)
-    loop = StepLoop(opened(altered(tiny, prompt_cache_memory=memory)), 3)
-    options = replace(PRIVATE, max_tokens=6 * RESERVED, conversation="a")
-    requests = [Sent(some(200, seed), options) for seed in (1, 2)]
-    serve(loop, requests)
-    assert all(len(each.text) == 200 + 6 * RESERVED for each in requests)
-    assert not loop.save_idle(lambda: False, None)
-    assert all_files() == []
