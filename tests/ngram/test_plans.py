@@ -216,6 +216,15 @@ def test_pass_never_exceeds_the_rows_of_the_cost_model(offers: list[list[float]]
     assert all(length <= len(offer) for length, offer in zip(lengths, offers, strict=True))
 
 
+def test_joint_drafts_end_where_each_row_costs_what_a_token_does() -> None:
+    plan, lengths = JointPlanner(CostCurve()), [1]
+    for _ in range(200):
+        lengths = plan.lengths([[0.9] * 8] * 4, 4, 100)
+        rows = 4 + sum(lengths)
+        plan.observe(SharedPass(4, rows, sum(lengths), 100, pipelined=False), 4, 0.01 * rows)
+    assert lengths == [0, 0, 0, 0]
+
+
 def test_joint_drafts_must_also_gain_what_pipelining_hides() -> None:
     """A draft ends the pipeline: its pass starts only after the one before is read."""
     curve = {rows: 0.1 + 0.002 * rows for rows in range(1, MAX_ROWS + 1)}
