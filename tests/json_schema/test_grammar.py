@@ -39,7 +39,7 @@ def allows(schema: Any, text: str, layout: Layout = FREE) -> bool:
 
 
 @pytest.mark.long
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schemas, st.lists(values, min_size=1, max_size=5), st.integers())
 @example({"oneOf": [{"minimum": 2}, {"multipleOf": 7}]}, [1, 2, 7, 0, "a"], 1)
 @example({"contains": {"const": 1}, "maxItems": 2}, [[1], [1, 1], [2], [1, 2], [2, 2, 1]], 1)
@@ -67,6 +67,16 @@ def allows(schema: Any, text: str, layout: Layout = FREE) -> bool:
     1,
 )
 @example({"required": ["a"], "properties": {"a": False}}, [{"a": 1}, {}, 3], 1)
+@example({"enum": [[1, {"a": "b"}], {"a": [2]}]}, [[1, {"a": "b"}], {"a": [2]}, [1], {}], 1)
+@example({"not": {"contains": {"const": 1}}}, [[1], [2], [], [2, 1], 3], 1)
+@example(
+    {"not": {"prefixItems": [{"const": 1}], "items": {"const": 2}}},
+    [[], [1], [2], [1, 2], [1, 3], [2, 2], "a"],
+    1,
+)
+@example({"dependentSchemas": {"a": {"required": ["b"]}}}, [{"a": 1}, {"a": 1, "b": 2}, {}], 1)
+@example({"not": {"propertyNames": {"pattern": "^a"}}}, [{"a": 1}, {"b": 1}, {}, 3], 1)
+@example({"not": {"minProperties": 1, "maxProperties": 2}}, [{}, {"a": 1}, 3], 1)
 def test_grammar_allows_the_values_that_fit_and_nothing_else(
     schema: Any, instances: list[Any], seed: int
 ) -> None:
@@ -189,6 +199,7 @@ def test_a_pattern_is_found_where_it_is(pattern: str, texts: list[str]) -> None:
     [
         ({"pattern": r"(?<=a)b"}, "look-behind"),
         ({"pattern": r"(a)\1"}, "back-reference"),
+        ({"pattern": r"\bword"}, "word boundary"),
         ({"pattern": "a(?!b)"}, "look-ahead"),
         ({"pattern": "(?:^a|b)*"}, "an anchor in a repetition"),
         ({"pattern": "a(b$)c"}, "an anchor within the text"),
@@ -234,7 +245,7 @@ def test_bounds_of_numbers(
 
 
 @pytest.mark.long
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.sampled_from([1, 2, 3, 7, 10, 12, 0.5, 2.5, 0.01]), min_size=1, max_size=2),
     st.sampled_from([{}, {"multipleOf": 3}, {"const": 21}, {"type": "integer"}, {"maximum": 9}]),
@@ -269,6 +280,13 @@ def test_multiples(
         found = taken == len(data) and made.is_accepting()
         made.rollback(taken)
         assert found == is_valid(schema, each), each
+
+
+def test_multiples_between_bounds_may_be_of_any_number() -> None:
+    schema = {"minimum": 1, "maximum": 9, "multipleOf": 0.7}
+    assert allows(schema, "2.8")
+    assert not allows(schema, "2.7")
+    assert allows({"contains": {"const": 1}, "minContains": 0}, "[2]")
 
 
 def test_too_large_grammars_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,13 +158,3 @@ def test_ahead_draft_is_verified_against_its_own_tokens() -> None:
     drafter.extend(range(41, 42 + len(draft)))
     assert chooser._correct == correct + len(draft)
     assert correct < chooser._correct < predicted + len(draft)
-
-
-def test_shared_passes_teach_the_choice_of_drafters() -> None:
-    drafter = with_head([*range(100), *range(40)])
-    correct = drafter._chooser._correct
-    assert len(drafter.offer(8)) > 2
-    taken = drafter.take(2)
-    assert taken == [40, 41]
-    drafter.extend([*taken, 42])
-    assert drafter._chooser._correct == correct + 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, product
 from operator import mul
 from typing import Any
@@ -216,7 +216,17 @@ def test_pass_never_exceeds_the_rows_of_the_cost_model(offers: list[list[float]]
     assert all(length <= len(offer) for length, offer in zip(lengths, offers, strict=True))
 
 
-def joint() -> tuple[JointPlanner, dict[int, float], Callable[..., list[int]]]:
+def test_joint_drafts_end_where_each_row_costs_what_a_token_does() -> None:
+    plan, lengths = JointPlanner(CostCurve()), [1]
+    for _ in range(200):
+        lengths = plan.lengths([[0.9] * 8] * 4, 4, 100)
+        rows = 4 + sum(lengths)
+        plan.observe(SharedPass(4, rows, sum(lengths), 100, pipelined=False), 4, 0.01 * rows)
+    assert lengths == [0, 0, 0, 0]
+
+
+def test_joint_drafts_must_also_gain_what_pipelining_hides() -> None:
+    """A draft ends the pipeline: its pass starts only after the one before is read."""
     curve = {rows: 0.1 + 0.002 * rows for rows in range(1, MAX_ROWS + 1)}
     plan = JointPlanner(CostCurve(curve))
 
@@ -225,25 +235,14 @@ def joint() -> tuple[JointPlanner, dict[int, float], Callable[..., list[int]]]:
         chances = (0.02, 0.3, 0.9)
         return [sum(plan.lengths([[each]] * 4, 4, 0, pipelined=pipelined)) for each in chances]
 
-    return plan, curve, drafted
-
-
-def test_joint_drafts_must_also_gain_what_pipelining_hides() -> None:
-    """A draft ends the pipeline: its pass starts only after the one before is read."""
-    plan, curve, drafted = joint()
     assert drafted(pipelined=True) == drafted() == [0, 4, 4]
+    for _ in range(50):  # prompts that join a pass say nothing of drafts
+        plan.observe(SharedPass(4, 63, 0, 0, pipelined=False, joined=True), 4, 0.226)
+    assert drafted() == [0, 4, 4]
     for _ in range(100):
         plan.observe(SharedPass(4, 4, 0, 0, pipelined=True), 4, 0.7 * curve[4])
     assert drafted(pipelined=True) == [0, 0, 4]
     assert drafted() == [0, 4, 4]
-
-
-def test_prompts_that_join_a_pass_say_nothing_about_drafts() -> None:
-    plan, _, drafted = joint()
-    expected = drafted()
-    for _ in range(50):
-        plan.observe(SharedPass(4, 63, 0, 0, pipelined=False, joined=True), 4, 0.226)
-    assert drafted() == expected
 
 
 def test_frequent_drafts_after_plain_steps_make_pipelining_expensive() -> None:

@@ -89,26 +89,20 @@ ENDLESS = LOOP * 4 + "{% endfor %}" * 4
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        *(
-            (each, "chat template of tiny")
-            for each in (
-                "{% include '/etc/passwd' %}",
-                "{% from 'os' import system %}{{ system('true') }}",
-                "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-                "{{ 1 // 0 }}",
-                "{% for x in %}",
-                "{{ '\\ud800' }}{{ 5 % 0 }}",
-                "{{ " + "(" * 3000,
-                "{% for x in [1] %}{{ '\ud800' }}{% endfor %}",
-            )
-        ),
+        ("{% include '/etc/passwd' %}", "chat template of tiny"),
+        ("{% from 'os' import system %}{{ system('true') }}", "chat template of tiny"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "chat template of tiny"),
+        ("{{ 1 // 0 }}", "chat template of tiny"),
+        ("{% for x in %}", "chat template of tiny"),
+        ("{{ " + "(" * 3000, "chat template of tiny"),
+        ("{% for x in [1] %}{{ '\ud800' }}{% endfor %}", "chat template of tiny"),
         ("{{ raise_exception('roles must\n\nalternate') }}", "roles must alternate"),
         (ENDLESS, r"did not finish within 0\.4 seconds"),
         (LOOP + "x" * 30 + "{% endfor %}", "writes 2999970 characters"),
         ("{{ range(10 ** 9) | list }}", "Range too big"),
         ("{{ 'x' * 10**10 }}", "more memory than a template needs"),
     ],
-    ids=range(13),
+    ids=range(12),
 )
 def test_failed_templates_are_one_line_and_leave_the_next_one_alone(
     render: Rendering, template: str, reason: str
@@ -154,14 +148,6 @@ TEMPLATES = [
 ]
 
 
-WORDS = [
-    "{{", "}}", "{%", "%}", "{#", "#}", "-", " for ", " in ", " if ", " set ", "endfor", "endif",
-    "message", "messages", ".content", "['role']", "|", "trim", "tojson", "loop.index", "0", "'",
-    "(", ")", "~", "=", "namespace", "generation", "break", "\n", "\ud800", "__class__", "range",
-]  # fmt: skip
-PIECES = st.lists(st.sampled_from(WORDS), max_size=14).map("".join)
-
-
 def damaged_template(template: str) -> st.SearchStrategy[str]:
     return damaged(template.encode()).map(lambda data: data.decode("utf-8", "replace"))
 
@@ -184,7 +170,7 @@ def test_the_text_is_that_of_transformers(examples: int, render: Rendering, tiny
 
     for template in TEMPLATES:
         check(template)
-    explore(check, examples, PIECES | st.sampled_from(TEMPLATES).flatmap(damaged_template))
+    explore(check, examples, st.sampled_from(TEMPLATES).flatmap(damaged_template))
 
 
 def test_memory_is_watched_where_the_system_sets_no_limit(render: Rendering) -> None:

@@ -5,8 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from akunu_py.decoding.events import (
+    Event,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 
 Call = tuple[str, dict[str, Any]]
 
@@ -125,12 +133,31 @@ def sectioned(begin: str, call: str, end: str, between: str = "") -> Callable[[l
 
 
 FUNCTION = "<function={0}>\n{1}</function>", "<parameter={0}>\n{1}\n</parameter>\n"
-INVOKE = (
-    '<{0}invoke name="{{0}}">\n{{1}}</{0}invoke>',
-    ('<{0}parameter name="{{0}}">{{1}}</{0}parameter>\n'),
-)
+INVOKE = '<{0}invoke name="{{0}}">\n{{1}}</{0}invoke>'
+INVOKE_PARAMETER = '<{0}parameter name="{{0}}">{{1}}</{0}parameter>\n'
 PAIRS = "<{0}arg_key>{{0}}</{0}arg_key>\n<{0}arg_value>{{1}}</{0}arg_value>\n"
+HARMONY = (
+    "<|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>JSON"
+)
 DEEPSEEK = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+DEEPSEEK_3 = (
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nJSON\n```<｜tool▁call▁end｜>"
+)
+DEEPSEEK_31 = "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>JSON<｜tool▁call▁end｜>"
+KIMI_K2 = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+KIMI_K2_CALL = (
+    "<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>JSON<|tool_call_end|>"
+)
+
+
+def apertus(calls: list[Call]) -> str:
+    return f"<|tools_prefix|>{dumped([{n: a} for n, a in calls])}<|tools_suffix|>"
+
+
+def tagged(begin: str, end: str, call: str, parameter: str) -> Callable[[list[Call]], str]:
+    return each(begin, end, markup(call, parameter, ("", ""), ""))
+
+
 # The family, the writer of calls, and what no unquoted value may contain.
 Written = tuple[str, Callable[[list[Call]], str], tuple[str, ...]]
 EXAMPLES: dict[str, Written] = {
@@ -142,117 +169,55 @@ EXAMPLES: dict[str, Written] = {
     "mistral": ("mistral", sectioned("", "[TOOL_CALLS]NAME[ARGS]JSON", ""), ()),
     "mistral once": ("mistral", sectioned("[TOOL_CALLS]", "NAME[ARGS]JSON", "", " "), ()),
     "mistral array": ("mistral", array("[TOOL_CALLS] ", ""), ()),
-    "harmony": (
-        "harmony",
-        sectioned(
-            "",
-            "<|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json"
-            "<|message|>JSON",
-            "",
-        ),
-        (),
-    ),
-    "deepseek v3": (
-        "deepseek",
-        sectioned(
-            DEEPSEEK[0],
-            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nJSON\n```<｜tool▁call▁end｜>",
-            DEEPSEEK[1],
-            "\n",
-        ),
-        (),
-    ),
-    "deepseek v3.1": (
-        "deepseek",
-        sectioned(
-            DEEPSEEK[0],
-            "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>JSON<｜tool▁call▁end｜>",
-            DEEPSEEK[1],
-        ),
-        (),
-    ),
-    "kimi_k2": (
-        "kimi_k2",
-        sectioned(
-            "<|tool_calls_section_begin|>",
-            "<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>JSON"
-            "<|tool_call_end|>",
-            "<|tool_calls_section_end|>",
-        ),
-        (),
-    ),
+    "harmony": ("harmony", sectioned("", HARMONY, ""), ()),
+    "deepseek v3": ("deepseek", sectioned(DEEPSEEK[0], DEEPSEEK_3, DEEPSEEK[1], "\n"), ()),
+    "deepseek v3.1": ("deepseek", sectioned(DEEPSEEK[0], DEEPSEEK_31, DEEPSEEK[1]), ()),
+    "kimi_k2": ("kimi_k2", sectioned(KIMI_K2[0], KIMI_K2_CALL, KIMI_K2[1]), ()),
     "phi4": ("phi4", array("<|tool_call|>", "<|/tool_call|>"), ()),
     "granite": ("granite", array("<|tool_call|>", ""), ()),
     "nemotron": ("nemotron", array("<TOOLCALL>", "</TOOLCALL>"), ()),
     "jamba": ("jamba", array("<tool_calls>", "</tool_calls>"), ()),
     "functionary": ("functionary", sectioned("", "<function=NAME>JSON</function>", ""), ()),
-    "apertus": (
-        "apertus",
-        lambda calls: f"<|tools_prefix|>{dumped([{n: a} for n, a in calls])}<|tools_suffix|>",
-        (),
-    ),
+    "apertus": ("apertus", apertus, ()),
     "cohere": (
-        "cohere",
-        array("<|START_ACTION|>", "<|END_ACTION|>", "tool_name", "parameters"),
-        (),
+        "cohere", array("<|START_ACTION|>", "<|END_ACTION|>", "tool_name", "parameters"), ()
     ),
     "qwen3_coder": (
-        "qwen3_coder",
-        each("<tool_call>\n", "\n</tool_call>", markup(*FUNCTION, ("", ""), "")),
-        ("</parameter>",),
+        "qwen3_coder", tagged("<tool_call>\n", "\n</tool_call>", *FUNCTION), ("</parameter>",)
     ),
     "seed": (
         "seed",
-        each(
-            "<seed:tool_call>\n",
-            "\n</seed:tool_call>",
-            markup(FUNCTION[0], "<parameter={0}>{1}</parameter>\n", ("", ""), ""),
-        ),
+        tagged("<seed:tool_call>\n", "\n</seed:tool_call>", FUNCTION[0],
+               "<parameter={0}>{1}</parameter>\n"),
         ("</parameter>",),
     ),
     "minimax_m2": (
         "minimax_m2",
-        markup(
-            INVOKE[0].format(""),
-            INVOKE[1].format(""),
-            ("<minimax:tool_call>", "</minimax:tool_call>"),
-        ),
+        markup(INVOKE.format(""), INVOKE_PARAMETER.format(""),
+               ("<minimax:tool_call>", "</minimax:tool_call>")),
         ("</parameter>",),
     ),
     "muse_spark": (
         "muse_spark",
-        markup(
-            INVOKE[0].format("atem:"),
-            INVOKE[1].format("atem:"),
-            ("<atem:function_calls>", "</atem:function_calls>"),
-        ),
+        markup(INVOKE.format("atem:"), INVOKE_PARAMETER.format("atem:"),
+               ("<atem:function_calls>", "</atem:function_calls>")),
         ("</atem:parameter>",),
     ),
     "minicpm5": (
         "minicpm5",
-        each(
-            "",
-            "",
-            markup(
-                '<function name="{0}">{1}</function>', '<param name="{0}">{1}</param>', ("", ""), ""
-            ),
-        ),
+        tagged("", "", '<function name="{0}">{1}</function>', '<param name="{0}">{1}</param>'),
         ("</param>",),
     ),
     "dsml": ("dsml", dsml, ("</｜DSML｜parameter>",)),
     "kimi_k3": ("kimi_k3", kimi_k3, ("<|close|>argument<|sep|>",)),
     "glm47": (
         "glm47",
-        each("<tool_call>", "</tool_call>", markup("{0}\n{1}", PAIRS.format(""), ("", ""), "")),
+        tagged("<tool_call>", "</tool_call>", "{0}\n{1}", PAIRS.format("")),
         ("</arg_value>",),
     ),
     "longcat": (
         "longcat",
-        each(
-            "<longcat_tool_call>",
-            "</longcat_tool_call>",
-            markup("{0}\n{1}", PAIRS.format("longcat_"), ("", ""), ""),
-        ),
+        tagged("<longcat_tool_call>", "</longcat_tool_call>", "{0}\n{1}", PAIRS.format("longcat_")),
         ("</longcat_arg_value>",),
     ),
     "gemma4": ("gemma4", each("<|tool_call>", "<tool_call|>", gemma('<|"|>'), ""), ('<|"|>',)),
@@ -262,4 +227,20 @@ EXAMPLES: dict[str, Written] = {
         ("<escape>",),
     ),
     "pythonic": ("pythonic", pythonic, ()),
-}
+}  # fmt: skip
+
+
+def calls_in(events: Iterable[Event]) -> tuple[list[Call], str]:
+    """Return the complete calls and the text of an answer."""
+    calls, shown, name, arguments = list[Call](), "", "", ""
+    for event in events:
+        match event:
+            case TextDelta():
+                shown += event.text
+            case ToolCallStarted():
+                name, arguments = event.name, ""
+            case ToolCallArguments():
+                arguments += event.text
+            case ToolCallFinished():
+                calls.append((name, json.loads(arguments)))
+    return calls, shown

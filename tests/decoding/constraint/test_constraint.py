@@ -209,6 +209,23 @@ REFUSED = {
         Constraint("json_schema", '{"properties": {"a/b": {"items": {"pattern": "(?<=a)"}}}}'),
         "at #/properties/a~1b/items: the pattern '(?<=a)' has a look-behind",
     ),
+    "no schema": (Constraint("json_schema", "[1]"), "expected a schema, found [1]"),
+    "a definition": (
+        Constraint("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"uniqueItems": true}}}'),
+        "at #/$defs/a: uniqueItems",
+    ),
+    "no type": (
+        Constraint("json_schema", '{"anyOf": [{"type": "foo"}]}'),
+        'at #/anyOf/0: unknown type "foo"',
+    ),
+    "no target": (
+        Constraint("json_schema", '{"items": {"$ref": "#/x"}}'),
+        "at #/items: $ref: '#/x' is not",
+    ),
+    "unsatisfiable": (
+        Constraint("json_schema", '{"type": "integer", "minimum": 3, "maximum": 2}'),
+        "cannot be used: no value can fit it",
+    ),
     "values of a property": (
         Constraint(
             "json_schema",
@@ -351,33 +368,28 @@ class Thinking:
         return getattr(self.tokenizer, name)
 
 
-@pytest.mark.parametrize("opened_by", ["prompt", "model", "none"])
+@pytest.mark.parametrize("opened_by", ["prompt", "model"])
 def test_a_model_may_think_before_the_structure(engine: Engine, opened_by: str) -> None:
     engine = altered(engine, tokenizer=Thinking(engine.tokens.tokenizer))
-    prompt = [*engine.tokens.encode("Why?"), *([1] if opened_by == "prompt" else [])]
-    constraint = Constraint("choice", choices=("yes", "no"))
-    words = engine.tokens.encode("so\n")
-    newline = engine.tokens.encode("\n")[0]
-    yes = engine.tokens.encode("yes")[0]  # and not the letter alone
-    assert engine.tokens.tokenizer.decode([yes]) == "yes"
-    matcher = ConstraintMatcher(engine.tokens, constraint, prompt)
+    encode = engine.tokens.encode
+    words, (newline,), (yes, *_) = encode("so\n"), encode("\n"), encode("yes")
+    assert engine.tokens.tokenizer.decode([yes]) == "yes"  # and not the letter alone
+    opening = [1] if opened_by == "model" else []
+    prompt = [*encode("Why?"), *([] if opening else [1])]
+    matcher = ConstraintMatcher(engine.tokens, Constraint("choice", choices=("yes", "no")), prompt)
 
     def allowed(draft: Sequence[int]) -> set[int]:
         logits = mx.zeros((len(draft) + 1, engine.tokens.vocabulary))
         return set(np.flatnonzero(np.isfinite(np.array(matcher.masked(logits, draft)[-1]))))
 
-    if opened_by != "prompt":
+    if opening:
         assert {yes, 1} <= allowed([])
         assert newline not in allowed([])
-    if opened_by == "none":
-        assert 1 not in allowed([engine.tokens.encode("n")[0]])
-        return
-    opening = [1] if opened_by == "model" else []
+        assert 1 not in allowed(encode("n")[:1])
     everything = set(range(engine.tokens.vocabulary)) - engine.tokens.stop_tokens
     assert allowed([*opening, *words]) == everything
     assert allowed([*opening, *words, 2]) == allowed([*opening, 2, newline])
     assert {yes, newline} <= allowed([*opening, 2]) < everything - {1}
-    assert not matcher.complete
     thought = [*opening, *words, 2, newline]
     assert matcher.consume([*thought, yes, yes]) == [*thought, yes]
     assert matcher.complete

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from akunu_py.decoding.constraint.tool_calls import CallRequirements, calls_constraint, constrained
-from akunu_py.decoding.events import TextDelta, ToolCallArguments, ToolCallFinished, ToolCallStarted
+from akunu_py.decoding.events import TextDelta
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.tools.formats import FORMATS
 from akunu_py.decoding.tools.syntaxes import CallLayout
@@ -26,7 +26,7 @@ from akunu_py.json_schema.regex import limits
 from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
 from tests.support.json_schema import is_valid
 from tests.support.tiny_fim import byte_level, write_model
-from tests.support.tool_call_formats import EXAMPLES
+from tests.support.tool_call_formats import EXAMPLES, Call, calls_in
 from tests.support.tool_models import TEMPLATE
 
 SIGNS = {"mistral": "[ARGS]", "deepseek v3": "```json"}  # of a template
@@ -137,21 +137,9 @@ def matcher(tables: LLTokenizer, grammar: str) -> LLMatcher:
     return made
 
 
-def parse(family: str, tools: Sequence[Tool], text: str) -> tuple[list[tuple[str, Any]], str]:
-    """Return the complete calls and the text of an answer."""
+def parse(family: str, tools: Sequence[Tool], text: str) -> tuple[list[Call], str]:
     parser = ToolCallParser(FORMATS[family], tools)
-    calls, shown, name, arguments = list[tuple[str, Any]](), "", "", ""
-    for event in [*parser.add(text), *parser.finish()]:
-        match event:
-            case TextDelta():
-                shown += event.text
-            case ToolCallStarted():
-                name, arguments = event.name, ""
-            case ToolCallArguments():
-                arguments += event.text
-            case ToolCallFinished():
-                calls.append((name, json.loads(arguments)))
-    return calls, shown
+    return calls_in([*parser.add(text), *parser.finish()])
 
 
 def expressible(value: Any, ends: tuple[str, ...]) -> bool:

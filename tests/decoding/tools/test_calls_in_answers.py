@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from akunu_py.decoding.events import (
-    AnnotatedEnd,
     AnnotatedPiece,
     Event,
     Finished,
@@ -19,12 +18,8 @@ from akunu_py.decoding.events import (
     PromptProcessed,
     TextDelta,
     ThinkingDelta,
-    ToolCallArguments,
-    ToolCallFinished,
-    ToolCallStarted,
 )
 from akunu_py.decoding.generate.annotated_answer import (
-    AnnotatedAnswer,
     AnnotatedAnswerJob,
     ToolCallSplitter,
 )
@@ -48,6 +43,7 @@ from akunu_py.types import (
     ToolChoice,
 )
 from tests.support.jobs import run_job
+from tests.support.tool_call_formats import calls_in
 from tests.support.tool_models import SIGNS, load_family, options
 
 LAMP = {
@@ -80,35 +76,20 @@ def text_of(events: Sequence[Event]) -> str:
 
 
 def calls_of(events: Sequence[Event]) -> Calls:
-    """Return the complete calls."""
-    calls, name, arguments = Calls(), "", ""
-    for event in events:
-        if isinstance(event, ToolCallStarted):
-            name, arguments = event.name, ""
-        elif isinstance(event, ToolCallArguments):
-            arguments += event.text
-        elif isinstance(event, ToolCallFinished):
-            calls.append((name, json.loads(arguments)))
-    return calls
+    return calls_in(events)[0]
 
 
 def test_forced_calls_are_made_and_their_results_reach_the_next_prompt(engine: Engine) -> None:
     asked = options(engine)
     job = chat_job(engine, MESSAGES, asked, SWITCHES, OTHER, parallel=False)
-    annotated = AnnotatedAnswerJob(MESSAGES, asked, tools=SWITCHES)
     events = run_job(job, Session(engine))
-    shown = run_job(lambda each: AnnotatedAnswer(each, annotated, job.begin(each)), Session(engine))
     assert isinstance(events[0], PrefillProgress | PromptProcessed)
-    assert text_of(events) == text_of(shown) == ""
+    assert text_of(events) == ""
     [(name, arguments)] = calls_of(events)
-    assert calls_of(shown) == [(name, arguments)]
     assert name == "other"
     assert set(arguments) == {"on", "lamp"}
-    end, details = events[-1], shown[-1]
-    assert isinstance(end, Finished)
-    assert isinstance(details, Finished)
-    assert isinstance(details.details, AnnotatedEnd)
-    assert end.reason == details.details.reason == "stop"
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason == "stop"
     call = ToolCall(name, json.dumps(arguments), "call_1")
     result = Message("tool", "it is dark", tool_call_id=call.id, name=name)
     more = [*MESSAGES, Message("assistant", "", tool_calls=(call,)), result]

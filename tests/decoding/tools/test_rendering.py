@@ -164,13 +164,6 @@ def test_calls_are_written_where_a_template_shows_all_but_these(token: str, call
     assert "# Tools" not in text
 
 
-def test_malformed_arguments_are_shown() -> None:
-    broken = ToolCall("now", '{"a": ', "call_1")
-    talk = (*ASKED, Message("assistant", "", tool_calls=(broken,)))
-    for template in (OBJECT, ITEMS, TEXT, IGNORES):
-        assert '{"a": ' in rendered(template, talk).replace("\\", "")
-
-
 def test_the_starter_takes_tools_as_text(starter_engine: Engine) -> None:
     prompt = starter_engine.tokens.encode_chat(TALK, TOOLS)
     text = starter_engine.tokens.tokenizer.decode(prompt)
