@@ -135,17 +135,6 @@ def test_errors_are_reported_and_the_next_prompt_is_answered(recorder: Recorder)
     assert recorder.answered[before:][:1] == [end.stats], "failed answers report no statistics"
 
 
-@pytest.mark.long
-def test_an_answer_continues_where_it_was_cut_off(recorder: Recorder) -> None:
-    begun, end = recorder.answer(8, QUESTION, GenerateOptions(max_tokens=10))
-    assert end.reason == "length"
-    begun_again = [*QUESTION, Message("assistant", begun)]
-    rest, end = recorder.answer(9, begun_again, GenerateOptions(max_tokens=20))
-    assert end.stats.cached_tokens > 0
-    whole, _ = recorder.answer(10, QUESTION, GenerateOptions(max_tokens=30))
-    assert begun + rest == whole, "greedy: as if it had not been cut off"
-
-
 WORDS = re.compile(r"[^\W_][^\s\"`*<>]*(?:[,:]? [^\W_][^\s\"`*<>]*){0,7}\??")
 
 

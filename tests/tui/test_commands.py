@@ -11,7 +11,6 @@ import pytest
 from textual.command import CommandPalette
 from textual.pilot import Pilot
 
-from akunu_py.chats.tree import ConversationInfo
 from akunu_py.settings import save_settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
@@ -61,13 +60,6 @@ def test_commands_mistakes_and_prompts(prompt: str, expected: tuple[str, str] | 
         assert expected in parsed.text
     else:
         assert parsed is expected is None
-
-
-def test_every_command_has_an_action_and_a_name_of_its_own(tmp_path: Path) -> None:
-    app = chat(tmp_path)
-    for command in COMMANDS:
-        assert callable(getattr(app, f"action_{command.action}", None)), command.action
-    assert len({command.name for command in COMMANDS}) == len(COMMANDS)
 
 
 def test_names_of_keys() -> None:
@@ -131,29 +123,6 @@ async def test_the_palette_has_everything(tmp_path: Path) -> None:
         assert "Theme nord" in await found(app, "nord")
 
 
-async def test_the_palette_opens_a_chat_by_its_title(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = chat(tmp_path)
-    opened: list[str] = []
-    kept = [ConversationInfo(name, name * 2, 0, 0, 2, "starter") for name in ("x[/b]", "other")]
-
-    async def chats() -> list[ConversationInfo]:
-        return kept
-
-    async def open_chat(conversation: str) -> None:
-        opened.append(conversation)
-
-    monkeypatch.setattr(app.library, "list", chats)
-    monkeypatch.setattr(app, "open_chat", open_chat)
-    async with app.run_test():
-        provider = ChatCommands(app.screen)
-        (hit,) = [hit async for hit in provider.search("x[/b]x")]
-        assert hit.text == "Open the chat x[/b]x[/b]"
-        await hit.command()
-    assert opened == ["x[/b]"]
-
-
 @pytest.mark.long
 async def test_the_palette_runs_commands_and_inserts_those_with_an_argument(tmp_path: Path) -> None:
     app = chat(tmp_path)
@@ -173,15 +142,6 @@ async def test_the_palette_runs_commands_and_inserts_those_with_an_argument(tmp_
         assert app.query_one(PromptBox).text == "/temperature "
 
 
-def test_picture_of_the_help(snap_compare: Compare, tmp_path: Path) -> None:
-    async def help_shown(pilot: Pilot[None]) -> None:
-        pilot.app.query_one(PromptBox).cursor_blink = False
-        await pilot.press("f1")
-        await at_rest(pilot)
-
-    assert snap_compare(chat(tmp_path), terminal_size=(80, 24), run_before=help_shown)
-
-
 def test_picture_of_the_palette(snap_compare: Compare, tmp_path: Path) -> None:
     async def opened(pilot: Pilot[None]) -> None:
         await pilot.press("ctrl+p")
@@ -189,16 +149,3 @@ def test_picture_of_the_palette(snap_compare: Compare, tmp_path: Path) -> None:
         pilot.app.screen.query_one("CommandInput").cursor_blink = False  # type: ignore[attr-defined]
 
     assert snap_compare(chat(tmp_path), terminal_size=(80, 24), run_before=opened)
-
-
-async def test_every_screen_survives_the_smallest_terminal(tmp_path: Path) -> None:
-    app = chat(tmp_path)
-    async with app.run_test(size=(20, 5)) as pilot:
-        for key in ("f1", "f4", "ctrl+s", "ctrl+p", "slash"):
-            await pilot.press(key, "down", "pagedown", "tab")
-            await pilot.resize_terminal(1, 1)
-            await pilot.pause()
-            await pilot.resize_terminal(24, 8)
-            await pilot.press("up", "escape", "escape")
-            await pilot.pause()
-            assert app.screen is app.screen_stack[0]

@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from akunu_py.chats.tree import ChatMessage
 from akunu_py.decoding.events import Gauges
-from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.transcript.drafting import DraftedSection, DraftingPanel, sparkline
 from akunu_py.tui.transcript.markdown import AnswerMarkdown
@@ -85,13 +83,6 @@ async def test_a_long_drafting_view_has_all_spans_and_each_rejected_draft_once()
         )
         expected = "".join(turn.answer[start:end] for start, end in turn.spans)
         assert re.sub(r"<\d+>|\n", "", marked) == expected.replace("\n", "")
-
-
-def test_spans_that_touch_become_one() -> None:
-    turn = ChatTurn(ChatMessage("user", "go"))
-    turn.add("abc", ((0, 1), (2, 3)))
-    turn.add("def", ((0, 2),))
-    assert turn.spans == [(0, 1), (2, 5)]
 
 
 async def test_rejected_drafts_stand_where_they_were_proposed() -> None:
@@ -204,3 +195,20 @@ async def test_stopping_while_it_thinks_keeps_the_thoughts() -> None:
         assert (it.prompts, it.feet) == (["go"], ["■ stopped"])
         await it.press("f9")
         assert it.history == [Message("user", "go"), Message("assistant", "", thinking="Hm.")]
+
+
+async def test_the_view_starts_at_an_answer_that_drafting_made_faster() -> None:
+    async with chat() as it:
+        for turn, speedup in enumerate((1.0, 2.5, 1.0), 1):
+            await it.send("go")
+            gauges = Gauges(0, speedup)
+            await it.post(
+                PieceArrived(turn, "word\n\n" * 30, (), STATS, passes=(1,) * 9, gauges=gauges)
+            )
+            await it.post(AnswerFinished(turn, "stop", STATS, gauges))
+        await it.press("f2")
+        panel = it.app.query_one(DraftingPanel)
+        await it.until(lambda: "about 2.5x faster" in str(panel.render()))
+        second = it.transcript.answer(it.app.conversation.turns[1])
+        assert second is not None
+        await it.until(lambda: second.region.overlaps(it.transcript.content_region))

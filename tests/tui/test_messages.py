@@ -9,7 +9,7 @@ import pytest
 from akunu_py.tui.controllers.turns import code_blocks
 from akunu_py.tui.terminal import clipboard_command, copy_with
 from akunu_py.tui.transcript.code import CodeBlock
-from akunu_py.tui.transcript.turn import AnswerView, PromptView, shorten
+from akunu_py.tui.transcript.turn import AnswerView, PromptView
 from akunu_py.tui.transcript.view import EarlierTurns, LaterTurns
 from akunu_py.tui.workers.chat_client import AnswerFailed
 from akunu_py.types import Message
@@ -237,14 +237,3 @@ async def test_a_folded_prompt_unfolds() -> None:
         assert "more characters" not in it.prompts[0]
         await it.press("enter")
         assert "line 99" not in it.prompts[0]
-
-
-def test_unfolding_shows_all_in_a_few_steps() -> None:
-    for text in ("x" * 250_000, "x\n" * 125_000, "short", "word " * 400):
-        most, steps = 1500, 0
-        while shorten(text, most)[1]:
-            shown, more = shorten(text, most)
-            assert text.startswith(shown)
-            assert len(shown) + more == len(text)
-            most, steps = 10 * most, steps + 1
-        assert steps <= 4

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import termios
-import threading
 from pathlib import Path
 
 import pytest
@@ -135,20 +131,6 @@ async def test_personas_keep_their_texts_and_can_be_deleted() -> None:
     assert load_settings() == Settings(personas={"coder": "You write Rust."})
 
 
-@pytest.mark.long
-async def test_a_name_that_is_taken_or_empty_is_refused() -> None:
-    host, shown = form(save_settings({"personas": PERSONAS}))
-    async with host.run_test() as pilot:
-        await pilot.press("ctrl+n", "enter")
-        assert "Enter a name" in hint_text(shown)
-        await pilot.press(*"poet", "enter")
-        assert "Persona 'poet' already exists" in hint_text(shown)
-        await pilot.press("escape")
-        assert host.results == [], "the first Esc leaves the name, not the form"
-        await pilot.press("escape")
-    assert host.results == [None]
-
-
 async def test_invalid_values_are_refused_in_words() -> None:
     host, shown = form()
     async with host.run_test(size=(80, 24)) as pilot:
@@ -210,27 +192,6 @@ def test_the_theme_follows_the_terminal(
 )
 def test_the_background_in_the_reply_of_a_terminal(answer: bytes, expected: str | None) -> None:
     assert terminal.parse_answer(answer) == expected
-
-
-def test_querying_a_terminal_leaves_its_mode_unchanged() -> None:
-    ours, theirs = pty.openpty()
-    queries: list[bytes] = []
-
-    def answer() -> None:
-        queries.append(os.read(ours, 100))
-        os.write(ours, b"\x1b]11;rgb:eeee/eeee/eeee\x1b\\")
-        os.write(ours, b"\x1b[?62;22c")
-
-    other = threading.Thread(target=answer)
-    before = termios.tcgetattr(theirs)
-    other.start()
-    found = terminal.parse_answer(terminal._query_terminal(theirs))
-    other.join(5)
-    assert found == "light"
-    assert queries == [b"\x1b]11;?\x1b\\\x1b[c"]
-    assert termios.tcgetattr(theirs) == before
-    os.close(ours)
-    os.close(theirs)
 
 
 def test_without_a_reply_the_environment_names_the_background() -> None:
@@ -300,31 +261,17 @@ async def test_the_dialog_changes_this_chat_only(own_directories: None) -> None:
         assert it.box.border_title == "starter"
 
 
-async def test_all_fields_can_be_emptied() -> None:
-    async with chat() as it:
-        it.app.conversation.set_options(SOME)
-        await fill(it)
-        assert it.app.screen.query_one("#seed", Input).value == "7"
-        await it.press("ctrl+d", "ctrl+s")
-        assert it.app.conversation.tree.options == ChatOptions()
-
-
 async def test_the_options_are_kept_with_the_chat(tmp_path: Path) -> None:
     """Also those that were set before its first prompt."""
     async with chat(store=tmp_path / "conversations.db") as it:
         await it.send("/temperature 0.25")
         await it.talk("hello", "Hi.")
         first = it.conversation
-        await it.press("ctrl+n")
-        await it.talk("another", "Yes.")
-        second = it.conversation
         await fill(it, seed="3")
         await it.press("enter")
         await it.press("ctrl+n")
         await it.app.open_chat(first)
-        assert it.app.conversation.tree.options == ChatOptions(temperature=0.25)
-        await it.app.open_chat(second)
-        assert it.app.conversation.tree.options == ChatOptions(seed=3)
+        assert it.app.conversation.tree.options == ChatOptions(temperature=0.25, seed=3)
 
 
 @given(options=OPTIONS)

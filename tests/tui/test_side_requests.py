@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from akunu_py.chats.options import ChatOptions
 from akunu_py.chats.tree import ChatMessage
-from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
-from akunu_py.decoding.model.engine import Engine
 from akunu_py.settings import Settings
 from akunu_py.tui.controllers.compaction import _CUT, _last_that_fit, _messages
 from akunu_py.tui.controllers.titles import TITLE_PROMPT, usable_title
@@ -21,13 +19,11 @@ from akunu_py.tui.open_conversation import SUMMARY_PROMPT, ChatTurn
 from akunu_py.tui.workers.chat_client import (
     AnswerFailed,
     AnswerFinished,
-    ChatClient,
     PieceArrived,
     TitleWritten,
 )
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, Message
-from tests.support.tiny_fim import byte_level, write_model
 from tests.support.tui_chat import STATS, Chat, chat
 
 
@@ -130,25 +126,6 @@ async def test_the_title_of_a_user_stays(tmp_path: Path, where: str, when: str) 
             assert len(titles.requests) == (where == "store")
         await written(it, "By the model")
         assert await stored(it.store) == ["Mine"]
-
-
-def test_a_model_that_may_think_writes_a_title_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As Qwen 3: its template adds an empty thought where thinking is off."""
-    markers = ("<|im_end|>", "<think>", "<|im_start|>", "</think>")
-    write_model(tmp_path / "m", byte_level(markers), end=markers[0])
-    (tmp_path / "m" / "chat_template.jinja").write_text(
-        "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
-        "<|im_start|>{% if enable_thinking is false %}<think></think>{% endif %}"
-    )
-    jobs: list[AnnotatedAnswerJob] = []
-    client = ChatClient("m", lambda name: pytest.fail("no model is needed"))
-    monkeypatch.setattr(client._host, "submit", lambda job, *_, **__: jobs.append(job))
-    client.request_title("a chat", [Message("user", "one")], GenerateOptions(thinking="on"))
-    engine = Engine.load(tmp_path / "m", name="m")
-    prompt = engine.tokens.decode(jobs[0].prepare(engine).prompt)
-    assert prompt == "<|im_start|>one<|im_end|><|im_start|><think></think>"
 
 
 @pytest.mark.parametrize(
