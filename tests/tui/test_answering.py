@@ -279,18 +279,6 @@ async def test_json_constrains_the_next_answer_only(tmp_path: Path) -> None:
             it.box.clear()
 
 
-async def test_the_screen_names_the_server_that_answers() -> None:
-    url = "http://127.0.0.1:8012"
-    async with chat(loaded=False) as it:
-        for _ in range(2):
-            await it.post(ModelLoaded("starter", 8192, server=url))
-            assert it.notices == [f"starter runs in akunu serve at {url}; none is loaded here."]
-            assert "ready: akunu serve answers" in it.screen
-        await it.post(ModelLoaded("another", 8192))
-        assert it.notices[1:] == ["another is loaded here; no server answers from now on."]
-        assert "akunu serve answers" not in it.screen.splitlines()[-1]
-
-
 # Chats in the background
 
 

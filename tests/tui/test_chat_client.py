@@ -238,10 +238,3 @@ def test_pieces_are_merged_with_their_spans() -> None:
     assert (message.text, message.drafted, message.rejected) == ("cdef", ((1, 3),), ((2, " dog"),))
     assert message.passes == (2, 2)
     assert message.stats is not stats
-
-
-def test_rejected_drafts_in_thinking_are_not_shown_in_the_answer() -> None:
-    buffer, piece = PieceBuffer(), Piece((1,), rejected=(2,))
-    buffer.add(AnnotatedPiece(TextPiece("", piece, thinking="Hm"), Stats(), " dog"))
-    message = buffer.flush(1, Stats(), Gauges())
-    assert (message.thinking, message.text, message.rejected) == ("Hm", "", ())

@@ -1,7 +1,4 @@
-"""Commands, the palette and the key help: one table and the bindings, shown in three places.
-
-To accept new pictures: pytest tests/tui/test_help.py --snapshot-update, then look at them.
-"""
+"""Commands, the palette and the key help: one table and the bindings."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from textual.command import CommandPalette
-from textual.pilot import Pilot
 
 from akunu_py.settings import save_settings
 from akunu_py.tui.app import ChatApp, ChatConfig
@@ -19,14 +15,12 @@ from akunu_py.tui.prompt.slash_commands import (
     ChatCommands,
     CommandCall,
     InvalidCommand,
-    key_name,
     keys_of_actions,
     parse,
 )
 from akunu_py.tui.screens.help import HelpScreen, help_sections
 from akunu_py.types import GenerateOptions
 from tests.support.tui_chat import at_rest, until
-from tests.support.tui_host import Compare
 
 pytestmark = pytest.mark.usefixtures("own_directories")
 
@@ -60,12 +54,6 @@ def test_commands_mistakes_and_prompts(prompt: str, expected: tuple[str, str] | 
         assert expected in parsed.text
     else:
         assert parsed is expected is None
-
-
-def test_names_of_keys() -> None:
-    keys = ["ctrl+t", "f2", "e", "escape", "ctrl+pageup", "question_mark", "left_square_bracket"]
-    names = ["Ctrl+T", "F2", "e", "Esc", "Ctrl+Page Up", "?", "["]
-    assert [key_name(key) for key in keys] == names
 
 
 def helped(app: ChatApp) -> bool:
@@ -140,12 +128,3 @@ async def test_the_palette_runs_commands_and_inserts_those_with_an_argument(tmp_
         hits = [hit async for hit in provider.search("temperature")]
         hits[0].command()
         assert app.query_one(PromptBox).text == "/temperature "
-
-
-def test_picture_of_the_palette(snap_compare: Compare, tmp_path: Path) -> None:
-    async def opened(pilot: Pilot[None]) -> None:
-        await pilot.press("ctrl+p")
-        await at_rest(pilot)
-        pilot.app.screen.query_one("CommandInput").cursor_blink = False  # type: ignore[attr-defined]
-
-    assert snap_compare(chat(tmp_path), terminal_size=(80, 24), run_before=opened)

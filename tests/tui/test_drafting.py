@@ -144,21 +144,6 @@ async def test_the_panel_shows_words_a_step_and_the_speedup() -> None:
         )
 
 
-async def test_tables_stay_aligned_after_rejected_drafts() -> None:
-    async with chat() as it:
-        await it.send("go")
-        await it.press("f2")
-        rows = "| name | n |\n|---|---|\n| a long name | 10 |\n| b | 2 |"
-        rejected = ((0, "no"), (4, "|x"), (rows.index("| b"), "it"))
-        await it.post(PieceArrived(1, rows, ((2, 6),), STATS, rejected=rejected))
-        assert it.drafted[0].splitlines() == [
-            "|no na|xme    | n  |",
-            "|-------------|----|",
-            "| a long name | 10 |",
-            "|it b         | 2  |",
-        ]
-
-
 def test_a_sparkline_shows_the_last_passes() -> None:
     assert sparkline([], 4) == "····"
     assert sparkline([1, 2, 9], 4) == "·▁▂█"

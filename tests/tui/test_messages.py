@@ -224,16 +224,3 @@ async def test_clicks_choose_messages_and_run_their_actions() -> None:
         assert "‹ 1/2 ›" in it.screen
         await it.click_on("second")
         assert "again" not in it.screen, "a second click deselects it"
-
-
-async def test_a_folded_prompt_unfolds() -> None:
-    async with chat() as it:
-        await it.talk("\n".join(f"line {number}" for number in range(100)), "yes")
-        assert "more characters" in it.prompts[0]
-        await it.press("tab", "up", "home")
-        await it.rest()
-        await it.click_on("unfold")
-        assert "line 99" in it.prompts[0]
-        assert "more characters" not in it.prompts[0]
-        await it.press("enter")
-        assert "line 99" not in it.prompts[0]

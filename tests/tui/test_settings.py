@@ -13,7 +13,6 @@ from textual.widgets import Input, Select, Static, TextArea
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.json import as_json, read_json
 from akunu_py.chats.options import BOUNDS, FRACTIONS, ChatOptions, options_of
-from akunu_py.chats.tree import ConversationTree
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from akunu_py.tui import terminal, themes
 from akunu_py.tui.screens.chat_options import ChatOptionsScreen, parse_option
@@ -289,15 +288,6 @@ def test_options_are_exported_imported_and_stored(
     assert store.load("queue").options == ChatOptions()
     store.set_options("unknown", options)
     store.close()
-
-
-def test_damaged_options_are_ignored() -> None:
-    damaged: tuple[object, ...] = (
-        None, 3, [], {"seed": "x"}, {"top_p": 2}, {"thinking": "much"}, {"other": 1},
-        {"temperature": True}, {"max_tokens": 1.5}, {"temperature": float("nan")},
-    )  # fmt: skip
-    assert [options_of(wrong) for wrong in damaged] == [ChatOptions()] * len(damaged)
-    assert "options" not in as_json([ConversationTree()])
 
 
 @given(name=st.sampled_from(sorted(BOUNDS)), value=st.integers(-3, 9) | st.floats(-1, 6))

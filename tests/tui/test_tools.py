@@ -17,7 +17,6 @@ from akunu_py.mcp.connection import Connection  # noqa: F401 - imported before t
 from akunu_py.mcp.output import ListedTool, ToolOutput
 from akunu_py.tui.controllers.tool_consent import ToolServersOverdue
 from akunu_py.tui.workers.chat_client import (
-    AnswerFailed,
     AnswerFinished,
     ModelLoaded,
 )
@@ -270,17 +269,6 @@ async def test_a_queued_answer_is_never_taken_back(stop: str, tmp_path: Path) ->
             assert turn.rounds[0].uses[0].result == "buy milk"
             assert it.app.conversation.turns == [turn]
             await it.act("continue")
-
-
-async def test_a_failing_model_keeps_the_rounds() -> None:
-    async with asking() as (it, _):
-        await it.press("enter")
-        await result(it)
-        await it.post(AnswerFailed(2, "the prompt is too long"))
-        assert "the prompt is too long" in it.notices[-1]
-        assert it.prompts == ["go"]
-        await it.act("continue")
-        assert it.history[-1].content == "buy milk"
 
 
 async def test_saved_chats_have_their_calls_and_branches(tmp_path: Path) -> None:

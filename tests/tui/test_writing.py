@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from textual import events
 from textual.widgets import Input
 
-from akunu_py.text import displayable, typeable
 from akunu_py.tui.prompt.box import PastedTexts
 from akunu_py.tui.screens.earlier_prompts import HistoryScreen
 from akunu_py.tui.screens.help import HelpScreen
@@ -188,17 +187,6 @@ def test_a_folded_paste_counts_lines_and_is_measured_once() -> None:
     assert first is second, "not after each key"
     assert first.size == 15_000
     assert pasted.unfold(label) == "é\n" * 5000
-
-
-def test_displayed_text_has_one_harmless_character_for_each() -> None:
-    text = "".join(map(chr, range(0x2100))) + "\ud800 \u2028 "
-    shown = displayable(text)
-    assert len(shown) == len(text)
-    assert shown.encode()
-    assert not [char for char in shown if ord(char) < 32 and char not in "\n\t"]
-    assert len(shown.splitlines()) == len(shown.split("\n"))
-    assert displayable("a\x1b[1m\tb\r\n") == "a␛[1m\tb \n"
-    assert typeable("a\x1b[1m\r\nb\rc\x85d\x9b") == "a[1m\nb\nc\nd"
 
 
 # The editor, the mouse and the welcome
