@@ -122,22 +122,20 @@ async def test_calls_that_need_an_ended_server_start_it_once(
         starts.append(self)
         return await make(self, stack)
 
-    async def lose_and_call(name: str, arguments: dict[str, str]) -> ToolOutput:
-        with pytest.raises(AkunuError, match="ended during the call"):
-            await connection.call(name, arguments)
-        return await connection.call("add", {"first": 2, "second": 3})
-
     monkeypatch.setattr(Connection, "_make", count)
     connection = Connection(stdio())
+    waiting = [
+        asyncio.create_task(connection.call("wait", {"file": str(tmp_path / name)}))
+        for name in "ab"
+    ]
+    for name in "ab":
+        await until(tmp_path / name)
+    for call in [connection.call("die", {}), *waiting]:
+        with pytest.raises(AkunuError, match="ended during the call"):
+            await call
+    assert len(starts) == 1
     calls = [connection.call("add", {"first": 1, "second": 1}) for _ in range(3)]
     assert await asyncio.gather(*calls) == [ToolOutput("2")] * 3
-    assert len(starts) == 1
-    files = [tmp_path / "a", tmp_path / "b"]
-    waiting = [asyncio.create_task(lose_and_call("wait", {"file": str(file)})) for file in files]
-    for file in files:
-        await until(file)
-    found = await asyncio.gather(lose_and_call("die", {}), *waiting)
-    assert found == [ToolOutput("5")] * 3
     assert len(starts) == 2
     await connection.close()
     assert connection._task is None
@@ -183,10 +181,6 @@ def read(path: Path, servers: Any) -> tuple[list[ServerConfig], list[str]]:
     return read_servers(path)
 
 
-def test_without_a_file_there_are_no_servers(tmp_path: Path) -> None:
-    assert read_servers(tmp_path / "mcp.json") == ([], [])
-
-
 def test_the_format_of_claude_desktop(tmp_path: Path) -> None:
     servers, problems = read(
         tmp_path / "mcp.json",
@@ -222,8 +216,6 @@ def test_a_file_cannot_allow_calls(tmp_path: Path) -> None:
         ({"command": "x", "url": "http://x"}, "expected either command or url, found both"),
         ({"command": ""}, "expected a command for command, found ''"),
         ({"command": "x\0"}, "expected a command for command"),
-        ({"command": ["x"]}, "expected a command for command"),
-        ({"command": "x", "args": "y"}, "expected a list of strings for args, found 'y'"),
         ({"command": "x", "args": [1]}, "expected a list of strings for args"),
         ({"command": "x", "env": {"A": 1}}, "expected an object of strings for env"),
         ({"command": "x", "timeout": 0}, "expected a number of seconds for timeout, found '0'"),
@@ -231,7 +223,6 @@ def test_a_file_cannot_allow_calls(tmp_path: Path) -> None:
         ({"command": "x", "disabled": "no"}, "expected true or false for disabled"),
         ({"url": "file:///etc/passwd"}, "expected http://... or https://... for url"),
         ({"url": "http://x", "type": "sse"}, "expected stdio or http (streamable HTTP) for type"),
-        ({"url": "http://x", "headers": []}, "expected an object of strings for headers"),
     ],
 )
 def test_one_wrong_server_leaves_the_others(tmp_path: Path, entry: Any, problem: str) -> None:
@@ -242,17 +233,19 @@ def test_one_wrong_server_leaves_the_others(tmp_path: Path, entry: Any, problem:
     assert "\n" not in line
 
 
-def test_a_broken_file_is_one_problem(tmp_path: Path) -> None:
-    path = tmp_path / "mcp.json"
-    for content in ("", "[]", "{", '{"mcpServers": []}', "[" * 100_000, "\udcff"):
-        path.write_text(content, errors="surrogateescape")
-        servers, problems = read_servers(path)
-        assert servers == []
-        (line,) = problems
-        assert str(path) in line
-
-
 def test_a_long_output_keeps_its_start_and_its_end() -> None:
     assert shorten("abc", 3) == "abc"
     assert shorten("a" * 50 + "b" * 50, 50) == f"{'a' * 40}\n[50 characters left out]\n{'b' * 10}"
     assert (limit_for(0), limit_for(8192), limit_for(1 << 20)) == (2000, 8192, 50_000)
+
+
+def test_without_a_file_there_are_no_servers_and_a_broken_one_is_one_problem(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "mcp.json"
+    assert read_servers(path) == ([], [])
+    for content in ("", "[]", '{"mcpServers": []}', "[" * 100_000, "\udcff"):
+        path.write_text(content, errors="surrogateescape")
+        servers, (line,) = read_servers(path)
+        assert servers == []
+        assert str(path) in line

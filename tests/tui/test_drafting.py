@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from textual.screen import Screen
 
-from akunu_py.chats.tree import ChatMessage
 from akunu_py.decoding.events import Gauges
-from akunu_py.tui.app import ChatApp
-from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.transcript.drafting import DraftedSection, DraftingPanel, sparkline
 from akunu_py.tui.transcript.markdown import AnswerMarkdown
@@ -30,21 +25,18 @@ async def test_the_status_line_fits_any_width(monkeypatch: pytest.MonkeyPatch) -
         assert it.status_line == "● ready"
         await it.send("one")
         await it.piece("1")
-        for width in (20, 40, 60, 80, 200):
+        for width in (20, 40, 60, 80):
             await it.resize(width, 24)
             marks = set()
             for second in range(1, 5):
                 monkeypatch.setattr(StatusLine, "clock", lambda now=second / 4 + 60: now)
                 line = it.status_line
                 assert len(line) <= it.status.size.width
-                assert "answering · 1:0" in line or width == 20
                 marks.add(line[0])
             assert len(marks) == 4
             whole = "answering · 1:01 · 11 of 8k context · 20 tokens/s"
             assert it.status_line.endswith(whole) == (width >= 60)
-            assert not set("–—%") & set(it.status_line)
         await it.finish()
-        monkeypatch.setattr(StatusLine, "clock", lambda: 1000.0)
         it.status.phase = "loading"  # another model: its time starts here
         assert ":" not in it.status_line
 
@@ -71,39 +63,6 @@ async def test_the_drafting_view_of_all_answers_and_back(key: str) -> None:
         assert all(text.display for text in it.app.query(AnswerMarkdown))
 
 
-@pytest.mark.long
-async def test_marks_are_drawn_with_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every picture of a stream, what was drafted is marked: no word is ever seen without. And
-    the first picture after a piece arrived has all of it."""
-    seen: list[dict[str, str]] = []  # of each picture: how the letters Д, М and Ж look
-
-    def display(self: ChatApp, screen: Screen[Any], drawn: Any) -> None:
-        looks: dict[str, str] = {}
-        for strip in screen._compositor.render_strips():
-            for text, style, _ in strip:
-                for letter in set("ДМЖ") & set(text):
-                    assert style is not None
-                    look = "underline" if style.underline else "strike" if style.strike else "plain"
-                    looks[letter] = looks.get(letter, "") + look[0] * text.count(letter)
-        seen.append(looks)
-        shown(self, screen, drawn)
-
-    async with chat(size=(70, 60)) as it:
-        await it.send("go")
-        await it.press("f2")
-        shown = ChatApp._display
-        monkeypatch.setattr(ChatApp, "_display", display)
-        for number in range(1, 31):
-            seen.clear()
-            piece = PieceArrived(1, "ДД М\n", ((0, 2),), STATS, rejected=((2, "ЖЖ"),))
-            it.app.post_message(piece)
-            await it.until(lambda: seen)
-            whole = {"Д": "uu" * number, "М": "p" * number, "Ж": "ss" * number}
-            assert seen == [whole] * len(seen)
-        await it.press("f2", "f2")
-        assert seen[-1] == whole
-
-
 async def test_a_long_drafting_view_has_all_spans_and_each_rejected_draft_once() -> None:
     async with chat() as it:
         await it.send("go")
@@ -116,21 +75,14 @@ async def test_a_long_drafting_view_has_all_spans_and_each_rejected_draft_once()
         turn = it.app.conversation.turns[0]
         stretches = [stretch.render() for stretch in it.app.query(DraftedSection)]
         assert len(stretches) > 1
-        shown = "\n".join(it.drafted)
+        (shown,) = it.drafted
         assert [shown.count(f"<{number}>") for number in range(200)] == [1] * 200
         assert re.sub(r"<\d+>", "", shown) == turn.answer
         marked = "".join(
-            content.plain[span.start : span.end] for content in stretches for span in content.spans
+            each.plain[span.start : span.end] for each in stretches for span in each.spans
         )
         expected = "".join(turn.answer[start:end] for start, end in turn.spans)
         assert re.sub(r"<\d+>|\n", "", marked) == expected.replace("\n", "")
-
-
-def test_spans_that_touch_become_one() -> None:
-    turn = ChatTurn(ChatMessage("user", "go"))
-    turn.add("abc", ((0, 1), (2, 3)))
-    turn.add("def", ((0, 2),))
-    assert turn.spans == [(0, 1), (2, 5)]
 
 
 async def test_rejected_drafts_stand_where_they_were_proposed() -> None:
@@ -171,18 +123,18 @@ async def test_the_panel_shows_words_a_step_and_the_speedup() -> None:
         await it.press("f2")
         await it.post(PieceArrived(1, "abc", (), STATS, passes=(1, 3, 8, 20), gauges=GAUGES))
         panel = it.app.query_one(DraftingPanel)
-        first, marks, speed = str(panel.render()).split("\n")
-        assert first.startswith("akunu guesses ahead"), "the first time it explains itself"
-        assert "guessed right   the model's own words   guessed wrong, discarded" in marks
-        assert "▁▃██ 2.0 words a step, about 1.3x faster (estimate)" in speed
-        for speedup, words in ((1.04, "no faster than one by one"), (0.8, "0.8x as fast")):
-            await it.post(PieceArrived(1, "x", (), STATS, gauges=Gauges(0, speedup)))
-            assert f"{words} (estimate)" in str(panel.render())
+        assert str(panel.render()).startswith("akunu guesses ahead"), "it explains itself once"
+        assert "▁▃██ 2.0 words a step, about 1.3x faster (estimate)" in str(panel.render())
         many = replace(STATS, target_passes=11, accepted=2)
-        await it.post(PieceArrived(1, "x", (), many, gauges=Gauges(0, 1.0)))
-        assert "words a step, no faster: new text, little to copy" in str(panel.render())
-        read = replace(STATS, cached_tokens=1200, known_tokens=1500, not_cached="evicted")
-        await it.post(AnswerFinished(1, "stop", read, Gauges()))
+        for stats, speedup, words in (
+            (STATS, 1.04, "no faster than one by one (estimate)"),
+            (STATS, 0.8, "0.8x as fast (estimate)"),
+            (many, 1.0, "words a step, no faster: new text, little to copy"),
+        ):
+            await it.post(PieceArrived(1, "x", (), stats, gauges=Gauges(0, speedup)))
+            assert words in str(panel.render())
+        cached = replace(STATS, cached_tokens=1200, known_tokens=1500, not_cached="evicted")
+        await it.post(AnswerFinished(1, "stop", cached, Gauges()))
         assert "faster" not in str(panel.render())
         await it.press("f2")
         assert not panel.display
@@ -190,39 +142,6 @@ async def test_the_panel_shows_words_a_step_and_the_speedup() -> None:
         assert str(panel.render()).split("\n")[2] == (
             "50% of 10 guesses right · 1,200 cached tokens, 300 recomputed: evicted"
         )
-
-
-async def test_the_view_starts_at_an_answer_that_drafting_made_faster() -> None:
-    async with chat() as it:
-        for turn, speedup in enumerate((1.0, 2.5, 1.0), 1):
-            await it.send("go")
-            piece = PieceArrived(turn, "word\n\n" * 30, (), STATS, passes=(1,) * 9)
-            await it.post(replace(piece, gauges=Gauges(0, speedup)))
-            await it.post(AnswerFinished(turn, "stop", STATS, Gauges(0, speedup)))
-        await it.press("f2")
-        await it.rest()
-        panel = it.app.query_one(DraftingPanel)
-        assert "about 2.5x faster" in str(panel.render())
-        second = it.transcript.answer(it.app.conversation.turns[1])
-        assert second is not None
-        assert second.region.overlaps(it.transcript.content_region)
-        await it.press("f2", "f2")
-        assert str(panel.render()).split("\n")[2].startswith("answer 2 of 3 · ")
-
-
-async def test_tables_stay_aligned_after_rejected_drafts() -> None:
-    async with chat() as it:
-        await it.send("go")
-        await it.press("f2")
-        rows = "| name | n |\n|---|---|\n| a long name | 10 |\n| b | 2 |"
-        rejected = ((0, "no"), (4, "|x"), (rows.index("| b"), "it"))
-        await it.post(PieceArrived(1, rows, ((2, 6),), STATS, rejected=rejected))
-        assert it.drafted[0].splitlines() == [
-            "|no na|xme    | n  |",
-            "|-------------|----|",
-            "| a long name | 10 |",
-            "|it b         | 2  |",
-        ]
 
 
 def test_a_sparkline_shows_the_last_passes() -> None:
@@ -261,3 +180,20 @@ async def test_stopping_while_it_thinks_keeps_the_thoughts() -> None:
         assert (it.prompts, it.feet) == (["go"], ["■ stopped"])
         await it.press("f9")
         assert it.history == [Message("user", "go"), Message("assistant", "", thinking="Hm.")]
+
+
+async def test_the_view_starts_at_an_answer_that_drafting_made_faster() -> None:
+    async with chat() as it:
+        for turn, speedup in enumerate((1.0, 2.5, 1.0), 1):
+            await it.send("go")
+            gauges = Gauges(0, speedup)
+            await it.post(
+                PieceArrived(turn, "word\n\n" * 30, (), STATS, passes=(1,) * 9, gauges=gauges)
+            )
+            await it.post(AnswerFinished(turn, "stop", STATS, gauges))
+        await it.press("f2")
+        panel = it.app.query_one(DraftingPanel)
+        await it.until(lambda: "about 2.5x faster" in str(panel.render()))
+        second = it.transcript.answer(it.app.conversation.turns[1])
+        assert second is not None
+        await it.until(lambda: second.region.overlaps(it.transcript.content_region))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,20 +17,17 @@ from textual.widgets import Input, OptionList
 from akunu_py import paths
 from akunu_py.chats import database
 from akunu_py.chats.conversation_store import ConversationStore
-from akunu_py.chats.database import DatabaseFile
 from akunu_py.chats.tree import ChatMessage, ConversationTree
-from akunu_py.commands import chat as command
 from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.cache_file import CacheMetadata
 from akunu_py.errors import ConversationError
 from akunu_py.tui.app import ChatApp, ChatConfig, SavedUiState, load_ui_state, save_ui_state
 from akunu_py.tui.controllers.library import Resume
 from akunu_py.tui.screens.conversation_list import ConversationsScreen
-from akunu_py.tui.screens.main import Welcome, describe_offer
-from akunu_py.tui.screens.model_picker import model_rows
-from akunu_py.tui.workers.chat_client import AnswerFinished, ChatClient, ModelLoaded
+from akunu_py.tui.screens.main import Welcome
+from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded
 from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
-from akunu_py.types import GenerateOptions, Message, Tool
+from akunu_py.types import GenerateOptions
 from tests.support.chats import T0, add_answer, add_prompt, branched, exchange_of
 from tests.support.command import until as until_now
 from tests.support.tui_chat import STATS, Chat, chat, until
@@ -40,27 +36,13 @@ from tests.support.tui_chat import STATS, Chat, chat, until
 def saved(path: Path) -> list[ChatMessage]:
     """The active branch of the only conversation."""
     store = ConversationStore.open(path)
-    (info,) = store.list()
-    branch = store.load(info.id).active_branch()
+    branch = store.load(store.list()[0].id).active_branch()
     store.close()
     return branch
 
 
-class Listening(ChatClient):
-    """A client that never starts; records the conversation of the last request."""
-
-    def request(
-        self,
-        number: int,
-        messages: Sequence[Message],
-        options: GenerateOptions,
-        tools: Sequence[Tool] = (),
-    ) -> None:
-        self.requested = [options.conversation]
-
-
 def write_cache(name: str, conversation: str) -> Path:
-    """What a model has read of it."""
+    """Write the prompt cache of a conversation."""
     path = paths.prompt_caches_dir() / "model" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     about = CacheMetadata("m", "i", "t", "w", None, True, [1], [], [], conversation, 0.0)
@@ -77,7 +59,6 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.long
 async def test_a_chat_is_saved_while_it_grows_and_opens_again(path: Path) -> None:
     async with chat(store=path) as it:
-        store_thread = it.store
         await it.send("one")
         await it.piece("half")
         await it.finish("length")
@@ -85,97 +66,27 @@ async def test_a_chat_is_saved_while_it_grows_and_opens_again(path: Path) -> Non
         await it.answer("whole")
         await it.press("tab", "left", "escape")
         await it.send("waits for ever")
-        await store_thread.call(lambda store: None)
+        await it.store.call(lambda store: None)
         assert [message.text for message in saved(path)] == ["one", "half", "waits for ever", ""]
         assert saved(path)[1].stats == STATS
         await it.press("escape")
     assert [message.text for message in saved(path)] == ["one", "half"]
 
     async with chat(store=path) as it:
-        store_thread = it.store
-        await store_thread.call(lambda store: None)
+        await it.store.call(lambda store: None)
         await it.pilot.pause()
         await it.press("up")
         assert it.text() in ("one", "waits for ever"), "prompts of earlier chats are recalled"
         it.box.clear()
-        await it.press("ctrl+o")
-        assert isinstance(it.app.screen, ConversationsScreen)
-        await store_thread.call(lambda store: None)
-        await it.rest()
-        await it.press("enter")
-        await store_thread.call(lambda store: None)
-        await it.post()
+        await it.app.open_chat((await it.store.call(lambda store: store.list()))[0].id)
+        await it.pilot.pause()
         assert (it.prompts, it.markdown) == (["one"], ["half"])
-        assert "‹ 1/2 ›" in it.feet[0]
         await it.press("tab", "right")
         assert it.markdown == ["whole"]
         await it.press("escape")
         await it.act("rename_chat('Numbers')")
-        assert await store_thread.call(lambda store: store.list()[0].title) == "Numbers"
-        await it.press("ctrl+n")
-        assert it.prompts == []
+        assert await it.store.call(lambda store: store.list()[0].title) == "Numbers"
     assert [message.text for message in saved(path)] == ["one", "whole"]
-
-
-@pytest.mark.long
-async def test_a_full_disk_stops_nothing_and_loses_nothing(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SQLite itself refuses: the database may not become larger than it is."""
-    is_full = False
-    init = DatabaseFile.__init__
-
-    def open_on_small_disk(file: DatabaseFile, path: Path) -> None:
-        init(file, path)
-        if is_full:
-            file.database.execute("PRAGMA max_page_count = 1")  # no more than there are
-
-    monkeypatch.setattr(DatabaseFile, "__init__", open_on_small_disk)
-    store_thread = StoreThread(path, retry_s=0.1, interval_s=0.05)
-    async with chat(store=store_thread) as it:
-        await it.send("one")
-        await it.piece("It begins")
-        is_full = True
-        await store_thread.call(lambda store: store._database.execute("PRAGMA max_page_count = 1"))
-        words = " and goes on" * 2000  # more than the pages that are there can take
-        await it.piece(words)
-        await it.until(lambda: it.notices)
-        assert it.markdown == ["It begins" + words], "the answer goes on"
-        (notice,) = it.notices
-        assert notice.startswith("This chat is not saved for now: ")
-        assert "full" in notice
-        await it.finish("stop")
-        await it.send("two")
-        await it.answer("second" * 2000)
-        assert [message.text for message in saved(path)] == ["one", "It begins"]
-        is_full = False
-        await it.until(lambda: "Everything is saved again." in it.notifications)
-        expected = ["one", "It begins" + words, "two", "second" * 2000]
-        assert [message.text for message in saved(path)] == expected
-    assert store_thread.close(10)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("own_directories")
-async def test_deleting_the_chat_on_the_screen_clears_it(path: Path) -> None:
-    """And deletes what models have read of it."""
-    async with chat(store=path) as it:
-        store_thread = it.store
-        session = it.app.answering._session = Listening("starter", lambda name: None)  # type: ignore[arg-type,return-value]
-        await it.send("one")
-        (conversation,) = session.requested
-        read = [write_cache("read.safetensors", conversation), write_cache("b.safetensors", "b")]
-        await it.answer("first")
-        await it.press("ctrl+o")
-        await store_thread.call(lambda store: None)
-        await it.rest()
-        await it.press("ctrl+d")
-        await store_thread.call(lambda store: None)
-        await it.rest()
-        await it.press("escape")
-        assert it.prompts == []
-        assert it.app.conversation.turns == []
-        await it.until(lambda: [path.exists() for path in read] == [False, True])
 
 
 @pytest.mark.long
@@ -215,32 +126,6 @@ def app_with(store: StoreThread, resume: Resume | None, unsent: str = "") -> Cha
     return ChatApp(replace(config, resume=resume, ui_state=ui_state))
 
 
-async def test_the_first_screen_at_80x24(store: StoreThread) -> None:
-    """Title, offers, and keys, whatever comes; Enter continues the last chat."""
-    app = app_with(store, None)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: app.view.offers_last_chat)
-        welcome = app.query_one(Welcome)
-        (row,) = [each for each in model_rows(None) if each.name == "qwen3-30b-a3b"]
-        offer = welcome.query_one(".offer")
-        offer.update(describe_offer(replace(row, tokens_per_s=100)))  # type: ignore[attr-defined]
-        offer.display = True
-        welcome.show_download("download: 40.0 MB of 100 MB · 3.1 MB/s · 0:20 left")
-        await pilot.pause()
-        await pilot.pause()
-        screen = app.screen.region
-        for name in (".title", ".offer", ".download", ".last", ".keys"):
-            assert screen.contains_region(welcome.query_one(name).region), name
-            assert app.view.transcript.region.contains_region(welcome.query_one(name).region)
-        assert str(welcome.query_one(".title").render()).startswith("akunu · starter")
-        for key, offered in (("x", "hidden"), ("backspace", "visible")):
-            await pilot.press(key)
-            assert welcome.query_one(".last").styles.visibility == offered, "what Enter does now"
-        await pilot.press("enter")
-        await until(pilot, lambda: len(app.conversation.turns) == 2)
-        assert app.title == "What is a queue?"
-
-
 @pytest.mark.parametrize(
     ("resume", "opened", "listed"),
     [
@@ -263,22 +148,13 @@ async def test_resuming_opens_or_lists_chats(
             await until(pilot, lambda: isinstance(app.screen, ConversationsScreen))
             screen = app.screen
             assert isinstance(screen, ConversationsScreen)
-            await until(pilot, lambda: len(screen.query_one(OptionList).options) > 1)
+            await until(
+                pilot, lambda: [each for each in screen.query(OptionList) if each.options[1:]]
+            )
             assert screen.query_one("#words", Input).value == listed
         else:
             await until(pilot, lambda: app.view.message.text)
             assert app.view.message.text == "No earlier chat matches: hippopotamus"
-
-
-def test_the_command_line() -> None:
-    parser = argparse.ArgumentParser()
-    command.add_options(parser)
-    for line, latest, resume in (
-        ("", False, None), ("--continue", True, None), ("--resume", False, []),
-        ("--resume the sea", False, ["the", "sea"]),
-    ):  # fmt: skip
-        args = parser.parse_args(line.split())
-        assert (args.latest, args.resume) == (latest, resume)
 
 
 def test_unsent_text_is_kept_between_runs(tmp_path: Path) -> None:
@@ -328,12 +204,9 @@ async def started(
 def in_file(path: Path) -> list[str]:
     """What another program finds, in the order of the active branch."""
     store = ConversationStore.open(path)
-    try:
-        return [
-            message.text for info in store.list() for message in store.load(info.id).active_branch()
-        ]
-    finally:
-        store.close()
+    chats = [store.load(info.id) for info in store.list()]
+    store.close()
+    return [message.text for chat in chats for message in chat.active_branch()]
 
 
 def begun() -> tuple[ChatMessage, ChatMessage]:
@@ -358,20 +231,6 @@ async def test_new_and_finished_messages_are_written_at_once_and_growing_ones_la
         until_now(lambda: in_file(path) == ["Why?", "Because."])
 
 
-async def test_a_growing_answer_is_written_at_intervals(path: Path) -> None:
-    async with started(path, interval_s=0.2) as (it, _):
-        prompt, answer = begun()
-        it.save("c", prompt)
-        begin, size, written = time.monotonic(), 0, set[str]()
-        while len(written) < 4:
-            size += 1
-            it.save("c", replace(answer, text="x" * size))
-            written.update(in_file(path)[1:])
-            time.sleep(0.002)
-        assert time.monotonic() - begin >= 3 * 0.2
-    assert in_file(path) == ["Why?", "x" * size]
-
-
 async def test_calls_see_all_earlier_writes(path: Path) -> None:
     async with started(path) as (it, _):
         tree = branched()
@@ -388,17 +247,6 @@ async def test_calls_see_all_earlier_writes(path: Path) -> None:
             await it.call(lambda store: store.load("nowhere"))
     with pytest.raises(ConversationError, match="closed"):
         await it.call(lambda store: store.list())
-
-
-async def test_closing_writes_the_rest(path: Path) -> None:
-    async with started(path) as (it, messages):
-        prompt, answer = begun()
-        it.save("c", prompt)
-        for size in range(100):
-            it.save("c", replace(answer, text="x" * size))
-        assert it.close(10)
-        assert in_file(path) == ["Why?", "x" * 99]
-        assert messages == []
 
 
 async def test_a_locked_database_is_written_when_it_is_free(
@@ -464,3 +312,44 @@ async def test_closing_does_not_wait_for_a_disk_that_does_not_respond(
             it.save("queue", message)
         assert not it.close(0.1)
         answers.set()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("own_directories")
+async def test_deleting_the_chat_on_the_screen_clears_it_and_its_prompt_caches(path: Path) -> None:
+    async with chat(store=path) as it:
+        await it.talk("one", "first")
+        caches = [write_cache("a.safetensors", it.conversation), write_cache("b.safetensors", "b")]
+        await it.press("ctrl+o")
+        await it.store.call(lambda store: None)
+        await it.rest()
+        await it.press("ctrl+d")
+        await it.store.call(lambda store: None)
+        await it.rest()
+        await it.press("escape")
+        assert it.prompts == []
+        assert it.app.conversation.turns == []
+        await it.until(lambda: [path.exists() for path in caches] == [False, True])
+
+
+async def test_failures_of_the_database_stop_no_answer() -> None:
+    async with chat() as it:
+        await it.send("one")
+        await it.post(SavingFailed("the disk is full"))
+        assert it.notices == ["This chat is not saved for now: the disk is full"]
+        await it.answer("first")
+        await it.post(SavingResumed())
+        assert "Everything is saved again." in it.notifications
+
+
+async def test_the_first_screen_offers_the_last_chat(store: StoreThread) -> None:
+    app = app_with(store, None)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: app.view.offers_last_chat)
+        for key, offered in (("x", "hidden"), ("backspace", "visible")):
+            await pilot.press(key)
+            last = app.query_one(Welcome).query_one(".last")
+            assert last.styles.visibility == offered, "what Enter does now"
+        await pilot.press("enter")
+        await until(pilot, lambda: len(app.conversation.turns) == 2)
+        assert app.title == "What is a queue?"

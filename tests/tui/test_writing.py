@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import random
-import re
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from textual import events
-from textual.screen import Screen
-from textual.widget import Widget
 from textual.widgets import Input
 
-from akunu_py import paths
-from akunu_py.text import displayable, typeable
-from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PastedTexts
-from akunu_py.tui.screens.dialog import Dialog
 from akunu_py.tui.screens.earlier_prompts import HistoryScreen
 from akunu_py.tui.screens.help import HelpScreen
 from akunu_py.tui.screens.main import describe_privacy
 from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.terminal import edit_text, find_editor
 from akunu_py.tui.workers.chat_client import AnswerFailed, PieceArrived
-from akunu_py.types import GenerateOptions
 from akunu_py.workarounds.textual_driver import PasteParser
-from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture
-from tests.support.tui_chat import STATS, Chat, chat, until
+from tests.support.tui_chat import STATS, Chat, chat
 
 LONG = "\n".join(f"line {number}" for number in range(5000))
 CHIP = "[pasted 5,000 lines]"
@@ -46,63 +30,6 @@ async def paste(it: Chat, text: str) -> None:
 
 # Keys
 
-KEYS = {
-    "backspace": "\x7f", "delete": "\x1b[3~", "left": "\x1b[D", "right": "\x1b[C",
-    "start": "\x01", "end": "\x05", "cut line": "\x15", "cut word": "\x17",
-    "new line": "\n", "send": "\r",
-}  # fmt: skip
-SEEN = (
-    [*"abc", "backspace", "d"],
-    [*"abc", "cut line", *"def"],
-    [*"abc", "backspace", "send"],
-    [*"b c", "start", "a", "send", "d"],
-)
-
-
-@dataclass
-class ReferenceEditor:
-    """The effect of each key, on two strings around the cursor."""
-
-    before: str = ""
-    after: str = ""
-    sent: list[str] = field(default_factory=list)
-
-    def press(self, key: str) -> None:
-        line_before = self.before.rpartition("\n")[2]
-        rest = self.after.partition("\n")[0]
-        match key:
-            case "backspace":
-                self.before = self.before[:-1]
-            case "delete":
-                self.after = self.after[1:]
-            case "left" if self.before:
-                self.before, self.after = self.before[:-1], self.before[-1] + self.after
-            case "right":
-                self.before, self.after = self.before + self.after[:1], self.after[1:]
-            case "start":
-                line, place = line_before + rest, len(line_before)
-                indent = len(line) - len(line.lstrip()) if line.strip() else 0
-                target = 0 if 0 < place <= indent else indent
-                whole, first = self.before + self.after, len(self.before) - place + target
-                self.before, self.after = whole[:first], whole[first:]
-            case "end":
-                self.before, self.after = self.before + rest, self.after.removeprefix(rest)
-            case "cut line":
-                self.before = self.before[: -len(line_before) or -1]
-            case "cut word":
-                cut = re.sub(r"\w*\s*$", "", line_before)
-                self.before = self.before[: -len(line_before) or -1] + cut
-            case "new line":
-                self.before += "\n"
-            case "send":
-                if text := (self.before + self.after).strip():
-                    self.sent.append(text)
-                    self.before = self.after = ""
-            case "left":
-                pass
-            case _:
-                self.before += key
-
 
 async def burst(it: Chat, data: str, *, answering: bool = False) -> None:
     """Receive bytes at once, as from a terminal; return when they have taken effect."""
@@ -114,30 +41,6 @@ async def burst(it: Chat, data: str, *, answering: bool = False) -> None:
     await it.pilot.pause()
     await it.until(lambda: not it.app.has_pending_input)
     await it.pilot.pause()
-
-
-def bytes_of(keys: Sequence[str]) -> str:
-    return "".join(KEYS.get(key, key) for key in keys)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("answering", [False, True])
-async def test_a_burst_of_keys_edits_as_a_reference_editor_does(answering: bool) -> None:
-    random_keys = random.Random(37)
-    choice = [*KEYS, *KEYS, *"abc d" * 5]
-    bursts = [random_keys.choices(choice, k=random_keys.randrange(2, 40)) for _ in range(8)]
-    async with chat() as it:
-        await it.send("first")
-        for keys in [*SEEN, *bursts]:
-            editor = ReferenceEditor()
-            for key in keys:
-                editor.press(key)
-            await burst(it, bytes_of(keys), answering=answering)
-            sent = [turn.prompt.text for turn in it.app.conversation.turns[1:]]
-            assert (it.text(), sent) == (editor.before + editor.after, editor.sent), keys
-            for _ in sent:
-                await it.app.answering.unqueue_last()
-            it.box.clear()
 
 
 async def test_keys_after_a_change_of_focus_reach_the_new_widget() -> None:
@@ -164,31 +67,6 @@ async def test_alt_enter_breaks_the_line_and_joiners_stay(typed: str, text: str)
     async with chat() as it:
         await burst(it, typed)
         assert it.text() == text
-
-
-@needs_tmux
-@pytest.mark.usefixtures("starter")
-def test_bursts_in_a_real_terminal_while_an_answer_streams(
-    terminal: Terminal, tmp_path: Path
-) -> None:
-    def send(data: str) -> None:
-        terminal.type("-H", *(f"{byte:02x}" for byte in data.encode()))
-
-    (tmp_path / "akunu").mkdir()
-    (tmp_path / "akunu" / "models").symlink_to(paths.models_dir())
-    kinds = ("CONFIG", "STATE", "CACHE", "DATA")
-    environment = " ".join(f"XDG_{kind}_HOME={tmp_path}" for kind in kinds)
-    command = f"{environment} {sys.executable} -m akunu_py chat --server off; echo code=$?"
-    terminal.type(command, "Enter")
-    terminal.wait_for("● ready", seconds=150)
-    send("Write a long story.\r")
-    terminal.wait_for("answering")
-    for number in range(5):
-        send(f"x{number}\x15abc\x7fd{number}\r")
-    send("abc\x15d\x1b[De\x1b[C!")
-    terminal.wait_for(r"│ ed! ")
-    terminal.type("C-u", "Escape", "C-c", "C-q")
-    terminal.wait_for("code=0\n")
 
 
 async def test_enter_sends_and_other_keys_break_the_line() -> None:
@@ -311,17 +189,6 @@ def test_a_folded_paste_counts_lines_and_is_measured_once() -> None:
     assert pasted.unfold(label) == "é\n" * 5000
 
 
-def test_displayed_text_has_one_harmless_character_for_each() -> None:
-    text = "".join(map(chr, range(0x2100))) + "\ud800 \u2028 "
-    shown = displayable(text)
-    assert len(shown) == len(text)
-    assert shown.encode()
-    assert not [char for char in shown if ord(char) < 32 and char not in "\n\t"]
-    assert len(shown.splitlines()) == len(shown.split("\n"))
-    assert displayable("a\x1b[1m\tb\r\n") == "a␛[1m\tb \n"
-    assert typeable("a\x1b[1m\r\nb\rc\x85d\x9b") == "a[1m\nb\nc\nd"
-
-
 # The editor, the mouse and the welcome
 
 
@@ -335,67 +202,48 @@ async def test_the_editor_gets_the_text() -> None:
         assert find_editor({"VISUAL": visual, "EDITOR": plain}) == command
 
 
-@pytest.mark.parametrize(
-    ("server", "says"),
-    [
-        ("", "Everything stays on this machine."),
-        ("http://127.0.0.1:8012", "Everything stays on this machine."),
-        ("http://10.99.99.1:9001", "Prompts and attached files go to http://10.99.99.1:9001."),
-    ],
-)
-def test_the_welcome_says_where_prompts_go(server: str, says: str) -> None:
-    assert describe_privacy(server) == says
-    session: Any = object()
-    config = ChatConfig("starter", GenerateOptions(), session=session, server=server)
-    offers_download = ChatApp(config).view._offer_better
-    assert offers_download == (not server), "a server answers with its own models"
+def test_the_welcome_says_where_prompts_go() -> None:
+    for server in ("", "http://127.0.0.1:8012"):
+        assert describe_privacy(server) == "Everything stays on this machine."
+    url = "http://10.99.99.1:9001"
+    assert describe_privacy(url) == f"Prompts and attached files go to {url}."
 
 
 @pytest.mark.long
 async def test_the_hints_on_borders_can_be_clicked() -> None:
     async with chat(size=(100, 30)) as it:
-
-        async def click(widget: Widget, words: str) -> None:
-            """Click on words in the lower border of a widget."""
-            row = widget.region.bottom - 1
-            await it.pilot.click(offset=(it.strips()[row].text.index(words) + 1, row))
-            await it.pilot.pause()
-
-        for words, screen in (("F1 keys", HelpScreen), ("F4 models", ModelsScreen)):
-            await click(it.box, words)
-            assert isinstance(it.app.screen, screen)
-            await click(it.app.screen.query_one("#dialog"), "Esc close")
-            assert not isinstance(it.app.screen, screen)
-            await click(it.box, words)
-            await it.pilot.click("#dialog", offset=(9, 1))
-            assert isinstance(it.app.screen, screen), "a click inside keeps it open"
-            await it.pilot.click(offset=(1, 1))
-            await it.pilot.pause()
-            assert not isinstance(it.app.screen, screen), "a click outside closes it"
+        await it.click_on("F1 keys")
+        assert isinstance(it.app.screen, HelpScreen)
+        await it.click_on("Esc close")
+        assert not isinstance(it.app.screen, HelpScreen)
+        await it.click_on("F4 models")
+        await it.pilot.click("#dialog", offset=(9, 1))
+        assert isinstance(it.app.screen, ModelsScreen), "a click inside keeps it open"
+        await it.pilot.click(offset=(1, 1))
+        await it.pilot.pause()
+        assert not isinstance(it.app.screen, ModelsScreen), "a click outside closes it"
         it.box.insert("hello")
-        await click(it.box, "Enter send")
+        await it.click_on("Enter send")
         assert it.prompts == ["hello"]
         await it.piece("1")
-        await click(it.box, "Esc stop")
+        await it.click_on("Esc stop")
         assert it.phase() == "stopped"
 
 
-@pytest.mark.long
-async def test_the_first_picture_of_a_dialog_has_the_size_of_the_terminal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[frozenset[str]] = []
-    display = ChatApp._display
-
-    def note(app: ChatApp, screen: Screen[object], *shown: Any) -> None:
-        if isinstance(screen, Dialog):
-            seen.append(screen.classes & {"-low", "-high", "-narrow", "-normal"})
-        display(app, screen, *shown)
-
-    async with chat(size=(80, 24)) as it:
-        monkeypatch.setattr(ChatApp, "_display", note)
-        for key in ("f1", "f4", "ctrl+s"):
-            await it.press(key)
-            await until(it.pilot, lambda: seen)
-            await it.press("escape")
-    assert set(seen) == {frozenset({"-high", "-normal"})}
+@pytest.mark.parametrize("answering", [False, True])
+async def test_a_burst_of_keys_acts_in_its_order(answering: bool) -> None:
+    async with chat() as it:
+        await it.send("first")
+        for keys, text, sent in (
+            ("abc\x7fd", "abd", []),
+            ("abc\x15def", "def", []),
+            ("abc\x7f\r", "", ["ab"]),
+            ("b c\x01a\rd", "d", ["ab c"]),
+            ("a bc\x17\x1b[D\x1b[D\x1b[C\nd\x05!\rx\ry", "y", ["a\nd !", "x"]),
+        ):
+            await burst(it, keys, answering=answering)
+            prompts = [turn.prompt.text for turn in it.app.conversation.turns[1:]]
+            assert (it.text(), prompts) == (text, sent), keys
+            for _ in sent:
+                await it.app.answering.unqueue_last()
+            it.box.clear()
