@@ -33,6 +33,7 @@ from akunu_py.completion.protocols.lsp import (
 )
 from akunu_py.completion.request import CompletionRequest
 from akunu_py.decoding.generate.model_host import ModelLoop
+from akunu_py.errors import UsageError
 from akunu_py.models.store.model_store import StoredModel
 from tests.support.lsp_servers import ECHO, STARTER, Echo, Ghost
 
@@ -418,6 +419,18 @@ async def test_cancelled_and_superseded_requests(editor: Editor) -> None:
     editor.client.cancel_request(lsp.CancelParams(last))  # late, and harmless
     assert await editor.leave() == 0
     assert editor.messages == []
+
+
+async def test_a_model_that_does_not_load_is_named_once(editor: Editor) -> None:
+    def refuse() -> ModelLoop:
+        raise UsageError("no model called 'x'")
+
+    await editor.serve(refuse)
+    editor.open("file:///a", "x")
+    with pytest.raises(JsonRpcException, match="no model called 'x'"):
+        await editor.complete("file:///a", 0, 1)
+    assert ["no model called 'x'" in message for message in editor.messages] == [True]
+    assert await editor.leave() == 0
 
 
 # Messages byte by byte

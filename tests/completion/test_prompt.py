@@ -25,6 +25,8 @@ from akunu_py.completion.prompt.layout import (
 )
 from akunu_py.completion.prompt.project_imports import imported_files
 from akunu_py.completion.prompt.related import (
+    Chunk,
+    ChunkCache,
     RelatedFiles,
     chunks_of,
     defined_names,
@@ -174,6 +176,36 @@ def related_engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 @pytest.fixture
 def completer(related_engine: Engine) -> Completer:
     return Completer(related_engine, CompleteOptions(fim="qwen2.5-coder", file_tokens=600))
+
+
+def test_files_are_cut_again_only_after_a_change_or_above_the_limit() -> None:
+    files = [(file.path, file.text) for file in project(10)]
+    size = len(files[0][1])
+    cache = ChunkCache(4 * size + 100)
+
+    def same(one: list[Chunk], other: list[Chunk]) -> list[bool]:
+        return [a is b for a, b in zip(one, other, strict=True)]
+
+    first = cache.chunks(files[:4])
+    assert all(same(first, cache.chunks(files[:4])))
+    cache.chunks(files[4:5])  # takes the place of the first file
+    each = len(first) // 4
+    assert all(same(first[each:], cache.chunks(files[1:4])))
+    changed = (files[3][0], files[3][1] + "\n\ndef more():\n    pass\n")
+    assert "more" in {name for chunk in cache.chunks([changed]) for name in chunk.defines}
+    assert not any(same(first[:each], cache.chunks(files[:1])))
+    cache.chunks([("long.py", "x = 1\n" * size)])  # longer than the limit
+    assert not any(same(first[each:], cache.chunks(files[1:4])))
+
+
+def test_fewer_new_tokens_are_prefilled_while_a_client_waits(related_engine: Engine) -> None:
+    options = CompleteOptions(fim="qwen2.5-coder", file_tokens=1200, fresh_tokens=200)
+    completer = Completer(related_engine, options)
+    prefix = "".join(f"compute_{n}(describe_{n}(" for n in range(8))
+    waited = completer.prompt(asked(prefix, project(8))).ahead
+    idle = completer.prompt(asked(prefix, project(8), max_tokens=0)).ahead
+    assert 100 < waited < 300
+    assert waited < idle <= 1300
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,7 @@ def test_garbage_is_named_and_survived(helper: Helper) -> None:
         ("max_tokens", True, "expected an integer"),
         ("max_tokens", -1, "max_tokens must be from 0"),
         ("time_ms", 0, "time limit must be above 0"),
+        ("time_ms", 10**20, "expected a number up to"),
         ("temperature", -1, "temperature"),
         ("files", [{"path": "a"}], 'objects with "path" and "text"'),
         ("files", {}, "files: expected a list"),

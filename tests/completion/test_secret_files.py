@@ -108,13 +108,6 @@ def test_files_and_edits_with_secrets_are_no_context(directory: Path) -> None:
     assert {edit.path for each in recorded.requests for edit in each.edits or ()} == {"/app/b.py"}
 
 
-def test_an_empty_list_excludes_nothing(directory: Path) -> None:
-    recorded = Recorded(directory, ())
-    recorded.queue.complete(CompletionRequest("KEY=[[[", path="/app/.env", max_tokens=2))
-    assert recorded.queue.close(60)
-    assert recorded.requests
-
-
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

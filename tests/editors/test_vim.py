@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -360,53 +359,6 @@ def test_requests_have_other_files_recent_texts_and_the_root(
     assert len(files["large.py"]) <= 100_000
     assert asked["root"] == str(project)
     assert asked["recent"] == ["saved()", "large_9999 = 9999"]
-
-
-PACE = """
-vim9script
-import autoload 'akunu/pace.vim'
-def Type(ms: number, keys = 3)
-  for _ in range(keys)
-    execute $'sleep {ms}m'
-    pace.Key()
-  endfor
-enddef
-var found: list<number> = []
-found->add(pace.Delay())
-Type(150)
-found->add(pace.Delay())
-for _ in range(2)
-  pace.Asked()
-  Type(150, 1)
-endfor
-found->add(pace.Delay())
-pace.Answered()
-pace.Asked()
-sleep 300m
-pace.Answered()
-Type(150)
-found->add(pace.Delay())
-Type(1600, 1)
-found->add(pace.Delay())
-pace.Battery(true)
-found->add(pace.Delay())
-writefile([json_encode(found)], $OUT)
-quitall!
-"""
-
-
-def test_the_delay_follows_typing_and_latency(tmp_path: Path) -> None:
-    """No request while the next key is likely to come before the answer."""
-    (tmp_path / "pace.vim").write_text(PACE)
-    command = ["vim", "-Nu", "NONE", "-es", "--cmd", f"set rtp^={PLUGIN}"]
-    environment = os.environ | {"OUT": str(tmp_path / "out")}
-    subprocess.run([*command, "-S", f"{tmp_path}/pace.vim"], env=environment, timeout=60)
-    first, fast_answers, unanswered, slow_answers, after_a_pause, battery = json.loads(
-        (tmp_path / "out").read_text()
-    )
-    assert 1.3 * 150 <= unanswered <= 1000
-    assert (first, fast_answers, after_a_pause, battery) == (100, 100, 100, 200)
-    assert 1.3 * 150 <= slow_answers <= 1000
 
 
 def test_the_help_tags_are_those_of_the_help(tmp_path: Path) -> None:

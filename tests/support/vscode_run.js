@@ -1,10 +1,9 @@
 // Runs the VS Code extension outside VS Code: `node vscode_run.js EXTENSION COMMAND...`. Reads one
-// JSON object a line, {"text", "line", "character", "cancel"?, "byHand"?, "language"?, "rest"?, "edited"?, "accept"?, "whole"?}, asks for
-// a completion there (with "rest" the cursor only rests there), accepts it if asked to, and prints what the editor would be given, what it was told, and whether it was made to ask
-// again. With "changes", texts that are typed one after the other, it makes as many next edits as "times"
-// says (with "undo" it undoes each and types that text later; with "typed" it types and undoes that
-// text after each, and then removes the edit by hand), and prints what was shown of each and the text after it. VS Code itself is as much of it as the
-// extension uses.
+// JSON object a line, {"text", "line", "character", ...}, requests a completion there (with "rest"
+// the cursor only rests there), accepts it with "accept", and prints the items, the warnings and the
+// commands of the editor. With "changes", texts that are typed in order, it applies "times" next
+// edits (with "undo" it undoes each and types that text), and prints each and the text after it.
+// The fake `vscode` module has what the extension uses.
 'use strict'
 
 const Module = require('node:module')
@@ -204,12 +203,6 @@ async function nextEdits(asked) {
         : [start.line, its.document.lineAt(start.line).text.slice(start.character, end.character)])
     await commands['akunu.acceptNextEdit']()
     found.push({ rows, text: its.document.getText(), cursor: its.selection.active })
-    if (asked.typed && time < asked.times - 1) {
-      const made = its.document.getText()
-      change(asked.typed)
-      change(made, 1) // undoes only what was typed after the edit
-      change(before)
-    }
     if (!asked.undo || time === asked.times - 1) continue
     change(before, 1)
     later(() => change(asked.undo), 500) // typed later
