@@ -77,18 +77,23 @@ class Watch:
         gc.collect()
         speed = self._passes / (time.process_time() - self._since)
         files, threads = len(os.listdir("/dev/fd")), threading.active_count()
-        used, active = used_memory(), mx.get_active_memory()
-        self.samples.append(Sample(used, active, files, threads, int(speed)))
+        give_back()
+        active = mx.get_active_memory()
+        self.samples.append(Sample(resident(), active, files, threads, int(speed)))
         self._passes, self._since = 0, time.process_time()
 
 
-def used_memory() -> int:
-    """Return the resident bytes of the process, after freed memory went back to the system."""
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # a C library without it
-            ctypes.CDLL(None).malloc_trim(0)
+def resident() -> int:
+    """Return the resident bytes of the process."""
     command = ["ps", "-o", "rss=", "-p", str(os.getpid())]
     return int(subprocess.run(command, capture_output=True).stdout) << 10
+
+
+def give_back() -> None:
+    """Return freed memory to the system, with glibc."""
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def tiny_model(directory: Path) -> Path:
