@@ -64,26 +64,17 @@ def test_changed_bodies(tiny: Served, path: str, examples: int) -> None:
     assert answer(tiny) == before
 
 
-@lengths(12)
-def test_damaged_bodies(tiny: Served, examples: int) -> None:
-    def one(request: tuple[str, bytes]) -> None:
-        check(tiny, *request)
-
-    bodies = [
-        st.tuples(st.just(path), damaged(json.dumps(body).encode()) | st.binary(max_size=30))
+@lengths(24)
+def test_damaged_bodies_and_any_json(tiny: Served, examples: int) -> None:
+    names = st.sampled_from(sorted({name for body in BODIES.values() for name in body}))
+    requests = [
+        st.tuples(
+            st.just(path),
+            damaged(encoded(body)) | st.binary(max_size=30) | json_like(names).map(encoded),
+        )
         for path, body in BODIES.items()
     ]
-    explore(one, examples, st.one_of(bodies))
-
-
-@lengths(12)
-def test_any_json(tiny: Served, examples: int) -> None:
-    def one(request: tuple[str, Any]) -> None:
-        check(tiny, request[0], encoded(request[1]))
-
-    names = sorted({name for body in BODIES.values() for name in body})
-    paths = st.sampled_from(sorted(BODIES))
-    explore(one, examples, st.tuples(paths, json_like(st.sampled_from(names))))
+    explore(lambda request: check(tiny, *request), examples, st.one_of(requests))
 
 
 @lengths(12)

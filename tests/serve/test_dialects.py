@@ -8,7 +8,7 @@ import copy
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -29,7 +29,7 @@ from tests.support.dialects import (
     ReplyData,
 )
 from tests.support.jobs import open_jobs
-from tests.support.serving import STRICT_TEMPLATE, Served, fetch, served, write_served_model
+from tests.support.serving import Served, fetch
 
 DRAFTS: tuple[DraftMode, ...] = ("off", "fixed", "auto")
 SEEDS = [(0.0, 0), (0.9, 1), (0.9, 2**32 - 1)]
@@ -114,33 +114,6 @@ async def test_count_tokens_equals_usage(tiny: Served) -> None:
     used = (await fetch(tiny.app, "/v1/messages", body | {"max_tokens": 3})).json()["usage"]
     assert counted == {"input_tokens": used["input_tokens"] + used["cache_read_input_tokens"]}
     assert used["output_tokens"] == 3
-
-
-@pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Serve a model whose template refuses late system messages."""
-    directory = write_served_model(tmp_path_factory.mktemp("strict") / "model")
-    (directory / "chat_template.jinja").write_text(STRICT_TEMPLATE)
-    with served(directory) as model:
-        yield model
-
-
-@pytest.mark.parametrize("name", WITH_ROLES)
-async def test_late_system_messages_join_turns_and_keep_the_prompt_cached(
-    name: str, strict: Served
-) -> None:
-    """Wherever they stand, if the template refuses them."""
-    dialect, before, text = DIALECTS[name], 0, "a tale of many words " * 20
-    turns: list[tuple[str, str]] = []
-    for number, roles in enumerate(["us", "asu", "aus", "asssu"]):
-        words = {"u": ("user", text), "a": ("assistant", "Yes."), "s": ("system", "Mind.")}
-        turns += [(words[role][0], f"{number} {words[role][1]}") for role in roles]
-        body = dialect.request_body(DialectRequest((text,), 2), stream=False)
-        key = "input" if "input" in body else "messages"
-        body[key] = [{"role": role, "content": text} for role, text in turns]
-        reply = dialect.parse(await fetch(strict.app, dialect.path, body))
-        assert reply.cached >= before > 0 or number == 0
-        before = reply.prompt - 1
 
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}

@@ -7,7 +7,6 @@ import math
 import struct
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -23,7 +22,6 @@ from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.serve.http.server import ServeOptions
 from akunu_py.types import GenerateOptions
-from tests.support.command import run_here
 from tests.support.serving import Served, fetch, write_served_model
 
 PATH = "/v1/embeddings"
@@ -53,10 +51,6 @@ def expected(engine: Engine, text: str) -> list[float]:
     return [float(value) for value in (hidden / mx.linalg.norm(hidden)).tolist()]
 
 
-def encoded(engine: Engine, text: str) -> list[int]:
-    return engine.tokens.encode(text)
-
-
 async def test_embeddings_are_normalized_last_hidden_states(
     app: ASGIApp, embedding: ServedModel
 ) -> None:
@@ -68,7 +62,7 @@ async def test_embeddings_are_normalized_last_hidden_states(
         truth = embedding.host.call(partial(expected, text=text)).result(60)
         assert found == pytest.approx(truth, abs=1e-4)
         assert math.hypot(*found) == pytest.approx(1, abs=1e-4)
-    tokens = [embedding.host.call(partial(encoded, text=text)).result() for text in texts]
+    tokens = embedding.host.call(lambda engine: [*map(engine.tokens.encode, texts)]).result(60)
     assert reply["usage"]["prompt_tokens"] == sum(map(len, tokens))
 
     whole = {"encoding_format": "base64", "input": tokens}
@@ -113,10 +107,3 @@ async def test_a_server_without_an_embedding_model_names_the_option(tiny: Served
     reply = await fetch(tiny.app, PATH, {"input": "x"})
     assert reply.status == 404
     assert "--embedding-model NAME" in reply.json()["error"]["message"]
-
-
-@pytest.mark.usefixtures("own_directories")
-def test_an_embedding_model_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    model = write_served_model(tmp_path / "model")
-    run = run_here("serve", "--model", str(model), "--embedding-model", "nothing-here")
-    assert (run.returncode, "nothing-here" in run.stderr) == (1, True)

@@ -123,6 +123,7 @@ USELESS = [
     (MESSAGES, {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
      "context_management.edits.*.clear_tool_uses_20250919"),
     (RESPONSES, {"tools": [{"type": "function", "name": "f", "odd": 1}]}, "tools.*.odd"),
+    (RESPONSES, {"truncation": "auto"}, "truncation"),
     (RESPONSES, {"include": ["message.output_text.logprobs"]},
      "include.*.message.output_text.logprobs"),
     (RESPONSES, {"tools": [{"type": "web_search", "filters": {"a": 1}}, {"type": "mcp"}]},

@@ -143,7 +143,8 @@ def request_of(*turns: str) -> DialectRequest:
 async def test_turn_prefills_only_new_tokens(name: str, kind: str, directory: Path) -> None:
     dialect, session = DIALECTS[name], partial(session_of, kind)
     text = "".join(random.Random(1).choices("abcdefgh .", k=700))
-    turns, known = (text,), 0
+    turns: tuple[str, ...] = (text,)
+    known = 0
 
     async def send_turn(model: Served) -> tuple[int, int]:
         """Send the next turn; return the tokens of its prompt, and how many were prefilled."""

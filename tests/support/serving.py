@@ -40,48 +40,6 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}\n"
     "{% endfor %}<|im_start|>assistant\n\n"  # of which Jinja leaves out the last
 )
-# The habits of Qwen 3.5 and 3.6: one system message, at the beginning and with the tools; at least
-# one question; results of tools within user turns; thinking only after the last question.
-STRICT_TEMPLATE = """\
-{%- set state = namespace(last=-1) %}
-{%- for message in messages %}
-    {%- if message.role == "user" %}{% set state.last = loop.index0 %}{% endif %}
-{%- endfor %}
-{%- if state.last < 0 %}{{ raise_exception("No user query found in messages.") }}{% endif %}
-{%- if tools %}
-    {{- "<|im_start|>system\\n" }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}
-    {%- if messages[0].role == "system" %}{{ "\\n\\n" + messages[0].content | trim }}{% endif %}
-    {{- "<|im_end|>\\n" }}
-{%- elif messages[0].role == "system" %}
-    {{- "<|im_start|>system\\n" + messages[0].content | trim + "<|im_end|>\\n" }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role == "system" %}
-        {%- if not loop.first %}
-            {{- raise_exception("System message must be at the beginning.") }}
-        {%- endif %}
-    {%- elif message.role == "assistant" %}
-        {{- "<|im_start|>assistant\\n" }}
-        {%- if loop.index0 > state.last and message.reasoning_content %}
-            {{- "<think>\\n" + message.reasoning_content + "\\n</think>\\n\\n" }}
-        {%- endif %}
-        {{- message.content | trim }}
-        {%- for call in message.tool_calls or [] %}
-            {{- "<tool_call>" }}{{ call.function | tojson }}{{ "</tool_call>" }}
-        {%- endfor %}
-        {{- "<|im_end|>\\n" }}
-    {%- elif message.role == "tool" %}
-        {%- if loop.previtem.role != "tool" %}{{ "<|im_start|>user" }}{% endif %}
-        {{- "\\n<tool_response>\\n" + message.content | trim + "\\n</tool_response>" }}
-        {%- if loop.last or loop.nextitem.role != "tool" %}{{ "<|im_end|>\\n" }}{% endif %}
-    {%- else %}
-        {{- "<|im_start|>user\\n" + message.content | trim + "<|im_end|>\\n" }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ "<|im_start|>assistant\\n" }}{% endif %}
-"""
-
-
 TURNS = [{"role": "user", "content": "hello"}]
 _FUNCTION = {"name": "look", "description": "d", "parameters": {"type": "object"}}
 # A valid body of each path with most of its fields; answers have few tokens.
