@@ -178,20 +178,6 @@ def test_any_answer_for_a_file_leaves_no_wrong_bytes(server: Hub, home: Path) ->
     assert 5 < failed < 47  # neither all nor hardly any
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [{"ALL_PROXY": "socks5://h:9"}, {"ALL_PROXY": "http://["}, {"HTTP_PROXY": "http://["},
-     {"HF_TOKEN": "hf_secret\nx"}, {"SSL_CERT_FILE": "/no/such"}],
-    ids=repr,
-)  # fmt: skip
-def test_any_environment_is_a_model_or_one_line(
-    server: Hub, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
-) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    look_up(server, None)
-
-
 def check_kept(path: Path, read: Callable[[], object], texts: Iterable[bytes]) -> None:
     """Call `read` with every content and kind of file at `path`."""
     for text in texts:
