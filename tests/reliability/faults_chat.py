@@ -36,7 +36,6 @@ class Chat:
         keep = " ".join(f"{name}={shlex.quote(value)}" for name, value in home.variables.items())
         # Greedy: the same answers every time. The shell says how it ended, and without job control
         # leaves a chat that is stopped alone.
-        keep += " " + " ".join(home.prefix)
         command = f"{keep} {sys.executable} -m akunu_py chat --temperature 0 --max-tokens 150"
         after = f'C=$?; [ "$A" = "$(stty -g)" ] || echo "{RAW}"; echo "code=$C"'
         terminal.type(f"set +m; clear; A=$(stty -g); {command} {options}; {after}", "Enter")

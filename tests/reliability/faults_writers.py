@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -26,7 +25,7 @@ from akunu_py.decoding.prompt_cache.prompt_cache_store import (
     all_files,
 )
 from akunu_py.types import GenerateOptions
-from tests.reliability.faults import Outcome, fill, finished, small_disk
+from tests.reliability.faults import Outcome, finished
 from tests.support.engines import altered
 from tests.support.targets import some
 from tests.support.tiny_fim import load_tiny
@@ -71,9 +70,9 @@ def tiny(directory: Path) -> Engine:
     return altered(engine, context_length=2 * LENGTH, prompt_cache_memory=1 << 30)
 
 
-def opened(engine: Engine, limits: DiskLimits = LIMITS) -> Session:
+def opened(engine: Engine) -> Session:
     """Return a session that loads prompt caches from disk."""
-    store = PromptCacheStore(engine.path, limits)
+    store = PromptCacheStore(engine.path, LIMITS)
     learned = LearnedState(paths.cache_dir(), "t", "l", answer_cache=False, caches=store)
     learned.curve.prefill_rate = 1.0
     return Session(engine, learned)
@@ -110,25 +109,6 @@ def check_caches(engine: Engine, outcome: Outcome, safe: set[str]) -> None:
     outcome.check(not left, f"left behind: {left}")
     for path in all_files():
         cache_file.verify(path)
-
-
-def full(directory: Path, random: Random) -> Outcome:
-    """Write a prompt cache to a disk that becomes full."""
-    outcome = Outcome("disk full", "writer: caches", "during the write")
-    with small_disk(directory, 2) as disk:
-        os.environ["XDG_CACHE_HOME"] = str(disk)
-        engine = tiny(directory.parent)
-        filler = fill(disk)
-        os.truncate(filler, filler.stat().st_size - random.randrange(200_000))
-        session = opened(engine, replace(LIMITS, reserve=-(1 << 40)))
-        session.generate(some(LENGTH, 0), OPTIONS).answer()
-        store = session.learned.caches
-        assert store is not None
-        written = store.save(session.target.history, engine, lambda: False)
-        outcome.check(not written, "it was written to a full disk")
-        filler.unlink()
-        check_caches(engine, outcome, set())
-    return outcome
 
 
 if __name__ == "__main__":

@@ -79,11 +79,6 @@ def test_killed_writers_lose_nothing_that_was_safe(writing: Path) -> None:
     good(faults_writers.killed(writing, Random(1), 2))
 
 
-@pytest.mark.skipif(bool(why_no_small_disk()), reason="no small disk can be mounted here")
-def test_disk_that_fills_up_while_a_prompt_cache_is_written(writing: Path) -> None:
-    good(faults_writers.full(writing / "disk", Random(1)))
-
-
 @needs_tmux
 def test_stopped_chat_continues(home: Home, tiny: Path) -> None:
     """It reads its terminal once, and gives it back as it was."""
