@@ -14,8 +14,6 @@ from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.types import DraftMode, GenerateOptions, LoadOptions, Message
-from tests.measure.check import ROUNDING
-from tests.measure.mac_checks import attention_rows, quantized_rows, wired_limit
 
 # The virtual GPU of a hosted runner computes as it likes.
 HAS_GPU = device.on_metal() and "Paravirtual" not in device.device_name()
