@@ -125,10 +125,12 @@ def hurt(home: Home, kind: str, moment: str, random: Random, number: int) -> Out
         # Killed, or with its terminal gone, it has no time to tidy up.
         for panic in (*_PANIC, *([] if kind in ("SIGKILL", "SIGHUP") else [RAW])):
             outcome.check(panic not in screen, f"{panic!r} on the screen:\n{screen}")
-        outcome.word = _last_word(screen)
-        if prompt_was_shown := prompt in shown(seen):
+        outcome.word = [*re.findall(r"akunu: .*|code=\d+", screen), "the terminal is gone"][-1]
+        if prompt in shown(seen):
             _check_kept(home, prompt, seen, early, outcome)
-        _check_next(home, make(), prompt if prompt_was_shown else "", outcome)
+            _check_next(home, make(), prompt, outcome)
+        else:
+            _check_next(home, make(), "", outcome)
     return outcome
 
 
@@ -283,8 +285,3 @@ def _check_next(home: Home, terminal: Terminal, prompt: str, outcome: Outcome) -
         terminal.wait_for(rf"▌ {re.escape(prompt)}", seconds=60)
     screen = chat.quit()
     outcome.check("code=0" in screen, f"ends with:\n{screen}")
-
-
-def _last_word(screen: str) -> str:
-    found = re.findall(r"akunu: .*|code=\d+", screen)
-    return found[-1] if found else "the terminal is gone"

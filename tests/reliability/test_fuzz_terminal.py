@@ -76,8 +76,11 @@ def hostile_home(home: Path) -> None:
     (model / "config.json").write_text("{}")
     evil = EVIL.encode("utf-8", "replace").decode()
     files = {"config.json": FileRecord(2, "0" * 64)}
-    texts = {"source": evil, "created": evil, "quantization": evil, "license": evil}
-    write_manifest(model, Manifest("x", context_length=10, parameters=10, files=files, **texts))
+    manifest = Manifest(
+        name="x", source=evil, created=evil, context_length=10, parameters=10,
+        quantization=evil, license=evil, files=files,
+    )  # fmt: skip
+    write_manifest(model, manifest)
     (home / "models" / f"bad{CLEAR}\udc80").mkdir()
     (home / "conversations.db").unlink(missing_ok=True)
     store = ConversationStore.open(home / "conversations.db")

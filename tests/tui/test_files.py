@@ -69,7 +69,7 @@ def test_existing_files_are_attached_once_and_directories_listed(directory: Path
     assert (listing.name, listing.text) == ("src/", "deep/other.py  5 B\nprompt.py  18 B\n")
     assert split_files(join_files("what?", [listing]))[1] == [listing]
     for name in "ab":
-        (directory / name).write_text("x" * 20_000)
+        (directory / name).write_text("x" * 40_000)
     with pytest.raises(UsageError, match="b does not fit"):
         attach("@a @b", directory, 8192)
     assert len(attach("@a @b", directory, 0)) == 2, "an unknown context refuses nothing"

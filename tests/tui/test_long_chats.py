@@ -90,21 +90,6 @@ async def test_a_long_answer_is_drawn_where_it_is_seen() -> None:
 
 
 @pytest.mark.long
-async def test_a_turn_costs_the_layout_the_same_however_long_the_chat_is() -> None:
-    counts = []
-    for turns in (25, 40):
-        async with chat() as it:
-            await it.show(tree_of(*((f"prompt {n}", f"answer {n}") for n in range(turns))))
-            for number in range(2):
-                await it.send(f"more {number}")
-                await it.answer("yes\n\n" * 5)
-            await it.until(lambda it=it: is_quiet(it))  # type: ignore[misc]
-            counts.append(len(it.app.query("*")))
-            assert len(it.app.conversation.turns) == turns + 2
-    assert counts[0] == counts[1] < 250
-
-
-@pytest.mark.long
 async def test_reading_back_does_not_jump() -> None:
     """Every step up shows what stood above, whatever is mounted meanwhile."""
     async with chat() as it:

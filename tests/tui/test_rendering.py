@@ -230,19 +230,6 @@ def test_incomplete_tex_stays_as_it_is() -> None:
         assert to_unicode(tex) == tex
 
 
-PARTS = [
-    r"\foo", r"\foo{\alpha}", r"\bar", r"\\", r"\(", r"\[", "{", "}", "^", "_", " ", "a", r"\alpha",
-]  # fmt: skip
-
-
-@settings(max_examples=32, deadline=None)
-@given(st.lists(st.sampled_from(PARTS), max_size=12).map("".join))
-def test_no_unknown_command_is_eaten(tex: str) -> None:
-    text = to_unicode(tex)
-    assert text.count("\\foo") == tex.count("\\foo")
-    assert to_unicode(tex.replace("\\", "")).count("\\") == 0
-
-
 def test_other_text_is_not_mathematics() -> None:
     for text in (
         "from $5 to $10", "echo $HOME/bin:$PATH", "$A and $B", "open \\(a^2 and no end",

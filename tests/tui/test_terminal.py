@@ -30,8 +30,9 @@ def home(tmp_path: Path, shallow_store: None) -> Path:
 @pytest.fixture
 def talking_home(home: Path, starter: StoredModel) -> Path:
     """With the real starter, for tests of its words."""
-    (home / "akunu" / "models" / "starter").unlink()
-    (home / "akunu" / "models" / "starter").symlink_to(starter.path)
+    model = home / "akunu" / "models" / "starter"
+    model.unlink()
+    model.symlink_to(starter.path)
     return home
 
 
@@ -51,7 +52,6 @@ def children(process: str) -> list[str]:
 
 @needs_tmux
 def test_a_conversation(terminal: Terminal, talking_home: Path) -> None:
-    """Asks, stops, edits, answers again, quits, reopens, finds the conversation by a word."""
     home = talking_home
     start(terminal, home, then='[ "$A" = "$(stty -g)" ] && echo terminal=same')
     terminal.type("Say hello.", "Enter")  # the model may still be loading
@@ -64,8 +64,7 @@ def test_a_conversation(terminal: Terminal, talking_home: Path) -> None:
     usage = json.loads((home / "akunu" / "models" / ".usage" / "starter.json").read_text())
     assert usage["measured_peak"] > 100_000_000
     terminal.type("Escape")
-    screen = terminal.wait_for("■ stopped")
-    assert "a walrus." in screen
+    terminal.wait_for("■ stopped")
 
     terminal.type("F6")
     terminal.wait_for("editing an earlier prompt")
@@ -82,17 +81,6 @@ def test_a_conversation(terminal: Terminal, talking_home: Path) -> None:
     assert re.search(r"to continue this chat: (\S*/)?akunu --resume [0-9a-f]{8}\n", screen)
     assert "terminal=same" in terminal.wait_for("terminal=|[$] $")
     assert "Traceback" not in screen
-
-    start(terminal, home)
-    terminal.type("C-o")
-    terminal.wait_for("Conversations")
-    terminal.type("walrus")
-    terminal.wait_for("Say hello.")  # the title
-    terminal.type("Enter")
-    # The word was found on a branch that was left, which is shown.
-    terminal.wait_for(r"about a walrus.\n.*‹ 1/2 ›(.*\n)*.*ready", seconds=150)
-    terminal.type("C-q")
-    terminal.wait_for("code=0\n")
 
 
 EDITOR = """\
