@@ -7,15 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from textual.content import Content
 from textual.message import Message
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
 from akunu_py.chats.conversation_store import ConversationStore
-from akunu_py.tui.prompt.attachments import Attachment, join_files
 from akunu_py.tui.screens.conversation_list import (
-    MATCH,
     ChosenConversation,
     ConversationDeleted,
     ConversationRenamed,
@@ -174,37 +171,10 @@ async def test_export(path: Path, tmp_path: Path, keys: list[str], suffix: str) 
         assert app.screen is app.list
 
 
-@pytest.mark.long
-async def test_a_wide_screen_shows_a_preview(path: Path) -> None:
-    async with shown(path, (120, 40)) as (app, pilot):
-        text = app.list.query_one("#text", Static)
-        await until(pilot, lambda: "You are welcome." in str(text.render()))
-        assert "A line of people." not in str(text.render())
-        await pilot.press(*"people")
-
-        def marked() -> set[str]:
-            preview = text.render()
-            assert isinstance(preview, Content)
-            spans = (span for span in preview.spans if span.style == MATCH)
-            return {preview.plain[span.start : span.end] for span in spans}
-
-        await until(pilot, lambda: marked() == {"people"})  # and not those of "p"
-        assert "A line of people." in str(text.render())
-
-
-@pytest.mark.parametrize(
-    ("then", "words"),
-    [
-        (NOW, "06:03"),
-        (NOW + 7200, "08:03"),  # another machine's clock
-        (NOW - DAY, "yesterday"),
-        (NOW - 6 * DAY, "Sun"),
-        (NOW - 7 * DAY, "14 Nov"),
-        (NOW - 365 * DAY, "21 Nov 2025"),
-    ],
-)
-def test_moments(then: float, words: str) -> None:
-    assert format_time(then, NOW) == words
+def test_moments() -> None:
+    seconds_ago = (0, -7200, DAY, 6 * DAY, 7 * DAY, 365 * DAY)  # -7200: another machine's clock
+    words = ["06:03", "08:03", "yesterday", "Sun", "14 Nov", "21 Nov 2025"]
+    assert [format_time(NOW - ago, NOW) for ago in seconds_ago] == words
 
 
 def test_picture(snap_compare: Compare, path: Path) -> None:
@@ -309,25 +279,6 @@ async def test_a_hit_far_away_is_scrolled_to() -> None:
         await it.send("/find needle is  word")
         await found(it, "Found 1 of 1")
         assert "".join(colored(it, "bright_cyan")).split() == ["needle", "is", "word"]
-
-
-@pytest.mark.usefixtures("sixteen_colors")
-async def test_a_hit_in_a_pasted_text_is_reached() -> None:
-    text = "".join(f"line {number}\n" for number in range(400)) + "the needle\n"
-    label = "[pasted 401 lines]"
-    prompt = join_files(
-        f"A needle? {label} A needle!", [Attachment(label, len(text), text, is_paste=True)]
-    )
-    async with chat() as it:
-        await it.show(tree_of((prompt, "yes")))
-        await it.send("/find needle")
-        await found(it, "Found 3 of 3")
-        for number, line in ((1, "A needle?"), (2, "the needle"), (3, "A needle!")):
-            await it.press("n")
-            await found(it, f"Found {number} of 3")
-            (current,) = colored(it, "bright_cyan")
-            shown = it.screen.splitlines()
-            assert (current, any(line in each for each in shown)) == ("needle", True)
 
 
 @pytest.mark.usefixtures("sixteen_colors")

@@ -199,11 +199,9 @@ class SlowTerminal:
     def read(self) -> bytes:
         """What was written since the last call."""
         new = b""
-        while True:
-            try:
+        with contextlib.suppress(BlockingIOError):
+            while True:
                 new += os.read(self._master, 1 << 16)
-            except BlockingIOError:
-                break
         self.output += new
         return new
 

@@ -16,7 +16,6 @@ from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.suggestions import SuggestionPopup
 from akunu_py.tui.workers.chat_client import (
-    AnswerFailed,
     AnswerFinished,
     ModelLoaded,
     PieceArrived,
@@ -109,16 +108,6 @@ async def long_code(pilot: Pilot[None]) -> None:
     await streamed(pilot, LONG_CODE)
 
 
-async def thinking_open(pilot: Pilot[None]) -> None:
-    await sent(pilot)
-    thought = "The person wants a queue.\nPython has lists and deques."
-    pilot.app.post_message(PieceArrived(1, "", (), STATS, thinking=thought, gauges=GAUGES))
-    await at_rest(pilot)
-    await streamed(pilot)
-    await pilot.press("f3")
-    await at_rest(pilot)
-
-
 async def branches(pilot: Pilot[None]) -> None:
     """Answered again, the first answer chosen."""
     await finished(pilot)
@@ -152,20 +141,13 @@ async def commands(pilot: Pilot[None]) -> None:
     await at_rest(pilot)
 
 
-async def error(pilot: Pilot[None]) -> None:
-    await sent(pilot)
-    text = "the prompt has 9000 tokens, but the context of starter holds 8192; shorten the prompt"
-    pilot.app.post_message(AnswerFailed(1, text))
-    await at_rest(pilot)
-
-
 @pytest.mark.parametrize(
     ("script", "size"),
     [
         (streaming, (24, 8)),
         *((script, (80, 24)) for script in (loading, prefilling, finished, terminal_colors)),
-        *((script, (80, 24)) for script in (drafting, long_code, thinking_open, branches)),
-        *((script, (80, 24)) for script in (earlier_prompts, error, files, commands)),
+        *((script, (80, 24)) for script in (drafting, long_code, branches)),
+        *((script, (80, 24)) for script in (earlier_prompts, files, commands)),
     ],
     ids=lambda value: value.__name__ if callable(value) else "x".join(map(str, value)),
 )
