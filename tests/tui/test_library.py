@@ -51,11 +51,11 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class LibraryHost(Host):
     """Starts the store's thread, and keeps the messages of the screen."""
 
-    def __init__(self, path: Path, theme: str = "dark") -> None:
+    def __init__(self, path: Path) -> None:
         self.store_thread = StoreThread(path)
         self.list = ConversationsScreen(self.store_thread, "haiku", clock=lambda: NOW)
         self.messages: list[Message] = []
-        super().__init__(self.list, theme)
+        super().__init__(self.list)
 
     async def on_mount(self) -> None:
         self.store_thread.start(self.post_message)
@@ -87,11 +87,9 @@ class LibraryHost(Host):
 
 
 @contextlib.asynccontextmanager
-async def shown(
-    path: Path, size: tuple[int, int] = (80, 24)
-) -> AsyncIterator[tuple[LibraryHost, Pilot[None]]]:
+async def shown(path: Path) -> AsyncIterator[tuple[LibraryHost, Pilot[None]]]:
     app = LibraryHost(path)
-    async with app.run_test(size=size, notifications=True) as pilot:
+    async with app.run_test(notifications=True) as pilot:
         await until(pilot, lambda: app.lines())
         yield app, pilot
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.message import Message
@@ -26,7 +27,6 @@ from akunu_py.tui.workers import downloads as downloads_module
 from akunu_py.tui.workers.chat_client import ModelLoaded
 from akunu_py.tui.workers.downloads import Downloads, DownloadUpdate
 from akunu_py.types import GenerateOptions
-from tests.support.terminal import terminal as terminal  # a fixture
 from tests.support.tui_chat import Chat, at_rest, until
 from tests.support.tui_host import Compare, Host, Pulled
 
@@ -217,13 +217,17 @@ def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pulled:
     source = Pulled(Progress("download", 40_000_000, 100_000_000))
     stored: list[StoredModel] = []
 
+    def pull(*rest: Any) -> StoredModel:
+        stored.append(source(*rest))
+        return stored[0]
+
     def resolve(name: str) -> StoredModel:
         if not stored:
             raise UnknownModel(f"no model called {name!r}")
         return stored[0]
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setattr(downloads_module, "_pull", lambda *rest: stored.append(source(*rest)))
+    monkeypatch.setattr(downloads_module, "_pull", pull)
     monkeypatch.setattr(model_store, "resolve", resolve)
     return source
 
