@@ -118,6 +118,7 @@ def test_commands_print_hostile_names_safely(
     assert out or err
 
 
+@pytest.mark.long
 async def test_the_chat_displays_control_characters() -> None:
     """Names, reasons and errors come from model directories; answers from the model."""
     evil = EVIL.replace("\udc80", "")
@@ -193,6 +194,7 @@ def test_keys_outside_of_pastes_are_parsed_as_by_textual(examples: int) -> None:
     explore(check, examples, st.tuples(sent, st.lists(st.integers(0, 10_000), max_size=6)))
 
 
+@pytest.mark.long
 def test_a_large_paste_takes_linear_time() -> None:
     """Character by character it would take minutes."""
     text = "x\x1b" * 500_000

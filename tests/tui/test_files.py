@@ -208,6 +208,7 @@ async def test_tab_and_enter_complete_a_file(directory: Path) -> None:
         assert it.prompts == []
 
 
+@pytest.mark.long
 async def test_enter_runs_a_command_and_tab_inserts_it() -> None:
     async with chat() as it:
         await it.press("slash", *"temp")
@@ -223,6 +224,7 @@ async def test_enter_runs_a_command_and_tab_inserts_it() -> None:
         assert (type(it.app.screen).__name__, it.text()) == ("HelpScreen", "")
 
 
+@pytest.mark.long
 async def test_arrows_choose_a_suggestion_and_escape_closes_until_more_is_typed() -> None:
     async with chat() as it:
         await it.press("slash")

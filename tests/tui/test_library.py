@@ -233,6 +233,7 @@ async def found(it: Chat, what: str) -> None:
     await it.rest()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("sixteen_colors")
 async def test_every_hit_is_marked_and_reached_in_order() -> None:
     assert plain_text(ANSWER).lower().count("queue") == HITS
@@ -257,6 +258,7 @@ async def test_every_hit_is_marked_and_reached_in_order() -> None:
         assert it.app.focused is it.box
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("sixteen_colors")
 async def test_a_hit_far_away_is_scrolled_to() -> None:
     """In turns and sections that are not mounted, in a folded prompt, across a line's end."""
@@ -291,6 +293,7 @@ async def test_missing_words_are_reported_and_only_messages_are_marked() -> None
         assert colored(it, "yellow") == ["ready"], "not in the status line, nor in the message"
 
 
+@pytest.mark.long
 async def test_a_double_click_selects_a_word_and_a_triple_click_a_line() -> None:
     answer = "Der schöne Wörter-Salat (ja).\n\n```py\nfirst = 1\nsecond = first\n```\n"
     async with chat(size=(60, 24)) as it:

@@ -240,6 +240,7 @@ def slow_terminal(monkeypatch: pytest.MonkeyPatch) -> SlowTerminal:
     return terminal
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pings", [False, True], ids=["full", "slow"])
 async def test_frames_are_dropped_while_a_terminal_is_slow(
     slow_terminal: SlowTerminal, pings: bool
@@ -312,6 +313,7 @@ def looks(data: str) -> list[tuple[str, tuple[object, ...]]]:
     return found
 
 
+@pytest.mark.long
 @given(st.lists(PIECES, max_size=12))
 def test_shorter_styles_look_the_same(pieces: list[tuple[str, str]]) -> None:
     data = "".join(f"\x1b[{style}m{text}\x1b[0m" if style else text for style, text in pieces)

@@ -250,6 +250,7 @@ async def first_run() -> AsyncIterator[Chat]:
             app.close_downloads(10)
 
 
+@pytest.mark.long
 async def test_the_chat_is_open_while_the_model_is_fetched(source: Pulled) -> None:
     async with first_run() as it:
         assert "downloading the model 36%" in it.status_line

@@ -72,6 +72,7 @@ async def test_long_code_is_seen_whole() -> None:
         assert "w unwrap" in it.screen
 
 
+@pytest.mark.long
 async def test_json_is_shown_and_copied_as_a_code_block() -> None:
     async with chat() as it:
         await it.send("/json")
