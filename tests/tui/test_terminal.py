@@ -7,13 +7,12 @@ import re
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from akunu_py.models.store.model_store import StoredModel
-from tests.support.command import akunu
+from tests.support.command import akunu, until
 from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture
 
@@ -30,8 +29,9 @@ def home(tmp_path: Path, shallow_store: None) -> Path:
 @pytest.fixture
 def talking_home(home: Path, starter: StoredModel) -> Path:
     """With the real starter, for tests of its words."""
-    (home / "akunu" / "models" / "starter").unlink()
-    (home / "akunu" / "models" / "starter").symlink_to(starter.path)
+    model = home / "akunu" / "models" / "starter"
+    model.unlink()
+    model.symlink_to(starter.path)
     return home
 
 
@@ -51,7 +51,6 @@ def children(process: str) -> list[str]:
 
 @needs_tmux
 def test_a_conversation(terminal: Terminal, talking_home: Path) -> None:
-    """Asks, stops, edits, answers again, quits, reopens, finds the conversation by a word."""
     home = talking_home
     start(terminal, home, then='[ "$A" = "$(stty -g)" ] && echo terminal=same')
     terminal.type("Say hello.", "Enter")  # the model may still be loading
@@ -64,8 +63,7 @@ def test_a_conversation(terminal: Terminal, talking_home: Path) -> None:
     usage = json.loads((home / "akunu" / "models" / ".usage" / "starter.json").read_text())
     assert usage["measured_peak"] > 100_000_000
     terminal.type("Escape")
-    screen = terminal.wait_for("■ stopped")
-    assert "a walrus." in screen
+    terminal.wait_for("■ stopped")
 
     terminal.type("F6")
     terminal.wait_for("editing an earlier prompt")
@@ -82,17 +80,6 @@ def test_a_conversation(terminal: Terminal, talking_home: Path) -> None:
     assert re.search(r"to continue this chat: (\S*/)?akunu --resume [0-9a-f]{8}\n", screen)
     assert "terminal=same" in terminal.wait_for("terminal=|[$] $")
     assert "Traceback" not in screen
-
-    start(terminal, home)
-    terminal.type("C-o")
-    terminal.wait_for("Conversations")
-    terminal.type("walrus")
-    terminal.wait_for("Say hello.")  # the title
-    terminal.type("Enter")
-    # The word was found on a branch that was left, which is shown.
-    terminal.wait_for(r"about a walrus.\n.*‹ 1/2 ›(.*\n)*.*ready", seconds=150)
-    terminal.type("C-q")
-    terminal.wait_for("code=0\n")
 
 
 EDITOR = """\
@@ -116,10 +103,7 @@ def test_an_answer_continues_while_the_editor_is_open(
     terminal.wait_for("EDITING")
     database = sqlite3.connect(home / "akunu" / "conversations.db")
     ended = "SELECT count(*) FROM messages WHERE role = 'assistant' AND finish_reason IS NOT NULL"
-    end = time.monotonic() + 150
-    while not database.execute(ended).fetchone()[0]:
-        assert time.monotonic() < end, "the answer does not come to its end"
-        time.sleep(0.1)
+    until(lambda: database.execute(ended).fetchone()[0], seconds=150)
     assert "╭" not in terminal.screen(), "the terminal is the editor's"
     terminal.type("C-c")  # the editor's too: it ends nothing
     terminal.wait_for(r"\^C")
@@ -127,32 +111,6 @@ def test_an_answer_continues_while_the_editor_is_open(
     terminal.wait_for(r"my words and more(.*\n)*.*● ready")
     terminal.type("C-q")
     terminal.wait_for("code=0\n(.*\n)*terminal=same")
-
-
-@needs_tmux
-def test_a_bug_ends_the_chat_with_one_line_and_restores_the_terminal(
-    terminal: Terminal, home: Path, tmp_path: Path
-) -> None:
-    script = tmp_path / "akunu"
-    script.write_text(
-        "from akunu_py.cli import entry\n"
-        "from akunu_py.tui.app import ChatApp\n"
-        "def fail(self): raise ZeroDivisionError('in the chat')\n"
-        "ChatApp.action_help = fail\n"
-        "entry()\n"
-    )
-    keep = f"XDG_DATA_HOME={home} XDG_CONFIG_HOME={home} XDG_CACHE_HOME={home}"
-    then = 'echo "code=$?"; [ "$A" = "$(stty -g)" ] && echo terminal=same'
-    terminal.type(f"clear; A=$(stty -g); {keep} {sys.executable} {script} chat; {then}", "Enter")
-    terminal.wait_for("Ask something")
-    terminal.type("F1")
-    screen = terminal.wait_for("code=1\n(.*\n)*terminal=same")
-    assert "this is a bug: ZeroDivisionError: in the chat; details are in" in screen.replace(
-        "\n", " "
-    )
-    assert "Traceback" not in screen
-    (details,) = (home / "akunu" / "crashes").iterdir()
-    assert "in the chat" in details.read_text()
 
 
 @needs_tmux
