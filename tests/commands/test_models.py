@@ -105,7 +105,7 @@ def test_ctrl_c_and_a_kill_leave_something_to_go_on_from(
     assert f"unfinished: {REPOSITORY}" in listed
     server.requests.clear()
     assert akunu("models", "pull", REPOSITORY).returncode == 0
-    (wanted,) = server.asked(WEIGHTS)
+    (wanted,) = server.requested(WEIGHTS)
     assert int(wanted.removeprefix("bytes=").rstrip("-")) > 5000
     assert "unfinished" not in run_here("models", "list").stdout
 

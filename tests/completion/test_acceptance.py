@@ -18,7 +18,7 @@ from akunu_py.completion.request import Completion, CompletionRequest
 from akunu_py.types import Stats
 from tests.support.command import run_here
 
-ASKED = CompletionRequest("x = ", "\n", path="a.py", language="python")
+REQUESTED = CompletionRequest("x = ", "\n", path="a.py", language="python")
 TEXT = "sorted(items)"
 
 
@@ -41,13 +41,13 @@ def test_a_ghost_is_counted_once_for_all_its_parts(tmp_path: Path, at: int) -> N
     path = tmp_path / "counts"
     kept = Acceptance(path)
     for typed in range(at + 1):
-        request = replace(ASKED, prefix=ASKED.prefix + TEXT[:typed])
+        request = replace(REQUESTED, prefix=REQUESTED.prefix + TEXT[:typed])
         kept.shown(request, TEXT[typed:], typed)
     kept.accepted(at, at)
     kept.accepted(at, len(TEXT) - at)
     kept.save()
     expected = {"shown": 1, "accepted": 1, "characters": len(TEXT)}
-    assert read_counts(path) == {kind_of(ASKED): Counter(expected)}
+    assert read_counts(path) == {kind_of(REQUESTED): Counter(expected)}
 
 
 @pytest.mark.parametrize(
@@ -60,21 +60,21 @@ def test_a_longer_completion_counts_as_the_one_that_it_extends(
     """It was shown in part, and at most a part of that was typed since."""
     path = tmp_path / "counts.json"
     acceptance = Acceptance(path)
-    acceptance.shown(ASKED, TEXT[:6], 1)
-    acceptance.shown(replace(ASKED, prefix=ASKED.prefix + typed), text, 2)
+    acceptance.shown(REQUESTED, TEXT[:6], 1)
+    acceptance.shown(replace(REQUESTED, prefix=REQUESTED.prefix + typed), text, 2)
     acceptance.save()
-    assert read_counts(path)[kind_of(ASKED)]["shown"] == shown
+    assert read_counts(path)[kind_of(REQUESTED)]["shown"] == shown
 
 
 def test_several_editors_count_into_one_file(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "counts.json"
     both = [Acceptance(path), Acceptance(path)]
     for number in range(50):  # saved now and then, and at the end
-        both[number % 2].shown(ASKED, str(number), number)
-    assert read_counts(path)[kind_of(ASKED)]["shown"] == 40
+        both[number % 2].shown(REQUESTED, str(number), number)
+    assert read_counts(path)[kind_of(REQUESTED)]["shown"] == 40
     for each in both:
         each.save()
-    assert read_counts(path)[kind_of(ASKED)]["shown"] == 50
+    assert read_counts(path)[kind_of(REQUESTED)]["shown"] == 50
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_a_damaged_file_counts_for_nothing(tmp_path: Path, data: bytes) -> None:
     assert not any(counts["shown"] for counts in read_counts(path).values())
     assert stats_table(read_counts(path))
     kept = Acceptance(path)
-    kept.shown(ASKED, "x", 1)
+    kept.shown(REQUESTED, "x", 1)
     kept.save()
-    assert read_counts(path)[kind_of(ASKED)]["shown"] == 1
+    assert read_counts(path)[kind_of(REQUESTED)]["shown"] == 1
 
 
 def test_the_table(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_the_table(tmp_path: Path) -> None:
         patch.setenv("XDG_DATA_HOME", str(tmp_path))
         kept = Acceptance(paths.acceptance_file())
     for number in range(1234):
-        kept.shown(ASKED, str(number), number)
+        kept.shown(REQUESTED, str(number), number)
     kept.accepted(number, 20)
-    kept.shown(replace(ASKED, language="\x1b[2J"), "x", "x")
+    kept.shown(replace(REQUESTED, language="\x1b[2J"), "x", "x")
     kept.save()
     assert run_here("complete", "--stats", env=env).stdout.splitlines() == [
         "language  place                 shown  accepted      characters",
@@ -138,22 +138,22 @@ def test_json_lines_count_acceptances_and_name_battery_power(
     replies: list[dict[str, Any]] = []
     thread = Thread()
     thread.battery = battery
-    lines = JsonLines(thread, lambda line: replies.append(json.loads(line)), ASKED, kept)  # type: ignore[arg-type]
+    lines = JsonLines(thread, lambda line: replies.append(json.loads(line)), REQUESTED, kept)  # type: ignore[arg-type]
 
-    def ask(number: int, **more: Any) -> dict[str, Any]:
+    def submit_now(number: int, **more: Any) -> dict[str, Any]:
         lines.handle(json.dumps({"id": number, "prefix": f"{number} = "} | more).encode())
         return replies[-1]
 
     for number in range(60):
-        assert ask(number)["text"] == TEXT
+        assert submit_now(number)["text"] == TEXT
     assert replies[0].get("battery") == (True if battery else None)
-    ask(60, max_tokens=0)
+    submit_now(60, max_tokens=0)
     for id, characters in ((7, 5), (7, 8), ("unknown", 8)):
         lines.handle(json.dumps({"accepted": id, "characters": characters}).encode())
     kept.save()
-    counts = read_counts(tmp_path / "counts")[kind_of(ASKED)]
+    counts = read_counts(tmp_path / "counts")[kind_of(REQUESTED)]
     assert counts == {"shown": 60, "accepted": 1, "characters": 13}
-    assert ask(200, explicit=True)["text"] == TEXT
+    assert submit_now(200, explicit=True)["text"] == TEXT
     before = len(replies)
     for bad in (
         {"accepted": 1, "characters": -1},

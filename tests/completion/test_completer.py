@@ -168,12 +168,12 @@ def test_a_prefill_ends_in_time_and_the_next_one_continues_it(
     monkeypatch.setattr(Target, "forward", timed)
     monkeypatch.setattr("akunu_py.decoding.target.time.perf_counter", lambda: now[0])
     monkeypatch.setattr("akunu_py.completion.request.time.monotonic", lambda: now[0])
-    asked = CompletionRequest("x = [1, 2]\n" * 120 + "y = ", seconds=seconds, max_tokens=2)
-    tokens = len(slow.prompt(asked).tokens)
+    requested = CompletionRequest("x = [1, 2]\n" * 120 + "y = ", seconds=seconds, max_tokens=2)
+    tokens = len(slow.prompt(requested).tokens)
     prefilled = 0
     for _ in range(100):
         before = now[0]
-        done = complete(slow, asked)
+        done = complete(slow, requested)
         assert done.stats.cached_tokens >= min(prefilled, tokens - 1)  # the last one runs again
         if done.finish_reason != "time":
             break
@@ -210,14 +210,14 @@ def test_never_half_a_character(tmp_path: Path) -> None:
     tiny = Completer(load_tiny(tmp_path, [END]))
     for seed, prefix in enumerate(["é = '", '日本 = "', "x = '😀"]):
         for tokens in range(1, 12):
-            asked = CompletionRequest(prefix, max_tokens=tokens, temperature=1.0 + seed)
-            assert not complete(tiny, asked).text.count("\ufffd")
+            requested = CompletionRequest(prefix, max_tokens=tokens, temperature=1.0 + seed)
+            assert not complete(tiny, requested).text.count("\ufffd")
 
 
 @pytest.mark.long
 def test_sampling_returns_different_samples(tiny: Completer) -> None:
-    asked = CompletionRequest("value = (", temperature=2.0)
-    assert len({complete(tiny, asked).text for _ in range(8)}) > 1
+    requested = CompletionRequest("value = (", temperature=2.0)
+    assert len({complete(tiny, requested).text for _ in range(8)}) > 1
 
 
 def test_the_prompt_caches_of_completion_are_bounded(
@@ -313,13 +313,13 @@ def test_an_answer_in_a_fence_is_its_code(fenced_engine: Engine) -> None:
 # The cache of completions
 
 
-ASKED = CompletionRequest("def f(items):\n    return ", "\n\nprint(f([1]))\n", path="a.py")
+REQUESTED = CompletionRequest("def f(items):\n    return ", "\n\nprint(f([1]))\n", path="a.py")
 TEXT = 'sorted(items, key=lambda item: (item[0], {"a": item["b"]}))'
 
 
-def cache(text: str = TEXT, asked: CompletionRequest = ASKED) -> CompletionCache:
+def cache(text: str = TEXT, requested: CompletionRequest = REQUESTED) -> CompletionCache:
     made = CompletionCache()
-    made.add(asked, Completion(text, "stop", Stats()))
+    made.add(requested, Completion(text, "stop", Stats()))
     return made
 
 
@@ -327,7 +327,7 @@ def test_the_cache_returns_the_rest_after_any_typed_part_of_it_only() -> None:
     known = cache()
     files = (SourceFile("b.py", "x = 1\n"),)  # edits in other files do not matter
     for at in range(len(TEXT)):
-        request = replace(ASKED, prefix=ASKED.prefix + TEXT[:at])
+        request = replace(REQUESTED, prefix=REQUESTED.prefix + TEXT[:at])
         for same in (request, replace(request, files=files)):
             found = known.find(same)
             assert found is not None
@@ -373,25 +373,27 @@ def test_brackets_that_the_editor_closed_are_not_repeated(opening: str, inner: s
         closed = closed_by_an_editor(typed)
         if not closed or len(closed) > 3 or typed.count('"') % 2:
             continue
-        request = replace(ASKED, prefix=ASKED.prefix + typed, suffix=closed + ASKED.suffix)
+        request = replace(
+            REQUESTED, prefix=REQUESTED.prefix + typed, suffix=closed + REQUESTED.suffix
+        )
         found = known.find(request)
         rest = found.text if found else ""
         assert (typed + rest + closed).startswith(text[: len(typed + rest) + 1])
         assert rest or text[at] == closed[0]
-    assert known.find(replace(ASKED, suffix="x" + ASKED.suffix)) is None
+    assert known.find(replace(REQUESTED, suffix="x" + REQUESTED.suffix)) is None
 
 
 def test_a_block_that_the_editor_closed() -> None:
-    known = cache("{\n    return 1\n}", replace(ASKED, prefix="int f() "))
-    request = replace(ASKED, prefix="int f() {\n    ", suffix="\n}" + ASKED.suffix)
+    known = cache("{\n    return 1\n}", replace(REQUESTED, prefix="int f() "))
+    request = replace(REQUESTED, prefix="int f() {\n    ", suffix="\n}" + REQUESTED.suffix)
     assert [found.text for found in [known.find(request)] if found] == ["return 1"]
 
 
 def test_a_cached_completion_has_the_newlines_of_each_request() -> None:
-    windows = replace(ASKED, prefix=ASKED.prefix.replace("\n", "\r\n"))
+    windows = replace(REQUESTED, prefix=REQUESTED.prefix.replace("\n", "\r\n"))
     windows = replace(windows, suffix=windows.suffix.replace("\n", "\r\n"))
     for known in (cache("(\n1)"), cache("(\r\n1)", windows)):
-        for request, newline in ((ASKED, "\n"), (windows, "\r\n")):
+        for request, newline in ((REQUESTED, "\n"), (windows, "\r\n")):
             found = known.find(replace(request, prefix=request.prefix + "("))
             assert found is not None
             assert found.text == f"{newline}1)"
@@ -399,12 +401,12 @@ def test_a_cached_completion_has_the_newlines_of_each_request() -> None:
 
 def test_cancelled_and_empty_completions_are_not_cached() -> None:
     known = CompletionCache()
-    known.add(ASKED, Completion("a", "cancelled", Stats()))
-    known.add(replace(ASKED, max_tokens=0), Completion("", "length", Stats()))
-    assert known.find(ASKED) is None
-    known.add(ASKED, Completion("ab", "time", Stats()))
-    assert known.find(ASKED) is None  # the model may generate more
-    found = known.find(replace(ASKED, prefix=ASKED.prefix + "a"))
+    known.add(REQUESTED, Completion("a", "cancelled", Stats()))
+    known.add(replace(REQUESTED, max_tokens=0), Completion("", "length", Stats()))
+    assert known.find(REQUESTED) is None
+    known.add(REQUESTED, Completion("ab", "time", Stats()))
+    assert known.find(REQUESTED) is None  # the model may generate more
+    found = known.find(replace(REQUESTED, prefix=REQUESTED.prefix + "a"))
     assert found is not None
     assert (found.text, found.finish_reason) == ("b", "time")
 

@@ -34,7 +34,9 @@ from tests.support.slow import slow
 from tests.support.tiny_fim import sentence_piece, write_model
 
 END = "<|endoftext|>"
-ASKED = CompletionRequest("x = [[[[", max_tokens=12)  # the random model never closes the brackets
+REQUESTED = CompletionRequest(
+    "x = [[[[", max_tokens=12
+)  # the random model never closes the brackets
 LONG = "value = [1, 2]\n" * 60 + "x = [[[["
 
 
@@ -53,7 +55,7 @@ def engine(directory: Path) -> Engine:
 
 
 @dataclass
-class Asked:
+class Requested:
     """A request and its outcome."""
 
     request: CompletionRequest
@@ -119,27 +121,27 @@ class Host:
         target.forward = count  # type: ignore[method-assign]
         return completer
 
-    def ask(
+    def submit_now(
         self,
         request: CompletionRequest,
         channel: str = "",
-        on_part: Callable[[Asked], None] = lambda asked: None,
-    ) -> Asked:
-        asked = Asked(request)
+        on_part: Callable[[Requested], None] = lambda requested: None,
+    ) -> Requested:
+        requested = Requested(request)
 
         def on_text(text: str) -> None:
-            asked.parts.append(text)
-            on_part(asked)
+            requested.parts.append(text)
+            on_part(requested)
 
         def on_done(done: Completion | CompletionFailure) -> None:
             with self.changed:
-                asked.done.append(done)
-                asked.thread = threading.current_thread()
+                requested.done.append(done)
+                requested.thread = threading.current_thread()
                 self.changed.notify_all()
 
-        asked.ticket = Ticket(request, on_done, channel, on_text)
-        self.queue.submit(asked.ticket)
-        return asked
+        requested.ticket = Ticket(request, on_done, channel, on_text)
+        self.queue.submit(requested.ticket)
+        return requested
 
     def wait(self, condition: Callable[[], object]) -> None:
         with self.changed:
@@ -148,13 +150,13 @@ class Host:
     def wait_made(self, number: int) -> None:
         self.wait(lambda: len(self.made) == number)
 
-    def wait_done(self, *asked: Asked) -> None:
-        self.wait(lambda: all(each.done for each in asked))
+    def wait_done(self, *requested: Requested) -> None:
+        self.wait(lambda: all(each.done for each in requested))
 
     def answer(self, request: CompletionRequest, channel: str = "") -> Completion:
-        asked = self.ask(request, channel)
-        self.wait_done(asked)
-        return asked.completion
+        requested = self.submit_now(request, channel)
+        self.wait_done(requested)
+        return requested.completion
 
 
 @contextlib.contextmanager
@@ -181,7 +183,7 @@ def patient(engine: Engine) -> Iterator[Host]:
 @pytest.fixture(scope="module")
 def whole(engine: Engine) -> Completion:
     """The completion of ASKED by the model alone."""
-    done = complete(Completer(engine), ASKED)
+    done = complete(Completer(engine), REQUESTED)
     assert len(done.text) == 12
     return done
 
@@ -205,7 +207,7 @@ def test_any_requests_are_answered_once_and_as_the_model_alone_completes(
         return wholes[request.prefix]
 
     begun = [f"{name} = [[[[" for name in "xyz"]
-    asked: list[Asked] = []
+    requested: list[Requested] = []
     for _ in range(40):
         number = rng.randrange(3)
         request = CompletionRequest(begun[number], max_tokens=5)
@@ -218,13 +220,13 @@ def test_any_requests_are_answered_once_and_as_the_model_alone_completes(
         elif action < 0.6:
             request = replace(request, max_tokens=0)
         begun[number] = request.prefix
-        asked.append(host.ask(request, rng.choice(["", f"document {number}"])))
+        requested.append(host.submit_now(request, rng.choice(["", f"document {number}"])))
         if rng.random() < 0.2:
-            rng.choice(asked).ticket.cancel()
+            rng.choice(requested).ticket.cancel()
         if rng.random() < 0.3:
-            host.wait_done(rng.choice(asked))
-    host.wait_done(*asked)
-    for each in asked:
+            host.wait_done(rng.choice(requested))
+    host.wait_done(*requested)
+    for each in requested:
         if each.reason == "cancelled" or not each.request.max_tokens:
             continue
         assert "".join(each.parts) == each.completion.text
@@ -232,45 +234,45 @@ def test_any_requests_are_answered_once_and_as_the_model_alone_completes(
         whole(each.request)
         following = [replace(each.request, prefix=text) for text in wholes.values()]
         assert answer in wholes.values() or answer in map(whole, following)
-    assert [each.reason for each in asked].count("length") > 8
+    assert [each.reason for each in requested].count("length") > 8
 
 
 def test_another_text_supersedes_a_completion_within_one_pass(host: Host, engine: Engine) -> None:
-    asked_at: list[int] = []
-    later: list[Asked] = []
+    requested_at: list[int] = []
+    later: list[Requested] = []
 
-    def type_other(asked: Asked) -> None:
-        if len(asked.parts) == 3 and not later:
-            asked_at.append(host.passes)
-            later.append(host.ask(typed(ASKED, "!"), "buffer"))
+    def type_other(requested: Requested) -> None:
+        if len(requested.parts) == 3 and not later:
+            requested_at.append(host.passes)
+            later.append(host.submit_now(typed(REQUESTED, "!"), "buffer"))
 
-    first = host.ask(ASKED, "buffer", type_other)
+    first = host.submit_now(REQUESTED, "buffer", type_other)
     host.wait_done(first)
     assert first.reason == "cancelled"
     assert first.completion.text
-    assert host.passes - asked_at[0] <= 2  # the current pass, and the first of the next request
+    assert host.passes - requested_at[0] <= 2  # the current pass, and the first of the next request
     host.wait_done(later[0])
-    assert later[0].completion.text == complete(Completer(engine), typed(ASKED, "!")).text
+    assert later[0].completion.text == complete(Completer(engine), typed(REQUESTED, "!")).text
 
 
 def test_requests_on_other_channels_are_served_in_order(host: Host) -> None:
     order: list[int] = []  # of the requests, by max_tokens
-    asked = [
-        host.ask(
-            replace(ASKED, max_tokens=number),
+    requested = [
+        host.submit_now(
+            replace(REQUESTED, max_tokens=number),
             channel,
-            lambda asked: order.append(asked.request.max_tokens),
+            lambda requested: order.append(requested.request.max_tokens),
         )
         for number, channel in ((3, "1"), (4, "2"), (5, ""), (6, ""))
     ]
-    host.wait_done(*asked)
+    host.wait_done(*requested)
     assert list(dict.fromkeys(order)) == [3, 4, 5, 6]
-    assert {each.reason for each in asked} == {"length"}
+    assert {each.reason for each in requested} == {"length"}
 
 
 def test_a_request_can_be_cancelled_before_and_while_it_runs(host: Host) -> None:
-    first = host.ask(ASKED, on_part=lambda asked: asked.ticket.cancel())
-    second = host.ask(typed(ASKED, "b"))
+    first = host.submit_now(REQUESTED, on_part=lambda requested: requested.ticket.cancel())
+    second = host.submit_now(typed(REQUESTED, "b"))
     second.ticket.cancel()
     host.wait_done(first, second)
     first.ticket.cancel()  # too late, and harmless
@@ -278,11 +280,14 @@ def test_a_request_can_be_cancelled_before_and_while_it_runs(host: Host) -> None
 
 
 def test_a_bad_request_and_a_bug_fail_alone(host: Host) -> None:
-    def broken(asked: Asked) -> None:
+    def broken(requested: Requested) -> None:
         raise RuntimeError("no reader")
 
-    bad = [host.ask(replace(ASKED, max_tokens=-1)), host.ask(ASKED, on_part=broken)]
-    good = host.ask(replace(ASKED, max_tokens=2))
+    bad = [
+        host.submit_now(replace(REQUESTED, max_tokens=-1)),
+        host.submit_now(REQUESTED, on_part=broken),
+    ]
+    good = host.submit_now(replace(REQUESTED, max_tokens=2))
     host.wait_done(*bad, good)
     expected = ["max_tokens must be from 0 to 1024, got -1", "RuntimeError: no reader"]
     assert [each.done for each in bad] == [[CompletionFailure(text)] for text in expected]
@@ -295,9 +300,9 @@ def test_requests_fail_if_the_model_does_not_load(engine: Engine) -> None:
 
     host = Host(engine)
     host.load = refuse
-    early = host.ask(ASKED)
+    early = host.submit_now(REQUESTED)
     host.queue.start()
-    late = host.ask(ASKED)
+    late = host.submit_now(REQUESTED)
     assert host.queue.close(60, drain=True)
     assert host.states == ["loading", "failed"]
     assert early.done == late.done == [CompletionFailure("no such model")]
@@ -319,7 +324,7 @@ def test_loading_is_tried_again_with_later_requests(engine: Engine) -> None:
     for wait in (0, 0.9, 0.1, 1.9, 0.1, 4.0, 7.9, 0.1):
         now[0] += wait
         try:
-            queue.complete(ASKED)
+            queue.complete(REQUESTED)
         except UsageError:
             failed.append(wait)
     assert queue.close(60)
@@ -332,15 +337,15 @@ def test_closing_answers_every_request(engine: Engine) -> None:
     host = Host(engine)
     stop = threading.Thread(target=host.queue.close)
 
-    def close(asked: Asked) -> None:
+    def close(requested: Requested) -> None:
         if stop.ident is None:
             stop.start()
 
-    asked = [host.ask(ASKED, on_part=close) for _ in range(5)]
+    requested = [host.submit_now(REQUESTED, on_part=close) for _ in range(5)]
     host.queue.start()
-    host.wait_done(*asked)
+    host.wait_done(*requested)
     stop.join(60)
-    assert {each.reason for each in asked} == {"cancelled"}
+    assert {each.reason for each in requested} == {"cancelled"}
 
 
 @pytest.mark.long
@@ -354,9 +359,9 @@ def test_an_idle_model_is_unloaded_and_loaded_again(directory: Path, engine: Eng
     host = Host(engine, QueueOptions(0.2))
     host.load = load
     host.queue.start()
-    host.answer(ASKED)
+    host.answer(REQUESTED)
     until(lambda: host.queue.host.facts is None)
-    assert host.answer(typed(ASKED, "1")).finish_reason == "length"
+    assert host.answer(typed(REQUESTED, "1")).finish_reason == "length"
     assert len(loads) == 2
     assert host.queue.close(60)
     assert "failed" not in host.states
@@ -392,44 +397,44 @@ def test_alternatives_come_together_and_supersede_nothing() -> None:
 def test_a_completion_that_is_being_made_ahead_is_taken_over(
     host: Host, engine: Engine, whole: Completion
 ) -> None:
-    alone = complete(Completer(engine), typed(ASKED, whole.text)).text
-    accepted: list[Asked] = []
+    alone = complete(Completer(engine), typed(REQUESTED, whole.text)).text
+    accepted: list[Requested] = []
 
     def accept() -> None:
         if host.made and not accepted:  # the first answer has been sent
-            accepted.append(host.ask(typed(ASKED, whole.text), "buffer"))
+            accepted.append(host.submit_now(typed(REQUESTED, whole.text), "buffer"))
 
     host.on_pass = accept
-    assert host.answer(ASKED, "buffer").text == whole.text
+    assert host.answer(REQUESTED, "buffer").text == whole.text
     host.wait(lambda: accepted and accepted[0].done)
     assert accepted[0].completion.text == alone == "".join(accepted[0].parts)
     prefixes = [request.prefix for request in host.made[:2]]
-    assert prefixes == [ASKED.prefix, ASKED.prefix + whole.text]
+    assert prefixes == [REQUESTED.prefix, REQUESTED.prefix + whole.text]
 
 
 def test_while_the_user_types_nothing_is_made_ahead(patient: Host) -> None:
-    text = ASKED.prefix
+    text = REQUESTED.prefix
     for letter in "abcdefghij" * 2:
         text += letter
-        patient.answer(replace(ASKED, prefix=text, max_tokens=2), "buffer")
+        patient.answer(replace(REQUESTED, prefix=text, max_tokens=2), "buffer")
     assert len(patient.made) <= 20
     assert all(request.prefix in text for request in patient.made)
 
 
 def test_an_acceptance_makes_the_next_completion_once(patient: Host, whole: Completion) -> None:
-    patient.answer(ASKED)
+    patient.answer(REQUESTED)
     patient.queue.accepted()
     patient.wait_made(2)
-    assert patient.made[1].prefix == ASKED.prefix + whole.text
+    assert patient.made[1].prefix == REQUESTED.prefix + whole.text
     patient.queue.accepted()  # of the rest of it, for example
     passes = patient.passes
-    assert patient.answer(typed(ASKED, whole.text)).reused
+    assert patient.answer(typed(REQUESTED, whole.text)).reused
     assert patient.passes == passes
 
 
 def test_a_prefill_elsewhere_replaces_the_next_completion(patient: Host) -> None:
     """Otherwise the end of the pause would cancel the prefill."""
-    patient.answer(ASKED)
+    patient.answer(REQUESTED)
     assert patient.answer(CompletionRequest(LONG, max_tokens=0)).finish_reason == "length"
     patient.queue.accepted()
     assert open_jobs(patient.queue.host) == (0, 0)
@@ -437,9 +442,9 @@ def test_a_prefill_elsewhere_replaces_the_next_completion(patient: Host) -> None
 
 def test_a_pause_makes_the_next_completion(engine: Engine, whole: Completion) -> None:
     with running(engine, 0.01) as host:
-        host.answer(ASKED)
+        host.answer(REQUESTED)
         host.wait_made(2)
-        assert host.made[1].prefix == ASKED.prefix + whole.text
+        assert host.made[1].prefix == REQUESTED.prefix + whole.text
 
 
 def test_on_battery_nothing_is_made_ahead() -> None:
@@ -479,28 +484,28 @@ def test_prefilled_tokens_are_not_prefilled_again(host: Host, engine: Engine) ->
 
 def test_a_request_interrupts_a_prefill_and_uses_its_tokens(host: Host) -> None:
     request = CompletionRequest(LONG, max_tokens=4)
-    asked: list[Asked] = []
+    requested: list[Requested] = []
 
-    def ask() -> None:
-        if not asked:
-            asked.append(host.ask(request))
+    def submit_now() -> None:
+        if not requested:
+            requested.append(host.submit_now(request))
 
-    host.on_pass = ask
-    prefill = host.ask(replace(request, max_tokens=0))
-    host.wait(lambda: asked and asked[0].done)
+    host.on_pass = submit_now
+    prefill = host.submit_now(replace(request, max_tokens=0))
+    host.wait(lambda: requested and requested[0].done)
     assert prefill.reason == "cancelled"
-    assert asked[0].completion.stats.cached_tokens == host.rows[0]
+    assert requested[0].completion.stats.cached_tokens == host.rows[0]
 
 
 def test_only_the_last_place_is_prefilled_and_no_cached_one(host: Host) -> None:
     release = threading.Event()
     host.on_pass = lambda: None if release.wait(60) else pytest.fail("never released")
-    busy = host.ask(replace(ASKED, temperature=0.1), "other")  # nothing follows a sample
-    places = [host.ask(CompletionRequest(LONG + letter, max_tokens=0)) for letter in "abc"]
-    assert host.ask(CompletionRequest(LONG + "c", max_tokens=0)).reason == "cancelled"
+    busy = host.submit_now(replace(REQUESTED, temperature=0.1), "other")  # nothing follows a sample
+    places = [host.submit_now(CompletionRequest(LONG + letter, max_tokens=0)) for letter in "abc"]
+    assert host.submit_now(CompletionRequest(LONG + "c", max_tokens=0)).reason == "cancelled"
     release.set()
     host.wait_done(busy, *places)
     assert [place.reason for place in places] == ["cancelled", "cancelled", "length"]
-    host.answer(ASKED)
-    cached = host.ask(replace(ASKED, max_tokens=0))
+    host.answer(REQUESTED)
+    cached = host.submit_now(replace(REQUESTED, max_tokens=0))
     assert cached.thread is threading.current_thread()

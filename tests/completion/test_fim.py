@@ -108,8 +108,8 @@ def test_a_file_alone_has_its_path_and_its_markers_are_text(name: str, tmp_path:
     honest = completer.prompt(CompletionRequest("x = ", "\n"))
     assert made.tokens != honest.tokens
     markers = [marker for marker in family.markers if marker in completer.code]
-    said = "".join(markers)
-    hostile = completer.prompt(CompletionRequest("x = " + said, "\n" + said))
+    generated = "".join(markers)
+    hostile = completer.prompt(CompletionRequest("x = " + generated, "\n" + generated))
     ids = {completer.code.token(marker) for marker in markers}
     assert [t for t in hostile.tokens if t in ids] == [t for t in honest.tokens if t in ids]
 

@@ -309,13 +309,13 @@ async def test_a_client_can_show_and_accept_parts_of_an_answer(
     acceptance = Acceptance(tmp_path / "counts")
     await editor.serve(Ghost(tmp_path).load, acceptance, inlineCompletionParts=True)
     editor.open("file:///a.py", "é slow")
-    asked = asyncio.create_task(editor.complete("file:///a.py", 0, 6))
+    requested = asyncio.create_task(editor.complete("file:///a.py", 0, 6))
     for number, text in enumerate(("one", "one two", "one two three"), start=1):
         (tmp_path / f"word{number}").touch()
         part = await asyncio.wait_for(editor.parts.get(), 60)
         assert (part.text, part.position.character) == (text, 6)
     (tmp_path / "word4").touch()
-    (item,) = await asked
+    (item,) = await requested
     assert item.insert_text == "one two three\nfour"
     for command, characters in ((part.command, 4), (item.command, 9)):
         await editor.execute(command.command, [command.arguments[0], characters])
@@ -333,24 +333,24 @@ async def test_the_next_edit_follows_from_earlier_edits(editor: Editor, tmp_path
     await editor.serve(Ghost(tmp_path).load, acceptance)
     editor.open("file:///a.py", "😀 old\nb\nold = 1\n")
 
-    async def ask(**params: Any) -> Any:
+    async def submit(**params: Any) -> Any:
         sent = {"textDocument": {"uri": "file:///a.py"}, "position": lsp.Position(0, 1)}
         return await editor.client.protocol.send_request_async(NEXT_EDIT, sent | params)
 
-    assert await ask() is None
+    assert await submit() is None
     editor.change("file:///a.py", (0, 3, 0, 6, "new"))
-    edit = await ask()
+    edit = await submit()
     assert (edit.first, edit.last, edit.lines) == (2, 3, ["new = 1"])
     await editor.execute(edit.command.command, edit.command.arguments)
     editor.change("file:///a.py", (2, 0, 3, 0, "new = 1\n"))
-    assert await ask() is None
+    assert await submit() is None
     for line, character in ((-1, 0), (0, -1), (-7, -7), (2**31, 0), (0, 2**40), ("x", 0), (1.5, 0)):
         with pytest.raises(JsonRpcException, match="expected a textDocument, and a position") as no:
-            await ask(position={"line": line, "character": character})
+            await submit(position={"line": line, "character": character})
         assert "Traceback" not in str(no.value.to_response_error())
     for wrong in ({"textDocument": None}, {"textDocument": {"uri": "file:///b"}}, {"position": 3}):
         with pytest.raises(JsonRpcException, match=r"expected a textDocument|not open"):
-            await ask(**wrong)
+            await submit(**wrong)
     assert await editor.leave() == 0
     acceptance.save()
     counts = read_counts(tmp_path / "counts")["python", "next edit"]

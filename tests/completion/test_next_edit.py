@@ -111,8 +111,8 @@ def test_markers_in_the_buffer_are_text(makers: dict[str, Completer]) -> None:
     for maker in makers.values():
         marked = {maker.code.token(text) for text in MARKERS}
         empty = maker.edit_prompt(CompletionRequest("x = 1", edits=(GREET,)))[0].tokens
-        said = BufferEdit("a.py", MARKERS[1], "".join(MARKERS))
-        tokens = maker.edit_prompt(CompletionRequest("".join(MARKERS), edits=(GREET, said)))[0]
+        generated = BufferEdit("a.py", MARKERS[1], "".join(MARKERS))
+        tokens = maker.edit_prompt(CompletionRequest("".join(MARKERS), edits=(GREET, generated)))[0]
         more = [token for token in tokens.tokens if token in marked]
         assert set(more) == {token for token in empty if token in marked}
         assert len(more) <= 7
@@ -201,7 +201,7 @@ def test_what_is_typed_in_one_place_is_one_edit() -> None:
             changed[row] = f"{word[:end]} {row}"
             recent.changed("a.py", "\n".join(changed))
         lines = changed
-    recent.changed("b.py", "unknown before")  # nobody knows what it was
+    recent.changed("b.py", "unknown before")  # its earlier text is unknown
     recent.changed("b.py", "known now")
     edits = list(recent)
     assert [edit.path for edit in edits] == ["a.py", "a.py", "b.py"]
@@ -216,7 +216,7 @@ def test_what_is_typed_in_one_place_is_one_edit() -> None:
     assert [edit.path for edit in recent] == [f"{n}.py" for n in range(14, 20)]
 
 
-def test_only_models_that_know_it_are_asked(tmp_path: Path) -> None:
+def test_other_models_get_no_next_edit_request(tmp_path: Path) -> None:
     request = CompletionRequest("x", edits=())
     for name, known in [
         ("zed-industries/zeta-2", "zeta-2"),
@@ -235,15 +235,15 @@ def test_only_models_that_know_it_are_asked(tmp_path: Path) -> None:
                 UsageError, match="not known to predict edits; choose a format with --fim"
             ):
                 complete(maker, request)
-    asked = Completer(engine, CompleteOptions(fim="zeta-2"))
-    assert asked.edit_format is FORMATS[0]
-    assert complete(asked, request).change is None
+    requested = Completer(engine, CompleteOptions(fim="zeta-2"))
+    assert requested.edit_format is FORMATS[0]
+    assert complete(requested, request).change is None
     without = load_tiny(tmp_path / "none", MARKERS[:1])
     with pytest.raises(UsageError, match=r"no token <\[fim-suffix\]>, which the format"):
         Completer(without, CompleteOptions(fim="zeta-2"))
 
 
-def test_lines_that_ask_for_it(makers: dict[str, Completer]) -> None:
+def test_requests_for_the_next_edit(makers: dict[str, Completer]) -> None:
     maker = Completer(makers["sweep-next-edit"].engine)
     maker.session = Answering(maker.engine)
     maker.session.answer = "a = 2\nb = a\n"
@@ -252,9 +252,9 @@ def test_lines_that_ask_for_it(makers: dict[str, Completer]) -> None:
     lines = JsonLines(queue, lambda line: written.append(json.loads(line)), CompletionRequest(""))
     queue.start()
     edit = {"path": "x.py", "before": "z", "after": "a"}
-    asked = {"id": 1, "prefix": "a = 1\n", "suffix": "b = a\n", "edits": [edit]}
+    requested = {"id": 1, "prefix": "a = 1\n", "suffix": "b = a\n", "edits": [edit]}
     bad = [{**edit, "line": "x"}, {"path": "x.py"}, "x"]
-    for number, sent in enumerate([asked, *({**asked, "edits": [each]} for each in bad)]):
+    for number, sent in enumerate([requested, *({**requested, "edits": [each]} for each in bad)]):
         lines.handle(json.dumps({**sent, "id": number}).encode())
     queue.close(drain=True)
     answers = {answer.pop("id"): answer for answer in written}

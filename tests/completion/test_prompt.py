@@ -163,7 +163,7 @@ def project(count: int) -> tuple[SourceFile, ...]:
     )
 
 
-def asked(prefix: str, files: tuple[SourceFile, ...], **more: Any) -> CompletionRequest:
+def requested(prefix: str, files: tuple[SourceFile, ...], **more: Any) -> CompletionRequest:
     path = "/home/me/shop/main.py"
     return CompletionRequest(prefix, "\n", path, files=files, root="/home/me/shop", **more)
 
@@ -202,8 +202,8 @@ def test_fewer_new_tokens_are_prefilled_while_a_client_waits(related_engine: Eng
     options = CompleteOptions(fim="qwen2.5-coder", file_tokens=1200, fresh_tokens=200)
     completer = Completer(related_engine, options)
     prefix = "".join(f"compute_{n}(describe_{n}(" for n in range(8))
-    waited = completer.prompt(asked(prefix, project(8))).ahead
-    idle = completer.prompt(asked(prefix, project(8), max_tokens=0)).ahead
+    waited = completer.prompt(requested(prefix, project(8))).ahead
+    idle = completer.prompt(requested(prefix, project(8), max_tokens=0)).ahead
     assert 100 < waited < 300
     assert waited < idle <= 1300
 
@@ -224,14 +224,14 @@ def test_words_are_not_split_at_accents(name: str) -> None:
 @pytest.mark.parametrize("n", [0, 3, 7])
 def test_functions_called_at_the_cursor_are_in_the_prompt(completer: Completer, n: int) -> None:
     """Not the license of the nearest file; paths are relative to the project's."""
-    text = prompt_text(completer, asked(f"value = compute_{n}(", project(8)))
+    text = prompt_text(completer, requested(f"value = compute_{n}(", project(8)))
     assert f"def compute_{n}(first, second):\n    return first * {n}" in text
     assert "Copyright" not in text
     assert "<|repo_name|>shop\n" in text
     assert f"<|file_sep|>lib/file{n}.py\n" in text
     assert "<|file_sep|>main.py\n" in text
     assert "/home" not in text
-    copied = asked("value = ", project(8), recent=("describe_5",))
+    copied = requested("value = ", project(8), recent=("describe_5",))
     assert "def describe_5" in prompt_text(completer, copied)
 
 
@@ -239,9 +239,9 @@ def test_the_chosen_pieces_stay_while_the_user_types(completer: Completer) -> No
     """Tokens before the buffer stay cached, also when the user types another name."""
     files = project(8)
     buffer = "".join(f"line_{n} = {n}\n" for n in range(30))
-    complete(completer, asked(buffer + "value = compute_3(", files, max_tokens=1))
+    complete(completer, requested(buffer + "value = compute_3(", files, max_tokens=1))
     for more in ("", "a", "ab", "ab, describe_6(", "ab, describe_6(c"):
-        request = asked(buffer + "value = compute_3(" + more, files, max_tokens=1)
+        request = requested(buffer + "value = compute_3(" + more, files, max_tokens=1)
         made = completer.prompt(request)
         assert common_prefix(completer.session.target.tokens, made.tokens) >= made.ahead
         text = completer.engine.tokens.tokenizer.decode(made.tokens)
@@ -249,7 +249,9 @@ def test_the_chosen_pieces_stay_while_the_user_types(completer: Completer) -> No
         complete(completer, request)
     assert "def describe_6" not in text
     # A prefill, which no client waits for, may choose again.
-    assert "def describe_6" in prompt_text(completer, asked(request.prefix, files, max_tokens=0))
+    assert "def describe_6" in prompt_text(
+        completer, requested(request.prefix, files, max_tokens=0)
+    )
 
 
 @given(

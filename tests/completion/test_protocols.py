@@ -197,9 +197,9 @@ def test_lines_are_bounded() -> None:
 
 def test_limits_of_the_command_hold_where_a_request_sets_none() -> None:
     defaults = CompletionRequest("", max_tokens=7, seconds=2.0)
-    asked = parse(b'{"id": 1, "prefix": "x", "time_ms": 500}', defaults)
-    assert isinstance(asked, RequestLine)
-    assert (asked.request.max_tokens, asked.request.seconds) == (7, 0.5)
+    requested = parse(b'{"id": 1, "prefix": "x", "time_ms": 500}', defaults)
+    assert isinstance(requested, RequestLine)
+    assert (requested.request.max_tokens, requested.request.seconds) == (7, 0.5)
 
 
 def test_completion_has_a_model_of_its_own(tmp_path: Path, starter: StoredModel) -> None:

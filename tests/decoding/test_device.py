@@ -159,7 +159,7 @@ def test_the_wire_option_comes_before_the_setting(limits: list[int], model: Path
     assert load_stored(stored, LoadOptions()).plan.wire == "off"
 
 
-# --- Threads for matrix products: as many as cores are idle. ---
+# --- Threads for matrix products: one for each idle core. ---
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -58,7 +58,7 @@ def test_each_layer_that_is_not_rolled_back_is_noticed(
     """Or the table would pass whatever the cache holds."""
     prompt, truth = prompt_of(name), greedy(name)[:200]
 
-    def said_without(index: int, seed: int) -> list[int]:
+    def generated_without(index: int, seed: int) -> list[int]:
         target = Target(build(name))
         skipped = partial(_skip, leaves(target.cache)[index])
         sampled: list[int] = []
@@ -74,7 +74,7 @@ def test_each_layer_that_is_not_rolled_back_is_noticed(
 
     for index in range(len(leaves(kv_cache.new_cache(build(name))))):
         # What one layer adds may be too little to change a word under every pattern of drafts.
-        noticed = any(said_without(index, seed) != truth for seed in range(4))
+        noticed = any(generated_without(index, seed) != truth for seed in range(4))
         assert noticed, f"layer {index} could hold anything"
 
 

@@ -70,11 +70,11 @@ def make(kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["plain", "concatenate", "quantized", "rotating", "chunked"])
 @pytest.mark.parametrize("seed", range(8))
 def test_rejected_tokens_leave_no_trace(kind: str, recurrent: bool, seed: int) -> None:
-    """Beside recurrent state a layer goes all the way back, and reads again what was kept."""
+    """With recurrent state, a layer is rolled back whole, and accepted tokens are rerun."""
     randomly = random.Random(seed)
     entry, state = make(kind), ArraysCache(1)
     cache = [CacheList(entry, state)] if recurrent else [entry]
-    kept: list[int] = []  # ascending, so that what a ring holds can be told in order
+    kept: list[int] = []  # ascending, so that the order in a ring can be checked
     pending: list[int] = []
     for _ in range(60):
         fresh = pending[-1] if pending else (kept or [0])[-1]

@@ -1,6 +1,6 @@
-"""What holds on an Apple GPU, as far as it can be asserted. `make check-mac` measures the rest.
+"""Promises on an Apple GPU. `make check-mac` measures those that cannot be asserted.
 
-They were written without one: where a test fails, the test may be what is wrong.
+Written without such a GPU: if a test fails, the test itself may be wrong.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ def test_a_next_edit_outside_the_window_is_a_jump_first(nvim: Neovim) -> None:
     nvim.type("cw", "new")
     nvim.wait_for(r"new = 1  ↓ next edit in line 52")
     nvim.type("Tab")
-    nvim.wait_for(r"long = old +# x+ *\n *long = new +# x+")  # no room beside it
+    nvim.wait_for(r"long = old +# x+ *\n *long = new +# x+")  # no room next to it
     nvim.type("Tab")
     nvim.wait_for(r"long = new +# x+ *\n[ ~]")
     assert nvim.written() == text.replace("old", "new")

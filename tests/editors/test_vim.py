@@ -171,7 +171,7 @@ def test_without_a_ghost_keys_do_what_they_did(terminal: Terminal, tmp_path: Pat
         ("let g:akunu_command += ['--model', 'nonesuch']\n", "ended with 1: .*no model called"),
     ],
 )
-def test_a_helper_that_is_missing_or_fails_is_told_once(
+def test_a_helper_that_is_missing_or_fails_is_reported_once(
     terminal: Terminal, tmp_path: Path, settings: str, message: str
 ) -> None:
     vim = Vim(terminal, tmp_path, text="first\n", settings=settings)
@@ -350,15 +350,15 @@ def test_requests_have_other_files_recent_texts_and_the_root(
     vim.type(":10000", "Enter", "yy", f":e {project}/own.py", "Enter")
     vim.wait_for("own.py")
     vim.type("i", "saved()", "Escape", ":w", "Enter", "o")
-    asked = next(each for each in reversed(requests(tmp_path, 3)) if "max_tokens" not in each)
-    files = {Path(file["path"]).name: file["text"] for file in asked["files"]}
+    requested = next(each for each in reversed(requests(tmp_path, 3)) if "max_tokens" not in each)
+    files = {Path(file["path"]).name: file["text"] for file in requested["files"]}
     assert set(files) == {"a.py", "never.py", "large.py"}
     assert files["a.py"] == "first\nlast"
     assert files["never.py"] == "never = 1"
     assert "large_9999 = 9999\n" in files["large.py"]
     assert len(files["large.py"]) <= 100_000
-    assert asked["root"] == str(project)
-    assert asked["recent"] == ["saved()", "large_9999 = 9999"]
+    assert requested["root"] == str(project)
+    assert requested["recent"] == ["saved()", "large_9999 = 9999"]
 
 
 def test_the_help_tags_are_those_of_the_help(tmp_path: Path) -> None:

@@ -51,17 +51,17 @@ def node(code: str, *arguments: object) -> Any:
     return json.loads(done.stdout)
 
 
-def next_edits(directory: Path, asked: dict[str, Any]) -> Any:
+def next_edits(directory: Path, requested: dict[str, Any]) -> Any:
     (directory / "model").touch()
-    (found,) = answers([*GHOST, str(directory), "--jsonl"], asked)
+    (found,) = answers([*GHOST, str(directory), "--jsonl"], requested)
     return found
 
 
-def answers(command: list[str], *asked: dict[str, Any]) -> list[dict[str, Any]]:
+def answers(command: list[str], *requested: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the answers to VS Code; the requests are sent at the same time."""
     done = subprocess.run(
         ["node", RUN, DIRECTORY / "extension.js", *command],
-        input="\n".join(map(json.dumps, asked)),
+        input="\n".join(map(json.dumps, requested)),
         capture_output=True,
         text=True,
         timeout=200,
@@ -147,16 +147,16 @@ def test_a_request_by_hand_has_alternatives(
         assert [[item["insertText"] for item in answer["items"]] for answer in found] == expected
     place = {"line": 4, "character": 0}
     chosen = {"range": {"start": place, "end": place}, "text": "x"}  # in the suggestion menu
-    (beside_menu,) = answers(command, by_hand | {"chosen": chosen})
-    assert beside_menu["items"] == []
+    (next_to_menu,) = answers(command, by_hand | {"chosen": chosen})
+    assert next_to_menu["items"] == []
 
 
 @needs_node
 def test_acceptance_is_reported(tmp_path: Path) -> None:
     command = helper(tmp_path, SLOW_HELPER)
     here = HERE | {"accept": True}
-    asked = {"text": CODE + "read?", "line": 4, "character": 5, "after": True}
-    items = [answer["items"] for answer in answers(command, here, asked)]
+    requested = {"text": CODE + "read?", "line": 4, "character": 5, "after": True}
+    items = [answer["items"] for answer in answers(command, here, requested)]
     assert items[1][0]["insertText"] == "1:6"  # the first line, which was shown
 
 
@@ -167,8 +167,8 @@ def test_changed_places_are_prefilled_except_in_disabled_languages(
     command = helper(tmp_path, SLOW_HELPER)
     unchanged = {"text": CODE + "x", "line": 1, "character": 4, "rest": True}
     rests = {"text": CODE, "line": 1, "character": 4, "rest": True, "edited": True}
-    asked = {"text": CODE + "read?", "line": 4, "character": 5}
-    found = answers(command, unchanged, rests, asked | {"language": "markdown"}, asked)
+    requested = {"text": CODE + "read?", "line": 4, "character": 5}
+    found = answers(command, unchanged, rests, requested | {"language": "markdown"}, requested)
     items = [[item["insertText"] for item in answer["items"]] for answer in found]
     assert items == [[], ["def add(a, b):\n    "]]
 
@@ -195,8 +195,8 @@ def test_requests_have_the_files_of_other_tabs_and_the_root(
     (tmp_path / "area.py").write_text("def area(): ...\n")
     monkeypatch.setenv("DEFINES", str(tmp_path / "area.py"))
     here = {"text": CODE + "broken(area(", "line": 4, "character": 12}
-    asked = (here | {"rest": True}, here, here | {"after": True})
-    found = answers(command, *asked)
+    requested = (here | {"rest": True}, here, here | {"after": True})
+    found = answers(command, *requested)
     root, files = json.loads(found[-1]["items"][0]["insertText"])
     assert root == "/tmp"
     paths = [str(tmp_path / "area.py"), str(small), str(large)]
@@ -269,8 +269,8 @@ def test_the_next_edit_is_shown_and_applied(
     monkeypatch.setenv("NEXT_EDIT", "1")
     before = "old = 1\nprint(old)\nreturn old"
     typed = [word + before[3:] for word in ("ol", "o", "", "n", "ne", "new")]
-    asked = {"text": before, "line": 0, "character": 3, "changes": typed, "times": 2}
-    found = next_edits(tmp_path, asked)
+    requested = {"text": before, "line": 0, "character": 3, "changes": typed, "times": 2}
+    found = next_edits(tmp_path, requested)
     assert found == [
         {
             "rows": [[1, "old"], [1, "→ print(new)"]],
@@ -294,8 +294,8 @@ def test_a_next_edit_outside_the_window_is_a_jump_and_an_undone_one_stays_away(
 ) -> None:
     monkeypatch.setenv("NEXT_EDIT", "1")
     lines = "\n" * 20
-    asked = {"text": f"old = 1{lines}print(old)", "line": 0, "character": 3, "times": 2}
-    jump = asked | {"changes": [f"new = 1{lines}print(old)"]}
+    requested = {"text": f"old = 1{lines}print(old)", "line": 0, "character": 3, "times": 2}
+    jump = requested | {"changes": [f"new = 1{lines}print(old)"]}
     found = next_edits(tmp_path, jump)
     assert [sorted(each["rows"]) for each in found] == [
         [[0, "↓ next edit in line 21"]],
@@ -368,9 +368,9 @@ def test_a_helper_that_ended_comes_back_by_itself(tmp_path: Path) -> None:
       }
       run()
     """
-    found, told, states = node(code, DIRECTORY / "helper.js", *command, tmp_path / "model")
+    found, reported, states = node(code, DIRECTORY / "helper.js", *command, tmp_path / "model")
     assert found == [None] * 6 + ["x", None, None, "x"]
-    assert told == ["no model", "it ended with SIGKILL"]
+    assert reported == ["no model", "it ended with SIGKILL"]
     ends = [*["idle", "failed"] * 2, "ready", "idle", "failed", "ready", "idle"]
     assert states == ends
 
@@ -435,11 +435,11 @@ class Window:
             text=True,
         )
 
-    def do(self, **asked: Any) -> str:
+    def do(self, **requested: Any) -> str:
         """Open a file, press keys or type; return the text that is shown."""
         assert self._process.stdin
         assert self._process.stdout
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.write(json.dumps(requested) + "\n")
         self._process.stdin.flush()
         return str(json.loads(self._process.stdout.readline())["text"])
 

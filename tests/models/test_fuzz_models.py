@@ -39,18 +39,18 @@ def edit(path: Path, **changes: Any) -> None:
 def test_no_module_is_imported_by_a_name_in_a_file(
     key: str, name: Any, altered: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
     real = importlib.import_module
 
     def note(module: str, package: str | None = None) -> Any:
-        asked.append(module)
+        requested.append(module)
         return real(module, package)
 
     monkeypatch.setattr(importlib, "import_module", note)
     edit(altered / "tokenizer_config.json", **{key: name})
     with pytest.raises(UnsupportedModel, match=key):
         Engine.load(altered)
-    assert not [module for module in asked if not module.startswith("mlx_lm.models.")]
+    assert not [module for module in requested if not module.startswith("mlx_lm.models.")]
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])

@@ -96,13 +96,13 @@ def metadata_of(name: str, processor: Any, **changes: Any) -> GgufFile:
 
     def kind(i: int) -> int:
         types = gguf.TokenType
-        for asked, answer in {
+        for requested, answer in {
             processor.is_unknown: types.UNKNOWN,
             processor.is_control: types.CONTROL,
             processor.is_byte: types.BYTE,
             lambda i: processor.id_to_piece(i) in user_defined: types.USER_DEFINED,
         }.items():
-            if asked(i):
+            if requested(i):
                 return int(answer)
         return int(types.NORMAL)
 

@@ -146,22 +146,22 @@ def test_an_interrupted_pull_resumes_where_it_ended(server: Hub, home: Path) -> 
     assert unfinished.name == NAME
     assert 30_000 < unfinished.done < unfinished.total
     assert pull(REPOSITORY)
-    assert server.asked(WEIGHTS) == ["bytes=30000-"]
-    assert server.asked("config.json") == []
+    assert server.requested(WEIGHTS) == ["bytes=30000-"]
+    assert server.requested("config.json") == []
 
 
 def test_a_damaged_partial_file_is_discarded(server: Hub, home: Path) -> None:
     stop_in_the_weights(server, home).write_bytes(b"y" * 30_000)
     model_store.verify(pull(REPOSITORY))
-    assert server.asked(WEIGHTS) == ["bytes=30000-", ""]
+    assert server.requested(WEIGHTS) == ["bytes=30000-", ""]
 
 
 def test_the_token_is_not_sent_to_redirects(server: Hub) -> None:
     server.elsewhere = server.url.replace("127.0.0.1", "localhost")
     server.faults[WEIGHTS].extend([Fault(), Fault(cut=30_000)])
     model_store.verify(pull(REPOSITORY))
-    asked = [(wanted, key) for name, wanted, key in server.requests if name == WEIGHTS]
-    assert asked == [
+    requested = [(wanted, key) for name, wanted, key in server.requests if name == WEIGHTS]
+    assert requested == [
         ("", "Bearer hf_secret"),
         ("", ""),
         ("bytes=30000-", "Bearer hf_secret"),
@@ -185,13 +185,13 @@ def test_pickle_code_and_escaping_names_are_refused(server: Hub, home: Path) -> 
     server.files["config.json"] = json.dumps(config).encode()
     with pytest.raises(UnsupportedModel, match="its own code"):
         pull(REPOSITORY)
-    assert server.asked(WEIGHTS) == []  # rejected before the download of the weights
+    assert server.requested(WEIGHTS) == []  # rejected before the download of the weights
     config = json.loads(original["config.json"]) | {"model_type": "no_such"}
     server.files["config.json"] = json.dumps(config).encode()
     server.commit = "1" * 40
     with pytest.raises(UnsupportedModel, match="no_such"):
         pull(REPOSITORY)
-    assert server.asked(WEIGHTS) == []
+    assert server.requested(WEIGHTS) == []
 
 
 def test_pointers_to_code_are_left_out_of_our_copy(server: Hub) -> None:

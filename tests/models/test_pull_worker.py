@@ -73,7 +73,7 @@ def test_xet_is_used_where_the_repository_has_it(server: Hub, tmp_path: Path) ->
     _upload_to_xet(server, tmp_path)
     seen: list[Progress] = []
     model_store.verify(pull(REPOSITORY, seen.append))
-    assert server.asked(WEIGHTS) == []
+    assert server.requested(WEIGHTS) == []
     last = [each for each in seen if each.phase == "download"][-1]
     assert last.done == last.total
 
@@ -126,9 +126,9 @@ def test_interrupted_pull_keeps_received_bytes(
     server.requests.clear()
     server.rate = 0.0
     model_store.verify(pull(REPOSITORY))
-    asked = {name: wanted for name, wanted, _ in server.requests if name in _LARGE}
-    assert not set(asked) & finished
-    assert all(wanted for wanted in asked.values() if begun and all(begun.values()))
+    requested = {name: wanted for name, wanted, _ in server.requests if name in _LARGE}
+    assert not set(requested) & finished
+    assert all(wanted for wanted in requested.values() if begun and all(begun.values()))
     assert partials(home) == []
 
 
@@ -161,10 +161,10 @@ def test_hub_that_ignores_ranges_and_cuts_at_the_same_place_is_given_up(
     server.faults[WEIGHTS].extend([Fault(cut=30_000, no_range=True)] * 100)
     with pytest.raises(FetchError, match=r"stalled.*2 tries brought less than 1 MiB"):
         pull(REPOSITORY)
-    assert len(server.asked(WEIGHTS)) < 10
+    assert len(server.requested(WEIGHTS)) < 10
     server.faults.clear()
     assert pull(REPOSITORY)
-    assert server.asked(WEIGHTS)[-1] == "bytes=30000-"
+    assert server.requested(WEIGHTS)[-1] == "bytes=30000-"
 
 
 def test_a_worker_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def letters(text: str) -> str:
     return re.sub(r"[\W_]", "", text)
 
 
-def said_after(screen: str, prompt: str) -> str:
+def shown_after(screen: str, prompt: str) -> str:
     """What the screen shows of the answer to `prompt`; empty once the prompt has scrolled away."""
     after = shown(screen).rpartition(prompt)[2] if prompt in shown(screen) else ""
     return letters(after.partition("…")[0])
@@ -231,11 +231,11 @@ def _check_kept(home: Home, prompt: str, seen: str, early: str, outcome: Outcome
     if prompt not in now:
         outcome.check(False, f"the prompt is lost; kept: {[*now]}")
         return
-    said = letters(now[prompt])
-    before = said_after(early, prompt)
-    outcome.check(before in said, f"of the answer is lost: {before!r} is not in {said!r}")
-    latest = said_after(seen, prompt)
-    while latest and latest not in said:
+    generated = letters(now[prompt])
+    before = shown_after(early, prompt)
+    outcome.check(before in generated, f"of the answer is lost: {before!r} is not in {generated!r}")
+    latest = shown_after(seen, prompt)
+    while latest and latest not in generated:
         latest = latest[:-1]
         outcome.lost += 1
 

@@ -31,7 +31,7 @@ from tests.support.chats import exchange_of
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _DEADLY = {-int(number) for number in SIGNALS} | {0, 130}
-_SAID = ("--max-tokens", "16", "--temperature", "0", "Tell me about walruses.")
+_REPORTED = ("--max-tokens", "16", "--temperature", "0", "Tell me about walruses.")
 RUN = Command("run", ("run", "--max-tokens", "4", "--temperature", "0", "Say hello."))
 LIST = Command("models list", ("models", "list"), answers=lambda done: "starter" in done.out)
 CHATS = Command("chats list", ("chats", "list"), answers=lambda done: "sky" in done.out)
@@ -108,8 +108,8 @@ def commands(home: Home) -> dict[str, Command]:
     lines = "".join(json.dumps(request) + "\n" for request in requests).encode()
     cached = ("--prompt-cache", str(home.directory / "said.safetensors"))
     all_ = [
-        Command("run", ("run", *_SAID), answers=lambda done: len(done.out.split()) > 3),
-        Command("run --prompt-cache", ("run", *cached, *_SAID)),
+        Command("run", ("run", *_REPORTED), answers=lambda done: len(done.out.split()) > 3),
+        Command("run --prompt-cache", ("run", *cached, *_REPORTED)),
         Command("complete", ("complete", "--max-tokens", "12"), lines, complete),
         Command("models verify", ("models", "verify"), answers=lambda d: "verified" in d.out),
         Command(

@@ -158,7 +158,7 @@ def check_file(hub: Hub, home: Path, seed: int) -> bool:
         except AkunuError as error:
             refused(error)
             assert not blob.exists()
-            assert len(hub.asked(WEIGHTS)) <= 5 * 6 * 11, "of each try the library makes six"
+            assert len(hub.requested(WEIGHTS)) <= 5 * 6 * 11, "of each try the library makes six"
             hub.requests.clear()
             hub.faults[WEIGHTS].clear()
             failures += 1
@@ -304,7 +304,7 @@ def test_endless_answers_are_given_up_in_little_memory(
     with pytest.raises(AkunuError) as caught:
         pull(REPOSITORY)
     refused(caught.value)
-    assert len(server.asked("api")) <= 6
+    assert len(server.requested("api")) <= 6
     assert peak_mb() - before < 300
     assert peak_mb(resource.RUSAGE_CHILDREN) < max(before_there, 100) + 300
     server.faults.clear()

@@ -35,7 +35,7 @@ from tests.reliability.fuzz import (
 from tests.support.chats import branched
 from tests.support.paths import ROOT
 
-ASKED = {
+REQUESTED = {
     "id": 1, "prefix": "def f(", "suffix": ")", "path": "a.py", "language": "python",
     "channel": "a", "files": [{"path": "b.py", "text": "x = 1"}], "max_tokens": 8, "max_lines": 1,
     "time_ms": 250, "temperature": 0.5, "stream": True,
@@ -45,21 +45,21 @@ ASKED = {
 def check_line(line: bytes) -> None:
     """A line is understood, refused with words that JSON can carry, or empty."""
     try:
-        asked = parse(line, CompletionRequest(""))
-        if isinstance(asked, RequestLine):
-            check_request(asked.request)
-            assert math.isfinite(asked.request.temperature)
+        requested = parse(line, CompletionRequest(""))
+        if isinstance(requested, RequestLine):
+            check_request(requested.request)
+            assert math.isfinite(requested.request.temperature)
     except BadLine as error:
         json.dumps({"id": error.id, "error": str(error)}, ensure_ascii=False).encode()
     except UsageError as error:
         str(error).encode()
     else:
-        assert asked is None or isinstance(asked, RequestLine | CancelLine)
+        assert requested is None or isinstance(requested, RequestLine | CancelLine)
 
 
 @lengths(150)
 def test_json_lines(examples: int) -> None:
-    explore(lambda value: check_line(json.dumps(value).encode()), examples, changed(ASKED))
+    explore(lambda value: check_line(json.dumps(value).encode()), examples, changed(REQUESTED))
 
 
 def framed(body: bytes) -> bytes:
@@ -117,10 +117,10 @@ def test_a_language_server_answers_every_request(examples: int) -> None:
     assert server.returncode == 0, err.decode()[-3000:]
     replies = [json.loads(frame) for frame in read_frames(io.BytesIO(out))]
     answered = [reply["id"] for reply in replies if "method" not in reply]
-    asked = [json.loads(body) for body in sent]
+    requested = [json.loads(body) for body in sent]
     wanted = [
         each["id"]
-        for each in asked
+        for each in requested
         if isinstance(each, dict) and isinstance(each.get("id"), str)
         and each.get("jsonrpc") == "2.0" and isinstance(each.get("method"), str)
     ]  # fmt: skip

@@ -162,9 +162,9 @@ def test_kernels_are_compiled_in_a_private_directory(
     own = where()
     assert own == tmp_path / f"akunu-{os.getuid()}"
     assert mode(own) == "0o700"
-    ask = "import akunu_py.decoding.device, os; print(os.environ['TMPDIR'])"
+    submit = "import akunu_py.decoding.device, os; print(os.environ['TMPDIR'])"
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", submit], capture_output=True, env=environment)
     assert Path(done.stdout.decode().strip()) == own
     own.rename(tmp_path / "theirs")
     (tmp_path / "theirs").chmod(0o777)

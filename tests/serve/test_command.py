@@ -57,7 +57,7 @@ class Server:
         connection.request(method, path, None if body is None else json.dumps(body), KEY)
         return connection
 
-    def ask(self, path: str, body: Any = None) -> Any:
+    def submit(self, path: str, body: Any = None) -> Any:
         with self.open(path, body) as reply:
             return json.loads(reply.read())
 
@@ -85,13 +85,13 @@ def test_text_equals_run(server: Server) -> None:
     expected = json.loads(run_here(*words, *more, "--format", "json").stdout)
     turns = [{"role": "user", "content": "Say hello."}]
     body = {"messages": turns, "max_tokens": 12, "temperature": 0.8, "seed": 7}
-    whole = server.ask(CHAT, body)
+    whole = server.submit(CHAT, body)
     assert whole["choices"][0]["message"]["content"] == expected["text"]
     assert whole["usage"]["completion_tokens"] == len(expected["tokens"])
 
 
 def test_info_lists_the_running_server(server: Server) -> None:
-    served = server.ask("/v1/models")["data"][0]
+    served = server.submit("/v1/models")["data"][0]
     assert served["not_batched"] is None
     lines = run_here("info").stdout.splitlines()  # other servers may run, too
     line = next(line for line in lines if f"127.0.0.1:{server.port} " in line)
@@ -121,7 +121,7 @@ def test_closed_socket_frees_the_model(server: Server) -> None:
     reply.close()
     started = time.monotonic()
     short = {"messages": [{"role": "user", "content": "y"}], "max_tokens": 1}
-    assert server.ask(CHAT, short)["usage"]["completion_tokens"] == 1
+    assert server.submit(CHAT, short)["usage"]["completion_tokens"] == 1
     assert time.monotonic() - started < 60  # 7,000 tokens take minutes
     with server.open("/metrics") as metrics:
         assert b'status="499"} 1' in metrics.read()

@@ -67,7 +67,7 @@ class Hub:
         self.xet: dict[str, str] = {}  # the hashes of files that Xet's storage has
         self.xet_storage = ""  # a URL
 
-    def asked(self, name: str) -> list[str]:
+    def requested(self, name: str) -> list[str]:
         """Return the requested ranges of a file, "" for the whole file."""
         return [wanted for file, wanted, _ in self.requests if file == name]
 

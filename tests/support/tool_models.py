@@ -59,8 +59,8 @@ def force_calls(monkeypatch: pytest.MonkeyPatch, forced: ToolChoice, **options: 
     job = answer_jobs.chat_job
 
     def chat_job(
-        engine: Any, messages: Any, asked: Any, tools: Any, choice: Any = None, **more: Any
+        engine: Any, messages: Any, requested: Any, tools: Any, choice: Any = None, **more: Any
     ) -> Any:
-        return job(engine, messages, asked, tools, choice or forced, **more, **options)
+        return job(engine, messages, requested, tools, choice or forced, **more, **options)
 
     monkeypatch.setattr(answer_jobs, "chat_job", chat_job)

@@ -42,11 +42,11 @@ class Pulled:
         self.proceed = threading.Event()
 
     def __call__(
-        self, name: str, tell: Callable[[Progress], None], cancelled: Callable[[], bool]
+        self, name: str, report: Callable[[Progress], None], cancelled: Callable[[], bool]
     ) -> StoredModel:
         self.requested.append(name)
         for step in self.steps:
-            tell(step)
+            report(step)
         while not self.proceed.wait(0.01):
             if cancelled():
                 raise Cancelled("cancelled")

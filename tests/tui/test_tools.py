@@ -69,7 +69,7 @@ async def call_tools(it: Chat, *calls: ToolCall, text: str = "Let me look.") -> 
 
 
 @contextlib.asynccontextmanager
-async def asking(
+async def requesting(
     *calls: ToolCall, text: str = "Let me look."
 ) -> AsyncIterator[tuple[Chat, Recorded]]:
     """Start a chat in which the model has called tools."""
@@ -118,7 +118,7 @@ async def test_a_call_runs_after_enter_and_its_result_is_answered() -> None:
 
 
 async def test_results_unfold_by_enter_and_by_a_click() -> None:
-    async with asking() as (it, _):
+    async with requesting() as (it, _):
         await it.press("enter")
         await result(it, "first\x1b[2J\nsecond")
         await it.answer("Done.")
@@ -153,7 +153,7 @@ async def test_typing_never_runs_a_call(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_deny() -> None:
-    async with asking() as (it, servers):
+    async with requesting() as (it, servers):
         await it.press("down", "down", "enter")
         assert servers.called == []
         assert it.phase() == "prefill"
@@ -162,7 +162,7 @@ async def test_deny() -> None:
 
 
 async def test_always_is_for_this_tool_in_this_chat() -> None:
-    async with asking() as (it, servers):
+    async with requesting() as (it, servers):
         await it.press("down", "enter")
         await result(it)
         await call_tools(it, ToolCall("read", "{}", "c2"), ToolCall("list", "{}", "c3"))
@@ -180,7 +180,7 @@ async def test_always_is_for_this_tool_in_this_chat() -> None:
 
 
 async def test_escape_stops_a_call() -> None:
-    async with asking(text="") as (it, servers):
+    async with requesting(text="") as (it, servers):
         await it.press("enter", "escape")
         assert servers.cancelled == ["c1"]
         assert (it.phase(), it.feet, it.text()) == ("stopped", ["■ stopped"], "")
@@ -383,7 +383,7 @@ async def test_a_real_server_is_called(tmp_path: Path) -> None:
 
 
 async def test_the_model_sees_unknown_tools_errors_and_the_start_of_long_results() -> None:
-    async with asking(ToolCall("rm", "{}", "c0"), CALL) as (it, _):
+    async with requesting(ToolCall("rm", "{}", "c0"), CALL) as (it, _):
         assert it.phase() == "asking"
         await it.press("enter")
         await it.post(ToolCalled("c1", ToolOutput("no such file", is_error=True)))

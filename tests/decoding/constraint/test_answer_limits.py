@@ -49,17 +49,17 @@ def options(
     return GenerateOptions(TOKENS, "off", sampling=sampling, thinking_budget=budget)
 
 
-def naive(engine: Engine, prompt: list[int], asked: GenerateOptions) -> list[int]:
+def naive(engine: Engine, prompt: list[int], requested: GenerateOptions) -> list[int]:
     """Decode without a cache; the end of thinking replaces the token at the budget."""
-    sampler = Sampler(asked.sampling)
+    sampler = Sampler(requested.sampling)
     (start,), (end,) = (engine.tokens.encode_text(text) for text in (START, STOP))
     tokens: list[int] = []
     thinking, used = prompt[-1] == start, 0
-    while len(tokens) < asked.max_tokens:
+    while len(tokens) < requested.max_tokens:
         history = mx.array([*prompt, *tokens])
         logits = engine.model(history[None])[0, -1:]
         token = int(sampler.sample(logits, history, history.shape[0]).item())
-        if thinking and used == asked.thinking_budget:
+        if thinking and used == requested.thinking_budget:
             token = end
         tokens.append(token)
         used += thinking
@@ -73,13 +73,13 @@ def naive(engine: Engine, prompt: list[int], asked: GenerateOptions) -> list[int
 def test_the_end_of_thinking_is_forced_exactly(
     engine: Engine, budget: int, seed: int | None
 ) -> None:
-    prompt, asked = prompt_of(engine), options(budget, seed)
-    truth = naive(engine, prompt, asked)
+    prompt, requested = prompt_of(engine), options(budget, seed)
+    truth = naive(engine, prompt, requested)
     (end,) = engine.tokens.encode_text(STOP)
     assert truth.index(end) == budget
     rejected = 0
     for mode in MODES:
-        answer = Session(engine).generate(prompt, replace(asked, draft=mode)).answer()
+        answer = Session(engine).generate(prompt, replace(requested, draft=mode)).answer()
         assert list(answer.tokens) == truth
     for adversary_seed in range(3):
         session = Session(engine)
@@ -88,7 +88,7 @@ def test_the_end_of_thinking_is_forced_exactly(
             return Adversary(prompt, truth, number)
 
         session.drafting.wrap = adversary
-        answer = session.generate(prompt, replace(asked, draft="auto")).answer()
+        answer = session.generate(prompt, replace(requested, draft="auto")).answer()
         assert list(answer.tokens) == truth
         rejected += answer.stats.drafted - answer.stats.accepted
     assert rejected
@@ -134,11 +134,11 @@ def walk(budget: ThinkingBudget, tokens: Sequence[int]) -> list[int]:
 def test_only_thinking_before_the_answer_counts(engine: Engine) -> None:
     encode = engine.tokens.encode_text
     budget = ThinkingBudget(engine.tokens, 2, prompt_of(engine, opened=False))
-    said = encode(f"\n{START}abcde")
-    assert walk(budget, said) == encode(f"\n{START}ab{STOP}de")
+    generated = encode(f"\n{START}abcde")
+    assert walk(budget, generated) == encode(f"\n{START}ab{STOP}de")
     budget = ThinkingBudget(engine.tokens, 2, prompt_of(engine, opened=False))
-    said = encode(f"The marker is {START} and {STOP}")
-    assert walk(budget, said) == said
+    generated = encode(f"The marker is {START} and {STOP}")
+    assert walk(budget, generated) == generated
     assert budget.free
 
 
@@ -148,8 +148,8 @@ def test_channels(harmony: Engine) -> None:
     encode = harmony.tokens.encode_text
     think, answer = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
     budget = ThinkingBudget(harmony.tokens, 5, encode("Hi<|start|>assistant"))
-    said = f"{think}abc<|end|><|start|>assistant<|channel|>commentary<|message|>x<|end|>"
-    assert walk(budget, encode(said)) == encode(said)  # 4 tokens, the end is one
+    generated = f"{think}abc<|end|><|start|>assistant<|channel|>commentary<|message|>x<|end|>"
+    assert walk(budget, encode(generated)) == encode(generated)  # 4 tokens, the end is one
     forced = f"<|end|><|start|>assistant{answer}"
     again = encode(f"<|start|>assistant{think}y" + "z" * len(encode(forced)) + "!")
     end = encode(f"<|start|>assistant{think}y{forced}!")
@@ -168,7 +168,9 @@ def test_models_without_thinking_ignore_a_budget(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_minimum_length(engine: Engine, mode: DraftMode) -> None:
     bias = tuple((token, 100.0) for token in engine.tokens.stop_tokens)
-    asked = GenerateOptions(TOKENS, mode, sampling=SamplingOptions(logit_bias=bias), min_tokens=6)
-    answer = Session(engine).generate(prompt_of(engine, opened=False), asked).answer()
+    requested = GenerateOptions(
+        TOKENS, mode, sampling=SamplingOptions(logit_bias=bias), min_tokens=6
+    )
+    answer = Session(engine).generate(prompt_of(engine, opened=False), requested).answer()
     assert len(answer.tokens) == 7
     assert answer.finish_reason == "stop"

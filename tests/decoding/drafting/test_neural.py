@@ -163,21 +163,21 @@ def test_drafts_follow_the_grammar(copied: Engine) -> None:
 
 @pytest.mark.long
 def test_its_prompt_cache_stays_for_the_next_request(copied: Engine) -> None:
-    """Beside the target's history: another session that goes on with that reads what is new."""
+    """Another session that continues the history prefills only new tokens."""
     assert copied.draft_model is not None
     counting = Counting(copied.draft_model.model)
     small = replace(copied.draft_model, model=counting)
     engine = altered(copied, draft_model=small, prompt_cache_memory=1 << 30)
     first, prompt = Session(engine), engine.tokens.encode("once upon a time " * 20)
     options = GenerateOptions(20, draft="model")
-    told = first.generate(prompt, options).answer().tokens
+    reported = first.generate(prompt, options).answer().tokens
     assert counting.rows > len(prompt)
     (history,) = first.target.history.drafter_histories.values()
     assert first.target.history.nbytes > history.nbytes > 0
     second = Session(engine, sibling=first)
     first.release()
     counting.rows = 0
-    more = [*prompt, *told, *engine.tokens.encode(" and then")]
+    more = [*prompt, *reported, *engine.tokens.encode(" and then")]
     again = second.generate(more, options).answer()
     assert (
         again.tokens

@@ -119,14 +119,14 @@ def test_a_server_restarts_after_losing_a_host(model: Path, whole: str) -> None:
             assert process.stderr is not None
             _wait_for(process.stderr, "akunu serves")
             others = workers(process.pid)
-            with _ask(address, model.name, 3000, stream=True) as stream:
+            with _submit(address, model.name, 3000, stream=True) as stream:
                 for _ in range(9):
                     stream.readline()
                 os.kill(others[0], signal.SIGKILL)
                 assert b"was killed by SIGKILL" in stream.read()
             _wait_for(process.stderr, "restarting")
             _wait_for(process.stderr, "akunu serves")
-            with _ask(address, model.name, 20, stream=False) as reply:
+            with _submit(address, model.name, 20, stream=False) as reply:
                 text = json.load(reply)["choices"][0]["text"]
             assert whole.startswith(text)
             others += workers(process.pid)
@@ -191,7 +191,7 @@ def _wait_for(stream: IO[str], words: str) -> None:
     assert any(words in line for line in iter(stream.readline, ""))
 
 
-def _ask(address: str, name: str, tokens: int, *, stream: bool) -> Any:
+def _submit(address: str, name: str, tokens: int, *, stream: bool) -> Any:
     body = {"model": name, "prompt": PROMPT, "max_tokens": tokens, "stream": stream}
     data = json.dumps(body | {"temperature": 0}).encode()
     headers = {"Content-Type": "application/json"}

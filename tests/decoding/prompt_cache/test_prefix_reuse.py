@@ -56,10 +56,10 @@ def test_a_side_request_leaves_what_the_next_turn_needs(name: str, tokens: int) 
 @pytest.mark.parametrize("name", ["llama", "llama-sliding", "qwen3_next"])
 def test_a_template_that_drops_the_thinking_costs_only_the_last_turn(name: str) -> None:
     """`ask` is what the template adds for an answer, and puts otherwise in the next turn."""
-    target, ask = Target(Counting(build(name))), some(5, 9)
+    target, submit = Target(Counting(build(name))), some(5, 9)
     known = some(400, 1)
     for turn in range(3):
-        prompt = [*known, *ask]
+        prompt = [*known, *submit]
         truth = fresh(name, prompt)
         read = read_by(target, prompt, truth)
         assert read <= (405 if turn == 0 else 65 + target_module._TEMPLATE_TAIL)

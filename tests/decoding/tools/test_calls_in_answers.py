@@ -65,9 +65,9 @@ def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return load_family(tmp_path_factory.mktemp(request.param), request.param)
 
 
-def with_bias(asked: GenerateOptions, token: int | None, bias: float) -> GenerateOptions:
-    biased = asked.sampling.logit_bias + (() if token is None else ((token, bias),))
-    return replace(asked, sampling=replace(asked.sampling, logit_bias=biased))
+def with_bias(requested: GenerateOptions, token: int | None, bias: float) -> GenerateOptions:
+    biased = requested.sampling.logit_bias + (() if token is None else ((token, bias),))
+    return replace(requested, sampling=replace(requested.sampling, logit_bias=biased))
 
 
 def text_of(events: Sequence[Event]) -> str:
@@ -80,8 +80,8 @@ def calls_of(events: Sequence[Event]) -> Calls:
 
 
 def test_forced_calls_are_made_and_their_results_reach_the_next_prompt(engine: Engine) -> None:
-    asked = options(engine)
-    job = chat_job(engine, MESSAGES, asked, SWITCHES, OTHER, parallel=False)
+    requested = options(engine)
+    job = chat_job(engine, MESSAGES, requested, SWITCHES, OTHER, parallel=False)
     events = run_job(job, Session(engine))
     assert isinstance(events[0], PrefillProgress | PromptProcessed)
     assert text_of(events) == ""
@@ -100,8 +100,8 @@ def test_forced_calls_are_made_and_their_results_reach_the_next_prompt(engine: E
 def test_calls_that_the_model_starts_fit_the_schema(engine: Engine) -> None:
     opener = engine.tokens.tokenizer.backend_tokenizer.token_to_id("<tool_call>")
     tools = [*SWITCHES, Tool("strange", "", UNKNOWN)]  # without a grammar
-    asked = with_bias(options(engine), opener, 12.0)
-    job = AnnotatedAnswerJob(MESSAGES, asked, tools=tools)
+    requested = with_bias(options(engine), opener, 12.0)
+    job = AnnotatedAnswerJob(MESSAGES, requested, tools=tools)
     calls = calls_of(run_job(job, Session(engine)))
     assert calls
     for name, arguments in calls:
@@ -113,12 +113,12 @@ def test_calls_that_the_model_starts_fit_the_schema(engine: Engine) -> None:
 def test_forbidden_calls_are_not_made(engine: Engine) -> None:
     opener = next(iter(format_of(engine.tokens.tokenizer).openers))
     token = engine.tokens.tokenizer.backend_tokenizer.token_to_id(opener)
-    asked = with_bias(replace(options(engine), max_tokens=4), token, 50.0)
+    requested = with_bias(replace(options(engine), max_tokens=4), token, 50.0)
     none, free = (
         text_of(run_job(job, Session(engine)))
         for job in (
-            chat_job(engine, MESSAGES, asked, SWITCHES, ToolChoice("none")),
-            chat_job(engine, MESSAGES, asked, SWITCHES[1:]),
+            chat_job(engine, MESSAGES, requested, SWITCHES, ToolChoice("none")),
+            chat_job(engine, MESSAGES, requested, SWITCHES[1:]),
         )
     )
     assert opener not in none

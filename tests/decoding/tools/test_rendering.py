@@ -16,9 +16,9 @@ from akunu_py.types import Message, Tool, ToolCall
 WEATHER = Tool("weather", "Says it.", {"type": "object", "properties": {"city": {}}})
 TOOLS = (WEATHER, Tool("now"))
 CALLS = (ToolCall("weather", '{"city": "Ås"}', "call_1"), ToolCall("now", "{}", "call_2"))
-ASKED = (Message("system", "Be brief."), Message("user", "Rain?"))
+REQUESTED = (Message("system", "Be brief."), Message("user", "Rain?"))
 TALK = (
-    *ASKED,
+    *REQUESTED,
     Message("assistant", "", thinking="Hm.", tool_calls=CALLS),
     Message("tool", "wet", tool_call_id="call_1"),
     Message("tool", "noon", tool_call_id="call_2"),
@@ -199,5 +199,5 @@ def test_late_system_message_between_a_call_and_its_result_follows_the_call() ->
     assert [each.role for each in fold_late_system(late)] == [each.role for each in TALK]
     assert fold_late_system(late)[3].content == "Wait.\n\nwet"
     assert fold_late_system(late)[3].tool_call_id == "call_1"
-    end = fold_late_system((*ASKED, Message("assistant", "a"), Message("system", "b")))
+    end = fold_late_system((*REQUESTED, Message("assistant", "a"), Message("system", "b")))
     assert [(each.role, each.content) for each in end[2:]] == [("assistant", "a"), ("user", "b")]
