@@ -63,6 +63,7 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[Connection]:
         await connection.close()
 
 
+@pytest.mark.long
 @in_module
 async def test_results(server: Connection) -> None:
     assert await server.call("add", {"first": 2, "second": 3}) == ToolOutput("5")
@@ -100,6 +101,7 @@ async def until(file: Path) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.long
 @in_module
 async def test_a_server_that_dies_is_started_again(server: Connection) -> None:
     if server.config.url:
@@ -111,6 +113,7 @@ async def test_a_server_that_dies_is_started_again(server: Connection) -> None:
     assert home == ToolOutput(""), "servers get no more of the environment than PATH and the like"
 
 
+@pytest.mark.long
 @in_module
 async def test_calls_that_need_an_ended_server_start_it_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -239,6 +242,7 @@ def test_a_long_output_keeps_its_start_and_its_end() -> None:
     assert (limit_for(0), limit_for(8192), limit_for(1 << 20)) == (2000, 8192, 50_000)
 
 
+@pytest.mark.long
 def test_without_a_file_there_are_no_servers_and_a_broken_one_is_one_problem(
     tmp_path: Path,
 ) -> None:

@@ -253,6 +253,7 @@ async def test_history_leaves_out_prompts_without_an_answer() -> None:
     assert contents == ["Be kind.", "a", "A", "c", "C", "d"]
 
 
+@pytest.mark.long
 async def test_json_constrains_the_next_answer_only(tmp_path: Path) -> None:
     """Any JSON, or a schema in the prompt or in a file; regenerating uses the same schema."""
     (tmp_path / "schema.json").write_text('{"type": "integer"}')
@@ -282,6 +283,7 @@ async def test_json_constrains_the_next_answer_only(tmp_path: Path) -> None:
 # Chats in the background
 
 
+@pytest.mark.long
 async def test_opening_other_chats_does_not_stop_the_answer(tmp_path: Path) -> None:
     path = tmp_path / "conversations.db"
     async with chat(store=path) as it:
@@ -342,6 +344,7 @@ async def test_a_second_chat_waits_for_the_answer_or_stops_it() -> None:
         await it.app.library.open(ChosenConversation(first))  # without a store this does nothing
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("own_directories")
 async def test_errors_and_deletions_in_the_background() -> None:
     async with chat() as it:

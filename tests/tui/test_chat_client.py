@@ -138,6 +138,7 @@ def test_errors_are_reported_and_the_next_prompt_is_answered(recorder: Recorder)
 WORDS = re.compile(r"[^\W_][^\s\"`*<>]*(?:[,:]? [^\W_][^\s\"`*<>]*){0,7}\??")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tools", [(), (Tool("switch", "Switch a lamp."),)])
 def test_a_title_is_words_and_leaves_the_cached_prompt(
     recorder: Recorder, tools: tuple[Tool, ...]

@@ -182,6 +182,7 @@ async def test_stopping_while_it_thinks_keeps_the_thoughts() -> None:
         assert it.history == [Message("user", "go"), Message("assistant", "", thinking="Hm.")]
 
 
+@pytest.mark.long
 async def test_the_view_starts_at_an_answer_that_drafting_made_faster() -> None:
     async with chat() as it:
         for turn, speedup in enumerate((1.0, 2.5, 1.0), 1):

@@ -18,6 +18,7 @@ from tests.support.tui_chat import chat, tree_of
 TWO_TURNS = ("one", "first", "two", "second")
 
 
+@pytest.mark.long
 async def test_an_edited_prompt_is_a_branch_and_the_old_one_stays() -> None:
     async with chat() as it:
         await it.talk(*TWO_TURNS)
@@ -55,6 +56,7 @@ async def test_escape_ends_editing_and_restores_the_unsent_text() -> None:
         assert it.prompts == ["one", "two", "a draft"]
 
 
+@pytest.mark.long
 async def test_escape_after_an_edited_prompt_brings_the_old_branch_back() -> None:
     async with chat() as it:
         await it.talk(*TWO_TURNS)
@@ -73,6 +75,7 @@ async def test_editing_while_it_answers_stops_the_answer() -> None:
         assert it.text() == "waits"
 
 
+@pytest.mark.long
 async def test_another_answer_is_a_branch() -> None:
     async with chat() as it:
         await it.talk(*TWO_TURNS)
@@ -89,6 +92,7 @@ async def test_another_answer_is_a_branch() -> None:
         assert it.notices == ["no memory"]
 
 
+@pytest.mark.long
 async def test_f9_continues_the_last_answer_only() -> None:
     async with chat() as it:
         await it.send("one")
@@ -200,6 +204,7 @@ def test_code_blocks() -> None:
     assert found == [("x\n", "py"), ("y\n", ""), ("unclosed", "")]
 
 
+@pytest.mark.long
 async def test_clicks_choose_messages_and_run_their_actions() -> None:
     async with chat(size=(80, 40)) as it:
         await it.talk("one", "first\n\n```\ncode\n```", "two", "second")
@@ -215,6 +220,7 @@ async def test_clicks_choose_messages_and_run_their_actions() -> None:
         assert it.text() == "one"
         await it.press("escape")
         await it.click_on("second")
+        await it.until_shown("again")
         await it.click_on("again")
         await it.answer("third")
         await it.click_on("third")

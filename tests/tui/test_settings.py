@@ -91,6 +91,7 @@ async def test_a_new_persona_is_named_by_enter_tab_or_saving(leave: list[str]) -
     assert saved.system_prompt == "plain"
 
 
+@pytest.mark.long
 async def test_the_gallery_previews_a_theme_and_enter_saves_it() -> None:
     async with chat(size=(100, 30), settings=Settings(theme="light")) as it:
         await it.act("use_theme")
@@ -107,6 +108,7 @@ async def test_the_gallery_previews_a_theme_and_enter_saves_it() -> None:
         assert it.app.theme == load_settings().theme == "nord"
 
 
+@pytest.mark.long
 async def test_personas_keep_their_texts_and_can_be_deleted() -> None:
     """The plain prompt cannot."""
     host, shown = form(save_settings({"personas": PERSONAS, "persona": "coder"}))
@@ -239,6 +241,7 @@ async def fill(it: Chat, **values: str) -> None:
         it.app.screen.query_one(f"#{name}", Input).value = value
 
 
+@pytest.mark.long
 async def test_the_dialog_changes_this_chat_only(own_directories: None) -> None:
     async with chat() as it:
         it.app.settings.options = GenerateOptions(NO_TOKEN_LIMIT, thinking_budget=900)
@@ -260,6 +263,7 @@ async def test_the_dialog_changes_this_chat_only(own_directories: None) -> None:
         assert it.box.border_title == "starter"
 
 
+@pytest.mark.long
 async def test_the_options_are_kept_with_the_chat(tmp_path: Path) -> None:
     """Also those that were set before its first prompt."""
     async with chat(store=tmp_path / "conversations.db") as it:
@@ -321,6 +325,7 @@ async def test_a_limit_is_a_setting() -> None:
             assert (made.max_tokens, made.thinking_budget) == expected
 
 
+@pytest.mark.long
 async def test_a_wrong_field_is_named_and_escape_changes_nothing() -> None:
     wrong = {
         "temperature": ("6", "Temperature: expected a number from 0 to 5, found '6'"),

@@ -97,6 +97,7 @@ async def test_no_title_is_requested(end: str) -> None:
             assert len(titles.requests) == 1
 
 
+@pytest.mark.long
 async def test_a_cancelled_title_is_requested_again_a_few_times() -> None:
     async with chat() as it:
         titles = Titles(it)
@@ -167,6 +168,7 @@ async def talk(it: Chat, count: int = 3) -> list[str]:
 NOTE = f"{SUMMARY_PROMPT}\n‹ 2/2 ›"
 
 
+@pytest.mark.long
 async def test_older_turns_become_a_note(tmp_path: Path) -> None:
     async with chat(store=tmp_path / "conversations.db") as it:
         before = await talk(it, 4)
@@ -198,6 +200,7 @@ async def test_older_turns_become_a_note(tmp_path: Path) -> None:
         assert it.app.answering.active is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["stopped", "stopped early", "failed", "failed early", "empty"])
 async def test_a_missing_summary_changes_nothing(end: str) -> None:
     async with chat() as it:

@@ -85,6 +85,7 @@ async def result(it: Chat, text: str = "buy milk", call: str = "c1") -> None:
     await it.post(ToolCalled(call, ToolOutput(text)))
 
 
+@pytest.mark.long
 async def test_a_call_runs_after_enter_and_its_result_is_answered() -> None:
     servers = Recorded("files")
     async with chat(tools=servers) as it:
@@ -117,6 +118,7 @@ async def test_a_call_runs_after_enter_and_its_result_is_answered() -> None:
         assert it.history[1:3] == [answer, found]
 
 
+@pytest.mark.long
 async def test_results_unfold_by_enter_and_by_a_click() -> None:
     async with requesting() as (it, _):
         await it.press("enter")
@@ -130,6 +132,7 @@ async def test_results_unfold_by_enter_and_by_a_click() -> None:
         assert "second" in it.screen
 
 
+@pytest.mark.long
 async def test_typing_never_runs_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Letters and the Enter behind them are a prompt, whenever the question appears."""
     servers = Recorded("files")
@@ -161,6 +164,7 @@ async def test_deny() -> None:
         assert "– denied" in it.screen
 
 
+@pytest.mark.long
 async def test_always_is_for_this_tool_in_this_chat() -> None:
     async with requesting() as (it, servers):
         await it.press("down", "enter")
@@ -179,6 +183,7 @@ async def test_always_is_for_this_tool_in_this_chat() -> None:
         assert (it.phase(), len(servers.called)) == ("asking", 3)
 
 
+@pytest.mark.long
 async def test_escape_stops_a_call() -> None:
     async with requesting(text="") as (it, servers):
         await it.press("enter", "escape")
@@ -201,6 +206,7 @@ async def test_escape_stops_a_call() -> None:
         ]  # fmt: skip
 
 
+@pytest.mark.long
 async def test_tools_may_get_other_names_while_a_call_waits() -> None:
     """Two servers with the same tool: the second one starts after the question."""
     servers, search = Recorded("a", "b"), ListedTool("search it", "Search.", {"type": "object"})
@@ -221,6 +227,7 @@ async def test_tools_may_get_other_names_while_a_call_waits() -> None:
         assert it.history[-1].content.startswith("There is no tool 'b_search_it'.")
 
 
+@pytest.mark.long
 async def test_other_prompts_wait_and_other_chats_do_not(tmp_path: Path) -> None:
     servers = Recorded("files")
     async with chat(tools=servers, store=tmp_path / "c.db") as it:
@@ -246,6 +253,7 @@ async def test_other_prompts_wait_and_other_chats_do_not(tmp_path: Path) -> None
         assert it.history[-1].content == "behind"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stop", ["unqueue_last", "interrupt"])
 async def test_a_queued_answer_is_never_taken_back(stop: str, tmp_path: Path) -> None:
     """While another chat is answered, results wait in the queue, and so does a resumed answer."""
@@ -271,6 +279,7 @@ async def test_a_queued_answer_is_never_taken_back(stop: str, tmp_path: Path) ->
             await it.act("continue")
 
 
+@pytest.mark.long
 async def test_saved_chats_have_their_calls_and_branches(tmp_path: Path) -> None:
     servers, path = Recorded("files"), tmp_path / "c.db"
     async with chat(tools=servers, store=path) as it:
@@ -357,11 +366,13 @@ async def test_the_question_fits(size: tuple[int, int]) -> None:
         assert not it.app.screen.show_vertical_scrollbar
 
 
+@pytest.mark.long
 def test_mcp_is_imported_for_servers_only() -> None:
     check = "import sys, akunu_py.tui.app, akunu_py.commands.chat; sys.exit('mcp' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)
 
 
+@pytest.mark.long
 async def test_a_real_server_is_called(tmp_path: Path) -> None:
     command = ("-m", "tests.support.mcp_server")
     servers = ToolServers([ServerConfig("tests", sys.executable, command, cwd=str(ROOT))])
@@ -382,6 +393,7 @@ async def test_a_real_server_is_called(tmp_path: Path) -> None:
     assert servers.close(60)
 
 
+@pytest.mark.long
 async def test_the_model_sees_unknown_tools_errors_and_the_start_of_long_results() -> None:
     async with requesting(ToolCall("rm", "{}", "c0"), CALL) as (it, _):
         assert it.phase() == "asking"
