@@ -16,8 +16,8 @@ Works around:
 Upstream: 1, 3, 4, 6 to 8: no issue found. 2: https://github.com/Textualize/textual/issues/6456.
     5: https://github.com/Textualize/textual/issues/1582. All of them with textual 8.2.8.
 Remove when: these pass with `LinuxDriver` and `XTermParser`: in tests/reliability/,
-    test_fuzz_pastes.py (1 to 3) and test_faults.py (5); in tests/tui/, test_composing.py (4) and
-    test_slow_lines.py (8); tests/workarounds/test_closed_terminal.py (6, 7).
+    test_fuzz_terminal.py (1 to 3) and test_faults.py (5); tests/tui/test_writing.py (4),
+    tests/tui/test_long_chats.py (8) and tests/test_workarounds.py (6, 7).
 """
 
 from __future__ import annotations

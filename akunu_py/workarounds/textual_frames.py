@@ -4,7 +4,7 @@ Works around:
     Textual draws 60 frames a second into a queue, however slow the line to the terminal is. Over
     ssh at 10 kB/s, a key shows its effect after all the frames before it: 12 seconds later.
 Upstream: no issue found, textual 8.2.8.
-Remove when: tests/tui/test_slow_lines.py passes with `App`.
+Remove when: tests/tui/test_long_chats.py passes with `App`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Works around:
     a burst `a b Backspace c`, Backspace deletes the `c`. Keys behind one that opens a dialog or
     moves the focus reach the wrong widget.
 Upstream: no issue found, textual 8.2.8.
-Remove when: tests/tui/test_key_order.py passes with `App`.
+Remove when: tests/tui/test_writing.py passes with `App`.
 """
 
 from __future__ import annotations
