@@ -45,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(model: Path) -> str:
     """A long answer of one process."""
-    return answer(model, "", "--draft", "off", tokens=120)
+    return answer(model, "", "--draft", "off", tokens=120).rstrip()
 
 
 @pytest.mark.slow
