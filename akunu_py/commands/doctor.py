@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from akunu_py import paths
+from akunu_py.commands.info import describe_blas, describe_memory, describe_server
 from akunu_py.errors import AkunuError
+from akunu_py.files import read_bounded
 from akunu_py.text import human_size, say, table
 from akunu_py.types import DEFAULT_MODEL
 from akunu_py.version import __version__, package_version
 
 _MIN_MEMORY = 1 << 30  # bytes: the starter, its KV cache, and the program
 _MIN_DISK = 2 << 30  # bytes: a small model and its prompt caches
-_BAD_MLX = ("0.32.1",)  # wrong results on some GPUs
+_MAX_CONFIG = 1 << 20  # bytes of an editor's configuration
 _SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"  # looked up on the hub
 # Configurations of editors, below the home directory.
 _EDITOR_FILES = {
@@ -81,18 +83,13 @@ def _program() -> Iterator[Finding]:
         yield Finding("python", "problem", f"{python}: {advice}")
     else:
         yield Finding("python", "ok", python)
-    version = package_version("mlx")
-    if version in _BAD_MLX:
-        advice = "this version computes wrong results; run: pip install --upgrade mlx"
-        yield Finding("mlx", "problem", f"{version}: {advice}")
-    else:
-        yield Finding("mlx", "ok", version)
+    yield Finding("mlx", "ok", package_version("mlx"))
 
 
 def _hardware() -> Iterator[Finding]:
     import mlx.core as mx
 
-    from akunu_py.decoding import blas_threads, device
+    from akunu_py.decoding import device
 
     total = float(mx.arange(1024).sum())  # the first kernel fails where the device does not work
     if total != 1024 * 1023 / 2:
@@ -101,14 +98,12 @@ def _hardware() -> Iterator[Finding]:
         yield Finding("device", "problem", f"{device.device_name()}: MLX does not use the GPU")
     else:
         yield Finding("device", "ok", device.device_name())
-    free = device.available_memory()
-    text = f"{human_size(device.total_memory())}, {human_size(free)} available for models"
-    if free < _MIN_MEMORY:
-        yield Finding("memory", "problem", f"{text}: close other programs")
+    if device.available_memory() < _MIN_MEMORY:
+        yield Finding("memory", "problem", f"{describe_memory()}: close other programs")
     else:
-        yield Finding("memory", "ok", text)
-    if device.on_cpu() and (blas := device.blas_name()):
-        yield Finding("blas", "ok", ", ".join(filter(None, [blas, blas_threads.describe()])))
+        yield Finding("memory", "ok", describe_memory())
+    if device.on_cpu() and (blas := describe_blas()):
+        yield Finding("blas", "ok", blas)
 
 
 def _disk() -> Iterator[Finding]:
@@ -155,20 +150,16 @@ def _drafting() -> Iterator[Finding]:
 
 
 def _servers() -> Iterator[Finding]:
-    from akunu_py.serve.own.client import ServerClient
     from akunu_py.serve.own.discovery import running_servers
 
     servers = running_servers()
     if not servers:
         yield Finding("server", "ok", "not running (start: akunu serve)")
     for server in servers:
-        try:
-            models = ServerClient(server.url, server.token).models()
-        except (AkunuError, KeyError, TypeError):
-            yield Finding("server", "problem", f"{server.url} does not answer; restart akunu serve")
+        if text := describe_server(server):
+            yield Finding("server", "ok", text)
         else:
-            names = ", ".join(str(model["id"]) for model in models)
-            yield Finding("server", "ok", f"{server.url} serves {names or 'no model'}")
+            yield Finding("server", "problem", f"{server.url} does not answer; restart akunu serve")
 
 
 def _editors() -> Iterator[Finding]:
@@ -176,7 +167,7 @@ def _editors() -> Iterator[Finding]:
     for editor, files in _EDITOR_FILES.items():
         for file in (Path.home() / name for name in files):
             try:
-                text = file.read_text(encoding="utf-8", errors="replace")
+                text = read_bounded(file, _MAX_CONFIG).decode("utf-8", "replace")
             except OSError:
                 continue
             for program in _PROGRAM.findall(text):
@@ -184,15 +175,12 @@ def _editors() -> Iterator[Finding]:
                 if Path(program).exists():
                     yield Finding("editor", "ok", f"{editor} starts {program}")
                 else:
-                    advice = f"print a new one: akunu complete --print-config {_option(editor)}"
+                    name = editor.lower().replace(" ", "")
+                    advice = f"print a new one: akunu complete --print-config {name}"
                     missing = f"{file} starts {program}, which does not exist"
                     yield Finding("editor", "problem", f"{missing}; {advice}")
     if not configured:
         yield Finding("editor", "ok", "none configured (akunu complete --help)")
-
-
-def _option(editor: str) -> str:
-    return editor.lower().replace(" ", "")
 
 
 def _hub() -> Iterator[Finding]:

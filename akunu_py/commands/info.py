@@ -26,19 +26,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from akunu_py.decoding import blas_threads, device
+    from akunu_py.decoding import device
 
     models = model_store.list_models()
-    size, total = human_size(sum(each.size for each in models)), human_size(device.total_memory())
+    size = human_size(sum(each.size for each in models))
     rows = [
         ("akunu", __version__),
         ("system", platform.platform()),
         ("python", platform.python_version()),
         ("device", device.device_name()),
-        ("memory", f"{total}, {human_size(device.available_memory())} available for models"),
-        ("blas", ", ".join(filter(None, [device.blas_name(), blas_threads.describe()]))),
+        ("memory", describe_memory()),
+        ("blas", describe_blas()),
         *((package, package_version(package)) for package in _PACKAGES),
-        *(("server", _server(server)) for server in running_servers()),
+        *(
+            ("server", describe_server(server) or f"{server.url} (does not answer)")
+            for server in running_servers()
+        ),
         ("store", f"{paths.models_dir()} ({len(models)} models, {size})"),
         ("chats", str(paths.conversations_file())),
         ("cache", str(paths.cache_dir())),
@@ -49,14 +52,29 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _server(server: RunningServer) -> str:
-    """Return the address of a running server, and its models."""
+def describe_memory() -> str:
+    """Return the memory of this machine, and how much of it models may use now."""
+    from akunu_py.decoding import device
+
+    total, free = human_size(device.total_memory()), human_size(device.available_memory())
+    return f"{total}, {free} available for models"
+
+
+def describe_blas() -> str:
+    """Return the BLAS behind MLX's CPU backend, and its threads; "" without one."""
+    from akunu_py.decoding import blas_threads, device
+
+    return ", ".join(filter(None, [device.blas_name(), blas_threads.describe()]))
+
+
+def describe_server(server: RunningServer) -> str | None:
+    """Return the address of a running server, and its models; None if it does not answer."""
     from akunu_py.serve.own.client import ServerClient
 
     try:
         models = ServerClient(server.url, server.token).models()
     except (AkunuError, KeyError, TypeError):
-        return f"{server.url} (does not answer)"
+        return None
     return f"{server.url} serves {', '.join(map(_served, models))}"
 
 
