@@ -97,7 +97,7 @@ QUANTIZED: dict[str, dict[str, int]] = {
     **dict.fromkeys(("lfm2", "jamba", "baichuan_m1"), _ONE_HEAD),
 }
 _LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
-# Their attention processes the rows of the cache in ways of its own.
+# Their own attention processes the rows of the cache.
 REFUSED: dict[str, dict[str, int]] = {
     **dict.fromkeys(("gpt_oss", "iquestloopcoder"), _WIDE),
     **dict.fromkeys(("deepseek_v3", "longcat_flash_ngram", "bailing_hybrid", "kimi_k3"), _LATENT),

@@ -148,7 +148,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 def test_the_event_loop_has_no_timer_while_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a reply has the date of its own second, and the first signal ends it."""
+    """A reply has the date of its second, and the first signal ends the server."""
     config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_config=None)
     server, finished = _Server(config, "ready", lambda: finished.append(1)), list[int]()
     seen: list[object] = []

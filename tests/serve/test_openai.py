@@ -68,7 +68,7 @@ def encode(model: Served, text: str) -> list[int]:
 async def test_chat_equals_run(
     tiny: Served, system: str, text: str, sampling: dict[str, Any], seed: int, count: int
 ) -> None:
-    """Each choice has a seed of its own."""
+    """Each choice has its own seed."""
     messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
     body = {"messages": messages, "seed": seed, "n": count, **sampling}
     turns = [Message("system", system), Message("user", text)]

@@ -14,14 +14,6 @@ def slow(*values: Any) -> list[Any]:
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
-def every_other_slow(values: Iterable[Any]) -> list[Any]:
-    """Return `values`; every second one is marked slow."""
-    return [
-        pytest.param(value, marks=pytest.mark.slow) if place % 2 else value
-        for place, value in enumerate(values)
-    ]
-
-
 def cover(*options: Iterable[Any]) -> list[Any]:
     """Return all combinations of `options`; all but a minimal set are marked slow.
 

@@ -47,14 +47,6 @@ def write_tiny_llama(directory: Path, seed: int = 0, **changes: Any) -> None:
     (directory / "config.json").write_text(json.dumps(LLAMA | changes))
 
 
-def plain_greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
-    """Greedy tokens after `prompt`, without any cache: each step reads everything again."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(int(mx.argmax(model(mx.array([tokens]))[0, -1]).item()))
-    return tokens[len(prompt) :]
-
-
 class Adversary(OffersAll):
     """Knows the truth and drafts right, partly right or wrong tokens, in a seeded pattern.
 

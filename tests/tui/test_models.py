@@ -72,7 +72,7 @@ def pulled(few_models: None) -> Iterator[Pulled]:
 
 
 class ModelsHost(Host):
-    """Shows the picker with downloads of its own."""
+    """Show the picker with its own downloads."""
 
     TITLE = "Host"
 
