@@ -84,7 +84,7 @@ class LearnedState(UnsavedState):
         answer_cache: bool,
         caches: PromptCacheStore | None = None,
         warnings: list[str] | None = None,
-        journal_tokens: int | None = None,
+        journal_tokens: int = _JOURNAL_TOKENS,
     ) -> None:
         """tokenizer: its digest. layout: device and weights format. caches: None for no disk.
 
@@ -138,8 +138,7 @@ class LearnedState(UnsavedState):
         try:
             with locked(self.directory / "lock"):
                 _append(self._journal, tokens)
-                most = self._journal_tokens or _JOURNAL_TOKENS
-                if self._journal.stat().st_size > most * _TOKEN_BYTES:
+                if self._journal.stat().st_size > self._journal_tokens * _TOKEN_BYTES:
                     # Reload: another process may have added answers.
                     _write(self._answer_file, self._load_answers().dump())
                     self._journal.unlink()

@@ -127,11 +127,11 @@ class ModelHost:
         # Called in the thread after every finished answer of a model loaded here:
         on_answered: Callable[[Engine, Stats], None] = lambda engine, stats: None,
         clock: Callable[[], float] = time.monotonic,
-        save_after_s: float | None = None,  # idle time before prompt caches are saved
+        save_after_s: float = _SAVE_AFTER_S,  # idle time before prompt caches are saved
     ) -> None:
         self._load = load
         self._idle_s = idle_s
-        self._save_after_s = _SAVE_AFTER_S if save_after_s is None else save_after_s
+        self._save_after_s = save_after_s
         self._retry_s = retry_s
         self._awake = awake or SleepBlocker()
         self.on_state = on_state
