@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -169,10 +169,12 @@ class Tree:
                     os.killpg(process.pid, signal.SIGKILL)
         return subprocess.CompletedProcess(command, process.returncode, output)
 
-    def covered(self, workers: int) -> tuple[dict[str, dict[int, list[str]]], dict[str, float]]:
-        """Run all wings' tests once. Return the tests of each line, and each test's seconds."""
-        folders = sorted({folder for _, tests in WINGS.values() for folder in tests})
-        sources = sorted({source for sources, _ in WINGS.values() for source in sources})
+    def covered(
+        self, wings: Collection[str], workers: int
+    ) -> tuple[dict[str, dict[int, list[str]]], dict[str, float]]:
+        """Run the tests of wings once. Return the tests of each line, and each test's seconds."""
+        folders = sorted({folder for wing in wings for folder in WINGS[wing][1]})
+        sources = sorted({source for wing in wings for source in WINGS[wing][0]})
         covered = [f"--cov={Path(source).parent if source.endswith('.py') else source}"
                    for source in sources]  # fmt: skip
         durations = self.directory / "durations.json"
@@ -298,7 +300,7 @@ def main() -> int:
             mutant for mutant in sample(tree.directory, options.count, options.seed)
             if not options.wing or mutant.wing in options.wing
         ]  # fmt: skip
-        lines, seconds = tree.covered(options.workers)
+        lines, seconds = tree.covered({mutant.wing for mutant in mutants}, options.workers)
 
         def judge(mutant: Mutant) -> str:
             if mutant in earlier:
