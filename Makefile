@@ -41,8 +41,8 @@ test-slow: $(VENV)/.installed-dev ## run the tests that take minutes
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/python -m pytest -m slow
 
-# Faults and concurrent akunus for MINUTES, then fuzzing, endurance and privacy at full length, then
-# drafting compared with plain decoding.
+# Faults for MINUTES, then fuzzing, endurance and privacy at full length, then drafting compared with
+# plain decoding.
 MINUTES := 25
 reliability: $(VENV)/.installed-dev ## inject faults and fuzz, for hours (docs/reliability.md)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing

@@ -29,7 +29,7 @@ REASONS = (
         r"|ConnectionError|ConnectTimeout|error sending request|timed out|Max retries",
         "no connection to the package index; check the network or the proxy, and run it again",
     ),
-    (r"No space left|ENOSPC|os error 28", "the disk is full; about 700 MB are needed"),
+    (r"No space left|ENOSPC|os error 28", "the disk is full; free some space, and run it again"),
     (r"Permission denied|EACCES", "no permission to write there; check who owns the directory"),
     (
         r"requires a different Python|Requires-Python|does not satisfy Python",
