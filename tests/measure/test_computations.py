@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from pathlib import Path
@@ -16,10 +15,9 @@ from akunu_py.bench.result import Repeat, Throughput
 from akunu_py.bench.trace import TraceItem
 from akunu_py.completion.completer import Completer
 from akunu_py.decoding import kv_cache
-from akunu_py.decoding.constraint.matcher import compile_constraint
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.types import Constraint, LoadOptions, Message
-from tests.measure import check, completion, fidelity, mac_checks, structured
+from akunu_py.types import LoadOptions
+from tests.measure import check, completion, fidelity, mac_checks
 from tests.measure.caches import replay_caches, schedule
 from tests.measure.check import Check, Promise
 from tests.measure.oracle import score_directory
@@ -224,52 +222,3 @@ def test_buffer_and_files_raise_tokens_per_pass_by_a_fifth(starter_engine: Engin
     rate = {source: total.tokens / total.passes for source, total in found.items()}
     assert rate[completion.FILES] >= 1.2 * rate[completion.PROMPT]
     assert rate[completion.BUFFER] > 1.1 * rate[completion.PROMPT]
-
-
-# Structured output
-
-ANSWERS: list[Any] = [  # to the first cases
-    {
-        "name": "get_weather_forecast",
-        "arguments": {"location": "Lisbon", "number_of_days": 3, "temperature_unit": "celsius"},
-    },
-    {
-        "name": "reserve_restaurant_table",
-        "arguments": {
-            "restaurant": {"name": "Da Mario", "city": "Zurich"},
-            "party_size": 4, "date": "2026-03-14", "time": "19:30", "reservation_name": "Keller",
-        },
-    },
-    {
-        "name": "create_calendar_event",  # in another order than the schema's
-        "arguments": {"title": "Meeting", "attendees": ["anna@example.com"], "start_time": "10:00"},
-    },
-    {
-        "name": "convert_currency",
-        "arguments": {"amount": 250, "from_currency": "CHF", "to_currency": "JPY"},
-    },
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("style", [{}, {"separators": (",", ":")}, {"indent": 2}, {"indent": "\t"}])
-def test_forced_text_and_ngrams_together_give_more_tokens_per_pass(
-    starter_engine: Engine, style: dict[str, Any]
-) -> None:
-    counts: Any = {}
-    for case, value in zip(structured.load_cases(), ANSWERS, strict=False):
-        prompt = starter_engine.tokens.encode_chat([Message("user", f"{case.schema}{case.prompt}")])
-        text = json.dumps(value, **style)
-        tokens = starter_engine.tokens.tokenizer.encode(text, add_special_tokens=False)
-        item, constraint = TraceItem(tuple(prompt), tuple(tokens)), _schema(case.schema)
-        structured.count_passes(starter_engine, constraint, item, parse_curve("m5max"), counts)
-    rate = {name: each.tokens / each.passes for name, each in counts.items()}
-    assert rate[structured.BOTH] >= max(2.0, rate[structured.NGRAMS], rate[structured.FORCED])
-
-
-def test_all_schemas_of_the_workload_are_supported(starter_engine: Engine) -> None:
-    for case in structured.load_cases():
-        compile_constraint(starter_engine.tokens, _schema(case.schema))
-
-
-def _schema(schema: str) -> Constraint:
-    return Constraint("json_schema", schema)

@@ -27,7 +27,6 @@ CASES = [
     ("neural_drafters", f"TRACE --network {NETWORK} --memory --even", "curve draft workloads"),
     ("oracle", "SOURCES --places 9 --faults", "all languages reached"),
     ("completion", "--model MODEL --every 20", "curve model places projects"),
-    ("structured", "--model MODEL --every 6 --max-tokens 8", "curve model sources"),
     ("fidelity", f"{FIDELITY} float32", "command date fidelity machine"),
     ("precisions", f"{FIDELITY} keep-blas", "command date fidelity machine"),
     pytest.param(
