@@ -49,7 +49,7 @@ reliability: $(VENV)/.installed-dev ## inject faults and fuzz, for hours (docs/r
 	$(BIN)/python -m tests.reliability --minutes $(MINUTES)
 	$(BIN)/python -m pytest -m "slow or not slow" tests/reliability
 	$(BIN)/python -m tests.reliability.endurance
-	$(BIN)/python -m tests.measure.precisions --max-tokens 24
+	$(BIN)/python -m tests.measure.fidelity --max-tokens 24
 
 lint: $(VENV)/.installed-dev ## check format, style, types and import directions
 	$(BIN)/ruff format --check .

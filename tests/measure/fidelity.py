@@ -1,6 +1,9 @@
 """Count the answers that drafts change, with the margins.
 
 A pass over several rows rounds differently than a pass over one row, which can decide a near-tie.
+MLX's CPU kernels for half precision sum each row alone, in one order, so drafts change nothing
+there. GPU kernels sum in float32, in an order that depends on the number of rows, and round the sum
+to the format. The precisions `...-blas` do the same on a CPU.
 """
 
 from __future__ import annotations
@@ -8,18 +11,20 @@ from __future__ import annotations
 import argparse
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.resources import files
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
 
 from akunu_py.arguments import parse_temperature
 from akunu_py.bench import command
 from akunu_py.bench.curve import FixedCosts
-from akunu_py.bench.divergence import Divergence, first_divergence, next_logits, top_two_margin
+from akunu_py.bench.divergence import first_divergence, next_logits, top_two_margin
 from akunu_py.bench.result import describe_machine, median, today
 from akunu_py.bench.runners import Passes
 from akunu_py.bench.runners.akunu import record_passes
@@ -34,11 +39,16 @@ from akunu_py.decoding.sampling import filtered, race
 from akunu_py.errors import INTERRUPTED, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
 from akunu_py.parser import add_format, add_values
-from akunu_py.types import DraftMode, GenerateOptions, LoadOptions, Message, SamplingOptions
-from akunu_py.types import WeightMode as Precision
+from akunu_py.types import (
+    DraftMode,
+    GenerateOptions,
+    LoadOptions,
+    Message,
+    SamplingOptions,
+    WeightMode,
+)
 from tests.measure.tool import run_tool, was_interrupted
 
-PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "keep")
 MODES: tuple[DraftMode, ...] = ("fixed", "auto")
 _NOTE = """\
 Answers with drafts compared with answers without. Differences occur at near-ties, because a pass
@@ -46,13 +56,14 @@ over several rows rounds differently than a pass over one row. Margin: the diffe
 highest logits where an answer first differs; the largest and the median.
 """
 _DIVERGENCES = 5  # printed for each precision and mode; --format json prints all
+_EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
 
 
-def add_options(parser: argparse.ArgumentParser, precisions: Sequence[str] = PRECISIONS) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_model(parser, weights=False)
     add = parser.add_argument
-    add("--weights", action="append", choices=precisions,
-        help="Weight format; repeatable (default: all that are quick here)")  # fmt: skip
+    add("--weights", action="append", choices=PRECISIONS,
+        help="Precision; repeatable (default: all that are quick here)")  # fmt: skip
     add("--kv-bits", type=int, choices=(4, 8),
         help="Bits of the KV cache (default: unquantized)")  # fmt: skip
     add_values(parser, ("--temperature", "T", parse_temperature, 0.0, "Sampling temperature"))
@@ -61,23 +72,17 @@ def add_options(parser: argparse.ArgumentParser, precisions: Sequence[str] = PRE
     add_format(parser)
 
 
-def run(options: argparse.Namespace, load: Callable[[str], Engine] | None = None) -> int:
-    """Run the tool. load: loads the model in a precision (default: as a weight format)."""
-
-    def load_weights(name: str) -> Engine:
-        return load_engine(options.model, LoadOptions(cast(Precision, name), options.kv_bits))
-
-    prompts, found = load_prompts(options.answers), list[AnswerComparison]()
-    # With a CPU's kernels for half precision and stored weights, a token takes seconds.
-    precisions = options.weights or PRECISIONS[: 3 if on_metal() else 2]
+def run(options: argparse.Namespace) -> int:
+    prompts, rows = load_prompts(options.answers), list[dict[str, Any]]()
+    # "keep" takes seconds a token with a CPU's kernels; a GPU needs no imitation.
+    left_out = {"keep-blas", "bfloat16-blas"} if on_metal() else {"keep"}
 
     def compare() -> None:
-        for engine in map(load or load_weights, precisions):
-            for each in compare_answers(engine, prompts, options.max_tokens, options.temperature):
-                found.append(each)
+        for name in options.weights or (name for name in PRECISIONS if name not in left_out):
+            engine = load_precision(options.model, name, options.kv_bits)
+            compare_answers(engine, prompts, options.max_tokens, options.temperature, rows)
 
     interrupted = was_interrupted(compare)
-    rows = summarize(found)
     as_json = {
         "command": options.command_line,
         "date": today(),
@@ -86,27 +91,6 @@ def run(options: argparse.Namespace, load: Callable[[str], Engine] | None = None
     }
     command.show(options, as_json, lambda: print_fidelity(rows))
     return INTERRUPTED if interrupted else 0
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerComparison:
-    """An answer with drafts compared with the answer without."""
-
-    weights: str  # the precision, in words
-    mode: DraftMode
-    prompt: str
-    tokens: int  # of the answer without drafts
-    drafted: int
-    drafting_passes: int  # passes over more than one row
-    difference: Divergence | None
-
-
-class Generated(NamedTuple):
-    """An answer to compare; see `AnswerComparison`."""
-
-    tokens: list[int]
-    drafted: int
-    drafting_passes: int
 
 
 def load_prompts(count: int) -> list[str]:
@@ -124,42 +108,42 @@ def load_prompts(count: int) -> list[str]:
 
 
 def compare_answers(
-    engine: Engine, prompts: Sequence[str], max_tokens: int, temperature: float = 0.0
-) -> Iterator[AnswerComparison]:
+    engine: Engine,
+    prompts: Sequence[str],
+    max_tokens: int,
+    temperature: float,
+    rows: list[dict[str, Any]],
+) -> None:
     """Compare the answers to each prompt with those without drafts, in all modes.
 
-    The prompt's number is the seed.
+    Appends a row for each mode, ready for JSON. The prompt's number is the seed.
     """
     bits, weights = engine.plan.kv_bits, engine.plan.weights
     weights += f", KV cache of {bits} bits" if bits else ""
     weights += f", temperature {temperature:g}" if temperature else ""
+    totals = dict.fromkeys(("answers", "tokens", "drafted", "drafting_passes"), 0)
+    new: list[dict[str, Any]] = [
+        {"weights": weights, "mode": mode, **totals, "differences": []} for mode in MODES
+    ]
+    rows += new
     session = Session(engine, UnsavedState(CostCurve()))
     for seed, text in enumerate(prompts):
         command.progress(f"{weights}: {seed + 1} of {len(prompts)} answers")
         prompt = engine.tokens.encode_chat([Message("user", text)])
         sampling = SamplingOptions(temperature, seed=seed)
         options = GenerateOptions(max_tokens, "off", sampling=sampling)
-        alone = _generate(session, prompt, options)
-        for mode in MODES:
-            answer = _generate(session, prompt, replace(options, draft=mode))
-            difference = compare(engine, prompt, sampling, alone, answer)
-            count = len(alone.tokens)
-            yield AnswerComparison(weights, mode, text, count, *answer[1:], difference)
-
-
-def compare(
-    engine: Engine,
-    prompt: list[int],
-    sampling: SamplingOptions,
-    alone: Generated,
-    answer: Generated,
-) -> Divergence | None:
-    """Return the first difference of two answers, with the margin of the scores there."""
-    found = first_divergence(None, [(prompt, alone.tokens)], [(prompt, answer.tokens)])
-    if found is not None:
-        tokens = [*prompt, *alone.tokens[: found.position]]
-        found = replace(found, margin=top_two_margin(scores(engine, tokens, sampling)))
-    return found
+        alone, _ = _generate(session, prompt, options)
+        for row in new:
+            answer, drafted = _generate(session, prompt, replace(options, draft=row["mode"]))
+            row["answers"] += 1
+            row["tokens"] += len(alone)
+            row["drafted"] += sum(drafted)
+            row["drafting_passes"] += sum(count > 0 for count in drafted)
+            found = first_divergence(None, [(prompt, alone)], [(prompt, answer)])
+            if found is not None:
+                logits = scores(engine, [*prompt, *alone[: found.position]], sampling)
+                found = replace(found, margin=top_two_margin(logits))
+                row["differences"].append({"prompt": text} | asdict(found))
 
 
 def scores(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> mx.array:
@@ -172,28 +156,14 @@ def scores(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> 
     return logits
 
 
-def _generate(session: Session, prompt: list[int], options: GenerateOptions) -> Generated:
-    """Generate an answer with a new drafter that has learned nothing."""
+def _generate(
+    session: Session, prompt: list[int], options: GenerateOptions
+) -> tuple[list[int], list[int]]:
+    """Return an answer by a drafter that has learned nothing, and the drafted tokens by pass."""
     passes, state = Passes(), UnsavedState(FixedCosts(PRIOR_SHAPE))
     session.drafting = Drafting(session.engine, session.target, state)
     record_passes(session, passes)
-    tokens = list(session.generate(prompt, options).answer().tokens)
-    return Generated(tokens, sum(passes.drafted), sum(count > 0 for count in passes.drafted))
-
-
-def summarize(comparisons: Sequence[AnswerComparison]) -> list[dict[str, Any]]:
-    """Return the totals of each precision and mode, in order of appearance, ready for JSON."""
-    rows: dict[tuple[str, DraftMode], dict[str, Any]] = {}
-    totals = ("tokens", "drafted", "drafting_passes")
-    for each in comparisons:
-        new = {"weights": each.weights, "mode": each.mode, "answers": 0, **dict.fromkeys(totals, 0)}
-        row = rows.setdefault((each.weights, each.mode), new | {"differences": []})
-        row["answers"] += 1
-        for name in totals:
-            row[name] += getattr(each, name)
-        if each.difference is not None:
-            row["differences"].append({"prompt": each.prompt} | asdict(each.difference))
-    return list(rows.values())
+    return list(session.generate(prompt, options).answer().tokens), passes.drafted
 
 
 def print_fidelity(rows: Sequence[dict[str, Any]]) -> None:
@@ -212,6 +182,85 @@ def print_fidelity(rows: Sequence[dict[str, Any]]) -> None:
         for each in row["differences"][:_DIVERGENCES]:
             where = f"token {each['position']} of the answer to {each['prompt']!r}"
             print(f"{row['weights']}, {row['mode']}: {where}, margin {each['margin']:.2g}")
+
+
+class _Rounded(nn.Module):  # type: ignore[misc]
+    """A product in float32, rounded to `dtype`. weight: [out, in], float32."""
+
+    def __init__(self, weight: mx.array, bias: mx.array | None, dtype: mx.Dtype) -> None:
+        super().__init__()
+        self.weight = weight
+        if bias is not None:
+            self.bias = bias
+        self._dtype = dtype
+
+    def __call__(self, rows: mx.array) -> mx.array:
+        """[..., in] -> [..., out]"""
+        product = (rows.astype(mx.float32) @ self.weight.T).astype(self._dtype)
+        return product + self.bias if "bias" in self else product
+
+
+class _RoundedEmbedding(_Rounded):
+    """An embedding table whose transpose may yield the logits."""
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        """[...] -> [..., in]"""
+        return self.weight[tokens].astype(self._dtype)
+
+    def as_linear(self, rows: mx.array) -> mx.array:
+        """[..., in] -> [..., tokens]"""
+        return super().__call__(rows)
+
+
+def _rounded(layer: Any) -> nn.Module:
+    weight, dtype = layer.weight, layer.weight.dtype
+    if "scales" in layer:
+        dtype = layer.scales.dtype
+        # Exact: in half precision it would round a second time.
+        scales, biases = (
+            part if part is None else part.astype(mx.float32)
+            for part in (layer.scales, layer.get("biases"))
+        )
+        weight = mx.dequantize(weight, scales, biases, layer.group_size, layer.bits, layer.mode)
+    kind = _RoundedEmbedding if isinstance(layer, _EMBEDDINGS) else _Rounded
+    return kind(weight.astype(mx.float32), layer.get("bias"), dtype)
+
+
+def round_products(model: Any) -> None:
+    """Make every dense or quantized layer round as on a GPU."""
+    rounded = [
+        (name, _rounded(layer))
+        for name, layer in model.named_modules()
+        if isinstance(layer, (nn.Linear, nn.QuantizedLinear, *_EMBEDDINGS))
+    ]
+    model.update_modules(tree_unflatten(rounded))
+
+
+def compute_in_float32(model: Any) -> None:
+    """Convert all but the quantized matrices to float32."""
+    model.set_dtype(mx.float32)
+
+
+# The weight mode of each precision, and the change to the loaded model.
+PRECISIONS: dict[str, tuple[WeightMode, Callable[[Any], None] | None]] = {
+    "float32": ("float32", None),
+    "bfloat16": ("bfloat16", None),
+    "keep": ("keep", None),
+    "keep-float32": ("keep", compute_in_float32),
+    "bfloat16-blas": ("bfloat16", round_products),
+    "keep-blas": ("keep", round_products),
+}
+
+
+def load_precision(model: str, name: str, kv_bits: int | None = None) -> Engine:
+    """Load the model in the precision `name` of `PRECISIONS`."""
+    weights, change = PRECISIONS[name]
+    engine = load_engine(model, LoadOptions(weights, kv_bits))
+    if change is None:
+        return engine
+    change(engine.model)
+    mx.eval(engine.model.parameters())
+    return replace(engine, plan=replace(engine.plan, weights=f"{engine.plan.weights} ({name})"))
 
 
 main = partial(run_tool, "fidelity", "Compare answers with and without drafting, and rate the "

@@ -16,13 +16,11 @@ from akunu_py.bench.trace import TraceItem
 from akunu_py.completion.completer import Completer
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.types import LoadOptions
 from tests.measure import check, completion, fidelity, mac_checks
 from tests.measure.caches import replay_caches, schedule
 from tests.measure.check import Check, Promise
 from tests.measure.oracle import score_directory
 from tests.measure.oracle_places import Source, choose_places, read_source
-from tests.measure.precisions import PRECISIONS
 from tests.support.bench_fakes import drafted_series, fake_result
 from tests.support.paths import golden_sources
 from tests.support.tiny_model import tiny_directory
@@ -115,9 +113,9 @@ def test_kernels_give_the_same_for_rows_together_and_alone() -> None:
 def test_no_answer_differs_in_float32(shallow_starter: Engine) -> None:
     assert len(set(fidelity.load_prompts(300))) == 300
     prompts = fidelity.load_prompts(2)
-    for row in fidelity.summarize(
-        list(fidelity.compare_answers(shallow_starter, prompts, 16, 0.8))
-    ):
+    rows: list[dict[str, Any]] = []
+    fidelity.compare_answers(shallow_starter, prompts, 16, 0.8, rows)
+    for row in rows:
         assert (row["answers"], row["tokens"], row["differences"]) == (2, 32, [])
         assert row["weights"] == "float32, temperature 0.8"
         assert row["drafting_passes"] > 0
@@ -129,11 +127,9 @@ def test_precision_has_nearly_the_same_logits(tmp_path: Path, name: str) -> None
         cache = kv_cache.new_cache(engine.model)
         return engine.model(mx.array([[1, 2, 3, 4, 5]]), cache=cache)[0]
 
-    tiny = tiny_directory(tmp_path)
-    exact = logits(Engine.load(tiny, LoadOptions(weights="float32")))
-    weights, change = PRECISIONS[name]
-    assert change is not None
-    found = logits(change(Engine.load(tiny, LoadOptions(weights=weights))))
+    tiny = str(tiny_directory(tmp_path))
+    exact = logits(fidelity.load_precision(tiny, "float32"))
+    found = logits(fidelity.load_precision(tiny, name))
     formats = {"keep-float32": mx.float32, "bfloat16-blas": mx.bfloat16, "keep-blas": mx.float16}
     assert found.dtype == formats[name]
     error = float(mx.abs(found.astype(mx.float32) - exact).max() / mx.abs(exact).max())

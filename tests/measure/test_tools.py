@@ -28,7 +28,6 @@ CASES = [
     ("oracle", "SOURCES --places 9 --faults", "all languages reached"),
     ("completion", "--model MODEL --every 20", "curve model places projects"),
     ("fidelity", f"{FIDELITY} float32", "command date fidelity machine"),
-    ("precisions", f"{FIDELITY} keep-blas", "command date fidelity machine"),
     pytest.param(
         "serve",
         "--model MODEL --layers 1 --words 300 --turns 1 --max-tokens 8 --repeats 1",
