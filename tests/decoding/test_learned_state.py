@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import LearnedState, answer_cache_bytes, delete_answer_cache
@@ -18,7 +17,7 @@ from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.types import GenerateOptions
-from tests.measure.neural_drafters import CostsWithDrafting, DrafterFigures, SimulatedDrafters
+from tests.measure.neural_drafters import DrafterFigures, SimulatedDrafters, replay_simulated
 from tests.support.command import run_here
 from tests.support.full_disk import full_disk
 from tests.support.tiny_fim import load_tiny, write_chat_model
@@ -170,13 +169,14 @@ def test_costs_are_saved_by_layout() -> None:
 
 def test_neural_drafters_are_saved_with_the_costs() -> None:
     simulated = SimulatedDrafters([DrafterFigures("model", 0.2, (0.9, 0.1))])
-    simulated.item = TraceItem((1,) * 9, tuple(range(200)))
     learned = opened()
-    (drafter,) = simulated.make("model")
-    curve = CostCurve({1: 1.0, 33: 1.5})
-    auto = AutoDrafter(curve, neural_drafters=[drafter], learned=learned.neural_drafters)
-    costs = CostsWithDrafting(lambda rows: 1.0, simulated)
-    replay_item(simulated.item, auto, costs, ReplayCounts())
+
+    def drafter() -> AutoDrafter:
+        curve, learning = CostCurve({1: 1.0, 33: 1.5}), learned.neural_drafters
+        return AutoDrafter(curve, neural_drafters=simulated.make("model"), learned=learning)
+
+    item = TraceItem((1,) * 9, tuple(range(200)))
+    replay_simulated([item], drafter, lambda rows: 1.0, simulated)
     learned.save_costs()
     learned.flush()
     saved = opened().neural_drafters["model"]

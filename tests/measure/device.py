@@ -35,14 +35,8 @@ from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.parser import add_format
-from akunu_py.types import DEFAULT_DRAFT_TOKENS, DRAFT_MODES, Drafter, DraftMode
-from tests.measure.neural_drafters import (
-    DrafterFigures,
-    SimulatedDrafters,
-    add_figures_option,
-    mixture_drafter,
-    parse_figures,
-)
+from akunu_py.types import DEFAULT_DRAFT_TOKENS, DRAFT_MODES, NEURAL_MODES, Drafter, DraftMode
+from tests.measure.neural_drafters import DrafterFigures, SimulatedDrafters, mixture_drafter
 from tests.measure.tool import run_tool
 from tests.support.decoding import decode
 
@@ -83,6 +77,24 @@ def parse_device(text: str) -> DeviceOptions:
             )
         values[name] = number
     return DeviceOptions(**values)
+
+
+def parse_figures(text: str) -> DrafterFigures:
+    """Parse text such as `mtp:0.06:0.8,0.65,0.5`. Raises UsageError."""
+    name, _, rest = text.partition(":")
+    cost, _, shares = rest.partition(":")
+    try:
+        figures = DrafterFigures(name, float(cost), tuple(map(float, shares.split(","))))
+    except ValueError:
+        figures = DrafterFigures("", 0.0, ())
+    falling = [1.0, *figures.accepted, 0.0]
+    named = figures.name in NEURAL_MODES
+    if not (named and 0 < figures.cost < float("inf") and falling == sorted(falling)[::-1]):
+        raise UsageError(
+            "--network: expected mtp, model or exit, what a token costs and the shares accepted by "
+            f"position, which do not rise, such as mtp:0.06:0.8,0.65,0.5, found {text!r}"
+        )
+    return figures
 
 
 class _Clock:
@@ -269,7 +281,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="GAP:...",
         help="Properties of the device, such as gap:0.15,noise:0.05,first:5 (default: ideal)",
     )
-    add_figures_option(parser, required=False)
+    parser.add_argument(
+        "--network",
+        dest="figures",
+        action="append",
+        default=[],
+        metavar="NAME:COST:SHARE,...",
+        help="Simulated drafter: draft mode, cost of a token in plain steps, and the shares "
+        "accepted by position, such as mtp:0.06:0.8,0.65,0.5; repeatable",
+    )
     add_draft_options(parser, DRAFT_MODES)
     add_format(parser)
 

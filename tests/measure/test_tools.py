@@ -23,8 +23,7 @@ FIDELITY = "--model MODEL --answers 1 --max-tokens 4 --weights"
 CASES = [
     ("caches", "TRACE --budget 3000 --repeats 1", "again aside budget prompts"),
     ("device", "TRACE --device gap:0.15,noise:0.05,first:5", "curve device draft workloads"),
-    ("neural_drafters", f"TRACE --network {NETWORK} --compare", "curve drafters"),
-    ("neural_drafters", f"TRACE --network {NETWORK} --memory --even", "curve draft workloads"),
+    ("device", f"TRACE --network {NETWORK} --memory", "curve device draft workloads"),
     ("oracle", "SOURCES --places 9 --faults", "all languages reached"),
     ("completion", "--model MODEL --every 20", "curve model places projects"),
     ("fidelity", f"{FIDELITY} float32", "command date fidelity machine"),
@@ -78,10 +77,9 @@ def test_tool_prints_a_table_and_json(
     ("name", "line", "word"),
     [
         ("device", "TRACE --device lag:1", "expected gap"),
-        ("device", "TRACE --device gap:-1", "expected gap"),
         ("device", "TRACE --device gap:1,gap:1", "expected gap"),
-        ("neural_drafters", "TRACE --network mtp:0.1:0.5,0.6", "which do not rise"),
-        ("neural_drafters", "TRACE --network head:0.1:0.5", "expected mtp"),
+        ("device", "TRACE --network mtp:0.1:0.5,0.6", "which do not rise"),
+        ("device", "TRACE --network head:0.1:0.5", "expected mtp"),
         ("oracle", "TRACE", "no source files"),
         ("fidelity", "--answers 301", "there are 300 prompts"),
         ("check", "-o mac.html", ".json"),

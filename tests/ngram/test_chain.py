@@ -9,15 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.bench.curve import parse_curve
-from akunu_py.bench.trace import Trace, TraceItem
+from akunu_py.bench.trace import TraceItem
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.chain import Continuation
 from akunu_py.ngram.cost import CostCurve
-from tests.measure.neural_drafters import (
-    DrafterFigures,
-    SimulatedDrafters,
-    replay_mixture,
-)
+from tests.measure.neural_drafters import DrafterFigures, SimulatedDrafters, replay_mixture
 
 FREE = {1: 1.0, 33: 1.001}
 RIGHT = DrafterFigures("mtp", 0.06, (0.99,))  # its first token, and no more
@@ -130,10 +126,10 @@ def changed(seed: int) -> TraceItem:
 
 def test_an_edited_copy_continues_after_a_neural_token() -> None:
     """Only the neural drafter knows one token of ten; the copy continues after it in one pass."""
-    trace, passes = Trace("", {"text": (changed(0), changed(1))}), {}
-    for mode in ("ngram", "auto"):
-        found = replay_mixture(trace, parse_curve("m5max"), mode, [RIGHT])["text"]
-        passes[mode] = found["passes"]
+    items, curve = (changed(0), changed(1)), parse_curve("m5max")
+    passes = {
+        mode: replay_mixture(items, curve, mode, [RIGHT])["passes"] for mode in ("ngram", "auto")
+    }
     assert passes["auto"] < 0.7 * passes["ngram"]
 
 
