@@ -54,8 +54,6 @@ NEAR_TIE = 0.5  # logits: two roundings of bfloat16 for logits of 32 to 64
 MIN_OFF, MIN_AUTO, MIN_PREFILL = 0.98, 0.99, 0.95  # of mlx-lm's speed; medians vary by 1 %
 COST_PER_ROW = 0.5  # of 32 rows, in plain steps; above it no draft saves time
 MIN_SAMPLING = 0.9  # of the speed without logprobs or top-p
-MAX_IDENTITY_S = 1.0
-MAX_SCHEMA_S = 0.05
 MAX_FLIPPED = 0.02  # of the tokens
 MAX_UNCOUNTED = 1.05
 METAL_BUFFERS = 499_000  # of a process; macOS has no larger limit
@@ -293,8 +291,13 @@ def _format_name(kind: mx.Dtype) -> str:
 
 def check_device(check: Check) -> None:
     """Compare what akunu assumes of this chip with a measurement."""
-    ratio, note = mac_checks.bandwidth_line(check.plan.bandwidth_bytes)
-    name, here = "assumed memory bandwidth compared with the measured one", device.on_metal()
+    ratio, note, here = None, "", device.on_metal()
+    if here:
+        chip, measured = device.chip(), mac_checks.measured_bandwidth(check.plan.bandwidth_bytes)
+        ratio = max(chip.gb_per_s / measured, measured / chip.gb_per_s)
+        source = "estimated" if chip.estimated else "known"
+        note = f"{chip.gb_per_s:.0f} GB/s {source}, {measured:.0f} here"
+    name = "assumed memory bandwidth compared with the measured one"
     check.add("device", name, ratio, MAX_BANDWIDTH, unit="x", here=here, note=note)
 
 
@@ -403,41 +406,33 @@ def _check_curves(engine: Engine, check: Check, before: int) -> None:
 
 
 def _check_sampling(engine: Engine, check: Check) -> None:
-    """Check the cost of logprobs and top-p, the output head after a prompt, and near-ties."""
+    """Check the cost of logprobs and top-p, and near-ties."""
     about, plan = engine.name, check.plan
     for name, plain, changed in _SAMPLING:
         progress(f"{about}: {name}")
         rate = mac_checks.sampling_speed(engine, plan.max_tokens, plain, changed)
         name = f"decoding speed with {name}, of the speed without"
         check.add(about, name, rate, MIN_SAMPLING, unit="x", least=True)
-    name = f"logit rows computed for the last {mac_checks.HEAD_ROWS} prompt tokens"
-    check.add(about, name, mac_checks.head_rows(engine), 1)
     for kind in mac_checks.FORMATS:
         progress(f"{about}: near-ties in {_format_name(kind)}")
-        found = mac_checks.near_ties(engine, kind, plan.tie_positions)
-        note = f"{found.flipped} of {found.positions} tokens; {found.close} are near-ties"
+        flipped, close = mac_checks.near_ties(engine, kind, plan.tie_positions)
+        note = f"{flipped:.1%} of tokens; {close:.1%} are near-ties"
         name = f"tokens that {mac_checks.TIE_ROWS} rows change, {_format_name(kind)}"
-        check.add(about, name, found.rate, MAX_FLIPPED, here=device.on_metal(), note=note)
+        check.add(about, name, flipped, MAX_FLIPPED, here=device.on_metal(), note=note)
 
 
 def _check_memory(engine: Engine, check: Check) -> None:
-    """Check the memory of a cached prompt, its identity, Metal's buffers, and a schema's cache."""
+    """Check the memory of a cached prompt and Metal's buffers."""
     about = engine.name
     progress(f"{about}: memory")
-    counted, unused = mac_checks.counted_memory(engine, max(check.plan.prompts[:2]))
-    tied = mac_checks.identity_s(engine)
+    counted, unused = mac_checks.counted_memory(engine, max(check.plan.prompts))
     name = "memory of a cached prompt, of the bytes that akunu counts"
     check.add(about, name, counted, MAX_UNCOUNTED, unit="x")
     name = "freed buffers that MLX keeps after a prompt, of their limit"
     check.add(about, name, unused, 1, unit="x")
-    name = "time to identify the model for its prompt caches"
-    check.add(about, name, tied, MAX_IDENTITY_S, unit="s")
     most = int(mx.device_info().get("resource_limit") or METAL_BUFFERS)
     name, here = "Metal buffers of the weights and 16 prompt caches", device.on_metal()
     check.add(about, name, mac_checks.metal_buffers(engine), most // 2, here=here)
-    again, note = mac_checks.schema_line(engine)
-    name = "compiling a schema of 300 properties again"
-    check.add(about, name, again, MAX_SCHEMA_S, unit="s", note=note)
 
 
 def _check_idle(engine: Engine, check: Check) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import math
 import queue
 import random
@@ -16,8 +15,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from akunu_py.bench.result import median
-from akunu_py.decoding import chips, device, kv_cache, output_rows, wired
-from akunu_py.decoding.constraint.answer_limits import compile_rules
+from akunu_py.decoding import kv_cache, wired
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.answer_jobs import text_job
 from akunu_py.decoding.generate.model_host import ModelHost
@@ -25,32 +23,16 @@ from akunu_py.decoding.generate.prefill import unused_limit
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.model.identity import model_digest
 from akunu_py.decoding.prompt_cache.history import MAX_CHECKPOINTS
 from akunu_py.decoding.prompt_cache.memory import MAX_HISTORIES
-from akunu_py.errors import UsageError
-from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions
+from akunu_py.types import GenerateOptions, Message, SamplingOptions
 
 _REPEATS = 5
 TIE_ROWS = 5  # of a pass with a draft of four tokens
-HEAD_ROWS = 17  # of a prompt's last pass
-
-
-@dataclass(frozen=True, slots=True)
-class NearTies:
-    """Positions of a text where rounding may decide."""
-
-    positions: int
-    flipped: int  # another token is the most likely one in a pass of several rows
-    close: int  # the two highest logits are within one step of the format
-
-    @property
-    def rate(self) -> float:
-        return self.flipped / max(1, self.positions)
 
 
 def measured_bandwidth(nbytes: int) -> float:
-    """Return the bytes per second of a sum over an array of `nbytes` bytes, the median."""
+    """Return the GB/s of a sum over an array of `nbytes` bytes, the median."""
     array = mx.ones((nbytes // 4,), mx.float32)
     mx.eval(array, array.sum())
     seconds = []
@@ -58,22 +40,7 @@ def measured_bandwidth(nbytes: int) -> float:
         started = time.perf_counter()
         mx.eval(array.sum())
         seconds.append(time.perf_counter() - started)
-    return nbytes / median(seconds)
-
-
-def factor(left: float, right: float) -> float:
-    """Return the ratio of two numbers, or its inverse if larger."""
-    return max(left / right, right / left)
-
-
-def bandwidth_line(nbytes: int) -> tuple[float | None, str]:
-    """Return the factor between the assumed and the measured bandwidth, and a note."""
-    if not device.on_metal():
-        return None, ""
-    chip, measured = device.chip(), measured_bandwidth(nbytes) / 1e9
-    source = "estimated" if chip.estimated else "known"
-    note = f"{chips.gpu_cores()} GPU cores, {chip.gb_per_s:.0f} GB/s {source}, {measured:.0f} here"
-    return factor(chip.gb_per_s, measured), note
+    return nbytes / median(seconds) / 1e9
 
 
 def wired_limit() -> int:
@@ -97,30 +64,12 @@ def sampling_speed(
     return median(before) / median(after) if median(after) else None
 
 
-def head_rows(engine: Engine) -> int:
-    """Return the rows of logits that a pass over `HEAD_ROWS` tokens computes if one is needed."""
-    widths = []
-
-    def last(rows: mx.array) -> mx.array:
-        widths.append(rows.shape[-1])
-        return rows[:, -1:]
-
-    cache = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
-    vocabulary = output_rows.run(engine.model, mx.zeros((1, HEAD_ROWS), mx.int32), cache, last)
-    return HEAD_ROWS if widths[-1] == vocabulary.shape[-1] else 1
-
-
-def identity_s(engine: Engine) -> float:
-    """Return the seconds to compute the digest that identifies a model's prompt caches."""
-    started = time.perf_counter()
-    model_digest(engine.plan.path, engine.plan.weights)
-    return time.perf_counter() - started
-
-
-def near_ties(engine: Engine, kind: mx.Dtype, positions: int) -> NearTies:
+def near_ties(engine: Engine, kind: mx.Dtype, positions: int) -> tuple[float, float]:
     """Compare the most likely tokens of passes of `TIE_ROWS` rows with one row at a time.
 
-    kind: format of all values that are not quantized. The text is the model's own answer.
+    Returns the shares of positions where they differ, and where the two highest logits are within
+    one step of the format. kind: format of all values that are not quantized. The text is the
+    model's own answer.
     """
     prompt = engine.tokens.encode_chat([Message("user", "Write a story about a lighthouse.")])
     options = GenerateOptions(positions, draft="off", may_store=False)
@@ -134,7 +83,7 @@ def near_ties(engine: Engine, kind: mx.Dtype, positions: int) -> NearTies:
     top = mx.sort(single, axis=-1)[:, -2:]
     close = top[:, 1] - top[:, 0] <= mx.finfo(kind).eps * mx.abs(top[:, 1])
     flipped = mx.argmax(single, axis=-1) != mx.argmax(together, axis=-1)
-    return NearTies(len(flipped), int(flipped.sum().item()), int(close.sum().item()))
+    return float(flipped.mean().item()), float(close.mean().item())
 
 
 def _logits(engine: Engine, text: list[int], start: int, rows: int) -> mx.array:
@@ -145,9 +94,6 @@ def _logits(engine: Engine, text: list[int], start: int, rows: int) -> mx.array:
         found.append(engine.model(mx.array([text[at : at + rows]]), cache=cache)[0])
         mx.eval(found[-1])
     return mx.concatenate(found).astype(mx.float32)
-
-
-_PROPERTIES = 300
 
 
 def counted_memory(engine: Engine, length: int) -> tuple[float, float]:
@@ -177,22 +123,6 @@ def metal_buffers(engine: Engine) -> int:
     copies = 1 + MAX_CHECKPOINTS * engine.needs_checkpoints
     histories = MAX_HISTORIES * copies * len(kv_cache.state_arrays(cache))
     return len(tree_flatten(engine.model.parameters())) + histories
-
-
-def schema_line(engine: Engine) -> tuple[float | None, str]:
-    """Return the seconds to compile a schema of many properties again, and a note."""
-    properties = {f"p{number}": {"type": "string"} for number in range(_PROPERTIES)}
-    schema = json.dumps({"type": "object", "properties": properties})
-    sampling = SamplingOptions(constraint=Constraint("json_schema", schema))
-    options, seconds = GenerateOptions(sampling=sampling), []
-    for _ in range(2):
-        started = time.perf_counter()
-        try:
-            compile_rules(engine.tokens, options)
-        except UsageError as error:  # a tokenizer without grammars
-            return None, str(error)
-        seconds.append(time.perf_counter() - started)
-    return seconds[1], f"the first time {seconds[0]:.2f} s, in the thread of the request"
 
 
 # Unique prompts of 12,000 to 16,000 tokens and answers of mixed lengths overflowed the prompt
