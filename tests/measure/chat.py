@@ -21,7 +21,7 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,11 +36,10 @@ from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.models.store import model_store
 from akunu_py.parser import add_format
 from akunu_py.types import DRAFT_MODES
-from tests.measure.tool import run_tool, was_interrupted
+from tests.measure.tool import run_akunu, run_tool, was_interrupted, with_data_in
 
 SCREEN = (24, 80)  # lines, columns
 GOALS = "goals: a median of 50 ms and 150 ms at worst while decoding, at least x0.95"
-IDLE, DECODING = "idle", "decoding"
 # One letter per key: rare in answers, one column wide, and few enough for one line of the box.
 LETTERS = "".join(map(chr, range(0x13A0, 0x13A0 + 64)))  # Cherokee
 _GAPS_S = (0.08, 0.18)  # between an echo and the next key, as by a fast typist
@@ -50,65 +49,37 @@ _OVERLAP = 64  # bytes; longer than any text to find
 _CLEAR, _QUIT, _ENTER = b"\x15", b"\x11", b"\r"  # Ctrl+U, Ctrl+Q, Enter
 _ATTRIBUTES_QUERY, _ATTRIBUTES = b"\x1b[c", b"\x1b[?62;22c"  # the terminal identifies itself
 _READY, _ANSWERING = "● ready", "◐ answering"
-# A whole status: in several colors, up to the next sequence that is no color.
-_STATUS = re.compile(
-    f"({_ANSWERING}|{_READY}|■ stopped|× failed)".encode()
-    + rb"([^\x1b]|\x1b\[[\d;]*m)*(?=\x1b\[[\d;?]*[A-Za-ln-z])"
-)
+_STATUS = re.compile(f"{_READY}|{_ANSWERING}|■ stopped|× failed".encode())
 _EMPTY = "Ask something"  # what an empty box shows
 _IDLE_KEYS = 8
 _MOST_ANSWERS = 6  # to type into, if answers are short
 _SEQUENCE = re.compile(rb"\x1b(\[[0-9;?<>=$]*[@-~]|[\]P_][^\x1b\x07]*(\x07|\x1b\\)|[^\[\]P_])")
 
-
-@dataclass
-class KeyTimes:
-    """Key latencies in seconds."""
-
-    seconds: list[float] = field(default_factory=list)  # from the key to its letter
-    lost: int = 0  # keys without a letter after 3 s
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the latencies in milliseconds, 0 for no keys, ready for JSON."""
-        times = [round(1e3 * seconds, 2) for seconds in sorted(self.seconds)]
-        nearest = times[math.ceil(0.95 * len(times)) - 1] if times else 0.0
-        return {
-            "count": len(times),
-            "lost": self.lost,
-            "median_ms": median(times),
-            "p95_ms": nearest,
-            "worst_ms": max(times, default=0.0),
-            "ms": times,
-        }
-
-
 Answer = tuple[str, dict[str, Any]]
 """Text and statistics."""
+Keys = list[float | None]
+"""Seconds from each key to its letter, None without a letter."""
 
 
 @dataclass
 class ChatResult:
     """All measurements so far."""
 
-    keys: dict[str, KeyTimes] = field(
-        default_factory=lambda: {IDLE: KeyTimes(), DECODING: KeyTimes()}
-    )
-    alone: list[Answer] = field(default_factory=list)  # by `akunu run`
-    chat: list[Answer] = field(default_factory=list)
+    keys: dict[str, Keys] = field(default_factory=lambda: {"idle": [], "decoding": []})
+    answers: dict[str, list[Answer]] = field(default_factory=lambda: {"alone": [], "chat": []})
 
     def as_dict(self) -> dict[str, Any]:
         """Return all measurements, ready for JSON. ratio: of the median speeds, 0 if missing."""
-        sides = {"alone": self.alone, "chat": self.chat}
-        rates = {name: [speed(each) for each in answers] for name, answers in sides.items()}
+        rates = {side: [speed(each) for each in found] for side, found in self.answers.items()}
         both = zip(rates["chat"], rates["alone"], strict=False)
         alone = median(rates["alone"])
         return {
-            "keys": {name: keys.as_dict() for name, keys in self.keys.items()},
+            "keys": {name: key_figures(keys) for name, keys in self.keys.items()},
             "ratio": round(median(rates["chat"]) / alone, 4) if alone else 0.0,
             "ratio_spread": round(half_range([chat / other for chat, other in both if other]), 4),
-            "identical": len({text for text, _ in (*self.alone, *self.chat)}) == 1,
+            "identical": len({text for found in self.answers.values() for text, _ in found}) == 1,
             "tokens_per_s": rates,
-            **{name: [stats for _, stats in answers] for name, answers in sides.items()},
+            **{side: [stats for _, stats in found] for side, found in self.answers.items()},
         }
 
 
@@ -118,64 +89,62 @@ def speed(answer: Answer) -> float:
     return (stats["generated_tokens"] - 1) / stats["decode_s"] if stats["decode_s"] else 0.0
 
 
-class ChatBench:
-    """Runs the programs one after the other, each with its own data directory."""
+def key_figures(keys: Keys) -> dict[str, Any]:
+    """Return the latencies in milliseconds, 0 for no keys, ready for JSON."""
+    times = sorted(round(1e3 * seconds, 2) for seconds in keys if seconds is not None)
+    return {
+        "count": len(times),
+        "lost": len(keys) - len(times),
+        "median_ms": median(times),
+        "p95_ms": times[math.ceil(0.95 * len(times)) - 1] if times else 0.0,
+        "worst_ms": max(times, default=0.0),
+        "ms": times,
+    }
 
-    def __init__(self, options: argparse.Namespace, prompt: str, model: Path) -> None:
-        self.options, self.prompt, self.model = options, prompt, model
-        self.common = [
-            *("--draft", options.draft, "--weights", options.weights, "--temperature", "0"),
-            *("--max-tokens", str(options.max_tokens), "--no-answer-cache"),
-            *(["--force"] if options.force else []),
-        ]
 
-    def measure(self, result: ChatResult) -> None:
-        """Measure the answer without the chat and in it, in alternating order."""
-        progress("warm-up")
-        self.run_alone()
-        for number in range(1, self.options.repeats + 1):
-            for in_chat in (False, True) if number % 2 else (True, False):
-                place = "in the chat" if in_chat else "without the chat"
-                progress(f"{place}, {number}/{self.options.repeats}")
-                if in_chat:
-                    result.chat.append(self.run_chat(result.keys))
-                else:
-                    result.alone.append(self.run_alone())
+def measure(options: argparse.Namespace, prompt: str, model: Path, result: ChatResult) -> None:
+    """Measure the answer without the chat and in it, in alternating order."""
+    common = [
+        *("--draft", options.draft, "--weights", options.weights, "--temperature", "0"),
+        *("--max-tokens", str(options.max_tokens), "--no-answer-cache"),
+        *(["--force"] if options.force else []),
+    ]
 
-    def run_alone(self) -> Answer:
-        """Return the answer of `akunu run` in a new process."""
-        command = [sys.executable, "-m", "akunu_py", "run", self.prompt, "--model", str(self.model)]
+    def run_alone() -> Answer:
         with tempfile.TemporaryDirectory(prefix="akunu-bench-") as data:
-            done = subprocess.run(
-                [*command, *self.common, "--format", "json"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                env=environment(data),
-                start_new_session=True,  # Ctrl-C ends only this process
-            )
-        if done.returncode:
-            why = done.stderr.decode(errors="replace").strip()
-            raise AkunuError(f"akunu run ended with {done.returncode}: {why}")
-        answer = json.loads(done.stdout)
+            words = ["run", prompt, "--model", str(model), *common, "--format", "json"]
+            answer = json.loads(run_akunu(words, data))
         return answer["text"], answer["stats"]
 
-    def run_chat(self, keys: Mapping[str, KeyTimes]) -> Answer:
-        """Return an answer without typing; then type during others."""
-        command = [sys.executable, "-m", "akunu_py", "chat", str(self.model), *self.common]
-        with tempfile.TemporaryDirectory(prefix="akunu-bench-") as data:
-            with chat_terminal(command, environment(data)) as terminal:
-                terminal.type_keys(_IDLE_KEYS, keys[IDLE], while_answering=False)
-                terminal.send(self.prompt)
+    progress("warm-up")
+    run_alone()
+    for number in range(1, options.repeats + 1):
+        for side in ("alone", "chat") if number % 2 else ("chat", "alone"):
+            progress(f"{side}, {number}/{options.repeats}")
+            if side == "alone":
+                answer = run_alone()
+            else:
+                answer = run_chat([str(model), *common], prompt, options.keys, result.keys)
+            result.answers[side].append(answer)
+
+
+def run_chat(words: Sequence[str], prompt: str, count: int, keys: Mapping[str, Keys]) -> Answer:
+    """Return an answer without typing; then type `count` keys during others."""
+    with tempfile.TemporaryDirectory(prefix="akunu-bench-") as data:
+        terminal = ChatTerminal(words, data)
+        with contextlib.closing(terminal):
+            terminal.wait_for(_READY)
+            terminal.type_keys(_IDLE_KEYS, keys["idle"], while_answering=False)
+            terminal.send(prompt)
+            terminal.wait_for_end()
+            for _ in range(_MOST_ANSWERS):
+                terminal.send(prompt)
+                count -= terminal.type_keys(count, keys["decoding"], while_answering=True)
                 terminal.wait_for_end()
-                left = self.options.keys
-                for _ in range(_MOST_ANSWERS):
-                    terminal.send(self.prompt)
-                    left -= terminal.type_keys(left, keys[DECODING], while_answering=True)
-                    terminal.wait_for_end()
-                    if left <= 0:
-                        break
-                terminal.quit()
-            return saved_answer(Path(data, "akunu", "conversations.db"))
+                if count <= 0:
+                    break
+            terminal.quit()
+        return saved_answer(Path(data, "akunu", "conversations.db"))
 
 
 def saved_answer(path: Path) -> Answer:
@@ -188,26 +157,19 @@ def saved_answer(path: Path) -> Answer:
     return answer.text, asdict(answer.stats)
 
 
-def environment(data: str) -> dict[str, str]:
-    """Return the environment of a program with its data directory."""
-    places = {f"XDG_{name}_HOME": data for name in ("DATA", "CACHE", "CONFIG")}
-    terminal = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "PYTHONUTF8": "1"}
-    return {**os.environ, **places, **terminal}
-
-
 class ChatTerminal:
-    """A pseudo-terminal of 80 x 24 with a program and a simulated user."""
+    """A pseudo-terminal of 80 x 24 with `akunu chat` and a simulated user."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, words: Sequence[str], data: str) -> None:
+        terminal = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "PYTHONUTF8": "1"}
         self._master, slave = pty.openpty()
         termios.tcsetwinsize(slave, SCREEN)
         self._process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, env=environment,
-            start_new_session=True,
+            [sys.executable, "-m", "akunu_py", "chat", *words], stdin=slave, stdout=slave,
+            stderr=slave, env=with_data_in(data) | terminal, start_new_session=True,
         )  # fmt: skip
         os.close(slave)
         self._output = bytearray()  # since the last `write`
-        self._searched = 0  # bytes of it
         self._status = ""  # the last one
         self._gaps = random.Random(0)
 
@@ -216,36 +178,27 @@ class ChatTerminal:
 
         start: bytes of that output to ignore.
         """
-
-        def found() -> bool:
-            nonlocal start
-            if self._output.find(text.encode(), start) >= 0:
-                return True
-            start = max(start, len(self._output) - _OVERLAP)  # searching takes time from the chat
-            return False
-
-        self._wait(found, f"the chat did not show {text!r}")
+        self._wait(lambda: self._output.find(text.encode(), start) >= 0, f"no {text!r} was shown")
 
     def write(self, keys: bytes) -> None:
-        self._has_new_status()
         self._output.clear()
-        self._searched = 0
         os.write(self._master, keys)
 
     def send(self, prompt: str) -> None:
         """Paste and send a prompt, and wait for the beginning of the answer."""
         self.write(b"\x1b[200~%b\x1b[201~" % prompt.encode())
         self.wait_for(prompt.split()[-1])
+        self._status = ""
         self.write(_ENTER)
-        self._wait(self._has_new_status, "an answer in the chat did not begin")
+        self._wait(lambda: self._status not in ("", _READY), "an answer did not begin")
 
     def wait_for_end(self) -> None:
         """Wait for the end of the answer. Raises AkunuError if it fails or stops."""
-        self._wait(self._has_ended, "an answer in the chat did not end")
-        if not self._status.startswith(_READY):
+        self._wait(lambda: self._status != _ANSWERING, "an answer did not end")
+        if self._status != _READY:
             raise AkunuError(f"an answer in the chat {self._status[2:]}; {self._last_text()}")
 
-    def type_keys(self, count: int, into: KeyTimes, *, while_answering: bool) -> int:
+    def type_keys(self, count: int, into: Keys, *, while_answering: bool) -> int:
         """Type up to `count` letters, clear them, and return their number.
 
         while_answering: stop early at the end of the answer.
@@ -255,13 +208,12 @@ class ChatTerminal:
             end = time.perf_counter() + self._gaps.uniform(*_GAPS_S)
             while self._read(end):  # a full terminal buffer would stop the program
                 pass
-            if while_answering and self._has_ended():
+            if while_answering and self._status != _ANSWERING:
                 break
-            self._type(letter.encode(), into)
+            into.append(self._type(letter.encode()))
             typed += 1
         if typed:
             before = len(self._output)
-            # Keeps the output, which may contain the end of the answer.
             os.write(self._master, _CLEAR)
             self.wait_for(_EMPTY, start=before)
         return typed
@@ -284,38 +236,23 @@ class ChatTerminal:
         self._process.wait()
         os.close(self._master)
 
-    def _type(self, key: bytes, into: KeyTimes) -> None:
+    def _type(self, key: bytes) -> float | None:
         before, started = len(self._output), time.perf_counter()
         os.write(self._master, key)
         while self._output.find(key, before) < 0:
             if not self._read(started + _LOST_S):
-                into.lost += 1
-                return
-        into.seconds.append(time.perf_counter() - started)
+                return None
+        return time.perf_counter() - started
 
     def _wait(self, condition: Callable[[], bool], failure: str) -> None:
         end = time.perf_counter() + _TIMEOUT_S
         while not condition():
             if not self._read(end):
-                raise AkunuError(f"{failure}; {self._last_text()}")
-
-    def _has_ended(self) -> bool:
-        """Return True if the last status is not that of an answer."""
-        self._has_new_status()
-        return not self._status.startswith(_ANSWERING)
-
-    def _has_new_status(self) -> bool:
-        """Read the status up to the last one. Returns False if only the same was drawn again."""
-        new = False
-        for found in _STATUS.finditer(self._output, self._searched):
-            self._searched = found.end()
-            status = _visible_text(found[0])
-            if not self._status.startswith(status):  # a part of it may be drawn again, too
-                self._status, new = status, True
-        return new
+                raise AkunuError(f"{failure} in the chat; {self._last_text()}")
 
     def _last_text(self) -> str:
-        return f"the end of its output: {_visible_text(bytes(self._output))[-300:]}"
+        shown = _SEQUENCE.sub(b" ", bytes(self._output)).decode(errors="replace")
+        return f"the end of its output: {' '.join(shown.split())[-300:]}"
 
     def _read(self, end: float) -> bool:
         """Read once before `end`. Returns False on timeout or at the end of the output."""
@@ -327,25 +264,12 @@ class ChatTerminal:
         except OSError:  # Linux raises this when the program has exited
             read = b""
         self._output += read
+        # Searching all of the output would take time from the chat.
+        for found in _STATUS.finditer(self._output[-len(read) - _OVERLAP :]):
+            self._status = found[0].decode()
         if _ATTRIBUTES_QUERY in read:
             os.write(self._master, _ATTRIBUTES)
         return bool(read)
-
-
-def _visible_text(shown: bytes) -> str:
-    """Return terminal output without escape sequences."""
-    return " ".join(_SEQUENCE.sub(b" ", shown).decode(errors="replace").split())
-
-
-@contextlib.contextmanager
-def chat_terminal(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[ChatTerminal]:
-    """Start a chat, wait until its model is loaded, and terminate it at the end."""
-    terminal = ChatTerminal(command, environment)
-    try:
-        terminal.wait_for(_READY)
-        yield terminal
-    finally:
-        terminal.close()
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -364,9 +288,8 @@ def run(options: argparse.Namespace) -> int:
     (workload,) = load_workloads([options.workload])
     model = model_store.resolve(options.model)
     model_store.check(model)
-    bench = ChatBench(options, workload.turns[-1].user, model.path.absolute())
-    result = ChatResult()
-    interrupted = was_interrupted(lambda: bench.measure(result))
+    result, prompt = ChatResult(), workload.turns[-1].user
+    interrupted = was_interrupted(lambda: measure(options, prompt, model.path.absolute(), result))
     found = {
         "command": options.command_line,
         "date": today(),

@@ -9,7 +9,6 @@ import argparse
 import gc
 import math
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -47,7 +46,7 @@ from akunu_py.models.store.model_store import StoredModel
 from akunu_py.parser import add_format, number
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message, SamplingOptions
 from tests.measure import mac_checks
-from tests.measure.tool import run_tool, was_interrupted
+from tests.measure.tool import run_akunu, run_tool, was_interrupted
 
 ROUNDING = 16  # steps of the format, relative to the typical output; a wrong kernel exceeds it
 NEAR_TIE = 0.5  # logits: two roundings of bfloat16 for logits of 32 to 64
@@ -331,25 +330,11 @@ def _check_start(model: StoredModel, check: Check) -> None:
             name = f"akunu run to its first token, {when}"
             progress(f"{model.name}: {name}")
             started = time.perf_counter()
-            run_process(model.path.absolute(), directory)
+            path = str(model.path.absolute())
+            words = ["run", "hello", "--model", path, "--max-tokens", "1", "--no-answer-cache"]
+            run_akunu(words, directory)
             seconds = time.perf_counter() - started
             check.add(model.name, name, seconds, limit + model.size / LOAD_RATE, unit="s")
-
-
-def run_process(model: Path, directory: str) -> None:
-    """Run `akunu run` for one token, with its data in `directory`. Raises AkunuError."""
-    directories = {f"XDG_{name}_HOME": directory for name in ("DATA", "CACHE", "CONFIG")}
-    words = "--max-tokens 1 --no-answer-cache"
-    done = subprocess.run(
-        [sys.executable, "-m", "akunu_py", "run", "hello", "--model", str(model), *words.split()],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env=os.environ | directories,
-        start_new_session=True,  # Ctrl-C ends only this process
-    )
-    if done.returncode:
-        why = done.stderr.decode(errors="replace").strip()
-        raise AkunuError(f"akunu run ended with exit code {done.returncode}: {why}")
 
 
 def check_speed(about: str, result: Result, check: Check) -> None:

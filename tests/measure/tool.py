@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
@@ -39,6 +41,26 @@ def run_tool(
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def with_data_in(directory: str) -> dict[str, str]:
+    """Return the environment of a program with its data in `directory`."""
+    return {**os.environ, **{f"XDG_{name}_HOME": directory for name in ("DATA", "CACHE", "CONFIG")}}
+
+
+def run_akunu(words: Sequence[str], directory: str) -> bytes:
+    """Run `akunu` with its data in `directory` and return its output. Raises AkunuError."""
+    done = subprocess.run(
+        [sys.executable, "-m", "akunu_py", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=with_data_in(directory),
+        start_new_session=True,  # Ctrl-C ends only this process
+    )
+    if done.returncode:
+        why = done.stderr.decode(errors="replace").strip()
+        raise AkunuError(f"akunu {words[0]} ended with exit code {done.returncode}: {why}")
+    return done.stdout
 
 
 def was_interrupted(measure: Callable[[], None]) -> bool:
