@@ -11,7 +11,7 @@ import argparse
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from typing import Any
@@ -22,7 +22,7 @@ from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.tables import to_text
 from akunu_py.bench.trace import TraceItem
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.request import CompleteOptions, CompletionRequest, SourceFile
+from akunu_py.completion.request import CompletionRequest, SourceFile
 from akunu_py.decoding.load import load_engine
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.parser import add_format
@@ -30,17 +30,14 @@ from akunu_py.types import LoadOptions
 from tests.measure.tool import run_tool
 
 PROMPT, BUFFER, FILES = "the prompt alone", "+ the rest of the buffer", "+ the other files"
-TOGETHER = "all"
 _SHORTEST = 60  # characters of a held-out body
 _LONGEST = 128  # tokens of a body that are counted
-_COUNTS = ("tokens", "passes", "drafted", "accepted", "tokens_per_pass", "score")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """A held-out function body."""
 
-    project: str
     request: CompletionRequest  # ends before the body's first word, continues after its end
     body: str
 
@@ -57,7 +54,7 @@ def load_places() -> list[Place]:
         )
         for before, body, after in _bodies(row["text"]):
             request = CompletionRequest(before, after, row["path"], "python", others)
-            places.append(Place(row["project"], request, body))
+            places.append(Place(request, body))
     return places
 
 
@@ -84,12 +81,9 @@ def _width(line: str) -> int:
 
 def replay_places(
     completer: Completer, places: Sequence[Place], curve: Curve
-) -> dict[str, dict[str, ReplayCounts]]:
-    """Count the passes over the held-out text, by project (and "all") and source of drafts.
-
-    Each source of drafts includes the previous ones.
-    """
-    counts: dict[str, dict[str, ReplayCounts]] = {}
+) -> dict[str, ReplayCounts]:
+    """Count the passes over the held-out text, by source of drafts; each includes the previous."""
+    counts: dict[str, ReplayCounts] = {}
     stop_tokens = completer.engine.tokens.stop_tokens
     for place in places:
         prompt = completer.prompt(place.request)
@@ -102,23 +96,13 @@ def replay_places(
             unread = [token for tokens in context for token in (*tokens, *sorted(stop_tokens)[:1])]
             drafter.extend(unread)
             drafter.draft_only_tokens = len(unread)
-            total = counts.setdefault(place.project, {}).setdefault(source, ReplayCounts())
-            replay_item(item, drafter, curve, total)
-    names = [field.name for field in fields(ReplayCounts)]
-    together = {
-        source: ReplayCounts(
-            **{name: sum(getattr(each[source], name) for each in counts.values()) for name in names}
-        )
-        for source in (PROMPT, BUFFER, FILES)
-    }
-    return {TOGETHER: together, **counts}
+            replay_item(item, drafter, curve, counts.setdefault(source, ReplayCounts()))
+    return counts
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_curve_option(parser)
     add_count(parser, "--every", 1, "Replay every Nth place of the workload")
-    what = "Prompt format (default: %(default)s)"
-    parser.add_argument("--fim", default="auto", metavar="NAME", help=what)
     add_model(parser)
     add_format(parser)
 
@@ -126,40 +110,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     curve, places = parse_curve(options.curve), load_places()[:: options.every]
     engine = load_engine(options.model, LoadOptions(options.weights))
-    completer = Completer(engine, CompleteOptions(fim=options.fim))
-    replayed = replay_places(completer, places, curve)
+    counts = replay_places(Completer(engine), places, curve)
     found = {
         "model": engine.name,
         "curve": options.curve,
         "places": len(places),
-        "projects": {project: _rates(totals) for project, totals in replayed.items()},
+        "sources": {source: each.as_dict() for source, each in counts.items()},
     }
     show(options, found, lambda: print_completion(found))
     return 0
-
-
-def _rates(totals: Mapping[str, ReplayCounts]) -> dict[str, dict[str, float]]:
-    """Return the counts by source; `gain`: tokens per pass relative to the prompt alone."""
-    rows = {source: total.as_dict() for source, total in totals.items()}
-    alone = rows[PROMPT]["tokens_per_pass"]
-    return {
-        source: {name: row[name] for name in _COUNTS}
-        | {"gain": round(row["tokens_per_pass"] / alone, 4)}
-        for source, row in rows.items()
-    }
 
 
 def print_completion(found: Mapping[str, Any]) -> None:
     """Print all measurements. found: as in JSON."""
     print(f"held-out text at {found['places']} places, planned for {found['curve']}\n")
     cells = [
-        [project, source, str(row["tokens"]), str(row["passes"]), f"{row['tokens_per_pass']:.2f}",
-         f"{row['gain']:.2f}"]
-        for project, sources in found["projects"].items()
-        for source, row in sources.items()
-    ]  # fmt: skip
-    headings = ["project", "drafts from", "tokens", "passes", "tokens/pass", "gain"]
-    print(to_text((headings, cells)))
+        [source, str(row["tokens"]), str(row["passes"]), f"{row['tokens_per_pass']:.2f}"]
+        for source, row in found["sources"].items()
+    ]
+    print(to_text((["drafts from", "tokens", "passes", "tokens/pass"], cells)))
 
 
 main = partial(run_tool, "completion", "Measure what drafting from the buffer is worth in "

@@ -11,7 +11,6 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,30 +35,6 @@ SAFE = (WHOLE, SHORT, LONGER)
 SAFE_PLACES, COMPLETE = 0.995, 0.95  # the goals: shares of places, and of blocks of each language
 
 
-@dataclass(slots=True)
-class Score:
-    """Numbers of places by verdict."""
-
-    verdicts: Counter[str] = field(default_factory=Counter)
-    blocks: Counter[str] = field(default_factory=Counter)  # places with several removed lines
-
-    def add(self, verdict: str, block: bool) -> None:
-        self.verdicts[verdict] += 1
-        if block:
-            self.blocks[verdict] += 1
-
-    def as_dict(self) -> dict[str, Any]:
-        places, blocks = self.verdicts.total(), self.blocks.total()
-        safe = sum(self.verdicts[each] for each in SAFE)
-        return {
-            "places": places,
-            "safe": round(safe / places, 4) if places else 1.0,
-            "blocks": blocks,
-            "complete": round(self.blocks[WHOLE] / blocks, 4) if blocks else 1.0,
-            "verdicts": dict(sorted(self.verdicts.items())),
-        }
-
-
 def score_directory(
     directory: Path, places: int, on_fault: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
@@ -68,33 +43,41 @@ def score_directory(
     on_fault: called with a description of every place that is not whole. `reached`: all goals are
     met. Raises UsageError if there is no source file.
     """
-    scores: dict[str, Score] = {}
+    counts: dict[str, Counter[str]] = {}  # by language
     for path in sorted(directory.rglob("*")):
         source = read_source(path) if path.suffix in LANGUAGES and path.is_file() else None
         if source is None:
             continue
         progress(str(path.relative_to(directory)))
-        score = scores.setdefault(source.language, Score())
+        count = counts.setdefault(source.language, Counter())
         for place, mode in cases(source, places):
             verdict, kept = judge(place, mode)
-            score.add(verdict, "\n" in place.removed.strip())
+            block = "\n" in place.removed.strip()
+            count.update(places=1, safe=verdict in SAFE)
+            count.update(blocks=block, whole=block and verdict == WHOLE)
             if verdict != WHOLE and on_fault:
                 on_fault(
                     f"\n{place}, the output {mode}: {verdict}\n  removed   {place.removed!r}\n"
                     f"  kept      {kept!r}\n  suffix    {place.suffix[:80]!r}"
                 )
     progress("")
-    if not scores:
+    if not counts:
         raise UsageError(f"no source files in {directory}; there may be *.py, *.js, *.go, ...")
-    total = Score()
-    for score in scores.values():
-        total.verdicts += score.verdicts
-        total.blocks += score.blocks
-    languages = {name: score.as_dict() for name, score in sorted(scores.items())}
+    languages = {name: _score(count) for name, count in sorted(counts.items())}
+    total = _score(sum(counts.values(), Counter()))
     complete = all(score["complete"] >= COMPLETE for score in languages.values())
-    whole = total.as_dict()
-    reached = whole["safe"] >= SAFE_PLACES and complete
-    return {"languages": languages, "all": whole, "reached": reached}
+    reached = total["safe"] >= SAFE_PLACES and complete
+    return {"languages": languages, "all": total, "reached": reached}
+
+
+def _score(count: Counter[str]) -> dict[str, Any]:
+    places, blocks = count["places"], count["blocks"]
+    return {
+        "places": places,
+        "safe": round(count["safe"] / places, 4) if places else 1.0,
+        "blocks": blocks,  # places with several removed lines
+        "complete": round(count["whole"] / blocks, 4) if blocks else 1.0,
+    }
 
 
 def cases(source: Source, places: int) -> Iterable[tuple[Place, str]]:
@@ -112,21 +95,11 @@ def judge(place: Place, mode: str) -> tuple[str, str]:
     at_end = mode == GOES_ON
     suffix = "" if at_end else place.suffix
     output = place.removed if mode == ENDS else text[place.start : place.widest + _EXTRA_OUTPUT]
-    kept = _keep(
-        CompletionStops(CompletionRequest(text[: place.start], suffix, path=place.source.path)),
-        output,
-    )
-    assert output.startswith(kept)
-    return _verdict(place, kept, at_end), kept
-
-
-def _keep(stops: CompletionStops, output: str) -> str:
-    """Return the kept part of `output`, fed in pieces until the rules end it."""
-    for end in range(_PIECE, len(output), _PIECE):
-        cut = stops.cut(output[:end])
-        if cut.done:
-            return cut.text
-    return stops.cut(output, final=True).text
+    stops = CompletionStops(CompletionRequest(text[: place.start], suffix, path=place.source.path))
+    cuts = (stops.cut(output[:end]) for end in range(_PIECE, len(output), _PIECE))
+    cut = next((cut for cut in cuts if cut.done), None) or stops.cut(output, final=True)
+    assert output.startswith(cut.text)
+    return _verdict(place, cut.text, at_end), cut.text
 
 
 def _verdict(place: Place, kept: str, at_end: bool) -> str:
@@ -144,20 +117,17 @@ def _verdict(place: Place, kept: str, at_end: bool) -> str:
         return WHOLE if end <= place.widest else LONGER
     if end < right:
         rest = source.text[start : source.line_end(start)].strip()
-        if end < right and (not kept.strip() or (rest and end < start + len(rest))):
+        if not kept.strip() or end < start + len(rest):
             return LOST
         if source.text[end : end + 1] != "\n" or not source.balanced(end, right):
             return BROKEN
         return SHORT
-    return INDENTED if not _closes_right(place, kept, at_end) else WHOLE
-
-
-def _closes_right(place: Place, kept: str, at_end: bool) -> bool:
-    """Return True if the last line before the suffix has the indentation of the file."""
-    end = place.removed.rpartition("\n")[2]
-    if at_end or "\n" not in place.removed or end.strip() or place.suffix.startswith("\n"):
-        return True
-    return kept.rpartition("\n")[2] == end
+    # The last line before the suffix must have the indentation of the file.
+    _, lines, indentation = place.removed.rpartition("\n")
+    ends_a_line = at_end or not lines or place.suffix.startswith("\n")
+    if ends_a_line or indentation.strip() or kept.rpartition("\n")[2] == indentation:
+        return WHOLE
+    return INDENTED
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

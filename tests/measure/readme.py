@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from akunu_py.bench.command import FAILED
 from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.replay import COMPARED_DRAFTERS, replay_trace
 from akunu_py.bench.result import Result, Series, load_merged, loop_start, write_text
@@ -117,18 +116,10 @@ def replay_block(directory: Path, file: str, curves: Sequence[str]) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("readme", type=Path, metavar="README", help="File to update")
-    parser.add_argument("--check", action="store_true", help="Only compare; exit code 1 if stale")
 
 
 def run(options: argparse.Namespace) -> int:
-    path: Path = options.readme
-    text = regenerate(path)
-    if text == path.read_text(encoding="utf-8"):
-        return 0
-    if options.check:
-        print(f"stale tables; run: python -m tests.measure.readme {path}", file=sys.stderr)
-        return FAILED
-    write_text(path, text)
+    write_text(options.readme, regenerate(options.readme))
     return 0
 
 

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -44,7 +45,6 @@ from tests.measure.tool import run_tool
 WORKLOADS = ("chat", "edit", "json")
 _TURN_WORDS = 1900  # of the agent: 20,000 tokens in ten turns
 _MESSAGE_WORDS = 30
-_HEALTH_REQUESTS = 200
 CONTEXT = 32_768
 # mlx-lm's server gets the same BLAS, so that only the servers differ.
 _MAIN_WITH_BLAS = (
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         write_float32_model(model_store.resolve(options.model).path, Path(work), options.layers)
         found = {}
         for name in SERVERS:
-            with Server(name, Path(work)) as server:
+            with contextlib.closing(Server(name, Path(work))) as server:
                 found[name] = measure_server(server, options)
     as_json = {name: asdict(each) for name, each in found.items()}
     command.show(options, as_json, lambda: print_servers(found))
@@ -138,21 +138,16 @@ class HttpConversation:
 
 
 class Server:
-    """A server process, a context manager; its name is one of `SERVERS`."""
+    """A running server; its name is one of `SERVERS`."""
 
     def __init__(self, name: str, model: Path) -> None:
         self.name, self._model = name, model
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self._words = [*SERVERS[name], "--model", str(model), "--port", str(self.port)]
-
-    def __enter__(self) -> Server:
+            port = probe.getsockname()[1]
+        self._words = [*SERVERS[name], "--model", str(model), "--port", str(port)]
+        self._url = f"http://127.0.0.1:{port}/v1/chat/completions"
         self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Start the server and wait for its first answer."""
@@ -165,13 +160,13 @@ class Server:
             try:
                 self.answer(chat)
                 return
-            except (OSError, http.client.HTTPException, AkunuError) as error:
+            except (OSError, http.client.HTTPException) as error:
                 if self._process.poll() is not None or time.monotonic() > end:
                     why = f"the server of {self.name} does not answer: {error}"
                     raise AkunuError(why) from error
             time.sleep(0.5)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         self._process.send_signal(signal.SIGINT)
         try:
             self._process.wait(30)
@@ -179,29 +174,19 @@ class Server:
             self._process.kill()
             self._process.wait()
 
-    def answer(
-        self, chat: HttpConversation, tokens: int = 8, abort_s: float | None = None
-    ) -> Reply:
-        """Request the next answer and append it to `chat`. Raises OSError, AkunuError.
-
-        abort_s: instead, disconnect this many seconds after the request.
-        """
+    def answer(self, chat: HttpConversation, tokens: int = 8, timeout: float = _ANSWER_S) -> Reply:
+        """Request the next answer and append it to `chat`. Raises OSError, HTTPException."""
         body = {
             "model": self._model.name if self.name == "akunu" else str(self._model),
             "messages": chat.messages, "max_tokens": tokens,
             "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
-        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(
+            self._url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
         reply, text = Reply(), ""
         started = time.perf_counter()
-        with contextlib.closing(self._connect()) as connection:
-            connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-            if abort_s is not None:
-                time.sleep(abort_s)
-                return reply
-            response = connection.getresponse()
-            if response.status != http.client.OK:
-                raise AkunuError(f"{self.name}: {response.read()[:300]!r}")
+        with urllib.request.urlopen(request, timeout=timeout) as response:
             for line in response:
                 if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                     continue
@@ -217,18 +202,6 @@ class Server:
         chat.messages.append({"role": "assistant", "content": text})
         return reply
 
-    def health_rate(self, requests: int) -> float:
-        """Return requests of /health a second on one connection."""
-        started = time.perf_counter()
-        with contextlib.closing(self._connect()) as connection:
-            for _ in range(requests):
-                connection.request("GET", "/health")
-                connection.getresponse().read()
-        return requests / (time.perf_counter() - started)
-
-    def _connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_S)
-
 
 @dataclass(slots=True)
 class ServerTimes:
@@ -238,7 +211,6 @@ class ServerTimes:
     alone: Reply = field(default_factory=Reply)
     during_prefill: Reply = field(default_factory=Reply)  # of another client
     tokens_per_s: dict[str, float] = field(default_factory=dict)  # by workload and clients
-    health_per_s: float = 0.0  # requests without the model
 
 
 def measure_server(server: Server, options: argparse.Namespace) -> ServerTimes:
@@ -255,7 +227,6 @@ def measure_server(server: Server, options: argparse.Namespace) -> ServerTimes:
             server.answer(_variant(workload, "warm"), 2)
             rates.append(_rate(server, chats, options.max_tokens))
         times.tokens_per_s[name] = median(rates)
-    times.health_per_s = server.health_rate(_HEALTH_REQUESTS)
     return times
 
 
@@ -277,14 +248,15 @@ def _return_to_conversations(
     for turn in range(options.turns):
         send(f"agent, turn {turn + 1}", agent, _TURN_WORDS)
     time.sleep(6.0)  # as if the user were reading
-    server.stop()
+    server.close()
     server.start()
     send("first after a restart", first)
     send("agent after a restart", agent)
     command.progress(f"{server.name}: disconnect, then the same request")
     interrupted = HttpConversation(4)
     interrupted.add_message(options.words)
-    server.answer(interrupted, abort_s=times.requests["a long prompt"].ttft / 2)
+    with contextlib.suppress(TimeoutError):
+        server.answer(interrupted, timeout=times.requests["a long prompt"].ttft / 2)
     times.requests["again after a disconnect"] = server.answer(interrupted)
 
 
@@ -346,7 +318,6 @@ def _shared_figures(times: ServerTimes) -> dict[str, str]:
         "ms per token, during another prefill": f"{1000 * times.during_prefill.token_s:.1f}",
         "longest pause, ms": f"{1000 * times.during_prefill.worst_gap:.0f}",
         **{f"tokens/s, {name}": f"{rate:.1f}" for name, rate in times.tokens_per_s.items()},
-        "/health per second": f"{times.health_per_s:.0f}",
     }
 
 

@@ -214,7 +214,7 @@ def test_buffer_and_files_raise_tokens_per_pass_by_a_fifth(starter_engine: Engin
         assert all(file.path != request.path for file in request.files)
         compile(request.prefix + place.body + request.suffix, request.path, "exec")
     completer = Completer(starter_engine)
-    found = completion.replay_places(completer, places[::8], parse_curve("m5max"))["all"]
+    found = completion.replay_places(completer, places[::8], parse_curve("m5max"))
     rate = {source: total.tokens / total.passes for source, total in found.items()}
     assert rate[completion.FILES] >= 1.2 * rate[completion.PROMPT]
     assert rate[completion.BUFFER] > 1.1 * rate[completion.PROMPT]
