@@ -10,13 +10,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.result import Repeat, Throughput
 from akunu_py.bench.trace import TraceItem
-from akunu_py.completion.completer import Completer
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.model.engine import Engine
-from tests.measure import check, completion, fidelity, mac_checks
+from tests.measure import check, fidelity, mac_checks
 from tests.measure.caches import replay_caches, schedule
 from tests.measure.check import Check, Promise
 from tests.measure.oracle import score_directory
@@ -204,17 +202,3 @@ def test_places_end_where_the_language_says(tmp_path: Path) -> None:
                 ends = [found.partner.get(at, at) for at in range(place.start, place.end)]
                 assert all(place.start <= at < place.end for at in ends)
     assert len(kinds) == 9
-
-
-def test_buffer_and_files_raise_tokens_per_pass_by_a_fifth(starter_engine: Engine) -> None:
-    places = completion.load_places()
-    assert len(places) > 60
-    for place in places:
-        request = place.request
-        assert all(file.path != request.path for file in request.files)
-        compile(request.prefix + place.body + request.suffix, request.path, "exec")
-    completer = Completer(starter_engine)
-    found = completion.replay_places(completer, places[::8], parse_curve("m5max"))
-    rate = {source: total.tokens / total.passes for source, total in found.items()}
-    assert rate[completion.FILES] >= 1.2 * rate[completion.PROMPT]
-    assert rate[completion.BUFFER] > 1.1 * rate[completion.PROMPT]

@@ -26,7 +26,6 @@ CASES = [
     ("device", "TRACE --device gap:0.15,noise:0.05,first:5", "curve device draft workloads"),
     ("device", f"TRACE --network {NETWORK} --memory", "curve device draft workloads"),
     ("oracle", "SOURCES --places 9 --faults", "all languages reached"),
-    ("completion", "--model MODEL --every 20", "curve model places sources"),
     ("fidelity", f"{FIDELITY} float32", "command date fidelity machine"),
     pytest.param(
         "serve",
