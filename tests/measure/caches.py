@@ -69,8 +69,8 @@ def schedule(
     return requests
 
 
-def replay_caches(requests: Sequence[TraceItem], budget: int, policy: str) -> tuple[int, int]:
-    """Return the prefilled tokens, and those of them that an earlier request had prefilled.
+def replay_caches(requests: Sequence[TraceItem], budget: int, policy: str) -> int:
+    """Return the prefilled tokens that an earlier request had prefilled.
 
     policy: one of POLICIES. budget: tokens that all histories may hold together, including the
     current one and its answer.
@@ -78,20 +78,19 @@ def replay_caches(requests: Sequence[TraceItem], budget: int, policy: str) -> tu
     caches = POLICIES[policy](budget)
     target = _ReplayTarget(caches)
     seen: list[Sequence[int]] = []
-    prefilled = again = 0
+    again = 0
     for number, item in enumerate(requests):
         prompt = list(item.prompt)
         if isinstance(caches, _Belady):
             caches.coming = requests[number:]
         needed = len(prompt) + min(_ANSWER_TOKENS, len(item.output))
         reuse = target.reuse_prefix(prompt, min(needed, budget))
-        prefilled += len(prompt) - reuse.cached
         shared = max((common_prefix(each, prompt) for each in seen), default=0)
         again += max(0, min(shared, len(prompt) - 1) - reuse.cached)
         target.commit(list(item.output), len(target.pending) + len(item.output) - 1)
         seen = [each for each in seen if common_prefix(each, target.tokens) < len(each)]
         seen.append(tuple(target.tokens))
-    return prefilled, again
+    return again
 
 
 class _SizedHistory(TokenHistory):
@@ -176,7 +175,7 @@ def run(options: argparse.Namespace) -> int:
         prompts = sum(len(item.prompt) for order in orders for item in order)
         for budget in options.budget:
             again = {
-                policy: sum(replay_caches(order, budget, policy)[1] for order in orders)
+                policy: sum(replay_caches(order, budget, policy) for order in orders)
                 for policy in POLICIES
             }
             rows.append({"aside": aside, "budget": budget, "prompts": prompts, "again": again})

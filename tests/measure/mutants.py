@@ -133,11 +133,10 @@ def mutated(tree: Path, mutant: Mutant) -> str:
 
 
 def _compiles(source: str) -> bool:
-    try:
+    with contextlib.suppress(SyntaxError):
         compile(source, "mutant", "exec")
-    except SyntaxError:
-        return False
-    return True
+        return True
+    return False
 
 
 class Tree:
@@ -281,12 +280,8 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--budget", type=float, default=60,
                         help="seconds of tests for one mutant (default: 60)")  # fmt: skip
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        help="JSON file for the verdicts; an interrupted run resumes from it",
-    )
+    parser.add_argument("-o", "--output", type=Path,
+                        help="JSON file of the verdicts, which a later run resumes")  # fmt: skip
     options = parser.parse_args()
     earlier = earlier_verdicts(options.output)
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:

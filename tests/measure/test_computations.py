@@ -18,7 +18,7 @@ from tests.measure import check, fidelity, mac_checks
 from tests.measure.caches import replay_caches, schedule
 from tests.measure.check import Check, Promise
 from tests.measure.oracle import score_directory
-from tests.measure.oracle_places import Source, choose_places, read_source
+from tests.measure.oracle_places import choose_places, read_source
 from tests.support.bench_fakes import drafted_series, fake_result
 from tests.support.paths import golden_sources
 from tests.support.tiny_model import tiny_directory
@@ -137,11 +137,11 @@ def test_precision_has_nearly_the_same_logits(tmp_path: Path, name: str) -> None
 # Prompt caches
 
 
-def session(seed: int, turns: int = 8) -> list[TraceItem]:
+def session(seed: int) -> list[TraceItem]:
     """Return a growing conversation."""
     draw = random.Random(seed)
     tokens, items = [draw.randrange(1000) for _ in range(300)], []
-    for _ in range(turns):
+    for _ in range(8):
         tokens += [draw.randrange(1000) for _ in range(draw.randrange(50, 250))]
         output = [draw.randrange(1000) for _ in range(20)]
         items.append(TraceItem(tuple(tokens), tuple(output)))
@@ -149,17 +149,15 @@ def session(seed: int, turns: int = 8) -> list[TraceItem]:
     return items
 
 
-SESSIONS = [session(seed) for seed in range(4)]
-
-
 @pytest.mark.long
 def test_own_policy_prefills_less_again_than_lru() -> None:
     totals = dict.fromkeys(("akunu", "lru"), 0)
+    sessions = [session(seed) for seed in range(4)]
     for aside in (False, True):
-        orders = [schedule(SESSIONS, 3, seed, aside=aside) for seed in range(3)]
+        orders = [schedule(sessions, 3, seed, aside=aside) for seed in range(3)]
         for budget in (2_000, 3_000, 5_000):
             again = {
-                policy: sum(replay_caches(each, budget, policy)[1] for each in orders)
+                policy: sum(replay_caches(each, budget, policy) for each in orders)
                 for policy in totals
             }
             assert again["akunu"] <= again["lru"]
@@ -181,18 +179,13 @@ def test_stop_rules_reach_their_goals_in_20_languages(tmp_path: Path) -> None:
     assert found["reached"], found["languages"]
 
 
-def source(tmp_path: Path, name: str, text: str) -> Source:
-    path = tmp_path / name
-    path.write_text(text)
-    found = read_source(path)
-    assert found is not None
-    return found
-
-
 def test_places_end_where_the_language_says(tmp_path: Path) -> None:
     kinds = set()
     for name in ("stock.js", "tree.py", "ring.c"):
-        found = source(tmp_path, name, golden_sources()[name])
+        path = tmp_path / name
+        path.write_text(golden_sources()[name])
+        found = read_source(path)
+        assert found is not None
         places = choose_places(found, 40)
         assert places == choose_places(found, 40)
         for place in places:
