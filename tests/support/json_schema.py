@@ -1,57 +1,29 @@
-"""Reference for grammars: whether a value fits a JSON schema, by the standard (2020-12).
+"""Reference for grammars: whether a value fits a JSON schema, by jsonschema with exact numbers.
 
 Patterns are those that mean the same in Python and ECMAScript.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator, ValidationError
+from jsonschema.validators import extend
 
 NAMES = ["a", "b", "ab", "c1"]
 TEXTS = ["", "a", "ab", "b1", 'a"', "é\n"]
 PATTERNS = ["^a", "b", "[0-9]$", "^[^a]*$", "^(?:a|b$)", "^$|1"]
 NUMBERS = [0, 1, 2, 3, 6, 7, -1, 10, 0.5, -2.5, 14]
-Fits = Callable[..., bool]
-_TYPES: dict[str, Any] = {
-    "null": type(None), "boolean": bool, "string": str, "array": list, "object": dict,
-}  # fmt: skip
 
 
-def is_valid(schema: Any, value: Any, root: Any = None) -> bool:
-    root = schema if root is None else root
-    if isinstance(schema, bool):
-        return schema
-
-    def fits(inner: Any, other: Any = value) -> bool:
-        return is_valid(inner, other, root)
-
-    for key, wanted in schema.items():
-        if key in _ANY:
-            valid = _ANY[key](wanted, value, schema, fits, root)
-        else:
-            kind = next((kind for kind in _BY_TYPE if _is(kind, value)), "")
-            applies = _BY_TYPE[kind].get(key) if kind else None
-            valid = applies is None or applies(wanted, value, schema, fits)
-        if not valid:
-            return False
-    return True
-
-
-def same(one: Any, other: Any) -> bool:
-    return bool(one == other) and _plain(one) == _plain(other)
-
-
-def _plain(value: Any) -> str:
-    """1 is 1.0, but true is not 1."""
-    return json.dumps(value, sort_keys=True, default=float).replace(".0", "")
+def is_valid(schema: Any, value: Any) -> bool:
+    return bool(_Validator(schema).is_valid(value))
 
 
 def exactly(text: str) -> Any:
@@ -64,87 +36,41 @@ def exactly(text: str) -> Any:
     return json.loads(text, parse_float=number)
 
 
-def _is(name: str, value: Any) -> bool:
-    if name in ("number", "integer"):
-        number = isinstance(value, int | float | Fraction) and not isinstance(value, bool)
-        return number and (name == "number" or value == int(value))
-    return isinstance(value, _TYPES[name])
+def _is_number(checker: Any, value: Any) -> bool:
+    return isinstance(value, int | float | Fraction) and not isinstance(value, bool)
 
 
-def _target(reference: str, root: Any) -> Any:
-    for name in reference.split("/")[1:]:
-        root = root[name]
-    return root
+def _keyword(name: str, kind: str, holds: Callable[[Any, Any], Any]) -> Any:
+    """Return the check of a keyword, for values of one type."""
+
+    def check(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+        if validator.is_type(value, kind) and not holds(wanted, value):
+            yield ValidationError(name)
+
+    return check
 
 
-def _number(text: Any) -> Fraction:
-    return Fraction(str(text))
+def _number(value: Any) -> Fraction:
+    return Fraction(str(value))  # as written, not as rounded
 
 
-def _contains(wanted: Any, value: list[Any], schema: Any, fits: Fits) -> bool:
-    count = sum(fits(wanted, each) for each in value)
-    return bool(schema.get("minContains", 1) <= count <= schema.get("maxContains", count))
-
-
-def _additional(schema: Any, name: str) -> bool:
-    patterns = schema.get("patternProperties", {})
-    return name not in schema.get("properties", {}) and not any(
-        re.search(each, name) for each in patterns
-    )
-
-
-# By keyword: whether a value fits, of (wanted, value, schema, fits, root).
-_ANY: dict[str, Callable[..., Any]] = {
-    "$ref": lambda w, v, s, fits, root: fits(_target(w, root)),
-    "type": lambda w, v, *_: any(_is(each, v) for each in ([w] if isinstance(w, str) else w)),
-    "const": lambda w, v, *_: same(w, v),
-    "enum": lambda w, v, *_: any(same(each, v) for each in w),
-    "allOf": lambda w, v, s, fits, root: all(map(fits, w)),
-    "anyOf": lambda w, v, s, fits, root: any(map(fits, w)),
-    "oneOf": lambda w, v, s, fits, root: sum(map(fits, w)) == 1,
-    "not": lambda w, v, s, fits, root: not fits(w),
-    "if": lambda w, v, s, fits, root: fits(s.get("then" if fits(w) else "else", True)),
-}
-# By type and keyword, of (wanted, value, schema, fits).
-_BY_TYPE: dict[str, dict[str, Callable[..., Any]]] = {
-    "number": {
-        "minimum": lambda w, v, *_: _number(v) >= _number(w),
-        "maximum": lambda w, v, *_: _number(v) <= _number(w),
-        "exclusiveMinimum": lambda w, v, *_: _number(v) > _number(w),
-        "exclusiveMaximum": lambda w, v, *_: _number(v) < _number(w),
-        "multipleOf": lambda w, v, *_: (_number(v) / _number(w)).denominator == 1,
+_Validator = extend(
+    Draft202012Validator,
+    {
+        name: _keyword(name, kind, holds)
+        for name, kind, holds in (
+            ("minimum", "number", lambda w, v: _number(v) >= _number(w)),
+            ("maximum", "number", lambda w, v: _number(v) <= _number(w)),
+            ("exclusiveMinimum", "number", lambda w, v: _number(v) > _number(w)),
+            ("exclusiveMaximum", "number", lambda w, v: _number(v) < _number(w)),
+            ("multipleOf", "number", lambda w, v: (_number(v) / _number(w)).denominator == 1),
+            ("pattern", "string", lambda w, v: re.search(w.replace("$", r"\Z"), v)),
+        )
     },
-    "string": {
-        "minLength": lambda w, v, *_: len(v) >= w,
-        "maxLength": lambda w, v, *_: len(v) <= w,
-        "pattern": lambda w, v, *_: re.search(w.replace("$", r"\Z"), v),
-    },
-    "array": {
-        "prefixItems": lambda w, v, s, fits: all(map(fits, w, v)),
-        "items": lambda w, v, s, fits: all(fits(w, x) for x in v[len(s.get("prefixItems", [])) :]),
-        "minItems": lambda w, v, *_: len(v) >= w,
-        "maxItems": lambda w, v, *_: len(v) <= w,
-        "uniqueItems": lambda w, v, *_: (
-            not w or not any(itertools.starmap(same, itertools.combinations(v, 2)))
-        ),
-        "contains": _contains,
-    },
-    "object": {
-        "required": lambda w, v, *_: all(name in v for name in w),
-        "properties": lambda w, v, s, fits: all(fits(w[n], v[n]) for n in w if n in v),
-        "patternProperties": lambda w, v, s, fits: all(
-            fits(w[each], v[name]) for each in w for name in v if re.search(each, name)
-        ),
-        "additionalProperties": lambda w, v, s, fits: all(
-            fits(w, each) for name, each in v.items() if _additional(s, name)
-        ),
-        "propertyNames": lambda w, v, s, fits: all(fits(w, name) for name in v),
-        "minProperties": lambda w, v, *_: len(v) >= w,
-        "maxProperties": lambda w, v, *_: len(v) <= w,
-        "dependentRequired": lambda w, v, *_: all(set(w[n]) <= v.keys() for n in w if n in v),
-        "dependentSchemas": lambda w, v, s, fits: all(fits(w[n]) for n in w if n in v),
-    },
-}
+    type_checker=Draft202012Validator.TYPE_CHECKER.redefine("number", _is_number).redefine(
+        "integer", lambda checker, value: _is_number(checker, value) and value == int(value)
+    ),
+)
 
 
 numbers = st.sampled_from(NUMBERS)
