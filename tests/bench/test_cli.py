@@ -36,11 +36,6 @@ def bench(*args: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("action", ["check", "fidelity", "serve", "theory"])
-def test_former_action_is_a_usage_error(action: str) -> None:
-    assert_one_line_error(run_here("bench", action), 2, f"unrecognized arguments: {action}")
-
-
 def test_replay_prints_all_counts(trace: Path) -> None:
     result = bench("replay", str(trace), "--curve", "m5max")
     assert (result["curve"], result["draft"]) == ("m5max", "auto")

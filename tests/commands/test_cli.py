@@ -28,13 +28,6 @@ from akunu_py.version import __version__
 from tests.support.command import AKUNU, akunu, assert_one_line_error, run_here
 
 
-def test_help_names_every_command() -> None:
-    done = run_here("--help")
-    assert done.returncode == 0
-    for command in ("chat", "run", "models", "info", "bench"):
-        assert command in done.stdout
-
-
 @pytest.mark.parametrize(
     ("commands", "slow"),
     [
@@ -111,21 +104,9 @@ def test_wrong_usage_is_one_line_with_exit_code_2(words: str, starter: StoredMod
     assert starter.path.exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "stdin", "message"),
-    [
-        (("run", "   "), b"", "empty"),
-        (("run", "-"), b"\xff\xfe\x00", "UTF-8"),
-        (("run", "hi", "--json-schema", " "), b"", "path of a file, found an empty string"),
-        (("--debug", "bench", "replay"), b"", "expected a trace file"),
-    ],
-)
-def test_wrong_words_and_input_are_refused(
-    words: tuple[str, ...], stdin: bytes, message: str
-) -> None:
-    done = run_here(*words, stdin=stdin)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
+def test_a_prompt_without_text_is_refused() -> None:
+    assert_one_line_error(run_here("run", "   "), 2, "empty")
+    assert_one_line_error(run_here("run", "-", stdin=b"\xff\xfe\x00"), 2, "UTF-8")
 
 
 @pytest.mark.e2e
@@ -201,16 +182,6 @@ def test_values_that_the_model_does_not_have_are_one_line(
     option: str, value: str, word: str
 ) -> None:
     assert_one_line_error(run_here("run", "hi", option, value), 2, word)
-
-
-@pytest.mark.long
-def test_drafting_with_a_quantized_cache_changes_no_output(loaded_shallow_starter: Engine) -> None:
-    options = ("--kv-bits", "8", "--format", "json", "--no-answer-cache", "--max-tokens", "40")
-    outputs = [
-        run_here("run", "Count to ten.", "--draft", mode, *options).stdout
-        for mode in ("off", "fixed")
-    ]
-    assert len({json.loads(output)["text"] for output in outputs}) == 1
 
 
 def test_unknown_and_damaged_models(starter: StoredModel, tmp_path: Path) -> None:
@@ -338,31 +309,30 @@ def model(own_directories: None, starter_engine: Engine, loaded_shallow_starter:
     return str(loaded_shallow_starter.path)
 
 
-@pytest.mark.long
-def test_the_answer_is_one_of_the_choices(model: str) -> None:
-    options = ("--model", model, "--choice", "a b", "--choice", "cd", "--temperature", "1")
-    done = run_here("run", "Which?", *options)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout in ("a b\n", "cd\n")
-    assert "not whole" not in done.stderr
+ARRAY = {"type": "array", "items": {"enum": [7, True]}, "minItems": 2, "maxItems": 2}
+ARRAYS = {"[7,7]", "[7,true]", "[true,7]", "[true,true]"}
 
 
-@pytest.mark.parametrize("given", ["inline", "file"])
-def test_a_schema_is_followed(model: str, tmp_path: Path, given: str) -> None:
-    schema = json.dumps(
-        {"type": "array", "items": {"enum": [7, True]}, "minItems": 2, "maxItems": 2}
-    )
-    file = tmp_path / "schema.json"
-    file.write_text("\ufeff" + schema)
-    schema = (
-        json.dumps({"$ref": "#/x", "x": json.loads(schema)}) if given == "inline" else str(file)
-    )
-    words = ("--json-schema", schema, "--compact", "--format", "json")
-    done = run_here("run", "Which?", "--model", model, *words)
+@pytest.mark.parametrize(
+    ("options", "content", "texts"),
+    [
+        (["--choice", "a b", "--choice", "cd", "--temperature", "1"], "", {"a b", "cd"}),
+        (["--grammar", "FILE"], 'start: "x" y\ny: "y" | "z"\n', {"xy", "xz"}),
+        (["--compact", "--json-schema", "FILE"], "\ufeff" + json.dumps(ARRAY), ARRAYS),
+        (["--compact", "--json-schema", json.dumps({"$ref": "#/x", "x": ARRAY})], "", ARRAYS),
+    ],
+    ids=["choices", "grammar", "schema in a file", "schema"],
+)
+def test_answers_follow_their_constraint(
+    model: str, tmp_path: Path, options: list[str], content: str, texts: set[str]
+) -> None:
+    file = tmp_path / "constraint"
+    file.write_text(content)
+    words = [word.replace("FILE", str(file)) for word in options]
+    done = run_here("run", "Which?", "--model", model, *words, "--format", "json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert answer["finish_reason"] == "stop"
-    assert answer["text"] in ("[7,7]", "[7,true]", "[true,7]", "[true,true]")
+    assert (answer["finish_reason"], answer["text"] in texts) == ("stop", True), answer
 
 
 def test_an_incomplete_answer_is_printed_with_a_warning(model: str) -> None:
@@ -371,12 +341,6 @@ def test_an_incomplete_answer_is_printed_with_a_warning(model: str) -> None:
     assert done.returncode == 0
     assert set(done.stdout) == {"a", "\n"}
     assert "the answer is incomplete: cut off at --max-tokens" in done.stderr
-
-
-def test_a_grammar_is_followed(model: str, tmp_path: Path) -> None:
-    (tmp_path / "g.lark").write_text('start: "x" y\ny: "y" | "z"\n')
-    done = run_here("run", "?", "--model", model, "--grammar", str(tmp_path / "g.lark"))
-    assert done.stdout in ("xy\n", "xz\n")
 
 
 def test_a_schema_that_cannot_be_used_is_refused_with_its_place(model: str) -> None:
