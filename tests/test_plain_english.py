@@ -7,8 +7,8 @@ import io
 import re
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,11 +64,8 @@ def prose_of(path: Path, source: str, *, strings: bool = True) -> Iterator[Passa
         if token.type != tokenize.COMMENT:
             continue
         text = token.string.lstrip("# ")
-        if (
-            comment
-            and comment[0] + 1 == token.start[0]
-            and not token.line[: token.start[1]].strip()
-        ):
+        own_line = not token.line[: token.start[1]].strip()
+        if comment and comment[0] + 1 == token.start[0] and own_line:
             comment = (token.start[0], f"{comment[1]} {text}")
         else:
             if comment:
@@ -151,7 +148,7 @@ def long_sentences(text: str) -> list[str]:
     return [" ".join(part.split()) for part in found if len(part.split()) > LONGEST]
 
 
-def faults(passages: Iterator[Passage]) -> list[str]:
+def faults(passages: Iterable[Passage]) -> list[str]:
     """Return a line for each banned phrase and each long sentence."""
     found = []
     for place, text in passages:
@@ -160,43 +157,34 @@ def faults(passages: Iterator[Passage]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("wing", WINGS)
-def test_sources_are_in_plain_english(wing: str) -> None:
-    own = [(path, text) for path, text in sources() if path.parts[0] == wing]
-    assert own
-    found = faults(each for path, text in own for each in prose_of(path, text))
-    assert not found, "\n".join(found)
+def prose_in(*folders: str, strings: bool = True) -> Iterator[Passage]:
+    """Yield the prose of the Python files in folders; strings: include those that users read."""
+    for path, text in sources(*folders):
+        yield from prose_of(path, text, strings=strings)
 
 
-def test_tests_are_in_plain_english() -> None:
-    texts = sources("tests")
-    found = faults(
-        passage for path, text in texts for passage in prose_of(path, text, strings=False)
-    )
-    found += [
-        f"{path}:{line}: {name}"
-        for path, text in texts
-        for name, line in names_of(ast.parse(text))
-        if words_of(name) & BANNED_IN_TEST_NAMES
-    ]
-    assert not found, "\n".join(found)
-
-
-def test_build_scripts_are_in_plain_english() -> None:
-    scripts = [ROOT / "Makefile", *(ROOT / ".ci").iterdir(), ROOT / "pyproject.toml"]
+def build_scripts() -> Iterator[Passage]:
+    """Yield comments and help texts of the Makefile, the CI and pyproject.toml."""
     comment = re.compile(r"(?m)(?:^|\s)##? +(\S.*)$|^  \"[a-z0-9]+: (.*)\",$")
-    passages = [
-        Passage(f"{path.name}: {found[0].strip()}", found[1] or found[2])
-        for path in scripts
-        for found in comment.finditer(path.read_text(encoding="utf-8"))
-    ]
+    for path in [ROOT / "Makefile", *(ROOT / ".ci").iterdir(), ROOT / "pyproject.toml"]:
+        for found in comment.finditer(path.read_text(encoding="utf-8")):
+            yield Passage(f"{path.name}: {found[0].strip()}", found[1] or found[2])
+
+
+PROSE: dict[str, Callable[[], Iterator[Passage]]] = {
+    **{wing: partial(prose_in, wing) for wing in WINGS},
+    "tests": partial(prose_in, "tests", strings=False),
+    "build scripts": build_scripts,
+    "docs": pages,
+    "editor plugins and data files": other_sources,
+}
+
+
+@pytest.mark.parametrize("prose", PROSE)
+def test_prose_is_in_plain_english(prose: str) -> None:
+    passages = list(PROSE[prose]())
     assert len(passages) > 40
-    found = faults(iter(passages))
-    assert not found, "\n".join(found)
-
-
-def test_docs_are_in_plain_english() -> None:
-    found = faults(pages())
+    found = faults(passages)
     assert not found, "\n".join(found)
 
 
@@ -218,21 +206,22 @@ def words_of(name: str) -> set[str]:
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
 
 
-def test_editor_plugins_and_data_files_are_in_plain_english() -> None:
-    assert len({place for place, _ in other_sources()}) > 15
-    found = faults(other_sources())
+@pytest.mark.parametrize(
+    ("folders", "banned"), [((), BANNED_IN_NAMES), (("tests",), BANNED_IN_TEST_NAMES)]
+)
+def test_names_are_in_plain_english(folders: tuple[str, ...], banned: set[str]) -> None:
+    found = [
+        f"{path}:{line}: {name}"
+        for path, text in sources(*folders)
+        for name, line in names_of(ast.parse(text))
+        if words_of(name) & banned
+    ]
     assert not found, "\n".join(found)
 
 
-def test_names_are_in_plain_english_and_class_names_unique() -> None:
-    found, classes = [], Counter[str]()
-    for path, text in sources():
-        tree = ast.parse(text)
-        classes.update(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-        for name, line in names_of(tree):
-            if words_of(name) & BANNED_IN_NAMES:
-                found.append(f"{path}:{line}: {name}")
-    assert not found, "\n".join(found)
+def test_class_names_are_unique() -> None:
+    nodes = (node for _, text in sources() for node in ast.walk(ast.parse(text)))
+    classes = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     assert [name for name, count in classes.items() if count > 1] == []
 
 
@@ -253,5 +242,5 @@ def test_the_check_finds_what_it_should() -> None:
     assert dict(names_of(ast.parse("def tell(who): self.beside = told = 1"))).keys() == {
         *("tell", "who", "beside", "told")
     }
-    assert len(faults(iter([Passage("x", "word " * 36)]))) == 1
-    assert not faults(iter([Passage("x", "word " * 20 + "end. " + "word " * 20)]))
+    assert len(faults([Passage("x", "word " * 36)])) == 1
+    assert not faults([Passage("x", "word " * 20 + "end. " + "word " * 20)])
