@@ -162,27 +162,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--model", action="append", metavar="NAME_OR_PATH",
         help="Model to check besides the starter; repeatable (default: the largest installed "
         "4-bit model up to 3.5 GB)")  # fmt: skip
-    add("-o", "--output", type=_json_file, default="akunu-check.json", metavar="FILE.json",
+    add("-o", "--output", type=Path, default=Path("akunu-check.json"), metavar="FILE.json",
         help="Result file with all figures")  # fmt: skip
     add("--soak", type=_minutes, default=0.0, metavar="MINUTES",
         help="Then run two streams of requests with evictions for this long. This has panicked "
         "macOS with other wired limits: save your work first (default: 0)")  # fmt: skip
-    add(
-        "--quick",
-        action="store_true",
-        help="Check only the named models, with next to no measurements",
-    )
+    add("--quick", action="store_true", help="Check only the named models, and hardly measure")
     add_format(parser)
 
 
 def _minutes(text: str) -> float:
     return number(text, lambda value: 0 <= value <= _MAX_SOAK, f"0 to {_MAX_SOAK} minutes")
-
-
-def _json_file(text: str) -> Path:
-    if not text.endswith(".json"):
-        raise argparse.ArgumentTypeError(f"expected a file name ending in .json, got {text!r}")
-    return Path(text)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -16,11 +16,10 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from akunu_py.bench.command import show
+from akunu_py.bench.command import add_workloads, show
 from akunu_py.bench.curve import Curve, FixedCosts, add_curve_option, parse_curve
 from akunu_py.bench.replay import (
     ReplayCounts,
-    add_draft_options,
     load_selected,
     print_replay,
     sharing,
@@ -35,7 +34,7 @@ from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.parser import add_format
-from akunu_py.types import DEFAULT_DRAFT_TOKENS, DRAFT_MODES, NEURAL_MODES, Drafter, DraftMode
+from akunu_py.types import DRAFT_MODES, NEURAL_MODES, Drafter, DraftMode
 from tests.measure.neural_drafters import DrafterFigures, SimulatedDrafters, mixture_drafter
 from tests.measure.tool import run_tool
 from tests.support.decoding import decode
@@ -204,7 +203,6 @@ def replay_on_device(
     mode: DraftMode,
     options: DeviceOptions,
     *,
-    draft_tokens: int = DEFAULT_DRAFT_TOKENS,
     memory: bool = False,
     figures: Sequence[DrafterFigures] = (),
 ) -> dict[str, dict[str, Any]]:
@@ -219,7 +217,7 @@ def replay_on_device(
         learned = AnswerCache() if memory else None
         costs = known_costs(curve, options) if options.known else CostCurve()
         neural_drafters = SimulatedDrafters(figures)
-        drafter = partial(mixture_drafter, mode, costs, neural_drafters, learned, draft_tokens)
+        drafter = partial(mixture_drafter, mode, costs, neural_drafters, learned)
         counts = replay_items(items, curve, options, drafter, learned, neural_drafters)
         plain = replay_items(items, curve, options, NoDrafter)
         found[name] = counts.as_dict()
@@ -275,12 +273,8 @@ def known_costs(curve: Curve, options: DeviceOptions) -> CostCurve:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="TRACES", help="Trace file, gzipped or not")
     add_curve_option(parser)
-    parser.add_argument(
-        "--device",
-        default="",
-        metavar="GAP:...",
-        help="Properties of the device, such as gap:0.15,noise:0.05,first:5 (default: ideal)",
-    )
+    what = "Properties of the device, such as gap:0.15,noise:0.05,first:5 (default: ideal)"
+    parser.add_argument("--device", default="", metavar="GAP:...", help=what)
     parser.add_argument(
         "--network",
         dest="figures",
@@ -290,7 +284,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="Simulated drafter: draft mode, cost of a token in plain steps, and the shares "
         "accepted by position, such as mtp:0.06:0.8,0.65,0.5; repeatable",
     )
-    add_draft_options(parser, DRAFT_MODES)
+    parser.add_argument("--draft", choices=DRAFT_MODES, default="auto", help="Draft mode")
+    parser.add_argument("--memory", action="store_true", help="Learn from earlier answers")
+    add_workloads(parser)
     add_format(parser)
 
 
@@ -300,18 +296,12 @@ def run(options: argparse.Namespace) -> int:
         parse_curve(options.curve),
         options.draft,
         parse_device(options.device),
-        draft_tokens=options.draft_tokens,
         memory=options.memory,
         figures=[parse_figures(text) for text in options.figures],
     )
     name = f"{options.curve} on a device ({options.device or 'ideal'})"
-    as_json = {
-        "curve": options.curve,
-        "draft": options.draft,
-        "device": options.device,
-        "workloads": found,
-    }
-    show(options, as_json, lambda: print_replay(name, options.draft, found))
+    as_json = {name: getattr(options, name) for name in ("curve", "draft", "device")}
+    show(options, as_json | {"workloads": found}, lambda: print_replay(name, options.draft, found))
     return 0
 
 

@@ -14,7 +14,7 @@ from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.neural_plan import LearnedDrafter
-from akunu_py.types import DEFAULT_DRAFT_TOKENS, NEURAL_MODES, Drafter
+from akunu_py.types import NEURAL_MODES, Drafter
 
 _WRONG = 1 << 30  # a token id that no trace contains
 
@@ -92,7 +92,6 @@ def mixture_drafter(
     costs: CostCurve,
     simulated: SimulatedDrafters,
     memory: AnswerCache | None = None,
-    draft_tokens: int = DEFAULT_DRAFT_TOKENS,
 ) -> Drafter:
     """Return a new drafter of that draft mode."""
     if mode in ("auto", "ngram", *NEURAL_MODES):
@@ -100,7 +99,7 @@ def mixture_drafter(
             costs, answer_cache=memory, neural_drafters=simulated.make(mode),
             learned=simulated.learned, ngrams=mode in ("auto", "ngram"),
         )  # fmt: skip
-    return drafter_named(mode, costs, memory, draft_tokens)
+    return drafter_named(mode, costs, memory)
 
 
 def replay_simulated(

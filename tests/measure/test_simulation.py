@@ -14,7 +14,7 @@ from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.fixed import NoDrafter
-from akunu_py.ngram.neural_plan import DraftPlan, PlannedDrafter, PlanningLimits
+from akunu_py.ngram.neural_plan import PlannedDrafter, PlanningLimits
 from akunu_py.types import DraftMode
 from tests.measure.device import (
     Device,
@@ -231,19 +231,3 @@ def test_planner_chooses_the_draft_length_of_theory(curve: str) -> None:
         found[chance, c] = len(drafted), best
     assert all(length == best for length, best in found.values()), found
     assert len({best for _, best in found.values()}) > 3
-
-
-@pytest.mark.parametrize("rate", [1.0, 2.5])
-@pytest.mark.parametrize("curve", ["m5max", "m4pro", "m1"])
-def test_a_copy_is_drafted_behind_a_likely_token_only(curve: str, rate: float) -> None:
-    """An early draft is lost after a wrong token, and cheaper later."""
-    cost, trailing = parse_curve(curve), []
-    costs = [cost(rows) for rows in range(1, LONGEST + 2)]
-    limits = PlanningLimits(costs, rate, 1.0, True, 10, 1000, False, False)
-    for chance in (0.4, 0.6, 0.95):
-        planned = PlannedDrafter(Steady(chance, 0.06, longest=1))
-        plan = DraftPlan(1.0, 0, LONGEST)
-        planned.draft([0] * 10, [], plan, limits, (), lambda token: [0.97] * (LONGEST - 1))
-        trailing.append(planned.trailing)
-    assert max(trailing[:2]) <= 1
-    assert trailing[2] == LONGEST - 1

@@ -82,7 +82,6 @@ def test_tool_prints_a_table_and_json(
         ("device", "TRACE --network head:0.1:0.5", "expected mtp"),
         ("oracle", "TRACE", "no source files"),
         ("fidelity", "--answers 301", "there are 300 prompts"),
-        ("check", "-o mac.html", ".json"),
         ("check", "--soak -1", "minutes"),
         ("readme", "TRACE", "bench:speed"),
     ],
