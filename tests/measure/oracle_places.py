@@ -125,15 +125,12 @@ class Source:
             at, end = below, self.statement_end(below)
         tries = re.match(r"\s*(?:try|begin)\b", self.line(at))
         while (below := self.next_line(end)) is not None:
-            content = self.line(below).lstrip()
-            deeper = self.width(below) > base
-            closes = self.width(below) == base and _CLOSING.match(content)
-            middle = self.width(below) == base and tries and _MIDDLE.match(content)
-            brace = self.width(below) == base and content.startswith("{")
-            brace = brace and end == self.line_end(at) and below == end + 1
-            if not (deeper or middle or brace):
-                opens = closes and end > self.line_end(at) and content[0] not in ")]}"
-                return self.statement_end(below) if opens else end
+            content, deeper = self.line(below).lstrip(), self.width(below) - base
+            middle = tries and _MIDDLE.match(content)
+            brace = content.startswith("{") and end == self.line_end(at) and below == end + 1
+            if deeper < 0 or (deeper == 0 and not middle and not brace):
+                closes = deeper == 0 and _CLOSING.match(content) and content[0] not in ")]}"
+                return self.statement_end(below) if closes and end > self.line_end(at) else end
             end = self.statement_end(below)
         return end
 
@@ -141,10 +138,9 @@ class Source:
         """Return the end of the statement of `at`, including branches such as `else`."""
         end = self.block_end(at)
         while (below := self.next_line(end)) is not None:
-            gap = self.text[end:below].count("\n") > 1
-            unfinished = re.search(r"[,=+\\|&]\s*$", self.line(end))
-            if self.width(below) != self.width(at) or gap:
+            if self.width(below) != self.width(at) or self.text[end:below].count("\n") > 1:
                 return end
+            unfinished = re.search(r"[,=+\\|&]\s*$", self.line(end))
             if not (unfinished or may_follow(self.line(below))):
                 return end
             end = self.block_end(below)
@@ -248,14 +244,13 @@ def _places(source: Source, lines: list[int], make: _Make, rng: random.Random) -
     for start in lines:
         first = start + len(source.line(start)) - len(source.line(start).lstrip())
         place = make(source, start, first, rng)
-        if place is None or not place.removed.strip() or place.removed.count("\n") > _LINES:
-            continue
-        if len(place.removed) <= _LENGTH:
+        removed = place.removed if place else ""
+        if place and removed.strip() and removed.count("\n") <= _LINES and len(removed) <= _LENGTH:
             yield place
 
 
-def _place(kind: str, source: Source, start: int, end: int, widest: int | None = None) -> Place:
-    return Place(kind, source, start, end, source.text[end:], end if widest is None else widest)
+def _place(kind: str, source: Source, start: int, end: int, widest: int = 0) -> Place:
+    return Place(kind, source, start, end, source.text[end:], widest or end)
 
 
 def _line(source: Source, start: int, first: int, rng: random.Random) -> Place | None:
@@ -284,6 +279,8 @@ def _block(source: Source, start: int, first: int, rng: random.Random) -> Place 
 
 def _body_end(source: Source, start: int) -> int | None:
     """Return the end of the lines indented like the line at `start`, None for no such end."""
+    if not source.text[start].isspace() or source.span(start):
+        return None
     end, base = source.block_end(start), source.width(start)
     while (below := source.next_line(end)) is not None and source.width(below) >= base:
         if source.text[end:below].count("\n") > 2:
@@ -293,13 +290,13 @@ def _body_end(source: Source, start: int) -> int | None:
 
 
 def _body(source: Source, start: int, first: int, rng: random.Random) -> Place | None:
-    end = _body_end(source, start) if first > start and not source.span(start) else None
+    end = _body_end(source, start)
     return None if end is None else _place("body", source, first, end)
 
 
 def _open(source: Source, start: int, first: int, rng: random.Random) -> Place | None:
-    end = _body_end(source, start) if first > start and not source.span(start) else None
-    below = source.next_line(end) if end is not None else None
+    end = _body_end(source, start)
+    below = None if end is None else source.next_line(end)
     if end is None or below is None or source.width(below) >= source.width(start):
         return None
     if _CLOSER.fullmatch(source.line(below)):
@@ -330,23 +327,17 @@ def _margin(source: Source, start: int, first: int, rng: random.Random) -> Place
     return _place("margin", source, start, end, source.widest_end(start))
 
 
-def _brackets(source: Source, start: int, rng: random.Random) -> tuple[int, int] | None:
-    """Return a random pair of non-empty brackets in the line, None if there is none."""
-    end = source.line_end(start)
+def _inside(source: Source, start: int, first: int, rng: random.Random) -> Place | None:
     pairs = [
         (each, source.partner[each])
-        for each in range(start, end)
-        if each in source.partner and each + 1 < source.partner[each] < end
+        for each in range(start, source.line_end(start))
+        if each + 1 < source.partner.get(each, -1) < source.line_end(start)
     ]
-    return rng.choice(pairs) if pairs else None
-
-
-def _inside(source: Source, start: int, first: int, rng: random.Random) -> Place | None:
-    pair = _brackets(source, start, rng)
-    if pair is None:
+    if not pairs:
         return None
-    at = pair[0] + 1 if rng.random() < 0.5 else rng.randrange(pair[0] + 1, pair[1])
-    return _place("inside", source, at, pair[1])
+    opening, closing = rng.choice(pairs)
+    at = opening + 1 if rng.random() < 0.5 else rng.randrange(opening + 1, closing)
+    return _place("inside", source, at, closing)
 
 
 def _inline(source: Source, start: int, first: int, rng: random.Random) -> Place | None:
