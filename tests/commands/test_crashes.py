@@ -14,7 +14,7 @@ from typing import NoReturn
 import pytest
 from hypothesis import strategies as st
 
-from akunu_py import crashes, paths, text
+from akunu_py import crashes, paths
 from akunu_py.chats.json import as_json
 from akunu_py.cli import main
 from akunu_py.commands import chats, info, run
@@ -258,13 +258,6 @@ def test_locks_and_exports_follow_no_link(home: Path, capsys: Captured) -> None:
     (home / "out.json").symlink_to(target)
     assert main(["chats", "export", "--all", "-o", str(home / "out.json")]) == 1
     assert not target.exists()
-
-
-def test_unencodable_text_is_escaped_as_json() -> None:
-    text.escape_unencodable()
-    for word in ("é", "\U0001f600", "\ud800", "a\u2028b"):
-        written = json.dumps(word, ensure_ascii=False).encode("ascii", "akunu-escape")
-        assert json.loads(written) == word
 
 
 # Control codes in an answer

@@ -12,7 +12,7 @@ import random
 import sys
 from collections.abc import Sequence
 from functools import partial
-from itertools import count
+from itertools import count, product
 from typing import Any
 
 from akunu_py.bench.command import add_count, add_lengths, show
@@ -169,16 +169,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     sessions, rows = sessions_of(load_trace(options.file)), []
-    for aside in (False, True):
+    for aside, budget in product((False, True), options.budget):
         seeds = range(options.repeats)
         orders = [schedule(sessions, options.agents, seed, aside=aside) for seed in seeds]
         prompts = sum(len(item.prompt) for order in orders for item in order)
-        for budget in options.budget:
-            again = {
-                policy: sum(replay_caches(order, budget, policy) for order in orders)
-                for policy in POLICIES
-            }
-            rows.append({"aside": aside, "budget": budget, "prompts": prompts, "again": again})
+        again = {each: sum(replay_caches(o, budget, each) for o in orders) for each in POLICIES}
+        rows.append({"aside": aside, "budget": budget, "prompts": prompts, "again": again})
     show(options, rows, lambda: print_policies(rows))
     return 0
 

@@ -276,8 +276,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_repeats(parser, 4)
     add_count(parser, "--max-tokens", 96, "Maximum tokens of an answer")
     add_count(parser, "--keys", 24, "Keys to type during the answers of each repetition")
-    what = "Workload whose last turn is the prompt"
-    parser.add_argument("--workload", default="chat", metavar="NAME", help=what)
     parser.add_argument("--draft", choices=DRAFT_MODES, default="auto")
     parser.add_argument("--force", action="store_true", help="Load a model that does not fit")
     add_model(parser)
@@ -285,7 +283,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    (workload,) = load_workloads([options.workload])
+    (workload,) = load_workloads(["chat"])
     model = model_store.resolve(options.model)
     model_store.check(model)
     result, prompt = ChatResult(), workload.turns[-1].user

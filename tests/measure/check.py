@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from akunu_py.bench.runners import PLAIN
 from akunu_py.bench.speed import OURS, SpeedPlan, run_speed
 from akunu_py.bench.tables import Table, to_text
 from akunu_py.bench.workloads import load_workloads
-from akunu_py.decoding import device
+from akunu_py.decoding import device, wired
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.load import load_stored
 from akunu_py.decoding.model.engine import Engine
@@ -181,7 +181,7 @@ def run(options: argparse.Namespace) -> int:
     if not device.on_metal():
         plan = replace(plan, kernels=QUICK.kernels)
     check = Check(plan, options.command_line)
-    interrupted = was_interrupted(lambda: run_parts(check_parts(models, check), check))
+    interrupted = was_interrupted(lambda: run_parts(models, check))
     write_text(options.output, json_text(check.as_dict()))
     if options.soak and not interrupted:
         os.sync()  # the machine may not survive
@@ -198,37 +198,24 @@ def choose_models(named: Sequence[str], *, with_starter: bool) -> list[StoredMod
     names = (DEFAULT_MODEL, *named) if with_starter else named
     models = [model_store.resolve(name) for name in names]
     if not named:
-        models += largest_model(model_store.list_models())
+        fitting = [
+            each
+            for each in model_store.list_models()
+            if each.quantization.startswith("4-bit") and not each.damaged and each.size < _MAX_SIZE
+        ]
+        models += sorted(fitting, key=lambda each: each.size)[-1:]
     for each in models:
         model_store.check(each)
     return list({each.path: each for each in models}.values())
 
 
-def largest_model(models: Sequence[StoredModel]) -> list[StoredModel]:
-    """Return the largest 4-bit model up to `_MAX_SIZE`, if any."""
-    fitting = [
-        each
-        for each in models
-        if each.quantization.startswith("4-bit") and not each.damaged and each.size < _MAX_SIZE
-    ]
-    return sorted(fitting, key=lambda each: each.size)[-1:]
-
-
-Parts = Sequence[tuple[str, Callable[[], None]]]
-
-
-def check_parts(models: Sequence[StoredModel], check: Check) -> Parts:
-    """Return the parts of the check, each with its subject."""
-    parts: Parts = [
-        ("kernels", partial(check_kernels, check)),
-        ("device", partial(check_device, check)),
-    ]
-    return [*parts, *((each.name, partial(check_model, each, check)) for each in models)]
-
-
-def run_parts(parts: Parts, check: Check) -> None:
-    """Run all parts; an error becomes a failing line."""
-    for about, measure in parts:
+def run_parts(models: Sequence[StoredModel], check: Check) -> None:
+    """Check kernels, device and models; an error becomes a failing line."""
+    parts = {"kernels": partial(check_kernels, check), "device": partial(check_device, check)}
+    for about, measure in (
+        *parts.items(),
+        *((each.name, partial(check_model, each, check)) for each in models),
+    ):
         progress(about)
         try:
             measure()
@@ -426,7 +413,9 @@ def _check_idle(engine: Engine, check: Check) -> None:
     check.add(about, "first token of a cached prompt", warm, MAX_WARM_S, unit="s")
     name = f"added to it by {check.plan.idle_s:g} s of idling"
     check.add(about, name, idle - warm, MAX_IDLE_S, unit="s", here=here)
-    limit, weights = mac_checks.wired_limit(), device.weight_bytes(engine.model)
+    mx.synchronize()
+    limit = int(mx.set_wired_limit(wired.wired_limit() or 0))  # as before: changes nothing
+    weights = device.weight_bytes(engine.model)
     name = "wired memory compared with the weights"
     note = f"{limit / 2**30:.2f} GiB of {device.working_set() / 2**30:.2f} recommended"
     check.add(about, name, limit / weights, MAX_WIRED, unit="x", here=here, note=note)

@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from akunu_py.bench.result import median
-from akunu_py.decoding import kv_cache, wired
+from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.answer_jobs import text_job
 from akunu_py.decoding.generate.model_host import ModelHost
@@ -41,12 +41,6 @@ def measured_bandwidth(nbytes: int) -> float:
         mx.eval(array.sum())
         seconds.append(time.perf_counter() - started)
     return nbytes / median(seconds) / 1e9
-
-
-def wired_limit() -> int:
-    """Return MLX's wired limit in bytes. Setting the same limit again changes nothing."""
-    mx.synchronize()
-    return int(mx.set_wired_limit(wired.wired_limit() or 0))
 
 
 def sampling_speed(

@@ -47,9 +47,8 @@ def speed_block(result: Result, files: list[str]) -> str:
     """Return a row per workload and a column per runner, with a caption."""
     groups: dict[str, dict[str, Series]] = {}
     for series in result.runs:
-        if series.rates:
-            heat = f", temperature {series.temperature:g}" if series.temperature else ""
-            groups.setdefault(series.workload + heat, {})[series.runner] = series
+        if series.rates and not series.temperature:
+            groups.setdefault(series.workload, {})[series.runner] = series
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
     headings = ["", *(f"**{n}**" if n == "auto" else n for n in names), "tokens a pass, auto"]
     rows = [headings]
