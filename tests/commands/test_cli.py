@@ -81,6 +81,7 @@ MISTAKES = {
     "run hi --max-tokens 0": ["1 or more"],
     "run hi --max-tokens many": ["1 or more"],
     "wibble": ["wibble"],
+    "completions tcsh": ["tcsh", "bash", "fish", "zsh"],
     "run hi --draft wild": ["wild"],
     "run": ["empty"],
     "bench --workload wibble": ["wibble", "multi-turn"],

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from akunu_py import cli
-from akunu_py.commands.shell_completions import SHELLS
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
-from tests.support.command import assert_one_line_error, run_here
+from tests.support.command import run_here
 
 _BASH = """
 source "$1"
@@ -125,7 +124,3 @@ def test_models_prints_the_usable_names(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(model_store, "list_models", lambda: [mine, bad])
     monkeypatch.setattr(model_store, "external_models", lambda stored: [theirs])
     assert run_here("completions", "models").stdout == "mine\nthem/tiny\n"
-
-
-def test_an_unknown_shell_is_one_line() -> None:
-    assert_one_line_error(run_here("completions", "tcsh"), 2, "tcsh", *SHELLS)
