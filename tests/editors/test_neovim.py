@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import time
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,6 @@ from tests.support.paths import EDITORS
 from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture
 
-PRINT_CONFIG = [*AKUNU, "complete", "--print-config", "neovim", "--model", "starter"]
-PRINT_CONFIG += ["--time-ms", "200000"]  # on a busy machine too
 CODE = "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n"
 GHOST = "return a - b"  # what the starter proposes there
 
@@ -29,13 +26,8 @@ GHOST = "return a - b"  # what the starter proposes there
 def has_inline_completion() -> bool:
     if not shutil.which("nvim"):
         return False
-    command = [
-        "nvim",
-        "--clean",
-        "--headless",
-        "+lua print(vim.lsp.inline_completion ~= nil)",
-        "+q",
-    ]
+    shown = "+lua print(vim.lsp.inline_completion ~= nil)"
+    command = ["nvim", "--clean", "--headless", shown, "+q"]
     return "true" in subprocess.run(command, capture_output=True, text=True).stderr
 
 
@@ -43,11 +35,6 @@ pytestmark = [
     needs_tmux,
     pytest.mark.skipif(not has_inline_completion(), reason="Neovim 0.12 is not installed"),
 ]
-
-
-@cache
-def printed_config() -> str:
-    return subprocess.run(PRINT_CONFIG, capture_output=True, text=True, check=True).stdout
 
 
 class Neovim:
@@ -58,24 +45,12 @@ class Neovim:
         self.path = directory / "a.py"
         self.type, self.wait_for = terminal.type, terminal.wait_for
 
-    def _start(self, init: str, text: str) -> None:
+    def start(self, init: str, text: str) -> None:
         (self.directory / "init.lua").write_text(init)
         self.path.write_text(text)
         options = f"-n -i NONE -u {self.directory}/init.lua"
         command = f"XDG_STATE_HOME={self.directory} nvim {options} {self.path}; echo code=$?"
         self.type(command, "Enter")
-
-    def open_with_starter(self) -> None:
-        """Open CODE, and wait until the server is ready."""
-        ready = (
-            "vim.o.ttimeoutlen = 50\n"
-            "vim.api.nvim_create_autocmd('LspProgress', {\n"
-            "pattern = 'end', callback = function(its)\n"
-            "  vim.o.statusline = its.data.params.value.message .. ', at %l:%c'\n"
-            "end})\n"
-        )
-        self._start(printed_config() + ready, CODE)
-        self.wait_for("starter is ready", seconds=150)
 
     def open(
         self,
@@ -100,7 +75,7 @@ class Neovim:
         )
         if loads:
             (self.directory / "model").touch()
-        self._start(lines, text)
+        self.start(lines, text)
         self.wait_for(at or text.split()[-1])
         if loads:
             self.wait_for(r"ready\.")
@@ -117,7 +92,11 @@ def nvim(terminal: Terminal, tmp_path: Path) -> Neovim:
 
 
 def test_a_ghost_from_the_starter_is_accepted_with_tab(nvim: Neovim, starter: StoredModel) -> None:
-    nvim.open_with_starter()
+    command = [*AKUNU, "complete", "--print-config", "neovim", "--model", "starter"]
+    command += ["--time-ms", "200000"]  # on a busy machine too
+    config = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    nvim.start(f"{config}vim.o.ttimeoutlen = 50\n", CODE)
+    nvim.wait_for("def subtract")
     nvim.type("G", "o")
     nvim.wait_for(GHOST, seconds=150)
     assert nvim.path.read_text() == CODE
@@ -215,9 +194,8 @@ def test_ghosts_by_key_and_alternatives(nvim: Neovim, tmp_path: Path) -> None:
     assert not (tmp_path / "requests").exists() or "one" not in nvim.terminal.screen()
     nvim.type("C-Space")
     nvim.wait_for(r"slow *\none two three *\nfour *\nslower")
-    nvim.type(
-        "C-r", "=complete(1, ['one', 'two']) ? '' : ''", "Enter"
-    )  # which begins as the ghost does
+    # A menu whose entry begins as the ghost does.
+    nvim.type("C-r", "=complete(1, ['one', 'two']) ? '' : ''", "Enter")
     nvim.wait_for(r"slow *\none *\n *one")
     nvim.type("C-e")
     nvim.wait_for(r"slow *\n *\nslower")
