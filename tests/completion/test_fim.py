@@ -162,21 +162,6 @@ def test_unknown_and_unsupported_formats_are_refused(tmp_path: Path) -> None:
         Completer(engine, CompleteOptions(fim="starcoder2"))
 
 
-def test_the_repository_is_the_common_directory(tmp_path: Path) -> None:
-    completer = completer_for("qwen2.5-coder", tmp_path, fim="qwen2.5-coder")
-    for paths, name in [
-        (("/home/me/app/src/a.py", "/home/me/app/lib/b.py"), "app"),
-        (("a.py", "b.py"), "project"),
-        (("/x/a.py", "b.py"), "project"),
-        (("C:\\work\\app\\a.py", "C:\\work\\app\\b.py"), "app"),
-    ]:
-        made = completer.prompt(
-            CompletionRequest("x", "y", paths[0], files=(SourceFile(paths[1], "z"),))
-        )
-        text = completer.engine.tokens.tokenizer.decode(made.tokens)
-        assert text.startswith(f"<|repo_name|>{name}\n")
-
-
 def test_runs_of_spaces_among_the_added_tokens_stay_tokens() -> None:
     tokenizer = byte_level(["<mark>", "    "])
 
