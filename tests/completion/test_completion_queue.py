@@ -313,7 +313,7 @@ def test_loading_is_tried_again_with_later_requests(engine: Engine) -> None:
             failed.append(wait)
     assert queue.close(60)
     assert failed == [0.9, 0.1, 1.9, 0.1, 4.0, 7.9]
-    assert states == [*["loading", "failed"] * 4, "loading", "ready"]
+    assert states == [*["loading", "failed"] * 4, "loading", "ready", "unloaded"]
 
 
 def test_closing_answers_every_request(engine: Engine) -> None:

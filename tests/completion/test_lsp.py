@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import example, given
@@ -19,7 +20,6 @@ from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcException
 from pygls.lsp.client import LanguageClient
 
-from akunu_py.completion.acceptance import Acceptance, read_counts
 from akunu_py.completion.completion_cache import CompletionCache
 from akunu_py.completion.protocols.lsp import (
     CONTEXT,
@@ -74,15 +74,13 @@ class Editor:
         for name, handler in features.items():
             self.client.feature(name)(handler)
 
-    async def serve(
-        self, load: Callable[[], ModelLoop], acceptance: Acceptance | None = None, **more: Any
-    ) -> lsp.ServerCapabilities:
+    async def serve(self, load: Callable[[], ModelLoop], **more: Any) -> lsp.ServerCapabilities:
         """Start a server in this process."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             await self.client.start_tcp(*listener.getsockname())
             self.connection, _ = listener.accept()
         base = CompletionRequest("", max_lines=7, seconds=200)
-        self.completions = InlineCompletions(load, base, acceptance)
+        self.completions = InlineCompletions(load, base)
         streams: Any = self.connection.makefile("rb"), self.connection.makefile("wb")
         self.serving = asyncio.create_task(self.completions.protocol.serve(*streams))
         return await self.initialize(**more)
@@ -136,9 +134,8 @@ class Editor:
         request: dict[str, Any] = json.loads(item.insert_text)
         return request
 
-    async def accept(self, command: lsp.Command, characters: int) -> None:
-        assert command.arguments
-        params = lsp.ExecuteCommandParams(command.command, [command.arguments[0], characters])
+    async def accept(self, command: lsp.Command) -> None:
+        params = lsp.ExecuteCommandParams(command.command)
         await self.client.workspace_execute_command_async(params)
 
     async def leave(self) -> int | None:
@@ -286,11 +283,11 @@ async def test_documents_are_prefilled_when_opened_and_where_they_changed(editor
 async def test_a_client_can_show_and_accept_parts_of_an_answer(
     editor: Editor, tmp_path: Path
 ) -> None:
-    """One ghost is counted for all parts. Nothing comes after the answer."""
+    """Nothing comes after the answer. An acceptance prepares the next completion."""
     (tmp_path / "model").touch()
-    acceptance = Acceptance(tmp_path / "counts")
     options = {"inlineCompletionParts": True}
-    await editor.serve(Ghost(tmp_path).load, acceptance, options=options)
+    await editor.serve(Ghost(tmp_path).load, options=options)
+    accepted = editor.completions.queue.accepted = Mock()  # type: ignore[method-assign]
     editor.open("file:///a.py", "é slow")
     requested = asyncio.create_task(editor.complete("file:///a.py", 0, 6))
     for number, text in enumerate(("one", "one two", "one two three"), start=1):
@@ -300,20 +297,16 @@ async def test_a_client_can_show_and_accept_parts_of_an_answer(
     (tmp_path / "word4").touch()
     (item,) = await requested
     assert item.insert_text == "one two three\nfour"
-    await editor.accept(part.command, 4)
-    await editor.accept(item.command, 9)
-    await editor.complete("file:///a.py", 0, 6)  # cached
+    await editor.accept(part.command)
+    await editor.accept(item.command)
+    assert accepted.call_count == 2
     assert await editor.leave() == 0
-    acceptance.save()
-    (counts,) = read_counts(tmp_path / "counts").values()
-    assert counts == {"shown": 1, "accepted": 1, "characters": 13}
     assert editor.parts.empty()
 
 
 async def test_the_next_edit_follows_from_earlier_edits(editor: Editor, tmp_path: Path) -> None:
     (tmp_path / "model").touch()
-    acceptance = Acceptance(tmp_path / "counts")
-    await editor.serve(Ghost(tmp_path).load, acceptance)
+    await editor.serve(Ghost(tmp_path).load)
     editor.open("file:///a.py", "😀 old\nb\nold = 1\n")
 
     async def submit(**params: Any) -> Any:
@@ -324,7 +317,7 @@ async def test_the_next_edit_follows_from_earlier_edits(editor: Editor, tmp_path
     editor.change("file:///a.py", (0, 3, 0, 6, "new"))
     edit = await submit()
     assert (edit.first, edit.last, edit.lines) == (2, 3, ["new = 1"])
-    await editor.accept(edit.command, edit.command.arguments[1])
+    await editor.accept(edit.command)
     editor.change("file:///a.py", (2, 0, 3, 0, "new = 1\n"))
     assert await submit() is None
     for line, character in ((-1, 0), (0, -1), (-7, -7), (2**31, 0), (0, 2**40), ("x", 0), (1.5, 0)):
@@ -335,9 +328,6 @@ async def test_the_next_edit_follows_from_earlier_edits(editor: Editor, tmp_path
         with pytest.raises(JsonRpcException, match=r"expected a textDocument|not open"):
             await submit(**wrong)
     assert await editor.leave() == 0
-    acceptance.save()
-    counts = read_counts(tmp_path / "counts")["python", "next edit"]
-    assert counts == {"shown": 1, "accepted": 1, "characters": len("new = 1\n")}
 
 
 async def test_context_of_the_client_is_in_requests(editor: Editor, tmp_path: Path) -> None:
@@ -370,7 +360,6 @@ async def test_a_manual_request_has_alternatives_and_an_entry_of_a_menu_counts_a
         texts = [json.loads(item.insert_text) for item in items]
         assert [(text["temperature"], text["sample"]) for text in texts] == expected
         assert (texts[0]["max_lines"], texts[0]["seconds"]) == (7, 3.0)
-        assert len({str(item.command) for item in items}) == len(items)
     editor.open("file:///b", "os.pa\n")
     word = range_of(0, 3, 0, 5)
     (item,) = await editor.complete("file:///b", 0, 5, lsp.SelectedCompletionInfo(word, "path"))

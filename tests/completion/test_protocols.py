@@ -11,14 +11,23 @@ from typing import Any
 
 import pytest
 
+from akunu_py.completion.completion_queue import CompletionQueue, QueueOptions
 from akunu_py.completion.protocols.filter import find_cursor
-from akunu_py.completion.protocols.json_lines import BadLine, RequestLine, parse, read_lines
-from akunu_py.completion.request import CompletionRequest
+from akunu_py.completion.protocols.json_lines import (
+    BadLine,
+    JsonLines,
+    RequestLine,
+    parse,
+    read_lines,
+)
+from akunu_py.completion.request import Completion, CompletionRequest
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.models.store.model_store import StoredModel
-from tests.support.command import AKUNU, assert_one_line_error, run_here
+from akunu_py.types import Stats
+from tests.support.command import AKUNU, assert_one_line_error, run_here, until
 from tests.support.paths import DOCS
+from tests.support.scripted_loop import ScriptedLoop
 from tests.support.tiny_fim import sentence_piece, write_model
 
 STATS = {"prompt_tokens", "cached_tokens", "target_passes", "evidence_tokens", "reused"}
@@ -106,10 +115,12 @@ def test_garbage_is_named_and_survived(helper: Helper) -> None:
         (b'{"id": 1, "cancel": 5}\n', "a separate line"),
         (b'{"id": 1, "cancel": 5, "prefix": "x"}\n', "a separate line"),
         (b'{"cancel": 5, "prefix": "x"}\n', 'no "id"'),
+        (b'{"id": 1, "accepted": 5}\n', "a separate line"),
+        (b'{"accepted": []}\n', "accepted: expected"),
     ]:
         helper.send(line)
         reply = helper.read()
-        assert reply["id"] == (1 if line.startswith(b'{"id": 1, "cancel"') else None)
+        assert reply["id"] == (1 if "a separate line" in words else None)
         assert words in reply["error"]
     for field, value, words in [
         ("prefix", 1, "prefix: expected a string, found 1"),
@@ -174,6 +185,27 @@ def test_lines_are_bounded() -> None:
     assert list(read_lines(io.BytesIO(b"x" * 20 + b"\n"), 20)) == [b"x" * 20]
     with pytest.raises(BadLine, match="longer than 64 MB"):
         parse(None, CompletionRequest(""))
+
+
+@pytest.mark.parametrize("battery", [True, False])
+def test_an_acceptance_prepares_the_next_completion_except_on_battery(battery: bool) -> None:
+    made: list[str] = []
+    replies: list[dict[str, Any]] = []
+
+    def complete(request: CompletionRequest, *_: Any) -> Completion:
+        made.append(request.prefix)
+        return Completion("text", "stop", Stats())
+
+    options = QueueOptions(pause_s=3600, saves_power=lambda: battery)
+    queue = CompletionQueue(lambda: ScriptedLoop("x", complete), options)
+    lines = JsonLines(queue, lambda line: replies.append(json.loads(line)), CompletionRequest(""))
+    queue.start()
+    lines.handle(b'{"id": 1, "prefix": "a"}')
+    until(lambda: replies)
+    lines.handle(b'{"accepted": 1}')
+    until(lambda: made == (["a"] if battery else ["a", "atext"]))
+    assert queue.close(60)
+    assert replies[0].get("battery") == (battery or None)
 
 
 def test_limits_of_the_command_hold_where_a_request_sets_none() -> None:

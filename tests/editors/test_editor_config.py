@@ -91,6 +91,6 @@ def test_other_options_go_along(tmp_path: Path) -> None:
 
 def test_wrong_usage() -> None:
     done = run_here("complete", "--print-config", "vim", "--lsp")
-    assert_one_line_error(done, 2, "expected one of --filter, --lsp, --print-config and --stats")
+    assert_one_line_error(done, 2, "expected one of --filter, --lsp and --print-config")
     done = run_here("complete", "--print-config", "ed")
     assert_one_line_error(done, 2, "invalid choice: 'ed'")

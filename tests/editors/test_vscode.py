@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from akunu_py.completion.acceptance import read_counts
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.version import __version__
 from tests.support.command import AKUNU, until
@@ -91,7 +90,7 @@ read = []
 for line in sys.stdin:
     asked = json.loads(line)
     if "accepted" in asked:
-        read.append(f"{asked['accepted']}:{asked['characters']}")
+        read.append(f"accepted {asked['accepted']}")
     elif asked.get("max_tokens") == 0:
         read.append(asked["prefix"])
     elif not asked.get("cancel") and asked["prefix"].endswith("read?"):
@@ -116,7 +115,7 @@ def test_the_first_line_is_shown_while_the_rest_is_written(tmp_path: Path) -> No
     *found, reported = answers(command, HERE | {"whole": True, "accept": True}, read)
     items = [[item["insertText"] for item in answer["items"]] for answer in found]
     assert items == [["\n  one"], ["\n  one\ntwo"]]  # without a request to the helper
-    assert reported["items"][0]["insertText"] == "1:6|1:10"  # accepted: what was shown each time
+    assert reported["items"][0]["insertText"] == "accepted 1|accepted 1"
     assert found[0]["status"] == "akunu: the model is being loaded"
     actions = [name.removeprefix("editor.action.inlineSuggest.") for name in found[-1]["again"]]
     assert actions == ["hide", "trigger"]  # VS Code keeps a shown item
@@ -271,8 +270,6 @@ def test_the_next_edit_is_shown_and_applied(
             "cursor": {"line": 2, "character": 10},
         },
     ]
-    counts = read_counts(tmp_path / "counts")["python", "next edit"]
-    assert counts == {"shown": 2, "accepted": 2, "characters": 22}
 
 
 @pytest.mark.long
@@ -453,7 +450,7 @@ def window(tmp_path: Path) -> Iterator[Window]:
 @pytest.mark.e2e
 @needs_window
 def test_all_of_a_completion_is_shown_and_accepted_in_parts(window: Window) -> None:
-    """Its first line at first, all of it when the rest is there; parts are counted."""
+    """Its first line at first, all of it when the rest is there."""
     path = window.open("a.txt", "first\nlast")
     window.do(keys=["Control+End", "Enter"])
     window.wait_for(r"last\none two\nthree$")
@@ -461,6 +458,4 @@ def test_all_of_a_completion_is_shown_and_accepted_in_parts(window: Window) -> N
     window.wait_for(r"last\none two\nthree$")
     window.do(keys=["Tab", "Control+s"])
     until(lambda: path.read_text() == "first\nlast\none two\nthree")
-    lines = map(json.loads, (window.directory / "log").read_text().splitlines())
-    counted = [line["characters"] for line in lines if "accepted" in line]
-    assert counted == [len("one"), len(" two\nthree")]
+    assert (window.directory / "log").read_text().count('"accepted"') == 1

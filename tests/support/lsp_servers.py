@@ -6,11 +6,10 @@ stdout first, as a careless library might.
 
 `python -m tests.support.lsp_servers ghost DIRECTORY` is controlled by files in DIRECTORY. Loading
 waits for the file `model`, and fails if there is a file `missing`; requests are logged in
-`requests`, and accepted completions are counted in `counts`. It completes empty lines, with "uno"
-as an alternative; on other lines it runs until cancelled, and after "die" it is killed. After
-"slow" it generates TEXT word by word, each when a file `word1`, `word2`... exists, and after "teh"
-two words. The next edit writes "new" for "old" in the next line with "old", once the user did. With
---jsonl it speaks JSON lines.
+`requests`. It completes empty lines, with "uno" as an alternative; on other lines it runs until
+cancelled, and after "die" it is killed. After "slow" it generates TEXT word by word, each when a
+file `word1`, `word2`... exists, and after "teh" two words. The next edit writes "new" for "old" in
+the next line with "old", once the user did. With --jsonl it speaks JSON lines.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from akunu_py.completion.acceptance import Acceptance
 from akunu_py.completion.completion_cache import CompletionCache
 from akunu_py.completion.protocols.json_lines import serve_jsonl
 from akunu_py.completion.protocols.lsp import serve_lsp
@@ -116,8 +114,7 @@ def next_edit(request: CompletionRequest) -> Change | None:
 if __name__ == "__main__":
     CompletionCache.find = lambda self, request: None  # type: ignore[method-assign]
     if sys.argv[1] == "ghost":
-        path = Path(sys.argv[2])
         serve = serve_jsonl if "--jsonl" in sys.argv else serve_lsp
-        serve(Ghost(path).load, CompletionRequest("", seconds=200), Acceptance(path / "counts"))
+        serve(Ghost(Path(sys.argv[2])).load, CompletionRequest("", seconds=200))
     else:
         serve_lsp(Echo().load, CompletionRequest("", max_lines=7))
