@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,11 +30,12 @@ from akunu_py.completion.request import (
 )
 from akunu_py.completion.stops import strip_fence
 from akunu_py.decoding import device
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.parser import Parser
-from akunu_py.types import Stats
+from akunu_py.types import GenerateOptions, Stats
 from tests.support.complete import complete
 from tests.support.fixed_request import answering
 from tests.support.tiny_fim import byte_level, load_tiny, sentence_piece, write_model
@@ -253,6 +255,40 @@ def test_an_answer_in_a_fence_is_its_code(tmp_path: Path) -> None:
         done = complete(completer, request, on_text=parts.append)
         assert (done.text, done.finish_reason) == (text, "stop")
         assert "".join(parts) == text
+
+
+# Draft context: texts to draft from that are never prefilled
+
+
+def test_only_what_changed_is_learned_again(tmp_path: Path) -> None:
+    engine = load_tiny(tmp_path, [END])
+    session = Session(engine)
+    calls: list[Sequence[int]] = []  # tokens that the session's drafters observe
+
+    def watched(drafter: Any) -> Any:
+        extend = drafter.extend
+
+        def record(tokens: Sequence[int]) -> None:
+            calls.append(list(tokens))
+            extend(tokens)
+
+        drafter.extend = record
+        return drafter
+
+    session.drafting.wrap = watched
+    options = GenerateOptions(max_tokens=8)
+    draft_context = [tuple(range(10, 60)), tuple(range(60, 90))]
+    prompt = engine.tokens.encode("def compute(first, second):\n    return fir")
+    session.generate(prompt, options, draft_context).answer()
+    assert sum(map(len, calls)) >= 82 + len(prompt)
+    calls.clear()
+    typed = [*prompt, *engine.tokens.encode("s")]
+    answer = session.generate(typed, options, draft_context).answer()
+    # The letter, unless the model had sampled it anyhow, and the answer.
+    assert sum(map(len, calls)) <= 1 + len(answer.tokens) + 1
+    calls.clear()
+    session.generate(typed, options, [draft_context[0], (1, 2, 3)]).answer()
+    assert 4 + len(typed) <= sum(map(len, calls)) <= 4 + len(typed) + 9
 
 
 # The cache of completions

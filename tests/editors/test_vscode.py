@@ -409,7 +409,7 @@ class Window:
             port = free.getsockname()[1]
         script = ROOT / "tests" / "support" / "vscode_browser.js"
         pipe: Any = subprocess.PIPE
-        command = [NODE, script, TOOLS, directory, str(port)]
+        command = [str(NODE), str(script), TOOLS, str(directory), str(port)]
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
 
     def do(self, **requested: Any) -> str:

@@ -42,5 +42,5 @@ def answering(
 ) -> Completer:
     """Return a completer whose model generates `answer`."""
     completer = Completer(engine, CompleteOptions(fim=fim))
-    completer.session.generate = lambda *_: FixedRequest(answer, reason)  # type: ignore[assignment, method-assign, return-value]
+    completer.session.generate = lambda *_: FixedRequest(answer, reason)  # type: ignore[assignment, method-assign]
     return completer
