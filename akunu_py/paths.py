@@ -42,11 +42,6 @@ def chat_file() -> Path:
     return data_dir() / "chat.json"
 
 
-def acceptance_file() -> Path:
-    """Counts of shown and accepted completions."""
-    return data_dir() / "completions.json"
-
-
 def servers_dir() -> Path:
     """One file for each running server."""
     return data_dir() / "servers"

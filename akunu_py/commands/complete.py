@@ -12,10 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from akunu_py import paths
 from akunu_py.arguments import add_drafting, add_loading, add_model, as_arguments, loading_from
 from akunu_py.commands.servers import add_server, is_address, server_for
-from akunu_py.completion.acceptance import Acceptance, read_counts, stats_table
 from akunu_py.completion.completion_queue import QueueOptions
 from akunu_py.completion.power import Power
 from akunu_py.completion.request import (
@@ -29,7 +27,7 @@ from akunu_py.models.store import model_store
 from akunu_py.parser import Parser, add_values, count, positive
 from akunu_py.program import program_words
 from akunu_py.settings import load_settings
-from akunu_py.text import for_output, print_warnings
+from akunu_py.text import print_warnings
 
 if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
@@ -52,16 +50,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if sum(map(bool, (args.filter, args.lsp, args.print_config, args.stats))) > 1:
-        raise UsageError("expected one of --filter, --lsp, --print-config and --stats")
+    if sum(map(bool, (args.filter, args.lsp, args.print_config))) > 1:
+        raise UsageError("expected one of --filter, --lsp and --print-config")
     used = [name for name in ("cursor", "offset", "whole", "file") if getattr(args, name)]
     if used and not (args.filter or args.lsp):
         raise UsageError(f"--{used[0]} requires --filter")
     if args.print_config:
         print(editor_config(args.print_config, changed_options(args)), end="")
-        return 0
-    if args.stats:
-        print(for_output("\n".join(stats_table(read_counts(paths.acceptance_file())))))
         return 0
     settings = load_settings()
     requested, server = args.model, args.server or settings.server
@@ -70,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
     options = QueueOptions(settings.unload_s, settings.completion_exclude)
     if settings.save_battery:
         options = replace(options, saves_power=Power().on_battery)
-    acceptance = Acceptance(None if args.no_answer_cache else paths.acceptance_file())
     if args.filter:
         from akunu_py.completion.protocols.filter import run_filter
 
@@ -87,13 +81,13 @@ def run(args: argparse.Namespace) -> int:
     elif args.lsp:
         from akunu_py.completion.protocols.lsp import serve_lsp
 
-        serve_lsp(load, base, acceptance, options)
+        serve_lsp(load, base, options)
     else:
         from akunu_py.completion.protocols.json_lines import serve_jsonl
 
         if not is_address(server):
             model_store.check(model_store.resolve(args.model))  # fail before the first request
-        serve_jsonl(load, base, acceptance, options)
+        serve_jsonl(load, base, options)
     return 0
 
 
@@ -181,9 +175,6 @@ def _add_modes(parser: argparse.ArgumentParser) -> None:
         "--print-config",
         choices=EDITORS,
         help="Print the configuration for an editor, with the other options in its command",
-    )
-    modes.add_argument(
-        "--stats", action="store_true", help="Print the numbers of shown and accepted completions"
     )
     modes.add_argument(
         "--filter", action="store_true", help="Complete the text on stdin, then exit"

@@ -23,22 +23,21 @@ from akunu_py.completion.completion_cache import CompletionCache
 from akunu_py.completion.power import Power
 from akunu_py.completion.prompt.layout import load_families
 from akunu_py.completion.request import (
-    CompleteOptions,
     Completion,
     CompletionReason,
     CompletionRequest,
     SourceFile,
 )
-from akunu_py.completion.stops import is_markdown, strip_fence
+from akunu_py.completion.stops import strip_fence
 from akunu_py.decoding import device
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.parser import Parser
-from akunu_py.types import Stats
+from akunu_py.types import GenerateOptions, Stats
 from tests.support.complete import complete
-from tests.support.fixed_request import FixedRequest
+from tests.support.fixed_request import answering
 from tests.support.tiny_fim import byte_level, load_tiny, sentence_piece, write_model
 
 END = "<|endoftext|>"
@@ -52,16 +51,10 @@ def completer(starter_engine: Engine) -> Completer:
     return Completer(starter_engine)
 
 
-@pytest.fixture(scope="module")
-def tiny_engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    """Its tokens are printable characters, chosen at random."""
-    directory = Path(tmp_path_factory.mktemp("tiny"))
-    return Engine.load(write_model(directory, sentence_piece([END]), end=END))
-
-
 @pytest.fixture
-def tiny(tiny_engine: Engine) -> Completer:
-    return Completer(tiny_engine)
+def tiny(tmp_path: Path) -> Completer:
+    """Its tokens are printable characters, chosen at random."""
+    return Completer(Engine.load(write_model(tmp_path, sentence_piece([END]), end=END)))
 
 
 def test_typing_the_completion_costs_nothing_and_other_text_only_its_tokens(
@@ -92,32 +85,22 @@ def test_the_prefix_is_healed(completer: Completer) -> None:
     assert done.stats.generated_tokens > done.stats.target_passes >= 1
 
 
-FIBONACCI = CompletionRequest(
-    "def fibonacci(n):\n    ", "\n\nprint(fibonacci(10))\n", max_tokens=32
-)
-
-
-def test_parts_join_to_the_whole(completer: Completer) -> None:
-    parts: list[str] = []
-    done = complete(completer, FIBONACCI, on_text=parts.append)
-    assert "".join(parts) == done.text
-    assert len(parts) > 1
-    again: list[str] = []
-    assert complete(completer, FIBONACCI, on_text=again.append).reused
-    assert again == [done.text]
-
-
-def test_a_buffer_with_crlf_is_completed_with_crlf(completer: Completer) -> None:
-    windows = CompletionRequest(
-        FIBONACCI.prefix.replace("\n", "\r\n"),
-        FIBONACCI.suffix.replace("\n", "\r\n"),
-        max_tokens=32,
-    )
-    parts: list[str] = []
-    done = complete(completer, windows, on_text=parts.append)
-    assert done.text == complete(completer, FIBONACCI).text.replace("\n", "\r\n")
-    assert "\r\n" in done.text
-    assert "".join(parts) == done.text
+def test_parts_join_to_the_whole_which_has_the_newlines_of_the_buffer(
+    completer: Completer,
+) -> None:
+    whole = {}
+    for newline in ("\n", "\r\n"):
+        prefix, suffix = f"def fibonacci(n):{newline}    ", f"{newline * 2}print(fibonacci(10))\n"
+        request = CompletionRequest(prefix, suffix, max_tokens=32)
+        completer.cache = CompletionCache()
+        for reused in (False, True):
+            parts: list[str] = []
+            done = complete(completer, request, on_text=parts.append)
+            assert ("".join(parts), done.reused) == (done.text, reused)
+            assert (len(parts) == 1) == reused
+        whole[newline] = done.text
+    assert whole["\n"].count("\n") >= 1
+    assert whole["\r\n"] == whole["\n"].replace("\n", "\r\n")
 
 
 def test_an_empty_buffer_is_not_completed(tiny: Completer) -> None:
@@ -149,6 +132,8 @@ def test_the_time_limit_ends_with_the_text_so_far(
     assert whole.text.startswith(cut.text)
     none = complete(tiny, CompletionRequest("y = [[[[", seconds=0.5))
     assert (none.text, none.finish_reason) == ("", "time")
+    full = complete(tiny, CompletionRequest("x = [[[[", max_tokens=3))
+    assert (full.finish_reason, full.stats.generated_tokens) == ("length", 3)
 
 
 @pytest.mark.long
@@ -199,24 +184,14 @@ def test_invalid_limits_are_refused(tiny: Completer, limits: dict[str, Any], wor
         complete(tiny, CompletionRequest("x", **limits))
 
 
-def test_max_tokens(tiny: Completer) -> None:
-    done = complete(tiny, CompletionRequest("x = [[[[", max_tokens=3))
-    assert (done.finish_reason, done.stats.generated_tokens) == ("length", 3)
-
-
 @pytest.mark.long
-def test_never_half_a_character(tmp_path: Path) -> None:
+def test_samples_differ_and_never_have_half_a_character(tmp_path: Path) -> None:
     """The tiny model's tokens are bytes, and random ones are hardly ever whole characters."""
     tiny = Completer(load_tiny(tmp_path, [END]))
     for seed, prefix in enumerate(["é = '", '日本 = "', "x = '😀"]):
         for tokens in range(1, 12):
             requested = CompletionRequest(prefix, max_tokens=tokens, temperature=1.0 + seed)
-            assert not complete(tiny, requested).text.count("\ufffd")
-
-
-@pytest.mark.long
-def test_sampling_returns_different_samples(tiny: Completer) -> None:
-    requested = CompletionRequest("value = (", temperature=2.0)
+            assert "\ufffd" not in complete(tiny, requested).text
     assert len({complete(tiny, requested).text for _ in range(8)}) > 1
 
 
@@ -242,9 +217,6 @@ def test_the_prompt_caches_of_completion_are_bounded(
 # Markdown fences
 
 
-MARKERS = [*load_families()["qwen3-coder-chat"].markers]
-
-
 @pytest.mark.parametrize(
     ("answer", "code", "closed"),
     [
@@ -268,46 +240,55 @@ def test_a_fence_around_an_answer_is_removed(answer: str, code: str, closed: boo
     assert code.startswith(given)
 
 
-def test_markdown_keeps_its_fences() -> None:
-    assert is_markdown("docs/README.MD", "")
-    assert is_markdown("untitled", "markdown")
-    assert not is_markdown("a.py", "python")
-
-
-class FixedAnswer(Session):
-    """A session whose model generates `answer`, one letter a pass."""
-
-    answer = ""
-
-    def generate(
-        self, prompt: Sequence[int], options: Any, draft_context: Any = (), stable: Any = None
-    ) -> Any:
-        return FixedRequest(self.answer)
-
-
-@pytest.fixture(scope="module")
-def fenced_engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    directory = Path(tmp_path_factory.mktemp("qwen3"))
-    return Engine.load(write_model(directory, byte_level(MARKERS), end="<|im_end|>"))
-
-
-def test_an_answer_in_a_fence_is_its_code(fenced_engine: Engine) -> None:
-    completer = Completer(fenced_engine, CompleteOptions(fim="qwen3-coder-chat"))
-    assert completer.family is load_families()["qwen3-coder-chat"]
-    session = completer.session = FixedAnswer(fenced_engine)
-    parts: list[str] = []
-    for path, answer, text in [
-        ("a.py", "```python\nreturn a + b\n```\nIt adds them.", "return a + b"),
-        ("b.py", "return a + b", "return a + b"),
-        ("c.md", "```python\nreturn a + b\n```", "```python"),  # the line
+def test_an_answer_in_a_fence_is_its_code(tmp_path: Path) -> None:
+    family = load_families()["qwen3-coder-chat"]
+    engine = Engine.load(write_model(tmp_path, byte_level([*family.markers]), end="<|im_end|>"))
+    for path, language, answer, text in [
+        ("a.py", "", "```python\nreturn a + b\n```\nIt adds them.", "return a + b"),
+        ("b.py", "python", "return a + b", "return a + b"),
+        ("docs/C.MD", "", "```python\nreturn a + b\n```", "```python"),  # the line
+        ("untitled", "markdown", "```python\nreturn a + b\n```", "```python"),
     ]:
-        session.answer = answer
-        parts.clear()
-        done = complete(
-            completer, CompletionRequest("def add(a, b):\n    ", "\n", path), on_text=parts.append
-        )
+        completer = answering(engine, answer, fim=family.name)
+        parts: list[str] = []
+        request = CompletionRequest("def add(a, b):\n    ", "\n", path, language)
+        done = complete(completer, request, on_text=parts.append)
         assert (done.text, done.finish_reason) == (text, "stop")
         assert "".join(parts) == text
+
+
+# Draft context: texts to draft from that are never prefilled
+
+
+def test_only_what_changed_is_learned_again(tmp_path: Path) -> None:
+    engine = load_tiny(tmp_path, [END])
+    session = Session(engine)
+    calls: list[Sequence[int]] = []  # tokens that the session's drafters observe
+
+    def watched(drafter: Any) -> Any:
+        extend = drafter.extend
+
+        def record(tokens: Sequence[int]) -> None:
+            calls.append(list(tokens))
+            extend(tokens)
+
+        drafter.extend = record
+        return drafter
+
+    session.drafting.wrap = watched
+    options = GenerateOptions(max_tokens=8)
+    draft_context = [tuple(range(10, 60)), tuple(range(60, 90))]
+    prompt = engine.tokens.encode("def compute(first, second):\n    return fir")
+    session.generate(prompt, options, draft_context).answer()
+    assert sum(map(len, calls)) >= 82 + len(prompt)
+    calls.clear()
+    typed = [*prompt, *engine.tokens.encode("s")]
+    answer = session.generate(typed, options, draft_context).answer()
+    # The letter, unless the model had sampled it anyhow, and the answer.
+    assert sum(map(len, calls)) <= 1 + len(answer.tokens) + 1
+    calls.clear()
+    session.generate(typed, options, [draft_context[0], (1, 2, 3)]).answer()
+    assert 4 + len(typed) <= sum(map(len, calls)) <= 4 + len(typed) + 9
 
 
 # The cache of completions
@@ -373,10 +354,8 @@ def test_brackets_that_the_editor_closed_are_not_repeated(opening: str, inner: s
         closed = closed_by_an_editor(typed)
         if not closed or len(closed) > 3 or typed.count('"') % 2:
             continue
-        request = replace(
-            REQUESTED, prefix=REQUESTED.prefix + typed, suffix=closed + REQUESTED.suffix
-        )
-        found = known.find(request)
+        prefix, suffix = REQUESTED.prefix + typed, closed + REQUESTED.suffix
+        found = known.find(replace(REQUESTED, prefix=prefix, suffix=suffix))
         rest = found.text if found else ""
         assert (typed + rest + closed).startswith(text[: len(typed + rest) + 1])
         assert rest or text[at] == closed[0]

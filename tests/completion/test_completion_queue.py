@@ -6,9 +6,9 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,9 +34,8 @@ from tests.support.slow import slow
 from tests.support.tiny_fim import sentence_piece, write_model
 
 END = "<|endoftext|>"
-REQUESTED = CompletionRequest(
-    "x = [[[[", max_tokens=12
-)  # the random model never closes the brackets
+# The random model never closes the brackets.
+REQUESTED = CompletionRequest("x = [[[[", max_tokens=12)
 LONG = "value = [1, 2]\n" * 60 + "x = [[[["
 
 
@@ -45,13 +44,9 @@ def typed(request: CompletionRequest, text: str, **changes: Any) -> CompletionRe
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(Path(tmp_path_factory.mktemp("tiny")), sentence_piece([END]), end=END)
-
-
-@pytest.fixture(scope="module")
-def engine(directory: Path) -> Engine:
-    return Engine.load(directory)
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    directory = tmp_path_factory.mktemp("tiny")
+    return Engine.load(write_model(directory, sentence_piece([END]), end=END))
 
 
 @dataclass
@@ -84,19 +79,19 @@ class Host:
         self.made: list[CompletionRequest] = []  # completed by at least one pass
         self.states: list[str] = []
         self.on_pass: Callable[[], None] = lambda: None
-        self.load: Callable[[], Completer] = lambda: self.counted(Completer(engine))
+        options = options or QueueOptions(pause_s=0.0)
         self.queue = CompletionQueue(
-            lambda: self.load(), options or QueueOptions(pause_s=0.0), on_state=self.states.append
+            lambda: self.counted(Completer(engine)), options, on_state=self.states.append
         )
-        self.passes_before = 0
-        submit = self.queue.host.submit
+        submit, noted_passes = self.queue.host.submit, 0
 
         def noted(job: Any, on_event: Callable[[Any], None]) -> None:
             def note(event: Any) -> None:
+                nonlocal noted_passes
                 passes = self.passes
                 on_event(event)
-                if isinstance(event, Finished) and passes > self.passes_before:
-                    self.passes_before = passes
+                if isinstance(event, Finished) and passes > noted_passes:
+                    noted_passes = passes
                     with self.changed:
                         self.made.append(job.request)
                         self.changed.notify_all()
@@ -125,7 +120,7 @@ class Host:
         self,
         request: CompletionRequest,
         channel: str = "",
-        on_part: Callable[[Requested], None] = lambda requested: None,
+        on_part: Callable[[Requested], object] = lambda requested: None,
     ) -> Requested:
         requested = Requested(request)
 
@@ -146,9 +141,6 @@ class Host:
     def wait(self, condition: Callable[[], object]) -> None:
         with self.changed:
             assert self.changed.wait_for(condition, 60)
-
-    def wait_made(self, number: int) -> None:
-        self.wait(lambda: len(self.made) == number)
 
     def wait_done(self, *requested: Requested) -> None:
         self.wait(lambda: all(each.done for each in requested))
@@ -181,11 +173,11 @@ def patient(engine: Engine) -> Iterator[Host]:
 
 
 @pytest.fixture(scope="module")
-def whole(engine: Engine) -> Completion:
-    """The completion of ASKED by the model alone."""
+def accepted(engine: Engine) -> CompletionRequest:
+    """The request after all of the completion of REQUESTED was accepted."""
     done = complete(Completer(engine), REQUESTED)
     assert len(done.text) == 12
-    return done
+    return typed(REQUESTED, done.text)
 
 
 # Superseding, cancelling, failures
@@ -256,17 +248,17 @@ def test_another_text_supersedes_a_completion_within_one_pass(host: Host, engine
 
 
 def test_requests_on_other_channels_are_served_in_order(host: Host) -> None:
-    order: list[int] = []  # of the requests, by max_tokens
+    order: dict[int, bool] = {}  # of the requests, by max_tokens
     requested = [
         host.submit_now(
             replace(REQUESTED, max_tokens=number),
             channel,
-            lambda requested: order.append(requested.request.max_tokens),
+            lambda requested: order.setdefault(requested.request.max_tokens, True),
         )
         for number, channel in ((3, "1"), (4, "2"), (5, ""), (6, ""))
     ]
     host.wait_done(*requested)
-    assert list(dict.fromkeys(order)) == [3, 4, 5, 6]
+    assert list(order) == [3, 4, 5, 6]
     assert {each.reason for each in requested} == {"length"}
 
 
@@ -294,43 +286,29 @@ def test_a_bad_request_and_a_bug_fail_alone(host: Host) -> None:
     assert good.reason == "length"
 
 
-def test_requests_fail_if_the_model_does_not_load(engine: Engine) -> None:
-    def refuse() -> Completer:
-        raise UsageError("no such model")
-
-    host = Host(engine)
-    host.load = refuse
-    early = host.submit_now(REQUESTED)
-    host.queue.start()
-    late = host.submit_now(REQUESTED)
-    assert host.queue.close(60, drain=True)
-    assert host.states == ["loading", "failed"]
-    assert early.done == late.done == [CompletionFailure("no such model")]
-
-
 def test_loading_is_tried_again_with_later_requests(engine: Engine) -> None:
-    now, tries, states = [0.0], [0], list[str]()
+    now, states = [0.0], list[str]()
 
     def load() -> Completer:
-        tries[0] += 1
-        states.append(queue.host.state)
-        if tries[0] < 5:
+        if states.count("loading") < 5:
             raise UsageError("no such model")
         return Completer(engine)
 
-    queue = CompletionQueue(load, clock=lambda: now[0])
+    queue = CompletionQueue(load, on_state=states.append, clock=lambda: now[0])
+    early = Future[Completion | CompletionFailure]()
+    queue.submit(Ticket(REQUESTED, early.set_result))
     queue.start()
+    assert early.result() == CompletionFailure("no such model")
     failed = []
-    for wait in (0, 0.9, 0.1, 1.9, 0.1, 4.0, 7.9, 0.1):
+    for wait in (0.9, 0.1, 1.9, 0.1, 4.0, 7.9, 0.1):
         now[0] += wait
         try:
             queue.complete(REQUESTED)
         except UsageError:
             failed.append(wait)
     assert queue.close(60)
-    assert failed == [0, 0.9, 0.1, 1.9, 0.1, 4.0, 7.9]
-    assert tries[0] == 5
-    assert states == ["loading"] * 5
+    assert failed == [0.9, 0.1, 1.9, 0.1, 4.0, 7.9]
+    assert states == [*["loading", "failed"] * 4, "loading", "ready", "unloaded"]
 
 
 def test_closing_answers_every_request(engine: Engine) -> None:
@@ -349,22 +327,14 @@ def test_closing_answers_every_request(engine: Engine) -> None:
 
 
 @pytest.mark.long
-def test_an_idle_model_is_unloaded_and_loaded_again(directory: Path, engine: Engine) -> None:
-    loads: list[str] = []
-
-    def load() -> Completer:
-        loads.append("load")
-        return Completer(Engine.load(directory))
-
+def test_an_idle_model_is_unloaded_and_loaded_again(engine: Engine) -> None:
     host = Host(engine, QueueOptions(0.2))
-    host.load = load
     host.queue.start()
     host.answer(REQUESTED)
     until(lambda: host.queue.host.facts is None)
     assert host.answer(typed(REQUESTED, "1")).finish_reason == "length"
-    assert len(loads) == 2
     assert host.queue.close(60)
-    assert "failed" not in host.states
+    assert host.states == ["loading", "ready", "unloaded"] * 2
 
 
 def test_alternatives_come_together_and_supersede_nothing() -> None:
@@ -395,21 +365,20 @@ def test_alternatives_come_together_and_supersede_nothing() -> None:
 
 
 def test_a_completion_that_is_being_made_ahead_is_taken_over(
-    host: Host, engine: Engine, whole: Completion
+    host: Host, engine: Engine, accepted: CompletionRequest
 ) -> None:
-    alone = complete(Completer(engine), typed(REQUESTED, whole.text)).text
-    accepted: list[Requested] = []
+    alone = complete(Completer(engine), accepted).text
+    later: list[Requested] = []
 
     def accept() -> None:
-        if host.made and not accepted:  # the first answer has been sent
-            accepted.append(host.submit_now(typed(REQUESTED, whole.text), "buffer"))
+        if host.made and not later:  # the first answer has been sent
+            later.append(host.submit_now(accepted, "buffer"))
 
     host.on_pass = accept
-    assert host.answer(REQUESTED, "buffer").text == whole.text
-    host.wait(lambda: accepted and accepted[0].done)
-    assert accepted[0].completion.text == alone == "".join(accepted[0].parts)
-    prefixes = [request.prefix for request in host.made[:2]]
-    assert prefixes == [REQUESTED.prefix, REQUESTED.prefix + whole.text]
+    host.answer(REQUESTED, "buffer")
+    host.wait(lambda: later and later[0].done)
+    assert later[0].completion.text == alone == "".join(later[0].parts)
+    assert [request.prefix for request in host.made[:2]] == [REQUESTED.prefix, accepted.prefix]
 
 
 def test_while_the_user_types_nothing_is_made_ahead(patient: Host) -> None:
@@ -421,30 +390,28 @@ def test_while_the_user_types_nothing_is_made_ahead(patient: Host) -> None:
     assert all(request.prefix in text for request in patient.made)
 
 
-def test_an_acceptance_makes_the_next_completion_once(patient: Host, whole: Completion) -> None:
+def test_an_acceptance_makes_the_next_completion_once(
+    patient: Host, accepted: CompletionRequest
+) -> None:
     patient.answer(REQUESTED)
     patient.queue.accepted()
-    patient.wait_made(2)
-    assert patient.made[1].prefix == REQUESTED.prefix + whole.text
+    patient.wait(lambda: len(patient.made) == 2)
+    assert patient.made[1].prefix == accepted.prefix
     patient.queue.accepted()  # of the rest of it, for example
     passes = patient.passes
-    assert patient.answer(typed(REQUESTED, whole.text)).reused
+    assert patient.answer(accepted).reused
     assert patient.passes == passes
-
-
-def test_a_prefill_elsewhere_replaces_the_next_completion(patient: Host) -> None:
-    """Otherwise the end of the pause would cancel the prefill."""
-    patient.answer(REQUESTED)
+    # A prefill elsewhere replaces the next completion, which would cancel it after the pause.
     assert patient.answer(CompletionRequest(LONG, max_tokens=0)).finish_reason == "length"
     patient.queue.accepted()
     assert open_jobs(patient.queue.host) == (0, 0)
 
 
-def test_a_pause_makes_the_next_completion(engine: Engine, whole: Completion) -> None:
+def test_a_pause_makes_the_next_completion(engine: Engine, accepted: CompletionRequest) -> None:
     with running(engine, 0.01) as host:
         host.answer(REQUESTED)
-        host.wait_made(2)
-        assert host.made[1].prefix == REQUESTED.prefix + whole.text
+        host.wait(lambda: len(host.made) == 2)
+        assert host.made[1].prefix == accepted.prefix
 
 
 def test_on_battery_nothing_is_made_ahead() -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.prompt.layout import CodeTokens, FimFamily, find_family, load_families
@@ -71,17 +72,15 @@ def request(family: FimFamily, *, files: bool) -> CompletionRequest:
 def test_prompt_is_the_published_one(name: str, tmp_path: Path) -> None:
     golden = EXPECTED["families"][name]
     named = load_families()[name].named
-    completer = completer_for(
-        name, tmp_path, named[0] if named else "tiny", "auto" if named else name
-    )
+    how = (named[0], "auto") if named else ("tiny", name)
+    completer = completer_for(name, tmp_path, *how)
     assert completer.family is load_families()[name]
     spm = bool(golden.get("spm"))
     made = completer.prompt(request(completer.family, files=False))
     assert made.tokens == expected(completer, golden["alone"], spm=spm)
     with_files = completer.prompt(request(completer.family, files=True))
-    assert with_files.tokens == expected(
-        completer, golden.get("with_files", golden["alone"]), spm=spm
-    )
+    published = golden.get("with_files", golden["alone"])
+    assert with_files.tokens == expected(completer, published, spm=spm)
     assert list(load_families()[name].stop) == golden["stop"]
     stops = {completer.code.token(text) for text in golden["stop"] if text in completer.code}
     assert stops <= completer.engine.tokens.stop_tokens
@@ -154,42 +153,17 @@ def test_families_are_detected_by_model_name_and_vocabulary(model: str, family: 
 
 def test_unknown_and_unsupported_formats_are_refused(tmp_path: Path) -> None:
     engine = load_tiny(tmp_path, [PLAIN])
-    with pytest.raises(
-        UsageError, match=r"unknown fill-in-the-middle format 'qwen'; formats: auto"
+    for fim, words in (
+        ("qwen", "unknown fill-in-the-middle format 'qwen'; formats: auto"),
+        ("starcoder2", r"tiny has no token <fim_prefix>.*starcoder2"),
     ):
-        Completer(engine, CompleteOptions(fim="qwen"))
-    with pytest.raises(UsageError, match=r"tiny has no token <fim_prefix>.*starcoder2"):
-        Completer(engine, CompleteOptions(fim="starcoder2"))
-
-
-def test_the_repository_is_the_common_directory(tmp_path: Path) -> None:
-    completer = completer_for("qwen2.5-coder", tmp_path, fim="qwen2.5-coder")
-    for paths, name in [
-        (("/home/me/app/src/a.py", "/home/me/app/lib/b.py"), "app"),
-        (("a.py", "b.py"), "project"),
-        (("/x/a.py", "b.py"), "project"),
-        (("C:\\work\\app\\a.py", "C:\\work\\app\\b.py"), "app"),
-    ]:
-        made = completer.prompt(
-            CompletionRequest("x", "y", paths[0], files=(SourceFile(paths[1], "z"),))
-        )
-        text = completer.engine.tokens.tokenizer.decode(made.tokens)
-        assert text.startswith(f"<|repo_name|>{name}\n")
+        with pytest.raises(UsageError, match=words):
+            Completer(engine, CompleteOptions(fim=fim))
 
 
 def test_runs_of_spaces_among_the_added_tokens_stay_tokens() -> None:
     tokenizer = byte_level(["<mark>", "    "])
-
-    class Wrapped:
-        backend_tokenizer = tokenizer
-
-        def get_vocab(self) -> dict[str, int]:
-            return dict(tokenizer.get_vocab())
-
-        def encode(self, text: str) -> list[int]:
-            return list(tokenizer.encode(text).ids)
-
-    code = CodeTokens(Wrapped(), 2**31)
+    code = CodeTokens(PreTrainedTokenizerFast(tokenizer_object=tokenizer), 2**31)
     spaces, mark = tokenizer.token_to_id("    "), tokenizer.token_to_id("<mark>")
     assert spaces in code.encode("x\n    y")
     assert mark not in code.encode("x<mark>y")

@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import example, given
@@ -19,7 +20,6 @@ from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcException
 from pygls.lsp.client import LanguageClient
 
-from akunu_py.completion.acceptance import Acceptance, read_counts
 from akunu_py.completion.completion_cache import CompletionCache
 from akunu_py.completion.protocols.lsp import (
     CONTEXT,
@@ -74,48 +74,32 @@ class Editor:
         for name, handler in features.items():
             self.client.feature(name)(handler)
 
-    async def start(self, command: list[str]) -> lsp.ServerCapabilities:
-        """Start a server in another process."""
-        await self.client.start_io(*command)
-        return await self._initialize()
-
-    async def serve(
-        self,
-        load: Callable[[], ModelLoop],
-        acceptance: Acceptance | None = None,
-        encodings: list[lsp.PositionEncodingKind | str] | None = None,
-        **options: Any,
-    ) -> lsp.ServerCapabilities:
+    async def serve(self, load: Callable[[], ModelLoop], **more: Any) -> lsp.ServerCapabilities:
         """Start a server in this process."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             await self.client.start_tcp(*listener.getsockname())
             self.connection, _ = listener.accept()
         base = CompletionRequest("", max_lines=7, seconds=200)
-        self.completions = InlineCompletions(load, base, acceptance)
+        self.completions = InlineCompletions(load, base)
         streams: Any = self.connection.makefile("rb"), self.connection.makefile("wb")
         self.serving = asyncio.create_task(self.completions.protocol.serve(*streams))
-        return await self._initialize(encodings, **options)
+        return await self.initialize(**more)
 
-    async def _initialize(
-        self, encodings: list[lsp.PositionEncodingKind | str] | None = None, **options: Any
+    async def initialize(
+        self, encodings: list[lsp.PositionEncodingKind | str] | None = None, options: Any = None
     ) -> lsp.ServerCapabilities:
         capabilities = lsp.ClientCapabilities(
             general=lsp.GeneralClientCapabilities(position_encodings=encodings),
             window=lsp.WindowClientCapabilities(work_done_progress=True),
         )
-        result = await self.client.initialize_async(
-            lsp.InitializeParams(capabilities, initialization_options=options or None)
-        )
+        params = lsp.InitializeParams(capabilities, initialization_options=options)
+        result = await self.client.initialize_async(params)
         self.client.initialized(lsp.InitializedParams())
         return result.capabilities
 
     def open(self, uri: str, text: str) -> None:
         document = lsp.TextDocumentItem(uri, "python", 1, text)
         self.client.text_document_did_open(lsp.DidOpenTextDocumentParams(document))
-
-    def close_document(self, uri: str) -> None:
-        document = lsp.TextDocumentIdentifier(uri)
-        self.client.text_document_did_close(lsp.DidCloseTextDocumentParams(document))
 
     def change(self, uri: str, *changes: Edit | str) -> None:
         """Replace the text between two positions, or all of it."""
@@ -150,8 +134,8 @@ class Editor:
         request: dict[str, Any] = json.loads(item.insert_text)
         return request
 
-    async def execute(self, command: str, arguments: Any) -> None:
-        params = lsp.ExecuteCommandParams(command, arguments)
+    async def accept(self, command: lsp.Command) -> None:
+        params = lsp.ExecuteCommandParams(command.command)
         await self.client.workspace_execute_command_async(params)
 
     async def leave(self) -> int | None:
@@ -159,7 +143,8 @@ class Editor:
         await self.client.shutdown_async(None)
         self.client.exit(None)
         if self.serving is None:
-            return await asyncio.wait_for(self.process.wait(), 60)
+            assert self.client._server
+            return await asyncio.wait_for(self.client._server.wait(), 60)
         return 0 if await asyncio.wait_for(self.serving, 60) else 1
 
     async def close(self) -> None:
@@ -168,14 +153,8 @@ class Editor:
             await asyncio.wait_for(self.serving, 60)
             assert self.completions.queue.close(60)
             self.connection.close()
-        elif self.process.returncode is None:
-            self.process.kill()
-            await self.process.wait()
-
-    @property
-    def process(self) -> asyncio.subprocess.Process:
-        assert self.client._server is not None
-        return self.client._server
+        elif self.client._server and self.client._server.returncode is None:
+            self.client._server.kill()
 
 
 @pytest.fixture
@@ -187,7 +166,8 @@ async def editor(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Editor]:
 
 
 async def test_a_session_on_the_starter(editor: Editor, starter: StoredModel) -> None:
-    offered = await editor.start(STARTER)
+    await editor.client.start_io(*STARTER)
+    offered = await editor.initialize()
     assert offered.position_encoding == lsp.PositionEncodingKind.Utf16
     assert isinstance(offered.text_document_sync, lsp.TextDocumentSyncOptions)
     assert offered.text_document_sync.change == lsp.TextDocumentSyncKind.Incremental
@@ -221,12 +201,16 @@ async def test_requests_follow_the_changes_of_documents(editor: Editor) -> None:
     assert sent["prefix"] + "|" + sent["suffix"] == "s = '字字'\r\n\x0cfin|\n"
     editor.change(uri, "all new\n")
     assert (await editor.request(uri, 99, 0))["prefix"] == "all new\n"
-    editor.close_document(uri)
 
+    def close(uri: str) -> None:
+        document = lsp.TextDocumentIdentifier(uri)
+        editor.client.text_document_did_close(lsp.DidCloseTextDocumentParams(document))
+
+    close(uri)
     for name in "abcd":
         editor.open(f"file:///{name}", name)
     editor.open("untitled:Untitled-1", "")  # empty
-    editor.close_document("file:///d")
+    close("file:///d")
     for name, others in (("c", "ba"), ("a", "cb"), ("c", "ab")):
         files = (await editor.request(f"file:///{name}", 0, 0))["files"]
         assert [file["text"] for file in files] == list(others)
@@ -258,33 +242,28 @@ async def test_the_position_encoding_is_negotiated(
     assert capabilities.position_encoding == chosen
     editor.open("file:///a", "x = 😀\r\ny\n")
     assert (await editor.request("file:///a", 0, 4 + width))["prefix"] == "x = 😀"
-    for place, end in (
-        ((0, 2), (0, 2)),
-        ((0, 99), (0, 4 + width)),
-        ((1, 5), (1, 1)),
-        ((9, 9), (2, 0)),
-    ):
+    for place, end in {
+        (0, 2): (0, 2),
+        (0, 99): (0, 4 + width),
+        (1, 5): (1, 1),
+        (9, 9): (2, 0),
+    }.items():
         (item,) = await editor.complete("file:///a", *place)
         assert item.range == range_of(*end, *end)
 
 
-async def test_documents_are_prefilled_when_opened_and_where_they_changed(
-    editor: Editor, tmp_path: Path
-) -> None:
-    log = tmp_path / "prefixes"
+async def test_documents_are_prefilled_when_opened_and_where_they_changed(editor: Editor) -> None:
+    echo = Echo()
 
     async def prefilled(number: int) -> str:
         """Wait for the prefix with this number."""
-        for _ in range(500):
-            lines = log.read_text().split("\n")[:-1] if log.exists() else []
-            if len(lines) >= number:
-                break
-            await asyncio.sleep(0.02)
-        assert len(lines) == number
-        text: str = json.loads(lines[-1])
-        return text
+        async with asyncio.timeout(10):
+            while len(echo.prefilled) < number:
+                await asyncio.sleep(0.02)
+        assert len(echo.prefilled) == number
+        return echo.prefilled[-1]
 
-    await editor.serve(Echo(log).load)
+    await editor.serve(echo.load)
     text = "".join(f"line {number} 😀\n" for number in range(2000))
     editor.open("file:///a", text)
     first = await prefilled(1)
@@ -304,10 +283,11 @@ async def test_documents_are_prefilled_when_opened_and_where_they_changed(
 async def test_a_client_can_show_and_accept_parts_of_an_answer(
     editor: Editor, tmp_path: Path
 ) -> None:
-    """One ghost is counted for all parts. Nothing comes after the answer."""
+    """Nothing comes after the answer. An acceptance prepares the next completion."""
     (tmp_path / "model").touch()
-    acceptance = Acceptance(tmp_path / "counts")
-    await editor.serve(Ghost(tmp_path).load, acceptance, inlineCompletionParts=True)
+    options = {"inlineCompletionParts": True}
+    await editor.serve(Ghost(tmp_path).load, options=options)
+    accepted = editor.completions.queue.accepted = Mock()  # type: ignore[method-assign]
     editor.open("file:///a.py", "é slow")
     requested = asyncio.create_task(editor.complete("file:///a.py", 0, 6))
     for number, text in enumerate(("one", "one two", "one two three"), start=1):
@@ -317,20 +297,16 @@ async def test_a_client_can_show_and_accept_parts_of_an_answer(
     (tmp_path / "word4").touch()
     (item,) = await requested
     assert item.insert_text == "one two three\nfour"
-    for command, characters in ((part.command, 4), (item.command, 9)):
-        await editor.execute(command.command, [command.arguments[0], characters])
-    await editor.complete("file:///a.py", 0, 6)  # cached
+    await editor.accept(part.command)
+    await editor.accept(item.command)
+    assert accepted.call_count == 2
     assert await editor.leave() == 0
-    acceptance.save()
-    (counts,) = read_counts(tmp_path / "counts").values()
-    assert counts == {"shown": 1, "accepted": 1, "characters": 13}
     assert editor.parts.empty()
 
 
 async def test_the_next_edit_follows_from_earlier_edits(editor: Editor, tmp_path: Path) -> None:
     (tmp_path / "model").touch()
-    acceptance = Acceptance(tmp_path / "counts")
-    await editor.serve(Ghost(tmp_path).load, acceptance)
+    await editor.serve(Ghost(tmp_path).load)
     editor.open("file:///a.py", "😀 old\nb\nold = 1\n")
 
     async def submit(**params: Any) -> Any:
@@ -341,7 +317,7 @@ async def test_the_next_edit_follows_from_earlier_edits(editor: Editor, tmp_path
     editor.change("file:///a.py", (0, 3, 0, 6, "new"))
     edit = await submit()
     assert (edit.first, edit.last, edit.lines) == (2, 3, ["new = 1"])
-    await editor.execute(edit.command.command, edit.command.arguments)
+    await editor.accept(edit.command)
     editor.change("file:///a.py", (2, 0, 3, 0, "new = 1\n"))
     assert await submit() is None
     for line, character in ((-1, 0), (0, -1), (-7, -7), (2**31, 0), (0, 2**40), ("x", 0), (1.5, 0)):
@@ -352,9 +328,6 @@ async def test_the_next_edit_follows_from_earlier_edits(editor: Editor, tmp_path
         with pytest.raises(JsonRpcException, match=r"expected a textDocument|not open"):
             await submit(**wrong)
     assert await editor.leave() == 0
-    acceptance.save()
-    counts = read_counts(tmp_path / "counts")["python", "next edit"]
-    assert counts == {"shown": 1, "accepted": 1, "characters": len("new = 1\n")}
 
 
 async def test_context_of_the_client_is_in_requests(editor: Editor, tmp_path: Path) -> None:
@@ -379,14 +352,14 @@ async def test_context_of_the_client_is_in_requests(editor: Editor, tmp_path: Pa
 async def test_a_manual_request_has_alternatives_and_an_entry_of_a_menu_counts_as_typed(
     editor: Editor,
 ) -> None:
-    await editor.start(ECHO)
+    await editor.client.start_io(*ECHO)
+    await editor.initialize()
     editor.open("file:///a", "x = ")
     for expected in ([(0.0, 0), (0.8, 1)], [(0.0, 1), (0.8, 2)]):  # each once
         items = await editor.complete("file:///a", 0, 4, kind=INVOKED)
         texts = [json.loads(item.insert_text) for item in items]
         assert [(text["temperature"], text["sample"]) for text in texts] == expected
         assert (texts[0]["max_lines"], texts[0]["seconds"]) == (7, 3.0)
-        assert len({str(item.command) for item in items}) == len(items)
     editor.open("file:///b", "os.pa\n")
     word = range_of(0, 3, 0, 5)
     (item,) = await editor.complete("file:///b", 0, 5, lsp.SelectedCompletionInfo(word, "path"))
@@ -447,11 +420,9 @@ def request(id: int | None, method: str, params: object = None) -> bytes:
 
 
 INITIALIZE: dict[str, Any] = {"capabilities": {}, "processId": None, "rootUri": None}
-SHUTDOWN = request(2, "shutdown")
-EXIT = request(None, "exit")
 
 
-def talk(data: bytes, command: list[str]) -> tuple[list[tuple[int | None, int | None]], int, str]:
+def talk(data: bytes, *command: str) -> tuple[list[tuple[int | None, int | None]], int, str]:
     """Return the id and error code of each reply to `data`, the exit code and stderr."""
     done = subprocess.run(command, input=data, capture_output=True, timeout=60)
     replies = [json.loads(body) for body in read_frames(io.BytesIO(done.stdout))]
@@ -481,7 +452,7 @@ def test_every_wrong_message_is_answered() -> None:
         + request(8, inline, position | {"position": {"line": -1, "character": 0}})
         + request(None, "workspace/didSomething", {})
         + frame({"jsonrpc": "2.0", "id": "unknown", "result": None}),
-        ECHO,
+        *ECHO,
     )
     assert errors[:8] == [(1, -32002), *[(None, -32700)] * 4, *[(None, -32600)] * 3]
     assert errors[8:] == [(4, None), (5, -32600), (6, -32601), (7, -32602), (8, -32602)]
@@ -491,9 +462,8 @@ def test_every_wrong_message_is_answered() -> None:
 @pytest.mark.long
 def test_initialize_waits_for_no_model_and_no_import() -> None:
     """No library that runs models is imported before the client has its answer."""
-    command = [sys.executable, "-X", "importtime", *STARTER[1:]]
-    data = request(1, "initialize", INITIALIZE) + SHUTDOWN + EXIT
-    codes, code, stderr = talk(data, command)
+    data = request(1, "initialize", INITIALIZE) + request(2, "shutdown") + request(None, "exit")
+    codes, code, stderr = talk(data, sys.executable, "-X", "importtime", *STARTER[1:])
     assert (codes, code) == ([(1, None), (2, None)], 0)
     imported = {line.split("|")[-1].strip().split(".")[0] for line in stderr.splitlines()}
     assert "pygls" in imported
@@ -549,35 +519,17 @@ def test_positions_and_changes_agree_with_counting(
     assert changed.source == text[:first] + inserted + text[last:]
 
 
-@pytest.mark.parametrize(
-    ("line", "column", "index"),
-    [
-        (0, 99, 3),  # past the end of a line: the end of the line
-        (0, 4, 3),
-        (2, 9, 8),
-        (7, 0, 8),  # past the last line: the end of the text
-        (1, 1, 5),  # in the middle of a character: its beginning
-        (1, 2, 6),
-    ],
-)
-def test_positions_outside_the_text(line: int, column: int, index: int) -> None:
-    position = lsp.Position(line, column)
-    assert document("abc\r\n😀\na").offset_at_position(position) == index
-
-
-def test_a_lone_surrogate_becomes_a_replacement_character() -> None:
+def test_positions_outside_the_text_and_lone_surrogates() -> None:
+    """Past the end of a line or of the text: that end. Inside a character: its beginning."""
+    outside = {(0, 99): 3, (0, 4): 3, (2, 9): 8, (7, 0): 8, (1, 1): 5, (1, 2): 6}
+    for place, index in outside.items():
+        assert document("abc\r\n😀\na").offset_at_position(lsp.Position(*place)) == index
     changed = document("")
     changed.apply_change(partial_change("a\ud83d\U0001f600b\ude00", 0, 0, 0, 0))
     assert changed.source == "a\ufffd\U0001f600b\ufffd"
 
 
 # Frames
-
-
-def frames(data: bytes) -> list[bytes]:
-    return [
-        b"garbage" if isinstance(found, str) else found for found in read_frames(io.BytesIO(data))
-    ]
 
 
 @pytest.mark.parametrize(
@@ -597,4 +549,5 @@ def frames(data: bytes) -> list[bytes]:
     ],
 )
 def test_frames_among_garbage(data: bytes, expected: list[bytes]) -> None:
-    assert frames(data) == expected
+    found = read_frames(io.BytesIO(data))
+    assert [b"garbage" if isinstance(each, str) else each for each in found] == expected

@@ -16,12 +16,11 @@ from akunu_py.completion.completion_queue import CompletionQueue
 from akunu_py.completion.prompt.next_edit import FORMATS, RecentEdits, difference, unified
 from akunu_py.completion.protocols.json_lines import JsonLines
 from akunu_py.completion.request import BufferEdit, Change, CompleteOptions, CompletionRequest
-from akunu_py.decoding.generate.session import Session
 from akunu_py.errors import UsageError
 from akunu_py.types import FinishReason
 from tests.support.complete import complete
 from tests.support.engines import altered
-from tests.support.fixed_request import FixedRequest
+from tests.support.fixed_request import answering
 from tests.support.tiny_fim import load_tiny
 
 MARKERS = ["<|endoftext|>", "<|file_sep|>", "<[fim-suffix]>", "<[fim-prefix]>", "<[fim-middle]>"]
@@ -42,18 +41,6 @@ IMPORT = BufferEdit(
     "def greet(name):\n",
     "from utils import get_time_of_day\n\ndef greet(name):\n",
 )
-
-
-class Answering(Session):
-    """A session whose model gives `answer`, and ends it."""
-
-    answer = ""
-    reason: FinishReason = "stop"
-
-    def generate(
-        self, prompt: Any, options: Any, draft_context: Any = (), stable: Any = None
-    ) -> Any:
-        return FixedRequest(self.answer, self.reason)
 
 
 @pytest.fixture(scope="module")
@@ -161,10 +148,7 @@ def test_what_an_answer_is_made_of(makers: dict[str, Completer]) -> None:
         ("zeta-2", "NO_EDITS\n>>>>>>> UPDATED\n", "stop", None),
     ]
     for name, answer, reason, change in cases:
-        session = Answering(makers[name].engine)
-        session.answer, session.reason = answer, reason
-        maker = Completer(makers[name].engine)
-        maker.session = session
+        maker = answering(makers[name].engine, answer, reason)
         done = complete(maker, request)
         assert (done.text, done.finish_reason, done.change) == ("", reason, change)
         windows = replace(request, prefix="a = 1\r\nb = a\r\n", suffix="c = a\r\n")
@@ -231,9 +215,7 @@ def test_other_models_get_no_next_edit_request(tmp_path: Path) -> None:
         maker = Completer(engine)
         assert (maker.edit_format and maker.edit_format.name) == known, name
         if known is None:
-            with pytest.raises(
-                UsageError, match="not known to predict edits; choose a format with --fim"
-            ):
+            with pytest.raises(UsageError, match="not known to predict edits; choose a format"):
                 complete(maker, request)
     requested = Completer(engine, CompleteOptions(fim="zeta-2"))
     assert requested.edit_format is FORMATS[0]
@@ -244,23 +226,19 @@ def test_other_models_get_no_next_edit_request(tmp_path: Path) -> None:
 
 
 def test_requests_for_the_next_edit(makers: dict[str, Completer]) -> None:
-    maker = Completer(makers["sweep-next-edit"].engine)
-    maker.session = Answering(maker.engine)
-    maker.session.answer = "a = 2\nb = a\n"
+    maker = answering(makers["sweep-next-edit"].engine, "a = 2\nb = a\n")
     written: list[dict[str, Any]] = []
     queue = CompletionQueue(lambda: maker)
     lines = JsonLines(queue, lambda line: written.append(json.loads(line)), CompletionRequest(""))
     queue.start()
     edit = {"path": "x.py", "before": "z", "after": "a"}
-    requested = {"id": 1, "prefix": "a = 1\n", "suffix": "b = a\n", "edits": [edit]}
+    requested = {"prefix": "a = 1\n", "suffix": "b = a\n"}
     bad = [{**edit, "line": "x"}, {"path": "x.py"}, "x"]
-    for number, sent in enumerate([requested, *({**requested, "edits": [each]} for each in bad)]):
-        lines.handle(json.dumps({**sent, "id": number}).encode())
+    for number, each in enumerate([edit, *bad], start=1):
+        lines.handle(json.dumps({**requested, "id": number, "edits": [each]}).encode())
     queue.close(drain=True)
     answers = {answer.pop("id"): answer for answer in written}
-    assert answers[0].pop("stats")
-    assert answers[0] == {
-        "edit": {"first": 0, "last": 1, "lines": ["a = 2"]},
-        "finish_reason": "stop",
-    }
-    assert all("edits: " in answers[number]["error"] for number in (1, 2, 3))
+    assert answers[1].pop("stats")
+    change = {"first": 0, "last": 1, "lines": ["a = 2"]}
+    assert answers[1] == {"edit": change, "finish_reason": "stop"}
+    assert all("edits: " in answers[number]["error"] for number in (2, 3, 4))

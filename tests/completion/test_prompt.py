@@ -16,7 +16,6 @@ from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_queue import CompletionQueue
 from akunu_py.completion.prompt.layout import (
     CodeTokens,
-    Prompt,
     comment_line,
     find_root,
     name_files,
@@ -33,14 +32,20 @@ from akunu_py.completion.prompt.related import (
     names_near,
     rank,
 )
-from akunu_py.completion.request import CompleteOptions, CompletionRequest, SourceFile
-from akunu_py.decoding.generate.session import Session
+from akunu_py.completion.request import (
+    CompleteOptions,
+    Completion,
+    CompletionRequest,
+    SourceFile,
+)
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
+from akunu_py.types import Stats
 from tests.support.complete import complete
 from tests.support.paths import golden_sources
-from tests.support.tiny_fim import load_tiny, sentence_piece, write_model
+from tests.support.scripted_loop import ScriptedLoop
+from tests.support.tiny_fim import load_tiny
 
 # Windows and healing
 
@@ -168,14 +173,10 @@ def requested(prefix: str, files: tuple[SourceFile, ...], **more: Any) -> Comple
     return CompletionRequest(prefix, "\n", path, files=files, root="/home/me/shop", **more)
 
 
-@pytest.fixture(scope="module")
-def related_engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return load_tiny(tmp_path_factory.mktemp("tiny"), MARKERS)
-
-
 @pytest.fixture
-def completer(related_engine: Engine) -> Completer:
-    return Completer(related_engine, CompleteOptions(fim="qwen2.5-coder", file_tokens=600))
+def completer(tmp_path: Path) -> Completer:
+    options = CompleteOptions(fim="qwen2.5-coder", file_tokens=600)
+    return Completer(load_tiny(tmp_path, MARKERS), options)
 
 
 def test_files_are_cut_again_only_after_a_change_or_above_the_limit() -> None:
@@ -198,9 +199,9 @@ def test_files_are_cut_again_only_after_a_change_or_above_the_limit() -> None:
     assert not any(same(first[each:], cache.chunks(files[1:4])))
 
 
-def test_fewer_new_tokens_are_prefilled_while_a_client_waits(related_engine: Engine) -> None:
+def test_fewer_new_tokens_are_prefilled_while_a_client_waits(completer: Completer) -> None:
     options = CompleteOptions(fim="qwen2.5-coder", file_tokens=1200, fresh_tokens=200)
-    completer = Completer(related_engine, options)
+    completer = Completer(completer.engine, options)
     prefix = "".join(f"compute_{n}(describe_{n}(" for n in range(8))
     waited = completer.prompt(requested(prefix, project(8))).ahead
     idle = completer.prompt(requested(prefix, project(8), max_tokens=0)).ahead
@@ -208,9 +209,7 @@ def test_fewer_new_tokens_are_prefilled_while_a_client_waits(related_engine: Eng
     assert waited < idle <= 1300
 
 
-@pytest.mark.parametrize(
-    "name", ["größe_der_datei", "änderung", "naïve", "cafe\u0301s", "π_2r", "数据表"]
-)
+@pytest.mark.parametrize("name", ["größe_der_datei", "naïve", "cafe\u0301s", "π_2r", "数据表"])
 def test_words_are_not_split_at_accents(name: str) -> None:
     assert name in names_near(f"value = {name}(", "")
     (chunk,) = chunks_of("a.py", f"value = {name} + 1\n")
@@ -305,6 +304,33 @@ def test_definitions_are_known_in_any_language(name: str, definitions: set[str])
     assert definitions - defined_names(golden_sources()[name]) == set()
 
 
+@pytest.mark.timeout(20)
+def test_no_line_of_another_file_keeps_the_helper_busy() -> None:
+    """An exponential expression never ends, and a quadratic one exceeds the time limit."""
+    units = [
+        "*",
+        "&",
+        "a",
+        "a ",
+        "* ",
+        "(",
+        ")",
+        "a(",
+        " a()",
+        ":",
+        "a.",
+        "=",
+        "def ",
+        "\n",
+        " ",
+        "{",
+    ]
+    for head, unit, tail in product(("", " ", "/* "), units, ("", "!", ";", " {", "(")):
+        defined_names(head + unit * 20_000 + tail)
+    banner = f"/* banner\n{'*' * 75}\n*/\nint add(int a) {{\n}}\nstatic char **split(void)\n"
+    assert defined_names(banner) == {"add", "split"}
+
+
 def test_pieces_without_a_name_near_the_cursor_are_left_out() -> None:
     chunks = [chunk for file in project(4) for chunk in chunks_of(file.path, file.text)]
     assert rank(chunks, names_near("unheard_of = 1\n", "")) == []
@@ -321,6 +347,13 @@ def test_names_of_files(tmp_path: Path) -> None:
     assert (names.path, names.repository) == ("src/a.py", "y")
     names = name_files("C:\\code\\shop\\a.py", "", "C:\\code\\shop", [])
     assert (names.path, names.repository) == ("a.py", "shop")
+    for one, other, repository in [  # the common directory
+        ("/home/me/app/src/a.py", "/home/me/app/lib/b.py", "app"),
+        ("a.py", "b.py", "project"),
+        ("/x/a.py", "b.py", "project"),
+        ("C:\\work\\app\\a.py", "C:\\work\\app\\b.py", "app"),
+    ]:
+        assert name_files(one, "", "", [other]).repository == repository
     assert not name_files("", "", "", []).known
     assert name_files("", "python", "", []).path == "untitled.python"
 
@@ -439,23 +472,15 @@ def test_long_and_binary_files_and_many_imports(tmp_path: Path) -> None:
 
 
 def test_completions_get_them_but_none_with_secrets(tmp_path: Path) -> None:
-    seen: list[CompletionRequest] = []
-    directory = write_model(tmp_path / "model", sentence_piece(MARKERS[:1]), end=MARKERS[0])
+    seen: list[str] = []
 
-    def load() -> Completer:
-        completer = Completer(Engine.load(directory))
-        prompt = completer.prompt
-
-        def record(request: CompletionRequest, session: Session | None = None) -> Prompt:
-            seen.append(request)
-            return prompt(request, session)
-
-        completer.prompt = record  # type: ignore[method-assign]
-        return completer
+    def complete(request: CompletionRequest, *_: Any) -> Completion:
+        seen.extend(Path(file.path).name for file in request.files)
+        return Completion("", "stop", Stats())
 
     write(tmp_path, "main.py", "tax.py", "secrets.py")
-    queue = CompletionQueue(load)
+    queue = CompletionQueue(lambda: ScriptedLoop("x", complete))
     queue.start()
     queue.complete(in_project(tmp_path, "main.py", "import tax, secrets\nx = [[[["))
     assert queue.close(60)
-    assert {Path(file.path).name for each in seen for file in each.files} == {"tax.py"}
+    assert seen == ["tax.py"]

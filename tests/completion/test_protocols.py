@@ -11,17 +11,25 @@ from typing import Any
 
 import pytest
 
+from akunu_py.completion.completion_queue import CompletionQueue, QueueOptions
 from akunu_py.completion.protocols.filter import find_cursor
-from akunu_py.completion.protocols.json_lines import BadLine, RequestLine, parse, read_lines
-from akunu_py.completion.request import CompletionRequest
+from akunu_py.completion.protocols.json_lines import (
+    BadLine,
+    JsonLines,
+    RequestLine,
+    parse,
+    read_lines,
+)
+from akunu_py.completion.request import Completion, CompletionRequest
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.models.store.model_store import StoredModel
-from tests.support.command import AKUNU, assert_one_line_error, run_here
+from akunu_py.types import Stats
+from tests.support.command import AKUNU, assert_one_line_error, run_here, until
 from tests.support.paths import DOCS
+from tests.support.scripted_loop import ScriptedLoop
 from tests.support.tiny_fim import sentence_piece, write_model
 
-PAGE = DOCS / "complete-protocol.md"
 STATS = {"prompt_tokens", "cached_tokens", "target_passes", "evidence_tokens", "reused"}
 
 
@@ -29,14 +37,9 @@ class Helper:
     """A running `akunu complete`."""
 
     def __init__(self, model: Path, *options: str) -> None:
-        command = [*AKUNU, "complete", "--no-answer-cache", *options]
-        self.process = subprocess.Popen(
-            [*command, "--model", str(model)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        self.seen: list[dict[str, Any]] = []
+        command = [*AKUNU, "complete", "--no-answer-cache", *options, "--model", str(model)]
+        pipe: Any = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
 
     def send(self, *lines: Any) -> None:
         assert self.process.stdin is not None
@@ -48,15 +51,7 @@ class Helper:
     def read(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         reply: dict[str, Any] = json.loads(self.process.stdout.readline())
-        self.seen.append(reply)
         return reply
-
-    def answer(self, id: Any) -> dict[str, Any]:
-        """The final reply to a request, whatever comes before it."""
-        while True:
-            reply = self.read()
-            if reply["id"] == id and "delta" not in reply:
-                return reply
 
     def end(self) -> tuple[int, list[dict[str, Any]], bytes]:
         """Closes stdin -> exit code, the replies that were left, stderr."""
@@ -82,16 +77,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(Path(tmp_path_factory.mktemp("tiny")), sentence_piece([end]), end=end)
 
 
-def transcript() -> list[tuple[str, str]]:
-    """The steps of the documented transcript: ("->" or "<-", line)."""
-    text = PAGE.read_text(encoding="utf-8")
-    block = text.split("```transcript\n")[1].split("```")[0]
-    return [(line[:2], line[3:]) for line in block.splitlines()]
-
-
 def test_the_documented_transcript(helper: Helper) -> None:
+    page = (DOCS / "complete-protocol.md").read_text(encoding="utf-8")
     joined = ""
-    for direction, line in transcript():
+    for step in page.split("```transcript\n")[1].split("```")[0].splitlines():
+        direction, line = step[:2], step[3:]
         if direction == "->":
             helper.send(line.encode() + b"\n")
             continue
@@ -125,10 +115,12 @@ def test_garbage_is_named_and_survived(helper: Helper) -> None:
         (b'{"id": 1, "cancel": 5}\n', "a separate line"),
         (b'{"id": 1, "cancel": 5, "prefix": "x"}\n', "a separate line"),
         (b'{"cancel": 5, "prefix": "x"}\n', 'no "id"'),
+        (b'{"id": 1, "accepted": 5}\n', "a separate line"),
+        (b'{"accepted": []}\n', "accepted: expected"),
     ]:
         helper.send(line)
         reply = helper.read()
-        assert reply["id"] == (1 if line.startswith(b'{"id": 1, "cancel"') else None)
+        assert reply["id"] == (1 if "a separate line" in words else None)
         assert words in reply["error"]
     for field, value, words in [
         ("prefix", 1, "prefix: expected a string, found 1"),
@@ -160,7 +152,7 @@ def test_an_id_that_is_being_answered_is_refused(helper: Helper) -> None:
     helper.send(*[{"id": "twice", "prefix": "numbers = [1, ", "max_tokens": 1000}] * 2)
     assert "still being answered" in helper.read()["error"]
     helper.send({"cancel": "twice"}, {"cancel": "unknown"})
-    assert helper.answer("twice")["finish_reason"] == "cancelled"
+    assert helper.read()["finish_reason"] == "cancelled"
 
 
 def test_half_a_line_then_the_end(helper: Helper) -> None:
@@ -195,6 +187,27 @@ def test_lines_are_bounded() -> None:
         parse(None, CompletionRequest(""))
 
 
+@pytest.mark.parametrize("battery", [True, False])
+def test_an_acceptance_prepares_the_next_completion_except_on_battery(battery: bool) -> None:
+    made: list[str] = []
+    replies: list[dict[str, Any]] = []
+
+    def complete(request: CompletionRequest, *_: Any) -> Completion:
+        made.append(request.prefix)
+        return Completion("text", "stop", Stats())
+
+    options = QueueOptions(pause_s=3600, saves_power=lambda: battery)
+    queue = CompletionQueue(lambda: ScriptedLoop("x", complete), options)
+    lines = JsonLines(queue, lambda line: replies.append(json.loads(line)), CompletionRequest(""))
+    queue.start()
+    lines.handle(b'{"id": 1, "prefix": "a"}')
+    until(lambda: replies)
+    lines.handle(b'{"accepted": 1}')
+    until(lambda: made == (["a"] if battery else ["a", "atext"]))
+    assert queue.close(60)
+    assert replies[0].get("battery") == (battery or None)
+
+
 def test_limits_of_the_command_hold_where_a_request_sets_none() -> None:
     defaults = CompletionRequest("", max_tokens=7, seconds=2.0)
     requested = parse(b'{"id": 1, "prefix": "x", "time_ms": 500}', defaults)
@@ -218,10 +231,11 @@ def test_completion_has_a_model_of_its_own(tmp_path: Path, starter: StoredModel)
 # The filter
 
 
-def run(*options: str, buffer: bytes) -> subprocess.CompletedProcess[bytes]:
+def run(model: Path, *options: str, buffer: bytes) -> tuple[int, bytes, str]:
+    """Return the exit code, stdout and stderr."""
+    options = ("--model", str(model), "--no-answer-cache", *options)
     done = run_here("complete", "--filter", *options, stdin=buffer)
-    out, err = (text.encode(errors="surrogateescape") for text in (done.stdout, done.stderr))
-    return subprocess.CompletedProcess(done.args, done.returncode, out, err)
+    return done.returncode, done.stdout.encode(errors="surrogateescape"), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -265,29 +279,20 @@ def test_bad_cursors(cursor: str | None, offset: str | None, words: str) -> None
 
 def test_the_whole_buffer_completed(loaded_starter: Engine) -> None:
     buffer = b"import os\r\nimport numpy as n\r\n\r\nprint('\xc3\xa9')\r\n"
-    options = [
-        "--model",
-        str(loaded_starter.path),
-        "--no-answer-cache",
-        "--whole",
-        "--cursor",
-        "2:18",
-    ]
-    whole = run(*options, buffer=buffer)
-    assert whole.returncode == 0
-    assert whole.stdout == buffer.replace(b"as n", b"as np")
-    assert whole.stderr == b""  # an editor may put it into the buffer
+    whole = run(loaded_starter.path, "--whole", "--cursor", "2:18", buffer=buffer)
+    # An editor may put stderr into the buffer.
+    assert whole == (0, buffer.replace(b"as n", b"as np"), "")
 
 
 def test_neighbours_and_limits(tiny: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.py"
     other.write_text("value = [1, 2]\n")
-    options = ["--model", str(tiny), "--no-answer-cache", "--file", str(other), "--max-tokens", "3"]
-    completed = run(*options, "--path", "notes", "--offset", "5", buffer=b"x = [\n")
-    assert (completed.returncode, len(completed.stdout), completed.stderr) == (0, 3, b"")
-    missing = run(*options, "--file", str(tmp_path / "none"), "--offset", "5", buffer=b"x = [\n")
-    assert missing.returncode == 1
-    assert b"No such file" in missing.stderr
+    options = ["--file", str(other), "--max-tokens", "3", "--path", "notes", "--offset", "5"]
+    code, out, error = run(tiny, *options, buffer=b"x = [\n")
+    assert (code, len(out), error) == (0, 3, "")
+    code, _, error = run(tiny, *options, "--file", str(tmp_path / "none"), buffer=b"x = [\n")
+    assert code == 1
+    assert "No such file" in error
 
 
 @pytest.mark.parametrize(
@@ -296,19 +301,17 @@ def test_neighbours_and_limits(tiny: Path, tmp_path: Path) -> None:
         (["--cursor", "9:9"], b"x = 1\n"),
         ([], b"x = 1\n"),
         (["--offset", "0"], b"\xff\xfe\x00 not UTF-8\n"),
-        (["--offset", "0", "--model", "no such model"], b"x = 1\n"),
+        (["--offset", "0", "--model", "nonesuch"], b"x = 1\n"),
         (["--offset", "0", "--file", "no such file"], b"x = 1\r\n"),
         (["--offset", "1", "--fim", "qwen"], b"x = 1\n"),
         (["--offset", "1", "--temperature", "-1"], b"x = 1\n"),
     ],
 )
 def test_a_failure_gives_the_buffer_back(tiny: Path, options: list[str], buffer: bytes) -> None:
-    model = [] if "--model" in options else ["--model", str(tiny)]
-    failed = run("--whole", *model, *options, buffer=buffer)
-    assert failed.returncode in (1, 2)
-    assert failed.stdout == buffer
-    assert failed.stderr.startswith(b"akunu: ")
-    assert failed.stderr.count(b"\n") == 1
+    code, out, error = run(tiny, "--whole", *options, buffer=buffer)
+    assert (code in (1, 2), out) == (True, buffer)
+    assert error.startswith("akunu: ")
+    assert error.count("\n") == 1
 
 
 def test_options_of_the_filter_alone_are_refused(tiny: Path) -> None:

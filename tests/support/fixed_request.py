@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from akunu_py.completion.completer import Completer
+from akunu_py.completion.request import CompleteOptions
 from akunu_py.decoding.generate.session import Status, Step
+from akunu_py.decoding.model.engine import Engine
 from akunu_py.types import FinishReason, Piece, Stats, TextPiece
 
 
@@ -32,3 +35,12 @@ class FixedRequest:
 
     def close(self) -> None:
         self.status = Status.FINISHED
+
+
+def answering(
+    engine: Engine, answer: str, reason: FinishReason = "stop", fim: str = "auto"
+) -> Completer:
+    """Return a completer whose model generates `answer`."""
+    completer = Completer(engine, CompleteOptions(fim=fim))
+    completer.session.generate = lambda *_: FixedRequest(answer, reason)  # type: ignore[assignment, method-assign]
+    return completer

@@ -6,11 +6,10 @@ stdout first, as a careless library might.
 
 `python -m tests.support.lsp_servers ghost DIRECTORY` is controlled by files in DIRECTORY. Loading
 waits for the file `model`, and fails if there is a file `missing`; requests are logged in
-`requests`, and accepted completions are counted in `counts`. It completes empty lines, with "uno"
-as an alternative; on other lines it runs until cancelled, and after "die" it is killed. After
-"slow" it generates TEXT word by word, each when a file `word1`, `word2`... exists, and after "teh"
-two words. The next edit writes "new" for "old" in the next line with "old", once the user did. With
---jsonl it speaks JSON lines.
+`requests`. It completes empty lines, with "uno" as an alternative; on other lines it runs until
+cancelled, and after "die" it is killed. After "slow" it generates TEXT word by word, each when a
+file `word1`, `word2`... exists, and after "teh" two words. The next edit writes "new" for "old" in
+the next line with "old", once the user did. With --jsonl it speaks JSON lines.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from akunu_py.completion.acceptance import Acceptance
 from akunu_py.completion.completion_cache import CompletionCache
 from akunu_py.completion.protocols.json_lines import serve_jsonl
 from akunu_py.completion.protocols.lsp import serve_lsp
@@ -43,11 +41,9 @@ TEXT = "one two three\nfour"
 
 
 class Echo:
-    samples = 0  # two of which are the same
-
-    def __init__(self, log: Path | None = None) -> None:
-        """log: of prefilled prefixes."""
-        self.log = log
+    def __init__(self) -> None:
+        self.samples = 0  # two of which are the same
+        self.prefilled: list[str] = []  # prefixes
 
     def load(self) -> ScriptedLoop:
         return ScriptedLoop("echo", self.complete)
@@ -56,9 +52,7 @@ class Echo:
         self, request: CompletionRequest, ended: EndCheck, on_text: Callable[[str], None]
     ) -> Completion:
         if not request.max_tokens:
-            if self.log:
-                with self.log.open("a") as file:
-                    file.write(json.dumps(request.prefix) + "\n")
+            self.prefilled.append(request.prefix)
             return Completion("", "length", Stats())
         while request.prefix.endswith("wait") and not ended():
             time.sleep(0.01)
@@ -95,40 +89,32 @@ class Ghost:
         if not request.prefix.split("\n")[-1].strip():
             return Completion("uno" if request.temperature else TEXT, "stop", Stats())
         if request.prefix.endswith("slow"):
-            return self.slow(ended, on_text)
+            for number, word in enumerate(re.findall(r"\s*\S+", TEXT), start=1):
+                while not (self.directory / f"word{number}").exists():
+                    if reason := ended():
+                        return Completion("", reason, Stats())
+                    time.sleep(0.01)
+                on_text(word)
+            return Completion(TEXT, "stop", Stats())
         if request.prefix.endswith("teh"):
             return Completion(" two four", "stop", Stats())
         while not ended():
             time.sleep(0.01)
         return Completion("", ended() or "stop", Stats())
 
-    def slow(self, ended: EndCheck, on_text: Callable[[str], None]) -> Completion:
-        for number, word in enumerate(re.findall(r"\s*\S+", TEXT), start=1):
-            while not (self.directory / f"word{number}").exists():
-                if reason := ended():
-                    return Completion("", reason, Stats())
-                time.sleep(0.01)
-            on_text(word)
-        return Completion(TEXT, "stop", Stats())
-
 
 def next_edit(request: CompletionRequest) -> Change | None:
-    if not request.edits or "new" not in request.edits[-1].after:
-        return None
-    lines = (request.prefix + request.suffix).split("\n")
-    row = next((row for row, line in enumerate(lines) if "old" in line), None)
-    return None if row is None else Change(row, row + 1, (lines[row].replace("old", "new"),))
-
-
-def main(name: str, path: Path | None) -> None:
-    CompletionCache.find = lambda self, request: None  # type: ignore[method-assign]
-    if name == "ghost":
-        assert path is not None
-        serve = serve_jsonl if "--jsonl" in sys.argv else serve_lsp
-        serve(Ghost(path).load, CompletionRequest("", seconds=200), Acceptance(path / "counts"))
-    else:
-        serve_lsp(Echo().load, CompletionRequest("", max_lines=7))
+    if request.edits and "new" in request.edits[-1].after:
+        for row, line in enumerate((request.prefix + request.suffix).split("\n")):
+            if "old" in line:
+                return Change(row, row + 1, (line.replace("old", "new"),))
+    return None
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]) if sys.argv[2:] else None)
+    CompletionCache.find = lambda self, request: None  # type: ignore[method-assign]
+    if sys.argv[1] == "ghost":
+        serve = serve_jsonl if "--jsonl" in sys.argv else serve_lsp
+        serve(Ghost(Path(sys.argv[2])).load, CompletionRequest("", seconds=200))
+    else:
+        serve_lsp(Echo().load, CompletionRequest("", max_lines=7))

@@ -3,7 +3,7 @@
     -> {"id": 1, "prefix": "def f(", "suffix": "", "channel": "a", "stream": true}
     <- {"id": 1, "delta": "x"}
     <- {"id": 1, "text": "x):", "finish_reason": "stop", "stats": {...}}
-    -> {"accepted": 1, "characters": 4}
+    -> {"accepted": 1}
     -> {"cancel": 1}
     -> garbage
     <- {"id": null, "error": "the line is not JSON: ..."}
@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from akunu_py.completion.acceptance import Acceptance
 from akunu_py.completion.alternatives import submit_with_alternatives
 from akunu_py.completion.completion_queue import (
     DEFAULT_QUEUE_OPTIONS,
@@ -73,10 +72,9 @@ class RequestLine:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedLine:
-    """A line that reports accepted characters of a completion."""
+    """A line that reports the acceptance of a completion, or of a part of it."""
 
     id: str | int
-    characters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +100,9 @@ class JsonLines:
         queue: CompletionQueue,
         write: Callable[[bytes], object],
         defaults: CompletionRequest,
-        acceptance: Acceptance | None = None,
     ) -> None:
         """write: gets whole lines, from several threads, one at a time. defaults: limits."""
         self._queue = queue
-        self._acceptance = acceptance or Acceptance()
         self._write = write
         self._defaults = defaults
         self._lock = threading.Lock()
@@ -133,7 +129,6 @@ class JsonLines:
                 if ticket is not None:
                     ticket.cancel()
             elif isinstance(message, AcceptedLine):
-                self._acceptance.accepted(message.id, message.characters)
                 self._queue.accepted()
             elif message is not None:
                 self._submit(message)
@@ -150,10 +145,6 @@ class JsonLines:
         def on_done(done: Completion | CompletionFailure) -> None:
             with self._lock:
                 del self._tickets[line.id]
-            if isinstance(done, Completion) and done.finish_reason != "cancelled":
-                text = done.text or (done.change and "\n".join(done.change.lines) + "\n")
-                if text:
-                    self._acceptance.shown(line.request, text, line.id)
             power = {"battery": True} if self._queue.saves_power() else {}
             self._reply({"id": line.id} | _as_dict(done, line) | power)
 
@@ -182,7 +173,6 @@ class JsonLines:
 def serve_jsonl(
     load: Callable[[], Completer | ModelLoop],
     base: CompletionRequest,
-    acceptance: Acceptance,
     options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
 ) -> None:
     """Answer the lines of stdin on stdout until stdin ends.
@@ -202,15 +192,13 @@ def serve_jsonl(
     queue.start()
     try:
         with interruptible(sys.stdin.buffer) as stdin:
-            JsonLines(queue, _write, base, acceptance).serve(stdin)
+            JsonLines(queue, _write, base).serve(stdin)
     except BaseException as error:
         codes = {KeyboardInterrupt: INTERRUPTED, BrokenPipeError: 0}  # 0: the client has left
-        acceptance.save()
         code = codes.get(type(error), 1)
         if queue.close_or_exit(code) and type(error) in codes:
             exit_without_teardown(code)
         raise
-    acceptance.save()
     if failed:
         raise ModelError(failed[0])
 
@@ -249,13 +237,12 @@ def parse(
         raise BadLine(f"expected an object, found {type(message).__name__}")
     if set(message) == {"cancel"}:
         return CancelLine(_id(message, "cancel"))
-    if set(message) == {"accepted", "characters"}:
-        return _parse_accepted(message)
+    if set(message) == {"accepted"}:
+        return AcceptedLine(_id(message, "accepted"))
     id = _id(message, "id")
-    if "cancel" in message:
-        raise BadLine('"cancel" needs a separate line, without other fields', id)
-    if "accepted" in message:
-        raise BadLine('"accepted" needs a separate line, with "characters"', id)
+    for name in ("cancel", "accepted"):
+        if name in message:
+            raise BadLine(f'"{name}" needs a separate line, without other fields', id)
     try:
         request = _parse_request(message, defaults)
     except UsageError as error:
@@ -278,17 +265,6 @@ def _id(message: dict[str, Any], name: str) -> str | int:
         raise BadLine(f"{name}: expected a string or an integer, found {json.dumps(value)[:80]}")
     _check_text(name, value)
     return value
-
-
-def _parse_accepted(message: dict[str, Any]) -> AcceptedLine:
-    characters = message["characters"]
-    try:
-        _check_kind("characters", characters, int, "an integer")
-    except UsageError as error:
-        raise BadLine(str(error)) from error
-    if characters < 0:
-        raise BadLine(f"characters must be 0 or more, got {characters}")
-    return AcceptedLine(_id(message, "accepted"), characters)
 
 
 def _parse_request(message: dict[str, Any], defaults: CompletionRequest) -> CompletionRequest:

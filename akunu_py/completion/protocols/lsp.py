@@ -41,7 +41,6 @@ from pygls.protocol import LanguageServerProtocol, lsp_method
 from pygls.uris import to_fs_path
 from pygls.workspace import PositionCodec, ServerTextPosition, TextDocument
 
-from akunu_py.completion.acceptance import Acceptance
 from akunu_py.completion.alternatives import submit_with_alternatives
 from akunu_py.completion.completion_queue import (
     DEFAULT_QUEUE_OPTIONS,
@@ -67,7 +66,7 @@ if TYPE_CHECKING:
 
 _REQUEST_FAILED = types.LSPErrorCodes.RequestFailed.value
 _SECONDS = 3.0  # time limit of a completion; later ghost text is useless
-_ACCEPTED = "akunu.accepted"  # a command: number of an item, number of accepted characters
+_ACCEPTED = types.Command("Accepted", "akunu.accepted")  # of each item
 _ALTERNATIVES = 2  # samples for an explicit request
 _PAUSE_S = 0.1  # of typing, before the prefill; clients send requests after about 0.2
 CONTEXT = "akunu/context"  # a notification: recent texts, paths of files that are not open
@@ -96,12 +95,9 @@ class InlineCompletions:
         self,
         load: Callable[[], Completer | ModelLoop],
         base: CompletionRequest,
-        acceptance: Acceptance | None = None,
         options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
     ) -> None:
         """base: the limits of all requests."""
-        self.acceptance = acceptance or Acceptance()
-        self.numbers = itertools.count(1)  # of items
         self.base = replace(base, seconds=base.seconds or _SECONDS)
         self.loop = asyncio.get_running_loop()
         loads: asyncio.Queue[str | CompletionFailure | None] = asyncio.Queue()
@@ -152,9 +148,8 @@ class InlineCompletions:
             document = self.protocol.document(params.text_document.uri)
             self.changed(document, params.content_changes)
 
-        @self.server.command(_ACCEPTED)
-        def accepted(number: int, characters: int) -> None:
-            self.acceptance.accepted(number, max(0, characters))
+        @self.server.command(_ACCEPTED.command)
+        def accepted() -> None:
             self.queue.accepted()
 
         # Registered with options, because clients send no requests without them.
@@ -207,20 +202,13 @@ class InlineCompletions:
         uri = params.text_document.uri
         position = self.protocol.document(uri).clamped(params.position)
         shows_parts = self.shows_parts and chosen is None
-        partial = _PartialAnswer(self, request, params) if shows_parts else None
+        partial = _PartialAnswer(self, params) if shows_parts else None
         done = await self._completion(request, uri, partial, alternatives)
-        items = []
-        for text in (done.text, *done.alternatives):
-            if text.strip():
-                items.append(_item(text, position, chosen))
-                items[-1].command = self.accept_command(request, text)
-        return types.InlineCompletionList(items)
+        texts = [text for text in (done.text, *done.alternatives) if text.strip()]
+        return types.InlineCompletionList([_item(text, position, chosen) for text in texts])
 
     async def next_edit(self, params: Any) -> dict[str, Any] | None:
-        """Return the next change as lines that replace others, with the command that accepts it.
-
-        None if there is none. Raises JsonRpcException as `complete` does.
-        """
+        """Return the next change, None if there is none. Raises JsonRpcException as `complete`."""
         try:
             uri, at = params.textDocument.uri, params.position
             position = types.Position(at.line, at.character)
@@ -237,10 +225,7 @@ class InlineCompletions:
             edits=tuple(self.edits),
         )
         change = (await self._completion(request, uri)).change
-        if change is None:
-            return None
-        command = self.accept_command(request, "\n".join(change.lines) + "\n")
-        return {**asdict(change), "command": command}
+        return None if change is None else {**asdict(change), "command": _ACCEPTED}
 
     async def _completion(
         self,
@@ -272,12 +257,6 @@ class InlineCompletions:
         if outcome.finish_reason == "cancelled":
             raise JsonRpcContentModified("superseded by a newer request for the same document")
         return outcome
-
-    def accept_command(self, request: CompletionRequest, text: str) -> types.Command:
-        """Count a completion as shown; return the command that accepts it."""
-        number = next(self.numbers)
-        self.acceptance.shown(request, text, number)
-        return types.Command("Count as accepted", _ACCEPTED, arguments=[number, len(text)])
 
     def _requested(
         self, params: types.InlineCompletionParams
@@ -321,14 +300,8 @@ class InlineCompletions:
 class _PartialAnswer:
     """The parts of an unfinished answer that the client shows."""
 
-    def __init__(
-        self,
-        owner: InlineCompletions,
-        request: CompletionRequest,
-        params: types.InlineCompletionParams,
-    ) -> None:
+    def __init__(self, owner: InlineCompletions, params: types.InlineCompletionParams) -> None:
         self._owner = owner
-        self._request = request
         self._place = {"textDocument": params.text_document, "position": params.position}
         self._text = ""
         self._timer: asyncio.TimerHandle | None = None
@@ -346,8 +319,7 @@ class _PartialAnswer:
         self._timer = None
         if not self._text.strip():
             return
-        command = self._owner.accept_command(self._request, self._text)
-        part = {**self._place, "text": self._text, "command": command}
+        part = {**self._place, "text": self._text, "command": _ACCEPTED}
         self._owner.server.protocol.notify(PART, part)
 
 
@@ -389,7 +361,6 @@ async def _begin_progress(server: LanguageServer, token: str) -> bool:
 def serve_lsp(
     load: Callable[[], Completer | ModelLoop],
     base: CompletionRequest,
-    acceptance: Acceptance | None = None,
     options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
 ) -> None:
     """Speak LSP on stdin and stdout until the client sends exit.
@@ -406,11 +377,10 @@ def serve_lsp(
 
     async def run() -> tuple[int, bool]:
         code = INTERRUPTED  # unless it comes to its end
-        completions = InlineCompletions(load, base, acceptance, options)
+        completions = InlineCompletions(load, base, options)
         try:
             code = 0 if await completions.protocol.serve(stdin, stdout) else 1
         finally:
-            completions.acceptance.save()
             loading = completions.queue.close_or_exit(code)
         return code, loading
 
@@ -426,10 +396,11 @@ def _item(
 ) -> types.InlineCompletionItem:
     """Return an item with LF newlines, which editors convert."""
     text = text.replace("\r\n", "\n")
-    if chosen is not None:
-        return types.InlineCompletionItem(chosen.text + text, range=chosen.range)
     # With a range, clients keep showing the item while its first letters are typed.
-    return types.InlineCompletionItem(text, range=types.Range(position, position))
+    place = types.Range(position, position)
+    if chosen is not None:
+        text, place = chosen.text + text, chosen.range
+    return types.InlineCompletionItem(text, range=place, command=_ACCEPTED)
 
 
 def _texts(params: Any, name: str) -> tuple[str, ...]:

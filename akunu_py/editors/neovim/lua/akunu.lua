@@ -181,10 +181,7 @@ local function take(text, item, pattern)
     api.nvim_feedkeys(vim.keycode(keys), 'ni', false)
   end
   local client = vim.lsp.get_client_by_id(item.client_id)
-  if item.command and client then
-    local arguments = { item.command.arguments[1], vim.fn.strchars(part) }
-    client:exec_cmd({ title = '', command = item.command.command, arguments = arguments })
-  end
+  if item.command and client then client:exec_cmd(item.command) end
 end
 
 local function on_accept(pattern, otherwise)

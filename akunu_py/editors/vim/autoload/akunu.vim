@@ -409,7 +409,7 @@ export def Accept(part: string)
   }->get(part, '^\_.*')
   const text = matchstr(ghost, pattern)
   rest_to_show = strpart(ghost, strlen(text))
-  Send({accepted: ghost_id, characters: strchars(text)})
+  Send({accepted: ghost_id})
   Hide()
   # CTRL-] expands an abbreviation that the user typed just before the ghost.
   # CTRL-G u lets undo remove the ghost and keep what was typed.

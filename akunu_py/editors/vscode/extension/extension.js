@@ -155,18 +155,10 @@ const provider = {
         : [await firstLineOrAll(document, request, token)]
     const found = replies.filter(({ text }) => text.trim())
     if (!found.length || token.isCancellationRequested) return []
-    given = {
-      document,
-      end: request.prefix + found[0].text,
-      id: found[0].id,
-      rest: found[0].text,
-      offset: document.offsetAt(chosen ? chosen.range.start : position) + (chosen ? chosen.text.length : 0),
-      taken: 0, // characters accepted in parts
-      typed: 0,
-    }
+    given = { document, end: request.prefix + found[0].text }
     const range = chosen ? chosen.range : new vscode.Range(position, position)
     return found.map(({ text, id }) => {
-      const command = { command: 'akunu.accepted', title: '', arguments: [id, [...text].length] }
+      const command = { command: 'akunu.accepted', title: '', arguments: [id] }
       return new vscode.InlineCompletionItem((chosen ? chosen.text : '') + text, range, command)
     })
   },
@@ -194,32 +186,11 @@ function cursorMoved(editor) {
   }, REST_MS)
 }
 
-// Follows the shown ghost through what is typed, and counts the parts of it that are accepted: VS Code
-// reports only whole acceptances.
 function changed({ document, contentChanges }) {
   if (document.uri.scheme === 'output' || !contentChanges.length) return
   edited.add(document)
   const editor = vscode.window.activeTextEditor
   if (editor && editor.document === document) pace.key()
-  if (!given || given.document !== document) return
-  const [{ text, rangeLength, rangeOffset }] = contentChanges
-  const fits = text && !rangeLength && rangeOffset === given.offset && given.rest.startsWith(text)
-  if (contentChanges.length !== 1 || !fits) return
-  const characters = [...text].length
-  given.offset += text.length
-  given.rest = given.rest.slice(text.length)
-  if (characters === 1) given.typed++
-  else {
-    given.taken += characters
-    helper.accepted(given.id, characters)
-  }
-}
-
-// All of an item was accepted; `changed` may have counted it.
-function accepted(id, characters) {
-  const { taken, typed } = given && given.id === id ? given : { taken: 0, typed: 0 }
-  const more = taken ? characters - taken - typed : characters
-  if (more > 0) helper.accepted(id, more)
 }
 
 // The reply to a request for the next edit, or null.
@@ -232,7 +203,7 @@ function askForEdit(document, position, edits, onCancel) {
 }
 
 function watchEdits(context) {
-  nextEdit = new NextEdit(askForEdit, (...which) => helper.accepted(...which))
+  nextEdit = new NextEdit(askForEdit, (id) => helper.accepted(id))
   vscode.workspace.textDocuments.forEach((document) => nextEdit.opened(document))
   context.subscriptions.push(
     nextEdit,
@@ -248,7 +219,7 @@ function shown(editor) {
 }
 
 function saved(document) {
-  const at = given && given.document === document ? given.offset : related.offsets.get(String(document.uri))
+  const at = related.offsets.get(String(document.uri))
   related.definitions.delete(String(document.uri))
   if (isEnabled(document) && at !== undefined) related.remember(document, document.positionAt(at).line)
 }
@@ -268,7 +239,7 @@ function activate(context) {
     vscode.window.onDidChangeActiveTextEditor(cursorMoved),
     vscode.window.onDidChangeTextEditorSelection((change) => cursorMoved(change.textEditor)),
     vscode.commands.registerCommand('akunu.restart', restart),
-    vscode.commands.registerCommand('akunu.accepted', accepted),
+    vscode.commands.registerCommand('akunu.accepted', (id) => helper.accepted(id)),
     vscode.workspace.onDidChangeTextDocument(changed),
     vscode.workspace.onDidSaveTextDocument(saved),
     vscode.workspace.onDidChangeConfiguration((change) => {

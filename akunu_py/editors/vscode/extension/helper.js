@@ -48,9 +48,9 @@ class Helper {
     if (this.start()) this.send({ id: ++this.lastId, ...request, max_tokens: 0 })
   }
 
-  // Reports the number of accepted characters of a reply.
-  accepted(id, characters) {
-    if (this.process) this.send({ accepted: id, characters })
+  // Reports that a reply was accepted.
+  accepted(id) {
+    if (this.process) this.send({ accepted: id })
   }
 
   start() {

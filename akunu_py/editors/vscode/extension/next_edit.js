@@ -23,7 +23,7 @@ const keyOf = (edit) => JSON.stringify([edit.first, edit.last, edit.lines])
 
 class NextEdit {
   // ask(document, position, edits, onCancel): returns the helper's reply or null.
-  // accepted(id, characters): reports an applied edit.
+  // accepted(id): reports an applied edit.
   constructor(ask, accepted) {
     this.ask = ask
     this.accepted = accepted
@@ -152,7 +152,7 @@ class NextEdit {
     editor.selection = new vscode.Selection(cursor, cursor)
     editor.revealRange(new vscode.Range(cursor, cursor))
     this.made = { document, key: keyOf(edit), before }
-    this.accepted(id, [...lines.join('\n')].length + 1)
+    this.accepted(id)
   }
 
   // VS Code reports the new lines of the window later.
