@@ -16,11 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import gguf
-
 from tests.golden.make_smollm2_tokens import CODE, DIGITS, PROSE, SPACES, UNICODE, random_texts
 from tests.support.starter_vocabulary import distinct_pre_tokenizers, starter_vocabulary
-from tests.support.tiny_gguf import finish
+from tests.support.tiny_gguf import write_file
 
 MAX_CHARACTERS, TEXTS = 60, 70
 
@@ -37,21 +35,21 @@ MORE = [
 def tokenizer(llama_cpp: Any, folder: Path, pre: str) -> Any:
     """llama.cpp's tokenizer with the starter's vocabulary and the pre-tokenizer `pre`."""
     tokens, merges = starter_vocabulary()
-    path = folder / f"{pre}.gguf"
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_merges([" ".join(merge) for merge in merges])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_context_length(100)
-    writer.add_block_count(1)
-    writer.add_embedding_length(64)
-    writer.add_head_count(1)
-    writer.add_feed_forward_length(1)
-    writer.add_layer_norm_rms_eps(1e-5)
-    finish(writer)
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in merges],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "llama.context_length": 100,
+        "llama.block_count": 1,
+        "llama.embedding_length": 64,
+        "llama.attention.head_count": 1,
+        "llama.feed_forward_length": 1,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    path = write_file(folder / f"{pre}.gguf", "llama", metadata, {})
     return llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
 
 
