@@ -24,7 +24,7 @@ from akunu_py.models.gguf.tokenizer import (
     plan_tokenizer,
 )
 from akunu_py.models.store.model_store import StoredModel
-from tests.golden.make_smollm2_tokens import CODE, DIGITS, PROSE, SPACES, UNICODE, random_texts
+from tests.golden.texts import CODE, DIGITS, PROSE, SPACES, UNICODE, random_texts
 from tests.support.paths import GOLDEN
 from tests.support.starter_vocabulary import starter_vocabulary
 from tests.support.tiny_gguf import Tiny, vocabulary, write_tiny
