@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import resource
 import struct
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,8 +22,14 @@ from hypothesis import strategies as st
 from akunu_py.errors import AkunuError
 
 LONGEST = 1200  # characters of an error
+_BYTES_OF_MAXRSS = 1024 if sys.platform == "linux" else 1  # the unit of getrusage
 MEGABYTE = 1 << 20
 LONGER = 10  # times as many examples in the long form
+
+
+def peak_mb(of: int = resource.RUSAGE_SELF) -> float:
+    """Return the peak memory of this process, or of its largest ended child."""
+    return resource.getrusage(of).ru_maxrss * _BYTES_OF_MAXRSS / (1 << 20)
 
 
 @contextlib.contextmanager
@@ -61,19 +69,24 @@ def json_like(keys: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
     )
 
 
+def refused(error: AkunuError) -> AkunuError:
+    """Return `error` after checking that it is one short line without control codes."""
+    text = str(error)
+    assert len(text.splitlines()) == 1, text
+    assert len(text) < LONGEST, text
+    assert not set(text) & set("\x1b\x00\x07"), text
+    assert "hf_secr" not in text, text
+    return error
+
+
 @contextlib.contextmanager
 def clear() -> Iterator[list[AkunuError]]:
-    """Catch an AkunuError, and add it to the list. It is one short line without control codes."""
+    """Catch an AkunuError, if it is one short line, and add it to the list."""
     errors: list[AkunuError] = []
     try:
         yield errors
     except AkunuError as error:
-        text = str(error)
-        assert len(text.splitlines()) == 1, text
-        assert len(text) < LONGEST, text
-        assert not set(text) & set("\x1b\x00\x07"), text
-        assert "hf_secr" not in text, text
-        errors.append(error)
+        errors.append(refused(error))
 
 
 def lengths(quick: int) -> pytest.MarkDecorator:

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import strategies as st
@@ -190,8 +191,8 @@ def test_code_of_a_model_never_runs_and_nothing_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """transformers would prompt on the terminal."""
-    prompts: list[str] = []
-    monkeypatch.setattr("builtins.input", lambda prompt="": prompts.append(prompt) or "y")
+    prompt = Mock(return_value="y")
+    monkeypatch.setattr("builtins.input", prompt)
     directory = write_model(tmp_path / "model", byte_level(["<|end|>"]), end="<|end|>")
     ran = tmp_path / "ran"
     code = f"open({str(ran)!r}, 'w')\nclass Evil: pass\n"
@@ -208,5 +209,5 @@ def test_code_of_a_model_never_runs_and_nothing_prompts(
     (directory / "config.json").write_text(json.dumps(config | {"model_file": "evil.py"}))
     with pytest.raises(AkunuError):
         Engine.load(directory)
-    assert prompts == []
+    prompt.assert_not_called()
     assert not ran.exists()
