@@ -152,12 +152,6 @@ def test_largest_context_equals_exhaustive_search() -> None:
         assert largest_context(needs, limit) == (5000 if whole else max(fitting, default=0))
 
 
-def test_windows_and_state_stop_growing() -> None:
-    growth = CacheGrowth(0, ((100, 8),), 50)
-    assert growth.at(10) == 10 * 8 + 50
-    assert growth.at(10_000) == growth.at(1_000_000) == (100 + 511) * 8 + 50
-
-
 @pytest.mark.parametrize(("installed", "usable"), [(16, 10.667), (8, 5.333), (36, 27), (64, 48)])
 def test_default_gpu_memory_of_a_mac(installed: int, usable: float) -> None:
     assert fit.usable_memory(installed * GIB) == pytest.approx(usable * GIB, rel=1e-3)

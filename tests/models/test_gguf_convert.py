@@ -11,33 +11,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from akunu_py.models.gguf.convert import plan_import
 from akunu_py.models.gguf.file import read_gguf
 from akunu_py.models.load.safetensors import read_header
-from tests.support.tiny_gguf import (
-    Array,
-    Tiny,
-    finish,
-    write_tiny,
-)
-
-
-def convert(directory: Path, tiny: Tiny) -> tuple[Path, Path]:
-    source = write_tiny(directory / "tiny.gguf", tiny)
-    target = directory / "model"
-    target.mkdir()
-    plan_import(source).write(target)
-    return source, target
-
-
-def load_arrays(path: Path) -> dict[str, mx.array]:
-    arrays: Any = mx.load(str(path))
-    assert isinstance(arrays, dict)
-    return arrays
+from tests.support.tiny_gguf import Array, Tiny, finish
+from tests.support.tiny_model import tiny_directory
 
 
 def test_the_config_names_every_width(tmp_path: Path) -> None:
-    _, directory = convert(tmp_path, Tiny(kind="Q4_0", embedding="Q8_0"))
+    directory = tiny_directory(tmp_path, Tiny(kind="Q4_0", embedding="Q8_0"))
     config = json.loads((directory / "config.json").read_text())
     assert config["quantization"] == {
         "group_size": 32,
@@ -50,7 +31,7 @@ def test_the_config_names_every_width(tmp_path: Path) -> None:
     assert config["tie_word_embeddings"] is True
     assert config["eos_token_id"] == 2
     (tmp_path / "plain").mkdir()
-    _, directory = convert(tmp_path / "plain", Tiny(kind="F16", embedding="F16"))
+    directory = tiny_directory(tmp_path / "plain", Tiny(kind="F16", embedding="F16"))
     assert "quantization" not in json.loads((directory / "config.json").read_text())
 
 
@@ -66,8 +47,8 @@ def test_the_config_names_every_width(tmp_path: Path) -> None:
 )
 def test_all_floats_have_one_type(tmp_path: Path, kind: str, embedding: str, expected: str) -> None:
     """A single float32 norm would make MLX compute everything in float32."""
-    _, directory = convert(tmp_path, Tiny(kind=kind, embedding=embedding, exact_norms=False))
-    header = read_header(directory / "model.safetensors")
+    tiny = Tiny(kind=kind, embedding=embedding, exact_norms=False)
+    header = read_header(tiny_directory(tmp_path, tiny) / "model.safetensors")
     header.pop("__metadata__")
     assert {entry["dtype"] for entry in header.values()} - {"U32"} == {expected}
 
@@ -76,12 +57,10 @@ def test_norms_beyond_half_precision_choose_bfloat(tmp_path: Path) -> None:
     def enlarge(tensors: dict[str, Array]) -> None:
         tensors["output_norm.weight"] *= np.float32(100_000)
 
-    _, directory = convert(tmp_path, Tiny(edit=enlarge))
-    assert read_header(directory / "model.safetensors")["model.norm.weight"]["dtype"] == "BF16"
-    largest = float(
-        mx.max(load_arrays(directory / "model.safetensors")["model.norm.weight"]).item()
-    )
-    assert 65504 < largest < 200_000
+    weights: Any = mx.load(str(tiny_directory(tmp_path, Tiny(edit=enlarge)) / "model.safetensors"))
+    norm = weights["model.norm.weight"]
+    assert norm.dtype == mx.bfloat16
+    assert 65504 < mx.max(norm).item() < 200_000
 
 
 def test_metadata_of_every_type_is_read(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from akunu_py.models.gguf.convert import FAMILIES, plan_import
 from akunu_py.models.gguf.file import read_gguf
 from tests.support.paths import GOLDEN
 from tests.support.slow import cover
-from tests.support.tiny_gguf import Array, load_float32, write_mamba
+from tests.support.tiny_gguf import Array, load_float32, write_file
 from tests.support.tiny_gguf_families import (
     CASES,
     FamilyCase,
@@ -94,32 +94,28 @@ def rounded(case: FamilyCase, weights: dict[str, Array], kind: str) -> dict[str,
     return made
 
 
-def plan_with(tmp_path: Path, name: str, keys: Any = None, **changes: Any) -> Any:
+def plan_with(
+    directory: Path, name: str, keys: dict[str, Any], tables: dict[str, list[float]] | None = None
+) -> None:
     case = CASES[name]
-
-    def all_keys(writer: Any) -> None:
-        case.keys(writer)
-        if keys:
-            keys(writer)
-
-    changed = dataclasses.replace(case, keys=all_keys, **changes)
-    return plan_import(write_gguf(tmp_path / "x.gguf", changed, weights_of(case)))
+    changed = dataclasses.replace(case, keys=case.keys | keys, tables=tables or case.tables)
+    plan_import(write_gguf(directory / "x.gguf", changed, weights_of(case)))
 
 
 @pytest.mark.parametrize(
     ("name", "keys", "message"),
     [
-        ("gemma3", lambda w: w.add_final_logit_softcapping(30.0), "softcapping"),
-        ("qwen2", lambda w: w.add_key_length(8), "key_length|shape"),
-        ("qwen3moe", lambda w: w.add_expert_weights_scale(2.5), "expert_weights_scale"),
-        ("qwen3moe", lambda w: w.add_expert_shared_count(1), "expert_shared_count"),
-        ("phi3", lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN), "scaling"),
-        ("llama", lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "scaling"),
-        ("qwen3", lambda w: w.add_rope_dimension_count(8), "dimension_count"),
+        ("gemma3", {"final_logit_softcapping": 30.0}, "softcapping"),
+        ("qwen2", {"attention.key_length": 8}, "key_length|shape"),
+        ("qwen3moe", {"expert_weights_scale": 2.5}, "expert_weights_scale"),
+        ("qwen3moe", {"expert_shared_count": 1}, "expert_shared_count"),
+        ("phi3", {"rope.scaling.type": "yarn"}, "scaling"),
+        ("llama", {"rope.scaling.type": "longrope"}, "scaling"),
+        ("qwen3", {"rope.dimension_count": 8}, "dimension_count"),
     ],
 )
 def test_settings_that_mlx_lm_ignores_are_rejected(
-    tmp_path: Path, name: str, keys: Any, message: str
+    tmp_path: Path, name: str, keys: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((UnsupportedModel, DamagedModel), match=message):
         plan_with(tmp_path, name, keys)
@@ -127,12 +123,12 @@ def test_settings_that_mlx_lm_ignores_are_rejected(
 
 def test_frequency_tables_of_other_families_are_not_ignored(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="rope_factors_long"):
-        plan_with(tmp_path, "qwen3", tables={"rope_factors_long.weight": [2.0] * 16})
+        plan_with(tmp_path, "qwen3", {}, {"rope_factors_long.weight": [2.0] * 16})
 
 
 def test_an_unknown_architecture_names_those_known(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"'mamba'.*llama, qwen2, qwen3.*gemma3, phi3"):
-        plan_import(write_mamba(tmp_path / "x.gguf"))
+        plan_import(write_file(tmp_path / "x.gguf", "mamba", {}, {}))
 
 
 def test_split_files_are_read_as_one(tmp_path: Path) -> None:

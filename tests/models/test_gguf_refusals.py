@@ -30,6 +30,7 @@ from tests.support.tiny_gguf import TOKENIZER, Tiny, write_tiny
         ({"metadata": {"tokenizer.ggml.pre": "default"}}, "pre-tokenizer"),
         ({"metadata": {"tokenizer.ggml.pre": None}}, "pre-tokenizer"),
         ({"metadata": {"tokenizer.ggml.add_eos_token": True}}, "add_eos_token"),
+        ({"extra": {"x": np.ones(32, np.int32)}}, "I32"),
         ({"extra": {"blk.0.attn_q.bias": np.ones(64, np.float32)}}, "attn_q.bias"),
         ({"without": {"blk.1.ffn_up.weight"}}, None),
         ({"without": {"token_embd.weight"}}, None),
@@ -146,17 +147,9 @@ def test_absurd_counts_cost_nothing(tmp_path: Path) -> None:
                 read_gguf(path)
 
 
-def test_error_names_an_unsupported_version(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("head", "named"), [("<IQQ", "v1"), (">IQQ", "big-endian")])
+def test_error_names_an_unsupported_version(tmp_path: Path, head: str, named: str) -> None:
     path = tmp_path / "old.gguf"
-    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 1, 0, 0))
-    with pytest.raises(UnsupportedModel, match="v1"):
+    path.write_bytes(b"GGUF" + struct.pack(head, 1 if named == "v1" else 3, 0, 0))
+    with pytest.raises(UnsupportedModel, match=named):
         read_gguf(path)
-    path.write_bytes(b"GGUF" + struct.pack(">IQQ", 3, 0, 0))
-    with pytest.raises(UnsupportedModel, match="big-endian"):
-        read_gguf(path)
-
-
-def test_error_names_a_type_that_mlx_lacks(tmp_path: Path) -> None:
-    source = write_tiny(tmp_path / "tiny.gguf", Tiny(extra={"x": np.ones(32, np.int32)}))
-    with pytest.raises(UnsupportedModel, match="I32"):
-        read_gguf(source)

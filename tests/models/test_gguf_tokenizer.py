@@ -15,7 +15,6 @@ from mlx_lm.utils import load_tokenizer
 from tokenizers import Tokenizer
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.gguf.convert import plan_import
 from akunu_py.models.gguf.file import GgufFile
 from akunu_py.models.gguf.tokenizer import (
     BytePairs,
@@ -24,10 +23,11 @@ from akunu_py.models.gguf.tokenizer import (
     plan_tokenizer,
 )
 from akunu_py.models.store.model_store import StoredModel
-from tests.golden.make_smollm2_tokens import CODE, DIGITS, PROSE, SPACES, UNICODE, random_texts
+from tests.golden.texts import CODE, DIGITS, PROSE, SPACES, UNICODE, random_texts
 from tests.support.paths import GOLDEN
 from tests.support.starter_vocabulary import starter_vocabulary
-from tests.support.tiny_gguf import Tiny, vocabulary, write_tiny
+from tests.support.tiny_gguf import Tiny, vocabulary
+from tests.support.tiny_model import tiny_directory
 
 EXPECTED = json.loads((GOLDEN / "pre_tokenizers.json").read_text("utf-8"))
 TEXTS = [*PROSE, *DIGITS, *SPACES, *UNICODE, *CODE, *random_texts(150)]
@@ -94,17 +94,14 @@ def metadata_of(name: str, processor: Any, **changes: Any) -> GgufFile:
     ids = range(processor.vocab_size())
     user_defined = set(KINDS[name]["user_defined_symbols"])
 
-    def kind(i: int) -> int:
-        types = gguf.TokenType
-        for requested, answer in {
-            processor.is_unknown: types.UNKNOWN,
-            processor.is_control: types.CONTROL,
-            processor.is_byte: types.BYTE,
-            lambda i: processor.id_to_piece(i) in user_defined: types.USER_DEFINED,
-        }.items():
-            if requested(i):
-                return int(answer)
-        return int(types.NORMAL)
+    def kind(i: int) -> Any:
+        kinds = {
+            gguf.TokenType.UNKNOWN: processor.is_unknown(i),
+            gguf.TokenType.CONTROL: processor.is_control(i),
+            gguf.TokenType.BYTE: processor.is_byte(i),
+            gguf.TokenType.USER_DEFINED: processor.id_to_piece(i) in user_defined,
+        }
+        return next((kind for kind, is_this in kinds.items() if is_this), gguf.TokenType.NORMAL)
 
     metadata = {
         "general.architecture": "llama",
@@ -186,7 +183,7 @@ def test_contradictions_are_damage(processors: dict[str, Any], change: dict[str,
 
 
 def test_user_defined_tokens_stay_whole_but_are_not_special(tmp_path: Path) -> None:
-    plan_import(write_tiny(tmp_path / "tiny.gguf")).write(directory := _directory(tmp_path))
+    directory = tiny_directory(tmp_path)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     ids = tokenizer.encode("a<tool>b<|im_end|>").ids
     tokens = vocabulary()
@@ -195,17 +192,9 @@ def test_user_defined_tokens_stay_whole_but_are_not_special(tmp_path: Path) -> N
 
 
 def test_an_end_of_turn_token_ends_answers_too(tmp_path: Path) -> None:
-    tiny = Tiny(
-        metadata={"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": 2},
-    )
-    plan_import(write_tiny(tmp_path / "tiny.gguf", tiny)).write(directory := _directory(tmp_path))
+    ends = {"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": 2}
+    directory = tiny_directory(tmp_path, Tiny(metadata=ends))
     config = json.loads((directory / "config.json").read_text())
     assert config["eos_token_id"] == [0, 2]
     loaded = load_tokenizer(directory, eos_token_ids=config["eos_token_id"])
     assert loaded.eos_token_ids == {0, 2}
-
-
-def _directory(tmp_path: Path) -> Path:
-    directory = tmp_path / "model"
-    directory.mkdir()
-    return directory

@@ -26,10 +26,9 @@ DRAFT = 4
 
 def loaded(directory: Path) -> tuple[Any, Head]:
     opened = open_model(directory)
-    model, config = opened.model, opened.config
-    head = load_head(directory, model, config)
+    head = load_head(directory, opened.model, opened.config)
     assert head is not None
-    return model, head
+    return opened.model, head
 
 
 def inputs(model: Any, head: Head) -> tuple[mx.array, mx.array]:
@@ -82,15 +81,13 @@ def test_hidden_states_come_with_the_logits(family: str, tmp_path: Path) -> None
 def quantized(source: Path, target: Path) -> Any:
     """Convert the model in `source` with mlx-lm, which drops the head."""
     opened = open_model(source)
-    model, config = opened.model, opened.config
-    model, config = quantize_model(model, config, 32, 8)
+    model, config = quantize_model(opened.model, opened.config, 32, 8)
     target.mkdir()
     save_model(target, model)
     (target / "config.json").write_text(json.dumps(config))
     opened = open_model(target)
-    model, config = opened.model, opened.config
-    assert load_head(target, model, config) is None
-    return model
+    assert load_head(target, opened.model, opened.config) is None
+    return opened.model
 
 
 def parameters(head: Head) -> dict[str, mx.array]:
@@ -153,17 +150,16 @@ def test_an_import_keeps_the_head(
 def test_head_that_does_not_fit_is_rejected(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "a", "qwen3_5", head=False)
     opened = open_model(tmp_path / "a")
-    model, config = opened.model, opened.config
+    model, config, file = opened.model, opened.config, tmp_path / "a" / HEAD_FILE
     assert load_head(tmp_path / "a", model, config) is None
     published = write_checkpoint(tmp_path / "b", "qwen3_5")
     name = "mtp.layers.0.self_attn.o_proj.weight"
-    for wrong in (published[name][:, :-1], None):
-        weights = {key: value for key, value in published.items() if key != name}
-        if wrong is not None:
-            weights[name] = wrong
-        mx.save_safetensors(str(tmp_path / "a" / HEAD_FILE), weights)
+    narrow = published | {name: published[name][:, :-1]}
+    missing = {key: value for key, value in published.items() if key != name}
+    for weights in (narrow, missing):
+        mx.save_safetensors(str(file), weights)
         with pytest.raises(UnsupportedModel, match="does not belong to it"):
             load_head(tmp_path / "a", model, config)
-    (tmp_path / "a" / HEAD_FILE).write_bytes(b"\0" * 100)
+    file.write_bytes(b"\0" * 100)
     with pytest.raises(DamagedModel):
         load_head(tmp_path / "a", model, config)

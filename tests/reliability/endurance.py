@@ -1,6 +1,6 @@
-"""`python -m tests.reliability.endurance`: long conversations and many completions, watched.
+"""`python -m tests.reliability.endurance [PART]`: long conversations and many completions, watched.
 
-The model has random weights and a small KV cache, so growth means a leak.
+The model has random weights and a small KV cache, so growth means a leak. PART of 0.02 is quick.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ MARKERS = ("<|end|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>")
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}a:"
 SAMPLES = 6
 CACHE_MEMORY = 1 << 20  # bytes for the KV caches of several texts, which would be kept else
+LOAD = LoadOptions(prompt_cache_memory=CACHE_MEMORY)
 ENDED = ("ready", "cut off", "stopped", "failed")  # phases of the chat
 CODE = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a - b\n"
 
@@ -78,15 +79,10 @@ class Watch:
         speed = self._passes / (time.process_time() - self._since)
         files, threads = len(os.listdir("/dev/fd")), threading.active_count()
         give_back()
-        active = mx.get_active_memory()
-        self.samples.append(Sample(resident(), active, files, threads, int(speed)))
+        command = ["ps", "-o", "rss=", "-p", str(os.getpid())]
+        resident = int(subprocess.run(command, capture_output=True).stdout) << 10
+        self.samples.append(Sample(resident, mx.get_active_memory(), files, threads, int(speed)))
         self._passes, self._since = 0, time.process_time()
-
-
-def resident() -> int:
-    """Return the resident bytes of the process."""
-    command = ["ps", "-o", "rss=", "-p", str(os.getpid())]
-    return int(subprocess.run(command, capture_output=True).stdout) << 10
 
 
 def give_back() -> None:
@@ -118,39 +114,24 @@ def options(tokens: int) -> GenerateOptions:
 
 def chat(model: Path, turns: int, tokens: int, length: int = 0) -> list[Sample]:
     """One session. length: of each conversation in turns, 0 for a single one."""
-    session = _session(model)
-    messages: list[Message] = []
-    watch = Watch(turns)
+    engine = Engine.load(model, LOAD)
+    learned = LearnedState(model, engine.tokens.digest, "x", answer_cache=True)
+    session, messages, watch = Session(engine, learned), list[Message](), Watch(turns)
     for number, prompt in enumerate(prompts(turns), 1):
-        watch.step(number, _turn(session, messages, prompt, tokens))
+        messages.append(Message("user", prompt))
+        answer = chat_request(session, messages, options(tokens)).answer()
+        messages.append(Message("assistant", answer.text or "."))
+        learned.flush()  # no file is open while files are counted
+        watch.step(number, answer.stats.target_passes)
         if length and number % length == 0:
             messages.clear()
     return watch.samples
 
 
-def _session(model: Path) -> Session:
-    engine = Engine.load(model, LoadOptions(prompt_cache_memory=CACHE_MEMORY))
-    return Session(engine, LearnedState(model, engine.tokens.digest, "x", answer_cache=True))
-
-
-def _turn(session: Session, messages: list[Message], prompt: str, tokens: int) -> int:
-    """Add a prompt and its answer to `messages`; return the number of passes."""
-    messages.append(Message("user", prompt))
-    answer = chat_request(session, messages, options(tokens)).answer()
-    messages.append(Message("assistant", answer.text or "."))
-    session.learned.flush()  # no file is open while files are counted
-    return answer.stats.target_passes
-
-
-def chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]:
+async def chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]:
     """Type into the chat with its threads and its database."""
-    return asyncio.run(_chat_in_the_app(model, turns, tokens))
-
-
-async def _chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]:
-    load = LoadOptions(prompt_cache_memory=CACHE_MEMORY)
     session = ChatClient(
-        model.name, lambda name: StepLoop(Session(Engine.load(model, load, name=name)), 1)
+        model.name, lambda name: StepLoop(Session(Engine.load(model, LOAD, name=name)), 1)
     )
     store_thread = StoreThread(paths.conversations_file())
     app = ChatApp(ChatConfig(model.name, options(tokens), session=session, store=store_thread))
@@ -172,7 +153,7 @@ async def _chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]
 
 def completions(model: Path, requests: int, tokens: int) -> list[Sample]:
     """Complete a buffer after every few typed letters, as an editor does."""
-    completer = Completer(Engine.load(model, LoadOptions(prompt_cache_memory=CACHE_MEMORY)))
+    completer = Completer(Engine.load(model, LOAD))
     watch = Watch(requests)
     for number in range(1, requests + 1):
         typed = CODE[: 1 + number * 7 % len(CODE)]
@@ -199,19 +180,20 @@ def serving(model: Path, requests: int, tokens: int) -> list[Sample]:
 RUNS: dict[str, tuple[Run, int]] = {
     "chat": (chat, 300),
     "chats": (partial(chat, length=3), 300),
-    "app": (chat_in_the_app, 300),
+    "app": (lambda *run: asyncio.run(chat_in_the_app(*run)), 300),
     "completions": (completions, 5000),
     "serving": (serving, 2000),
 }
 
 
 def main() -> None:
+    part = float(sys.argv[1]) if sys.argv[1:] else 1
     with tempfile.TemporaryDirectory() as directory:
         for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
             os.environ[variable] = directory
         model = tiny_model(Path(directory) / "tiny")
         for name, (run, count) in RUNS.items():  # what a run leaves behind shows in the next
-            print(name, *run(model, count, 12), sep="\n", flush=True)
+            print(name, *run(model, int(count * part), 12), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,32 @@
-"""The home in which faults strike real commands, and the verdict on the commands.
+"""The home in which faults strike real commands, the commands, and the verdict on them.
 
-A home has its own data, cache and settings directories, and hard links to the starter's files: copy
-one before you alter it (`own_copy`). Nothing outside the home is touched.
+A home has its own data, cache and settings directories, and hard links to the starter's files.
+Nothing outside the home is touched.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
+from akunu_py.chats.conversation_store import ConversationStore
+from tests.support.chats import exchange_of
 from tests.support.command import AKUNU
 
 PATIENCE_S = 120.0  # for a command that loads a model on a busy machine
-_PANIC = ("Traceback (most", "Segmentation fault", "terminate called", "Fatal Python error")
+PANIC = ("Traceback (most", "Segmentation fault", "terminate called", "Fatal Python error")
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_DEADLY = {-int(number) for number in SIGNALS} | {0, 130}
+_UNFINISHED = (".partial-*", ".memory-*", ".curve-*", "*.incomplete")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +59,17 @@ class Outcome:
         if not promise:
             self.problems.append(problem)
 
-    def judge(self, done: Done, *codes: int) -> None:
-        """Check the output of a command that may end with one of `codes`."""
-        self.word = done.word
-        self.check_words(done)
-        self.check(done.code in codes, f"code {done.code}: {done.err[-800:]}")
+    def check_no_panic(self, text: str) -> None:
+        for panic in PANIC:
+            self.check(panic not in text, f"{panic!r}: {text[-1500:]}")
 
-    def check_words(self, done: Done, what: str = "") -> None:
-        """Check that an error is one line of ours, and no crash."""
-        text = done.out + done.err
-        for panic in _PANIC:
-            self.check(panic not in text, f"{what}{panic!r}: {text[-1500:]}")
+    def judge(self, done: Done, codes: set[int], what: str = "") -> None:
+        """Check a command that may end with one of `codes`: an error is one line of ours."""
+        self.word = self.word or done.word
+        self.check_no_panic(done.out + done.err)
+        self.check(done.code in codes, f"{what}code {done.code}: {done.err[-800:]}")
         if done.code in (1, 2):
-            self.check(
-                done.word.startswith("akunu: "), f"{what}code {done.code}, says {done.err!r}"
-            )
-        self.check(
-            done.code in (0, 1, 2, 130) or done.code < 0, f"{what}code {done.code}: {done.err!r}"
-        )
+            self.check(done.word.startswith("akunu: "), f"{what}says {done.err!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,30 +86,21 @@ class Command:
 class Home:
     """Directories for everything that akunu keeps, below `directory`."""
 
-    def __init__(self, directory: Path, starter: Path, *, link: bool = False) -> None:
-        """link: make the starter a link, for a home without room for it."""
+    def __init__(self, directory: Path, starter: Path) -> None:
         self.directory = directory
-        self.data = directory / "data" / "akunu"
         self.cache = directory / "cache" / "akunu"
         self.config = directory / "config" / "akunu"
-        self.models = self.data / "models"
-        self.conversations = self.data / "conversations.db"
+        self.models = directory / "data" / "akunu" / "models"
+        self.conversations = directory / "data" / "akunu" / "conversations.db"
         for path in (self.models, self.cache, self.config):
             path.mkdir(parents=True)
-        if link:
-            (self.models / "starter").symlink_to(starter)
-        else:
-            shutil.copytree(starter, self.models / "starter", copy_function=_link_or_copy)
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The environment variables of commands."""
-        return {
-            "XDG_DATA_HOME": str(self.directory / "data"),
-            "XDG_CACHE_HOME": str(self.directory / "cache"),
-            "XDG_CONFIG_HOME": str(self.directory / "config"),
-            "HF_HOME": str(self.directory / "hub"),
-            "HOME": str(self.directory),
+        shutil.copytree(starter, self.models / "starter", copy_function=_link_or_copy)
+        self.variables = {
+            "XDG_DATA_HOME": str(directory / "data"),
+            "XDG_CACHE_HOME": str(directory / "cache"),
+            "XDG_CONFIG_HOME": str(directory / "config"),
+            "HF_HOME": str(directory / "hub"),
+            "HOME": str(directory),
         }
 
     def start(self, command: Command) -> subprocess.Popen[bytes]:
@@ -137,17 +127,18 @@ class Home:
     def akunu(self, *arguments: str) -> Done:
         return self.run(Command("", arguments))
 
-    def own_copy(self, path: Path) -> None:
-        """Replace a hard link by a copy, so that the starter is not altered."""
-        copy = path.with_name(f".copy-{path.name}")
-        shutil.copyfile(path, copy)
-        os.replace(copy, path)
 
-
-def finished(process: subprocess.Popen[bytes], patience_s: float = PATIENCE_S) -> Done:
-    """Wait for a process; kill it after `patience_s` seconds, with code 99."""
+def _link_or_copy(source: str, target: str) -> None:
     try:
-        out, err = process.communicate(timeout=patience_s)
+        os.link(source, target)
+    except OSError:  # another disk
+        shutil.copyfile(source, target)
+
+
+def finished(process: subprocess.Popen[bytes]) -> Done:
+    """Wait for a process; kill it after PATIENCE_S seconds, with code 99."""
+    try:
+        out, err = process.communicate(timeout=PATIENCE_S)
         code = process.returncode
     except subprocess.TimeoutExpired:
         process.kill()
@@ -156,60 +147,147 @@ def finished(process: subprocess.Popen[bytes], patience_s: float = PATIENCE_S) -
     return Done(code, (out or b"").decode("utf-8", "replace"), err.decode("utf-8", "replace"))
 
 
-def after(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait; True if the process still runs."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
-        return False
-    return True
-
-
-def check_store(home: Home, outcome: Outcome) -> None:
-    """Verify every byte of every model."""
-    done = home.akunu("models", "verify")
-    outcome.check(done.code == 0, f"the store is damaged: {done.out} {done.err}")
-    outcome.check_words(done, "verify: ")
-
-
-@contextlib.contextmanager
-def small_disk(directory: Path, megabytes: int) -> Iterator[Path]:
-    """Mount a small disk in memory on `directory`. Needs root."""
-    directory.mkdir(parents=True, exist_ok=True)
-    size = f"size={megabytes}m,mode=755"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(directory)], check=True)
-    try:
-        yield directory
-    finally:
-        subprocess.run(["umount", "--lazy", str(directory)], check=True)
-
-
-def why_no_small_disk() -> str:
-    """Return why no disk can be mounted here, "" if one can."""
-    if not sys.platform.startswith("linux") or os.geteuid() != 0:
-        return "needs Linux and the administrator, who mounts a small disk"
-    done = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], check=False)
-    return "" if done.returncode == 0 else "mounting is not allowed here"
-
-
-def fill(directory: Path) -> Path:
-    """Fill the disk of `directory` with a file; return the file."""
-    filler = directory / "filler"
-    with filler.open("ab", buffering=0) as file:
-        for size in (1 << 20, 1 << 12, 1):
-            with contextlib.suppress(OSError):
-                while True:
-                    file.write(b"\0" * size)
-    return filler
-
-
 def stop_and_go(process_id: int, seconds: float) -> None:
     os.kill(process_id, signal.SIGSTOP)
     time.sleep(seconds)
     os.kill(process_id, signal.SIGCONT)
 
 
-def _link_or_copy(source: str, target: str) -> None:
+# Commands
+
+_REPORTED = ("--max-tokens", "16", "--temperature", "0", "Tell me about walruses.")
+RUN = Command("run", ("run", "--max-tokens", "4", "--temperature", "0", "Say hello."))
+LIST = Command("models list", ("models", "list"), answers=lambda done: "starter" in done.out)
+CHATS = Command("chats list", ("chats", "list"), answers=lambda done: "sky" in done.out)
+
+
+def commands(home: Home) -> list[Command]:
+    """Return the commands to strike."""
+
+    def complete(done: Done) -> bool:
+        replies = [json.loads(line) for line in done.out.splitlines()]
+        return sorted(reply["id"] for reply in replies if "text" in reply) == [1, 2]
+
+    requests = [{"id": n, "prefix": f"def area_{n}(width, height):\n    "} for n in (1, 2)]
+    lines = "".join(json.dumps(request) + "\n" for request in requests).encode()
+    cached = ("--prompt-cache", str(home.directory / "said.safetensors"))
+    return [
+        Command("run", ("run", *_REPORTED), answers=lambda done: len(done.out.split()) > 3),
+        Command("run --prompt-cache", ("run", *cached, *_REPORTED)),
+        Command("complete", ("complete", "--max-tokens", "12"), lines, complete),
+        Command("models verify", ("models", "verify"), answers=lambda d: "verified" in d.out),
+        Command(
+            "models import",
+            ("models", "import", str(home.models / "starter"), "--name", "copy"),
+            answers=lambda done: "copy is ready" in done.err,
+            undo=("models", "rm", "copy", "--yes"),
+        ),
+    ]
+
+
+def check_restart(home: Home, command: Command, outcome: Outcome) -> None:
+    """Check that the undisturbed command does all its work without a warning."""
+    done = home.run(command)
+    outcome.judge(done, {0}, "restart: ")
+    outcome.check(command.answers(done), f"restart: another answer: {done.out!r}")
+    outcome.check("damaged" not in done.err, f"restart: {done.err[-800:]}")
+    if command.undo:
+        home.akunu(*command.undo)
+
+
+def duration(home: Home, command: Command) -> float:
+    """Return the seconds that an undisturbed command takes."""
+    started, outcome = time.monotonic(), Outcome("none", command.name, "")
+    check_restart(home, command, outcome)
+    assert not outcome.problems, outcome
+    return time.monotonic() - started
+
+
+# Faults
+
+
+def signalled(
+    home: Home, command: Command, number: signal.Signals, seconds: float, *, restart: bool = True
+) -> Outcome:
+    """Send a signal `seconds` after the start. restart: verify the store and run it again."""
+    outcome = Outcome(number.name, command.name, f"after {seconds:.2f} s")
+    process = home.start(command)
     try:
-        os.link(source, target)
-    except OSError:  # another disk
-        shutil.copyfile(source, target)
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(number)
+    done = finished(process)
+    # Python itself answers an early interrupt with a traceback, before a line of ours runs.
+    early = number == signal.SIGINT and "/akunu_py/" not in done.err
+    if not (early and "KeyboardInterrupt" in done.err):
+        outcome.judge(done, _DEADLY)
+    if restart:
+        outcome.judge(home.akunu("models", "verify"), {0}, "the store is damaged: ")
+        if command.undo:
+            home.akunu(*command.undo)
+        check_restart(home, command, outcome)
+        roots = (home.models, home.cache, home.directory / "hub")
+        left = [path for root in roots for name in _UNFINISHED for path in root.rglob(name)]
+        outcome.check(not left, f"left behind: {left}")
+    return outcome
+
+
+def keep_conversations(home: Home) -> None:
+    """Fill the database with conversations."""
+    store = ConversationStore.open(home.conversations)
+    answer = "Light is scattered by the air. " * 30
+    for n in range(40):
+        store.save_tree(exchange_of(f"sky{n}", "Why is the sky blue?", answer, 1e9 + n))
+    store.close()
+
+
+def _flip(path: Path, random: Random) -> None:
+    size = max(1, path.stat().st_size)
+    with path.open("r+b") as file:
+        for _ in range(random.randint(1, 20)):
+            file.seek(random.randrange(min(size, 4096) if random.random() < 0.5 else size))
+            file.write(bytes([random.randrange(256)]))
+
+
+def _replace_by_directory(path: Path, random: Random) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+HARMS: dict[str, Callable[[Path, Random], object]] = {
+    "cut off": lambda path, random: os.truncate(
+        path, random.randrange(max(1, path.stat().st_size))
+    ),
+    "emptied": lambda path, random: os.truncate(path, 0),
+    "bytes altered": _flip,
+    "replaced by rubbish": lambda path, random: path.write_bytes(random.randbytes(4000)),
+    "deleted": lambda path, random: path.unlink(),
+    "replaced by a directory": _replace_by_directory,
+}
+
+
+def altered(home: Home, path: Path, random: Random, command: Command) -> Outcome:
+    """Alter a file. The command works or reports the problem; caches are repaired unaided."""
+    harm, in_store = random.choice([*HARMS]), home.models / "starter" in path.parents
+    outcome = Outcome(f"file {harm}", command.name, str(path.relative_to(home.directory)))
+    whole = path.read_bytes()
+    path.unlink()  # a hard link to the starter's file
+    path.write_bytes(whole)
+    HARMS[harm](path, random)
+    is_altered = not path.is_file() or path.read_bytes() != whole
+    done = home.run(command)
+    outcome.judge(done, {0, 1, 2})
+    if in_store:
+        verified = home.akunu("models", "verify", "starter")
+        outcome.judge(verified, {int(is_altered)}, "verify: ")
+    aside = sorted(home.conversations.parent.glob("conversations.db.damaged-?"))
+    if path == home.conversations:  # set aside with all its bytes, never deleted
+        outcome.check(len(aside) == ("set aside" in done.err), f"{aside}: {done.err}")
+    if path.is_dir():
+        path.rmdir()
+    if home.cache not in path.parents:
+        path.write_bytes(whole)
+    for other in home.conversations.parent.glob("conversations.db?*"):
+        other.unlink()
+    check_restart(home, command, outcome)
+    return outcome

@@ -70,20 +70,11 @@ def tiny(directory: Path) -> Engine:
     return altered(engine, context_length=2 * LENGTH, prompt_cache_memory=1 << 30)
 
 
-def opened(engine: Engine) -> Session:
-    """Return a session that loads prompt caches from disk."""
-    store = PromptCacheStore(engine.path, LIMITS)
-    learned = LearnedState(paths.cache_dir(), "t", "l", answer_cache=False, caches=store)
-    learned.curve.prefill_rate = 1.0
-    return Session(engine, learned)
-
-
 def write_caches(directory: Path) -> Iterator[str]:
     engine = tiny(directory)
     histories = []
     for seed in range(TEXTS):
-        session = opened(engine)
-        session.disk_caches = None
+        session = Session(engine)
         session.generate(some(LENGTH, seed), OPTIONS).answer()
         histories.append(session.target.history)
     store, draw = PromptCacheStore(engine.path, LIMITS), Random(os.getpid())
@@ -96,8 +87,10 @@ def write_caches(directory: Path) -> Iterator[str]:
 def check_caches(engine: Engine, outcome: Outcome, safe: set[str]) -> None:
     """Compare answers with those of fresh sessions; no cache is damaged or unfinished."""
     for seed in range(TEXTS):
-        prompt = [*some(LENGTH, seed), 5]
-        generation = opened(engine).generate(prompt, OPTIONS)
+        store, prompt = PromptCacheStore(engine.path, LIMITS), [*some(LENGTH, seed), 5]
+        learned = LearnedState(paths.cache_dir(), "t", "l", answer_cache=False, caches=store)
+        learned.curve.prefill_rate = 1.0
+        generation = Session(engine, learned).generate(prompt, OPTIONS)
         tokens = list(generation.answer().tokens)
         cached = generation.stats.cached_tokens
         outcome.check(

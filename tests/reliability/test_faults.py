@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from random import Random
@@ -17,9 +16,17 @@ import pytest
 
 from akunu_py.models.store.model_store import StoredModel
 from tests.reliability import __main__ as all_faults
-from tests.reliability import faults_chat, faults_commands, faults_writers
-from tests.reliability.faults import Home, Outcome, stop_and_go, why_no_small_disk
-from tests.reliability.faults_commands import HARMS, LIST, RUN
+from tests.reliability import faults_chat, faults_writers
+from tests.reliability.faults import (
+    LIST,
+    RUN,
+    SIGNALS,
+    Home,
+    Outcome,
+    altered,
+    signalled,
+    stop_and_go,
+)
 from tests.support.slow import slow
 from tests.support.terminal import needs_tmux
 from tests.support.tiny_model import tiny_directory
@@ -35,29 +42,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_directory(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture
-def writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory for writers, which set XDG_CACHE_HOME."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path
-
-
 def good(*outcomes: Outcome) -> None:
     broken = {f"{outcome.kind}, {outcome.moment}": outcome.problems for outcome in outcomes}
     assert not any(broken.values()), broken
 
 
 def test_answer_after_a_killed_one_is_whole(home: Home) -> None:
-    number = Random(1).choice(faults_commands.SIGNALS)
-    good(faults_commands.signalled(home, RUN, number, 1.0))
+    good(signalled(home, RUN, Random(1).choice(SIGNALS), 1.0))
 
 
 @pytest.mark.parametrize("seconds", [0.05, *slow(0.3, 0.15, 0.6)])
 def test_interrupt_is_no_traceback(home: Home, seconds: float) -> None:
     """Also while modules are imported."""
     good(
-        faults_commands.signalled(home, LIST, signal.SIGINT, seconds, restart=False),
-        faults_commands.signalled(home, RUN, signal.SIGINT, seconds * 4, restart=False),
+        signalled(home, LIST, signal.SIGINT, seconds, restart=False),
+        signalled(home, RUN, signal.SIGINT, seconds * 4, restart=False),
     )
 
 
@@ -70,20 +69,21 @@ def test_only_akunu_itself_changes_what_an_interrupt_does() -> None:
 
 @pytest.mark.parametrize("name", ["akunu.json", "model.safetensors", *slow("tokenizer.json")])
 def test_altered_model_is_listed_and_found_by_verify(home: Home, name: str) -> None:
-    random = Random(name)
-    path = home.models / "starter" / name
-    good(faults_commands.altered(home, path, random.choice([*HARMS]), random, LIST))
+    good(altered(home, home.models / "starter" / name, Random(name), LIST))
 
 
-def test_killed_writers_lose_nothing_that_was_safe(writing: Path) -> None:
-    good(faults_writers.killed(writing, Random(1), 2))
+def test_killed_writers_lose_nothing_that_was_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "set by the writers")
+    good(faults_writers.killed(tmp_path, Random(1), 2))
 
 
 @needs_tmux
 def test_stopped_chat_continues(home: Home, tiny: Path) -> None:
     """It reads its terminal once, and gives it back as it was."""
     with faults_chat.terminals() as make:
-        chat = faults_chat.Chat(home, make(), str(tiny)).ready()
+        chat = faults_chat.Chat(home, make(), str(tiny))
         tasks = Path(f"/proc/{chat.process}/task")
         chat.terminal.wait_for("● ready", seconds=60)
         before = len([*tasks.iterdir()]) if tasks.exists() else 0
@@ -102,16 +102,9 @@ def test_chat_whose_terminal_is_closed_is_saved(home: Home) -> None:
     good(faults_chat.hurt(home, "terminal closed", "while answering", Random(1), 1))
 
 
+@needs_tmux
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("source", ["signals", "chats", "files", "caches"])
+@pytest.mark.parametrize("source", all_faults.SOURCES)
 def test_minutes_of(source: str, tmp_path: Path, starter: StoredModel) -> None:
     good(*all_faults.strikes(tmp_path, 2, 90, source))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.skipif(bool(why_no_small_disk()), reason=why_no_small_disk() or "it can be done")
-def test_minutes_of_full_disks(starter: StoredModel) -> None:
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        good(*all_faults.strikes(Path(directory), 2, 90, "full chats"))

@@ -22,9 +22,9 @@ from akunu_py.decoding import kv_cache
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file, disk
-from akunu_py.errors import AkunuError, DamagedCache, StoreError
+from akunu_py.errors import DamagedCache, StoreError
 from akunu_py.types import GenerateOptions
-from tests.reliability.fuzz import LONGEST, SCALARS, changed, damaged, explore, lengths
+from tests.reliability.fuzz import SCALARS, changed, clear, damaged, explore, lengths
 from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.tiny_fim import load_tiny
@@ -71,24 +71,14 @@ def joined(header: Any, tensors: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text + tensors
 
 
-def with_metadata(header: dict[str, Any], **entries: Any) -> dict[str, Any]:
-    words = {f"0.{key}": value for key, value in entries.items()}
-    return header | {"__metadata__": header["__metadata__"] | words}
-
-
 def opened(engine: Engine, path: Path, *, compare: bool = False) -> str:
     """Return the kind of error, or "answered". compare: with a fresh session's answer."""
     session = Session(engine)
-    found: AkunuError | None = None
-    try:
+    with clear() as errors:
         session.load_prompt_cache(path)
-    except AkunuError as error:
-        found = error
-    if found is not None:
-        assert 0 < len(str(found)) < LONGEST
-        assert "\n" not in str(found)
+    if errors:
         assert session.target.tokens == []
-        return type(found).__name__
+        return type(errors[0]).__name__
     prompt = PROMPT if compare else [*session.target.tokens, 5]
     tokens = session.generate(prompt, OPTIONS).answer().tokens
     assert all(0 <= token < engine.tokens.vocabulary for token in tokens)
@@ -110,23 +100,6 @@ def test_damaged_files_are_refused_or_as_good_as_new(
     headers = damaged(whole[:start]).map(lambda data: data + tensors)
     bodies = damaged(tensors).map(lambda data: whole[:start] + data)
     explore(check, examples, headers | bodies | changed(header).map(lambda h: joined(h, tensors)))
-
-
-def test_tokens_that_differ_from_the_cache_are_noticed(engine: Engine, saved: Path) -> None:
-    header, tensors = parts(saved)
-    about = json.loads(header["__metadata__"]["0.akunu"])
-    tokens, pending = about["tokens"], about["pending"]
-    assert opened(engine, saved, compare=True) == "answered"
-    for change in (
-        {"tokens": [*tokens, 1]},
-        {"tokens": [tokens[0] + 1, *tokens[1:]]},
-        {"tokens": tokens[:-1]},
-        {"pending": [2**31]},
-        {"pending": [*pending, 5]},
-    ):
-        metadata = with_metadata(header, akunu=json.dumps(about | change))
-        saved.write_bytes(joined(metadata, tensors))
-        assert opened(engine, saved) == "DamagedCache", change
 
 
 ARRAYS = st.builds(
@@ -186,8 +159,8 @@ def test_forged_metadata_is_refused(examples: int, engine: Engine, saved: Path) 
 
     def check(value: Any) -> None:
         no_digest = "0" * 64
-        metadata = with_metadata(header, akunu=json.dumps(value), akunu_digest=no_digest)
-        whole = joined(metadata, tensors)
+        words = {"0.akunu": json.dumps(value), "0.akunu_digest": no_digest}
+        whole = joined(header | {"__metadata__": header["__metadata__"] | words}, tensors)
         digest = hashlib.sha256(whole).hexdigest()
         saved.write_bytes(whole.replace(no_digest.encode(), digest.encode(), 1))
         seen[opened(engine, saved)] += 1

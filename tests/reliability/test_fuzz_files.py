@@ -79,7 +79,7 @@ class Case:
 
     # Writes a valid file, and what it needs, below a directory; returns the file to alter.
     make: Callable[[Path], Path]
-    open: Callable[[Path], list[str] | None]  # returns warnings
+    open: Callable[[Path], object]
     examples: int = 40
     # Number of first bytes to alter, if the rest is bulk data.
     head: Callable[[Path], int] | None = None
@@ -122,7 +122,7 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def open_model(path: Path) -> list[str]:
+def open_model(path: Path) -> None:
     """Plan the import and run the model."""
     with clear():
         plan_directory(path.parent)
@@ -130,7 +130,7 @@ def open_model(path: Path) -> list[str]:
     engine.tokens.encode_chat([Message("user", "Hello")])
     options = GenerateOptions(max_tokens=2, sampling=SamplingOptions(temperature=0))
     answer = Session(engine).generate(engine.tokens.encode("Hello"), options).answer()
-    return [] if answer.tokens else ["no answer"]
+    assert answer.tokens
 
 
 def make_safetensors(directory: Path) -> Path:
@@ -149,13 +149,6 @@ def open_gguf(path: Path) -> None:
         plan_import(path).write(Path(target))
 
 
-def quiet(load: Callable[[Path], object]) -> Callable[[Path], None]:
-    def open_(path: Path) -> None:
-        load(path)
-
-    return open_
-
-
 def length_of_header(path: Path) -> int:
     return 8 + int.from_bytes(path.read_bytes()[:8], "little")
 
@@ -164,15 +157,13 @@ RESULT = json.loads(Result(command="akunu bench", curve_s={1: 0.01}).to_json())
 CHECK = {"format": CHECK_FORMAT, "results": [RESULT]}
 PACKED = gzip.compress(json.dumps(TRACE).encode(), mtime=0)
 CASES = {
-    "trace": Case(json_file("trace.json", TRACE), quiet(load_trace), 100, special=False),
+    "trace": Case(json_file("trace.json", TRACE), load_trace, 100, special=False),
     "packed trace": Case(
-        lambda directory: write(directory / "trace.gz", PACKED), quiet(load_trace), special=False
+        lambda directory: write(directory / "trace.gz", PACKED), load_trace, special=False
     ),
-    "result": Case(json_file("result.json", RESULT), quiet(load_result), special=False),
-    "check": Case(json_file("check.json", CHECK), quiet(load_results), 75, special=False),
-    "manifest": Case(
-        json_file(FILE_NAME, MANIFEST), quiet(lambda path: read_manifest(path.parent)), 100
-    ),
+    "result": Case(json_file("result.json", RESULT), load_result, special=False),
+    "check": Case(json_file("check.json", CHECK), load_results, 75, special=False),
+    "manifest": Case(json_file(FILE_NAME, MANIFEST), lambda path: read_manifest(path.parent), 100),
     "safetensors": Case(
         make_safetensors, open_safetensors, 100, length_of_header, special=False, messages=2
     ),
@@ -204,7 +195,7 @@ def contents(path: Path, head: int) -> st.SearchStrategy[bytes]:
 
 @cases
 def test_valid_file_opens(case: Case, tmp_path: Path) -> None:
-    assert not case.open(case.make(tmp_path))
+    case.open(case.make(tmp_path))
 
 
 @cases

@@ -15,23 +15,11 @@ from hypothesis import strategies as st
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.export import as_markdown
 from akunu_py.chats.json import as_json, read_json
-from akunu_py.completion.protocols.json_lines import (
-    BadLine,
-    CancelLine,
-    RequestLine,
-    parse,
-)
+from akunu_py.completion.protocols.json_lines import BadLine, CancelLine, RequestLine, parse
 from akunu_py.completion.protocols.lsp import read_frames
 from akunu_py.completion.request import CompletionRequest, check_request
 from akunu_py.errors import UsageError
-from tests.reliability.fuzz import (
-    TEXTS,
-    changed,
-    clear,
-    explore,
-    json_like,
-    lengths,
-)
+from tests.reliability.fuzz import TEXTS, changed, clear, explore, json_like, lengths
 from tests.support.chats import branched
 from tests.support.paths import ROOT
 
@@ -96,31 +84,27 @@ def test_a_language_server_answers_every_request(examples: int) -> None:
         if not isinstance(body, dict) or body.get("method") not in ("exit", "shutdown"):
             sent.append(json.dumps(body).encode())
 
+    def encoded(message: dict[str, Any]) -> bytes:
+        return json.dumps({"jsonrpc": "2.0"} | message).encode()
+
     shapes = st.one_of([changed(message) for message in MESSAGES])
     explore(note, examples, shapes | json_like(TEXTS))
-    server = subprocess.Popen(
+    first = {"id": 1, "method": "initialize", "params": {"capabilities": {}}}
+    last = {"id": "end", "method": "shutdown"}
+    bodies = [encoded(first), encoded(MESSAGES[0]), *sent, encoded(last)]
+    done = subprocess.run(
         [sys.executable, "-m", "tests.support.lsp_servers", "echo"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        input=b"".join(map(framed, [*bodies, encoded({"method": "exit"})])),
+        capture_output=True,
         cwd=ROOT,
+        timeout=120,
     )
-    first = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"capabilities": {}}}
-    last = [
-        {"jsonrpc": "2.0", "id": "end", "method": "shutdown"},
-        {"jsonrpc": "2.0", "method": "exit"},
-    ]
-    opened = {"jsonrpc": "2.0"} | MESSAGES[0]
-    bodies = [json.dumps(first).encode(), json.dumps(opened).encode(), *sent]
-    bodies += [json.dumps(message).encode() for message in last]
-    out, err = server.communicate(b"".join(map(framed, bodies)), timeout=120)
-    assert server.returncode == 0, err.decode()[-3000:]
-    replies = [json.loads(frame) for frame in read_frames(io.BytesIO(out))]
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    replies = [json.loads(frame) for frame in read_frames(io.BytesIO(done.stdout))]
     answered = [reply["id"] for reply in replies if "method" not in reply]
-    requested = [json.loads(body) for body in sent]
     wanted = [
         each["id"]
-        for each in requested
+        for each in map(json.loads, sent)
         if isinstance(each, dict) and isinstance(each.get("id"), str)
         and each.get("jsonrpc") == "2.0" and isinstance(each.get("method"), str)
     ]  # fmt: skip
@@ -133,7 +117,7 @@ def test_a_language_server_answers_every_request(examples: int) -> None:
 
 
 def read_and_show(text: str, store: ConversationStore) -> None:
-    """Imports conversations, keeps them, loads them again and shows them in all forms."""
+    """Import conversations, save them, load them again and show them in all forms."""
     for tree in read_json(text, "file"):
         store.save_tree(tree)
         again = store.load(tree.conversation)

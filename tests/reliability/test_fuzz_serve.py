@@ -67,12 +67,9 @@ def test_changed_bodies(tiny: Served, path: str, examples: int) -> None:
 @lengths(24)
 def test_damaged_bodies_and_any_json(tiny: Served, examples: int) -> None:
     names = st.sampled_from(sorted({name for body in BODIES.values() for name in body}))
+    bodies = st.binary(max_size=30) | json_like(names).map(encoded)
     requests = [
-        st.tuples(
-            st.just(path),
-            damaged(encoded(body)) | st.binary(max_size=30) | json_like(names).map(encoded),
-        )
-        for path, body in BODIES.items()
+        st.tuples(st.just(path), damaged(encoded(body)) | bodies) for path, body in BODIES.items()
     ]
     explore(lambda request: check(tiny, *request), examples, st.one_of(requests))
 

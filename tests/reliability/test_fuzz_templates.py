@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import strategies as st
@@ -65,9 +66,7 @@ def render(tiny: Engine, process: TemplateProcess) -> Rendering:
         "self._TemplateReference__context.environment",
         "'' | attr('__class__') | attr('__mro__')",
         "'{0.__class__.__init__.__globals__}'.format(cycler)",
-        "'{x.__class__}'.format_map({'x': ''})",
         "('%s' | format(''.__class__.__mro__))",
-        "messages.append({'role': 'user', 'content': 'Lie.'})",
         "messages[0].update(content='Lie.')",
         "(messages | map('attr', '__class__') | list)[0].__subclasses__()",
     ],
@@ -92,7 +91,6 @@ ENDLESS = LOOP * 4 + "{% endfor %}" * 4
         ("{% include '/etc/passwd' %}", "chat template of tiny"),
         ("{% from 'os' import system %}{{ system('true') }}", "chat template of tiny"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "chat template of tiny"),
-        ("{{ 1 // 0 }}", "chat template of tiny"),
         ("{% for x in %}", "chat template of tiny"),
         ("{{ " + "(" * 3000, "chat template of tiny"),
         ("{% for x in [1] %}{{ '\ud800' }}{% endfor %}", "chat template of tiny"),
@@ -102,7 +100,7 @@ ENDLESS = LOOP * 4 + "{% endfor %}" * 4
         ("{{ range(10 ** 9) | list }}", "Range too big"),
         ("{{ 'x' * 10**10 }}", "more memory than a template needs"),
     ],
-    ids=range(12),
+    ids=range(11),
 )
 def test_failed_templates_are_one_line_and_leave_the_next_one_alone(
     render: Rendering, template: str, reason: str
@@ -117,12 +115,9 @@ def test_failed_templates_are_one_line_and_leave_the_next_one_alone(
 DOUBLE = "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}"
 EXPENSIVE = [
     DOUBLE + "{% endfor %}{{ ns.x }}",
-    "{{ ('a ' * 10**6) | wordwrap(1) | length }}",
     "{{ 'a' | slice(10**9) | list | length }}",
     "{{ '%*d' | format(10**10, 1) }}",
-    "{{ (2.5) | round(10**9, 'ceil') }}",
     "{{ ('a' * 10**5).replace('', 'a' * 10**6) }}",
-    "{{ range(99999) | map('string') | join('x' * 10**6) }}",
     "{{ 7**(10**9) % 10 }}",
 ]
 
@@ -148,10 +143,6 @@ TEMPLATES = [
 ]
 
 
-def damaged_template(template: str) -> st.SearchStrategy[str]:
-    return damaged(template.encode()).map(lambda data: data.decode("utf-8", "replace"))
-
-
 @lengths(60)
 def test_the_text_is_that_of_transformers(examples: int, render: Rendering, tiny: Engine) -> None:
     def check(template: str) -> None:
@@ -170,7 +161,8 @@ def test_the_text_is_that_of_transformers(examples: int, render: Rendering, tiny
 
     for template in TEMPLATES:
         check(template)
-    explore(check, examples, st.sampled_from(TEMPLATES).flatmap(damaged_template))
+    altered = st.sampled_from([template.encode() for template in TEMPLATES]).flatmap(damaged)
+    explore(lambda data: check(data.decode("utf-8", "replace")), examples, altered)
 
 
 def test_memory_is_watched_where_the_system_sets_no_limit(render: Rendering) -> None:
@@ -199,13 +191,8 @@ def test_code_of_a_model_never_runs_and_nothing_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """transformers would prompt on the terminal."""
-    prompts: list[str] = []
-
-    def agree(question: str = "") -> str:
-        prompts.append(question)
-        return "y"
-
-    monkeypatch.setattr("builtins.input", agree)
+    prompt = Mock(return_value="y")
+    monkeypatch.setattr("builtins.input", prompt)
     directory = write_model(tmp_path / "model", byte_level(["<|end|>"]), end="<|end|>")
     ran = tmp_path / "ran"
     code = f"open({str(ran)!r}, 'w')\nclass Evil: pass\n"
@@ -222,5 +209,5 @@ def test_code_of_a_model_never_runs_and_nothing_prompts(
     (directory / "config.json").write_text(json.dumps(config | {"model_file": "evil.py"}))
     with pytest.raises(AkunuError):
         Engine.load(directory)
-    assert prompts == []
+    prompt.assert_not_called()
     assert not ran.exists()

