@@ -359,7 +359,6 @@ def test_a_forgotten_text_is_not_drafted(forget: bool) -> None:
     assert (secret in drafted) == (not forget)
 
 
-FREE = {1: 1.0, 33: 1.001}
 RIGHT = DrafterFigures("mtp", 0.06, (0.99,))  # its first token, and no more
 
 
@@ -460,17 +459,13 @@ def test_nothing_follows_a_stop_token_or_the_longest_draft() -> None:
         behind.end()
 
 
-def changed(seed: int) -> TraceItem:
-    """A text, and a copy in which every tenth token is another."""
-    randomly = random.Random(seed)
-    prompt = [randomly.randrange(5000) for _ in range(300)]
-    output = [token if i % 10 else 5000 + i for i, token in enumerate(prompt)]
-    return TraceItem(tuple(prompt), tuple(output))
-
-
 def test_an_edited_copy_continues_after_a_neural_token() -> None:
     """Only the neural drafter knows one token of ten; the copy continues after it in one pass."""
-    trace, passes = Trace("", {"text": (changed(0), changed(1))}), {}
+    texts = tuple(
+        copy_of(300, lambda place, token: [token if place % 10 else 5000 + place], seed)
+        for seed in (0, 1)
+    )
+    trace, passes = Trace("", {"text": texts}), {}
     for mode in ("ngram", "auto"):
         found = replay_mixture(trace, parse_curve("m5max"), mode, [RIGHT])["text"]
         passes[mode] = found["passes"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,19 @@ from akunu_py.decoding.learned_state import LearnedState, UnsavedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.types import Constraint, Drafter, GenerateOptions, SamplingOptions, Stats
+from akunu_py.types import (
+    Answer,
+    Constraint,
+    Drafter,
+    DraftMode,
+    GenerateOptions,
+    SamplingOptions,
+    Stats,
+)
 from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.targets import Counting
-from tests.support.tiny import VOCABULARY
+from tests.support.tiny import VOCABULARY, Adversary
 from tests.support.tiny_fim import write_model
 
 PLENTY = 1 << 30
@@ -151,6 +159,49 @@ def _fits(answer: str, text: str) -> bool:
     return bool(text) and all(
         letter in kinds[(len(answer) + place) % 2] for place, letter in enumerate(text)
     )
+
+
+def naive(
+    engine: Engine,
+    prompt: list[int],
+    options: GenerateOptions,
+    rule: Callable[[list[int], mx.array], mx.array | None],
+) -> list[int]:
+    """Decode without a cache: each step prefills everything again.
+
+    rule: changes the logits [1, vocabulary] after the tokens of the answer; None ends it.
+    """
+    sampler = Sampler(replace(options.sampling, constraint=None))
+    tokens: list[int] = []
+    while len(tokens) < options.max_tokens:
+        history = mx.array([*prompt, *tokens])
+        logits = rule(tokens, engine.model(history[None])[0, -1:])
+        if logits is None or (tokens and tokens[-1] in engine.tokens.stop_tokens):
+            break
+        tokens.append(int(sampler.sample(logits, history, history.shape[0]).item()))
+    return tokens
+
+
+def answers_in_all_modes(
+    engine: Engine,
+    prompt: list[int],
+    options: GenerateOptions,
+    truth: Sequence[int],
+    seeds: Sequence[int],
+) -> list[Answer]:
+    """Return answers in each draft mode, and with an `Adversary` of each seed; all are `truth`."""
+    modes: tuple[DraftMode, ...] = ("off", "fixed", "auto")
+    answers = [Session(engine).generate(prompt, replace(options, draft=m)).answer() for m in modes]
+    for seed in seeds:
+        session = Session(engine)
+        session.drafting.wrap = partial(_adversary, Adversary(prompt, truth, seed))
+        answers.append(session.generate(prompt, replace(options, draft="auto")).answer())
+    assert all(list(each.tokens) == truth for each in answers)
+    return answers
+
+
+def _adversary(adversary: Adversary, _: Drafter) -> Drafter:
+    return adversary
 
 
 @dataclass(eq=False)

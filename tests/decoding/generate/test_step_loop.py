@@ -17,14 +17,13 @@ import mlx.nn as nn
 import pytest
 
 from akunu_py.decoding import kv_cache, output_rows
-from akunu_py.decoding.events import Failed, Finished, PrefillProgress
+from akunu_py.decoding.events import Failed, Finished
 from akunu_py.decoding.generate import batched_pass
 from akunu_py.decoding.generate.batched_pass import Part, why_not_batched
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
-from akunu_py.models.load.fit import PREFILL_ROWS
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.joint_plan import JointPlanner, SharedPass
 from akunu_py.types import Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions
@@ -320,25 +319,6 @@ def test_a_long_prompt_takes_what_its_cache_needs(name: str) -> None:
     kept = sum(each.nbytes for each in target.history.checkpoints)
     assert held <= needed + kept + (1 << 20)
     assert peak <= needed + kept + 25 * 1024 * len(prompt)
-
-
-@pytest.mark.long
-def test_a_cancelled_prefill_continues_from_its_last_chunk(shallow_starter: Engine) -> None:
-    prompt = list(range(1000, 2100))
-    session = Session(shallow_starter)
-    cancelled = session.generate(prompt, GenerateOptions(max_tokens=4))
-    progress: list[int] = []
-
-    for step in cancelled.steps():
-        assert isinstance(step, PrefillProgress)
-        progress.append(step.done)
-        if step.done:
-            cancelled.cancel()
-    assert cancelled.finish_reason == "cancelled"
-    assert progress == [0, PREFILL_ROWS]  # the speed is not known before
-    assert len(session.target.tokens) == PREFILL_ROWS
-    whole = session.generate(prompt, GenerateOptions(max_tokens=4)).answer()
-    assert whole.stats.cached_tokens == PREFILL_ROWS
 
 
 @families_of_each_kind()
