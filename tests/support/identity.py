@@ -11,7 +11,6 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress
@@ -37,7 +36,7 @@ from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.targets import Counting
 from tests.support.tiny import VOCABULARY, Adversary
-from tests.support.tiny_fim import write_model
+from tests.support.tiny_fim import byte_level, write_model
 
 PLENTY = 1 << 30
 GREEDY = SamplingOptions()
@@ -53,11 +52,7 @@ END = VOCABULARY - 1  # the token that ends answers, if `engine_of` gets it as a
 
 def load_tiny_letters(directory: Path) -> Engine:
     """Load a tiny model with a tokenizer of VOCABULARY tokens: one per byte, and END."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:END]
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer = byte_level(["<|end|>"], letters=END)
     return Engine.load(write_model(directory, tokenizer, end="<|end|>"), name="tiny")
 
 

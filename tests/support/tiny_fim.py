@@ -16,10 +16,12 @@ from tests.support.tiny import write_tiny_llama
 _PRINTABLE = [chr(code) for code in range(32, 127)]
 
 
-def byte_level(markers: Sequence[str], bos: str | None = None) -> Tokenizer:
-    """Every byte is a token; so are the markers, of which not all are special."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+def byte_level(
+    markers: Sequence[str], bos: str | None = None, letters: int | None = None
+) -> Tokenizer:
+    """Every byte, or some, is a token; so are the markers, of which not all are special."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:letters]
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return _with_markers(tokenizer, markers, bos)
