@@ -34,7 +34,7 @@ from akunu_py.types import (
 from tests.support.command import run_here
 from tests.support.identity import answers_in_all_modes, naive
 from tests.support.jobs import run_job
-from tests.support.tiny_fim import byte_level, load_tiny, write_model
+from tests.support.tiny_fim import HARMONY_MARKERS, byte_level, load_tiny, write_model
 
 MARKERS = ("<|im_end|>", "<think>", "<|im_start|>", "</think>")
 TURNS = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
@@ -48,9 +48,7 @@ PROMPTED = [Message("user", "Why?")]
 
 
 def model_of(directory: Path, template: str, markers: tuple[str, ...] = MARKERS) -> Path:
-    write_model(directory, byte_level(markers), end=markers[0])
-    (directory / "chat_template.jinja").write_text(template)
-    return directory
+    return write_model(directory, byte_level(markers), end=markers[0], template=template)
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +134,6 @@ def test_run_ends_thinking_at_the_budget(tmp_path: Path) -> None:
 
 
 END, START, STOP = "<|end|>", "<think>", "</think>"
-HARMONY = (
-    "<|return|>", "<|channel|>", "<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>"
-)  # fmt: skip
 TOKENS = 24
 MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
 YES = Constraint("choice", choices=("yes", "no"))
@@ -151,8 +146,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 @pytest.fixture(scope="module")
 def harmony(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    directory = write_model(tmp_path_factory.mktemp("m") / "m", byte_level(HARMONY), end=HARMONY[0])
-    return Engine.load(Path(directory), name="harmony")
+    return load_tiny(tmp_path_factory.mktemp("m"), HARMONY_MARKERS, "harmony")
 
 
 def prompt_of(engine: Engine, *, opened: bool = True) -> list[int]:

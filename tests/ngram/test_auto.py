@@ -12,17 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.bench.curve import parse_curve
-from akunu_py.bench.trace import Trace, TraceItem
+from akunu_py.bench.trace import TraceItem
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
 from akunu_py.ngram.chain import Continuation
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
-from akunu_py.ngram.index import SuffixIndex
 from akunu_py.types import Drafter
 from tests.measure.neural_drafters import (
     DrafterFigures,
     SimulatedDrafters,
-    replay_mixture,
     replay_simulated,
 )
 
@@ -205,24 +203,6 @@ def test_a_new_prompt_starts_a_new_answer() -> None:
     drafter.extend([4])
     drafter.extend([5])  # a plain step without a proposal
     assert drafter.tracker.answer_start == answer_start
-
-
-@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=7), st.integers(0, 30))))
-@settings(max_examples=50, deadline=None)
-def test_answers_leave_nothing_in_a_history_that_was_rewound(
-    steps: list[tuple[list[int], int]],
-) -> None:
-    drafter = AutoDrafter(CostCurve(FREE))
-    for tokens, length in steps:
-        drafter.extend(tokens)
-        for token in tokens[:2]:
-            drafter.propose(4)
-            drafter.extend([token])
-        if length < drafter.index.size:
-            drafter.rewind(length)
-            drafter.propose(4)  # at once, as when an answer is generated again
-    drafter.rewind(0)
-    assert vars(drafter.index) == vars(SuffixIndex())
 
 
 class Discouraging(CostCurve):
@@ -457,19 +437,6 @@ def test_nothing_follows_a_stop_token_or_the_longest_draft() -> None:
         behind = Continuation(drafter.chain, predictions, [10, 11], longest, None)
         assert len(behind.add(20) or ()) == longest - 3
         behind.end()
-
-
-def test_an_edited_copy_continues_after_a_neural_token() -> None:
-    """Only the neural drafter knows one token of ten; the copy continues after it in one pass."""
-    texts = tuple(
-        copy_of(300, lambda place, token: [token if place % 10 else 5000 + place], seed)
-        for seed in (0, 1)
-    )
-    trace, passes = Trace("", {"text": texts}), {}
-    for mode in ("ngram", "auto"):
-        found = replay_mixture(trace, parse_curve("m5max"), mode, [RIGHT])["text"]
-        passes[mode] = found["passes"]
-    assert passes["auto"] < 0.7 * passes["ngram"]
 
 
 def with_head(text: list[int]) -> AutoDrafter:

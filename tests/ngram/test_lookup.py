@@ -160,15 +160,6 @@ def test_lookups_match_the_stored_tokens_also_after_saving(
     assert loaded.dump() == cache.dump()
 
 
-def test_the_oldest_tokens_are_overwritten() -> None:
-    cache = cache_of([1, 2, 3], bits=6)
-    assert cache.lookup([1, 2]) is not None
-    cache.learn(list(range(100, 100 + 64 + answer_cache.LONGEST_MATCH)))
-    assert cache.lookup([1, 2]) is None
-    assert cache.lookup([168, 169]) is not None
-    assert len(cache) == 64
-
-
 def test_truncated_altered_and_foreign_bytes_are_refused() -> None:
     data = cache_of([1, 2, 3, 4], bits=4).dump()
     broken = [data[:cut] for cut in (0, 5, 27, 28, 100)]

@@ -70,11 +70,6 @@ def test_the_length_has_the_highest_gain(
     assert values[0] == pytest.approx(best)
 
 
-@pytest.mark.parametrize("limit", [0, 1, 16, 32])
-def test_sure_drafts_fill_the_limit_if_rows_are_cheap(limit: int) -> None:
-    assert best_draft([0.999] * 40, [1.0 + 0.01 * i for i in range(33)], 1.0, limit)[0] == limit
-
-
 def test_an_ongoing_copy_is_not_cut_short() -> None:
     # Two drafts of 16 cost less than one of 32: the last row is cheap only up to 16.
     costs = [1.0 + 0.05 * min(rows, 16) + 0.5 * max(0, rows - 16) for rows in range(33)]

@@ -82,4 +82,4 @@ def _randomise(family: Family, path: str, weight: mx.array) -> mx.array:
 
 def kinds(entries: Sequence[Any]) -> set[str]:
     """The names of the classes in a cache, CacheList itself among them."""
-    return {type(entry).__name__ for entry in [*entries, *kv_cache.leaves(entries)]}
+    return {type(entry).__name__ for entry in [*entries, *kv_cache.leaves(list(entries))]}

@@ -39,7 +39,7 @@ from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.jobs import Events, ScriptedAnswer, all_of, end_of, scripted, submit
 from tests.support.scripted_loop import ScriptedLoop
-from tests.support.tiny_fim import byte_level, write_model
+from tests.support.tiny_fim import byte_level, load_tiny, write_model
 
 PROMPT = [1, 2, 3, 4, 1, 2, 3]
 END = "<|end|>"
@@ -62,7 +62,7 @@ def host(load: Callable[[], StepLoop]) -> Iterator[ModelHost]:
     assert host.close()
 
 
-def text_job(prompt: list[int] = PROMPT, count: int = 12) -> Job:
+def text_job(prompt: list[int] = PROMPT, count: int = 12) -> BeginJob:
     return answer_jobs.text_job(prompt, GenerateOptions(max_tokens=count))
 
 
@@ -393,19 +393,11 @@ HI = [Message("user", "Hi")]
 OPTIONS = GenerateOptions(12)
 
 
-def load_engine(directory: Path, template: str = TEMPLATE) -> Engine:
-    write_model(directory, byte_level(["<|end|>"]), end="<|end|>")
-    (directory / "chat_template.jinja").write_text(template)
-    return Engine.load(directory)
-
-
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
     """A model that needs checkpoints."""
-    model = build("llama-sliding")
-    return altered(
-        load_engine(tmp_path / "model"), model=model, needs_checkpoints=True, vocabulary=96
-    )
+    tiny = load_tiny(tmp_path / "model", [END], template=TEMPLATE)
+    return altered(tiny, model=build("llama-sliding"), needs_checkpoints=True, vocabulary=96)
 
 
 def started(engine: Engine, learned: LearnedState | None = None) -> ModelHost:
@@ -462,7 +454,7 @@ def test_the_models_thread_compiles_no_grammar(tmp_path: Path) -> None:
         "grammar", 'start: "abc" | "abcd"', likely=('start: "ab"', 'start: "abc"')
     )
     options = GenerateOptions(12, sampling=SamplingOptions(constraint=constraint))
-    engine = load_engine(tmp_path / "model")
+    engine = load_tiny(tmp_path / "model", [END], template=TEMPLATE)
     with threads_of(matcher.lark) as threads:
         host = started(engine)
         for job in (AnnotatedAnswerJob(HI, options), chat_job(engine, HI, options)):
@@ -507,7 +499,7 @@ def test_preparing_a_job_delays_no_other(engine: Engine) -> None:
 
 
 def test_a_job_that_cannot_be_prepared_fails_alone(tmp_path: Path) -> None:
-    host = started(load_engine(tmp_path / "model", "{{ raise_exception('No.') }}"))
+    host = started(load_tiny(tmp_path, [END], template="{{ raise_exception('No.') }}"))
     failed = answer(host, AnnotatedAnswerJob(HI, OPTIONS))
     assert isinstance(failed, Failed)
     assert "No." in str(failed.error)

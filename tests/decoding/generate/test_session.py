@@ -159,9 +159,7 @@ HEADER = "<|assistant|><think>at length, and a little more of that</think>"
 def test_the_stable_prefix_is_found_by_rendering_another_turn(
     tmp_path: Path, template: str, dropped: int
 ) -> None:
-    write_model(tmp_path, byte_level(["<|end|>"]), end="<|end|>")
-    (tmp_path / "chat_template.jinja").write_text(template)
-    codec = Engine.load(tmp_path).tokens
+    codec = load_tiny(tmp_path, ["<|end|>"], template=template).tokens
     messages = [Message("user", "Hello there")]
     prompt = codec.encode_chat(messages)
     assert codec.stable_prefix(messages, prompt) == len(prompt) - dropped

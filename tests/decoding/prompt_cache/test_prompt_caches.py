@@ -356,20 +356,6 @@ def test_checkpoints_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPat
     assert target.history.checkpoints[0].nbytes > 0
 
 
-def test_a_cache_that_can_be_trimmed_or_is_unknown_has_no_checkpoints() -> None:
-    target = Target(build("llama"))
-    target.reuse_prefix(some(100, 1))
-    read(target)
-    target.history.checkpoint()
-    assert target.history.checkpoints == []
-    assert target.prompt_tail == 1
-
-    class Other:
-        """A cache of which nothing is known."""
-
-    assert not kv_cache.needs_checkpoints([Other()])
-
-
 @given(st.lists(st.integers(0, 1), max_size=600), st.lists(st.integers(0, 1), max_size=600))
 def test_common_prefix(left: list[int], right: list[int]) -> None:
     for pair in ((left, right), (left + right, left), (left, left)):

@@ -6,7 +6,6 @@ import random
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ from akunu_py.decoding.text.thinking import (
 from akunu_py.errors import UsageError
 from akunu_py.types import DraftMode, GenerateOptions, Message, SamplingOptions
 from tests.support.jobs import chat_request
-from tests.support.tiny_fim import byte_level, write_model
+from tests.support.tiny_fim import HARMONY_MARKERS, load_tiny
 
 START, END = "<think>", "</think>"
 # Short markers that share beginnings, so that random text is full of them and of their parts.
@@ -317,9 +316,6 @@ def test_the_end_of_the_prompt_is_context(starter_engine: Engine) -> None:
 # Answers that were stopped in their thinking or after it, and are continued.
 TURNS = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
 CHATML = ("<|im_end|>", "<think>", "<|im_start|>", "</think>")
-HARMONY_MARKERS = (
-    "<|return|>", "<|channel|>", "<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>"
-)  # fmt: skip
 # The markers, the end of the template, and what the model writes before and after its thinking.
 TEMPLATES = {
     "opened": (CHATML, "<|im_start|>assistant\n<think>{{ '\n' }}", "", "\n</think>\n\n"),
@@ -340,10 +336,8 @@ THOUGHT, ANSWER = "First this.\nThen that", "So it is"
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     markers, end, *_ = TEMPLATES[request.param]
     turns = TURNS if markers == CHATML else TURNS.replace("im_start", "start").replace("im_", "")
-    directory = tmp_path_factory.mktemp("model") / "m"
-    write_model(directory, byte_level(markers), end=markers[0])
-    (directory / "chat_template.jinja").write_text(turns + end)
-    return Engine.load(Path(directory), name=request.param)
+    directory = tmp_path_factory.mktemp("model")
+    return load_tiny(directory, markers, request.param, template=turns + end)
 
 
 def partial(thinking: str, content: str = "") -> list[Message]:
