@@ -319,14 +319,14 @@ def test_a_side_request_leaves_what_the_next_turn_needs(name: str, tokens: int) 
 
 @pytest.mark.parametrize("name", ["llama", "llama-sliding", "qwen3_next"])
 def test_a_template_that_drops_the_thinking_costs_only_the_last_turn(name: str) -> None:
-    """`ask` is what the template adds for an answer, and puts otherwise in the next turn."""
-    target, ask = Target(Counting(build(name))), some(5, 9)
+    """`ending` is what the template adds for an answer, and puts otherwise in the next turn."""
+    target, ending = Target(Counting(build(name))), some(5, 9)
     known = some(400, 1)
     for turn in range(3):
-        text = [*known, *ask]
+        text = [*known, *ending]
         reuse, sampled = prompt(target, name, text)
         assert turn == 0 or len(text) - reuse.cached <= 61 + target_module._TEMPLATE_TAIL
-        known = [*text[:-3], *sampled[10:], *some(40, turn)]  # `ask` was 2 of 5 tokens shared
+        known = [*text[:-3], *sampled[10:], *some(40, turn)]  # `ending` was 2 of 5 tokens shared
 
 
 @pytest.mark.long
