@@ -22,12 +22,13 @@ import pytest
 from akunu_py.decoding.drafting.neural import NeuralDrafterBase
 from akunu_py.decoding.events import Finished
 from akunu_py.decoding.generate import memory_guard
+from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.drafters import DraftModel
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
 from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.types import Drafter, DraftMode, GenerateOptions
+from akunu_py.types import Drafter, DraftMode, GenerateOptions, Message
 from tests.support.drafters import Mixture
 from tests.support.engines import altered
 from tests.support.families import build
@@ -46,6 +47,9 @@ from tests.support.identity import (
     load_tiny_letters,
     plain,
 )
+from tests.support.jobs import chat_request
+from tests.support.prompts import REWRITE, VARIED_PROMPTS
+from tests.support.slow import slow
 from tests.support.targets import some
 from tests.support.tiny import VOCABULARY, Adversary
 from tests.support.tiny_mtp import write_checkpoint, write_tokenizer
@@ -371,3 +375,56 @@ def test_the_same_tokens_in_any_mixture(family: str, memory: int, tiny: Engine) 
         served = Served(engine, slots, chunk_s=1e-9, reserved_tokens=5)
         served.serve(requests)
         Cell(Case(family, "off", "alone", "greedy"), engine, Path()).check(*requests)
+
+
+# --- The real starter. ---
+
+DRAFTS: tuple[DraftMode, ...] = ("off", "fixed", "auto")
+# Code, and another script with repetition: 12 of its 24 tokens are accepted drafts.
+CASES = [(11, 8, ("fixed",)), (18, 24, DRAFTS)]
+
+
+@pytest.mark.parametrize(
+    "case", [*CASES, *slow(*((index, 128, DRAFTS) for index in range(len(VARIED_PROMPTS))))]
+)
+def test_greedy_tokens_equal_mlx_lm(
+    starter_engine: Engine,
+    request: pytest.FixtureRequest,
+    case: tuple[int, int, tuple[DraftMode, ...]],
+) -> None:
+    index, count, modes = case
+    if modes == DRAFTS:
+        request.getfixturevalue("compiled")
+    prompt = starter_engine.tokens.encode_chat([Message("user", VARIED_PROMPTS[index])])
+    expected = plain(starter_engine, prompt, count)
+    for mode in modes:
+        options = GenerateOptions(max_tokens=count, draft=mode)
+        answer = Session(starter_engine).generate(prompt, options).answer()
+        assert list(answer.tokens) == expected, mode
+        assert answer.stats.generated_tokens == len(expected)
+
+
+def test_pieces_join_to_the_decoded_text_and_mark_accepted_drafts(starter_engine: Engine) -> None:
+    prompt = starter_engine.tokens.encode_chat([Message("user", REWRITE)])
+    request = Session(starter_engine).generate(prompt, GenerateOptions(max_tokens=60))
+    pieces = list(request)
+    tokenizer, stops = starter_engine.tokens.tokenizer, starter_engine.tokens.stop_tokens
+    shown = [token for token in request.tokens if token not in stops]
+    text = "".join(piece.text for piece in pieces)
+    assert text == request.text == tokenizer.decode(shown)
+    assert [token for piece in pieces for token in piece.piece.tokens] == request.tokens
+    assert request.stats.accepted > 20
+    for piece in pieces:
+        assert all(0 <= start < end <= len(piece.text) for start, end in piece.drafted)
+    # Every token of this text is whole characters, so each accepted one has a range of its own.
+    assert sum(len(piece.drafted) for piece in pieces) == request.stats.accepted
+    assert request.stats.target_passes < request.stats.generated_tokens - 1
+    assert request.stats.tokens_per_pass > 2
+
+
+def test_a_stop_token_ends_the_answer_and_is_not_shown(starter_engine: Engine) -> None:
+    messages = [Message("user", "Answer with one word: yes or no?")]
+    answer = chat_request(Session(starter_engine), messages, GenerateOptions()).answer()
+    assert answer.finish_reason == "stop"
+    assert answer.tokens[-1] in starter_engine.tokens.stop_tokens
+    assert "<|im_end|>" not in answer.text

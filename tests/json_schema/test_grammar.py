@@ -197,6 +197,10 @@ def test_a_pattern_is_found_where_it_is(pattern: str, texts: list[str]) -> None:
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
+        (1, "expected a schema, found 1"),
+        ({"type": "foo"}, 'unknown type "foo"'),
+        ({"$ref": "#/x"}, "'#/x' is not"),
+        ({"type": "array", "uniqueItems": True}, "for items of an enum only"),
         ({"pattern": r"(?<=a)b"}, "look-behind"),
         ({"pattern": r"(a)\1"}, "back-reference"),
         ({"pattern": r"\bword"}, "word boundary"),

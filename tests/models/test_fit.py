@@ -28,7 +28,7 @@ from akunu_py.models.load.mlx_loader import OpenModel
 from akunu_py.models.load.model_files import ModelFiles
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.types import GenerateOptions, LoadOptions
-from tests.support.families import build, families_of_each_kind, leaves
+from tests.support.families import build, families_of_each_kind
 from tests.support.family_table import WINDOW
 
 # Caches of these models do not grow by 256 tokens.
@@ -42,8 +42,8 @@ def cache_bytes(model: Any, tokens: int) -> int:
     rows = mx.arange(tokens)[None] % 96
     for start in range(0, tokens, fit.PREFILL_ROWS):
         model(rows[:, start : start + fit.PREFILL_ROWS], cache=cache)
-        mx.eval([entry.state for entry in leaves(cache)])
-    parts = tree_flatten([vars(entry) for entry in leaves(cache)])
+        mx.eval([entry.state for entry in kv_cache.leaves(cache)])
+    parts = tree_flatten([vars(entry) for entry in kv_cache.leaves(cache)])
     return sum(part.nbytes for _, part in parts if isinstance(part, mx.array))
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_map_with_path
-from mlx_lm.models.cache import CacheList
 
+from akunu_py.decoding import kv_cache
 from tests.support.family_table import COMMON, FAMILIES, ONE_OF_EACH_KIND, Family
 
 # Families that cannot be batched: their layers use the keys directly, or have caches of their own.
@@ -80,15 +80,6 @@ def _randomise(family: Family, path: str, weight: mx.array) -> mx.array:
     return noise if weight.ndim > 1 else weight.astype(mx.float32) + noise
 
 
-def leaves(entries: Iterable[Any]) -> list[Any]:
-    """The entries of a cache, those inside a CacheList one by one."""
-    return [
-        leaf
-        for entry in entries
-        for leaf in (leaves(entry.caches) if isinstance(entry, CacheList) else [entry])
-    ]
-
-
 def kinds(entries: Sequence[Any]) -> set[str]:
     """The names of the classes in a cache, CacheList itself among them."""
-    return {type(entry).__name__ for entry in [*entries, *leaves(entries)]}
+    return {type(entry).__name__ for entry in [*entries, *kv_cache.leaves(list(entries))]}

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress
@@ -24,12 +23,20 @@ from akunu_py.decoding.learned_state import LearnedState, UnsavedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.types import Constraint, Drafter, GenerateOptions, SamplingOptions, Stats
+from akunu_py.types import (
+    Answer,
+    Constraint,
+    Drafter,
+    DraftMode,
+    GenerateOptions,
+    SamplingOptions,
+    Stats,
+)
 from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.targets import Counting
-from tests.support.tiny import VOCABULARY
-from tests.support.tiny_fim import write_model
+from tests.support.tiny import VOCABULARY, Adversary
+from tests.support.tiny_fim import byte_level, write_model
 
 PLENTY = 1 << 30
 GREEDY = SamplingOptions()
@@ -45,11 +52,7 @@ END = VOCABULARY - 1  # the token that ends answers, if `engine_of` gets it as a
 
 def load_tiny_letters(directory: Path) -> Engine:
     """Load a tiny model with a tokenizer of VOCABULARY tokens: one per byte, and END."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:END]
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer = byte_level(["<|end|>"], letters=END)
     return Engine.load(write_model(directory, tokenizer, end="<|end|>"), name="tiny")
 
 
@@ -151,6 +154,49 @@ def _fits(answer: str, text: str) -> bool:
     return bool(text) and all(
         letter in kinds[(len(answer) + place) % 2] for place, letter in enumerate(text)
     )
+
+
+def naive(
+    engine: Engine,
+    prompt: list[int],
+    options: GenerateOptions,
+    rule: Callable[[list[int], mx.array], mx.array | None],
+) -> list[int]:
+    """Decode without a cache: each step prefills everything again.
+
+    rule: changes the logits [1, vocabulary] after the tokens of the answer; None ends it.
+    """
+    sampler = Sampler(replace(options.sampling, constraint=None))
+    tokens: list[int] = []
+    while len(tokens) < options.max_tokens:
+        history = mx.array([*prompt, *tokens])
+        logits = rule(tokens, engine.model(history[None])[0, -1:])
+        if logits is None or (tokens and tokens[-1] in engine.tokens.stop_tokens):
+            break
+        tokens.append(int(sampler.sample(logits, history, history.shape[0]).item()))
+    return tokens
+
+
+def answers_in_all_modes(
+    engine: Engine,
+    prompt: list[int],
+    options: GenerateOptions,
+    truth: Sequence[int],
+    seeds: Sequence[int],
+) -> list[Answer]:
+    """Return answers in each draft mode, and with an `Adversary` of each seed; all are `truth`."""
+    modes: tuple[DraftMode, ...] = ("off", "fixed", "auto")
+    answers = [Session(engine).generate(prompt, replace(options, draft=m)).answer() for m in modes]
+    for seed in seeds:
+        session = Session(engine)
+        session.drafting.wrap = partial(_adversary, Adversary(prompt, truth, seed))
+        answers.append(session.generate(prompt, replace(options, draft="auto")).answer())
+    assert all(list(each.tokens) == truth for each in answers)
+    return answers
+
+
+def _adversary(adversary: Adversary, _: Drafter) -> Drafter:
+    return adversary
 
 
 @dataclass(eq=False)

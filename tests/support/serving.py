@@ -131,9 +131,8 @@ BODIES: dict[str, dict[str, Any]] = {
 
 def write_served_model(directory: Path, seed: int = 0) -> Path:
     """Write a model for chat and fill-in-the-middle, with bytes as tokens."""
-    write_model(directory, byte_level(MARKERS), end=MARKERS[0], seed=seed)
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
-    return directory
+    end = MARKERS[0]
+    return write_model(directory, byte_level(MARKERS), end=end, seed=seed, template=TEMPLATE)
 
 
 def write_long_model(directory: Path, starter: Path) -> Path:

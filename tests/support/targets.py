@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -84,16 +83,3 @@ def _fresh(name: str, prompt: tuple[int, ...], count: int) -> list[int]:
     target = Target(build(name))
     assert target.reuse_prefix([*prompt]).cached == 0
     return answer(target, [*prompt], [], count)
-
-
-def tokens_of(
-    target: Target,
-    prompt: list[int],
-    drafter: Adversary,
-    count: int,
-) -> Iterator[int]:
-    target.reuse_prefix(prompt)
-    read(target)
-    drafter.extend(prompt)
-    for piece in decode(target, drafter, count, ()):
-        yield from piece.tokens

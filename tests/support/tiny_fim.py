@@ -16,10 +16,12 @@ from tests.support.tiny import write_tiny_llama
 _PRINTABLE = [chr(code) for code in range(32, 127)]
 
 
-def byte_level(markers: Sequence[str], bos: str | None = None) -> Tokenizer:
-    """Every byte is a token; so are the markers, of which not all are special."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+def byte_level(
+    markers: Sequence[str], bos: str | None = None, letters: int | None = None
+) -> Tokenizer:
+    """Every byte, or some, is a token; so are the markers, of which not all are special."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:letters]
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return _with_markers(tokenizer, markers, bos)
@@ -45,7 +47,14 @@ def _with_markers(tokenizer: Tokenizer, markers: Sequence[str], bos: str | None)
     return tokenizer
 
 
-def write_model(directory: Path, tokenizer: Tokenizer, *, end: str, seed: int = 0) -> Path:
+HARMONY_MARKERS = (
+    "<|return|>", "<|channel|>", "<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>"
+)  # fmt: skip
+
+
+def write_model(
+    directory: Path, tokenizer: Tokenizer, *, end: str, seed: int = 0, template: str = ""
+) -> Path:
     """A model directory. end: the token that ends texts."""
     directory.mkdir(parents=True, exist_ok=True)
     size, stop = tokenizer.get_vocab_size(), tokenizer.token_to_id(end)
@@ -53,15 +62,16 @@ def write_model(directory: Path, tokenizer: Tokenizer, *, end: str, seed: int = 
         directory, seed, vocab_size=size, eos_token_id=stop, max_position_embeddings=4096
     )
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end).save_pretrained(directory)
+    if template:
+        (directory / "chat_template.jinja").write_text(template)
     return directory
 
 
 def write_chat_model(directory: Path) -> Path:
     """A tiny model that can be talked to, and at length: a letter is a token of it."""
     end = "<|endoftext|>"
-    write_model(directory, sentence_piece([end]), end=end)
     template = "{% for message in messages %}{{ message.content }} {% endfor %}"
-    (directory / "chat_template.jinja").write_text(template)
+    write_model(directory, sentence_piece([end]), end=end, template=template)
     config = json.loads((directory / "config.json").read_text())
     long = json.dumps(config | {"max_position_embeddings": 16384})
     (directory / "config.json").write_text(long)
@@ -69,8 +79,8 @@ def write_chat_model(directory: Path) -> Path:
 
 
 def load_tiny(
-    directory: Path, markers: Sequence[str], name: str = "tiny", **options: Any
+    directory: Path, markers: Sequence[str], name: str = "tiny", template: str = "", **options: Any
 ) -> Engine:
     """An engine on a byte-level tiny model with `markers`, the first of which ends texts."""
-    write_model(directory, byte_level(markers, **options), end=markers[0])
+    write_model(directory, byte_level(markers, **options), end=markers[0], template=template)
     return Engine.load(directory, name=name)

@@ -13,7 +13,7 @@ from akunu_py.decoding.text import thinking as channels
 from akunu_py.decoding.tools.formats import FORMATS
 from akunu_py.decoding.tools.rendering import format_of
 from akunu_py.types import GenerateOptions, SamplingOptions, ToolChoice
-from tests.support.tiny_fim import byte_level, write_model
+from tests.support.tiny_fim import load_tiny
 
 END = "<|endoftext|>"
 SIGNS = {
@@ -35,10 +35,7 @@ def load_family(directory: Path, family: str) -> Engine:
     if family == "harmony":
         markers = channels.channel_markers(channels.HARMONY)
     added = [END, *(each for i, text in enumerate(markers) for each in (f"<|filler{i}|>", text))]
-    write_model(directory, byte_level(added), end=END)
-    template = TEMPLATE.replace("SIGN", SIGNS[family])
-    (directory / "chat_template.jinja").write_text(template)
-    engine = Engine.load(directory, name=family)
+    engine = load_tiny(directory, added, family, template=TEMPLATE.replace("SIGN", SIGNS[family]))
     assert format_of(engine.tokens.tokenizer).name == family
     return engine
 

@@ -17,7 +17,6 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from akunu_py.decoding.constraint.tool_calls import CallRequirements, calls_constraint, constrained
 from akunu_py.decoding.events import TextDelta
-from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.tools.formats import FORMATS
 from akunu_py.decoding.tools.syntaxes import CallLayout
 from akunu_py.decoding.tools.tool_call_parser import ToolCallParser
@@ -25,7 +24,7 @@ from akunu_py.errors import UsageError
 from akunu_py.json_schema.regex import limits
 from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
 from tests.support.json_schema import is_valid
-from tests.support.tiny_fim import byte_level, write_model
+from tests.support.tiny_fim import load_tiny
 from tests.support.tool_call_formats import EXAMPLES, Call, calls_in
 from tests.support.tool_models import TEMPLATE
 
@@ -292,11 +291,8 @@ def test_texts_of_the_grammar_are_calls_that_fit(name: str, template: str, kind:
 
 def codec_of(directory: Path, sign: str) -> Any:
     """Return the codec of a model with this text in its template and in its vocabulary."""
-    write_model(directory, byte_level(["<|end|>", sign]), end="<|end|>")
-    (directory / "chat_template.jinja").write_text(
-        TEMPLATE.replace("SIGN", sign + "tool_call.name")
-    )
-    return Engine.load(directory).tokens
+    template = TEMPLATE.replace("SIGN", sign + "tool_call.name")
+    return load_tiny(directory, ["<|end|>", sign], template=template).tokens
 
 
 def test_requirements_that_cannot_be_enforced_are_refused(tmp_path: Path) -> None:

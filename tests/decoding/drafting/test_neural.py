@@ -22,7 +22,7 @@ from mlx.utils import tree_flatten
 
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.drafting.early_exit import ExitDrafter, choose_exit, measure_exits
-from akunu_py.decoding.drafting.neural import HiddenStates, ModelDrafter, MtpDrafter
+from akunu_py.decoding.drafting.neural import ModelDrafter, MtpDrafter
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.model.drafters import DraftModel, difference
@@ -284,26 +284,6 @@ def test_its_cache_follows_the_targets(family: str, kept: int) -> None:
     assert drafts.compared > COUNT // 2
     assert {piece.accepted for piece in pieces} >= set(range(MtpDrafter.longest))
     assert drafts._first == (0 if kept == 512 else len(PROMPT) - 1 - kept)
-
-
-def test_hidden_states_are_those_of_the_last_pass_at_each_position() -> None:
-    randomly, states = random.Random(3), HiddenStates()
-    truth: dict[int, int] = {}
-    for step in range(300):
-        end = states.end
-        position = max(0, end - randomly.randrange(6)) if randomly.random() < 0.97 else end + 3
-        rows = randomly.choice([1, 1, 3, 9, 200])
-        if position > end:  # others were read elsewhere
-            truth = {}
-        truth = {at: value for at, value in truth.items() if at < position}
-        truth |= {position + row: 1000 * step + row for row in range(rows)}
-        states.write(position, mx.array([[[truth[position + row]] for row in range(rows)]]))
-        assert states.end == position + rows
-        assert states.end - states.start >= min(len(truth), 512)
-        begin = randomly.randrange(states.start, states.end)
-        stop = randomly.randrange(begin + 1, states.end + 1)
-        wanted = [truth[at] for at in range(begin, stop)]
-        assert states.read(begin, stop)[0, :, 0].tolist() == wanted
 
 
 @pytest.fixture

@@ -119,26 +119,19 @@ WRITTEN = {  # the forms in which a prompt shows the code, and an answer repeats
 
 
 @pytest.mark.parametrize("form", WRITTEN)
-def test_sessions_draft_the_rewritten_text(shallow_starter: Engine, form: str) -> None:
+def test_sessions_and_replays_draft_the_rewritten_text(shallow_starter: Engine, form: str) -> None:
     shown, answer = WRITTEN[form]
-    tokens, counts = shallow_starter.tokens, ReplayCounts()
-    prompt = tokens.encode_text(f"{shown}\nAnswer:\n")
+    encode, counts = shallow_starter.tokens.encode_text, ReplayCounts()
+    prompt, output = encode(f"{shown}\nAnswer:\n"), tuple(encode(answer))
     rewrites = prompt_rewrites(shallow_starter, prompt, OPTIONS)
     drafter = Session(shallow_starter).drafting.drafter(OPTIONS, prompt, draft_context=rewrites)
-    output = tuple(tokens.encode_text(answer))
     replay_item(TraceItem((), output), drafter, parse_curve("m5max"), counts)
     assert counts.passes < len(output) / 8
-
-
-@pytest.mark.parametrize("form", WRITTEN)
-def test_replay_drafts_the_rewritten_text(shallow_starter: Engine, form: str) -> None:
-    shown, answer = WRITTEN[form]
-    encode = shallow_starter.tokens.encode_text
-    item = TraceItem(tuple(encode(f"{shown}\nAnswer:\n")), tuple(encode(answer)))
+    item = TraceItem(tuple(prompt), output)
     trace = Trace("HuggingFaceTB/SmolLM2-135M-Instruct", {"patch": (item,)})
     scores = [
-        replay_trace(trace, parse_curve("m5max"), "auto", rewrites=rewrites)["patch"]["score"]
-        for rewrites in (None, trace_rewrites(trace))
+        replay_trace(trace, parse_curve("m5max"), "auto", rewrites=found)["patch"]["score"]
+        for found in (None, trace_rewrites(trace))
     ]
     assert scores[1] > 1.5 * scores[0]
 

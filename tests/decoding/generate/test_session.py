@@ -91,14 +91,15 @@ def test_cancelled_and_abandoned_answers_leave_a_usable_cache(
 
 
 def test_prefill_reports_its_progress_and_is_cancelled_between_chunks(tiny: Engine) -> None:
-    request = Session(tiny).generate(some(1400, 1), OFF)
-    seen = []
+    session, seen = Session(tiny), []
+    request = session.generate(some(1400, 1), OFF)
     for step in request.steps():
         seen.append(step)
         if step == PrefillProgress(512, 1399):
             request.cancel()
     assert (request.finish_reason, request.tokens) == ("cancelled", [])
     assert seen == [PrefillProgress(0, 1399), PrefillProgress(512, 1399)]
+    assert session.generate(some(1400, 1), OFF).answer().stats.cached_tokens == 512
 
 
 def test_invalid_requests_are_refused(tiny: Engine, tmp_path: Path) -> None:
@@ -158,9 +159,7 @@ HEADER = "<|assistant|><think>at length, and a little more of that</think>"
 def test_the_stable_prefix_is_found_by_rendering_another_turn(
     tmp_path: Path, template: str, dropped: int
 ) -> None:
-    write_model(tmp_path, byte_level(["<|end|>"]), end="<|end|>")
-    (tmp_path / "chat_template.jinja").write_text(template)
-    codec = Engine.load(tmp_path).tokens
+    codec = load_tiny(tmp_path, ["<|end|>"], template=template).tokens
     messages = [Message("user", "Hello there")]
     prompt = codec.encode_chat(messages)
     assert codec.stable_prefix(messages, prompt) == len(prompt) - dropped

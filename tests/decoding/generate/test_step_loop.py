@@ -7,28 +7,32 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
-from akunu_py.decoding.events import Failed, Finished, PrefillProgress
+from akunu_py.decoding import kv_cache, output_rows
+from akunu_py.decoding.events import Failed, Finished
 from akunu_py.decoding.generate import batched_pass
+from akunu_py.decoding.generate.batched_pass import Part, why_not_batched
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
-from akunu_py.models.load.fit import PREFILL_ROWS
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.joint_plan import JointPlanner, SharedPass
 from akunu_py.types import Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.engines import altered
-from tests.support.families import build
+from tests.support.families import UNSHARED, Cached, build, every_family, families_of_each_kind
 from tests.support.identity import PLENTY, Served, Submitted, engine_of, plain
 from tests.support.slow import cover
 from tests.support.targets import Counting, read, some
+from tests.support.tiny import VOCABULARY
 from tests.support.tiny_fim import load_tiny
 
 BASE = some(500, 1)  # the beginning of many prompts
@@ -317,20 +321,84 @@ def test_a_long_prompt_takes_what_its_cache_needs(name: str) -> None:
     assert peak <= needed + kept + 25 * 1024 * len(prompt)
 
 
-@pytest.mark.long
-def test_a_cancelled_prefill_continues_from_its_last_chunk(shallow_starter: Engine) -> None:
-    prompt = list(range(1000, 2100))
-    session = Session(shallow_starter)
-    cancelled = session.generate(prompt, GenerateOptions(max_tokens=4))
-    progress: list[int] = []
+@families_of_each_kind()
+def test_trial_decides_by_family(name: str) -> None:
+    assert (why_not_batched(build(name)) is None) == (name not in UNSHARED)
 
-    for step in cancelled.steps():
-        assert isinstance(step, PrefillProgress)
-        progress.append(step.done)
-        if step.done:
-            cancelled.cancel()
-    assert cancelled.finish_reason == "cancelled"
-    assert progress == [0, PREFILL_ROWS]  # the speed is not known before
-    assert len(session.target.tokens) == PREFILL_ROWS
-    whole = session.generate(prompt, GenerateOptions(max_tokens=4)).answer()
-    assert whole.stats.cached_tokens == PREFILL_ROWS
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_trial_finds_a_layer_that_ignores_its_request(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = batched_pass._AttentionView.__init__
+
+    def without_offset(self: Any, *args: Any) -> None:
+        start(self, *args)
+        self.offset = mx.zeros_like(self.offset)
+
+    monkeypatch.setattr(batched_pass._AttentionView, "__init__", without_offset)
+    assert why_not_batched(build(name)) == "its layers give other results in a batch"
+
+
+@contextmanager
+def counted_rows(model: Any) -> Iterator[list[int]]:
+    """The numbers of rows that are multiplied with a row of weights for each token."""
+    counts: list[int] = []
+    inner = {id(module) for path, module in model.named_modules() if "layers." in path}
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((nn.Linear, "__call__"), (nn.Embedding, "as_linear")):
+            plain = getattr(owner, name)
+
+            def counting(module: Any, inputs: mx.array, plain: Any = plain) -> mx.array:
+                if module.weight.shape[0] == VOCABULARY and id(module) not in inner:
+                    counts.append(inputs.size // inputs.shape[-1])
+                return plain(module, inputs)
+
+            patch.setattr(owner, name, counting)
+        yield counts
+
+
+def model_of(name: str) -> Any:
+    """The model itself where the family has another cache than its own."""
+    model = build(name)
+    return model.model if isinstance(model, Cached) else model
+
+
+def run_trial(model: Any) -> None:
+    """Have the output head of `model` tried, as its first pass does."""
+    output_rows.run(model, mx.zeros((1, 1), mx.int32), None, lambda rows: rows)
+
+
+@every_family
+def test_the_head_computes_only_the_wanted_rows(name: str) -> None:
+    target, prompt = Target(model_of(name)), some(70, 1)
+    target.reuse_prefix(prompt)
+    read(target)
+    run_trial(target.model)
+    for drafted in ([], [1, 2, 3]):
+        pending = list(target.pending) if target.history.needs_checkpoints else prompt[-17:]
+        rows = [*pending, *drafted]
+        wanted = 1 + len(drafted)
+        before = target.pass_state()
+        with counted_rows(target.model) as counts:
+            target.read(target.launch(rows, wanted))
+        assert counts == [wanted]
+        target.roll_back(before, len(rows), 0)
+
+
+@families_of_each_kind()
+def test_a_shared_pass_computes_the_wanted_rows_of_each_request(name: str) -> None:
+    model = model_of(name)
+    caches = [kv_cache.new_cache(model) for _ in range(2)]
+    if name in UNSHARED or kv_cache.is_recurrent(caches[0]):
+        return
+    run_trial(model)
+    for cache in caches:
+        mx.eval(model(mx.array([some(20, 1)]), cache=cache))
+    parts = [
+        Part(mx.array(some(rows, rows)), cache, wanted)
+        for rows, wanted, cache in zip((9, 4), (1, 3), caches, strict=True)
+    ]
+    with counted_rows(model) as counts:
+        batched_pass.run(model, parts)
+    assert counts == [4]

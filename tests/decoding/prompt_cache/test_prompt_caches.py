@@ -12,14 +12,19 @@ from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache
 
 from akunu_py.decoding import kv_cache
+from akunu_py.decoding import target as target_module
 from akunu_py.decoding.generate import memory_guard
+from akunu_py.decoding.generate import prefill as prefill_module
 from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
 from akunu_py.decoding.load_plan import growth
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.prompt_cache import history
 from akunu_py.decoding.prompt_cache.history import NO_OWNER, TokenHistory
 from akunu_py.decoding.prompt_cache.memory import LEAST, PrefixStats, PromptCaches
 from akunu_py.decoding.target import Reuse, Target
@@ -30,7 +35,7 @@ from tests.support.engines import altered
 from tests.support.families import build, families_of_each_kind
 from tests.support.family_answers import choices
 from tests.support.family_table import ONE_OF_EACH_KIND
-from tests.support.targets import Counting, answer, fresh, some
+from tests.support.targets import Counting, answer, fresh, read, some
 from tests.support.tiny_fim import load_tiny
 
 PLENTY = 1 << 30
@@ -293,3 +298,67 @@ def test_the_ngram_index_of_a_long_text_is_counted() -> None:
     finally:
         tracemalloc.stop()
     assert 0.7 * held < memory_guard.INDEX_BYTES * len(text) < 1.5 * held
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-sliding", "qwen3_next"])
+@pytest.mark.parametrize("tokens", [0, 5])
+def test_a_side_request_leaves_what_the_next_turn_needs(name: str, tokens: int) -> None:
+    """tokens: of its answer, before it is cancelled."""
+    target, first = Target(Counting(build(name))), some(150, 1)  # several windows
+    turn = [*first, *prompt(target, name, first)[1]]
+    length = len(target.tokens)
+    side = [*turn, *some(20, 7)]
+    target.reuse_prefix(side, stable=len(turn))
+    if tokens:
+        assert answer(target, side, fresh(name, side)[:tokens])
+    target.keep(len(turn))
+    assert len(target.tokens) == (len(turn) if tokens else length)
+    following = [*turn, *some(30, 2)]
+    assert prompt(target, name, following)[0].cached == (len(turn) if tokens else length)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-sliding", "qwen3_next"])
+def test_a_template_that_drops_the_thinking_costs_only_the_last_turn(name: str) -> None:
+    """`ending` is what the template adds for an answer, and puts otherwise in the next turn."""
+    target, ending = Target(Counting(build(name))), some(5, 9)
+    known = some(400, 1)
+    for turn in range(3):
+        text = [*known, *ending]
+        reuse, sampled = prompt(target, name, text)
+        assert turn == 0 or len(text) - reuse.cached <= 61 + target_module._TEMPLATE_TAIL
+        known = [*text[:-3], *sampled[10:], *some(40, turn)]  # `ending` was 2 of 5 tokens shared
+
+
+@pytest.mark.long
+def test_checkpoints_are_few_and_lie_where_they_save_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill_module, "CHECKPOINT_EVERY", 100)
+    target = Target(build("qwen3_next"))
+    target.reuse_prefix(some(2000, 1))
+    read(target, prefill_module.ChunkSizes(largest=50))
+    places = [each.length for each in target.history.checkpoints]
+    assert len(places) == history.MAX_CHECKPOINTS
+    assert places[-1] == 2000 - target.prompt_tail
+    gaps = [after - before for before, after in zip([0, *places], places, strict=False)]
+    assert max(gaps) <= 800
+    # Back to the nearest of them, whatever was asked for.
+    assert target.reuse_prefix([*some(2000, 1)[: places[2] + 5], 7, 7]).cached == places[2]
+    assert [each.length for each in target.history.checkpoints] == places[:3]
+
+
+def test_checkpoints_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MAX_CHECKPOINT_BYTES", 1)
+    target = Target(build("mamba2"))
+    target.reuse_prefix(some(100, 1))
+    read(target)
+    target.reuse_prefix([*target.tokens, *some(50, 2)])
+    read(target)
+    assert len(target.history.checkpoints) == 1
+    assert target.history.checkpoints[0].nbytes > 0
+
+
+@given(st.lists(st.integers(0, 1), max_size=600), st.lists(st.integers(0, 1), max_size=600))
+def test_common_prefix(left: list[int], right: list[int]) -> None:
+    for pair in ((left, right), (left + right, left), (left, left)):
+        length = common_prefix(*pair)
+        assert pair[0][:length] == pair[1][:length]
+        assert length == min(map(len, pair)) or pair[0][length] != pair[1][length]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import queue
 import random
@@ -10,21 +11,26 @@ import stat
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
+from mlx_lm.models.cache import load_prompt_cache
 
 from akunu_py import paths
-from akunu_py.decoding.events import Failed, Finished
+from akunu_py.decoding import device
+from akunu_py.decoding.events import Finished
 from akunu_py.decoding.generate.answer_jobs import text_job
-from akunu_py.decoding.generate.job import JobHandle, RunningJob
 from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState
+from akunu_py.decoding.model import identity
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache import cache_file
+from akunu_py.decoding.model.identity import model_digest
+from akunu_py.decoding.prompt_cache import cache_file, disk
 from akunu_py.decoding.prompt_cache.prompt_cache_store import (
     DiskLimits,
     PromptCacheStore,
@@ -32,17 +38,21 @@ from akunu_py.decoding.prompt_cache.prompt_cache_store import (
     forget_conversation,
     is_forgotten,
 )
+from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import GenerateOptions, NotCached
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.engines import altered
-from tests.support.families import build
+from tests.support.families import build, families_of_each_kind
 from tests.support.full_disk import full_disk
+from tests.support.identity import Served, Submitted
 from tests.support.jobs import Events, end_of, submit
 from tests.support.slow import slow
-from tests.support.targets import some
-from tests.support.tiny_fim import byte_level, load_tiny, write_model
+from tests.support.targets import answer, fresh, some
+from tests.support.tiny import VOCABULARY, write_tiny_llama
+from tests.support.tiny_fim import byte_level, load_tiny, write_chat_model, write_model
 
 pytestmark = pytest.mark.usefixtures("own_directories")
 
@@ -59,7 +69,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return altered(
         engine,
         model=model,
-        vocabulary=96,
+        vocabulary=VOCABULARY,
         context_length=4096,
         prompt_cache_memory=1 << 30,
         stop_tokens=frozenset(),
@@ -89,14 +99,18 @@ class FixedRate(CostCurve):
         pass
 
 
-def opened(
+def learned(
     engine: Engine, limits: DiskLimits = NO_LIMITS, rate: float = 1.0, **options: Any
-) -> Session:
-    """Return the session of a new process. At a token a second, all prompts are worth saving."""
+) -> LearnedState:
+    """Return the state of a new process. At a token a second, all prompts are worth saving."""
     caches = PromptCacheStore(engine.path, limits, **options)
-    learned = LearnedState(paths.cache_dir(), "t", "l", answer_cache=True, caches=caches)
-    learned.curve = FixedRate(rate)
-    return Session(engine, learned, reserved_tokens=RESERVED)
+    found = LearnedState(paths.cache_dir(), "t", "l", answer_cache=True, caches=caches)
+    found.curve = FixedRate(rate)
+    return found
+
+
+def opened(engine: Engine, *arguments: Any, **options: Any) -> Session:
+    return Session(engine, learned(engine, *arguments, **options))
 
 
 def prompt(session: Session, tokens: list[int], options: GenerateOptions = OPTIONS) -> int:
@@ -458,42 +472,16 @@ RESERVED = 40  # answer tokens for which memory is reserved at once
 UNDELIVERED = 2  # tokens of a cancelled answer in the cache, after the delivered ones
 
 
-@dataclass
-class Sent:
-    """A request, and whether its text may be on disk."""
+@dataclass(eq=False)
+class Sent(Submitted):
+    """A request whose conversation may be deleted later."""
 
-    prompt: list[int]
-    options: GenerateOptions
-    steps: int = 10_000  # after which it is cancelled
-    deleted: bool = False  # its conversation, later
-    answering: RunningJob | None = None
-
-    def begin(self, session: Session) -> RunningJob:
-        self.answering = text_job(self.prompt, self.options)(session)
-        return self.answering
+    deleted: bool = False
 
     @property
     def text(self) -> list[int]:
         """The prompt and the answer so far."""
-        request = self.answering and self.answering.request
-        return [*self.prompt, *(request.tokens if request else [])]
-
-
-def serve(loop: StepLoop, requests: list[Sent]) -> None:
-    """Run requests at the same time."""
-    left = {}
-    for each in requests:
-        handle = JobHandle(each.begin, lambda event: None, "", lambda: None, short=False)
-        left[id(handle)] = each.steps
-        loop.begin(handle)
-    while left:
-        for handle, events in loop.step():
-            left[id(handle)] -= 1
-            if not left[id(handle)]:
-                handle.cancel()
-            assert not events or not isinstance(events[-1], Failed), events[-1]
-            if events and isinstance(events[-1], Finished):
-                del left[id(handle)]
+        return [*self.prompt, *self.tokens]
 
 
 def check_files(sent: list[Sent]) -> None:
@@ -507,7 +495,7 @@ def check_files(sent: list[Sent]) -> None:
 
 
 def random_request(draw: random.Random, sent: list[Sent]) -> Sent:
-    before = [each.text for each in sent if each.answering] or [[]]
+    before = [each.text for each in sent] or [[]]
     start = draw.choice([draw.choice(before), some(60, draw.randrange(3)), []])
     end = some(draw.randrange(260, 330), draw.randrange(1 << 30))
     options = GenerateOptions(
@@ -515,8 +503,8 @@ def random_request(draw: random.Random, sent: list[Sent]) -> Sent:
         conversation=draw.choice(["", "a", "b", "c"]),
         may_store=draw.random() < 0.5,
     )
-    steps = draw.choice([2, 9, 1000, 1000])
-    return Sent([*start[: draw.choice([600, 600, 50, 20])], *end], options, steps)
+    prompt = [*start[: draw.choice([600, 600, 50, 20])], *end]
+    return Sent(prompt, options, cancel_after=draw.choice([2, 9, None, None]))
 
 
 @pytest.mark.long
@@ -528,20 +516,156 @@ def test_only_stored_requests_of_existing_conversations_reach_the_disk(
     draw = random.Random(seed)
     memory = draw.choice([1 << 30, tiny.plan.fit.needs.cache.at(800) * 2])
     engine = altered(tiny, prompt_cache_memory=memory)
-    loop, sent, found = StepLoop(opened(engine), 3), list[Sent](), 0
+
+    def restarted() -> Served:
+        return Served(engine, 3, learned=learned(engine), reserved_tokens=RESERVED)
+
+    served, sent, found = restarted(), list[Sent](), 0
     for _ in range(10):
         requests = [random_request(draw, sent) for _ in range(draw.choice([1, 1, 3]))]
+        served.serve(requests)
+        assert all(isinstance(each.last, Finished) for each in requests)
         sent += requests
-        serve(loop, requests)
         if draw.random() < 0.3:
             deleted = draw.choice("abc")
             forget_conversation(deleted)
             for each in sent:
                 each.deleted |= each.options.conversation == deleted
-        while draw.random() < 0.8 and loop.save_idle(lambda: False, None):
+        while draw.random() < 0.8 and served.loop.save_idle(lambda: False, None):
             check_files(sent)
         if draw.random() < 0.3:
-            loop = StepLoop(opened(engine), 3)
+            served = restarted()
         check_files(sent)
         found += len(all_files())
     assert found
+
+
+PROMPT = some(40, 1)
+
+
+@pytest.fixture(scope="module")
+def saved(tiny: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a session with one answer."""
+    session = Session(tiny)
+    session.generate(PROMPT, OPTIONS).answer()
+    path = tmp_path_factory.mktemp("saved") / "session.safetensors"
+    session.save_prompt_cache(path)
+    return path
+
+
+@pytest.mark.long
+@families_of_each_kind("deepseek_v41")
+def test_every_family_continues_from_a_file(name: str, tiny: Engine, tmp_path: Path) -> None:
+    """mlx-lm loads the file too; other prompts return to the checkpoints."""
+    file, prompt = tmp_path / "cache.safetensors", some(70, 1)
+    target = Target(build(name))
+    target.reuse_prefix(prompt)
+    sampled = answer(target, prompt, [])
+    engine = altered(tiny, model=build(name), vocabulary=VOCABULARY)
+    disk.save(target.history, engine, file)
+    kinds = [type(entry) for entry in load_prompt_cache(str(file))]
+    assert kinds == [type(entry) for entry in target.cache]
+    again = Target(build(name))
+    again.adopt(disk.load(engine, file))
+    places = [each.length for each in target.history.checkpoints]
+    assert [each.length for each in again.history.checkpoints] == places
+    assert again.history.nbytes <= target.history.nbytes
+    longer = [*prompt, *sampled, *some(30, 2)]
+    assert again.reuse_prefix(longer).cached == len(target.tokens)
+    assert answer(again, longer, []) == fresh(name, longer)
+    again.adopt(disk.load(engine, file))
+    other = [*prompt, *some(30, 3)]
+    assert again.reuse_prefix(other).cached >= len(prompt) - target.prompt_tail
+    assert answer(again, other, []) == fresh(name, other)
+
+
+def test_a_family_that_mlx_lm_cannot_save_is_refused(tiny: Engine, tmp_path: Path) -> None:
+    session = Session(altered(tiny, model=build("deepseek_v41"), vocabulary=VOCABULARY))
+    path = tmp_path / "x.safetensors"
+    with pytest.raises(UsageError, match="nothing to save"):
+        session.save_prompt_cache(path)
+    session.generate(PROMPT, GenerateOptions(2)).answer()
+    with pytest.raises(UsageError, match="LayerCache"):
+        session.save_prompt_cache(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unusable_files_are_refused_and_the_session_is_unchanged(
+    tiny: Engine, saved: Path, tmp_path: Path
+) -> None:
+    content, weights = saved.read_bytes(), tiny.path / "model.safetensors"
+    cases: list[tuple[Engine, Path, type[AkunuError], str]] = [
+        (tiny, weights, DamagedCache, "not a session"),
+        (tiny, tiny.path / "config.json", UsageError, ".safetensors"),
+        (tiny, tmp_path / "none.safetensors", StoreError, "No such file"),
+        (altered(tiny, kv_bits=8), saved, UsageError, "--kv-bits"),
+        (altered(tiny, identity="x"), saved, UsageError, "belongs to tiny"),
+        (altered(tiny, context_length=40), saved, UsageError, "--context"),
+    ]
+    for part in (0.0, 0.0001, 0.5, 0.99):
+        path = tmp_path / f"{part}.safetensors"
+        path.write_bytes(content[: int(len(content) * part)])
+        cases.append((tiny, path, DamagedCache, str(path)))
+    for engine, path, error, words in cases:
+        session = Session(altered(engine, context_length=4096))
+        session.generate(PROMPT, OPTIONS).answer()
+        session.engine = engine
+        before = list(session.target.tokens)
+        with pytest.raises(error) as raised:
+            session.load_prompt_cache(path)
+        assert "\n" not in str(raised.value)
+        assert words in str(raised.value)
+        assert session.target.tokens == before
+
+
+def test_models_differ_by_each_tensor_and_by_versions_and_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_llama(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = dict(mx.load(str(file)).items())
+    mx.eval(weights)
+    seen = {model_digest(tmp_path, "float32"), model_digest(tmp_path, "bfloat16")}
+    for name, value in weights.items():
+        mx.save_safetensors(str(file), weights | {name: value + 1}, {"format": "mlx"})
+        seen.add(model_digest(tmp_path, "float32"))
+    mx.save_safetensors(str(file), weights, {"format": "mlx"})
+    assert model_digest(tmp_path, "float32") in seen
+    versions = {name: version(name) for name in ("mlx", "mlx-lm")}
+    for part in (*versions, ""):
+        with monkeypatch.context() as patch:
+            patch.setattr(identity, "version", (versions | {part: "0"}).__getitem__)
+            if not part:
+                patch.setattr(device, "device_name", lambda: "another")
+            seen.add(model_digest(tmp_path, "float32"))
+    assert len(seen) == 2 + len(weights) + 3
+
+
+def test_a_full_disk_leaves_the_older_file(tiny: Engine, saved: Path) -> None:
+    session = Session(tiny)
+    session.load_prompt_cache(saved)
+    content = saved.read_bytes()
+    with full_disk(1000), pytest.raises(StoreError, match="cannot write"):
+        session.save_prompt_cache(saved)
+    assert saved.read_bytes() == content
+    assert list(saved.parent.iterdir()) == [saved]
+    with pytest.raises(StoreError, match="cannot write"):
+        session.save_prompt_cache(saved.parent / "none" / "x.safetensors")
+
+
+@pytest.mark.usefixtures("own_directories")
+def test_the_run_command_saves_and_loads_a_prompt_cache(tmp_path: Path) -> None:
+    model, file = write_chat_model(tmp_path / "model"), tmp_path / "document.safetensors"
+    document = "The owl sat on the old barn and watched the fields. " * 30
+    command = ["run", "--model", str(model), "--prompt-cache", str(file), "--raw"]
+    left = []
+    for question in ("What sat on the barn?", "Who?"):
+        done = run_here(*command, "--max-tokens", "4", "--format", "json", document + question)
+        stats: dict[str, int] = json.loads(done.stdout)["stats"]
+        left.append(stats["prompt_tokens"] - stats["cached_tokens"])
+    assert os.stat(file).st_mode & 0o777 == 0o600
+    assert left[0] > len(document)
+    assert left[1] <= 4
+    file.write_bytes(b"something else")
+    assert_one_line_error(run_here(*command, "hi"), 1, str(file), "not a session")
+    assert file.read_bytes() == b"something else"
