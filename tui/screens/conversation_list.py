@@ -99,7 +99,6 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         progress: Callable[[], Mapping[str, str]] = dict,
         unread: Collection[str] = (),
         words: str = "",
-        clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
         self._store = store
@@ -107,7 +106,6 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         self._progress = progress  # describes running answers, by conversation
         self._unread = unread  # conversations answered in the background
         self.first_words = words
-        self._clock = clock  # seconds since 1970
         self._found: dict[str, SearchResult] = {}
         self.none_found = ""
         self._shown_progress: dict[str, str] = {}
@@ -242,7 +240,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         conversation = found.info.id
         unread = "• new" if conversation in self._unread else ""
         state = self._shown_progress.get(conversation) or unread
-        words = state or format_time(found.info.updated, self._clock())
+        words = state or format_time(found.info.updated, time.time())
         width = self.rows.scrollable_content_region.width
         room = max(1, width - len(words) - 4)
         title = _marked(collapse(found.info.title) or UNTITLED, self.words)
