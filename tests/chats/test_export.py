@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -239,20 +238,6 @@ def test_rounds_are_stored_with_their_branch(tmp_path: Path) -> None:
     store.close()
     assert kept.active_branch()[-1] == more
     assert [each.rounds for each in kept.messages] == [(), more.rounds, ()]
-
-
-@pytest.mark.parametrize("value", ["{", "[]", "[5]", '[{"text": 1}]', b"\xff", 5, "[" * 100_000])
-def test_damaged_rounds_are_dropped(tmp_path: Path, value: object) -> None:
-    store = ConversationStore.open(tmp_path / "c.db")
-    store.save_tree(with_rounds())
-    store.close()
-    database = sqlite3.connect(tmp_path / "c.db")
-    database.execute("UPDATE messages SET rounds = ?", (value,))
-    database.commit()
-    database.close()
-    store = ConversationStore.open(tmp_path / "c.db")
-    assert [each.rounds for each in store.load("tools").messages] == [(), (), ()]
-    store.close()
 
 
 def test_json_keeps_rounds() -> None:

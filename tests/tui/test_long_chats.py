@@ -305,7 +305,9 @@ def looks(data: str) -> list[tuple[str, str]]:
         text = decoder.decode_line(part)
         for at, letter in enumerate(text.plain):
             style = text.get_style_at_offset(console, at)
-            found.append((letter, re.sub(r"\bnot \w+ ?|(on )?default ?|none", "", str(style)).strip()))
+            found.append(
+                (letter, re.sub(r"\bnot \w+ ?|(on )?default ?|none", "", str(style)).strip())
+            )
     return found
 
 
