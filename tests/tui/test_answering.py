@@ -181,13 +181,16 @@ async def test_quitting_while_answering(command: str) -> None:
 async def test_the_message_line_shows_one_message_above_the_prompt() -> None:
     async with chat() as it:
         line, height = it.app.view.message, it.transcript.size.height
-        await it.send("/temperature 0.5")
-        assert (line.text, line.has_class("-error")) == ("Temperature of this chat: 0.5", False)
+        await it.send("/json")
+        assert (line.text.partition(".")[0], line.has_class("-error")) == (
+            "The next answer will be JSON",
+            False,
+        )
         assert line.region.bottom == it.box.region.y == it.transcript.region.bottom + 1
-        await it.send("/temperature 9")
-        assert "expected a number from 0 to 5" in line.text
+        await it.send("/json {1}")
+        assert "is not valid JSON" in line.text
         assert line.has_class("-error")
-        assert it.text() == "/temperature 9", "it can be corrected"
+        assert it.text() == "/json {1}", "it can be corrected"
         await it.press("f4")
         it.app.notify("while a dialog is open")
         assert it.app.screen.query_one(MessageLine).text == "while a dialog is open"
@@ -197,9 +200,6 @@ async def test_the_message_line_shows_one_message_above_the_prompt() -> None:
         line.clear()
         await it.pilot.pause()
         assert (line.display, it.transcript.size.height) == (False, height)
-        it.box.clear()
-        await it.send("/system You are a pirate.")
-        assert it.box.border_title == "starter · system prompt · options"
 
 
 @pytest.mark.long

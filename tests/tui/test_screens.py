@@ -87,7 +87,7 @@ async def terminal_colors(pilot: Pilot[None]) -> None:
 async def branches(pilot: Pilot[None]) -> None:
     """Answered again, the first answer chosen."""
     await finished(pilot)
-    await pilot.press("ctrl+g")
+    await pilot.press("f5")
     pilot.app.post_message(PieceArrived(2, "Another answer.", (), STATS, gauges=GAUGES))
     pilot.app.post_message(AnswerFinished(2, "stop", STATS, GAUGES))
     await at_rest(pilot)
