@@ -22,12 +22,12 @@ from textual.message import Message
 from textual.widgets import Markdown
 
 from akunu_py import crashes
+from akunu_py.chats.options import ChatOptions
 from akunu_py.errors import AkunuError
 from akunu_py.files import read_bounded, write_atomically
 from akunu_py.settings import Settings
 from akunu_py.tui import themes
 from akunu_py.tui.controllers.answering import AnswerController
-from akunu_py.tui.controllers.chat_options import OptionsController
 from akunu_py.tui.controllers.compaction import CompactionController
 from akunu_py.tui.controllers.find import FindController
 from akunu_py.tui.controllers.library import LibraryController, Resume
@@ -37,7 +37,6 @@ from akunu_py.tui.controllers.turns import TurnController
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.prompt import slash_commands
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.prompt.slash_commands import ChatCommands
 from akunu_py.tui.screens.consent import ConsentPanel
 from akunu_py.tui.screens.conversation_list import (
     ChosenConversation,
@@ -124,14 +123,14 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
 
     CSS_PATH = Path(__file__).with_name("chat.tcss")
     TITLE = "akunu"
-    COMMANDS: ClassVar = {ChatCommands}
+    ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop the answer; cancel editing"),
         Binding("f1", "help", "Keys and commands; also ? in an empty box"),
-        Binding("f2,ctrl+t", "show_drafting", "Show or hide drafting"),
+        Binding("f2", "show_drafting", "Show or hide drafting"),
         Binding("f3", "toggle_thinking", "Show or hide thinking"),
-        Binding("f4,ctrl+l", "models", "Models"),
-        Binding("f5,ctrl+g", "regenerate", "Regenerate the answer on a new branch"),
+        Binding("f4", "models", "Models"),
+        Binding("f5", "regenerate", "Regenerate the answer on a new branch"),
         Binding("f6", "edit", "Edit and resend your last message"),
         Binding("f7", "copy_answer", "Copy the last answer"),
         Binding("f8", "copy_code", "Copy a code block; repeat for the next"),
@@ -166,7 +165,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.settings = SettingsController(
             config.settings, config.options, self.view, self.show_theme
         )
-        self.options = OptionsController(self.conversation, self.settings, self.view)
         self.answering = AnswerController(
             config.model,
             self.conversation,
@@ -201,11 +199,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.action_copy_code = self.turns.copy_code
         self.action_new_chat = self.library.new
         self.action_export = self.library.export
-        self.action_use_persona = self.settings.use_persona
-        self.action_use_system_prompt = self.settings.use_system_prompt
         self.action_compact = self.compaction.compact
-        self.action_chat_options = self.options.open
-        self.action_use_temperature = self.options.use_temperature
         self.action_show_drafting = self.view.toggle_drafting
         self.action_toggle_thinking = self.view.toggle_thinking
         self.action_send = self.view.prompt.send
@@ -303,9 +297,15 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             super().copy_to_clipboard(text)
 
     def _state(self) -> ChatState:
+        settings = self.settings.current
+        has_options = self.conversation.tree.options != ChatOptions()
+        labels = (
+            settings.persona or ("system prompt" if settings.system_prompt else ""),
+            "options" if has_options else "",
+        )
         return ChatState(
             self.answering.model,
-            " · ".join(filter(None, (self.settings.persona_label, self.options.label))),
+            " · ".join(filter(None, labels)),
             self.answering.is_busy,
             self.turns.is_editing,
             self.answering.has_queued_prompt,
@@ -405,10 +405,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     def action_defer(self, action: str) -> None:
         """Run an action after the current message is handled."""
         self.call_later(self.run_action, action)
-
-    def action_attach(self, file: str = "") -> None:
-        """Attach a file to the prompt, or start typing its name."""
-        self.view.prompt.mention_file(f'"{file}"' if " " in file else file)
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
         # Links from a model are untrusted, and over ssh a browser would open on this machine.
@@ -544,13 +540,17 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     # Settings
 
     def action_settings(self) -> None:
-        current = self.settings.current
-        self.push_screen(SettingsScreen(current, self.show_theme), self._apply_settings)
+        form = SettingsScreen(
+            self.conversation.tree.options, self.settings.current, self.settings.options
+        )
+        self.push_screen(form, self._apply_settings)
 
-    async def _apply_settings(self, settings: Settings | None) -> None:
-        if settings is None:
+    async def _apply_settings(self, saved: tuple[ChatOptions, Settings] | None) -> None:
+        if saved is None:
             return
+        options, settings = saved
         model = self.settings.current.model
+        self.conversation.set_options(options)
         self.settings.apply(settings)
         self.show_theme(settings.theme)
         themes.set_motion(self, reduced=settings.reduced_motion)

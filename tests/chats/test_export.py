@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -22,7 +21,7 @@ from akunu_py.chats.tool_rounds import ToolRound, ToolUse, messages_of
 from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.errors import ConversationError
 from akunu_py.types import Message, ToolCall
-from tests.support.chats import T0, add_answer, add_prompt, branched, exchange_of
+from tests.support.chats import T0, add_answer, add_prompt, branched, exchange_of, state
 
 pytestmark = pytest.mark.usefixtures("utc")
 
@@ -71,37 +70,23 @@ def headings(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(
-    "unfinished",
-    [
-        "Here:\n\n```python\nprint(",
-        "~~~~\ntext\n~~~",
-        "1. a list\n\n   ```\n   code",
-        "> ```\n> code",
-        "<!-- a comment",
-        "<pre>\n",
-        "<?php echo",
-        "````\n```\n````\n```sh\nls",
-        "<script>\n```\n",
-    ],
-)
-def test_unfinished_block_does_not_include_next_message(unfinished: str) -> None:
-    tree = exchange_of("c", "Go on", unfinished, T0)
-    add_prompt(tree, "And now?", "c-1")
-    assert headings(as_markdown(tree)) == ["Go on", "You", "starter", "You"]
-
-
 @settings(max_examples=120, deadline=None)
+@example("1. a list\n\n   ```\n   code")
+@example("````\n```\n````\n```sh\nls")
+@example("<script>\n```\n")
 @given(st.text(alphabet="a `~<>!-#*\n\t?[]/pre", max_size=40))
 def test_any_markdown_is_self_contained(text: str) -> None:
     around = f"# before\n\n{self_contained(text)}\n\n# after\n"
     assert headings(around)[-1:] == ["after"]
 
 
-def test_title_is_escaped() -> None:
-    tree = exchange_of("c", "*bold* <b> [link](x) `code`", "Yes", T0)
-    parsed = MarkdownIt("commonmark").parse(as_markdown(tree))
+def test_titles_are_escaped_and_unfinished_blocks_end_with_their_message() -> None:
+    tree = exchange_of("c", "*bold* <b> [link](x) `code`", "Here:\n\n```python\nprint(", T0)
+    add_prompt(tree, "And now?", "c-1")
+    text = as_markdown(tree)
+    parsed = MarkdownIt("commonmark").parse(text)
     assert [token.type for token in parsed[1].children or []] == ["text"]
+    assert headings(text)[1:] == ["You", "starter", "You"]
 
 
 def test_json_round_trips() -> None:
@@ -111,9 +96,7 @@ def test_json_round_trips() -> None:
         ConversationTree("empty"),
     ]
     again = read_json(as_json(trees), "file")
-    for one, other in zip(trees, again, strict=True):
-        assert (one.conversation, one.title) == (other.conversation, other.title)
-        assert (one.messages, one.active_branch()) == (other.messages, other.active_branch())
+    assert list(map(state, again)) == list(map(state, trees))
 
 
 def broken(change: Callable[[dict[str, Any]], object]) -> str:
@@ -123,8 +106,8 @@ def broken(change: Callable[[dict[str, Any]], object]) -> str:
     return json.dumps(content)
 
 
-def message(content: dict[str, Any], number: int = 1) -> dict[str, Any]:
-    found: dict[str, Any] = content["conversations"][0]["messages"][number]
+def message(content: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = content["conversations"][0]["messages"][1]
     return found
 
 
@@ -134,16 +117,13 @@ def message(content: dict[str, Any], number: int = 1) -> dict[str, Any]:
         (lambda it: it.update(format="other"), "akunu-conversations"),
         (lambda it: it.update(version=2), "expected version 1, found 2"),
         (lambda it: it.update(conversations={}), "a list of conversations"),
-        (lambda it: it["conversations"].append(3), "a conversation, found 3"),
         (lambda it: it["conversations"][0].update(id="../x"), "an id of letters"),
         (lambda it: it["conversations"][0].pop("title"), "a title, found None"),
         (lambda it: message(it).update(role="tool"), "a role, found 'tool'"),
-        (lambda it: message(it).update(role=["user"]), "a role"),
         (lambda it: message(it).update(role="user"), "that may follow user, found 'user'"),
         (lambda it: message(it).update(parent=None), "that may follow nothing, found 'assistant'"),
         (lambda it: message(it).update(parent="later"), "an earlier message"),
         (lambda it: message(it).update(parent=["x"]), "an id of letters"),
-        (lambda it: message(it, 0).update(parent="queue-1"), "an earlier message"),
         (lambda it: message(it).update(id="queue-0"), "a unique id"),
         (lambda it: message(it).update(text=None), "a string for text"),
         (lambda it: message(it).update(created=float("nan")), "NaN is not JSON"),
@@ -152,7 +132,6 @@ def message(content: dict[str, Any], number: int = 1) -> dict[str, Any]:
         (lambda it: message(it).update(finish_reason="tired"), "a reason, found 'tired'"),
         (lambda it: message(it).update(stats={"drafted": "many"}), "a number for drafted"),
         (lambda it: message(it).update(stats=[]), "statistics"),
-        (lambda it: message(it).clear(), "a role, found None"),
     ],
 )
 def test_invalid_exports_are_refused(
@@ -201,9 +180,7 @@ def test_authors() -> None:
         ("../../etc/passwd", "etc-passwd.md"),
         ("Ärger: 我想", "ärger-我想.md"),
         ("…", "conversation.md"),
-        ("", "conversation.md"),
         ("x" * 300, "conversation.md"),
-        ("word " * 30, "-".join(["word"] * 12) + ".md"),
         ("x" * 29 + " " + "y" * 30, "x" * 29 + "-" + "y" * 30 + ".md"),  # 60 bytes
         ("x" * 29 + " " + "y" * 31, "x" * 29 + ".md"),
     ],
@@ -263,20 +240,6 @@ def test_rounds_are_stored_with_their_branch(tmp_path: Path) -> None:
     assert [each.rounds for each in kept.messages] == [(), more.rounds, ()]
 
 
-@pytest.mark.parametrize("value", ["{", "[]", "[5]", '[{"text": 1}]', b"\xff", 5, "[" * 100_000])
-def test_damaged_rounds_are_dropped(tmp_path: Path, value: object) -> None:
-    store = ConversationStore.open(tmp_path / "c.db")
-    store.save_tree(with_rounds())
-    store.close()
-    database = sqlite3.connect(tmp_path / "c.db")
-    database.execute("UPDATE messages SET rounds = ?", (value,))
-    database.commit()
-    database.close()
-    store = ConversationStore.open(tmp_path / "c.db")
-    assert [each.rounds for each in store.load("tools").messages] == [(), (), ()]
-    store.close()
-
-
 def test_json_keeps_rounds() -> None:
     tree = with_rounds()
     text = as_json([tree])
@@ -293,18 +256,10 @@ def test_json_keeps_rounds() -> None:
 def test_markdown_shows_calls_and_results() -> None:
     text = as_markdown(with_rounds())
     assert "\x1b" not in text
-    shown = text[text.index("## starter") :]
+    start, end = text.index("Let me look."), text.index("<details><summary>Tool: list (denied)")
     assert (
-        shown
+        text[start:end]
         == """\
-## starter
-
-<details><summary>Thinking</summary>
-
-Hm.
-
-</details>
-
 Let me look.
 
 <details><summary>Tool: read (done)</summary>
@@ -319,33 +274,15 @@ x␛[2J
 
 </details>
 
-<details><summary>Tool: list (denied)</summary>
-
-```json
-{}
-```
-
-```text
-The user did not allow this call.
-```
-
-</details>
-
-<details><summary>Tool: &lt;b> (failed)</summary>
-
-```json
-not JSON
-```
-
-```text
-no tool '<b>'
-```
-
-</details>
-
-One file.
 """
     )
+    for part in (
+        "<summary>Thinking</summary>\n\nHm.\n",
+        "```text\nThe user did not allow this call.\n```",
+        "Tool: &lt;b> (failed)</summary>\n\n```json\nnot JSON\n```\n\n```text\nno tool '<b>'\n```",
+    ):
+        assert part in text
+    assert text.endswith("</details>\n\nOne file.\n")
 
 
 def test_every_call_has_a_result_for_the_model() -> None:

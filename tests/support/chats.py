@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from akunu_py.chats.options import ChatOptions
 from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.types import FinishReason, Stats
 
@@ -50,7 +51,13 @@ def branched(conversation: str = "queue") -> ConversationTree:
     edited = add_prompt(tree, "Thank you!", first.id, at=T0 + 180)
     add_answer(tree, "You are welcome.", edited.id, at=T0 + 240)
     tree.activate_branch(edited.id)
+    tree.options = ChatOptions(0.25, 300, 0.5, 7, "low", 64)
     return tree
+
+
+def state(tree: ConversationTree) -> tuple[object, ...]:
+    """Return everything that is kept of a conversation."""
+    return tree.conversation, tree.title, tree.messages, tree.active_branch(), tree.options
 
 
 def exchange_of(conversation: str, prompt: str, answer: str, at: float) -> ConversationTree:

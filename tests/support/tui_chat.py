@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 from rich.cells import cell_len
-from rich.style import Style
 from textual.message import Message as TextualMessage
 from textual.pilot import Pilot
 from textual.strip import Strip
@@ -18,7 +18,6 @@ from textual.widgets import Markdown
 
 from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.decoding.events import Gauges
-from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.status import MessageLine, StatusLine
@@ -27,7 +26,6 @@ from akunu_py.tui.transcript.turn import AnswerView, Notice, PromptView
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded, PieceArrived
 from akunu_py.tui.workers.store_thread import StoreThread
-from akunu_py.tui.workers.tool_servers import ToolServers
 from akunu_py.types import FinishReason, GenerateOptions, Message, Stats
 
 STATS = Stats(generated_tokens=11, target_passes=5, drafted=10, accepted=5, decode_s=0.5)
@@ -55,13 +53,6 @@ class Chat:
 
     def strips(self) -> list[Strip]:
         return self.app.screen._compositor.render_strips()
-
-    def styled(self) -> Iterator[tuple[str, Style]]:
-        """Yield the stretches of the screen that have a style."""
-        for strip in self.strips():
-            for text, style, _ in strip:
-                if style is not None:
-                    yield text, style
 
     def phase(self) -> str:
         """A method, because mypy narrows attributes that it has compared."""
@@ -207,23 +198,14 @@ async def chat(
     loaded: bool = True,
     size: tuple[int, int] = (80, 24),
     store: StoreThread | Path | None = None,
-    directory: Path | None = None,
-    settings: Settings | None = None,
-    tools: ToolServers | None = None,
     copy_program: list[str] | None = None,
+    **config: Any,
 ) -> AsyncIterator[Chat]:
     """Start the chat. `store`: a path is opened here, and closed at the end."""
     thread = StoreThread(store) if isinstance(store, Path) else store
-    config = ChatConfig(
-        "starter",
-        GenerateOptions(),
-        settings or Settings(),
-        store=thread,
-        directory=directory or Path.cwd(),
-        tools=tools,
-        copy_program=lambda: copy_program,
-    )
-    async with ChatApp(config).run_test(size=size) as pilot:
+    config["copy_program"] = lambda: copy_program
+    app = ChatApp(ChatConfig("starter", GenerateOptions(), store=thread, **config))
+    async with app.run_test(size=size) as pilot:
         chat = Chat(pilot)
         if thread is not None:
             chat.store = thread

@@ -69,20 +69,14 @@ async def test_escape_and_up_take_back_queued_prompts_first(key: str) -> None:
             await it.send(prompt)
         assert it.feet == ["", *["… queued; Esc takes it back"] * 2]
         await it.piece("1")
-        await it.press(key)
-        assert (it.text(), it.prompts, it.phase()) == ("three", ["one", "two"], "answering")
-        if key == "up":
+        for text in ("three", "two"):
+            await it.press(key)
+            assert (it.text(), it.phase()) == (text, "answering")
             it.box.clear()
         await it.press(key)
-        expected = "two" if key == "up" else "two\n\nthree"
-        assert (it.text(), it.prompts, it.phase()) == (expected, ["one"], "answering")
-        if key == "up":
-            it.box.clear()
-            await it.press("up")
-            assert it.text() == "three", "then the earlier prompts"
-        else:
-            await it.press("escape")
-            assert (it.phase(), it.markdown) == ("stopped", ["1"])
+        assert it.prompts == ["one"]
+        expected = ("stopped", "") if key == "escape" else ("answering", "three")
+        assert (it.phase(), it.text()) == expected, "Up: then the earlier prompts"
 
 
 async def test_prompts_wait_for_the_model_and_for_earlier_answers() -> None:
@@ -97,19 +91,6 @@ async def test_prompts_wait_for_the_model_and_for_earlier_answers() -> None:
         assert (it.phase(), it.feet) == ("prefill", ["", ""])
         await it.answer("2")
         assert (it.markdown, it.phase()) == (["1", "2"], "ready")
-
-
-@pytest.mark.parametrize("new", ["ctrl+n", "/new"])
-async def test_a_new_chat_has_no_earlier_messages(new: str) -> None:
-    async with chat() as it:
-        await it.send("old")
-        await it.piece("answer")
-        await (it.send if new == "/new" else it.press)(new)
-        await it.piece(" that arrives late")
-        assert (it.prompts, it.markdown, it.phase()) == ([], [], "answering")
-        await it.finish()
-        await it.send("fresh")
-        assert it.history == [Message("user", "fresh")]
 
 
 async def test_an_error_returns_the_prompt_and_keeps_the_text() -> None:
@@ -200,13 +181,16 @@ async def test_quitting_while_answering(command: str) -> None:
 async def test_the_message_line_shows_one_message_above_the_prompt() -> None:
     async with chat() as it:
         line, height = it.app.view.message, it.transcript.size.height
-        await it.send("/temperature 0.5")
-        assert (line.text, line.has_class("-error")) == ("Temperature of this chat: 0.5", False)
+        await it.send("/json")
+        assert (line.text.partition(".")[0], line.has_class("-error")) == (
+            "The next answer will be JSON",
+            False,
+        )
         assert line.region.bottom == it.box.region.y == it.transcript.region.bottom + 1
-        await it.send("/temperature 9")
-        assert "expected a number from 0 to 5" in line.text
+        await it.send("/json {1}")
+        assert "is not valid JSON" in line.text
         assert line.has_class("-error")
-        assert it.text() == "/temperature 9", "it can be corrected"
+        assert it.text() == "/json {1}", "it can be corrected"
         await it.press("f4")
         it.app.notify("while a dialog is open")
         assert it.app.screen.query_one(MessageLine).text == "while a dialog is open"
@@ -216,9 +200,6 @@ async def test_the_message_line_shows_one_message_above_the_prompt() -> None:
         line.clear()
         await it.pilot.pause()
         assert (line.display, it.transcript.size.height) == (False, height)
-        it.box.clear()
-        await it.send("/system You are a pirate.")
-        assert it.box.border_title == "starter · system prompt · options"
 
 
 @pytest.mark.long
@@ -331,7 +312,7 @@ async def test_a_second_chat_waits_for_the_answer_or_stops_it() -> None:
         await it.send("three")
         await it.finish()
         assert not isinstance(it.app.screen, QuestionScreen), "the first answer has finished"
-        assert it.history[-1].content == "three"
+        assert it.history == [Message("user", "three")]
 
         await it.press("ctrl+n")
         await it.send("four")

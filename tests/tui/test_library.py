@@ -5,25 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from textual.message import Message
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
 from akunu_py.chats.conversation_store import ConversationStore
-from akunu_py.tui.screens.conversation_list import (
-    ChosenConversation,
-    ConversationDeleted,
-    ConversationRenamed,
-    ConversationsScreen,
-    format_time,
-)
+from akunu_py.settings import Settings
+from akunu_py.tui.app import ChatApp, ChatConfig
+from akunu_py.tui.screens.conversation_list import format_time
 from akunu_py.tui.transcript.find import plain_text
 from akunu_py.tui.workers.store_thread import StoreThread
+from akunu_py.types import GenerateOptions
 from tests.support.chats import T0, branched, exchange_of
-from tests.support.tui_chat import Chat, at_rest, chat, tree_of, until
-from tests.support.tui_host import Compare, Host
+from tests.support.tui_chat import Chat, chat, tree_of
+from tests.support.tui_host import Compare
 
 pytestmark = pytest.mark.usefixtures("utc")
 
@@ -48,125 +45,93 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-class LibraryHost(Host):
-    """Starts the store's thread, and keeps the messages of the screen."""
-
-    def __init__(self, path: Path) -> None:
-        self.store_thread = StoreThread(path)
-        self.list = ConversationsScreen(self.store_thread, "haiku", clock=lambda: NOW)
-        self.messages: list[Message] = []
-        super().__init__(self.list)
-
-    async def on_mount(self) -> None:
-        self.store_thread.start(self.post_message)
-        await super().on_mount()
-
-    def on_unmount(self) -> None:
-        self.store_thread.close(10)
-
-    def on_conversation_deleted(self, message: ConversationDeleted) -> None:
-        self.messages.append(message)
-
-    def on_conversation_renamed(self, message: ConversationRenamed) -> None:
-        self.messages.append(message)
-
-    def lines(self) -> list[str]:
-        """The first line of each row."""
-        rows = self.list.query_one(OptionList)
-        return [str(option.prompt).splitlines()[0].rstrip() for option in rows.options]
-
-    def titles(self) -> list[str]:
-        return [each.info.title for each in self.list._found.values()]
-
-    def highlighted(self) -> str | None:
-        option = self.list.query_one(OptionList).highlighted_option
-        return option.id if option else None
-
-    def notices(self) -> list[str]:
-        return [f"{each.title}: {each.message}" for each in self._notifications]
-
-
 @contextlib.asynccontextmanager
-async def shown(path: Path) -> AsyncIterator[tuple[LibraryHost, Pilot[None]]]:
-    app = LibraryHost(path)
-    async with app.run_test(notifications=True) as pilot:
-        await until(pilot, lambda: app.lines())
-        yield app, pilot
+async def library(path: Path) -> AsyncIterator[Chat]:
+    """The list of conversations over the haiku, which is open."""
+    async with chat(store=path, size=(90, 24)) as it:
+        await it.app.open_chat("haiku")
+        await it.press("ctrl+o")
+        await it.until(lambda: lines(it))
+        yield it
+
+
+def lines(it: Chat) -> list[str]:
+    """The first line of each row."""
+    rows = it.app.screen.query_one(OptionList)
+    return [str(option.prompt).splitlines()[0].rstrip() for option in rows.options]
+
+
+def highlighted(it: Chat) -> str | None:
+    option = it.app.screen.query_one(OptionList).highlighted_option
+    return option.id if option else None
 
 
 async def test_words_find_a_chat_and_enter_opens_the_message(path: Path) -> None:
-    async with shown(path) as (app, pilot):
-        app.list.query_one("#words", Input).value = "line"  # no time between the last key
-        await app.list.query_one("#words", Input).action_submit()  # and Enter
-        await until(pilot, lambda: app.results)
-    assert app.results == [ChosenConversation("queue", "queue-2")], "on an inactive branch"
-    async with shown(path) as (app, pilot):
-        await pilot.press("down", "down", "down", "up", "enter")
-    assert app.results == [ChosenConversation("list")]
+    async with library(path) as it:
+        words = it.app.screen.query_one("#words", Input)
+        words.value = "line"  # no time between the last key
+        await words.action_submit()  # and Enter
+        await it.until(lambda: it.markdown == ["A line of people."])  # on an inactive branch
+        await it.press("ctrl+o")
+        await it.until(lambda: lines(it))
+        await it.press("down", "down", "down", "up", "enter")
+        await it.until(lambda: it.conversation == "list")
 
 
 async def test_keys_do_nothing_without_a_chat(path: Path, tmp_path: Path) -> None:
-    async with shown(path) as (app, pilot):
-        await pilot.press(*"zzz")
-        await until(pilot, lambda: app.lines() == ["Nothing found for: zzz"])
-        await pilot.press("enter", "ctrl+r", "ctrl+d", "ctrl+s", "down")
-        assert app.results == []
-    async with shown(tmp_path / "none.db") as (app, pilot):
-        assert app.lines()[0].startswith("No conversations yet.")
-        await pilot.press("enter", "ctrl+z")
-        await until(pilot, app.notices)
-        assert app.notices() == [": There is no recent deletion to undo."]
+    async with library(path) as it:
+        await it.press(*"zzz")
+        await it.until(lambda: lines(it) == ["Nothing found for: zzz"])
+        await it.press("enter", "ctrl+r", "ctrl+d", "ctrl+s", "down")
+        assert lines(it) == ["Nothing found for: zzz"]
+    async with library(tmp_path / "none.db") as it:
+        assert lines(it)[0].startswith("No conversations yet.")
+        await it.press("enter", "ctrl+z")
+        await it.until(lambda: "There is no recent deletion to undo." in it.notifications)
 
 
+@pytest.mark.usefixtures("own_directories")
 async def test_delete_and_undo(path: Path) -> None:
-    async with shown(path) as (app, pilot):
-        await pilot.press("down", "ctrl+d")
-        await until(pilot, lambda: app.highlighted() == "list")
-        await pilot.press("ctrl+d")
-        await until(pilot, lambda: app.highlighted() == "html")
-        assert app.titles()[:2] == ["What is a queue?", "Say [red]<b>\x1b[31m"]
-        deleted = [each for each in app.messages if isinstance(each, ConversationDeleted)]
-        assert [each.conversation for each in deleted] == ["haiku", "list"]
-        assert "Deleted (Ctrl+Z to undo): Write a haiku about the sea" in app.notices()[0]
-        await pilot.press("ctrl+z")
-        await until(pilot, lambda: app.highlighted() == "list")
-        await pilot.press("ctrl+z")
-        await until(pilot, lambda: app.highlighted() == "haiku")
-        assert len(app.lines()) == 5
+    async with library(path) as it:
+        await it.press("down", "ctrl+d")
+        await it.until(lambda: highlighted(it) == "list")
+        await it.press("ctrl+d")
+        await it.until(lambda: highlighted(it) == "html")
+        assert "What is a queue?" in lines(it)[0]
+        assert "Say [red]<b>␛[31m" in lines(it)[1]
+        assert f"Deleted (Ctrl+Z to undo): {REVERSE}" in it.notifications
+        assert it.conversation != "haiku", "it was open"
+        for name in ("list", "haiku"):
+            await it.press("ctrl+z")
+            await it.until(lambda name=name: highlighted(it) == name)  # type: ignore[misc]
+        assert len(lines(it)) == 5
 
 
 async def test_rename(path: Path) -> None:
-    async with shown(path) as (app, pilot):
-        await pilot.press("down", "ctrl+r")
-        name = app.list.query_one("#name", Input)
+    async with library(path) as it:
+        await it.press("down", "ctrl+r")
+        name = it.app.screen.query_one("#name", Input)
         assert (name.value, name.has_focus) == ("Write a haiku about the sea", True)
         name.value = ""
-        await pilot.press(*"Sea", "enter")
-        await until(pilot, lambda: "Sea" in app.titles())
-        assert app.highlighted() == "haiku"
-        (renamed,) = app.messages
-        assert isinstance(renamed, ConversationRenamed)
-        assert (renamed.conversation, renamed.title) == ("haiku", "Sea")
-        await pilot.press("ctrl+r", *"XYZ", "ctrl+d", "down", "escape")
-        assert app.list.query_one("#words", Input).has_focus
-        assert app.highlighted() == "haiku"
-        assert "Sea" in app.titles()
-        await pilot.press("escape")
-    assert app.results == [None]
+        await it.press(*"Sea", "enter")
+        await it.until(lambda: "● Sea" in lines(it)[1])
+        assert highlighted(it) == "haiku"
+        await it.press("ctrl+r", *"XYZ", "ctrl+d", "down", "escape")
+        assert it.app.screen.query_one("#words", Input).has_focus
+        assert highlighted(it) == "haiku"
+        await it.press("escape")
+        assert "Sea" in it.screen.splitlines()[0]
 
 
 @pytest.mark.parametrize(("keys", "suffix"), [([], "md"), (["down"], "json")])
 async def test_export(path: Path, tmp_path: Path, keys: list[str], suffix: str) -> None:
     file = tmp_path / f"what-is-a-queue.{suffix}"
-    async with shown(path) as (app, pilot):
-        await pilot.press("ctrl+s", *keys)
-        assert str(app.screen.query_one("#file", Static).render()) == str(file)
-        await pilot.press("enter")
-        await until(pilot, app.notices)
-        assert app.notices() == [f"Exported: {file}"]
+    async with library(path) as it:
+        await it.press("ctrl+s", *keys)
+        assert str(it.app.screen.query_one("#question", Static).render()) == f"Export to {tmp_path}"
+        await it.press("enter")
+        await it.until(lambda: f"Exported: {file}" in it.notifications)
         assert "You are welcome." in file.read_text("utf-8")
-        await pilot.press("ctrl+s", "escape")
-        assert app.screen is app.list
 
 
 def test_moments() -> None:
@@ -175,14 +140,22 @@ def test_moments() -> None:
     assert [format_time(NOW - ago, NOW) for ago in seconds_ago] == words
 
 
-def test_picture(snap_compare: Compare, path: Path) -> None:
-    app = LibraryHost(path)
+def test_picture(snap_compare: Compare, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(time=lambda: NOW)
+    monkeypatch.setattr("akunu_py.tui.screens.conversation_list.time", clock)
+    store = StoreThread(path)
+    app = ChatApp(ChatConfig("starter", GenerateOptions(), Settings(theme="dark"), store=store))
 
-    async def rest(pilot: Pilot[None]) -> None:
-        await until(pilot, app.lines)
-        await at_rest(pilot)  # the list, then the preview
+    async def opened(pilot: Pilot[None]) -> None:
+        it = Chat(pilot)
+        await app.open_chat("haiku")
+        await it.press("ctrl+o")
+        await it.until(lambda: lines(it))
+        app.screen.query_one("#words", Input).cursor_blink = False
+        await it.rest()  # the list, then the preview
+        store.close(10)
 
-    assert snap_compare(app, terminal_size=(120, 40), run_before=rest)
+    assert snap_compare(app, terminal_size=(120, 40), run_before=opened)
 
 
 ANSWER = """\
@@ -221,11 +194,12 @@ def sixteen_colors(_true_color: None, steady: None, monkeypatch: pytest.MonkeyPa
 
 def colored(it: Chat, color: str) -> list[str]:
     """The texts on the screen with a background color."""
-    found = []
-    for text, style in it.styled():
-        if style.bgcolor and style.bgcolor.name == color:
-            found.append(text)
-    return found
+    return [
+        text
+        for strip in it.strips()
+        for text, style, _ in strip
+        if style and style.bgcolor and style.bgcolor.name == color
+    ]
 
 
 async def found(it: Chat, what: str) -> None:

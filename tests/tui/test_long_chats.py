@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.ansi import AnsiDecoder
-from rich.style import Style
+from rich.console import Console
 
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
@@ -294,22 +294,20 @@ PIECES = st.tuples(
 )
 
 
-def looks(data: str) -> list[tuple[str, tuple[object, ...]]]:
+def looks(data: str) -> list[tuple[str, str]]:
     """Return each letter with its style, and the cursor's moves."""
-    decoder = AnsiDecoder()
-    found: list[tuple[str, tuple[object, ...]]] = []
+    decoder, console = AnsiDecoder(), Console()
+    found = []
     for part in re.split(r"(\x1b\[\d+;\d+H|\n)", data):
         if part.endswith(("H", "\n")):
-            found.append((part, ()))
+            found.append((part, ""))
             continue
         text = decoder.decode_line(part)
         for at, letter in enumerate(text.plain):
-            span = next((span for span in text.spans if span.start <= at < span.end), None)
-            style = span.style if span else Style()
-            assert isinstance(style, Style)
-            on = [style.bold, style.dim, style.italic, style.underline, style.reverse, style.strike]
-            colors = [c if c and not c.is_default else None for c in (style.color, style.bgcolor)]
-            found.append((letter, (*map(bool, on), bool(style.overline), *colors)))
+            style = text.get_style_at_offset(console, at)
+            found.append(
+                (letter, re.sub(r"\bnot \w+ ?|(on )?default ?|none", "", str(style)).strip())
+            )
     return found
 
 

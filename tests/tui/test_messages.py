@@ -79,7 +79,7 @@ async def test_editing_while_it_answers_stops_the_answer() -> None:
 async def test_another_answer_is_a_branch() -> None:
     async with chat() as it:
         await it.talk(*TWO_TURNS)
-        await it.press("ctrl+g")
+        await it.press("f5")
         assert it.history[-1] == Message("user", "two")
         await it.answer("third")
         assert (it.markdown, it.feet) == (["first", "third"], ["", "‹ 2/2 ›"])

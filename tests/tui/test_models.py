@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from textual.message import Message
 from textual.pilot import Pilot
-from textual.widgets import OptionList, Static
+from textual.widgets import Input, OptionList, Static
 
 from akunu_py.errors import FetchError, UnknownModel
 from akunu_py.models import catalog
@@ -20,15 +20,16 @@ from akunu_py.models.load.fit import CacheGrowth
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.models.store.progress import Progress
+from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.screens.main import Welcome, describe_offer
-from akunu_py.tui.screens.model_picker import ModelsScreen, better_model
+from akunu_py.tui.screens.model_picker import better_model
 from akunu_py.tui.workers import downloads as downloads_module
 from akunu_py.tui.workers.chat_client import ModelLoaded
 from akunu_py.tui.workers.downloads import Downloads, DownloadUpdate
 from akunu_py.types import GenerateOptions
-from tests.support.tui_chat import Chat, at_rest, until
-from tests.support.tui_host import Compare, Host, Pulled
+from tests.support.tui_chat import Chat, chat
+from tests.support.tui_host import Compare, Pulled
 
 GB = 10**9
 _BASE = catalog.load_catalog()["starter"]
@@ -54,7 +55,7 @@ def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(catalog, "load_catalog", lambda: ENTRIES)
     monkeypatch.setattr(
-        "akunu_py.tui.screens.model_picker.probe_machine", lambda: (GB // 50, MACHINE)
+        "akunu_py.tui.screens.model_picker.probe_machine", lambda: (MEMORY, MACHINE)
     )
     monkeypatch.setattr("akunu_py.tui.screens.model_picker.free_space", lambda: 310 * GB)
     stored = [
@@ -65,102 +66,89 @@ def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def pulled(few_models: None) -> Iterator[Pulled]:
+def pulled(few_models: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pulled]:
     pulled = Pulled()
+    monkeypatch.setattr(downloads_module, "_pull", pulled)
     yield pulled
     pulled.proceed.set()
 
 
-class ModelsHost(Host):
-    """Show the picker with its own downloads."""
-
-    TITLE = "Host"
-
-    def __init__(self, pulled: Pulled) -> None:
-        self.downloads = Downloads(self.post_message, pulled)
-        self.picker = ModelsScreen("starter", self.downloads, MEMORY)
-        super().__init__(self.picker)
+@contextlib.asynccontextmanager
+async def picker() -> AsyncIterator[Chat]:
+    """The list of models, when it knows what fits."""
+    async with chat(size=(90, 24)) as it:
+        await it.press("f4")
+        await it.until(lambda: "too large" in "\n".join(lines(it)))
+        yield it
 
 
-def screen(pulled: Pulled) -> tuple[ModelsHost, ModelsScreen]:
-    host = ModelsHost(pulled)
-    return host, host.picker
+def lines(it: Chat) -> list[str]:
+    return [str(option.prompt).rstrip() for option in it.app.screen.query_one(OptionList).options]
 
 
-def lines(shown: ModelsScreen) -> list[str]:
-    return [str(option.prompt).rstrip() for option in shown.query_one(OptionList).options]
-
-
-def about(shown: ModelsScreen) -> str:
-    return str(shown.query_one("#description", Static).render())
+def about(it: Chat) -> str:
+    return str(it.app.screen.query_one("#description", Static).render())
 
 
 async def test_installed_models_come_first_then_those_that_fit(pulled: Pulled) -> None:
-    host, shown = screen(pulled)
-    async with host.run_test(size=(90, 24)) as pilot:
-        names = [line.split()[0] if line[0] != "●" else line.split()[1] for line in lines(shown)]
+    async with picker() as it:
+        names = [line.split()[0] if line[0] != "●" else line.split()[1] for line in lines(it)]
         assert names == ["On", "starter", "torn", "To", "good-4b", "coder-7b", "big-30b"]
-        text = "\n".join(lines(shown))
+        text = "\n".join(lines(it))
         for words in ("in use", "damaged", "✓ fits", "✗ too large", "needs 2.5 GB"):
             assert words in text
-        await pilot.press(*"xyz", "enter", "ctrl+x")
-        assert lines(shown) == ["No matching model."]
-        await pilot.press(*["backspace"] * 3, *"ab", "slash", *"cd", "enter")
-        assert "size is unknown" in about(shown)
-    assert (host.results, pulled.requested) == ([], [])
-    host, _ = screen(pulled)
-    async with host.run_test() as pilot:
-        await pilot.press("enter")
-    assert host.results == ["starter"]
+        await it.press(*"xyz", "enter", "ctrl+x")
+        assert lines(it) == ["No matching model."]
+        await it.press(*["backspace"] * 3, *"ab", "slash", *"cd", "enter")
+        assert "size is unknown" in about(it)
+        assert pulled.requested == []
+        await it.press("escape", "f4", "enter")
+        assert len(it.app.screen_stack) == 1
 
 
 async def test_downloads_show_progress_and_continue_in_the_background(pulled: Pulled) -> None:
     pulled.steps = [Progress("download", GB, 2 * GB, 10**7, 185)]
-    host, shown = screen(pulled)
-    async with host.run_test(size=(90, 24)) as pilot:
-        await pilot.press(*"good", "enter")
-        assert about(shown) == (
+    async with picker() as it:
+        running = it.app._downloads.running
+        await it.press(*"good", "enter")
+        assert about(it) == (
             "Download 2.0 GB? 310 GB free; about 3 min at 100 Mbit/s. "
             "Press Enter again to download."
         )
-        await pilot.press("down", "x", "backspace")
-        await pilot.press("enter")
-        assert (pulled.requested, list(host.downloads.running)) == ([], []), "the question was left"
-        await pilot.press("enter")
-        await until(pilot, lambda: "45%" in "\n".join(lines(shown)))
-        assert about(shown) == "download: 1.0 GB of 2.0 GB · 10.0 MB/s · 3:05 left"
-        await pilot.press("enter")
+        await it.press("down", "x", "backspace", "enter")
+        assert (pulled.requested, list(running)) == ([], []), "the question was left"
+        await it.press("enter")
+        await it.until(lambda: "45%" in "\n".join(lines(it)))
+        assert about(it) == "download: 1.0 GB of 2.0 GB · 10.0 MB/s · 3:05 left"
+        await it.press("enter")
         assert pulled.requested == ["good-4b"], "not twice at once"
-        await pilot.press("escape")
-        assert list(host.downloads.running) == ["good-4b"]
+        await it.press("escape")
+        assert list(running) == ["good-4b"]
         pulled.proceed.set()
-        await until(pilot, lambda: not host.downloads.running)
+        await it.until(lambda: not running)
 
 
 async def test_a_model_that_is_too_large_is_downloaded_at_the_second_enter(pulled: Pulled) -> None:
-    host, shown = screen(pulled)
-    async with host.run_test() as pilot:
-        await pilot.press(*"big", "enter")
-        assert "too much for this machine" in about(shown)
+    async with picker() as it:
+        await it.press(*"big", "enter")
+        assert "too much for this machine" in about(it)
         assert pulled.requested == []
-        await pilot.press("enter")
-        await until(pilot, lambda: pulled.requested == ["big-30b"])
-        await pilot.press("ctrl+x")
-        await until(pilot, lambda: not host.downloads.running)
-        await until(pilot, lambda: about(shown) == "The most capable.")
+        await it.press("enter")
+        await it.until(lambda: pulled.requested == ["big-30b"])
+        await it.press("ctrl+x")
+        await it.until(lambda: about(it) == "The most capable.")
 
 
 async def test_a_failed_download_shows_the_reason(pulled: Pulled) -> None:
     why = "the hub does not answer"
     pulled.error = FetchError(why)
     pulled.steps = [Progress("waiting: no connection to the hub")]
-    host, shown = screen(pulled)
-    async with host.run_test(size=(90, 24)) as pilot:
-        await pilot.press(*"good", "enter", "enter")
-        await until(pilot, lambda: "waiting: no connection to" in "\n".join(lines(shown)))
+    async with picker() as it:
+        await it.press(*"good", "enter", "enter")
+        await it.until(lambda: "waiting: no connection to" in "\n".join(lines(it)))
         pulled.proceed.set()
-        await until(pilot, lambda: about(shown) == f"{why}. Press Enter to try again.")
-        assert ["✗ failed" in line for line in lines(shown)] == [False, True]
+        await it.until(lambda: about(it) == f"{why}. Press Enter to try again.")
+        assert ["✗ failed" in line for line in lines(it)] == [False, True]
 
 
 def test_progress_never_goes_backwards() -> None:
@@ -184,6 +172,8 @@ def test_progress_never_goes_backwards() -> None:
 def test_a_better_model_for_the_first_run(
     few_models: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    probe = "akunu_py.tui.screens.model_picker.probe_machine"
+    monkeypatch.setattr(probe, lambda: (GB // 50, MACHINE))
     better = better_model("starter")
     assert better is not None
     assert better.name == "good-4b", "neither a coder nor what does not fit, whatever is free now"
@@ -191,24 +181,24 @@ def test_a_better_model_for_the_first_run(
     assert "/model good-4b" in describe_offer(replace(better, is_stored=True))
     assert better_model("good-4b") is None
     assert better_model("a folder of mine") is None
-    monkeypatch.setattr(
-        "akunu_py.tui.screens.model_picker.probe_machine",
-        lambda: (MEMORY, replace(MACHINE, bandwidth=10e9)),
-    )
+    monkeypatch.setattr(probe, lambda: (MEMORY, replace(MACHINE, bandwidth=10e9)))
     assert better_model("starter") is None, "it would fit, but be slower than one reads"
 
 
 def test_picture(snap_compare: Compare, pulled: Pulled) -> None:
-    host, shown = screen(pulled)
     pulled.steps = [Progress("download", 6 * GB // 5, 2 * GB, 10**7, 80)]
+    app = ChatApp(ChatConfig("starter", GenerateOptions(), Settings(theme="dark")))
 
     async def fetching(pilot: Pilot[None]) -> None:
-        host.downloads.start("good-4b")
-        await pilot.press("down", "down")
-        await until(pilot, lambda: "54%" in "\n".join(lines(shown)))
-        await at_rest(pilot)
+        it = Chat(pilot)
+        app._downloads.start("good-4b")
+        await it.press("f4")
+        await it.until(lambda: "54%" in "\n".join(lines(it)))
+        await it.press("down", "down")
+        app.screen.query_one(Input).cursor_blink = False
+        await it.rest()
 
-    assert snap_compare(host, terminal_size=(80, 24), run_before=fetching)
+    assert snap_compare(app, terminal_size=(80, 24), run_before=fetching)
 
 
 @pytest.fixture
@@ -235,19 +225,17 @@ def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pulled:
 @contextlib.asynccontextmanager
 async def first_run() -> AsyncIterator[Chat]:
     """The chat after Enter accepted the offer, which names the size."""
-    app = ChatApp(ChatConfig("starter", GenerateOptions(), missing=True))
-    async with app.run_test(size=(80, 24)) as pilot:
-        it = Chat(pilot)
+    async with chat(missing=True, loaded=False) as it:
         offer = "Enter downloads starter (92.9 MB); prompts wait for it. F4 shows others."
         assert offer in it.screen
         assert "○ no model yet" in it.screen
         await it.press("enter")
-        await until(pilot, lambda: "36%" in it.status_line)
+        await it.until(lambda: "36%" in it.status_line)
         assert offer not in it.screen
         try:
             yield it
         finally:
-            app.close_downloads(10)
+            it.app.close_downloads(10)
 
 
 @pytest.mark.long
@@ -258,11 +246,7 @@ async def test_the_chat_is_open_while_the_model_is_fetched(source: Pulled) -> No
         assert shown.splitlines()[1] == "download: 40.0 MB of 100 MB"
         await it.send("one")
         await it.send("two")
-        assert (it.prompts, it.phase(), source.requested) == (
-            ["one", "two"],
-            "downloading",
-            ["starter"],
-        )
+        assert (it.phase(), source.requested) == ("downloading", ["starter"])
         source.proceed.set()
         await it.until(lambda: it.phase() == "loading")
         await it.post(ModelLoaded("starter", 8192))

@@ -21,16 +21,15 @@ from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.cache_file import CacheMetadata
 from akunu_py.errors import ConversationError
-from akunu_py.tui.app import ChatApp, ChatConfig, SavedUiState, load_ui_state, save_ui_state
+from akunu_py.tui.app import SavedUiState, load_ui_state, save_ui_state
 from akunu_py.tui.controllers.library import Resume
 from akunu_py.tui.screens.conversation_list import ConversationsScreen
 from akunu_py.tui.screens.main import Welcome
-from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded
-from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
-from akunu_py.types import GenerateOptions
+from akunu_py.tui.workers.chat_client import AnswerFinished
+from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread
 from tests.support.chats import T0, add_answer, add_prompt, branched, exchange_of
 from tests.support.command import until as until_now
-from tests.support.tui_chat import STATS, Chat, chat, until
+from tests.support.tui_chat import STATS, chat
 
 
 def saved(path: Path) -> list[ChatMessage]:
@@ -62,7 +61,7 @@ async def test_a_chat_is_saved_while_it_grows_and_opens_again(path: Path) -> Non
         await it.send("one")
         await it.piece("half")
         await it.finish("length")
-        await it.press("ctrl+g")
+        await it.press("f5")
         await it.answer("whole")
         await it.press("tab", "left", "escape")
         await it.send("waits for ever")
@@ -100,7 +99,6 @@ async def test_a_chat_is_saved_as_a_file(tmp_path: Path) -> None:
             await it.act(f"export({file!r})")
         names = sorted(path.name for path in tmp_path.iterdir())
         assert names == ["chat.json", "one-two-2.md", "one-two.md"]
-        assert "Three." in (tmp_path / "one-two.md").read_text("utf-8")
         await it.act("export('chat.json')")
         assert "exists" in it.notifications[-1]
 
@@ -120,12 +118,6 @@ def store(tmp_path: Path) -> Iterator[StoreThread]:
     assert thread.close(10)
 
 
-def app_with(store: StoreThread, resume: Resume | None, unsent: str = "") -> ChatApp:
-    ui_state = SavedUiState(unsent)
-    config = ChatConfig("starter", GenerateOptions(), store=store)
-    return ChatApp(replace(config, resume=resume, ui_state=ui_state))
-
-
 @pytest.mark.parametrize(
     ("resume", "opened", "listed"),
     [
@@ -140,21 +132,17 @@ def app_with(store: StoreThread, resume: Resume | None, unsent: str = "") -> Cha
 async def test_resuming_opens_or_lists_chats(
     store: StoreThread, resume: Resume, opened: str | None, listed: str | None
 ) -> None:
-    app = app_with(store, resume)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with chat(store=store, resume=resume) as it:
         if opened:
-            await until(pilot, lambda: app.conversation.tree.conversation == opened)
+            await it.until(lambda: it.conversation == opened)
         elif listed is not None:
-            await until(pilot, lambda: isinstance(app.screen, ConversationsScreen))
-            screen = app.screen
-            assert isinstance(screen, ConversationsScreen)
-            await until(
-                pilot, lambda: [each for each in screen.query(OptionList) if each.options[1:]]
-            )
-            assert screen.query_one("#words", Input).value == listed
+            await it.until(lambda: isinstance(it.app.screen, ConversationsScreen))
+            rows = it.app.screen.query_one(OptionList)
+            await it.until(lambda: rows.options[1:])
+            assert it.app.screen.query_one("#words", Input).value == listed
         else:
-            await until(pilot, lambda: app.view.message.text)
-            assert app.view.message.text == "No earlier chat matches: hippopotamus"
+            await it.until(lambda: it.notifications)
+            assert it.notifications == ["No earlier chat matches: hippopotamus"]
 
 
 def test_unsent_text_is_kept_between_runs(tmp_path: Path) -> None:
@@ -172,18 +160,15 @@ def test_unsent_text_is_kept_between_runs(tmp_path: Path) -> None:
 async def test_the_box_has_the_unsent_text_and_the_bell_rings_without_focus(
     store: StoreThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = app_with(store, None, "half a thought")
-    async with app.run_test(size=(80, 24)) as pilot:
-        it = Chat(pilot)
-        assert it.text() == app.ui_state.unsent_text == "half a thought"
+    async with chat(store=store, ui_state=SavedUiState("half a thought")) as it:
+        assert it.text() == it.app.ui_state.unsent_text == "half a thought"
         rung: list[bool] = []
-        monkeypatch.setattr(app, "bell", lambda: rung.append(True))
-        await it.post(ModelLoaded("starter", 8192))
+        monkeypatch.setattr(it.app, "bell", lambda: rung.append(True))
         for number, (seconds, focus, rings) in enumerate(
             ((99.0, True, 0), (1.0, False, 0), (99.0, False, 1)), 1
         ):
             await it.send("more")
-            app.app_focus = focus
+            it.app.app_focus = focus
             await it.post(AnswerFinished(number, "stop", replace(STATS, decode_s=seconds)))
             assert len(rung) == rings
 
@@ -290,16 +275,13 @@ async def test_without_a_database_saving_fails_with_the_reason(path: Path) -> No
         assert it.error == failed.error
 
 
-async def test_a_damaged_database_is_set_aside_with_a_warning(path: Path) -> None:
+async def test_a_damaged_database_is_set_aside_with_a_notice(path: Path) -> None:
     path.write_bytes(b"garbage" * 1000)
-    async with started(path) as (it, messages):
-        prompt, _ = begun()
-        it.save("c", prompt)
-        until_now(lambda: messages)
-        until_now(lambda: in_file(path) == ["Why?"])
-        (message,) = messages
-        assert isinstance(message, StoreWarning)
-        assert "was set aside" in message.text
+    async with chat(store=path) as it:
+        await it.send("Why?")
+        await it.until(lambda: it.notices)
+        assert "was set aside" in it.notices[0]
+    assert in_file(path)[:1] == ["Why?"]
 
 
 async def test_closing_does_not_wait_for_a_disk_that_does_not_respond(
@@ -343,13 +325,12 @@ async def test_failures_of_the_database_stop_no_answer() -> None:
 
 
 async def test_the_first_screen_offers_the_last_chat(store: StoreThread) -> None:
-    app = app_with(store, None)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: app.view.offers_last_chat)
+    async with chat(store=store) as it:
+        await it.until(lambda: it.app.view.offers_last_chat)
         for key, offered in (("x", "hidden"), ("backspace", "visible")):
-            await pilot.press(key)
-            last = app.query_one(Welcome).query_one(".last")
+            await it.press(key)
+            last = it.app.query_one(Welcome).query_one(".last")
             assert last.styles.visibility == offered, "what Enter does now"
-        await pilot.press("enter")
-        await until(pilot, lambda: len(app.conversation.turns) == 2)
-        assert app.title == "What is a queue?"
+        await it.press("enter")
+        await it.until(lambda: len(it.app.conversation.turns) == 2)
+        assert it.app.title == "What is a queue?"

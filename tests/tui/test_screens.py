@@ -14,15 +14,9 @@ from textual.pilot import Pilot
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.prompt.suggestions import SuggestionPopup
-from akunu_py.tui.workers.chat_client import (
-    AnswerFinished,
-    ModelLoaded,
-    PieceArrived,
-    PrefillUpdate,
-)
+from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded, PieceArrived
 from akunu_py.types import GenerateOptions, Stats
-from tests.support.tui_chat import GAUGES, Chat, at_rest, chat, until
+from tests.support.tui_chat import GAUGES, Chat, at_rest, chat
 from tests.support.tui_host import Compare
 
 ANSWER = """A **queue** keeps things in order:
@@ -37,9 +31,6 @@ def push(queue: list[int], item: int) -> None:
 
 To take from the left, use `collections.deque`.
 """
-LONG_CODE = "```python\n" + "".join(
-    f"row_{n} = [{', '.join(map(str, range(n % 7 * 5)))}]  # the {n}th\n" for n in range(40)
-)
 STATS = Stats(130, 100, 121, 52, 160, 67, prefill_s=0.2, decode_s=1.9)
 
 Script = Callable[["Pilot[None]"], Awaitable[None]]
@@ -51,18 +42,19 @@ async def loaded(pilot: Pilot[None]) -> None:
     await pilot.pause()
 
 
-async def sent(pilot: Pilot[None], prompt: str = "What is a queue?\nShow me Python.") -> None:
+async def sent(pilot: Pilot[None]) -> None:
     await loaded(pilot)
-    pilot.app.query_one(PromptBox).insert(prompt)
+    pilot.app.query_one(PromptBox).insert("What is a queue?\nShow me Python.")
     await pilot.press("enter")
     await pilot.pause()
 
 
-async def streamed(pilot: Pilot[None], answer: str = ANSWER) -> None:
+async def streaming(pilot: Pilot[None]) -> None:
     """The answer in pieces of five characters, the last two of every other piece drafted, and what
     was drafted in vain after some of them."""
-    for number, start in enumerate(range(0, len(answer), 5)):
-        text = answer[start : start + 5]
+    await sent(pilot)
+    for number, start in enumerate(range(0, len(ANSWER), 5)):
+        text = ANSWER[start : start + 5]
         drafted = ((3, len(text)),) if number % 2 and len(text) > 3 else ()
         rejected = ((len(text), " wrong"),) if number % 8 == 5 else ()
         passes = (1 + number % 5,)
@@ -73,17 +65,6 @@ async def streamed(pilot: Pilot[None], answer: str = ANSWER) -> None:
 
 async def loading(pilot: Pilot[None]) -> None:
     pilot.app.query_one(PromptBox).cursor_blink = False
-
-
-async def prefilling(pilot: Pilot[None]) -> None:
-    await sent(pilot)
-    pilot.app.post_message(PrefillUpdate(1, 400, 1000))
-    await at_rest(pilot)
-
-
-async def streaming(pilot: Pilot[None]) -> None:
-    await sent(pilot)
-    await streamed(pilot)
 
 
 async def finished(pilot: Pilot[None]) -> None:
@@ -103,15 +84,10 @@ async def terminal_colors(pilot: Pilot[None]) -> None:
     await finished(pilot)
 
 
-async def long_code(pilot: Pilot[None]) -> None:
-    await sent(pilot)
-    await streamed(pilot, LONG_CODE)
-
-
 async def branches(pilot: Pilot[None]) -> None:
     """Answered again, the first answer chosen."""
     await finished(pilot)
-    await pilot.press("ctrl+g")
+    await pilot.press("f5")
     pilot.app.post_message(PieceArrived(2, "Another answer.", (), STATS, gauges=GAUGES))
     pilot.app.post_message(AnswerFinished(2, "stop", STATS, GAUGES))
     await at_rest(pilot)
@@ -128,13 +104,6 @@ async def earlier_prompts(pilot: Pilot[None]) -> None:
     await at_rest(pilot)
 
 
-async def files(pilot: Pilot[None]) -> None:
-    await loaded(pilot)
-    await pilot.press(*"see @")
-    await until(pilot, lambda: pilot.app.query_one(SuggestionPopup).is_open)
-    await at_rest(pilot)
-
-
 async def commands(pilot: Pilot[None]) -> None:
     await loaded(pilot)
     await pilot.press("/")
@@ -145,18 +114,14 @@ async def commands(pilot: Pilot[None]) -> None:
     ("script", "size"),
     [
         (streaming, (24, 8)),
-        *((script, (80, 24)) for script in (loading, prefilling, finished, terminal_colors)),
-        *((script, (80, 24)) for script in (drafting, long_code, branches)),
-        *((script, (80, 24)) for script in (earlier_prompts, files, commands)),
+        *((script, (80, 24)) for script in (loading, finished, terminal_colors, drafting)),
+        *((script, (80, 24)) for script in (branches, earlier_prompts, commands)),
     ],
     ids=lambda value: value.__name__ if callable(value) else "x".join(map(str, value)),
 )
 def test_picture(
     snap_compare: Compare, tmp_path: Path, script: Script, size: tuple[int, int]
 ) -> None:
-    (tmp_path / "src").mkdir()
-    for name in ("notes.md", "src/prompt.py"):
-        (tmp_path / name).touch()
     settings = Settings(theme="dark", reduced_motion=True)
     app = ChatApp(ChatConfig("starter", GenerateOptions(), settings, directory=tmp_path))
     assert snap_compare(app, terminal_size=size, run_before=script)

@@ -1,94 +1,91 @@
-"""The settings screen, the options of a chat, themes and motion."""
+"""The form of settings and of a chat's options; themes."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from textual.pilot import Pilot
-from textual.widgets import Input, Select, Static, TextArea
+from textual.widgets import Input, Static, TextArea
 
-from akunu_py.chats.conversation_store import ConversationStore
-from akunu_py.chats.json import as_json, read_json
-from akunu_py.chats.options import BOUNDS, FRACTIONS, ChatOptions, options_of
+from akunu_py.chats.options import ChatOptions
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from akunu_py.tui import terminal, themes
-from akunu_py.tui.screens.chat_options import ChatOptionsScreen, parse_option
+from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.screens.settings_form import SettingsScreen
-from akunu_py.types import NO_TOKEN_LIMIT, THINKING_MODES, GenerateOptions, SamplingOptions
-from tests.support.chats import branched
-from tests.support.tui_chat import Chat, at_rest, chat, until
-from tests.support.tui_host import Compare, Host
+from akunu_py.types import NO_TOKEN_LIMIT, GenerateOptions, Message, SamplingOptions
+from tests.support.tui_chat import Chat, at_rest, chat
+from tests.support.tui_host import Compare
 
 pytestmark = pytest.mark.usefixtures("own_directories")
 
 PERSONAS = {"coder": "You write Python.\nShort answers.", "poet": "You rhyme."}
 
 
-def form(settings: Settings | None = None) -> tuple[Host, SettingsScreen]:
-    shown = SettingsScreen(settings or load_settings(), lambda name: host.show_theme(name))
-    host = Host(shown)
-    return host, shown
-
-
-def hint_text(shown: SettingsScreen) -> str:
-    line, frame = shown.query_one("#say", Static), shown.query_one("#dialog")
-    assert frame.region.shrink((1, 1, 1, 1)).contains_region(line.region), "it is in sight"
+def hint_text(it: Chat) -> str:
+    """The line below the form, which is always in sight."""
+    line, frame = it.app.screen.query_one("#say", Static), it.app.screen.query_one("#dialog")
+    assert frame.region.shrink((1, 1, 1, 1)).contains_region(line.region)
     return str(line.render())
 
 
+def next_options(it: Chat) -> GenerateOptions:
+    """How the next answer is made."""
+    return it.app.conversation.tree.options.apply(it.app.settings.options)
+
+
+async def fill(it: Chat, **values: object) -> None:
+    """Open the form if it is closed, and fill in fields."""
+    if not isinstance(it.app.screen, SettingsScreen):
+        await it.press("ctrl+s")
+    for name, value in values.items():
+        field: Any = it.app.screen.query_one(f"#{name.replace('chat_', 'chat-')}")
+        if isinstance(field, TextArea):
+            field.text = str(value)
+        else:
+            field.value = value
+        await it.pilot.pause()
+
+
+async def save(it: Chat) -> None:
+    await it.press("ctrl+s")
+    await it.until(lambda: not isinstance(it.app.screen, SettingsScreen))
+
+
 @pytest.mark.long
-async def test_saved_settings_are_in_the_file_and_in_the_result() -> None:
-    host, shown = form(save_settings({"draft_model": "small"}))
-    async with host.run_test(size=(80, 24)) as pilot:
-        assert shown.query_one("#draft-model", Select).value == "small"
-        shown.query_one("#draft-model", Select).value = ""
-        shown.query_one("#temperature", Input).value = "0,25"
-        shown.query_one("#system", TextArea).text = "Be brief.\x1b"
-        shown.query_one("#theme", Select).value = "light"
-        await pilot.press(*["tab"] * 8, *["backspace"] * 4, *"off")
-        await pilot.press(*["tab", "space"] * 3, "ctrl+s")
-        await until(pilot, lambda: host.results)
-    expected = Settings(
-        answer_cache=False,
-        temperature=0.25,
-        system_prompt="Be brief.",
-        theme="light",
-        server="off",
-        model_titles=False,
-        reduced_motion=True,
-    )
-    assert host.results == [expected]
-    assert load_settings() == expected
-    assert host.themes[-1] == "light"
+async def test_saved_settings_are_in_the_file_and_in_use() -> None:
+    async with chat(settings=save_settings({"draft_model": "small"})) as it:
+        await fill(it, draft_model="", temperature="0,25", max_tokens="", theme="light")
+        await fill(it, system="Be brief.\x1b", server="off")
+        assert it.app.theme == "dark", "until it is saved"
+        it.app.screen.query_one("#server").focus()
+        await it.press(*["tab", "space"] * 3)
+        await save(it)
+        expected = Settings(
+            answer_cache=False,
+            temperature=0.25,
+            system_prompt="Be brief.",
+            theme="light",
+            server="off",
+            model_titles=False,
+            reduced_motion=True,
+        )
+        assert it.app.settings.current == load_settings() == expected
+        assert (it.app.theme, next_options(it).sampling.temperature) == ("light", 0.25)
+        assert it.box.border_title == "starter · system prompt"
+        await it.send("hello")
+        assert it.history[0] == Message("system", "Be brief.")
     assert "model =" not in settings_file().read_text(), "only what was changed is written"
 
 
-@pytest.mark.long
-async def test_escape_saves_nothing_and_undoes_the_theme() -> None:
-    host, shown = form()
-    async with host.run_test() as pilot:
-        shown.query_one("#theme", Select).value = "nord"
-        await pilot.pause()
-        await pilot.press("escape")
-    assert host.results == [None]
-    assert host.themes[-2:] == ["nord", "auto"]
+async def test_escape_saves_nothing() -> None:
+    async with chat() as it:
+        await fill(it, theme="nord", temperature="1", chat_temperature="2")
+        await it.press("escape")
+        assert it.app.settings.current == Settings()
+        assert it.app.conversation.tree.options == ChatOptions()
     assert not settings_file().exists()
-
-
-@pytest.mark.parametrize("leave", [["tab"], ["enter"], []])
-async def test_a_new_persona_is_named_by_enter_tab_or_saving(leave: list[str]) -> None:
-    host, _ = form(save_settings({"system_prompt": "plain"}))
-    async with host.run_test(size=(80, 24)) as pilot:
-        await pilot.press("ctrl+n", *"poet", *leave, *("Rhyme" if leave else ""), "ctrl+s")
-        await until(pilot, lambda: host.results)
-    (saved,) = host.results
-    assert isinstance(saved, Settings)
-    text = "Rhyme" if leave else ""
-    assert (saved.personas, saved.persona, saved.system) == ({"poet": text}, "poet", text)
-    assert saved.system_prompt == "plain"
 
 
 @pytest.mark.long
@@ -109,56 +106,37 @@ async def test_the_gallery_previews_a_theme_and_enter_saves_it() -> None:
 
 
 @pytest.mark.long
-async def test_personas_keep_their_texts_and_can_be_deleted() -> None:
-    """The plain prompt cannot."""
-    host, shown = form(save_settings({"personas": PERSONAS, "persona": "coder"}))
-    async with host.run_test() as pilot:
-        shown.query_one("#system", TextArea).text = "You write Rust."
-        shown.query_one("#persona", Select).value = "poet"
-        await pilot.pause()
-        assert shown.query_one("#system", TextArea).text == "You rhyme."
-        await pilot.press("ctrl+s")
-        await until(pilot, lambda: host.results)
-    assert load_settings().personas == {"coder": "You write Rust.", "poet": "You rhyme."}
-    assert load_settings().persona == "poet"
-    host, shown = form()
-    async with host.run_test() as pilot:
-        await pilot.press("ctrl+d")
-        assert shown.query_one("#persona", Select).value == ""
-        await pilot.press("ctrl+d")
-        assert "cannot be deleted" in hint_text(shown)
-        await pilot.press("ctrl+s")
-        await until(pilot, lambda: host.results)
-    assert load_settings() == Settings(personas={"coder": "You write Rust."})
-
-
-async def test_invalid_values_are_refused_in_words() -> None:
-    host, shown = form()
-    async with host.run_test(size=(80, 24)) as pilot:
-        for field, typed, says in (
-            ("temperature", "9", "0 to 5"),
-            ("temperature", "1.2.3", "a num"),
-            ("server", "localhost:8012", "http://HOST:PORT"),
-            ("server", "", "http://HOST:PORT"),
-        ):
-            before = shown.query_one(f"#{field}", Input).value
-            shown.query_one(f"#{field}", Input).value = typed
-            await pilot.press("ctrl+s")
-            await until(pilot, lambda says=says: says in hint_text(shown))  # type: ignore[misc]
-            assert host.results == []
-            shown.query_one(f"#{field}", Input).value = before
-    assert not settings_file().exists()
+async def test_personas_are_added_changed_and_deleted() -> None:
+    async with chat(settings=save_settings({"personas": PERSONAS, "persona": "coder"})) as it:
+        await fill(it, system="You write Rust.", persona="poet")
+        assert it.app.screen.query_one("#system", TextArea).text == "You rhyme."
+        await save(it)
+        assert load_settings().personas == PERSONAS | {"coder": "You write Rust."}
+        assert load_settings().persona == "poet"
+        assert it.box.border_title == "starter · poet"
+        await fill(it, persona="\n")
+        for name, text, says in (
+            ("", "x", "Enter a name"), ("new", "", "Enter a name"), ("poet", "x", "already exists"),
+        ):  # fmt: skip
+            await fill(it, name=name, system=text)
+            await it.press("ctrl+s")
+            assert says in hint_text(it)
+        await fill(it, name=" new ", system="You are new.")
+        await save(it)
+        saved = load_settings()
+        assert (saved.persona, saved.system, len(saved.personas)) == ("new", "You are new.", 3)
+        await fill(it, system="")
+        await save(it)
+        assert (load_settings().persona, len(load_settings().personas)) == ("", 2)
 
 
 async def test_a_file_that_cannot_be_written_keeps_the_form_open() -> None:
     settings_file().parent.parent.mkdir()
     settings_file().parent.write_text("in the way")
-    host, shown = form(Settings())
-    async with host.run_test(size=(100, 30)) as pilot:
-        shown.query_one("#temperature", Input).value = "1"
-        await pilot.press("ctrl+s")
-        await until(pilot, lambda: "settings.toml" in hint_text(shown))
-        assert host.results == []
+    async with chat(size=(100, 30)) as it:
+        await fill(it, temperature="1")
+        await it.press("ctrl+s")
+        await it.until(lambda: "settings.toml" in hint_text(it).splitlines()[0])
 
 
 @pytest.mark.parametrize(
@@ -208,136 +186,84 @@ def test_without_a_reply_the_environment_names_the_background() -> None:
 def test_picture(snap_compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path("/home/me/.config/akunu/settings.toml")
     monkeypatch.setattr("akunu_py.tui.screens.settings_form.settings_file", lambda: path)
-    host, _ = form(Settings(personas=PERSONAS, persona="coder"))
+    settings = Settings(theme="dark", personas=PERSONAS, persona="coder", reduced_motion=True)
+    app = ChatApp(ChatConfig("starter", GenerateOptions(NO_TOKEN_LIMIT), settings))
 
     async def shown(pilot: Pilot[None]) -> None:
-        await pilot.press("tab")
+        await pilot.press("ctrl+s", "tab", "tab")
+        for field in app.screen.query(Input):
+            field.cursor_blink = False
         await at_rest(pilot)
 
-    assert snap_compare(host, terminal_size=(80, 24), run_before=shown)
-
-
-SOME = ChatOptions(0.25, 300, 0.5, 7, "low", 64)
-OPTIONS = st.builds(
-    ChatOptions,
-    st.none() | st.floats(0, 5),
-    st.none() | st.integers(0, 1 << 30),
-    st.none() | st.floats(0, 1),
-    st.none() | st.integers(0, (1 << 63) - 1),
-    st.sampled_from(THINKING_MODES),
-    st.none() | st.integers(-1, 1 << 30),
-)
-
-
-def next_options(it: Chat) -> GenerateOptions:
-    """How the next answer is made."""
-    return it.app.conversation.tree.options.apply(it.app.settings.options)
-
-
-async def fill(it: Chat, **values: str) -> None:
-    await it.send("/options")
-    await it.until(lambda: isinstance(it.app.screen, ChatOptionsScreen))
-    for name, value in values.items():
-        it.app.screen.query_one(f"#{name}", Input).value = value
+    assert snap_compare(app, terminal_size=(80, 24), run_before=shown)
 
 
 @pytest.mark.long
-async def test_the_dialog_changes_this_chat_only(own_directories: None) -> None:
+async def test_options_are_those_of_this_chat_only() -> None:
     async with chat() as it:
         it.app.settings.options = GenerateOptions(NO_TOKEN_LIMIT, thinking_budget=900)
         plain = next_options(it)
-        assert plain.max_tokens == NO_TOKEN_LIMIT
-        await fill(it, temperature="0,25", top_p=".5", seed="7", max_tokens="300")
-        it.app.screen.query_one("#thinking", Select).value = "low"
-        it.app.screen.query_one("#thinking_budget", Input).value = "64"
+        await fill(it, chat_temperature="0,25", chat_top_p=".5", chat_seed="7", thinking="low")
+        await fill(it, chat_max_tokens="300", chat_thinking_budget="64")
         await it.press("enter")
-        assert it.app.conversation.tree.options == SOME
+        await it.until(lambda: not isinstance(it.app.screen, SettingsScreen))
+        assert it.app.conversation.tree.options == ChatOptions(0.25, 300, 0.5, 7, "low", 64)
         assert it.box.border_title == "starter · options"
         sampling = SamplingOptions(0.25, 0.5, seed=7)
         expected = GenerateOptions(300, sampling=sampling, thinking="low", thinking_budget=64)
         assert next_options(it) == expected
-        await it.send("hello")
-        await it.answer("Hi.")
+        await it.talk("hello", "Hi.")
         await it.press("ctrl+n")
         assert next_options(it) == plain
         assert it.box.border_title == "starter"
+    assert not settings_file().exists()
 
 
 @pytest.mark.long
 async def test_the_options_are_kept_with_the_chat(tmp_path: Path) -> None:
     """Also those that were set before its first prompt."""
     async with chat(store=tmp_path / "conversations.db") as it:
-        await it.send("/temperature 0.25")
+        await fill(it, chat_temperature="0.25")
+        await save(it)
         await it.talk("hello", "Hi.")
         first = it.conversation
-        await fill(it, seed="3")
-        await it.press("enter")
+        await fill(it, chat_seed="3")
+        await save(it)
         await it.press("ctrl+n")
         await it.app.open_chat(first)
         assert it.app.conversation.tree.options == ChatOptions(temperature=0.25, seed=3)
 
 
-@given(options=OPTIONS)
-def test_options_are_exported_imported_and_stored(
-    options: ChatOptions, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    tree = branched()
-    tree.options = options
-    (back,) = read_json(as_json([tree]), "file")
-    assert back.options == options
-    store = ConversationStore.open(tmp_path_factory.mktemp("chats") / "conversations.db")
-    store.save_tree(tree)
-    assert store.load("queue").options == options
-    store.set_options("queue", ChatOptions())
-    assert store.load("queue").options == ChatOptions()
-    store.set_options("unknown", options)
-    store.close()
-
-
-@given(name=st.sampled_from(sorted(BOUNDS)), value=st.integers(-3, 9) | st.floats(-1, 6))
-def test_valid_typed_options_can_be_stored(name: str, value: float) -> None:
-    try:
-        parsed = parse_option(name, str(value))
-    except ValueError:
-        parsed = None
-    least, most = BOUNDS[name]
-    fits = least <= value <= most and (isinstance(value, int) or name in FRACTIONS)
-    assert (parsed is not None) == fits
-    if fits:
-        assert getattr(options_of({name: parsed}), name) == parsed
-
-
 async def test_a_limit_is_a_setting() -> None:
     async with chat() as it:
         assert it.app.settings.current.token_limit == NO_TOKEN_LIMIT
-        for options, settings, expected in (
-            (ChatOptions(), Settings(max_tokens=200, thinking_budget=0), (200, 0)),
-            (ChatOptions(), Settings(), (NO_TOKEN_LIMIT, None)),
-            (
-                ChatOptions(max_tokens=0, thinking_budget=-1),
-                Settings(max_tokens=200),
-                (NO_TOKEN_LIMIT, None),
-            ),
+        for settings, expected in (
+            (Settings(max_tokens=200, thinking_budget=0), (200, 0)),
+            (Settings(), (NO_TOKEN_LIMIT, None)),
         ):
-            it.app.conversation.set_options(options)
             it.app.settings.apply(settings)
             made = next_options(it)
             assert (made.max_tokens, made.thinking_budget) == expected
 
 
 @pytest.mark.long
-async def test_a_wrong_field_is_named_and_escape_changes_nothing() -> None:
+async def test_a_wrong_field_is_named_and_nothing_is_saved() -> None:
     wrong = {
-        "temperature": ("6", "Temperature: expected a number from 0 to 5, found '6'"),
-        "seed": (str(1 << 63), f"Seed: expected an integer of at most {(1 << 63) - 1}, found"),
+        "chat_temperature": ("6", "Temperature: expected a number from 0 to 5, found '6'"),
+        "temperature": ("1.2.3", "Temperature: expected a number from 0 to 5, found '1.2.3'"),
+        "chat_seed": (str(1 << 63), f"Seed: expected an integer of at most {(1 << 63) - 1}, found"),
         "max_tokens": ("-", "Answer limit: expected an integer of 0 or more, found '-'"),
-        "thinking_budget": ("-2", "Thinking limit: expected an integer of -1 or more, found '-2'"),
+        "chat_thinking_budget": ("-2", "Thinking limit: expected an integer of -1 or more, found"),
+        "server": ("localhost:8012", "http://HOST:PORT"),
     }
     async with chat() as it:
         for name, (value, message) in wrong.items():
             await fill(it, **{name: value})
-            await it.press("enter")
-            assert str(it.app.screen.query_one("#say", Static).render()).startswith(message)
-            assert it.app.focused is it.app.screen.query_one(f"#{name}")
+            await it.press("ctrl+s")
+            await it.until(lambda message=message: message in hint_text(it))  # type: ignore[misc]
+            if name != "server":
+                assert it.app.focused
+                assert it.app.focused.id == name.replace("chat_", "chat-")
             await it.press("escape")
         assert it.app.conversation.tree.options == ChatOptions()
+    assert not settings_file().exists()

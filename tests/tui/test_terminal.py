@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 import subprocess
@@ -51,8 +50,7 @@ def children(process: str) -> list[str]:
 
 @needs_tmux
 def test_a_conversation(terminal: Terminal, talking_home: Path) -> None:
-    home = talking_home
-    start(terminal, home, then='[ "$A" = "$(stty -g)" ] && echo terminal=same')
+    start(terminal, talking_home, then='[ "$A" = "$(stty -g)" ] && echo terminal=same')
     terminal.type("Say hello.", "Enter")  # the model may still be loading
     screen = terminal.wait_for(r"● ready .* [1-9][0-9.]* tokens/s", seconds=150)
     words = screen.partition("Say hello.")[2].partition("╭")[0]
@@ -60,8 +58,6 @@ def test_a_conversation(terminal: Terminal, talking_home: Path) -> None:
 
     terminal.type("Write a very long story about a walrus.", "Enter")
     terminal.wait_for(r"answering .* [1-9][0-9.]* tokens/s")
-    usage = json.loads((home / "akunu" / "models" / ".usage" / "starter.json").read_text())
-    assert usage["measured_peak"] > 100_000_000
     terminal.type("Escape")
     terminal.wait_for("■ stopped")
 

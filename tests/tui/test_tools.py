@@ -16,16 +16,8 @@ from akunu_py.mcp.config import ServerConfig
 from akunu_py.mcp.connection import Connection  # noqa: F401 - imported before the clock runs
 from akunu_py.mcp.output import ListedTool, ToolOutput
 from akunu_py.tui.controllers.tool_consent import ToolServersOverdue
-from akunu_py.tui.workers.chat_client import (
-    AnswerFinished,
-    ModelLoaded,
-)
-from akunu_py.tui.workers.tool_servers import (
-    ToolCalled,
-    ToolServerFailed,
-    ToolServers,
-    ToolsListed,
-)
+from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded
+from akunu_py.tui.workers.tool_servers import ToolCalled, ToolServerFailed, ToolServers, ToolsListed
 from akunu_py.types import Message, ToolCall
 from tests.support.paths import ROOT
 from tests.support.tui_chat import STATS, Chat, chat
@@ -101,35 +93,26 @@ async def test_a_call_runs_after_enter_and_its_result_is_answered() -> None:
         assert servers.called == [("c1", "files", "read", '{"path": "notes.txt"}')]
         assert it.phase() == "calling"
         assert "running read" in it.status_line
-        await result(it)
+        await result(it, "buy\x1b[2J\nmilk")
         assert it.phase() == "prefill"
         answer = Message("assistant", "Let me look.", tool_calls=(CALL,))
-        found = Message("tool", "buy milk", tool_call_id="c1", name="read")
+        found = Message("tool", "buy\x1b[2J\nmilk", tool_call_id="c1", name="read")
         assert it.history == [Message("user", "what is in my notes?"), answer, found]
         await it.answer("You need milk.")
         assert it.phase() == "ready"
-        assert "✓  8 characters" in it.screen
-        assert "buy milk" not in it.screen, "results are folded"
+        assert "✓  12 characters" in it.screen
+        assert "buy␛" not in it.screen, "results are folded"
+        await it.press("tab", "enter")
+        assert "buy␛[2J" in it.screen
+        await it.click_on("files · read")
+        assert "buy␛" not in it.screen
+        it.box.focus()
         await it.send("thanks")
         assert it.history[-2:] == [
             Message("assistant", "You need milk."),
             Message("user", "thanks"),
         ]
         assert it.history[1:3] == [answer, found]
-
-
-@pytest.mark.long
-async def test_results_unfold_by_enter_and_by_a_click() -> None:
-    async with requesting() as (it, _):
-        await it.press("enter")
-        await result(it, "first\x1b[2J\nsecond")
-        await it.answer("Done.")
-        await it.press("tab", "enter")
-        assert "first␛[2J" in it.screen
-        await it.press("enter")
-        assert "second" not in it.screen
-        await it.click_on("files · read")
-        assert "second" in it.screen
 
 
 @pytest.mark.long

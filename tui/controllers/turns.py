@@ -169,7 +169,7 @@ class TurnController:
         if turn is None or turn is not self._conversation.turns[-1]:
             self._view.show_error("Only the last answer can be continued.")
         elif not turn.has_output:
-            self._view.show_error("There is nothing to continue yet; Ctrl+G tries again.")
+            self._view.show_error("There is nothing to continue yet; F5 tries again.")
         elif not turn.can_continue:
             self._view.show_error("The answer is already complete.")
         else:

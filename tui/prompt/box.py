@@ -139,14 +139,6 @@ class PromptBox(Unmarked, TextArea):
         self._add_to_history(self.text.strip())
         self.clear()
 
-    def mention_file(self, name: str) -> None:
-        """Append a mention of a file. Without a name, open the list of files."""
-        text = self.text.rstrip()
-        self.write(f"{text} " if text else "")
-        self.focus()
-        self._popup.take_key("@", is_typed=not name)
-        self.insert(f"@{name} " if name else "@")
-
     def watch_hints(self) -> None:
         """Show the hints that fit into the border."""
         shown = list(self.hints)

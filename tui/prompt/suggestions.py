@@ -53,7 +53,7 @@ class Suggester:
 
     def needs_files(self, before: str) -> bool:
         """Return whether the text before the cursor needs the list of files."""
-        return _MENTION.search(before) is not None or before.startswith("/attach ")
+        return _MENTION.search(before) is not None
 
     def suggest(self, before: str) -> Suggestions | None:
         """Return suggestions for the text before the cursor, if any."""
@@ -61,7 +61,7 @@ class Suggester:
         if "\n" not in before and (found := _NAME.fullmatch(before)):
             typed, suggestions = before, _commands(found[1].lower())
         elif "\n" not in before and (found := _WORDS.fullmatch(before)):
-            typed, suggestions = found[2], self._arguments(found[1].lower(), found[2])
+            typed, suggestions = found[2], _arguments(found[1].lower(), found[2])
         elif found := _MENTION.search(before):
             typed = found[0]
             letters = found[1] if found[1] is not None else found[2]
@@ -70,14 +70,6 @@ class Suggester:
                 for match in self._text_files(letters)
             ]
         return Suggestions(len(typed), suggestions) if suggestions else None
-
-    def _arguments(self, command: str, typed: str) -> list[Suggestion]:
-        if command == "attach":
-            return [self._file(match, match.path) for match in self._text_files(typed)]
-        return [
-            Suggestion(match.path, match.path, match.places, runs=True)
-            for match in best_matches(typed, argument_choices(command), _MAX_SUGGESTIONS)
-        ]
 
     def _text_files(self, letters: str) -> Iterator[Match]:
         """Yield matching files and directories, except binary files."""
@@ -96,6 +88,13 @@ class Suggester:
         except (OSError, RuntimeError):
             note = "gone"
         return Suggestion(f"{insert} ", match.path, match.places, note)
+
+
+def _arguments(command: str, typed: str) -> list[Suggestion]:
+    return [
+        Suggestion(match.path, match.path, match.places, runs=True)
+        for match in best_matches(typed, argument_choices(command), _MAX_SUGGESTIONS)
+    ]
 
 
 def _commands(typed: str) -> list[Suggestion]:

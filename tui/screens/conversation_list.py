@@ -24,12 +24,12 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from akunu_py.chats.conversation_store import ConversationStore, SearchResult
-from akunu_py.chats.export import FORMATS, UNTITLED, ExportFormat, file_name, render, write_new
+from akunu_py.chats.export import FORMATS, UNTITLED, file_name, format_of, render, write_new
 from akunu_py.chats.search import SearchHit, find_words
 from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.errors import ConversationError
 from akunu_py.text import collapse, displayable
-from akunu_py.tui.screens.dialog import DIALOG_STYLE, Dialog, ListDialog
+from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog, QuestionScreen
 from akunu_py.tui.status import report_errors
 from akunu_py.tui.workers.store_thread import StoreThread
 
@@ -38,10 +38,7 @@ _EMPTY = "No conversations yet. Chats are saved here."
 _KEYS = (
     "Enter open · Ctrl+R rename · Ctrl+D delete · F1 keys · Ctrl+Z undo · Ctrl+S export · Esc close"
 )
-_EXPORT_FORMATS: dict[ExportFormat, tuple[str, str]] = {
-    "markdown": ("Markdown", "the visible branch, as text"),
-    "json": ("JSON", "all branches; can be imported by akunu"),
-}
+_EXPORTED = ("the visible branch, as text", "all branches; akunu can import it")  # as in `FORMATS`
 MATCH = "$text-accent bold"  # the style of found words
 _PREVIEWED = 6  # messages
 _PREVIEWED_CHARACTERS = 2000  # per message; longer layouts would delay keys
@@ -99,7 +96,6 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         progress: Callable[[], Mapping[str, str]] = dict,
         unread: Collection[str] = (),
         words: str = "",
-        clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
         self._store = store
@@ -107,7 +103,6 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         self._progress = progress  # describes running answers, by conversation
         self._unread = unread  # conversations answered in the background
         self.first_words = words
-        self._clock = clock  # seconds since 1970
         self._found: dict[str, SearchResult] = {}
         self.none_found = ""
         self._shown_progress: dict[str, str] = {}
@@ -182,14 +177,18 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         found = await self._chosen_after_search()
         if found is None:
             return
-        form = await self.app.push_screen_wait(ExportScreen(found.info.title))
-        if form is None:
+        names = [file_name(found.info.title, form) for form in FORMATS]
+        width = max(map(len, names)) + 2
+        choices = {
+            name: f"{name:<{width}}{words}" for name, words in zip(names, _EXPORTED, strict=True)
+        }
+        question = QuestionScreen(f"Export to {Path.cwd()}", choices)
+        if (name := await self.app.push_screen_wait(question)) is None:
             return
         with report_errors(self._show_error):
             tree = await self._store.call(lambda store: store.load(found.info.id))
-            text = await asyncio.to_thread(render, tree, form)
-            path = Path.cwd() / file_name(tree.title, form)
-            path = await asyncio.to_thread(write_new, path, text, numbered=True)
+            text = await asyncio.to_thread(render, tree, format_of(Path(name)))
+            path = await asyncio.to_thread(write_new, Path.cwd() / name, text, numbered=True)
             self.notify(str(path), title="Exported", markup=False)
 
     @work(exclusive=True, group="open")
@@ -242,7 +241,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         conversation = found.info.id
         unread = "• new" if conversation in self._unread else ""
         state = self._shown_progress.get(conversation) or unread
-        words = state or format_time(found.info.updated, self._clock())
+        words = state or format_time(found.info.updated, time.time())
         width = self.rows.scrollable_content_region.width
         room = max(1, width - len(words) - 4)
         title = _marked(collapse(found.info.title) or UNTITLED, self.words)
@@ -396,36 +395,3 @@ def format_time(then: float, now: float) -> str:
         return f"{day:%a}"
     year = "" if day.year == today.year else f" {day.year}"
     return f"{day.day} {day:%b}{year}"
-
-
-class ExportScreen(Dialog[ExportFormat]):
-    """The list of export formats. The result is the chosen format, None if closed."""
-
-    CSS_PATH = [DIALOG_STYLE, "conversation_list.tcss"]  # noqa: RUF012 - as in Textual
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"export--muted"}
-
-    def __init__(self, title: str) -> None:
-        super().__init__()
-        self._title = title
-
-    def compose(self) -> ComposeResult:
-        with self.frame("Export", "Enter export · Esc close"):
-            formats = OptionList(compact=True)
-            for name, words in map(_EXPORT_FORMATS.__getitem__, FORMATS):
-                formats.add_option(Content.assemble(f"{name:<10}", (words, ".export--muted")))
-            yield formats
-            yield Static(id="file")
-
-    def on_mount(self) -> None:
-        formats = self.query_one(OptionList)
-        formats.focus()
-        formats.highlighted = 0
-
-    @on(OptionList.OptionHighlighted)
-    def _show_file(self, event: OptionList.OptionHighlighted) -> None:
-        path = Path.cwd() / file_name(self._title, FORMATS[event.option_index])
-        self.query_one("#file", Static).update(Content(displayable(str(path))))
-
-    @on(OptionList.OptionSelected)
-    def _dismiss_with_choice(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(FORMATS[event.option_index])

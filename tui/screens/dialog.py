@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
+from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widget import Widget
-from textual.widgets import Input, Label, OptionList, Select, Static
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from akunu_py.text import displayable
@@ -150,26 +149,6 @@ class ListDialog(Dialog[Result]):
     def action_move(self, action: str) -> None:
         """Move the highlight by an action of the list."""
         getattr(self.rows, f"action_{action}")()
-
-
-class FormDialog(Dialog[Result]):
-    """Rows of fields in `#form`; the line `#say` below them has a hint, or what is wrong."""
-
-    def say(self, text: str, *, wrong: bool = False) -> None:
-        line = self.query_one("#say", Static)
-        line.set_class(wrong, "wrong")
-        line.update(Content(displayable(text)))
-
-
-def form_row(label: str, field: Widget, note: str = "", *, joined: bool = False) -> Horizontal:
-    """Return a row of a form. joined: without a gap below it."""
-    notes = [Label(note, classes="note")] if note else []
-    return Horizontal(Label(label), field, *notes, classes="row joined" if joined else "row")
-
-
-def form_select(options: Iterable[tuple[str, str]], value: str, name: str) -> Select[str]:
-    """Return a drop-down of labels and values. name: its id."""
-    return Select(options, value=value, allow_blank=False, compact=True, id=name)
 
 
 class QuestionScreen(Dialog[str]):

@@ -41,7 +41,7 @@ _GROUPS = {
         "show_drafting",
     ),
     "Chats and models": (
-        "new_chat", "conversations", "models", "settings", "command_palette", "help", "quit",
+        "new_chat", "conversations", "models", "settings", "help", "quit",
     ),
 }  # fmt: skip
 
@@ -157,8 +157,8 @@ def _rows_of(bindings: Iterable[Binding], most: int = 3) -> tuple[tuple[str, str
 
 @cache
 def _akunu_actions(node: type) -> frozenset[str]:
-    """Return the actions bound by akunu's base classes of a node, plus two of Textual's."""
-    actions = {"quit", "command_palette"}
+    """Return the actions bound by akunu's base classes of a node, plus one of Textual's."""
+    actions = {"quit"}
     for each in node.__mro__:
         if each.__module__.startswith("akunu_py."):
             bindings = Binding.make_bindings(each.__dict__.get("BINDINGS", ()))

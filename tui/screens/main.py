@@ -234,7 +234,7 @@ _ACTIONS = (
     ("conversations", "earlier chats"),
     ("models", "models"),
     ("show_drafting", "see how it guesses ahead"),
-    ("command_palette", "everything else"),
+    ("settings", "settings"),
     ("help", "all keys"),
 )
 _TWO_COLUMNS = 64  # minimum width for keys in two columns

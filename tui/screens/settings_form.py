@@ -1,31 +1,47 @@
-"""The settings of the running chat, and the form that edits the settings file."""
+"""The settings of the running chat, and the form for them and for the options of the open chat."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
+from textual.widget import Widget
 from textual.widgets import Checkbox, Input, Label, Select, Static, TextArea
 
+from akunu_py.chats.options import BOUNDS, FRACTIONS, ChatOptions, is_in_bounds
 from akunu_py.settings import Settings, save_settings, settings_file
-from akunu_py.text import typeable
+from akunu_py.text import displayable, typeable
 from akunu_py.tui import themes
 from akunu_py.tui.prompt.slash_commands import argument_choices
-from akunu_py.tui.screens.dialog import DIALOG_STYLE, FormDialog, form_row, form_select
+from akunu_py.tui.screens.dialog import DIALOG_STYLE, Dialog
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.status import report_errors
-from akunu_py.types import MAX_TEMPERATURE, GenerateOptions
+from akunu_py.types import NO_TOKEN_LIMIT, THINKING_MODES, GenerateOptions
 
 _NO_PERSONA = ""  # the name of the plain system prompt
-_SERVER = "auto, off or http://HOST:PORT"
+_NEW_PERSONA = "\n"  # no persona has this name
+_NUMBERS = {  # labels and notes
+    "temperature": ("Temperature", "0 to 5; higher is freer"),
+    "top_p": ("Top-p", "0 to 1; 1 keeps all words"),
+    "seed": ("Seed", "same seed, same answer"),
+    "max_tokens": ("Answer limit", "tokens; 0: the room left"),
+    "thinking_budget": ("Thinking limit", "tokens; -1: no limit"),
+}
+_THINKING = {
+    "default": "as the model does",
+    "on": "on",
+    "off": "off",
+    "low": "low effort",
+    "medium": "medium effort",
+    "high": "high effort",
+}
 _CHECKBOXES = (  # rows of labels, by setting
     {"answer_cache": "Learn from answers, for faster drafts (from the next start)"},
     {"model_titles": "Let the model title chats", "reduced_motion": "Reduce motion"},
@@ -42,11 +58,6 @@ class SettingsController:
     _view: ChatView
     _show_theme: Callable[[str], None]
 
-    @property
-    def persona_label(self) -> str:
-        """The persona or "system prompt"; "" for neither."""
-        return self.current.persona or ("system prompt" if self.current.system_prompt else "")
-
     def apply(self, settings: Settings) -> None:
         """Use `settings` from now on."""
         before = self.current
@@ -60,21 +71,6 @@ class SettingsController:
         self.current = settings
         self._view.show_state()
 
-    def use_persona(self, name: str = "") -> None:
-        """Use a persona; "none" is the plain system prompt, and "" lists the personas."""
-        names = ", ".join(self.current.personas) or "none (/settings adds them)"
-        if not name:
-            self._view.inform(f"Personas: {names}")
-        elif name != "none" and name not in self.current.personas:
-            self._view.show_error(f"no persona {name!r}; personas: {names}")
-        else:
-            self.apply(replace(self.current, persona="" if name == "none" else name))
-            self._view.inform(f"Persona from now on: {name}")
-
-    def use_system_prompt(self, text: str = "") -> None:
-        self.apply(replace(self.current, persona="", system_prompt=text))
-        self._view.inform("System prompt set." if text else "System prompt removed.")
-
     def use_theme(self, name: str) -> None:
         """Use and save a theme."""
         names = themes.choices()
@@ -87,62 +83,58 @@ class SettingsController:
             self._view.show_error(f"no theme {name!r}; themes: {', '.join(names)}")
 
 
-class SettingsScreen(FormDialog[Settings]):
-    """The settings form. The result is the saved settings, None if Ctrl+S was not pressed."""
+class SettingsScreen(Dialog[tuple[ChatOptions, Settings]]):
+    """The form. The result: the chat's options and the saved settings, None if nothing was saved.
+
+    The line `#say` below the fields has a hint, or what is wrong.
+    """
 
     CSS_PATH = [DIALOG_STYLE, "settings_form.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", "Close without saving"),
         Binding("ctrl+s", "save", "Save", priority=True),
-        Binding("ctrl+n", "new_persona", "New persona", priority=True),
-        Binding("ctrl+d", "delete_persona", "Delete the persona", priority=True),
     ]
 
-    def __init__(self, settings: Settings, show_theme: Callable[[str], None]) -> None:
+    def __init__(self, chat: ChatOptions, settings: Settings, defaults: GenerateOptions) -> None:
         super().__init__()
+        self._chat = chat
         self._settings = settings
-        self._show_theme = show_theme  # previews a theme, undone without Ctrl+S
-        self._personas = {_NO_PERSONA: settings.system_prompt} | settings.personas
+        self._defaults = defaults  # of the command line and the settings, shown in empty fields
+        self._prompts = {_NO_PERSONA: settings.system_prompt} | settings.personas
         self._persona = settings.persona
 
     def compose(self) -> ComposeResult:
         now = self._settings
         with self.frame("Settings", "Ctrl+S save · Esc close"):
             with VerticalScroll(id="form", can_focus=False):
-                yield form_row(
-                    "Model", form_select(_models(now.model), now.model, "model"), joined=True
-                )
-                small = now.draft_model
-                choices = [("akunu alone", ""), *_models(small)]
-                yield form_row("Draft model", form_select(choices, small, "draft-model"))
-                temperature = Input(
-                    f"{now.temperature:g}",
-                    id="temperature",
-                    compact=True,
-                    restrict=r"[0-9.,]*",
-                    max_length=6,
-                )
-                note = f"0 to {MAX_TEMPERATURE:g}; higher is more varied"
-                yield form_row("Temperature", temperature, note, joined=True)
-                yield Horizontal(
-                    Label("Answer limit"),
-                    _number(now.max_tokens, "max-tokens"),
-                    Label("0: none   Thinking ", classes="note"),
-                    _number(now.thinking_budget, "thinking-budget"),
-                    Label("-1: none", classes="note"),
-                    classes="row joined",
-                )
-                yield form_row("Persona", form_select(self._names(), self._persona, "persona"))
-                yield Input(
-                    id="name", placeholder="Name of the new persona, then Enter", compact=True
-                )
-                yield Label("System prompt", classes="above")
-                prompt = TextArea(self._personas[self._persona], id="system", compact=True)
+                heads = (Label(words, classes="head") for words in ("this chat", "all chats"))
+                yield Horizontal(Label(), *heads, classes="row")
+                for name, (label, note) in _NUMBERS.items():
+                    field = _number(f"chat-{name}", name, getattr(self._chat, name))
+                    field.placeholder = self._default(name)
+                    other: Widget = Label(classes="head")
+                    if hasattr(now, name):
+                        other = _number(name, name, getattr(now, name))
+                    yield _row(label, field, other, note=note)
+                modes = [(_THINKING[mode], mode) for mode in THINKING_MODES]
+                yield _row("Thinking", _select(modes, self._chat.thinking, "thinking"), gap=True)
+                yield _row("Model", _select(_models(now.model), now.model, "model"))
+                drafters = [("akunu alone", ""), *_models(now.draft_model)]
+                yield _row("Draft model", _select(drafters, now.draft_model, "draft_model"))
+                personas = [(name or "none", name) for name in self._prompts]
+                personas.append(("a new one", _NEW_PERSONA))
+                yield _row("Persona", _select(personas, self._persona, "persona"))
+                yield Input(id="name", placeholder="Name of the new persona", compact=True)
+                yield Label("System prompt; an empty one deletes its persona", classes="note")
+                prompt = TextArea(self._prompts[self._persona], id="system", compact=True)
                 prompt.placeholder = "None: the model's default"
                 yield prompt
-                yield form_row("Theme", form_select(_themes(now.theme), now.theme, "theme"))
-                server = Input(now.server, placeholder=_SERVER, id="server", compact=True)
-                yield form_row("Server", server, "at start: auto, off, http://...", joined=True)
+                colors = dict.fromkeys([*themes.choices(), now.theme])
+                described = [(themes.describe(name), name) for name in colors]
+                yield _row("Theme", _select(described, now.theme, "theme"))
+                server = Input(now.server, id="server", compact=True)
+                server.placeholder = "auto, off or http://HOST:PORT"
+                yield _row("Server", server, note="auto, off or http://...", gap=True)
                 for row in _CHECKBOXES:
                     boxes = (
                         PlainCheckbox(label, getattr(now, name), id=name, compact=True)
@@ -152,133 +144,84 @@ class SettingsScreen(FormDialog[Settings]):
             yield Static(id="say")
 
     def on_mount(self) -> None:
-        self.query_one("#name", Input).display = False
+        self.query_one("#name").display = False
         self.query_one("#system", TextArea).cursor_blink = self.app.animation_level == "full"
-        self.say(f"Ctrl+N new persona · Ctrl+D delete persona\n{settings_file()}")
+        self._say(f"Empty fields of this chat follow those of all chats.\n{settings_file()}")
 
-    # Keys
-
-    def action_close(self) -> None:
-        name = self.query_one("#name", Input)
-        if name.display:
-            name.display = False
-            self.query_one("#persona").focus()
-            return
-        self._show_theme(self._settings.theme)
-        self.dismiss(None)
-
+    @on(Input.Submitted)
     async def action_save(self) -> None:
         """Save the changed settings and close, or show the first error."""
-        if self.query_one("#name", Input).display and not self._add_persona():
+        try:
+            options = {name: self._parse(f"chat-{name}", name) for name in _NUMBERS}
+            changes = self._changes()
+        except ValueError as error:
+            self._say(str(error), wrong=True)
             return
-        self._store_prompt()
-        text = self.query_one("#temperature", Input).value
-        temperature: float | str = text  # `save_settings` rejects text.
-        with contextlib.suppress(ValueError):
-            temperature = float(text.replace(",", "."))
-        personas = {name: text for name, text in self._personas.items() if name != _NO_PERSONA}
-        changes = {
-            "model": self._value("#model"),
-            "draft_model": self._value("#draft-model"),
-            "temperature": temperature,
-            "max_tokens": self._integer("#max-tokens"),
-            "thinking_budget": self._integer("#thinking-budget"),
-            "system_prompt": self._personas[_NO_PERSONA],
-            "personas": personas,
-            "persona": self._persona,
-            "theme": self._value("#theme"),
-            "server": self.query_one("#server", Input).value.strip(),
-            **{each.id: each.value for each in self.query(PlainCheckbox) if each.id},
-        }
-        changed = {
-            name: new for name, new in changes.items() if new != getattr(self._settings, name)
-        }
-        with report_errors(lambda error: self.say(error, wrong=True)):
+        chat: Any = options | {"thinking": self.query_one("#thinking", Select).value}
+        with report_errors(lambda error: self._say(error, wrong=True)):
             # In a thread: a slow disk must not delay an incoming answer.
-            self.dismiss(await asyncio.to_thread(save_settings, changed))
-
-    def action_new_persona(self) -> None:
-        name = self.query_one("#name", Input)
-        name.value = ""
-        name.display = True
-        name.focus()
-
-    def action_delete_persona(self) -> None:
-        if self._persona == _NO_PERSONA:
-            self.say("The plain system prompt cannot be deleted; clear it instead.", wrong=True)
-            return
-        del self._personas[self._persona]
-        self._persona = _NO_PERSONA
-        self._offer_personas()
-
-    # Changes
-
-    @on(Input.Submitted, "#name")
-    def _name_persona(self) -> None:
-        if self._add_persona():
-            self.query_one("#system").focus()
-
-    @on(Input.Blurred, "#name")
-    def _name_persona_on_tab(self, event: Input.Blurred) -> None:
-        if event.input.display and event.value.strip():
-            self._add_persona()
-
-    def _add_persona(self) -> bool:
-        """Add and select the persona named in the form; return False if the name is wrong."""
-        field = self.query_one("#name", Input)
-        name = typeable(field.value).strip()
-        if not name or name in self._personas:
-            problem = f"Persona {name!r} already exists." if name else "Enter a name."
-            self.say(problem, wrong=True)
-            return False
-        self._store_prompt()
-        self._personas[name] = ""
-        self._persona = name
-        field.display = False
-        self._offer_personas()
-        return True
+            settings = await asyncio.to_thread(save_settings, changes) if changes else None
+            self.dismiss((ChatOptions(**chat), settings or self._settings))
 
     @on(Select.Changed, "#persona")
-    def _use_persona(self, event: Select.Changed) -> None:
-        if event.value != self._persona and event.value in self._personas:
-            self._store_prompt()
+    def _show_persona(self, event: Select.Changed) -> None:
+        if event.value != self._persona:
+            prompt, name = self.query_one("#system", TextArea), self.query_one("#name", Input)
+            self._prompts[self._persona] = typeable(prompt.text)
             self._persona = str(event.value)
-            self.query_one("#system", TextArea).text = self._personas[self._persona]
+            prompt.text = self._prompts.get(self._persona, "")
+            name.display = self._persona == _NEW_PERSONA
+            if name.display:
+                name.focus()
 
-    @on(Select.Changed, "#theme")
-    def _preview(self, event: Select.Changed) -> None:
-        self._show_theme(str(event.value))
+    def _changes(self) -> dict[str, Any]:
+        """Return the changed settings. Raises ValueError with what is wrong."""
+        values: dict[str, Any] = {"server": self.query_one("#server", Input).value.strip()}
+        for name in ("temperature", "max_tokens", "thinking_budget"):
+            number = self._parse(name, name)
+            values[name] = getattr(Settings(), name) if number is None else number
+        for name in ("model", "draft_model", "theme"):
+            values[name] = str(self.query_one(f"#{name}", Select).value)
+        values |= {each.id: each.value for each in self.query(PlainCheckbox) if each.id}
+        text = typeable(self.query_one("#system", TextArea).text)
+        prompts, persona = self._prompts | {self._persona: text}, self._persona
+        prompts.pop(_NEW_PERSONA, None)
+        if persona == _NEW_PERSONA:
+            persona = typeable(self.query_one("#name", Input).value).strip()
+            if not (persona and text) or persona in prompts:
+                taken = persona in self._settings.personas
+                raise ValueError(
+                    f"Persona {persona!r} already exists."
+                    if taken
+                    else "Enter a name and a system prompt for the new persona."
+                )
+            prompts[persona] = text
+        values["system_prompt"] = prompts.pop(_NO_PERSONA)
+        values["personas"] = {name: text for name, text in prompts.items() if text}
+        values["persona"] = persona if persona in values["personas"] else _NO_PERSONA
+        before = self._settings
+        return {name: new for name, new in values.items() if new != getattr(before, name)}
 
-    @on(Input.Submitted, "#temperature")
-    @on(Input.Submitted, "#max-tokens")
-    @on(Input.Submitted, "#thinking-budget")
-    @on(Input.Submitted, "#server")
-    async def _save_on_enter(self) -> None:
-        await self.action_save()
+    def _parse(self, field_id: str, name: str) -> float | int | None:
+        field = self.query_one(f"#{field_id}", Input)
+        try:
+            return parse_option(name, field.value)
+        except ValueError as error:
+            field.focus()
+            raise ValueError(f"{_NUMBERS[name][0]}: {error}") from error
 
-    def _offer_personas(self) -> None:
-        select = self.query_one("#persona", Select)
-        with self.prevent(Select.Changed):
-            select.set_options(self._names())
-            select.value = self._persona
-        self.query_one("#system", TextArea).text = self._personas[self._persona]
+    def _default(self, name: str) -> str:
+        """Return what an empty field of this chat stands for."""
+        of_sampling = name in ("temperature", "top_p", "seed")
+        value = getattr(self._defaults.sampling if of_sampling else self._defaults, name)
+        if value is None or value == NO_TOKEN_LIMIT:
+            return "random" if name == "seed" else "none"
+        return f"{value:g}" if name in FRACTIONS else str(value)
 
-    def _store_prompt(self) -> None:
-        """Store the edited text in the selected persona."""
-        self._personas[self._persona] = typeable(self.query_one("#system", TextArea).text)
-
-    def _names(self) -> list[tuple[str, str]]:
-        return [(name or "none", name) for name in self._personas]
-
-    def _value(self, selector: str) -> str:
-        return str(self.query_one(selector, Select).value)
-
-    def _integer(self, selector: str) -> int | str:
-        """Return the number in a field, or its text, which `save_settings` rejects."""
-        text = self.query_one(selector, Input).value
-        with contextlib.suppress(ValueError):
-            return int(text)
-        return text
+    def _say(self, text: str, *, wrong: bool = False) -> None:
+        line = self.query_one("#say", Static)
+        line.set_class(wrong, "wrong")
+        line.update(Content(displayable(text)))
 
 
 class PlainCheckbox(Checkbox):
@@ -291,15 +234,48 @@ class PlainCheckbox(Checkbox):
         return Content.assemble((mark, style), " ", self.label.stylize_before(words))
 
 
-def _number(value: int, name: str) -> Input:
-    return Input(str(value), id=name, compact=True, restrict=r"-?[0-9]*", max_length=9)
+def parse_option(name: str, text: str) -> float | int | None:
+    """Return the number in a field; None if it is empty. Raises ValueError with the reason."""
+    text = text.strip().replace(",", ".")
+    if not text:
+        return None
+    least, most = BOUNDS[name]
+    kind = "a number" if name in FRACTIONS else "an integer"
+    try:
+        value = float(text) if name in FRACTIONS else int(text)
+    except ValueError:
+        value = None
+    if not is_in_bounds(name, value):
+        bounds = f"from {least:g} to {most:g}" if most <= 10 else f"of {least:g} or more"
+        if most > 10 and value is not None and value > most:
+            bounds = f"of at most {most}"
+        raise ValueError(f"expected {kind} {bounds}, found {text!r}")
+    return value
+
+
+def _number(field_id: str, name: str, value: float | int | None) -> Input:
+    """Return a field for the option `name`."""
+    return Input(
+        "" if value is None else f"{value:g}" if name in FRACTIONS else str(value),
+        restrict=r"[0-9.,]*" if name in FRACTIONS else r"-?[0-9]*",
+        max_length=20,
+        id=field_id,
+        classes="number",
+        compact=True,
+    )
+
+
+def _row(label: str, *fields: Widget, note: str = "", gap: bool = False) -> Horizontal:
+    """Return a row of the form. gap: below it."""
+    notes = [Label(note, classes="note")] if note else []
+    return Horizontal(Label(label), *fields, *notes, classes="row gap" if gap else "row")
+
+
+def _select(options: Iterable[tuple[str, str]], value: str, name: str) -> Select[str]:
+    """Return a drop-down of labels and values. name: its id."""
+    return Select(options, value=value, allow_blank=False, compact=True, id=name)
 
 
 def _models(current: str) -> list[tuple[str, str]]:
     """Return the stored models, and the configured one."""
     return [(name, name) for name in dict.fromkeys([current, *argument_choices("model")]) if name]
-
-
-def _themes(current: str) -> list[tuple[str, str]]:
-    names = dict.fromkeys([*themes.choices(), current])
-    return [(themes.describe(name), name) for name in names]

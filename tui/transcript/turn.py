@@ -29,7 +29,7 @@ from akunu_py.types import FinishReason
 
 # Why an answer is incomplete. None: it failed, or the process was killed.
 _ENDINGS: dict[FinishReason | None, str] = {
-    "length": "… reached the token limit (/options); F9 continues",
+    "length": "… reached the token limit (Ctrl+S); F9 continues",
     "context": "… the context is full; /compact makes room",
     "cancelled": "■ stopped",
     None: "… interrupted; F9 continues",
@@ -277,7 +277,7 @@ class AnswerView(Vertical):
         if self.turn.finish_reason == "stop" and not self.turn.answer.strip():
             return "… the model returned an empty answer"
         if self.turn.finish_reason is None and not (self.turn.answer or self.turn.rounds):
-            return "… no answer; Ctrl+G tries again"
+            return "… no answer; F5 tries again"
         return _ENDINGS.get(self.turn.finish_reason, "")
 
     async def _draw(self) -> None:
