@@ -22,6 +22,7 @@ from akunu_py.serve.http.model_pool import ModelPool
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import DraftMode, Message
 from tests.support.dialects import (
+    CONVERSATIONS,
     DIALECTS,
     WITH_ROLES,
     DialectClient,
@@ -105,6 +106,18 @@ async def test_text_equals_run_without_drafts(
     assert tiny.model.shared.passes > before
     assert not drafted["off"]
     assert drafted["fixed"] or name == "infill"  # completions may end before their first draft
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+async def test_turn_prefills_only_new_tokens(tiny: Served, name: str) -> None:
+    dialect, turns = DIALECTS[name], (f"{name} and more ", "yes", "why?")
+    first, second = [
+        dialect.parse(
+            await fetch(tiny.app, dialect.path, dialect.request_body(request, stream=False))
+        )
+        for request in (DialectRequest(turns[:1], 1), DialectRequest(turns, 1))
+    ]
+    assert second.prompt > second.cached >= first.prompt
 
 
 async def test_count_tokens_equals_usage(tiny: Served) -> None:
