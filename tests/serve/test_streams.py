@@ -261,7 +261,7 @@ async def test_failure_before_first_frame_has_its_own_status(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Unexpected errors are reported without details."""
-    job = ScriptedJob(*([BEGUN, TextDelta("x")] if begun else []), end)
+    job = ScriptedJob(*((BEGUN, TextDelta("x"), end) if begun else (end,)))
     reply = await fetch(scripted_app(job.run, tiny, 60), CHAT, SHORT | {"stream": stream})
     assert job.closed.is_set()
     assert (reply.status, reply.ended) == (200 if begun and stream else status, True)
