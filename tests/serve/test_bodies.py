@@ -22,80 +22,11 @@ from akunu_py.serve.responses.dialect import encode_thinking
 from akunu_py.serve.responses.dialect import messages_of as from_responses
 from akunu_py.serve.responses.tools import map_tools, to_arguments
 from akunu_py.types import Message, Tool, ToolCall, ToolChoice
+from tests.support.serving import BODIES
 
-EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
-CALLS = tuple(ToolCall(f"find{i}", f'{{"city": "é{i}"}}', f"c{i}") for i in range(3))
-TURNS = [
-    Message("system", "be brief"),
-    Message("user", "a\nb"),
-    Message("assistant", "let me see", "hm", CALLS[:2]),
-    *(Message("tool", each.id, tool_call_id=each.id, name=each.name) for each in CALLS[:2]),
-    Message("assistant", "", tool_calls=CALLS[2:]),
-    Message("tool", "c2", tool_call_id="c2", name="find2"),
-    Message("assistant", "there", "so"),
-    Message("user", "and?"),
-]
-
-
-def as_chat(turns: list[Message], *, in_parts: bool) -> dict[str, Any]:
-    """Return a body as OpenAI's clients send it."""
-    found: list[dict[str, Any]] = []
-    for turn in turns:
-        content = [{"type": "text", "text": turn.content}] if in_parts else turn.content
-        calls = [
-            {"id": c.id, "type": "function",
-             "function": {"name": c.name, "arguments": c.arguments}} for c in turn.tool_calls
-        ]  # fmt: skip
-        role = "developer" if turn.role == "system" and in_parts else turn.role
-        body = {"role": role, "content": content, "reasoning_content": turn.thinking or None}
-        result = {"tool_call_id": turn.tool_call_id} if turn.role == "tool" else {}
-        found.append(body | result | ({"tool_calls": calls} if calls else {}))
-    return {"messages": found}
-
-
-def as_messages(turns: list[Message], *, in_parts: bool) -> dict[str, Any]:
-    """Return a body as Anthropic's clients send it: results of tools in one turn of the user."""
-    found: list[dict[str, Any]] = []
-    for turn in turns:
-        text = [{"type": "text", "text": turn.content} | EPHEMERAL] if turn.content else []
-        content: Any = text if in_parts else turn.content
-        if turn.role == "tool":
-            block = {"type": "tool_result", "tool_use_id": turn.tool_call_id, "content": content}
-            content = [block | EPHEMERAL]
-        elif turn.role == "assistant":
-            thought = {"type": "thinking", "thinking": turn.thinking, "signature": "x"}
-            uses = [
-                {"type": "tool_use", "id": c.id, "name": c.name, "input": json.loads(c.arguments)}
-                for c in turn.tool_calls
-            ]
-            content = [*([thought] if turn.thinking else []), *text, *uses]
-        if turn.role == "tool" and turn.tool_call_id == "c1":
-            found[-1]["content"] += content
-        else:
-            found.append({"role": "user" if turn.role == "tool" else turn.role, "content": content})
-    return {"system": found.pop(0)["content"], "messages": found}
-
-
-def as_responses(turns: list[Message], *, in_parts: bool) -> dict[str, Any]:
-    """Return a body as OpenAI's clients and Codex send it."""
-    found: list[dict[str, Any]] = []
-    for turn in turns:
-        if turn.thinking:
-            item = {"type": "reasoning", "id": "rs_1", "summary": []}
-            found.append(item | {"encrypted_content": encode_thinking(turn.thinking)})
-        if turn.role == "tool":
-            result = {"call_id": turn.tool_call_id, "output": turn.content}
-            found.append({"type": "function_call_output", **result})
-        elif turn.content:
-            role = "developer" if turn.role == "system" and in_parts else turn.role
-            kind = "output_text" if turn.role == "assistant" else "input_text"
-            content = [{"type": kind, "text": turn.content}] if in_parts else turn.content
-            found.append({"role": role, "content": content})
-        for call in turn.tool_calls:
-            made = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
-            found.append({"type": "function_call", **made})
-    return {"input": found}
+HELLO, SEEN = Message("user", "hello"), Message("tool", "seen", tool_call_id="a", name="look")
+CALLS = (ToolCall("look", "{}", "a"), ToolCall("find", '{"at": "é"}', "b"))
 
 
 def chat(**body: Any) -> list[Message]:
@@ -115,11 +46,12 @@ def ollama(**body: Any) -> list[Message]:
     return from_ollama(parse(json.dumps(body).encode(), OllamaChatBody).messages)
 
 
-@pytest.mark.parametrize("in_parts", [False, True])
-def test_conversations_round_trip(in_parts: bool) -> None:
-    assert chat(**as_chat(TURNS, in_parts=in_parts)) == TURNS
-    assert messages(**as_messages(TURNS, in_parts=in_parts)) == TURNS
-    assert responses(**as_responses(TURNS, in_parts=in_parts)) == TURNS
+def test_conversations_become_messages() -> None:
+    called, system = Message("assistant", "", "t", CALLS), Message("system", "be brief")
+    found = chat(messages=BODIES["/v1/chat/completions"]["messages"])
+    assert found == [system, HELLO, called, SEEN, HELLO]
+    assert messages(**BODIES["/v1/messages"]) == [system, HELLO, called, SEEN, HELLO]
+    assert responses(**BODIES["/v1/responses"]) == [system, HELLO, called, SEEN]
 
 
 @pytest.mark.parametrize(
@@ -164,13 +96,14 @@ def test_consecutive_messages_are_merged() -> None:
 def test_answers_in_the_forms_of_other_servers() -> None:
     refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
     older = {"role": "assistant", "content": None, "refusal": "no", "reasoning": "so"}
-    assert chat(messages=[refused, older]) == [
+    assert chat(messages=[{"role": "developer", "content": "be"}, refused, older]) == [
+        Message("system", "be"),
         Message("assistant", "no"),
         Message("assistant", "no", "so"),
     ]
-    thought = [{"type": "reasoning_text", "text": "so"}]
-    item = {"type": "reasoning", "summary": [], "content": thought}
-    assert responses(input=[item, {"role": "user", "content": "x"}])[0].thinking == "so"
+    item = {"type": "reasoning", "summary": [], "encrypted_content": encode_thinking("so")}
+    said = {"role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
+    assert responses(input=[item, said]) == [Message("assistant", "x", "so")]
 
 
 def test_results_of_functions_belong_to_their_calls() -> None:
@@ -201,7 +134,7 @@ def test_results_of_functions_belong_to_their_calls() -> None:
 def test_tools_of_messages() -> None:
     tool = {"name": "weather", "description": "d", "input_schema": SCHEMA, "strict": True}
     body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
-    body["tools"] = [tool | EPHEMERAL | {"type": "custom"}]
+    body["tools"] = [tool | {"type": "custom", "cache_control": {"type": "ephemeral"}}]
     found = tools_of(parse(json.dumps(body).encode(), MessagesBody))
     assert found == [Tool("weather", "d", SCHEMA, True)]
 
