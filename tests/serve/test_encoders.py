@@ -216,13 +216,6 @@ async def test_choices_are_streamed_one_after_the_other(
     assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == prompts
 
 
-async def test_usage_in_a_stream_of_completions_is_optional(tiny: Served) -> None:
-    for name in ("chat", "completions"):
-        body = DIALECTS[name].body(DialectRequest(("x",), 2))
-        reply = await fetch(tiny.app, DIALECTS[name].path, {**body, "stream": True})
-        assert all("usage" not in chunk for chunk in reply.chunks())
-
-
 @pytest.mark.parametrize("name", WITH_TOOLS)
 async def test_a_call_that_is_cut_off_reaches_the_client(tiny: Served, name: str) -> None:
     """As text where the dialect needs valid JSON; Ollama's clients get nothing."""

@@ -8,7 +8,7 @@ import gc
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.http.server import ServeOptions
 from akunu_py.settings import ServeSettings, serve_settings, settings_file
 from akunu_py.types import GenerateOptions
+from tests.support.command import until
 from tests.support.dialects import DIALECTS, DialectRequest
 from tests.support.serving import Reply, fetch, write_served_model
 from tests.support.tiny import write_tiny_llama
@@ -150,12 +151,6 @@ async def test_each_model_answers_as_if_it_was_alone(
             assert max(model.loads for model in pool.models) == 1
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 async def chat_with(app: ASGIApp, model: str, **options: Any) -> Reply:
     return await fetch(app, CHAT, body_of(CHAT, model), **options)
 
@@ -193,9 +188,9 @@ async def test_a_model_that_answers_is_not_unloaded(directories: list[Path], siz
     with two_models(directories, size) as (pool, app, a, b):
         async with pool.use(a):
             second = asyncio.create_task(chat_with(app, "b"))
-            await until(lambda: a.unloading)
+            await asyncio.to_thread(until, lambda: a.unloading)
             third = asyncio.create_task(chat_with(app, "a"))
-            await until(lambda: pool.metrics()["a"]["model_requests"] == 2)
+            await asyncio.to_thread(until, lambda: pool.metrics()["a"]["model_requests"] == 2)
             assert (a.memory > 0, b.loads) == (True, 0)
             text = (await fetch(app, "/metrics")).body.decode()
             assert 'akunu_model_loaded{model="a"} 1' in text
@@ -214,9 +209,9 @@ async def test_a_model_stays_when_the_client_of_the_next_one_disconnects(
     with two_models(directories, size) as (pool, app, a, b):
         async with pool.use(a):
             second = asyncio.create_task(chat_with(app, "b", left=left))
-            await until(lambda: a.unloading)
+            await asyncio.to_thread(until, lambda: a.unloading)
             third = asyncio.create_task(chat_with(app, "a"))
-            await until(lambda: pool.metrics()["a"]["model_requests"] == 2)
+            await asyncio.to_thread(until, lambda: pool.metrics()["a"]["model_requests"] == 2)
             reply = await asyncio.wait_for(fetch(app, "/akunu/end", {"id": "first"}), 30)
             assert reply.status == 200
             assert "first" in a.service().ending

@@ -38,6 +38,7 @@ from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.http.request_handler import run_job
 from akunu_py.serve.http.server import ServeOptions
 from akunu_py.types import GenerateOptions, Stats
+from tests.support.command import until
 from tests.support.dialects import DIALECTS, DialectRequest
 from tests.support.jobs import open_jobs, scripted
 from tests.support.serving import Reply, Served, fetch, scripted_app, write_served_model
@@ -173,12 +174,6 @@ END = Finished("stop", Stats())
 BEGUN = PromptProcessed(1, 0)
 
 
-async def wait_until_idle(model: Served) -> None:
-    async with asyncio.timeout(60):
-        while any(open_jobs(model.scheduler)):
-            await asyncio.sleep(0.005)
-
-
 @settings(max_examples=5)
 @given(st.integers(0, 12), st.booleans(), st.integers(0, 40))
 async def test_disconnect_frees_the_model(
@@ -196,7 +191,7 @@ async def test_disconnect_frees_the_model(
     left.set()
     replies = await asyncio.gather(*both)
     assert not any(reply.ended for reply in replies)
-    await wait_until_idle(tiny)
+    await asyncio.to_thread(until, lambda: not any(open_jobs(tiny.scheduler)))
     assert (tiny.records.running, tiny.records.waiting) == (0, 0)
     assert (await fetch(tiny.app, CHAT, SHORT)).json()["choices"] == expected
 
@@ -204,7 +199,7 @@ async def test_disconnect_frees_the_model(
 async def test_metrics_count_running_and_waiting_requests(tiny: Served) -> None:
     left = asyncio.Event()
 
-    async def until(running: int, waiting: int) -> None:
+    async def reach(running: int, waiting: int) -> None:
         wanted = {f"akunu_requests_running {running}", f"akunu_requests_waiting {waiting}"}
         async with asyncio.timeout(60):
             while not wanted <= {*(await fetch(tiny.app, "/metrics")).body.decode().splitlines()}:
@@ -214,10 +209,10 @@ async def test_metrics_count_running_and_waiting_requests(tiny: Served) -> None:
         asyncio.create_task(fetch(tiny.app, CHAT, LONG, left=left))
         for _ in range(DEFAULT_SLOTS + 3)
     ]
-    await until(DEFAULT_SLOTS, 3)
+    await reach(DEFAULT_SLOTS, 3)
     left.set()
     await asyncio.gather(*requests)
-    await until(0, 0)
+    await reach(0, 0)
 
 
 async def test_disconnect_after_complete_answer_is_no_error(tiny: Served) -> None:
