@@ -33,18 +33,13 @@ def stdio(**more: object) -> ServerConfig:
 
 @contextlib.contextmanager
 def http_server() -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, *SERVER, str(port)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        while "Uvicorn running" not in process.stderr.readline():
-            assert process.poll() is None
-        try:
-            yield f"http://127.0.0.1:{port}/mcp"
-        finally:
-            process.kill()
+        assert any("Uvicorn running" in line for line in process.stderr or ())
+        yield f"http://127.0.0.1:{port}/mcp"
+        process.kill()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["stdio", "http"])
@@ -85,6 +80,11 @@ async def test_errors_are_results(server: Connection) -> None:
         assert words in found.text
 
 
+async def until(file: Path) -> None:
+    while not file.exists():
+        await asyncio.sleep(0.01)
+
+
 @in_module
 async def test_cancelling_reaches_the_server(server: Connection, tmp_path: Path) -> None:
     call = asyncio.create_task(server.call("wait", {"file": str(tmp_path / "started")}))
@@ -94,11 +94,6 @@ async def test_cancelling_reaches_the_server(server: Connection, tmp_path: Path)
         await call
     await until(tmp_path / "started.cancelled")
     assert await server.call("add", {"first": 1, "second": 1}) == ToolOutput("2")
-
-
-async def until(file: Path) -> None:
-    while not file.exists():
-        await asyncio.sleep(0.01)
 
 
 @pytest.mark.long
@@ -127,12 +122,10 @@ async def test_calls_that_need_an_ended_server_start_it_once(
 
     monkeypatch.setattr(Connection, "_make", count)
     connection = Connection(stdio())
-    waiting = [
-        asyncio.create_task(connection.call("wait", {"file": str(tmp_path / name)}))
-        for name in "ab"
-    ]
-    for name in "ab":
-        await until(tmp_path / name)
+    files = [tmp_path / name for name in "ab"]
+    waiting = [asyncio.create_task(connection.call("wait", {"file": str(each)})) for each in files]
+    for each in files:
+        await until(each)
     for call in [connection.call("die", {}), *waiting]:
         with pytest.raises(AkunuError, match="ended during the call"):
             await call
@@ -162,21 +155,18 @@ async def test_a_call_has_a_time_limit(
         (ServerConfig("x", "sh", ("-c", "echo why >&2")), "ended while it started: why"),
         (ServerConfig("x", "sh", ("-c", "echo junk")), "ended while it started"),
         (ServerConfig("x", url="http://127.0.0.1:9/mcp"), "cannot reach http://127.0.0.1:9/mcp"),
+        (ServerConfig("x", "sh", ("-c", "while read x; do :; done")), "did not answer within 3 s"),
     ],
 )
 @in_module
-async def test_start_errors_give_the_reason(config: ServerConfig, problem: str) -> None:
+async def test_start_errors_give_the_reason(
+    config: ServerConfig, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("akunu_py.mcp.connection.START_S", 3)
     with pytest.raises(AkunuError) as found:
         await Connection(config).start()
     assert problem in str(found.value)
     assert "\n" not in str(found.value)
-
-
-@in_module
-async def test_a_silent_server_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("akunu_py.mcp.connection.START_S", 0.1)
-    with pytest.raises(AkunuError, match=r"the server did not answer within 0.1 s"):
-        await Connection(ServerConfig("x", "sh", ("-c", "while read x; do :; done"))).start()
 
 
 def read(path: Path, servers: Any) -> tuple[list[ServerConfig], list[str]]:
@@ -185,25 +175,21 @@ def read(path: Path, servers: Any) -> tuple[list[ServerConfig], list[str]]:
 
 
 def test_the_format_of_claude_desktop(tmp_path: Path) -> None:
+    """The file cannot allow calls."""
     servers, problems = read(
         tmp_path / "mcp.json",
         {
             "files": {"command": "npx", "args": ["-y", "x"], "env": {"A": "b"}, "type": "stdio"},
             "wiki": {"type": "http", "url": "https://w/mcp", "headers": {"X": "y"}, "timeout": 5},
             "off": {"command": "x", "disabled": True},
+            "a": {"command": "x", "autoApprove": ["rm"], "arg": []},
         },
     )
-    assert problems == []
     assert servers == [
         ServerConfig("files", "npx", ("-y", "x"), {"A": "b"}),
         ServerConfig("wiki", url="https://w/mcp", headers={"X": "y"}, timeout=5),
+        ServerConfig("a", "x"),
     ]
-
-
-def test_a_file_cannot_allow_calls(tmp_path: Path) -> None:
-    entry = {"command": "x", "autoApprove": ["rm"], "arg": []}
-    servers, problems = read(tmp_path / "mcp.json", {"a": entry})
-    assert servers == [ServerConfig("a", "x")]
     where = f"{tmp_path / 'mcp.json'}: server 'a': "
     assert problems == [
         f"{where}'autoApprove' is ignored: unknown field",

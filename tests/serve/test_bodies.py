@@ -8,8 +8,6 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from akunu_py.serve.dialect.bodies import parse
 from akunu_py.serve.dialect.unreadable import describe
@@ -24,99 +22,11 @@ from akunu_py.serve.responses.dialect import encode_thinking
 from akunu_py.serve.responses.dialect import messages_of as from_responses
 from akunu_py.serve.responses.tools import map_tools, to_arguments
 from akunu_py.types import Message, Tool, ToolCall, ToolChoice
+from tests.support.serving import BODIES
 
-WORDS = st.text("abc é\n", min_size=1, max_size=9)
-EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
-
-
-@st.composite
-def conversations(draw: st.DrawFn) -> list[Message]:
-    """Generate questions, calls with results, and answers, as chat templates expect them."""
-    turns = [Message("system", draw(WORDS))] if draw(st.booleans()) else []
-    calls = 0
-    for _ in range(draw(st.integers(0, 2))):
-        turns.append(Message("user", draw(WORDS)))
-        made = [
-            ToolCall(f"find{c}", json.dumps({"city": draw(WORDS)}, ensure_ascii=False), f"c{c}")
-            for c in range(calls, calls + draw(st.integers(0, 2)))
-        ]
-        calls += len(made)
-        if made:
-            text, thinking = draw(st.just("") | WORDS), draw(st.just("") | WORDS)
-            turns.append(Message("assistant", text, thinking, tuple(made)))
-            turns += [Message("tool", draw(WORDS), tool_call_id=c.id, name=c.name) for c in made]
-        turns.append(Message("assistant", draw(WORDS), draw(st.just("") | WORDS)))
-    return [*turns, Message("user", draw(WORDS))]
-
-
-def as_chat(turns: list[Message], *, in_parts: bool) -> dict[str, Any]:
-    """Return a body as OpenAI's clients send it."""
-    found: list[dict[str, Any]] = []
-    for turn in turns:
-        content = [{"type": "text", "text": turn.content}] if in_parts else turn.content
-        calls = [
-            {"id": c.id, "type": "function",
-             "function": {"name": c.name, "arguments": c.arguments}} for c in turn.tool_calls
-        ]  # fmt: skip
-        role = "developer" if turn.role == "system" and in_parts else turn.role
-        body = {"role": role, "content": content, "reasoning_content": turn.thinking or None}
-        result = {"tool_call_id": turn.tool_call_id} if turn.role == "tool" else {}
-        found.append(body | result | ({"tool_calls": calls} if calls else {}))
-    return {"messages": found}
-
-
-def as_messages(turns: list[Message], *, in_parts: bool) -> dict[str, Any]:
-    """Return a body as Anthropic's clients send it."""
-    found: list[dict[str, Any]] = []
-    for turn in turns:
-        blocks: list[dict[str, Any]] = []
-        if turn.thinking:
-            blocks += [{"type": "thinking", "thinking": turn.thinking, "signature": "x"}]
-        if turn.role == "tool":
-            result = [{"type": "text", "text": turn.content}] if in_parts else turn.content
-            block = {"type": "tool_result", "tool_use_id": turn.tool_call_id, "content": result}
-            blocks.append(block | EPHEMERAL)
-        elif turn.content:
-            blocks.append({"type": "text", "text": turn.content} | EPHEMERAL)
-        for call in turn.tool_calls:
-            values = json.loads(call.arguments)
-            blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": values})
-        role = "user" if turn.role == "tool" else turn.role
-        if found and found[-1]["role"] == role:
-            found[-1]["content"] += blocks
-        else:
-            found.append({"role": role, "content": blocks})
-    body: dict[str, Any] = {"model": "tiny", "max_tokens": 9, "messages": found}
-    if found[0]["role"] == "system":
-        text = found.pop(0)["content"]
-        body["system"] = text if in_parts else text[0]["text"]
-    for turn_body in found:
-        content = turn_body["content"]
-        if not in_parts and [block["type"] for block in content] == ["text"]:
-            turn_body["content"] = content[0]["text"]
-    return body
-
-
-def as_responses(turns: list[Message], *, in_parts: bool) -> dict[str, Any]:
-    """Return a body as OpenAI's clients and Codex send it."""
-    found: list[dict[str, Any]] = []
-    for turn in turns:
-        if turn.thinking:
-            item = {"type": "reasoning", "id": "rs_1", "summary": []}
-            found.append(item | {"encrypted_content": encode_thinking(turn.thinking)})
-        if turn.role == "tool":
-            result = {"call_id": turn.tool_call_id, "output": turn.content}
-            found.append({"type": "function_call_output", **result})
-        elif turn.content:
-            role = "developer" if turn.role == "system" and in_parts else turn.role
-            kind = "output_text" if turn.role == "assistant" else "input_text"
-            content = [{"type": kind, "text": turn.content}] if in_parts else turn.content
-            found.append({"role": role, "content": content})
-        for call in turn.tool_calls:
-            made = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
-            found.append({"type": "function_call", **made})
-    return {"model": "tiny", "input": found}
+HELLO, SEEN = Message("user", "hello"), Message("tool", "seen", tool_call_id="a", name="look")
+CALLS = (ToolCall("look", "{}", "a"), ToolCall("find", '{"at": "é"}', "b"))
 
 
 def chat(**body: Any) -> list[Message]:
@@ -136,11 +46,12 @@ def ollama(**body: Any) -> list[Message]:
     return from_ollama(parse(json.dumps(body).encode(), OllamaChatBody).messages)
 
 
-@given(conversations(), st.booleans())
-def test_conversations_round_trip(turns: list[Message], in_parts: bool) -> None:
-    assert chat(**as_chat(turns, in_parts=in_parts)) == turns
-    assert messages(**as_messages(turns, in_parts=in_parts)) == turns
-    assert responses(**as_responses(turns, in_parts=in_parts)) == turns
+def test_conversations_become_messages() -> None:
+    called, system = Message("assistant", "", "t", CALLS), Message("system", "be brief")
+    found = chat(messages=BODIES["/v1/chat/completions"]["messages"])
+    assert found == [system, HELLO, called, SEEN, HELLO]
+    assert messages(**BODIES["/v1/messages"]) == [system, HELLO, called, SEEN, HELLO]
+    assert responses(**BODIES["/v1/responses"]) == [system, HELLO, called, SEEN]
 
 
 @pytest.mark.parametrize(
@@ -185,13 +96,14 @@ def test_consecutive_messages_are_merged() -> None:
 def test_answers_in_the_forms_of_other_servers() -> None:
     refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
     older = {"role": "assistant", "content": None, "refusal": "no", "reasoning": "so"}
-    assert chat(messages=[refused, older]) == [
+    assert chat(messages=[{"role": "developer", "content": "be"}, refused, older]) == [
+        Message("system", "be"),
         Message("assistant", "no"),
         Message("assistant", "no", "so"),
     ]
-    thought = [{"type": "reasoning_text", "text": "so"}]
-    item = {"type": "reasoning", "summary": [], "content": thought}
-    assert responses(input=[item, {"role": "user", "content": "x"}])[0].thinking == "so"
+    item = {"type": "reasoning", "summary": [], "encrypted_content": encode_thinking("so")}
+    said = {"role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
+    assert responses(input=[item, said]) == [Message("assistant", "x", "so")]
 
 
 def test_results_of_functions_belong_to_their_calls() -> None:
@@ -222,7 +134,7 @@ def test_results_of_functions_belong_to_their_calls() -> None:
 def test_tools_of_messages() -> None:
     tool = {"name": "weather", "description": "d", "input_schema": SCHEMA, "strict": True}
     body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
-    body["tools"] = [tool | EPHEMERAL | {"type": "custom"}]
+    body["tools"] = [tool | {"type": "custom", "cache_control": {"type": "ephemeral"}}]
     found = tools_of(parse(json.dumps(body).encode(), MessagesBody))
     assert found == [Tool("weather", "d", SCHEMA, True)]
 

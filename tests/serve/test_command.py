@@ -26,7 +26,7 @@ from akunu_py.decoding.sampling import Sampler
 from akunu_py.serve.http.server import _Server, model_defaults
 from akunu_py.types import SamplingOptions
 from tests.reliability.fuzz import SCALARS
-from tests.support.command import AKUNU, run_here
+from tests.support.command import AKUNU, run_here, until
 
 KEY = {"x-api-key": "sesame"}
 CHAT = "/v1/chat/completions"
@@ -37,18 +37,11 @@ class Server:
 
     def __init__(self, process: subprocess.Popen[bytes], errors: Path) -> None:
         self.process, self._errors = process, errors
-        end = time.monotonic() + 120
-        while "akunu serves" not in self.printed():
-            assert process.poll() is None, self.printed()
-            assert time.monotonic() < end, self.printed()
-            time.sleep(0.02)
+        until(lambda: "akunu serves" in self.printed() or process.poll() is not None)
         self.port = int(self.printed().rpartition(":")[2].partition("/")[0])
 
     def printed(self) -> str:
         return self._errors.read_text("utf-8")
-
-    def open(self, path: str, body: Any = None) -> http.client.HTTPResponse:
-        return self.connect(path, body).getresponse()
 
     def connect(self, path: str, body: Any = None) -> http.client.HTTPConnection:
         """Send a request."""
@@ -58,8 +51,10 @@ class Server:
         return connection
 
     def submit(self, path: str, body: Any = None) -> Any:
-        with self.open(path, body) as reply:
-            return json.loads(reply.read())
+        return json.loads(self.connect(path, body).getresponse().read())
+
+    def metrics(self) -> str:
+        return self.connect("/metrics").getresponse().read().decode()
 
 
 @pytest.fixture(scope="module")
@@ -75,19 +70,6 @@ def server(shallow_directory: Path, tmp_path_factory: pytest.TempPathFactory) ->
     finally:
         process.kill()
         process.wait()
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("loaded_shallow_starter")
-def test_text_equals_run(server: Server) -> None:
-    words = ("run", "Say hello.", "--max-tokens", "12")
-    more = ("--temperature", "0.8", "--seed", "7", "--draft", "off", "--no-answer-cache")
-    expected = json.loads(run_here(*words, *more, "--format", "json").stdout)
-    turns = [{"role": "user", "content": "Say hello."}]
-    body = {"messages": turns, "max_tokens": 12, "temperature": 0.8, "seed": 7}
-    whole = server.submit(CHAT, body)
-    assert whole["choices"][0]["message"]["content"] == expected["text"]
-    assert whole["usage"]["completion_tokens"] == len(expected["tokens"])
 
 
 def test_info_lists_the_running_server(server: Server) -> None:
@@ -110,21 +92,7 @@ def test_complete_uses_the_running_server(server: Server, shallow_directory: Pat
         ).stdout
 
     assert completed("auto") == completed("off")
-    with server.open("/metrics") as metrics:
-        assert b'akunu_requests_total{path="/akunu/complete",status="200"} 1' in metrics.read()
-
-
-def test_closed_socket_frees_the_model(server: Server) -> None:
-    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 7000, "stream": True}
-    reply = server.open(CHAT, body)
-    reply.readline()
-    reply.close()
-    started = time.monotonic()
-    short = {"messages": [{"role": "user", "content": "y"}], "max_tokens": 1}
-    assert server.submit(CHAT, short)["usage"]["completion_tokens"] == 1
-    assert time.monotonic() - started < 60  # 7,000 tokens take minutes
-    with server.open("/metrics") as metrics:
-        assert b'status="499"} 1' in metrics.read()
+    assert 'akunu_requests_total{path="/akunu/complete",status="200"} 1' in server.metrics()
 
 
 @pytest.mark.e2e
@@ -151,36 +119,29 @@ def test_the_event_loop_has_no_timer_while_nothing_happens(monkeypatch: pytest.M
     """A reply has the date of its second, and the first signal ends the server."""
     config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_config=None)
     server, finished = _Server(config, "ready", lambda: finished.append(1)), list[int]()
-    seen: list[object] = []
 
     async def use(address: str) -> None:
-        loop: Any = asyncio.get_running_loop()
         while not server.started:
             await asyncio.sleep(0)
         for _ in range(20):  # whatever starting left is done
             await asyncio.sleep(0)
-        seen.append([each for each in loop._scheduled if not each.cancelled()])
-        dates = []
+        loop: Any = asyncio.get_running_loop()
+        assert not [each for each in loop._scheduled if not each.cancelled()]
         for now in (1_000_000_000.0, 1_000_000_001.0):
             monkeypatch.setattr(time, "time", lambda now=now: now)
             async with httpx.AsyncClient(trust_env=False) as client:
                 reply = await client.get(address)
-            dates.append(parsedate_to_datetime(reply.headers["date"]).timestamp())
+            assert parsedate_to_datetime(reply.headers["date"]).timestamp() == now
         monkeypatch.undo()
-        assert dates == [1_000_000_000.0, 1_000_000_001.0]
         signal.raise_signal(signal.SIGTERM)
 
-    async def both(listening: socket.socket) -> None:
-        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        await asyncio.gather(server.serve([listening]), use(address))
+    async def both() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            await asyncio.gather(server.serve([listening]), use(address))
 
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        asyncio.run(both(listening))
+    asyncio.run(both())
     assert finished == [1]
-    assert seen == [[]]
-
-
-NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "do_sample")
 
 
 def test_generation_config_sets_defaults(tmp_path: Path) -> None:
@@ -192,9 +153,8 @@ def test_generation_config_sets_defaults(tmp_path: Path) -> None:
     assert model_defaults(tmp_path, requested) == expected
 
 
-@given(st.dictionaries(st.sampled_from(NAMES), SCALARS) | SCALARS)
+@given(st.dictionaries(st.sampled_from(["temperature", "top_k", "do_sample"]), SCALARS) | SCALARS)
 def test_any_generation_config_gives_valid_defaults(content: object) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / "generation_config.json"
-        file.write_text(json.dumps(content))
-        Sampler(model_defaults(file.parent, SamplingOptions()))
+        (Path(directory) / "generation_config.json").write_text(json.dumps(content))
+        Sampler(model_defaults(Path(directory), SamplingOptions()))

@@ -22,6 +22,7 @@ from akunu_py.serve.http.model_pool import ModelPool
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import DraftMode, Message
 from tests.support.dialects import (
+    CONVERSATIONS,
     DIALECTS,
     WITH_ROLES,
     DialectClient,
@@ -65,46 +66,47 @@ def new_request(dialect: DialectClient, rng: random.Random, draft: DraftMode) ->
 async def test_text_equals_run_without_drafts(
     tiny: Served, app_with: Callable[[DraftMode], ASGIApp], name: str
 ) -> None:
-    """Streamed or not, with and without drafts, alone and in a batch with three other clients."""
-    rng, drafted = random.Random(f"{name} 1"), dict.fromkeys(DRAFTS, 0)
+    """Streamed or not, with and without drafts, alone and in a batch with other clients."""
+    rng, dialect, drafted = random.Random(f"{name} 1"), DIALECTS[name], dict.fromkeys(DRAFTS, 0)
 
-    def expected_reply(dialect: DialectClient, request: DialectRequest) -> ReplyData:
-        data: ReplyData = tiny.in_thread(partial(dialect.expected, request))
-        return data
-
-    async def send(dialect: DialectClient, request: DialectRequest, *, stream: bool) -> ReplyData:
+    async def send(request: DialectRequest, expected: ReplyData, *, stream: bool) -> None:
         body = dialect.request_body(request, stream=stream)
-        return dialect.parse(await fetch(app_with(request.draft), dialect.path, body))
-
-    def check(reply: ReplyData, expected: ReplyData, draft: DraftMode) -> None:
+        reply = dialect.parse(await fetch(app_with(request.draft), dialect.path, body))
         assert (reply.text, reply.prompt) == (expected.text, expected.prompt)
-        drafted[draft] += reply.drafted
-
-    for stream, draft in MODES:
-        request = new_request(DIALECTS[name], rng, draft)
-        expected = expected_reply(DIALECTS[name], request)
-        check(await send(DIALECTS[name], request, stream=stream), expected, draft)
-    others = rng.sample([each for each in DIALECTS if each != name], 3)
-    requests = [
-        (DIALECTS[each], new_request(DIALECTS[each], rng, draft), stream)
-        for each, (stream, draft) in zip([name, *others], rng.sample(MODES, 4), strict=True)
-    ]
-    expected_replies = [expected_reply(dialect, request) for dialect, request, _ in requests]
+        drafted[request.draft] += reply.drafted
 
     def hold(engine: object) -> None:
-        while open_jobs(tiny.scheduler)[0] < 4:
+        while open_jobs(tiny.scheduler)[0] < len(MODES):
             threading.Event().wait(0.001)
 
-    before = tiny.model.shared.passes
-    tiny.scheduler.call(hold)
-    replies = [send(dialect, request, stream=stream) for dialect, request, stream in requests]
-    for (_, request, _), reply, expected in zip(
-        requests, await asyncio.gather(*replies), expected_replies, strict=True
-    ):
-        check(reply, expected, request.draft)
-    assert tiny.model.shared.passes > before
+    for together in (False, True):
+        requests = [new_request(dialect, rng, draft) for _, draft in MODES]
+        waiting = [
+            send(request, tiny.in_thread(partial(dialect.expected, request)), stream=stream)
+            for request, (stream, _) in zip(requests, MODES, strict=True)
+        ]
+        before = tiny.model.shared.passes
+        if together:
+            tiny.scheduler.call(hold)
+            await asyncio.gather(*waiting)
+        else:
+            for each in waiting:
+                await each
+        assert (tiny.model.shared.passes > before) == together
     assert not drafted["off"]
     assert drafted["fixed"] or name == "infill"  # completions may end before their first draft
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+async def test_turn_prefills_only_new_tokens(tiny: Served, name: str) -> None:
+    dialect, turns = DIALECTS[name], (f"{name} and more ", "yes", "why?")
+    first, second = [
+        dialect.parse(
+            await fetch(tiny.app, dialect.path, dialect.request_body(request, stream=False))
+        )
+        for request in (DialectRequest(turns[:1], 1), DialectRequest(turns, 1))
+    ]
+    assert second.prompt > second.cached >= first.prompt
 
 
 async def test_count_tokens_equals_usage(tiny: Served) -> None:

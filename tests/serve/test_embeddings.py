@@ -13,36 +13,28 @@ import mlx.core as mx
 import pytest
 from starlette.types import ASGIApp
 
-from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import AccessRules
-from akunu_py.serve.http.model_pool import ModelPool, ServedModel
+from akunu_py.serve.http.model_pool import ModelPool
 from akunu_py.serve.http.record import RequestRecords
-from akunu_py.serve.http.server import ServeOptions
-from akunu_py.types import GenerateOptions
-from tests.support.serving import Served, fetch, write_served_model
+from tests.support.serving import Served, fetch, served, write_served_model
 
 PATH = "/v1/embeddings"
 
 
 @pytest.fixture(scope="module")
-def embedding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
+def embedding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = write_served_model(tmp_path_factory.mktemp("embedding") / "model")
-    model = ServedModel(
-        ["embedding"],
-        lambda reserved: StepLoop(Session(Engine.load(directory, name="embedding"))),
-        ServeOptions(AccessRules(), GenerateOptions()).service,
-    )
-    yield model
-    assert model.host.close()
+    with served(directory, "embedding") as model:
+        yield model
 
 
 @pytest.fixture
-def app(tiny: Served, embedding: ServedModel) -> ASGIApp:
-    backend = Backend(ModelPool([tiny.model], embedding), RequestRecords())
-    return create_app(backend, AccessRules())
+def app(tiny: Served, embedding: Served) -> ASGIApp:
+    return create_app(
+        Backend(ModelPool([tiny.model], embedding.model), RequestRecords()), AccessRules()
+    )
 
 
 def expected(engine: Engine, text: str) -> list[float]:
@@ -52,17 +44,17 @@ def expected(engine: Engine, text: str) -> list[float]:
 
 
 async def test_embeddings_are_normalized_last_hidden_states(
-    app: ASGIApp, embedding: ServedModel
+    app: ASGIApp, embedding: Served
 ) -> None:
     texts = ["a cat", "a dog and a bird"]
     reply = (await fetch(app, PATH, {"model": "embedding", "input": texts})).json()
     assert [each["index"] for each in reply["data"]] == [0, 1]
     for text, each in zip(texts, reply["data"], strict=True):
         found = each["embedding"]
-        truth = embedding.host.call(partial(expected, text=text)).result(60)
+        truth = embedding.in_thread(partial(expected, text=text))
         assert found == pytest.approx(truth, abs=1e-4)
         assert math.hypot(*found) == pytest.approx(1, abs=1e-4)
-    tokens = embedding.host.call(lambda engine: [*map(engine.tokens.encode, texts)]).result(60)
+    tokens = embedding.in_thread(lambda engine: [*map(engine.tokens.encode, texts)])
     assert reply["usage"]["prompt_tokens"] == sum(map(len, tokens))
 
     whole = {"encoding_format": "base64", "input": tokens}

@@ -96,9 +96,9 @@ def answers(draw: st.DrawFn, *, thinks: bool = True, calls: bool = True) -> list
 ENDS: tuple[FinishReason, ...] = ("stop", "length", "context")
 
 
-def body_of(name: str, **more: Any) -> dict[str, Any]:
+def body_of(name: str, *, stream: bool = False) -> dict[str, Any]:
     """Return the body of a request that offers the tools of `tool_calls`."""
-    body = dict(DIALECTS[name].request_body(DialectRequest(("x",)), stream=False))
+    body = DIALECTS[name].request_body(DialectRequest(("x",)), stream=stream)
     functions = [{"name": tool, "parameters": {"type": "object"}} for tool in ("look", "find")]
     offered: dict[str, list[dict[str, Any]]] = {
         "chat": [{"type": "function", "function": each} for each in functions],
@@ -106,7 +106,7 @@ def body_of(name: str, **more: Any) -> dict[str, Any]:
         "responses": [{"type": "function", **each} for each in functions],
     }
     offered["ollama chat"] = offered["chat"]
-    return body | ({"tools": offered[name]} if name in offered else {}) | more
+    return body | ({"tools": offered[name]} if name in offered else {})
 
 
 async def replies(
@@ -124,11 +124,8 @@ async def replies(
                 yield event
 
         app = scripted_app(run, model, heartbeat_s=0)
-        dialect, body = DIALECTS[name], body_of(name, stream=stream, **more)
-        if stream and dialect.requests_usage:
-            body["stream_options"] = {"include_usage": True}
-        reply = await fetch(app, dialect.path, body)
-        found.append(dialect.whole(reply))
+        body = body_of(name, stream=stream) | more
+        found.append(DIALECTS[name].whole(await fetch(app, DIALECTS[name].path, body)))
     return found[0], found[1]
 
 
@@ -178,10 +175,10 @@ async def test_accumulated_stream_equals_complete_reply(
     thinking = {"thinking": {"type": "enabled"}} if data.draw(st.booleans()) else {}
     more = {} if name == "infill" else thinking
     whole, streamed = await replies(tiny, name, [events], **more)
-    end = events[-1]
+    end, data_expected = events[-1], expected(name, events)
     assert isinstance(end, Finished)
     for reply in (whole, streamed):
-        assert DIALECTS[name].data(reply) == expected(name, events)
+        assert DIALECTS[name].data(reply) == data_expected
         if name == "messages":
             assert reply["stop_sequence"] == (end.stop or None)
         if name == "infill":
@@ -189,7 +186,7 @@ async def test_accumulated_stream_equals_complete_reply(
     if not (name == "responses" and end.reason != "stop"):  # the last item is complete or not
         assert stable(streamed) == stable(whole)
     if name == "responses":
-        details, thought = whole["usage"]["output_tokens_details"], expected(name, events).thinking
+        details, thought = whole["usage"]["output_tokens_details"], data_expected.thinking
         count = tiny.in_thread(lambda engine: len(engine.tokens.encode(thought))) if thought else 0
         assert details == {"reasoning_tokens": min(count, end.stats.generated_tokens)}
     if name.startswith("ollama"):
@@ -217,13 +214,6 @@ async def test_choices_are_streamed_one_after_the_other(
     assert whole["usage"]["completion_tokens"] == sum(each.generated_tokens for each in stats)
     assert whole["usage"]["prompt_tokens"] == sum(each.prompt_tokens for each in stats[::2])
     assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == prompts
-
-
-async def test_usage_in_a_stream_of_completions_is_optional(tiny: Served) -> None:
-    for name in ("chat", "completions"):
-        body = DIALECTS[name].body(DialectRequest(("x",), 2))
-        reply = await fetch(tiny.app, DIALECTS[name].path, {**body, "stream": True})
-        assert all("usage" not in chunk for chunk in reply.chunks())
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)

@@ -111,12 +111,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
 }  # fmt: skip
 
 
-def body_of(name: str, change: dict[str, Any], *, stream: bool = False) -> dict[str, Any]:
-    body = DIALECTS[name].request_body(DialectRequest(("x",), 2), stream=False)
-    changed = body | ({"stream": True} if stream else {}) | change
-    return {field: value for field, value in changed.items() if value is not None}
-
-
 async def check_refusal(app: ASGIApp, name: str, body: dict[str, Any], param: str) -> None:
     reply = await fetch(app, DIALECTS[name].path, body)
     assert reply.status == 400, (body, reply.body)
@@ -136,10 +130,12 @@ async def check_refusal(app: ASGIApp, name: str, body: dict[str, Any], param: st
 
 @pytest.mark.parametrize("name", REFUSED)
 async def test_errors_name_the_refused_parameter(tiny: Served, name: str) -> None:
+    common = DIALECTS[name].request_body(DialectRequest(("x",), 2), stream=False)
     for change, param in REFUSED[name]:
-        await check_refusal(tiny.app, name, body_of(name, change), param)
+        body = {field: v for field, v in (common | change).items() if v is not None}
+        await check_refusal(tiny.app, name, body, param)
         if DIALECTS[name].streams and "stream_options" not in change:
-            await check_refusal(tiny.app, name, body_of(name, change, stream=True), param)
+            await check_refusal(tiny.app, name, body | {"stream": True}, param)
 
 
 @pytest.mark.parametrize(

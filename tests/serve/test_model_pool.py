@@ -8,7 +8,7 @@ import gc
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.http.server import ServeOptions
 from akunu_py.settings import ServeSettings, serve_settings, settings_file
 from akunu_py.types import GenerateOptions
+from tests.support.command import until
 from tests.support.dialects import DIALECTS, DialectRequest
 from tests.support.serving import Reply, fetch, write_served_model
 from tests.support.tiny import write_tiny_llama
@@ -97,7 +98,6 @@ def text_of(path: str, reply: Reply) -> tuple[str, str]:
 
 
 def answering(reply: Reply) -> str:
-    """Return the model that answered a chat."""
     return text_of(CHAT, reply)[0]
 
 
@@ -188,9 +188,9 @@ async def test_a_model_that_answers_is_not_unloaded(directories: list[Path], siz
     with two_models(directories, size) as (pool, app, a, b):
         async with pool.use(a):
             second = asyncio.create_task(chat_with(app, "b"))
-            await until(lambda: a.unloading)
+            await asyncio.to_thread(until, lambda: a.unloading)
             third = asyncio.create_task(chat_with(app, "a"))
-            await until(lambda: pool.metrics()["a"]["model_requests"] == 2)
+            await asyncio.to_thread(until, lambda: pool.metrics()["a"]["model_requests"] == 2)
             assert (a.memory > 0, b.loads) == (True, 0)
             text = (await fetch(app, "/metrics")).body.decode()
             assert 'akunu_model_loaded{model="a"} 1' in text
@@ -204,33 +204,21 @@ async def test_a_model_that_answers_is_not_unloaded(directories: list[Path], siz
 async def test_a_model_stays_when_the_client_of_the_next_one_disconnects(
     directories: list[Path], size: int
 ) -> None:
-    left = asyncio.Event()
-    with two_models(directories, size) as (pool, app, a, b):
-        async with pool.use(a):
-            second = asyncio.create_task(chat_with(app, "b", left=left))
-            await until(lambda: a.unloading)
-            third = asyncio.create_task(chat_with(app, "a"))
-            await until(lambda: pool.metrics()["a"]["model_requests"] == 2)
-            left.set()
-            assert (await second).status == 0
-            assert answering(await third) == "a"
-        assert (a.loads, b.loads, a.requests, b.requests) == (1, 0, 0, 0)
-
-
-async def test_a_request_ends_early_while_its_model_is_to_be_unloaded(
-    directories: list[Path], size: int
-) -> None:
     """Ending a request waits for no model, and reaches all of them."""
     left = asyncio.Event()
     with two_models(directories, size) as (pool, app, a, b):
         async with pool.use(a):
-            waiting = asyncio.create_task(chat_with(app, "b", left=left))
-            await until(lambda: a.unloading)
+            second = asyncio.create_task(chat_with(app, "b", left=left))
+            await asyncio.to_thread(until, lambda: a.unloading)
+            third = asyncio.create_task(chat_with(app, "a"))
+            await asyncio.to_thread(until, lambda: pool.metrics()["a"]["model_requests"] == 2)
             reply = await asyncio.wait_for(fetch(app, "/akunu/end", {"id": "first"}), 30)
             assert reply.status == 200
             assert "first" in a.service().ending
             left.set()
-            await waiting
+            assert (await second).status == 0
+            assert answering(await third) == "a"
+        assert (a.loads, b.loads, a.requests, b.requests) == (1, 0, 0, 0)
         async with pool.use(b):
             assert "first" in b.service().ending
 
@@ -260,9 +248,16 @@ async def test_the_embedding_model_shares_the_memory_limit(
 
 
 async def test_a_model_that_cannot_be_loaded_leaves_the_others_alone(
-    directories: list[Path], tmp_path: Path
+    directories: list[Path], size: int, tmp_path: Path
 ) -> None:
-    broken = write_served_model(tmp_path / "broken")
+    broken, large = (write_served_model(tmp_path / name) for name in ("broken", "large"))
+    write_tiny_llama(large, vocab_size=200_000, hidden_size=8)
+    with pool_of([directories[0], large], *limited(size)) as pool:
+        app = app_of(pool)
+        replies = [await chat_with(app, name) for name in ("a", "large", "a")]
+        assert replies[1].status == 503
+        assert "needs about" in replies[1].json()["error"]["message"]
+        assert (answering(replies[2]), pool.models[0].loads) == ("a", 1)
     with pool_of([directories[0], broken]) as pool:
         app = app_of(pool)
         config = json.loads((broken / "config.json").read_text())
@@ -276,21 +271,6 @@ async def test_a_model_that_cannot_be_loaded_leaves_the_others_alone(
         listed = (await fetch(app, "/v1/models")).json()
         assert [each["state"] for each in listed["data"]] == ["ready", "failed"]
         assert (listed["first_id"], listed["last_id"]) == ("a", "broken")
-
-
-async def test_a_model_that_never_fits_is_refused_and_the_others_stay(
-    directories: list[Path], size: int, tmp_path: Path
-) -> None:
-    large = write_served_model(tmp_path / "large")
-    write_tiny_llama(large, vocab_size=200_000, hidden_size=8)
-    with pool_of([directories[0], large], *limited(size)) as pool:
-        app = app_of(pool)
-        await chat_with(app, "a")
-        reply = await chat_with(app, "large")
-        assert reply.status == 503
-        assert "needs about" in reply.json()["error"]["message"]
-        await chat_with(app, "a")
-        assert pool.models[0].loads == 1
 
 
 @pytest.mark.parametrize("path", CLIENTS)
@@ -347,9 +327,3 @@ def test_settings_and_environment_list_models(
     monkeypatch.setenv("AKUNU_MODEL", f"{c},{a}")
     assert names() == ["c", "a"]
     assert names("--model", b) == ["b"]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)

@@ -2,113 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from akunu_py.decoding.generate.model_host import ModelLoop
-from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.serve.dialect.bodies import parse
+from akunu_py.serve.dialect.sampling_body import generate_options
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecords
-from akunu_py.types import Answer, GenerateOptions, Message, SamplingOptions
+from akunu_py.serve.openai.bodies import ChatBody
+from akunu_py.types import SamplingOptions
+from tests.support.dialects import DIALECTS, DialectRequest
 from tests.support.serving import Served, fetch
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-WORDS = st.text("abc de\n", min_size=1, max_size=40)
-SAMPLING = st.fixed_dictionaries(
-    {},
-    optional={
-        "temperature": st.sampled_from([0.0, 0.8, 1.5]),
-        "top_p": st.sampled_from([0.5, 1.0]),
-        "top_k": st.sampled_from([0, 20]),
-        "min_p": st.sampled_from([0.0, 0.1]),
-        "presence_penalty": st.sampled_from([0.0, 0.5]),
-        "frequency_penalty": st.sampled_from([0.0, 0.5]),
-        "repetition_penalty": st.sampled_from([1.0, 1.2]),
-    },
-)
-
-
-def run(
-    model: Served,
-    prompt: Callable[[Engine], Sequence[int]],
-    sampling: dict[str, Any],
-    **options: Any,
-) -> Answer:
-    """Return the text of `akunu run --draft off`."""
-    requested = GenerateOptions(
-        max_tokens=options.pop("max_tokens", 16),
-        draft="off",
-        sampling=SamplingOptions(**sampling),
-        **options,
-    )
-    answer: Answer = model.in_thread(
-        lambda engine: Session(engine).generate(prompt(engine), requested).answer()
-    )
-    return answer
-
-
-def continued(model: Served, text: str) -> Answer:
-    return run(model, lambda engine: engine.tokens.encode(text), {}, max_tokens=6)
+TURNS = [{"role": "user", "content": "x"}]
 
 
 def encode(model: Served, text: str) -> list[int]:
     return list(model.in_thread(lambda engine: engine.tokens.encode(text)))
 
 
-@pytest.mark.long
-@settings(max_examples=5)
-@given(WORDS, WORDS, SAMPLING, st.integers(0, 2**32 - 2), st.integers(1, 2))
-async def test_chat_equals_run(
-    tiny: Served, system: str, text: str, sampling: dict[str, Any], seed: int, count: int
-) -> None:
+async def test_sampling_fields_set_the_options(tiny: Served) -> None:
     """Each choice has its own seed."""
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
-    body = {"messages": messages, "seed": seed, "n": count, **sampling}
-    turns = [Message("system", system), Message("user", text)]
-    expected = [
-        run(
-            tiny,
-            lambda engine: engine.tokens.encode_chat(turns),
-            sampling | {"seed": seed + number},
-        )
-        for number in range(count)
+    fields: dict[str, Any] = {"temperature": 0.8, "top_p": 0.5, "top_k": 20, "min_p": 0.1}
+    fields |= {"presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 1.2}
+    body = {"messages": TURNS, "max_tokens": 7} | fields
+    parsed = parse(json.dumps(body).encode(), ChatBody)
+    options = generate_options(parsed, tiny.model.service(), 7)
+    assert options.sampling == SamplingOptions(**fields)
+    both, *each = [
+        (await fetch(tiny.app, CHAT, body | more)).json()
+        for more in ({"seed": 5, "n": 2}, {"seed": 5}, {"seed": 6})
     ]
-    whole = (await fetch(tiny.app, CHAT, body)).json()
-    texts = [choice["message"]["content"] for choice in whole["choices"]]
-    assert texts == [answer.text for answer in expected]
-    assert whole["usage"]["completion_tokens"] == sum(len(answer.tokens) for answer in expected)
-    assert whole["usage"]["prompt_tokens"] == expected[0].stats.prompt_tokens
+    texts = [choice["message"]["content"] for choice in both["choices"]]
+    assert texts == [reply["choices"][0]["message"]["content"] for reply in each]
+    assert texts[0] != texts[1]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("echo", [False, True])
-@settings(max_examples=2)
-@given(prompts=st.lists(WORDS, min_size=1, max_size=3), as_tokens=st.booleans())
+@pytest.mark.parametrize("as_tokens", [False, True])
 async def test_completions_of_several_prompts(
-    tiny: Served, prompts: list[str], as_tokens: bool, echo: bool, stream: bool
+    tiny: Served, as_tokens: bool, echo: bool, stream: bool
 ) -> None:
-    expected = [(prompt if echo else "") + continued(tiny, prompt).text for prompt in prompts]
+    prompts, dialect = ("abc", "de\nde ", "a"), DIALECTS["completions"]
+    requests = [DialectRequest((prompt,), 6) for prompt in prompts]
+    answers = [tiny.in_thread(partial(dialect.expected, request)) for request in requests]
     given = [encode(tiny, prompt) for prompt in prompts]
     body = {"prompt": given if as_tokens else prompts, "max_tokens": 6, "echo": echo}
-    if not stream:
-        whole = (await fetch(tiny.app, COMPLETIONS, body)).json()
-        assert [choice["text"] for choice in whole["choices"]] == expected
-        return
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    chunks = (await fetch(tiny.app, COMPLETIONS, body | options)).chunks()
-    texts = [""] * len(prompts)
-    for chunk in chunks:
-        for choice in chunk["choices"]:
-            texts[choice["index"]] += choice["text"]
-    assert texts == expected
-    assert chunks[-1]["usage"]["prompt_tokens"] == sum(map(len, given))
+    more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    whole = dialect.whole(await fetch(tiny.app, COMPLETIONS, body | more))
+    expected = [echo * text + answer.text for text, answer in zip(prompts, answers, strict=True)]
+    assert [choice["text"] for choice in whole["choices"]] == expected
+    assert whole["usage"]["prompt_tokens"] == sum(map(len, given))
 
 
 async def test_suffix_uses_fill_in_the_middle_format(tiny: Served) -> None:
@@ -138,27 +90,20 @@ async def test_prediction_saves_steps_and_changes_no_text(tiny: Served) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_logprobs(tiny: Served, stream: bool) -> None:
     more = {"max_tokens": 6, "stream": stream}
-    messages = [{"role": "user", "content": "x"}]
-    chat = await fetch(
-        tiny.app, CHAT, {"messages": messages, "logprobs": True, "top_logprobs": 2} | more
-    )
+    top = {"messages": TURNS, "logprobs": True, "top_logprobs": 2}
+    chat = await fetch(tiny.app, CHAT, top | more)
     plain = await fetch(tiny.app, COMPLETIONS, {"prompt": "x", "logprobs": 2} | more)
-    choices = [
-        [choice for chunk in chunks for choice in chunk["choices"]]
-        for chunks in ([each.chunks() if stream else [each.json()] for each in (chat, plain)])
-    ]
-    found_logprobs = [choice["logprobs"] for choice in choices[0] if choice["logprobs"]]
-    found = [token for each in found_logprobs for token in each["content"]]
+    for reply in (chat, plain):  # usage in a stream is optional
+        assert not stream or all("usage" not in chunk for chunk in reply.chunks())
+    found = DIALECTS["chat"].whole(chat)["choices"][0]["logprobs"]["content"]
     assert len(found) == 6
     for each in found:  # greedy
         assert each["token"] == each["top_logprobs"][0]["token"]
         assert each["logprob"] == each["top_logprobs"][0]["logprob"] <= 0
         assert len(each["top_logprobs"]) == 2
-    found_logprobs = [choice["logprobs"] for choice in choices[1] if choice["logprobs"]]
-    tokens = [token for each in found_logprobs for token in each["tokens"]]
-    text = "".join(choice["text"] for choice in choices[1])
-    offsets = [offset for each in found_logprobs for offset in each["text_offset"]]
-    assert "".join(tokens) == text
+    (choice,) = DIALECTS["completions"].whole(plain)["choices"]
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    assert "".join(tokens) == (text := choice["text"])
     assert [text[at:][: len(token)] for at, token in zip(offsets, tokens, strict=True)] == tokens
 
 
@@ -186,7 +131,7 @@ FUNCTION = {"name": "look", "parameters": {"type": "object", "properties": {"at"
 
 async def test_functions_are_the_older_form_of_tools(tiny: Served) -> None:
     """The same prompt and call as with tools; the reply has `function_call`."""
-    turns: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
+    turns: list[dict[str, Any]] = [*TURNS]
     spaces = dict.fromkeys(map(str, encode(tiny, " \n\t\r")), -99)
     common = {"messages": turns, "max_tokens": 99, "logit_bias": spaces}
     tool = {"type": "function", "function": FUNCTION}

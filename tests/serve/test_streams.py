@@ -1,30 +1,32 @@
-"""Heartbeats, clients that disconnect, and failures before and during an answer."""
+"""Heartbeats, clients that disconnect, failures, and slow readers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.types import ASGIApp
 
 from akunu_py.decoding.events import (
     Event,
     Failed,
     Finished,
+    PrefillProgress,
     PromptProcessed,
     TextDelta,
     ThinkingDelta,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
 )
-from akunu_py.decoding.generate.job import Job
-from akunu_py.decoding.generate.model_host import ModelLoop, SharedPasses
+from akunu_py.decoding.generate.job import Job, JobHandle
+from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, SharedPasses
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import DEFAULT_SLOTS, StepLoop
 from akunu_py.decoding.model.engine import Engine
@@ -33,10 +35,12 @@ from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
+from akunu_py.serve.http.request_handler import run_job
 from akunu_py.serve.http.server import ServeOptions
 from akunu_py.types import GenerateOptions, Stats
+from tests.support.command import until
 from tests.support.dialects import DIALECTS, DialectRequest
-from tests.support.jobs import open_jobs
+from tests.support.jobs import open_jobs, scripted
 from tests.support.serving import Reply, Served, fetch, scripted_app, write_served_model
 
 CHAT = "/v1/chat/completions"
@@ -55,41 +59,35 @@ BEATS = {
 
 
 class Gate:
-    """A model whose load waits until the test opens the gate."""
+    """A model whose load waits until the test opens the gate, and its requests."""
 
     def __init__(self, directory: Path, error: Exception | None = None) -> None:
-        self.loading, self.opened = threading.Event(), threading.Event()
+        self.opened, self.records = threading.Event(), list[RequestRecord]()
         self._directory, self._error = directory, error
 
     def load(self, reserved: int) -> ModelLoop:
-        self.loading.set()
         assert self.opened.wait(60)
         if self._error is not None:
             raise self._error
         return StepLoop(Session(Engine.load(self._directory, name="m")))
 
-    def open_after(self, count: int) -> Callable[[Reply], bool]:
-        """Open the gate after some heartbeats; the client stays."""
+    async def reply(self, name: str, body: dict[str, Any], beats: int = 0) -> Reply:
+        """Send a request. beats: heartbeats before the gate opens; 0: disconnect after two."""
 
         def leave(reply: Reply) -> bool:
-            if len(reply.frames) >= count:
+            if beats and len(reply.frames) >= beats:
                 self.opened.set()
-            return False
+            return not beats and len(reply.frames) >= 2
 
-        return leave
-
-
-@asynccontextmanager
-async def loading_app(gate: Gate, records: list[RequestRecord]) -> AsyncIterator[ASGIApp]:
-    """Yield an application whose model is not loaded yet."""
-    options = ServeOptions(AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=4)
-    pool = ModelPool([ServedModel(("m",), gate.load, options.service)])
-    backend = options.backend(pool, RequestRecords(records.append))
-    try:
-        yield create_app(backend, AccessRules(), heartbeat_s=0.001)
-    finally:
-        gate.opened.set()
-        assert await asyncio.to_thread(pool.close)
+        options = ServeOptions(AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=4)
+        pool = ModelPool([ServedModel(("m",), self.load, options.service)])
+        backend = options.backend(pool, RequestRecords(self.records.append))
+        app = create_app(backend, AccessRules(), heartbeat_s=0.001)
+        try:
+            return await asyncio.wait_for(fetch(app, DIALECTS[name].path, body, leave=leave), 60)
+        finally:
+            self.opened.set()
+            assert await asyncio.to_thread(pool.close)
 
 
 @pytest.fixture(scope="module")
@@ -98,21 +96,17 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", BEATS)
-async def test_heartbeats_while_the_model_loads(name: str, directory: Path) -> None:
+async def test_heartbeats_while_the_model_loads(tiny: Served, name: str, directory: Path) -> None:
     """The rest of the stream is the same as that of a loaded model."""
-    records: list[RequestRecord] = []
     dialect, gate = DIALECTS[name], Gate(directory)
-    async with loading_app(gate, records) as app:
-        body = BODIES[name] | {"frobnicate": 1}
-        waiting = fetch(app, dialect.path, body, leave=gate.open_after(6))
-        waited = await asyncio.wait_for(waiting, 60)
-        at_once = await fetch(app, dialect.path, BODIES[name])
+    waited = await gate.reply(name, BODIES[name] | {"frobnicate": 1}, beats=6)
+    at_once = await fetch(tiny.app, dialect.path, BODIES[name])
     assert waited.ended
     assert waited.headers["content-type"] == at_once.headers["content-type"]
     assert waited.headers["cache-control"] == "no-cache"
     assert waited.headers["x-accel-buffering"] == "no"
     assert waited.headers[IGNORED_HEADER] == "frobnicate"
-    assert records[0].ignored == ["frobnicate"]
+    assert gate.records[0].ignored == ["frobnicate"]
     for frame in waited.frames[:6]:
         if not BEATS[name]:
             assert frame == b": heartbeat\n\n"
@@ -133,41 +127,28 @@ async def test_heartbeats_while_the_model_loads(name: str, directory: Path) -> N
 @pytest.mark.parametrize("thinks", [False, True])
 async def test_blocks_of_a_message_stay_in_order(directory: Path, thinks: bool) -> None:
     """Heartbeats open the first block: of thinking, if the request enables it."""
-    gate, more = Gate(directory), {"thinking": {"type": "adaptive"}} if thinks else {}
-    async with loading_app(gate, []) as app:
-        body = BODIES["messages"] | more
-        waiting = fetch(app, "/v1/messages", body, leave=gate.open_after(4))
-        found = (await asyncio.wait_for(waiting, 60)).values()
-    starts = [each for each in found if each["type"] == "content_block_start"]
+    more = {"thinking": {"type": "adaptive"}} if thinks else {}
+    found = await Gate(directory).reply("messages", BODIES["messages"] | more, beats=4)
+    starts = [each for each in found.values() if each["type"] == "content_block_start"]
     kinds = ["thinking", "text"] if thinks else ["text"]
     assert [each["content_block"]["type"] for each in starts] == kinds
 
 
 @pytest.mark.parametrize("name", BEATS)
 async def test_a_failed_load_ends_the_stream_with_its_error(name: str, directory: Path) -> None:
-    records: list[RequestRecord] = []
     gate = Gate(directory, AkunuError("the disk is gone"))
-    async with loading_app(gate, records) as app:
-        waiting = fetch(app, DIALECTS[name].path, BODIES[name], leave=gate.open_after(3))
-        reply = await asyncio.wait_for(waiting, 60)
-    assert (reply.status, reply.ended, records[0].status) == (200, True, 200)
+    reply = await gate.reply(name, BODIES[name], beats=3)
+    assert (reply.status, reply.ended, gate.records[0].status) == (200, True, 200)
     last = json.dumps(reply.values()[-1])
     assert "the disk is gone" in last
     assert "error" in last
 
 
-@pytest.mark.parametrize("name", BEATS)
-async def test_a_client_may_disconnect_while_the_model_loads(name: str, directory: Path) -> None:
-    records: list[RequestRecord] = []
+async def test_a_client_may_disconnect_while_the_model_loads(directory: Path) -> None:
     gate = Gate(directory)
-    async with loading_app(gate, records) as app:
-        leaving = fetch(
-            app, DIALECTS[name].path, BODIES[name], leave=lambda reply: len(reply.frames) >= 2
-        )
-        await asyncio.wait_for(leaving, 60)
-        assert not gate.opened.is_set()
-    assert [record.status for record in records] == [499]
-    assert "client disconnected" in records[0].line()
+    assert not (await gate.reply("chat", BODIES["chat"])).ended
+    assert [record.status for record in gate.records] == [499]
+    assert "client disconnected" in gate.records[0].line()
 
 
 class ScriptedJob:
@@ -193,12 +174,6 @@ END = Finished("stop", Stats())
 BEGUN = PromptProcessed(1, 0)
 
 
-async def wait_until_idle(model: Served) -> None:
-    async with asyncio.timeout(60):
-        while any(open_jobs(model.scheduler)):
-            await asyncio.sleep(0.005)
-
-
 @settings(max_examples=5)
 @given(st.integers(0, 12), st.booleans(), st.integers(0, 40))
 async def test_disconnect_frees_the_model(
@@ -216,7 +191,7 @@ async def test_disconnect_frees_the_model(
     left.set()
     replies = await asyncio.gather(*both)
     assert not any(reply.ended for reply in replies)
-    await wait_until_idle(tiny)
+    await asyncio.to_thread(until, lambda: not any(open_jobs(tiny.scheduler)))
     assert (tiny.records.running, tiny.records.waiting) == (0, 0)
     assert (await fetch(tiny.app, CHAT, SHORT)).json()["choices"] == expected
 
@@ -224,7 +199,7 @@ async def test_disconnect_frees_the_model(
 async def test_metrics_count_running_and_waiting_requests(tiny: Served) -> None:
     left = asyncio.Event()
 
-    async def until(running: int, waiting: int) -> None:
+    async def reach(running: int, waiting: int) -> None:
         wanted = {f"akunu_requests_running {running}", f"akunu_requests_waiting {waiting}"}
         async with asyncio.timeout(60):
             while not wanted <= {*(await fetch(tiny.app, "/metrics")).body.decode().splitlines()}:
@@ -234,10 +209,10 @@ async def test_metrics_count_running_and_waiting_requests(tiny: Served) -> None:
         asyncio.create_task(fetch(tiny.app, CHAT, LONG, left=left))
         for _ in range(DEFAULT_SLOTS + 3)
     ]
-    await until(DEFAULT_SLOTS, 3)
+    await reach(DEFAULT_SLOTS, 3)
     left.set()
     await asyncio.gather(*requests)
-    await until(0, 0)
+    await reach(0, 0)
 
 
 async def test_disconnect_after_complete_answer_is_no_error(tiny: Served) -> None:
@@ -260,38 +235,88 @@ async def test_disconnect_after_complete_answer_is_no_error(tiny: Served) -> Non
     assert "tokens/s" not in done[0].line()  # no decode step
 
 
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.usefixtures("own_directories")
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(
+    ("end", "status", "words"),
+    [
+        (Failed(PromptTooLong("too long", 9, 8)), 400, b"context_length_exceeded"),
+        (Failed(ZeroDivisionError("a secret")), 500, b"internal error; see the server"),
+        (Finished("cancelled", Stats()), 503, b"the server is stopping"),
+    ],
+)
 async def test_failure_before_first_frame_has_its_own_status(
-    tiny: Served, begun: bool, stream: bool
+    tiny: Served,
+    end: Event,
+    status: int,
+    words: bytes,
+    begun: bool,
+    stream: bool,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    failed = Failed(PromptTooLong("too long", 9, 8))
-    job = ScriptedJob(*([BEGUN, TextDelta("x"), failed] if begun else [failed]))
+    """Unexpected errors are reported without details."""
+    job = ScriptedJob(*((BEGUN, TextDelta("x"), end) if begun else (end,)))
     reply = await fetch(scripted_app(job.run, tiny, 60), CHAT, SHORT | {"stream": stream})
     assert job.closed.is_set()
-    assert reply.status == (200 if begun and stream else 400)
-    assert reply.values()[-1]["error"]["code"] == "context_length_exceeded"
-
-
-@pytest.mark.usefixtures("own_directories")
-@pytest.mark.parametrize("begun", [False, True])
-async def test_unexpected_failure_is_reported_without_details(
-    tiny: Served, begun: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = ScriptedJob(*[BEGUN][: int(begun)], Failed(ZeroDivisionError("a secret")))
-    reply = await fetch(scripted_app(job.run, tiny, 60), CHAT, SHORT | {"stream": True})
-    assert (reply.status, reply.ended) == (200 if begun else 500, True)
-    assert b"internal error; see the server" in reply.body
+    assert (reply.status, reply.ended) == (200 if begun and stream else status, True)
+    assert words in reply.body
     assert b"secret" not in reply.body
-    assert "this is a bug: ZeroDivisionError" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert ("this is a bug: ZeroDivisionError" in printed) == (status == 500)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_answer_cancelled_by_shutdown_is_an_error(tiny: Served, stream: bool) -> None:
-    job = ScriptedJob(BEGUN, TextDelta("x"), Finished("cancelled", Stats()))
-    reply = await fetch(scripted_app(job.run, tiny, 60), CHAT, SHORT | {"stream": stream})
-    assert b"the server is stopping" in reply.body
-    assert reply.status == (200 if stream else 503)
+class ScriptedHost(ModelHost):
+    """Runs a scripted job in a thread of its own."""
+
+    def __init__(self, script: Callable[[JobHandle], Iterator[Event]]) -> None:
+        self.script, self.finished = script, threading.Event()
+
+    def submit(self, job: Job, on_event: Callable[[Event], None], **options: Any) -> JobHandle:
+        self.handle = JobHandle(job, on_event, "", lambda: None, short=False)
+
+        def run() -> None:
+            for event in self.script(self.handle):
+                self.handle.deliver(event)
+            self.finished.set()
+
+        threading.Thread(target=run).start()
+        return self.handle
+
+
+NO_JOB = scripted(lambda session: iter([]))
+
+
+async def test_queued_events_are_merged_for_slow_reader() -> None:
+    progress = [PrefillProgress(number, 500) for number in range(500)]
+    parts = [TextDelta(str(number)) for number in range(10_000)]
+    call, called = ToolCallStarted("1", "find"), ToolCallFinished()
+    arguments = [ToolCallArguments("[]")] * 1000
+    events: list[Event] = [*progress, BEGUN, *parts, call, *arguments, called, END]
+    host = ScriptedHost(lambda handle: iter(events))
+    reader = run_job(host, NO_JOB)
+    found = [await anext(reader)]
+    await asyncio.to_thread(host.finished.wait)
+    found += [event async for event in reader]
+    assert isinstance(found[0], PrefillProgress)
+    text = "".join(each.text for each in found if isinstance(each, TextDelta))
+    assert text == "".join(each.text for each in parts)
+    assert found[-4:] == [call, ToolCallArguments("[]" * 1000), called, END]
+    assert len(found) < 20
+
+
+async def test_closing_the_reader_cancels_the_job() -> None:
+    def until_cancelled(handle: JobHandle) -> Iterator[Event]:
+        while not handle.cancelled:
+            yield TextDelta("more ")
+        yield END
+
+    host = ScriptedHost(until_cancelled)
+    reader = run_job(host, NO_JOB)
+    await anext(reader)
+    await reader.aclose()
+    assert host.handle.cancelled
+    await asyncio.to_thread(host.finished.wait)
 
 
 HIDDEN: list[tuple[str, dict[str, Any], bool]] = [

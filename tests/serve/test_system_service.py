@@ -15,13 +15,11 @@ import pytest
 from akunu_py.serve.own import system_service
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.serve.own.discovery import running_servers
-from akunu_py.serve.own.system_service import Launchd, ServiceCommand, ServiceManager, Systemd
+from akunu_py.serve.own.system_service import Launchd, ServiceCommand, ServiceManager
 from tests.support.command import assert_one_line_error, run_here, until
 from tests.support.serving import write_served_model
 
 _HOSTILE = ("--alias", "a b", "--alias", "q\"uo'te", "--alias", "100%h", "--alias", "$HOME\\n;|&")
-_MANAGERS = {"darwin": Launchd, "linux": Systemd}
-_PROGRAMS = {"darwin": "launchctl", "linux": "systemctl"}
 
 
 def words_of(manager: ServiceManager, content: bytes) -> list[str]:
@@ -44,7 +42,7 @@ def manager(
 ) -> ServiceManager:
     """A service manager whose program writes down how it is called, and succeeds."""
     monkeypatch.setattr(sys, "platform", request.param)
-    program = home / "bin" / _PROGRAMS[request.param]
+    program = home / "bin" / {"darwin": "launchctl", "linux": "systemctl"}[request.param]
     program.parent.mkdir()
     program.write_text(
         f'#!/bin/sh\necho "$@" >> {home}/calls\n'
@@ -105,40 +103,33 @@ def test_install_status_and_uninstall(
     assert "not installed" in run_here("serve", "--status").stdout
 
 
-def test_a_refusal_of_the_system_leaves_nothing(
-    manager: ServiceManager, home: Path, shallow_directory: Path
+def test_a_refusal_leaves_nothing(
+    manager: ServiceManager, home: Path, shallow_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of options that a service would fail with, of Homebrew's own service, and of the system."""
+    model = ("--model", str(shallow_directory))
+    refused = [
+        (("--api-key", "secret"), 2, "settings.toml"),
+        (("--until-eof",), 2, "stdin"),
+        (("--model", "nope"), 1, "nope"),
+        (("--kv-bits", "4", "--hosts", "2"), 2, "--kv-bits"),
+    ]
+    if not isinstance(manager, Launchd):  # a property list can have them
+        refused.append(((*model, "--alias", "a\nb"), 2, "control characters"))
+    for options, code, word in refused:
+        assert_one_line_error(run_here("serve", "--install", *options), code, word)
     (home / "refuse").touch()
-    done = run_here("serve", "--install", "--model", str(shallow_directory))
+    done = run_here("serve", "--install", *model)
     assert_one_line_error(done, 1, "(5): no bus", "log in as this user")
-    assert not manager.file.exists()
-
-
-def test_options_that_a_service_would_fail_with(
-    manager: ServiceManager, shallow_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for options, word in (
-        (("--api-key", "secret"), "settings.toml"),
-        (("--until-eof",), "stdin"),
-        (("--model", "nope"), "nope"),
-        (("--kv-bits", "4", "--hosts", "2"), "--kv-bits"),
-        (("--model", str(shallow_directory), "--alias", "a\nb"), "control characters"),
-    ):
-        if "--alias" in options and isinstance(manager, Launchd):
-            continue  # a property list can have them
-        done = run_here("serve", "--install", *options)
-        assert done.returncode in (1, 2)
-        assert word in done.stderr
-        assert done.stderr.count("\n") == 1
-        assert not manager.file.exists()
     monkeypatch.setattr(sys, "prefix", "/opt/homebrew/Cellar/akunu/0.1.0/libexec")
     assert_one_line_error(run_here("serve", "--install"), 2, "brew services start akunu")
+    assert not manager.file.exists()
 
 
 @pytest.mark.e2e
 def test_the_described_command_serves(shallow_directory: Path, home: Path) -> None:
     options = ("--model", str(shallow_directory), "--port", "0", "--quiet")
-    manager = _MANAGERS[sys.platform]()
+    manager = system_service.service_manager()
     content = manager.describe(ServiceCommand(options, system_service.own_environment()))
     environment = system_service.own_environment() | {"HOME": str(home), "PATH": "/usr/bin:/bin"}
     (home / "work").mkdir()

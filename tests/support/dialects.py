@@ -77,10 +77,10 @@ class DialectClient:
 
     def request_body(self, request: DialectRequest, *, stream: bool) -> Value:
         """Return the body of a request."""
-        usage = (
-            {"stream_options": {"include_usage": True}} if self.requests_usage and stream else {}
-        )
-        return {**self.body(request), **usage, **({"stream": stream} if self.streams else {})}
+        body = {**self.body(request)} | ({"stream": stream} if self.streams else {})
+        if self.requests_usage and stream:
+            body["stream_options"] = {"include_usage": True}
+        return body
 
     def whole(self, reply: Reply) -> Value:
         """Return the body of a reply, accumulated if it is streamed."""
@@ -139,24 +139,24 @@ def accumulate_chat(chunks: list[Value]) -> Value:
 
 def accumulate_completions(chunks: list[Value]) -> Value:
     choices: dict[int, Value] = {}
+    reply = {name: chunks[0][name] for name in ("id", "object", "created", "model")}
     for chunk in chunks:
+        reply |= {name: chunk[name] for name in ("akunu", "usage") if chunk.get(name)}
         for choice in chunk["choices"]:
-            whole = choices.setdefault(choice["index"], {"text": "", "reasoning_content": ""})
+            empty = {"text": "", "reasoning_content": "", "logprobs": None}
+            whole = choices.setdefault(choice["index"], empty)
+            assert "finish_reason" not in whole
             for name in ("text", "reasoning_content"):
                 whole[name] += choice.get(name, "")
             for name, values in (choice["logprobs"] or {}).items():
-                whole.setdefault("logprobs", {}).setdefault(name, []).extend(values)
-            assert "finish_reason" not in whole
+                whole["logprobs"] = whole["logprobs"] or {}
+                whole["logprobs"].setdefault(name, []).extend(values)
             if choice["finish_reason"]:
                 whole |= {"finish_reason": choice["finish_reason"], "index": choice["index"]}
     for whole in choices.values():
-        whole.setdefault("logprobs", None)
         if not whole["reasoning_content"]:
             del whole["reasoning_content"]
-    (usage,) = [chunk["usage"] for chunk in chunks if chunk.get("usage")] or [None]
-    ends = [chunk["akunu"] for chunk in chunks if "akunu" in chunk]
-    reply = {name: chunks[0][name] for name in ("id", "object", "created", "model")}
-    return reply | {"choices": [*choices.values()], "usage": usage, "akunu": ends[-1]}
+    return reply | {"choices": [*choices.values()]}
 
 
 def accumulate_messages(events: list[Value]) -> Value:
@@ -166,7 +166,7 @@ def accumulate_messages(events: list[Value]) -> Value:
     that heartbeats opened and left empty are dropped.
     """
     message: Value = {}
-    texts: dict[int, str] = {}
+    block: Value = {}
     kinds = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
     is_open = stopped = False
     for event in events:
@@ -178,22 +178,22 @@ def accumulate_messages(events: list[Value]) -> Value:
         elif kind == "start":
             assert not is_open
             assert event["index"] == len(message["content"])
-            is_open = True
-            message["content"].append(event["content_block"])
-            texts[event["index"]] = ""
+            is_open, arguments, block = True, "", event["content_block"]
+            message["content"].append(block)
         elif kind == "delta":
             assert is_open
-            block, delta = message["content"][event["index"]], event["delta"]
-            if delta["type"] == "signature_delta":
-                block["signature"] = delta["signature"]
+            delta, text = event["delta"].values()
+            if delta == "signature_delta":
+                block["signature"] = text
                 continue
-            assert delta["type"] == kinds[block["type"]]
-            texts[event["index"]] += [*delta.values()][1]
+            assert delta == kinds[block["type"]]
+            if "input" in block:
+                arguments += text
+            else:
+                block[block["type"]] += text
         elif kind == "stop":
             is_open = False
-            block, text = message["content"][event["index"]], texts[event["index"]]
-            block |= {"input": json.loads(text or "{}")} if "input" in block else {}
-            block |= {block["type"]: text} if block["type"] in ("text", "thinking") else {}
+            block |= {"input": json.loads(arguments or "{}")} if "input" in block else {}
         elif kind == "message_delta":
             assert not is_open
             message |= event["delta"] | {"akunu": event["akunu"]}
@@ -250,9 +250,8 @@ def accumulate_responses(events: list[Value]) -> Value:
 
 
 def _item_text(item: Value) -> str:
-    if "content" in item:
-        return "".join(part["text"] for part in item["content"])
-    return str(item.get("input", item.get("arguments")))
+    texts = (part["text"] for part in item.get("content", ()))
+    return "".join(texts) or str(item.get("input", item.get("arguments", "")))
 
 
 def accumulate_ollama(lines: list[Value]) -> Value:
@@ -395,16 +394,8 @@ def _complete(request: DialectRequest, engine: Engine) -> ReplyData:
     return ReplyData(done.text, done.stats.prompt_tokens, generated=done.stats.generated_tokens)
 
 
-def _sampling_fields(request: DialectRequest) -> Value:
-    return {"temperature": request.temperature, "seed": request.seed}
-
-
-def _ollama_options(request: DialectRequest) -> Value:
-    return {"options": _sampling_fields(request) | {"num_predict": request.tokens}}
-
-
-def _limit_fields(request: DialectRequest) -> Value:
-    return _sampling_fields(request) | {"max_tokens": request.tokens}
+def _limits(request: DialectRequest, limit: str = "max_tokens") -> Value:
+    return {"temperature": request.temperature, "seed": request.seed, limit: request.tokens}
 
 
 def _turns(request: DialectRequest) -> list[dict[str, str]]:
@@ -416,89 +407,45 @@ _text_run = partial(_run, lambda engine, request: engine.tokens.encode(request.t
 
 DIALECTS: dict[str, DialectClient] = {
     "chat": DialectClient(
-        "/v1/chat/completions",
-        lambda request: {"messages": _turns(request)} | _limit_fields(request),
-        accumulate_chat,
-        _openai_data,
-        _chat_run,
-        requests_usage=True,
-    ),
+        "/v1/chat/completions", lambda request: {"messages": _turns(request)} | _limits(request),
+        accumulate_chat, _openai_data, _chat_run, requests_usage=True),
     "completions": DialectClient(
-        "/v1/completions",
-        lambda request: {"prompt": request.text} | _limit_fields(request),
-        accumulate_completions,
-        _openai_data,
-        _text_run,
-        requests_usage=True,
-    ),
+        "/v1/completions", lambda request: {"prompt": request.text} | _limits(request),
+        accumulate_completions, _openai_data, _text_run, requests_usage=True),
     "messages": DialectClient(
         "/v1/messages",
-        lambda request: {"model": "alias", "messages": _turns(request)} | _limit_fields(request),
-        accumulate_messages,
-        _messages_data,
-        _chat_run,
-    ),
+        lambda request: {"model": "alias", "messages": _turns(request)} | _limits(request),
+        accumulate_messages, _messages_data, _chat_run),
     "responses": DialectClient(
         "/v1/responses",
-        lambda request: (
-            {"model": "alias", "input": _turns(request), "max_output_tokens": request.tokens}
-            | _sampling_fields(request)
-        ),
-        accumulate_responses,
-        _responses_data,
-        _chat_run,
-    ),
+        lambda request: {"model": "alias", "input": _turns(request)}
+        | _limits(request, "max_output_tokens"),
+        accumulate_responses, _responses_data, _chat_run),
     "infill": DialectClient(
         "/infill",
-        lambda request: (
-            {"input_prefix": request.text, "input_suffix": "\n", "n_predict": request.tokens}
-            | _sampling_fields(request)
-        ),
-        accumulate_infill,
-        _infill_data,
-        _complete,
-    ),
+        lambda request: {"input_prefix": request.text, "input_suffix": "\n"}
+        | _limits(request, "n_predict"),
+        accumulate_infill, _infill_data, _complete),
     "ollama chat": DialectClient(
         "/api/chat",
-        lambda request: {"messages": _turns(request)} | _ollama_options(request),
-        accumulate_ollama,
-        _ollama_data,
-        _chat_run,
-    ),
+        lambda request: {"messages": _turns(request), "options": _limits(request, "num_predict")},
+        accumulate_ollama, _ollama_data, _chat_run),
     "ollama generate": DialectClient(
         "/api/generate",
-        lambda request: {"prompt": request.text, "raw": True} | _ollama_options(request),
-        accumulate_ollama,
-        _ollama_data,
-        _text_run,
-    ),
+        lambda request: {"prompt": request.text, "raw": True,
+                         "options": _limits(request, "num_predict")},
+        accumulate_ollama, _ollama_data, _text_run),
     "own chat": DialectClient(
         "/akunu/chat",
-        lambda request: {
-            "id": "1",
-            "messages": [asdict(message) for message in request.messages],
-            "options": asdict(
-                GenerateOptions(request.tokens, request.draft, sampling=request.sampling)
-            ),
-        },
-        _accumulate_own_chat,
-        _own_data,
-        _chat_run,
-        streams=False,
-    ),
+        lambda request: {"id": "1", "messages": [*map(asdict, request.messages)], "options": asdict(
+            GenerateOptions(request.tokens, request.draft, sampling=request.sampling))},
+        _accumulate_own_chat, _own_data, _chat_run, streams=False),
     "own complete": DialectClient(
         "/akunu/complete",
         lambda request: {
-            "id": "1",
-            "request": asdict(CompletionRequest(request.text, "\n", max_tokens=request.tokens)),
-            "options": asdict(CompleteOptions(draft=request.draft)),
-        },
-        _accumulate_own_completion,
-        _own_data,
-        _complete,
-        streams=False,
-        seeded=False,
-    ),
-}
+            "id": "1", "options": asdict(CompleteOptions(draft=request.draft)),
+            "request": asdict(CompletionRequest(request.text, "\n", max_tokens=request.tokens))},
+        _accumulate_own_completion, _own_data, _complete, streams=False, seeded=False),
+}  # fmt: skip
 CONVERSATIONS = ("chat", "completions", "messages", "responses", "ollama chat", "own chat")
 WITH_ROLES = tuple(name for name in CONVERSATIONS if name != "completions")

@@ -47,8 +47,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "model": "alias", "messages": [
             {"role": "system", "content": [{"type": "text", "text": "be brief"}]}, *TURNS,
-            {"role": "assistant", "content": None, "reasoning_content": "y", "tool_calls": [
-                {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}]},
+            {"role": "assistant", "content": None, "reasoning_content": "t", "tool_calls": [
+                {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}},
+                {"id": "b", "type": "function",
+                 "function": {"name": "find", "arguments": '{"at": "é"}'}}]},
             {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "seen"}]},
             *TURNS],
         "max_tokens": 4, "n": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1,
@@ -68,16 +70,17 @@ BODIES: dict[str, dict[str, Any]] = {
         "guided_regex": "[ab]+", "stream": False, "seed": 1,
     },
     "/v1/messages": {
-        "model": "alias", "max_tokens": 4, "system": [{"type": "text", "text": "s"}],
+        "model": "alias", "max_tokens": 4, "system": [{"type": "text", "text": "be brief"}],
         "messages": [
             *TURNS,
             {"role": "assistant", "content": [
                 {"type": "thinking", "thinking": "t", "signature": "s"},
-                {"type": "tool_use", "id": "a", "name": "look", "input": {}}]},
+                {"type": "tool_use", "id": "a", "name": "look", "input": {}},
+                {"type": "tool_use", "id": "b", "name": "find", "input": {"at": "é"}}]},
             {"role": "user", "content": [
                 {"type": "tool_result", "tool_use_id": "a", "content": [
                     {"type": "text", "text": "seen"}]},
-                {"type": "text", "text": "and?"}]}],
+                {"type": "text", "text": "hello"}]}],
         "temperature": 0.5, "top_k": 3, "top_p": 0.9, "stop_sequences": ["a"], "stream": True,
         "seed": 1, "tools": [{"name": "look", "input_schema": {"type": "object"}}],
         "tool_choice": {"type": "none"}, "thinking": {"type": "enabled", "budget_tokens": 9},
@@ -87,15 +90,16 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"model": "alias", "messages": TURNS, "system": "s"},
     "/v1/responses": {
         "model": "alias", "input": [
-            {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
             {"type": "reasoning", "summary": [], "content": [
                 {"type": "reasoning_text", "text": "t"}]},
             {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
+            {"type": "function_call", "call_id": "b", "name": "find", "arguments": '{"at": "é"}'},
             {"type": "function_call_output", "call_id": "a", "output": [
                 {"type": "input_text", "text": "seen"}]}],
-        "instructions": "i", "max_output_tokens": 4, "temperature": 0.5, "stream": True, "seed": 1,
+        "instructions": "be brief", "max_output_tokens": 4, "temperature": 0.5, "stream": True,
         "tools": [{"type": "function", "name": "look"}], "tool_choice": "none",
-        "text": {"format": {"type": "json_object"}},
+        "text": {"format": {"type": "json_object"}}, "seed": 1,
     },
     "/infill": {
         "input_prefix": "def f(", "input_suffix": "):", "n_predict": 4, "prompt": "a",
@@ -222,8 +226,7 @@ def scripted_app(
 ) -> ASGIApp:
     """Return an application whose jobs yield the events of `run`."""
     backend = replace(
-        model.backend(records or RequestRecords()),
-        run=lambda host, job, **options: run(job),
+        model.backend(records or RequestRecords()), run=lambda host, job, **options: run(job)
     )
     return create_app(backend, AccessRules(), heartbeat_s=heartbeat_s)
 
@@ -312,19 +315,12 @@ async def fetch(
 
     scope = {
         "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
         "method": method or ("GET" if body is None else "POST"),
-        "scheme": "http",
         "path": path,
-        "raw_path": path.encode(),
         "query_string": b"",
-        "root_path": "",
         "headers": [
             (name.encode("latin-1"), value.encode("latin-1")) for name, value in all_headers.items()
         ],
-        "client": ("127.0.0.1", 50_000),
-        "server": ("127.0.0.1", 8012),
     }
     await app(scope, receive, send)
     return reply
