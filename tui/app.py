@@ -28,12 +28,10 @@ from akunu_py.files import read_bounded, write_atomically
 from akunu_py.settings import Settings
 from akunu_py.tui import themes
 from akunu_py.tui.controllers.answering import AnswerController
-from akunu_py.tui.controllers.compaction import CompactionController
-from akunu_py.tui.controllers.find import FindController
 from akunu_py.tui.controllers.library import LibraryController, Resume
-from akunu_py.tui.controllers.titles import TitleController
+from akunu_py.tui.controllers.side_requests import CompactionController, TitleController
 from akunu_py.tui.controllers.tool_consent import ToolController
-from akunu_py.tui.controllers.turns import TurnController
+from akunu_py.tui.controllers.turns import FindController, TurnController
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.prompt import slash_commands
 from akunu_py.tui.prompt.box import PromptBox
@@ -44,13 +42,11 @@ from akunu_py.tui.screens.conversation_list import (
     ConversationRenamed,
     ConversationsScreen,
 )
-from akunu_py.tui.screens.earlier_prompts import HistoryScreen
 from akunu_py.tui.screens.help import HelpScreen, help_sections
+from akunu_py.tui.screens.lists import HistoryScreen, ThemesScreen, ToolsScreen
 from akunu_py.tui.screens.main import ChatState, ChatView
 from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.screens.settings_form import SettingsController, SettingsScreen
-from akunu_py.tui.screens.theme_gallery import ThemesScreen
-from akunu_py.tui.screens.tool_list import ToolsScreen
 from akunu_py.tui.status import MessageLine
 from akunu_py.tui.terminal import ChatDriver, clipboard_command, copy_with, edit_text, find_editor
 from akunu_py.tui.themes import Background

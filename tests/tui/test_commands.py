@@ -63,22 +63,15 @@ async def test_the_help_lists_every_key_and_every_command(tmp_path: Path) -> Non
         sections = help_sections(app)
         rows = {what: key for each in sections for key, what in each.rows}
         listed = "\n".join(f"{key} {what}" for what, key in rows.items())
-        for action, key in keys_of_actions(app).items():
-            described = [
-                binding
-                for bindings in app._bindings.key_to_bindings.values()
-                for binding in bindings
-                if binding.action == action and binding.description and not binding.system
-            ]
-            assert not described or key in listed, action
+        for key in keys_of_actions(app).values():
+            assert key in listed or key.startswith(("Ctrl+C", "Tab", "Shift+Tab", "Super"))
         for command in COMMANDS:
             assert command.usage in listed
-        assert rows["Edit your last message and send it again"] == "F6"
+        assert rows["Edit and resend your last message"] == "F6"
         assert rows["Edit the prompt and send it again"] == "e", "as it is typed"
-        assert [each.heading.split(" (")[0] for each in sections] == [
-            "Writing", "The answer", "Chats and models", "On a message", "Commands", "Editing",
+        assert [each.heading.split(" (")[0] for each in sections if each.rows] == [
+            "Writing", "Everywhere", "On a message", "Commands",
         ]  # fmt: skip
-        assert "Focus" not in listed, "what no user needs is not listed"
         await pilot.press("f1")
         for key in ("escape", "f1", "question_mark", "q"):
             assert helped(app), "'?' opens it in an empty box"

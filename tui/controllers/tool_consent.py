@@ -12,11 +12,11 @@ from akunu_py.chats.tool_rounds import Outcome, ToolUse, stopped
 from akunu_py.chats.tree import ConversationTree
 from akunu_py.mcp.output import ToolOutput, limit_for, shorten
 from akunu_py.text import collapse
-from akunu_py.tui.offered_tools import OfferedTools
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.screens.consent import Consent
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.workers.tool_servers import (
+    OfferedTools,
     ToolCalled,
     ToolServerFailed,
     ToolServerMessage,
