@@ -1,4 +1,4 @@
-"""Requests beside the user's: titles of new conversations, and summaries of older turns.
+"""Side requests: titles of new conversations, and summaries of older turns.
 
 Titles: the model writes them while it is idle, after the first answers. A title that the user chose
 stays. The title from the first prompt stays if the model's is unusable.
