@@ -25,14 +25,6 @@ from akunu_py.tui.transcript.markdown_parser import parse
 from akunu_py.tui.transcript.view import Part
 
 
-@dataclass(frozen=True, slots=True)
-class CodeText:
-    """A code block in an answer."""
-
-    text: str
-    language: str  # "" if not named
-
-
 @dataclass(eq=False)
 class TurnController:
     """Runs the user's actions on turns. Nothing is overwritten: a change becomes a branch."""
@@ -77,7 +69,8 @@ class TurnController:
                 self._view.show_error(str(error))
                 return
         text = join_files(text, attached)
-        await self._view.remove_welcome()
+        if welcome := self._view.welcome:
+            await welcome.remove()
         edited = self._edited
         self.stop_editing()
         if edited is not None:
@@ -225,9 +218,9 @@ class TurnController:
                 answer, last = self._copied_block
                 index = (last + 1) % len(blocks) if answer == turn.reply_id else 0
                 self._copied_block = turn.reply_id, index
-                block = blocks[index]
-                self.copy_block(block.text, block.language, index + 1, len(blocks))
-                self._view.transcript.mark_copied(turn, "answer", block.text.expandtabs(4))
+                code, language = blocks[index]
+                self.copy_block(code, language, index + 1, len(blocks))
+                self._view.transcript.mark_copied(turn, "answer", code.expandtabs(4))
                 return
         self._view.show_error("There is no code block to copy.")
 
@@ -258,10 +251,10 @@ class TurnController:
         self._view.inform(f"{text}.")
 
 
-def code_blocks(text: str) -> list[CodeText]:
-    """Return the fenced and indented code blocks of a Markdown text."""
+def code_blocks(text: str) -> list[tuple[str, str]]:
+    """Return the fenced and indented code blocks of a Markdown text, with their languages."""
     return [
-        CodeText(token.content, token.info.split()[0] if token.info.strip() else "")
+        (token.content, token.info.split()[0] if token.info.strip() else "")
         for token in parse(text)
         if token.type in ("fence", "code_block")
     ]
@@ -324,17 +317,13 @@ class FindController:
 
     def _hits(self) -> list[FoundText]:
         """Return all hits of the branch, in order."""
-        return [hit for turn in self._conversation.turns for hit in self._hits_in(turn)]
-
-    def _hits_in(self, turn: ChatTurn) -> list[FoundText]:
-        pattern = pattern_of(self._words)
-        texts: dict[Part, str] = {"prompt": full_prompt(turn.prompt.text)}
-        # Parsing takes long, so only where there may be a hit.
-        words = self._words.casefold().split()
-        if all(word in turn.answer.casefold() for word in words):
-            texts["answer"] = plain_text(turn.answer)
-        return [
-            (turn, part, index)
-            for part, text in texts.items()
-            for index, _ in enumerate(pattern.finditer(text))
-        ]
+        pattern, words = pattern_of(self._words), self._words.casefold().split()
+        hits: list[FoundText] = []
+        for turn in self._conversation.turns:
+            texts: dict[Part, str] = {"prompt": full_prompt(turn.prompt.text)}
+            # Parsing takes long, so only where there may be a hit.
+            if all(word in turn.answer.casefold() for word in words):
+                texts["answer"] = plain_text(turn.answer)
+            for part, text in texts.items():
+                hits += [(turn, part, at) for at, _ in enumerate(pattern.finditer(text))]
+        return hits

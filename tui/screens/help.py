@@ -5,13 +5,12 @@ Made from bindings and commands; only the keys of the prompt box are listed here
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Container, Grid, Vertical, VerticalScroll
+from textual.containers import Grid, VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
@@ -32,79 +31,52 @@ _WRITING = (
     ("Ctrl+D", "Quit, in an empty box"),
     ("Ctrl+R", "Search earlier prompts"),
 )
-_WIDE = 130  # columns for two columns of keys
+Rows = Sequence[tuple[str, str]]  # a key or command, and its description
 
 
-@dataclass(frozen=True, slots=True)
-class KeySection:
-    """A heading and its rows: a key or command, and its description."""
-
-    heading: str
-    rows: tuple[tuple[str, str], ...]
-
-
-def help_sections(app: App[Any]) -> list[KeySection]:
-    """Return the help for the top screen. Call this before opening the help."""
+def help_sections(app: App[Any]) -> dict[str, Rows]:
+    """Return the help for the top screen, by heading. Call this before opening the help."""
     keys = keys_of_actions(app)
-    commands = tuple(
-        (each.usage, f"{each.title} ({keys[each.action]})" if each.action in keys else each.title)
-        for each in COMMANDS
-    )
-    here = app.screen.BINDINGS if isinstance(app.screen, Dialog) else ()
-    return [
-        KeySection("In this list", _rows_of(here)),
-        KeySection("Writing", _WRITING),
-        KeySection("Everywhere", _rows_of(app.BINDINGS)),
-        KeySection("On a message (Tab, then Up and Down)", _rows_of(Transcript.BINDINGS)),
-        KeySection("Commands", commands),
-    ]
+    sections = {
+        "In this list": _rows_of(app.screen.BINDINGS) if isinstance(app.screen, Dialog) else (),
+        "Writing": _WRITING,
+        "Everywhere": _rows_of(app.BINDINGS),
+        "On a message (Tab, then Up and Down)": _rows_of(Transcript.BINDINGS),
+        "Commands": [
+            (each.usage, f"{each.title} ({key})" if (key := keys.get(each.action)) else each.title)
+            for each in COMMANDS
+        ],
+    }
+    return {heading: rows for heading, rows in sections.items() if rows}
 
 
 class HelpScreen(Dialog[None]):
     """Keys and commands, in a scrolling dialog."""
 
     CSS_PATH = [DIALOG_STYLE, "help.tcss"]  # noqa: RUF012 - as in Textual
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-normal"), (_WIDE, "-wide")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [Binding("q,f1,question_mark", "close", "Close")]
 
-    def __init__(self, shown: list[KeySection]) -> None:
+    def __init__(self, sections: Mapping[str, Rows]) -> None:
         super().__init__()
-        self._sections = shown
+        self._sections = sections
 
     def compose(self) -> ComposeResult:
-        with (
-            self.frame("Keys and commands", "Up Down scroll · Esc close"),
-            VerticalScroll(),
-            Container(id="columns"),
-        ):
-            for sections in in_two_columns([each for each in self._sections if each.rows]):
-                with Vertical():
-                    for section in sections:
-                        yield Static(section.heading, classes="heading")
-                        with Grid(classes="rows"):
-                            for key, words in section.rows:
-                                yield Static(Content(key), classes="key")
-                                yield Static(Content(words))
+        with self.frame("Keys and commands", "Up Down scroll · Esc close"), VerticalScroll():
+            for heading, rows in self._sections.items():
+                yield Static(heading, classes="heading")
+                with Grid(classes="rows"):
+                    for key, words in rows:
+                        yield Static(Content(key), classes="key")
+                        yield Static(Content(words))
 
     def on_mount(self) -> None:
         self.query_one(VerticalScroll).focus()
 
 
-def in_two_columns(sections: list[KeySection]) -> list[list[KeySection]]:
-    """Split the sections into two columns of similar height."""
-    heights = [len(section.rows) + 2 for section in sections]
-    cut = min(
-        range(1, len(sections)),
-        key=lambda at: abs(sum(heights[:at]) - sum(heights[at:])),
-        default=0,
-    )
-    return [sections[:cut], sections[cut:]]
-
-
-def _rows_of(bindings: Iterable[BindingType]) -> tuple[tuple[str, str], ...]:
+def _rows_of(bindings: Iterable[BindingType]) -> Rows:
     """Return the keys and the description of each binding that is shown."""
-    return tuple(
+    return [
         (", ".join(map(key_name, each.key.split(","))), each.description)
         for each in bindings
         if isinstance(each, Binding) and each.show
-    )
+    ]

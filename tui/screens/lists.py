@@ -147,15 +147,14 @@ class ToolsScreen(ListDialog[None]):
 
     def _rows(self, server: str, words: Sequence[str]) -> list[Option]:
         """Return the row of a server and those of its tools that contain all words."""
-        found = [
-            each
-            for each in self._tools_of(server)
-            if all(word in _about(each).casefold() for word in words)
-        ]
-        if words and not found:
-            return []
-        head = Option(self._describe_server(server), id=f"{_SERVER}{server}")
-        return [head, *(Option(self._describe_tool(each), id=each.name) for each in found)]
+        rows = [Option(self._describe_server(server), id=f"{_SERVER}{server}")]
+        for tool in self._tools_of(server):
+            about = f"{tool.name} {tool.server} {tool.listed.description}".casefold()
+            if all(word in about for word in words):
+                mark = "[ ]" if tool.key in self._tools.off else "[x]"
+                description = collapse(tool.listed.description)[:_MAX_DESCRIPTION]
+                rows.append(Option(f"  {mark} {tool.name}  {description}", id=tool.name))
+        return rows if len(rows) > 1 or not words else []
 
     def _describe_server(self, server: str) -> Content:
         tools = self._tools_of(server)
@@ -168,12 +167,3 @@ class ToolsScreen(ListDialog[None]):
             tokens = sum(each.tokens for each in on)
             state = f"{len(on)} of {len(tools)} tools on, about {tokens:,} tokens of context"
         return Content.assemble((displayable(server), "bold"), f"  {displayable(state)}")
-
-    def _describe_tool(self, tool: ServerTool) -> Content:
-        mark = "[ ]" if tool.key in self._tools.off else "[x]"
-        about = collapse(tool.listed.description)[:_MAX_DESCRIPTION]
-        return Content(f"  {mark} {tool.name}  {about}")
-
-
-def _about(tool: ServerTool) -> str:
-    return f"{tool.name} {tool.server} {tool.listed.description}"
