@@ -251,7 +251,7 @@ def _load(
     on_lost: called if a host is lost. has_others: the server has other models. reserved: see
     `LoadOptions`.
     """
-    from akunu_py.decoding.load import load_learned, load_stored
+    from akunu_py.decoding.load import open_model, warn_about_memory
 
     options, settings = replace(loading_from(args), reserved=reserved), load_settings()
     if has_others and options.draft_model:  # for the models with the same tokenizer
@@ -259,14 +259,16 @@ def _load(
         options = replace(options, draft_model=None)
     # Again, because its files may have changed; other programs' models have no name in the path.
     found = replace(model_store.resolve(str(model.path)), name=model.name)
-    engine = load_stored(found, options, settings)
-    print_warnings([engine.plan.fit.note] if engine.plan.fit.note else [])
+    keep = not args.no_answer_cache
+    engine, learned = open_model(
+        found, options, answer_cache=keep, settings=settings, warnings=warnings
+    )
+    warn_about_memory(engine)
     from akunu_py.decoding.generate.session import Session
     from akunu_py.decoding.generate.step_loop import StepLoop
 
     if engine.host_group is not None:
         engine.host_group.on_lost = on_lost
-    learned = load_learned(engine, no_answer_cache=args.no_answer_cache, warnings=warnings)
     loop = StepLoop(Session(engine, learned))
     if not loop.runner.can_batch():  # decided here, so that no request waits for the trial
         print_warnings([f"requests to {engine.name} take turns: {loop.runner.not_batched}"])
