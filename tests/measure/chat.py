@@ -45,11 +45,14 @@ LETTERS = "".join(map(chr, range(0x13A0, 0x13A0 + 64)))  # Cherokee
 _GAPS_S = (0.08, 0.18)  # between an echo and the next key, as by a fast typist
 _LOST_S = 3.0  # timeout for a letter
 _TIMEOUT_S = 120.0
-_OVERLAP = 64  # bytes; longer than any text to find
 _CLEAR, _QUIT, _ENTER = b"\x15", b"\x11", b"\r"  # Ctrl+U, Ctrl+Q, Enter
 _ATTRIBUTES_QUERY, _ATTRIBUTES = b"\x1b[c", b"\x1b[?62;22c"  # the terminal identifies itself
 _READY, _ANSWERING = "● ready", "◐ answering"
-_STATUS = re.compile(f"{_READY}|{_ANSWERING}|■ stopped|× failed".encode())
+# A whole status: in several colors, up to the next sequence that is no color.
+_STATUS = re.compile(
+    f"({_READY}|{_ANSWERING}|■ stopped|× failed)".encode()
+    + rb"([^\x1b]|\x1b\[[\d;]*m)*(?=\x1b\[[\d;?]*[A-Za-ln-z])"
+)
 _EMPTY = "Ask something"  # what an empty box shows
 _IDLE_KEYS = 8
 _MOST_ANSWERS = 6  # to type into, if answers are short
@@ -170,7 +173,8 @@ class ChatTerminal:
         )  # fmt: skip
         os.close(slave)
         self._output = bytearray()  # since the last `write`
-        self._status = ""  # the last one
+        self._searched = 0  # bytes of it, for statuses
+        self._status, self._has_new_status = "", False
         self._gaps = random.Random(0)
 
     def wait_for(self, text: str, start: int = 0) -> None:
@@ -182,20 +186,21 @@ class ChatTerminal:
 
     def write(self, keys: bytes) -> None:
         self._output.clear()
+        self._searched = 0
         os.write(self._master, keys)
 
     def send(self, prompt: str) -> None:
         """Paste and send a prompt, and wait for the beginning of the answer."""
         self.write(b"\x1b[200~%b\x1b[201~" % prompt.encode())
         self.wait_for(prompt.split()[-1])
-        self._status = ""
+        self._has_new_status = False
         self.write(_ENTER)
-        self._wait(lambda: self._status not in ("", _READY), "an answer did not begin")
+        self._wait(lambda: self._has_new_status, "an answer did not begin")
 
     def wait_for_end(self) -> None:
         """Wait for the end of the answer. Raises AkunuError if it fails or stops."""
-        self._wait(lambda: self._status != _ANSWERING, "an answer did not end")
-        if self._status != _READY:
+        self._wait(lambda: not self._status.startswith(_ANSWERING), "an answer did not end")
+        if not self._status.startswith(_READY):
             raise AkunuError(f"an answer in the chat {self._status[2:]}; {self._last_text()}")
 
     def type_keys(self, count: int, into: Keys, *, while_answering: bool) -> int:
@@ -208,7 +213,7 @@ class ChatTerminal:
             end = time.perf_counter() + self._gaps.uniform(*_GAPS_S)
             while self._read(end):  # a full terminal buffer would stop the program
                 pass
-            if while_answering and self._status != _ANSWERING:
+            if while_answering and not self._status.startswith(_ANSWERING):
                 break
             into.append(self._type(letter.encode()))
             typed += 1
@@ -251,8 +256,7 @@ class ChatTerminal:
                 raise AkunuError(f"{failure} in the chat; {self._last_text()}")
 
     def _last_text(self) -> str:
-        shown = _SEQUENCE.sub(b" ", bytes(self._output)).decode(errors="replace")
-        return f"the end of its output: {' '.join(shown.split())[-300:]}"
+        return f"the end of its output: {_visible_text(self._output)[-300:]}"
 
     def _read(self, end: float) -> bool:
         """Read once before `end`. Returns False on timeout or at the end of the output."""
@@ -264,12 +268,19 @@ class ChatTerminal:
         except OSError:  # Linux raises this when the program has exited
             read = b""
         self._output += read
-        # Searching all of the output would take time from the chat.
-        for found in _STATUS.finditer(self._output[-len(read) - _OVERLAP :]):
-            self._status = found[0].decode()
+        for found in _STATUS.finditer(self._output, self._searched):
+            self._searched = found.end()
+            status = _visible_text(found[0])
+            if not self._status.startswith(status):  # a part of it may be drawn again, too
+                self._status, self._has_new_status = status, True
         if _ATTRIBUTES_QUERY in read:
             os.write(self._master, _ATTRIBUTES)
         return bool(read)
+
+
+def _visible_text(shown: bytes | bytearray) -> str:
+    """Return terminal output without escape sequences."""
+    return " ".join(_SEQUENCE.sub(b" ", shown).decode(errors="replace").split())
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
