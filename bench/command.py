@@ -1,24 +1,68 @@
-"""Shared by the actions of `akunu bench`: types of options, progress, output, exit codes."""
+"""`akunu bench`; imports only the module of the requested action.
+
+Also what the actions share: types of options, progress, output, exit codes.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from akunu_py.arguments import add_hosts, parse_temperature
 from akunu_py.bench.workloads import NAMES
 from akunu_py.errors import INTERRUPTED
-from akunu_py.parser import add_format, add_values, number, positive
+from akunu_py.parser import Parser, add_format, add_values, number, positive
 from akunu_py.text import rewrite_line
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DEFAULT_MODEL, WEIGHT_MODES
 
 FAILED = 1  # the exit code of a comparison or check that fails
 Options = argparse.ArgumentParser | argparse._ArgumentGroup
+
+
+ACTIONS = {  # name of the action: summary
+    "speed": "Measure tokens per second on your machine, compared with mlx-lm's own loop",
+    "replay": "Count the passes over recorded answers; needs no model and has no noise",
+    "curve": "Measure the cost of passes over 1 to 32 tokens, and print the planned draft lengths",
+    "compare": "Compare two results; exit code 1 if the second is slower",
+    "report": "Print tables from result files, or write them as Markdown",
+}
+
+
+def with_action(words: list[str]) -> list[str]:
+    """Return the words after `akunu bench`, with the default action if they name none."""
+    first = next((word for word in words if word != "--debug"), "")
+    return words if first in (*ACTIONS, "-h", "--help") else ["speed", *words]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run an action and return its exit code."""
+    code: int = _module(options.action).run(options)
+    return code
+
+
+def add_actions(parser: argparse.ArgumentParser, wanted: Iterable[str]) -> None:
+    """Add all actions; only the `wanted` ones are imported and have their options."""
+    parser.epilog = "Without an action: speed."
+    actions = parser.add_subparsers(
+        title="actions", dest="action", metavar="ACTION", required=True, parser_class=Parser
+    )
+    for name, summary in ACTIONS.items():
+        action = actions.add_parser(name, help=summary, description=f"{summary}.")
+        if name in wanted and name == "speed":
+            add_speed_options(action)
+        elif name in wanted:
+            _module(name).add_options(action)
+
+
+def _module(action: str) -> ModuleType:
+    return import_module(f"akunu_py.bench.{'tables' if action == 'report' else action}")
 
 
 def lengths(text: str) -> list[int]:
