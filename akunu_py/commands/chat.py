@@ -16,7 +16,7 @@ from akunu_py.interrupts import exit_without_teardown
 from akunu_py.mcp.config import read_servers
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import find_intact
-from akunu_py.program import shell_command
+from akunu_py.paths import shell_command
 from akunu_py.settings import Settings, read_settings, settings_file
 from akunu_py.text import print_warnings, say
 from akunu_py.types import DEFAULT_MODEL, Stats

@@ -27,7 +27,7 @@ from akunu_py.errors import UsageError
 from akunu_py.models.catalog import recommend
 from akunu_py.models.store import model_store
 from akunu_py.parser import Parser, add_values, count, positive
-from akunu_py.program import program_words
+from akunu_py.paths import program_words
 from akunu_py.settings import load_settings
 from akunu_py.text import for_output, print_warnings
 
