@@ -18,7 +18,7 @@ from typing import Any
 from akunu_py.arguments import add_hosts, parse_temperature
 from akunu_py.bench.workloads import NAMES
 from akunu_py.errors import INTERRUPTED
-from akunu_py.parser import Parser, add_format, add_values, number, positive
+from akunu_py.parser import Parser, add_format, add_values, positive
 from akunu_py.text import rewrite_line
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DEFAULT_MODEL, WEIGHT_MODES
 
@@ -79,17 +79,6 @@ def lengths(text: str) -> list[int]:
 def add_lengths(parser: Options, *names: str, default: Sequence[int], what: str) -> None:
     """Add an option that takes token counts or other numbers."""
     parser.add_argument(*names, type=lengths, default=default, metavar="N,...", help=what)
-
-
-def percent(text: str) -> float:
-    """Parse a percentage and return it as a fraction."""
-    expected = "a percentage above 0 and below 100"
-    return number(text.removesuffix("%"), lambda value: 0 < value < 100, expected) / 100
-
-
-def milliseconds(text: str) -> float:
-    """Parse a duration in milliseconds."""
-    return number(text, lambda value: 0 < value < 1e6, "milliseconds above 0")
 
 
 def add_model(parser: argparse.ArgumentParser, *, weights: bool = True) -> None:

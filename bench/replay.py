@@ -34,7 +34,7 @@ from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
-from akunu_py.parser import add_format
+from akunu_py.parser import add_format, number
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter, LoadOptions
 
 COMPARED_DRAFTERS = ("fixed 4", "prompt lookup", "auto")
@@ -52,9 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--step", 25.0, "Duration of a plain step without --latency"),
     ):
         text = f"{what} (default: {default:g})"
-        parser.add_argument(
-            name, type=command.milliseconds, default=default, metavar="MS", help=text
-        )
+        parser.add_argument(name, type=_milliseconds, default=default, metavar="MS", help=text)
     parser.add_argument("--record", metavar="OUT", help="Answer prompts and write a trace file")
     parser.add_argument(
         "--prompts",
@@ -65,6 +63,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_count(parser, "--max-tokens", 256, "Maximum tokens of each recorded answer")
     command.add_model(parser)
     add_format(parser)
+
+
+def _milliseconds(text: str) -> float:
+    """Parse a duration in milliseconds."""
+    return number(text, lambda value: 0 < value < 1e6, "milliseconds above 0")
 
 
 def add_draft_options(parser: argparse.ArgumentParser, modes: Sequence[str]) -> None:

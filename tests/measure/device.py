@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from akunu_py.bench.command import add_workloads, show
-from akunu_py.bench.curve import Curve, FixedCosts, add_curve_option, parse_curve
+from akunu_py.bench.curve import Curve, add_curve_option, parse_curve
 from akunu_py.bench.replay import (
     ReplayCounts,
     load_selected,
@@ -38,6 +38,7 @@ from akunu_py.types import DRAFT_MODES, NEURAL_MODES, Drafter, DraftMode
 from tests.measure.neural_drafters import DrafterFigures, SimulatedDrafters, mixture_drafter
 from tests.measure.tool import run_tool
 from tests.support.decoding import decode
+from tests.support.drafters import FixedCosts
 
 _OUTLIER_FACTOR = 10.0  # times as long as usual takes an outlier
 _MIN_SHARE = 0.5  # of its time a pass takes at least, whatever the noise
