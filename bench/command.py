@@ -96,13 +96,6 @@ def add_repeats(parser: argparse.ArgumentParser, default: int) -> None:
     add_count(parser, "--repeats", default, "Number of repetitions")
 
 
-def add_temperatures(parser: Options) -> None:
-    text = "Sampling temperature; repeatable (default: 0)"
-    parser.add_argument(
-        "--temperature", type=parse_temperature, action="append", metavar="T", help=text
-    )
-
-
 def add_workloads(parser: Options) -> None:
     text = "Workload; repeatable (default: all)"
     parser.add_argument("--workload", action="append", metavar="NAME", help=text)
@@ -163,21 +156,7 @@ def add_speed_options(parser: argparse.ArgumentParser) -> None:
     add_lengths(group, "-p", "--n-prompt", default=[], what="Prompt lengths to prefill")
     add_lengths(group, "-n", "--n-gen", default=[], what="Numbers of tokens to generate")
     add_lengths(group, "-d", "--n-depth", default=[0], what=cached)
-    _add_workloads(parser.add_argument_group("workloads"))
-    parser.add_argument(
-        "--draft-model", metavar="NAME_OR_PATH", help="Draft model for akunu and mlx-lm"
-    )
-    add_repeats(parser, 3)
-    add_model(parser)
-    add_hosts(parser)
-    add_format(parser, "md")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="Result file to write, as JSON"
-    )
-
-
-def _add_workloads(group: argparse._ArgumentGroup) -> None:
-    """Add the options that select workloads, draft modes and repeats."""
+    group = parser.add_argument_group("workloads")
     group.add_argument(
         "--workload",
         action="append",
@@ -197,11 +176,27 @@ def _add_workloads(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--memory-from", type=Path, metavar="TRACES", help="Recorded answers for --draft memory"
     )
-    add_temperatures(group)
+    group.add_argument(
+        "--temperature",
+        type=parse_temperature,
+        action="append",
+        metavar="T",
+        help="Sampling temperature; repeatable (default: 0)",
+    )
     group.add_argument(
         "--max-tokens",
         type=positive,
         metavar="N",
         help=f"Maximum tokens of an answer (default: {QUICK.max_tokens}, with --full "
         f"{FULL.max_tokens})",
+    )
+    parser.add_argument(
+        "--draft-model", metavar="NAME_OR_PATH", help="Draft model for akunu and mlx-lm"
+    )
+    add_repeats(parser, 3)
+    add_model(parser)
+    add_hosts(parser)
+    add_format(parser, "md")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="Result file to write, as JSON"
     )

@@ -43,7 +43,21 @@ COMPARED_DRAFTERS = ("fixed 4", "prompt lookup", "auto")
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", metavar="TRACES", help="Trace file, gzipped or not")
     add_curve_option(parser)
-    add_draft_options(parser, ("auto", "ngram", "fixed", "off"))
+    parser.add_argument(
+        "--draft",
+        choices=("auto", "ngram", "fixed", "off"),
+        default="auto",
+        help="Draft mode (default: %(default)s)",
+    )
+    command.add_count(
+        parser, "--draft-tokens", DEFAULT_DRAFT_TOKENS, "Draft length of --draft fixed"
+    )
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="Learn from each answer for the next ones, as the answer cache does",
+    )
+    command.add_workloads(parser)
     parser.add_argument(
         "--compare", action="store_true", help="Compare auto with fixed drafts and prompt lookup"
     )
@@ -68,22 +82,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _milliseconds(text: str) -> float:
     """Parse a duration in milliseconds."""
     return number(text, lambda value: 0 < value < 1e6, "milliseconds above 0")
-
-
-def add_draft_options(parser: argparse.ArgumentParser, modes: Sequence[str]) -> None:
-    """Add the options that choose the drafter and the workloads."""
-    parser.add_argument(
-        "--draft", choices=modes, default="auto", help="Draft mode (default: %(default)s)"
-    )
-    command.add_count(
-        parser, "--draft-tokens", DEFAULT_DRAFT_TOKENS, "Draft length of --draft fixed"
-    )
-    parser.add_argument(
-        "--memory",
-        action="store_true",
-        help="Learn from each answer for the next ones, as the answer cache does",
-    )
-    command.add_workloads(parser)
 
 
 def run(options: argparse.Namespace) -> int:
