@@ -40,7 +40,7 @@ _COMMANDS = {  # name: summary
     "uninstall": "Show how to remove the program, or delete its data",
 }
 _MODULES = {  # of commands whose module is not in commands/ or has another name
-    "bench": "akunu_py.bench.subcommands",
+    "bench": "akunu_py.bench.command",
     "completions": "akunu_py.commands.shell_completions",
 }
 
@@ -88,7 +88,7 @@ def _run(arguments: list[str]) -> int:
         arguments = ["chat", *arguments]
     ours, rest = arguments, list[str]()  # rest: for the program to launch
     if arguments[0] == "bench":
-        from akunu_py.bench.subcommands import with_action
+        from akunu_py.bench.command import with_action
 
         ours = ["bench", *with_action(arguments[1:])]
     elif arguments[0] == "launch" and "--" in arguments:

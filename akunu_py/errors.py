@@ -5,6 +5,11 @@ Each message is one line that says what was expected, what was found and what to
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 INTERRUPTED = 130  # the exit code after an interrupt
 _LONGEST = 1000  # characters of a message
 
@@ -105,6 +110,13 @@ class StoreError(AkunuError):
 
 class ConversationError(AkunuError):
     """Conversations cannot be saved, found or read."""
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first problem that pydantic found, after its place."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else first["msg"]
 
 
 def one_line(error: object, longest: int = 200) -> str:

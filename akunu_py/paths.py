@@ -1,4 +1,4 @@
-"""Paths of akunu's files.
+"""Paths of akunu's files, and the command that starts this installation.
 
 XDG_DATA_HOME, XDG_CACHE_HOME and XDG_CONFIG_HOME apply on every system; the defaults are the
 system's own directories (on a Mac, ~/Library/...).
@@ -7,6 +7,7 @@ system's own directories (on a Mac, ~/Library/...).
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 _APP = "akunu"
@@ -75,3 +76,22 @@ def _base(variable: str, kind: str) -> Path:
 
     found: Path = getattr(platformdirs, f"user_{kind}_path")(_APP)
     return found
+
+
+def program_words() -> list[str]:
+    """Return the command with an absolute path, for programs with another PATH or directory."""
+    script = Path(sys.executable).with_name("akunu")
+    return [str(script)] if script.exists() else [sys.executable, "-m", "akunu_py"]
+
+
+def shell_command() -> str:
+    """Return the command for the user's shell: "akunu" if that is this installation."""
+    import shlex
+    import shutil
+
+    program, *more = program_words()
+    found = shutil.which("akunu")
+    if not more and found is not None and Path(found).samefile(program):
+        return "akunu"
+    near = os.path.relpath(program)
+    return shlex.join([program if near.startswith("..") else near, *more])

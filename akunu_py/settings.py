@@ -30,25 +30,10 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 # Names of files that usually contain passwords or private keys.
 SECRET_FILES = (
-    ".env*",
-    "*.pem",
-    "*.key",
-    "*.crt",
-    "*.cert",
-    "*.p12",
-    "*.pfx",
-    "*.jks",
-    "*.kdbx",
-    "secrets.*",
-    ".dev.vars",
-    ".htpasswd",
-    ".netrc",
-    ".pgpass",
-    ".git-credentials",
-    "id_rsa",
-    "id_ecdsa",
+    ".env*", "*.pem", "*.key", "*.crt", "*.cert", "*.p12", "*.pfx", "*.jks", "*.kdbx", "secrets.*",
+    ".dev.vars", ".htpasswd", ".netrc", ".pgpass", ".git-credentials", "id_rsa", "id_ecdsa",
     "id_ed25519",
-)
+)  # fmt: skip
 
 DEFAULT_PORT = 8012  # the default of llama.vim and llama.vscode
 

@@ -1,24 +1,68 @@
-"""Shared by the actions of `akunu bench`: types of options, progress, output, exit codes."""
+"""`akunu bench`; imports only the module of the requested action.
+
+Also what the actions share: types of options, progress, output, exit codes.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from akunu_py.arguments import add_hosts, parse_temperature
 from akunu_py.bench.workloads import NAMES
 from akunu_py.errors import INTERRUPTED
-from akunu_py.parser import add_format, add_values, number, positive
+from akunu_py.parser import Parser, add_format, add_values, positive
 from akunu_py.text import rewrite_line
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DEFAULT_MODEL, WEIGHT_MODES
 
 FAILED = 1  # the exit code of a comparison or check that fails
 Options = argparse.ArgumentParser | argparse._ArgumentGroup
+
+
+ACTIONS = {  # name of the action: summary
+    "speed": "Measure tokens per second on your machine, compared with mlx-lm's own loop",
+    "replay": "Count the passes over recorded answers; needs no model and has no noise",
+    "curve": "Measure the cost of passes over 1 to 32 tokens, and print the planned draft lengths",
+    "compare": "Compare two results; exit code 1 if the second is slower",
+    "report": "Print tables from result files, or write them as Markdown",
+}
+
+
+def with_action(words: list[str]) -> list[str]:
+    """Return the words after `akunu bench`, with the default action if they name none."""
+    first = next((word for word in words if word != "--debug"), "")
+    return words if first in (*ACTIONS, "-h", "--help") else ["speed", *words]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run an action and return its exit code."""
+    code: int = _module(options.action).run(options)
+    return code
+
+
+def add_actions(parser: argparse.ArgumentParser, wanted: Iterable[str]) -> None:
+    """Add all actions; only the `wanted` ones are imported and have their options."""
+    parser.epilog = "Without an action: speed."
+    actions = parser.add_subparsers(
+        title="actions", dest="action", metavar="ACTION", required=True, parser_class=Parser
+    )
+    for name, summary in ACTIONS.items():
+        action = actions.add_parser(name, help=summary, description=f"{summary}.")
+        if name in wanted and name == "speed":
+            add_speed_options(action)
+        elif name in wanted:
+            _module(name).add_options(action)
+
+
+def _module(action: str) -> ModuleType:
+    return import_module(f"akunu_py.bench.{'tables' if action == 'report' else action}")
 
 
 def lengths(text: str) -> list[int]:
@@ -37,17 +81,6 @@ def add_lengths(parser: Options, *names: str, default: Sequence[int], what: str)
     parser.add_argument(*names, type=lengths, default=default, metavar="N,...", help=what)
 
 
-def percent(text: str) -> float:
-    """Parse a percentage and return it as a fraction."""
-    expected = "a percentage above 0 and below 100"
-    return number(text.removesuffix("%"), lambda value: 0 < value < 100, expected) / 100
-
-
-def milliseconds(text: str) -> float:
-    """Parse a duration in milliseconds."""
-    return number(text, lambda value: 0 < value < 1e6, "milliseconds above 0")
-
-
 def add_model(parser: argparse.ArgumentParser, *, weights: bool = True) -> None:
     add_values(parser, ("--model", "NAME_OR_PATH", str, DEFAULT_MODEL, "Model name or directory"))
     if weights:
@@ -61,13 +94,6 @@ def add_count(parser: Options, name: str, default: int, what: str) -> None:
 
 def add_repeats(parser: argparse.ArgumentParser, default: int) -> None:
     add_count(parser, "--repeats", default, "Number of repetitions")
-
-
-def add_temperatures(parser: Options) -> None:
-    text = "Sampling temperature; repeatable (default: 0)"
-    parser.add_argument(
-        "--temperature", type=parse_temperature, action="append", metavar="T", help=text
-    )
 
 
 def add_workloads(parser: Options) -> None:
@@ -130,21 +156,7 @@ def add_speed_options(parser: argparse.ArgumentParser) -> None:
     add_lengths(group, "-p", "--n-prompt", default=[], what="Prompt lengths to prefill")
     add_lengths(group, "-n", "--n-gen", default=[], what="Numbers of tokens to generate")
     add_lengths(group, "-d", "--n-depth", default=[0], what=cached)
-    _add_workloads(parser.add_argument_group("workloads"))
-    parser.add_argument(
-        "--draft-model", metavar="NAME_OR_PATH", help="Draft model for akunu and mlx-lm"
-    )
-    add_repeats(parser, 3)
-    add_model(parser)
-    add_hosts(parser)
-    add_format(parser, "md")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="Result file to write, as JSON"
-    )
-
-
-def _add_workloads(group: argparse._ArgumentGroup) -> None:
-    """Add the options that select workloads, draft modes and repeats."""
+    group = parser.add_argument_group("workloads")
     group.add_argument(
         "--workload",
         action="append",
@@ -164,11 +176,27 @@ def _add_workloads(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--memory-from", type=Path, metavar="TRACES", help="Recorded answers for --draft memory"
     )
-    add_temperatures(group)
+    group.add_argument(
+        "--temperature",
+        type=parse_temperature,
+        action="append",
+        metavar="T",
+        help="Sampling temperature; repeatable (default: 0)",
+    )
     group.add_argument(
         "--max-tokens",
         type=positive,
         metavar="N",
         help=f"Maximum tokens of an answer (default: {QUICK.max_tokens}, with --full "
         f"{FULL.max_tokens})",
+    )
+    parser.add_argument(
+        "--draft-model", metavar="NAME_OR_PATH", help="Draft model for akunu and mlx-lm"
+    )
+    add_repeats(parser, 3)
+    add_model(parser)
+    add_hosts(parser)
+    add_format(parser, "md")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="Result file to write, as JSON"
     )

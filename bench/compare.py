@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Literal
 
-from akunu_py.bench.command import FAILED, percent, show
+from akunu_py.bench.command import FAILED, show
 from akunu_py.bench.result import Result, load_result, median
 from akunu_py.bench.tables import to_text
 from akunu_py.errors import UsageError
-from akunu_py.parser import add_format
+from akunu_py.parser import add_format, number
 
 Verdict = Literal["slower", "faster", "no difference", "too few repetitions"]
 ALL = "all of them"
@@ -33,13 +33,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--threshold", 0.05, "Smallest difference that counts (default: 5)"),
         ("--alpha", 0.01, "Significance level of the rank test (default: 1)"),
     ):
-        parser.add_argument(name, type=percent, default=default, metavar="PERCENT", help=what)
+        parser.add_argument(name, type=_percent, default=default, metavar="PERCENT", help=what)
     parser.add_argument(
         "--against-baseline",
         action="store_true",
         help="Compare speedups over the plain loop of the same round, for unsteady machines",
     )
     add_format(parser)
+
+
+def _percent(text: str) -> float:
+    """Parse a percentage and return it as a fraction."""
+    expected = "a percentage above 0 and below 100"
+    return number(text.removesuffix("%"), lambda value: 0 < value < 100, expected) / 100
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from akunu_py.bench.command import add_count, add_model, add_repeats, show
 from akunu_py.errors import UsageError
-from akunu_py.ngram.cost import CostCurve, interpolate
+from akunu_py.ngram.cost import interpolate
 from akunu_py.ngram.planner import best_draft
 from akunu_py.parser import add_format
 from akunu_py.types import LoadOptions
@@ -84,13 +84,6 @@ class Curve:
         """Return the curve with a network latency in plain steps; a plain step costs 1 again."""
         points = {rows: (cost + latency) / (1 + latency) for rows, cost in self.points.items()}
         return Curve(points)
-
-
-class FixedCosts(CostCurve):
-    """Costs for a planner that ignores measured times."""
-
-    def observe(self, rows: int, seconds: float, context: int) -> None:
-        """Do nothing."""
 
 
 def parse_curve(text: str) -> Curve:

@@ -34,7 +34,7 @@ from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
-from akunu_py.parser import add_format
+from akunu_py.parser import add_format, number
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter, LoadOptions
 
 COMPARED_DRAFTERS = ("fixed 4", "prompt lookup", "auto")
@@ -43,7 +43,21 @@ COMPARED_DRAFTERS = ("fixed 4", "prompt lookup", "auto")
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", metavar="TRACES", help="Trace file, gzipped or not")
     add_curve_option(parser)
-    add_draft_options(parser, ("auto", "ngram", "fixed", "off"))
+    parser.add_argument(
+        "--draft",
+        choices=("auto", "ngram", "fixed", "off"),
+        default="auto",
+        help="Draft mode (default: %(default)s)",
+    )
+    command.add_count(
+        parser, "--draft-tokens", DEFAULT_DRAFT_TOKENS, "Draft length of --draft fixed"
+    )
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="Learn from each answer for the next ones, as the answer cache does",
+    )
+    command.add_workloads(parser)
     parser.add_argument(
         "--compare", action="store_true", help="Compare auto with fixed drafts and prompt lookup"
     )
@@ -52,9 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--step", 25.0, "Duration of a plain step without --latency"),
     ):
         text = f"{what} (default: {default:g})"
-        parser.add_argument(
-            name, type=command.milliseconds, default=default, metavar="MS", help=text
-        )
+        parser.add_argument(name, type=_milliseconds, default=default, metavar="MS", help=text)
     parser.add_argument("--record", metavar="OUT", help="Answer prompts and write a trace file")
     parser.add_argument(
         "--prompts",
@@ -67,20 +79,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_format(parser)
 
 
-def add_draft_options(parser: argparse.ArgumentParser, modes: Sequence[str]) -> None:
-    """Add the options that choose the drafter and the workloads."""
-    parser.add_argument(
-        "--draft", choices=modes, default="auto", help="Draft mode (default: %(default)s)"
-    )
-    command.add_count(
-        parser, "--draft-tokens", DEFAULT_DRAFT_TOKENS, "Draft length of --draft fixed"
-    )
-    parser.add_argument(
-        "--memory",
-        action="store_true",
-        help="Learn from each answer for the next ones, as the answer cache does",
-    )
-    command.add_workloads(parser)
+def _milliseconds(text: str) -> float:
+    """Parse a duration in milliseconds."""
+    return number(text, lambda value: 0 < value < 1e6, "milliseconds above 0")
 
 
 def run(options: argparse.Namespace) -> int:

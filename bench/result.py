@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from akunu_py.bench.curve import Curve
-from akunu_py.errors import StoreError, UsageError
+from akunu_py.errors import StoreError, UsageError, first_problem
 from akunu_py.version import __version__
 
 if TYPE_CHECKING:
@@ -222,34 +222,17 @@ def _read(path: Path) -> Any:
 
 
 def _result(path: Path, content: Any) -> Result:
+    from pydantic import TypeAdapter, ValidationError
+
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UsageError(
             f'expected a result file with "format": "{FORMAT}", found {path}; '
             f"make one with: akunu bench -o {path.name}"
         )
     try:
-        return _parse(content)
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise UsageError(f"{path} is damaged: {error!r}") from error
-
-
-def _parse(content: dict[str, Any]) -> Result:
-    runs = [_from_entry(Series, entry) for entry in content["runs"]]
-    for series in runs:
-        series.repeats = [Repeat(**repeat) for repeat in series.repeats]
-    result = _from_entry(Result, content)
-    result.runs = runs
-    result.throughput = [_from_entry(Throughput, entry) for entry in content["throughput"]]
-    result.curve_s = {int(rows): float(s) for rows, s in content["curve_s"].items()}
-    if not isinstance(result.model, dict) or not isinstance(result.machine, dict):
-        raise ValueError("expected objects as model and machine")
-    result.as_dict()  # fails if a figure is not a number
-    return result
-
-
-def _from_entry(kind: Any, entry: dict[str, Any]) -> Any:
-    """Return the dataclass of `entry` without derived figures."""
-    return kind(**{name: entry[name] for name in kind.__dataclass_fields__ if name in entry})
+        return TypeAdapter(Result).validate_python(content)
+    except ValidationError as error:
+        raise UsageError(f"{path} is damaged: {first_problem(error)}") from error
 
 
 def merge_results(results: Sequence[Result]) -> list[Result]:

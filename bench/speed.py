@@ -26,7 +26,6 @@ from akunu_py.arguments import check_hosts
 from akunu_py.bench import command
 from akunu_py.bench.command import FULL, MEMORY, QUICK
 from akunu_py.bench.curve import CONTEXT, measure_curve
-from akunu_py.bench.divergence import first_divergence
 from akunu_py.bench.result import (
     Repeat,
     Result,
@@ -37,16 +36,25 @@ from akunu_py.bench.result import (
     loop_start,
     today,
 )
-from akunu_py.bench.runners import OFF, PLAIN, Conditions, Run, Runner
-from akunu_py.bench.runners.akunu import Akunu
-from akunu_py.bench.runners.mlx_lm import MlxLm, MlxLmDraftModel
+from akunu_py.bench.runners import (
+    OFF,
+    PLAIN,
+    Akunu,
+    Conditions,
+    MlxLm,
+    MlxLmDraftModel,
+    Run,
+    Runner,
+)
 from akunu_py.bench.tables import result_markdown, result_text
 from akunu_py.bench.trace import Trace, load_trace
 from akunu_py.bench.workloads import Workload, load_workloads
+from akunu_py.decoding import kv_cache
 from akunu_py.decoding.drafting.drafter import check_mode
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.ngram.answer_cache import CAPACITY_BITS, AnswerCache
 from akunu_py.ngram.cost import CostCurve
@@ -301,6 +309,49 @@ def _record_round(engine: Engine, group: Sequence[Series], answers: dict[str, Ru
         series.draft_s = run.passes.draft_s
         series.loop = loop_start(run.turns[-1][1])
         series.answer = run.text
+
+
+Turns = Sequence[tuple[list[int], list[int]]]
+"""The (prompt, output) of each turn of a conversation, as token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first difference of two conversations."""
+
+    turn: int
+    position: int  # in the answer of this turn, in tokens
+    expected: int  # token id, -1 for the end of an answer
+    found: int
+    margin: float | None  # of the two highest logits; None without a model or if prompts differ
+
+
+def first_divergence(engine: Engine | None, expected: Turns, found: Turns) -> Divergence | None:
+    """Return the first difference of two conversations, None if all tokens are equal.
+
+    engine: computes the margin.
+    """
+    for turn, ((prompt, left), (other, right)) in enumerate(zip(expected, found, strict=True)):
+        if prompt != other:
+            return Divergence(turn, 0, -1, -1, None)
+        if left != right:
+            at = common_prefix(left, right)
+            margin = top_two_margin(next_logits(engine, [*prompt, *left[:at]])) if engine else None
+            ours, theirs = (side[at] if at < len(side) else -1 for side in (left, right))
+            return Divergence(turn, at, ours, theirs, margin)
+    return None
+
+
+def next_logits(engine: Engine, tokens: Sequence[int]) -> mx.array:
+    """Return the logits of the next token, [vocab] of float32."""
+    cache = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
+    return engine.model(mx.array(tokens)[None], cache=cache)[0, -1].astype(mx.float32)
+
+
+def top_two_margin(scores: mx.array) -> float:
+    """Return the difference of the two highest of `scores`, [vocab]."""
+    second, first = mx.sort(scores)[-2:].tolist()
+    return float(first - second)
 
 
 @dataclass(frozen=True, slots=True)

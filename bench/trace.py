@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from akunu_py.bench.workloads import Workload, WorkloadTurn
-from akunu_py.errors import StoreError, UnsupportedModel, UsageError
+from akunu_py.errors import StoreError, UnsupportedModel, UsageError, first_problem
 from akunu_py.models.catalog import load_catalog
 from akunu_py.models.load.model_files import as_error
 from akunu_py.models.store.model_store import list_models
@@ -45,6 +45,8 @@ class Trace:
 
 def load_trace(path: str | Path) -> Trace:
     """Load a trace file. Raises UsageError."""
+    from pydantic import TypeAdapter, ValidationError
+
     try:
         data = Path(path).read_bytes()
         if data.startswith(GZIP_MAGIC):
@@ -52,46 +54,18 @@ def load_trace(path: str | Path) -> Trace:
                 data = file.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
             raise ValueError(f"it unpacks to more than {_MAX_BYTES >> 20} MB")
-        content = json.loads(data)
+        trace = TypeAdapter(Trace).validate_json(data, strict=True)
+        for name, items in trace.workloads.items():
+            if any(not item.output or min((*item.prompt, *item.output)) < 0 for item in items):
+                raise ValueError(f"expected token ids from 0, and outputs, in workload {name!r}")
     except OSError as err:
         raise UsageError(f"cannot read the trace file {path}: {err.strerror or err}") from err
-    except (ValueError, RecursionError, EOFError, zlib.error) as err:
+    except (ValueError, EOFError, zlib.error) as err:
+        why = first_problem(err) if isinstance(err, ValidationError) else err
         raise UsageError(
-            f"expected a trace file (JSON, optionally gzipped), got {path}: {err}"
+            f"expected a trace file (JSON, optionally gzipped), got {path}: {why}"
         ) from err
-    return parse_trace(content, str(path))
-
-
-def parse_trace(content: object, name: str = "trace") -> Trace:
-    """Validate decoded JSON. Raises UsageError."""
-    if not isinstance(content, dict) or not isinstance(content.get("workloads"), dict):
-        raise UsageError(f'expected {{"tokenizer": ..., "workloads": {{...}}}} in {name}')
-    tokenizer = content.get("tokenizer", "")
-    if not isinstance(tokenizer, str):
-        raise UsageError(f"expected the tokenizer's name in {name}, found {tokenizer!r}")
-    workloads: dict[str, tuple[TraceItem, ...]] = {}
-    for workload, items in content["workloads"].items():
-        if not isinstance(items, list):
-            raise UsageError(f"expected a list of items in workload {workload!r} of {name}")
-        workloads[workload] = tuple(
-            _parse_item(item, f"item {i} of workload {workload!r} of {name}")
-            for i, item in enumerate(items)
-        )
-    return Trace(tokenizer, workloads)
-
-
-def _parse_item(item: object, where: str) -> TraceItem:
-    if not isinstance(item, dict):
-        raise UsageError(f'expected {{"prompt": [...], "output": [...]}} as {where}')
-    sides = []
-    for side in ("prompt", "output"):
-        ids = item.get(side)
-        if not isinstance(ids, list) or any(type(i) is not int or i < 0 for i in ids):
-            raise UsageError(f"expected a list of token ids as {side} of {where}")
-        sides.append(tuple(ids))
-    if not sides[1]:
-        raise UsageError(f"expected at least one output token in {where}")
-    return TraceItem(*sides)
+    return trace
 
 
 def find_tokenizer(name: str) -> Any | None:

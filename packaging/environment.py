@@ -46,52 +46,43 @@ class Failed(Exception):
     """A step failed; the message is one line."""
 
 
-class Step:
-    """A step of the installation, shown on one line with its progress."""
+def run_step(title: str, command: list[str], environment: dict[str, str], log: Path) -> None:
+    """Run a command, log its output, and show its progress on one line.
 
-    def __init__(self, title: str, log: Path) -> None:
-        self._title, self._log, self._start = title, log, time.monotonic()
-        self._packages, self._size = set[str](), 0.0
-        self._live = sys.stdout.isatty()
+    Raises Failed with the reason in one line.
+    """
+    live, started = sys.stdout.isatty(), time.monotonic()
+    sizes: dict[str, float] = {}  # of fetched packages, in MB
 
-    def run(self, command: list[str], environment: dict[str, str]) -> None:
-        """Run a command and log its output. Raise Failed with the reason in one line."""
-        if not self._live:
-            print(f"{self._title} ...", flush=True)
-        self._show()
-        try:
-            with (
-                self._log.open("a", encoding="utf-8") as log,
-                subprocess.Popen(
-                    command, cwd=ROOT, env=environment, text=True, errors="replace",
-                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                ) as process,
-            ):  # fmt: skip
-                assert process.stdout is not None
-                for line in process.stdout:
-                    log.write(line)
-                    self._count(line)
-        finally:
-            self._show(end=True)
-        if process.returncode:
-            raise Failed(f"{reason(self._log.read_text(encoding='utf-8'))} (log: {self._log})")
-
-    def _count(self, line: str) -> None:
-        if (found := FETCHED.search(line)) and found[1] not in self._packages:
-            self._packages.add(found[1])
-            self._size += float(found[2]) * MEGABYTES[found[3]]
-            self._show()
-
-    def _show(self, end: bool = False) -> None:
-        parts = [f"{time.monotonic() - self._start:.0f} s"]
-        if self._packages:
-            parts.insert(0, f"{self._size:.0f} MB")
-        if self._live:
-            print(
-                f"\r\033[K{self._title} ... {', '.join(parts)}", end="\n" if end else "", flush=True
-            )
+    def show(end: str = "") -> None:
+        fetched = f"{sum(sizes.values()):.0f} MB, " if sizes else ""
+        progress = f"{fetched}{time.monotonic() - started:.0f} s"
+        if live:
+            print(f"\r\033[K{title} ... {progress}", end=end, flush=True)
         elif end:
-            print(f"  {', '.join(parts)}", flush=True)
+            print(f"  {progress}", flush=True)
+
+    if not live:
+        print(f"{title} ...", flush=True)
+    show()
+    try:
+        with (
+            log.open("a", encoding="utf-8") as output,
+            subprocess.Popen(
+                command, cwd=ROOT, env=environment, text=True, errors="replace",
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            ) as process,
+        ):  # fmt: skip
+            assert process.stdout is not None
+            for line in process.stdout:
+                output.write(line)
+                if found := FETCHED.search(line):
+                    sizes.setdefault(found[1], float(found[2]) * MEGABYTES[found[3]])
+                    show()
+    finally:
+        show("\n")
+    if process.returncode:
+        raise Failed(f"{reason(log.read_text(encoding='utf-8'))} (log: {log})")
 
 
 def reason(log: str) -> str:
@@ -114,10 +105,10 @@ def install(venv: Path, dev: bool) -> None:
     version = ".".join(map(str, sys.version_info[:2]))
     if not python.exists():
         shutil.rmtree(venv, ignore_errors=True)
-        step = Step(f"Creating {venv.name} with Python {version}", log)
+        title = f"Creating {venv.name} with Python {version}"
         make = [uv, "venv", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
         try:
-            step.run([*make, str(venv)], environment)
+            run_step(title, [*make, str(venv)], environment, log)
         except BaseException:
             shutil.rmtree(venv, ignore_errors=True)  # never leave half an environment
             raise
@@ -128,9 +119,8 @@ def install(venv: Path, dev: bool) -> None:
         else [str(python), "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
     )
     title = "Installing akunu" + (" and the test tools" if dev else "")
-    Step(f"{title} with {'uv' if uv else 'pip'}", log).run(
-        [*tool, "--editable", *what], environment
-    )
+    title += f" with {'uv' if uv else 'pip'}"
+    run_step(title, [*tool, "--editable", *what], environment, log)
 
 
 def main() -> int:

@@ -28,15 +28,13 @@ from akunu_py.files import read_bounded, write_atomically
 from akunu_py.settings import Settings
 from akunu_py.tui import themes
 from akunu_py.tui.controllers.answering import AnswerController
-from akunu_py.tui.controllers.compaction import CompactionController
-from akunu_py.tui.controllers.find import FindController
 from akunu_py.tui.controllers.library import LibraryController, Resume
-from akunu_py.tui.controllers.titles import TitleController
+from akunu_py.tui.controllers.side_requests import CompactionController, TitleController
 from akunu_py.tui.controllers.tool_consent import ToolController
-from akunu_py.tui.controllers.turns import TurnController
+from akunu_py.tui.controllers.turns import FindController, TurnController
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
-from akunu_py.tui.prompt import slash_commands
 from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.prompt.slash_commands import parse as parse_command
 from akunu_py.tui.screens.consent import ConsentPanel
 from akunu_py.tui.screens.conversation_list import (
     ChosenConversation,
@@ -44,14 +42,12 @@ from akunu_py.tui.screens.conversation_list import (
     ConversationRenamed,
     ConversationsScreen,
 )
-from akunu_py.tui.screens.earlier_prompts import HistoryScreen
 from akunu_py.tui.screens.help import HelpScreen, help_sections
+from akunu_py.tui.screens.lists import HistoryScreen, ThemesScreen, ToolsScreen
 from akunu_py.tui.screens.main import ChatState, ChatView
 from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.screens.settings_form import SettingsController, SettingsScreen
-from akunu_py.tui.screens.theme_gallery import ThemesScreen
-from akunu_py.tui.screens.tool_list import ToolsScreen
-from akunu_py.tui.status import MessageLine
+from akunu_py.tui.status import MessageLine, report_errors
 from akunu_py.tui.terminal import ChatDriver, clipboard_command, copy_with, edit_text, find_editor
 from akunu_py.tui.themes import Background
 from akunu_py.tui.transcript.code import CodeBlock
@@ -268,7 +264,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             if words is not None:
                 self.action_conversations(words)
         elif infos := await self.library.list():
-            self.view.offer_last_chat(infos[0].title)
+            if welcome := self.view.welcome:
+                welcome.show_last_chat(infos[0].title)
+            self._update_last_chat_offer()
 
     @property
     def ui_state(self) -> SavedUiState:
@@ -315,17 +313,17 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     # Prompts and turns
 
     async def on_prompt_box_submitted(self, event: PromptBox.Submitted) -> None:
-        call = slash_commands.parse(event.full_text)
-        if isinstance(call, slash_commands.InvalidCommand):
+        errors_before = self.view.error_count
+        call = None
+        with report_errors(self.view.show_error):
+            call = parse_command(event.full_text)
+            if call is None:
+                await self.turns.send(event.text, event.pastes)
+                return
+            arguments = (call.argument,) if call.command.argument else ()
+            await self.run_action(("app", call.command.action, arguments))
+        if self.view.error_count > errors_before and (call is None or call.argument):
             self.view.prompt.put_back(event.text)
-            self.view.show_error(call.text)
-        elif call is not None:
-            errors_before = self.view.error_count
-            await slash_commands.dispatch(self, call)
-            if call.argument and self.view.error_count > errors_before:
-                self.view.prompt.put_back(event.text)
-        else:
-            await self.turns.send(event.text, event.pastes)
 
     async def on_prompt_box_queued_prompt_requested(self) -> None:
         await self.answering.unqueue_last()
@@ -358,12 +356,15 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
 
     @on(PromptBox.Changed)
     def _update_last_chat_offer(self) -> None:
-        self.view.update_last_chat_offer()
+        """Hide the offer to continue the last chat while there is a prompt to send."""
+        if welcome := self.view.welcome:
+            welcome.set_class(bool(self.view.prompt.text), "-typed")
 
     async def on_prompt_box_nothing_to_send(self) -> None:
-        if self.view.offers_download:
+        welcome = self.view.welcome
+        if welcome and welcome.offers_download:
             self.answering.download_missing()
-        elif self.view.offers_last_chat:
+        elif welcome and welcome.offers_last_chat:
             await self.library.continue_last()
 
     def on_prompt_box_search_requested(self, event: PromptBox.SearchRequested) -> None:
@@ -563,11 +564,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.settings.use_theme(name)
         else:
             gallery = ThemesScreen(self.settings.current.theme, self.show_theme)
-            self.push_screen(gallery, self._keep_theme)
-
-    def _keep_theme(self, name: str | None) -> None:
-        if name is not None:
-            self.settings.use_theme(name)
+            self.push_screen(gallery, lambda chosen: chosen and self.settings.use_theme(chosen))
 
     # The view, and help
 

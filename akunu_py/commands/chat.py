@@ -16,7 +16,7 @@ from akunu_py.interrupts import exit_without_teardown
 from akunu_py.mcp.config import read_servers
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import find_intact
-from akunu_py.program import shell_command
+from akunu_py.paths import shell_command
 from akunu_py.settings import Settings, read_settings, settings_file
 from akunu_py.text import print_warnings, say
 from akunu_py.types import DEFAULT_MODEL, Stats
@@ -203,16 +203,19 @@ def chat_client(
 
             client, served = found
             return RemoteLoop(client, served.model, may_store=may_store)
-        from akunu_py.decoding.load import load_learned, load_stored
+        from akunu_py.decoding.load import open_model
 
-        engine = load_stored(stored or model_store.resolve(model_name), loading, settings)
-        learned = load_learned(
-            engine, no_answer_cache=args.no_answer_cache, settings=settings, warnings=warnings
+        opened = open_model(
+            stored or model_name,
+            loading,
+            answer_cache=not args.no_answer_cache,
+            settings=settings,
+            warnings=warnings,
         )
         from akunu_py.decoding.generate.session import Session
         from akunu_py.decoding.generate.step_loop import StepLoop
 
-        return StepLoop(Session(engine, learned), 1)
+        return StepLoop(Session(*opened), 1)
 
     def on_answered(engine: Engine, stats: Stats) -> None:
         import mlx.core as mx

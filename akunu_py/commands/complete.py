@@ -25,7 +25,7 @@ from akunu_py.errors import UsageError
 from akunu_py.models.catalog import recommend
 from akunu_py.models.store import model_store
 from akunu_py.parser import Parser, add_values, count, positive
-from akunu_py.program import program_words
+from akunu_py.paths import program_words
 from akunu_py.settings import load_settings
 from akunu_py.text import print_warnings
 
@@ -115,16 +115,16 @@ def load_completer(
         if not facts.supports_fim and _expects_fim(args):
             print_warnings([_fim_warning(facts.name)])
         return RemoteLoop(client, facts.model, options)
-    from akunu_py.decoding.load import engine_from_arguments, load_learned
+    from akunu_py.decoding.load import open_model, warn_about_memory
 
-    engine = engine_from_arguments(args)
+    keep = not args.no_answer_cache
+    engine, learned = open_model(args.model, loading_from(args), answer_cache=keep)
+    warn_about_memory(engine)
     from akunu_py.completion.completer import Completer, with_small_caches
 
     if args.prompt_cache_memory is None and not load_settings().prompt_cache_memory:
         engine = with_small_caches(engine)
-    completer = Completer(
-        engine, options, load_learned(engine, no_answer_cache=args.no_answer_cache)
-    )
+    completer = Completer(engine, options, learned)
     if completer.family is None and not completer.edit_format and _expects_fim(args):
         print_warnings([_fim_warning(engine.name)])
     return completer

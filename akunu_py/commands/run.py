@@ -19,9 +19,10 @@ from akunu_py.arguments import (
     add_model,
     check_hosts,
     constraint_from,
+    loading_from,
     options_from,
 )
-from akunu_py.decoding.load import engine_from_arguments, load_learned, record_peak_memory
+from akunu_py.decoding.load import open_model, record_peak_memory, warn_about_memory
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.files import read_stream
 from akunu_py.interrupts import exit_after_interrupt
@@ -71,13 +72,14 @@ def run(args: argparse.Namespace) -> int:
     options = options_from(args)
     constraint = constraint_from(args)
     options = replace(options, sampling=replace(options.sampling, constraint=constraint))
-    engine = engine_from_arguments(args)
+    keep = not args.no_answer_cache
+    engine, learned = open_model(args.model, loading_from(args), answer_cache=keep)
+    warn_about_memory(engine)
     # Slow imports, so after all usage errors.
     from akunu_py.decoding.constraint.answer_limits import can_limit_thinking
     from akunu_py.decoding.generate.answer_jobs import prompt_rewrites
     from akunu_py.decoding.generate.session import Session
 
-    learned = load_learned(engine, no_answer_cache=args.no_answer_cache)
     encoder = engine.tokens
     tokens = encoder.encode(prompt) if args.raw else encoder.encode_chat([Message("user", prompt)])
     session = Session(engine, learned)

@@ -13,16 +13,25 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from akunu_py.arguments import add_drafting, add_hosts, add_loading, loading_from
+from akunu_py.arguments import add_drafting, add_hosts, add_loading, as_arguments, loading_from
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.parser import Parser, add_values, count, positive
+from akunu_py.serve.own.client import ServerClient
+from akunu_py.serve.own.discovery import RunningServer, loopback_url, running_servers
+from akunu_py.serve.own.system_service import (
+    ServiceCommand,
+    ServiceManager,
+    own_environment,
+    service_manager,
+)
 from akunu_py.settings import DEFAULT_PORT, ServeSettings, load_settings, serve_settings
-from akunu_py.text import print_warnings
+from akunu_py.text import print_warnings, say
 from akunu_py.types import GenerateOptions, LoadOptions
 
 if TYPE_CHECKING:
@@ -32,6 +41,7 @@ if TYPE_CHECKING:
 
 
 KEY_VARIABLE = "AKUNU_API_KEY"
+_OTHER_MODELS = ("embedding_model", "draft_model")  # options
 _END_S = 9.0  # for shutdown after --grace, once stdin is closed
 
 
@@ -105,11 +115,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.install or args.uninstall or args.status:
-        from akunu_py.commands.serve_service import manage_service
-
-        parser = Parser()
-        add_options(parser)
-        return manage_service(parser, args, lambda: served_models(args, serve_settings()))
+        return manage_service(args)
     settings = serve_settings()
     args.host = settings.host if args.host is None else args.host
     args.port = settings.port if args.port is None else args.port
@@ -177,7 +183,6 @@ def _options(
     """Return how to serve at an address."""
     from akunu_py.serve.http.guard import AccessRules
     from akunu_py.serve.http.server import ServeOptions
-    from akunu_py.serve.own.discovery import RunningServer, loopback_url
 
     access = AccessRules(args.host, key, tuple(args.cors or ()), secrets.token_hex(16))
     return ServeOptions(
@@ -251,7 +256,7 @@ def _load(
     on_lost: called if a host is lost. has_others: the server has other models. reserved: see
     `LoadOptions`.
     """
-    from akunu_py.decoding.load import load_learned, load_stored
+    from akunu_py.decoding.load import open_model, warn_about_memory
 
     options, settings = replace(loading_from(args), reserved=reserved), load_settings()
     if has_others and options.draft_model:  # for the models with the same tokenizer
@@ -259,14 +264,16 @@ def _load(
         options = replace(options, draft_model=None)
     # Again, because its files may have changed; other programs' models have no name in the path.
     found = replace(model_store.resolve(str(model.path)), name=model.name)
-    engine = load_stored(found, options, settings)
-    print_warnings([engine.plan.fit.note] if engine.plan.fit.note else [])
+    keep = not args.no_answer_cache
+    engine, learned = open_model(
+        found, options, answer_cache=keep, settings=settings, warnings=warnings
+    )
+    warn_about_memory(engine)
     from akunu_py.decoding.generate.session import Session
     from akunu_py.decoding.generate.step_loop import StepLoop
 
     if engine.host_group is not None:
         engine.host_group.on_lost = on_lost
-    learned = load_learned(engine, no_answer_cache=args.no_answer_cache, warnings=warnings)
     loop = StepLoop(Session(engine, learned))
     if not loop.runner.can_batch():  # decided here, so that no request waits for the trial
         print_warnings([f"requests to {engine.name} take turns: {loop.runner.not_batched}"])
@@ -309,3 +316,73 @@ def _restart() -> None:
     print_warnings(["another host was lost; restarting"])
     restore_stderr()
     os.execv(sys.executable, sys.orig_argv)
+
+
+def manage_service(args: argparse.Namespace) -> int:
+    """Install or remove the service, or show what runs."""
+    manager = service_manager()
+    if args.install:
+        _install(manager, args)
+    elif args.uninstall:
+        removed = manager.uninstall()
+        say(f"removed {manager.file}" if removed else "the service is not installed")
+    else:
+        _show_status(manager)
+    return 0
+
+
+def _install(manager: ServiceManager, args: argparse.Namespace) -> None:
+    """Check the options that a service would fail with, then install it."""
+    if "/Cellar/" in sys.prefix:
+        raise UsageError("Homebrew manages this installation; run: brew services start akunu")
+    if args.api_key is not None:
+        raise UsageError(
+            "--api-key would be readable in the service's file; set api_key under [serve] in "
+            "settings.toml, which is private"
+        )
+    if args.until_eof:
+        raise UsageError("--until-eof cannot be combined with --install: a service has no stdin")
+    settings = serve_settings()
+    loading_from(args)
+    models = served_models(args, settings)
+    # A service has another working directory.
+    args.model = [_absolute(name) for name in args.model or ()] or None
+    for name in _OTHER_MODELS:
+        if value := getattr(args, name):
+            setattr(args, name, _absolute(value))
+    if args.hosts and Path(args.hosts).exists():
+        args.hosts = str(Path(args.hosts).resolve())
+    args.install = False
+    parser = Parser()
+    add_options(parser)
+    manager.install(ServiceCommand(tuple(as_arguments(parser, args)), own_environment()))
+    host = args.host or settings.host
+    port = settings.port if args.port is None else args.port
+    say(f"installed {manager.file}")
+    names = ", ".join(model.name for model in models)
+    say(f"{names} served at http://{host}:{port}/v1, now and after each login")
+    say(f"logs: {manager.logs}")
+    if manager.note:
+        say(manager.note)
+
+
+def _absolute(name: str) -> str:
+    """Return the absolute path of a model outside the store, any other name as it is."""
+    model = model_store.resolve(name)
+    outside = model.manifest is None and not model.program
+    return str(model.path.resolve()) if outside else name
+
+
+def _show_status(manager: ServiceManager) -> None:
+    if manager.is_installed:
+        say(f"service: {manager.state()} ({manager.file})")
+        say(f"logs: {manager.logs}")
+    else:
+        say("service: not installed; to install it, run: akunu serve --install")
+    servers = running_servers()
+    for server in servers:
+        answers = ServerClient(server.url).has_token(server.token)
+        state, names = "" if answers else ", does not answer", ", ".join(server.models)
+        say(f"server: {server.url}/v1 serves {names} (process {server.process}{state})")
+    if not servers:
+        say("server: none is running")

@@ -313,7 +313,10 @@ class CompletionRun:
         self.request = None
         if self._reason is None and request.finish_reason == "cancelled":
             self._reason = "cancelled"
-        _add(self._stats, request.stats)
+        part = replace(request.stats, prompt_tokens=0, known_tokens=0)
+        if self._stats.generated_tokens:  # its first token comes from a pass, not from the prefill
+            part = replace(part, cached_tokens=0, target_passes=part.target_passes + 1)
+        self._stats.include(part)
         if not self._healed:
             self._out_of_tokens = request.finish_reason in ("length", "context")
             return
@@ -383,14 +386,3 @@ def _budgets(options: CompleteOptions, context: int) -> Budgets:
     share = min(1.0, room / sum(wanted))
     prefix, suffix = (int(tokens * share) for tokens in wanted)
     return Budgets(prefix, suffix, min(options.file_tokens, max(0, room - prefix - suffix)))
-
-
-def _add(total: Stats, part: Stats) -> None:
-    """Add `part` to `total`: token healing generates a completion in several requests."""
-    if total.generated_tokens == 0:
-        total.cached_tokens = part.cached_tokens
-    else:
-        total.target_passes += 1  # its first token comes from a pass, not from the prefill
-    counts = ("generated_tokens", "target_passes", "drafted", "accepted", "prefill_s", "decode_s")
-    for name in counts:
-        setattr(total, name, getattr(total, name) + getattr(part, name))

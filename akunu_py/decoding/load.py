@@ -5,14 +5,12 @@ Importing MLX takes a second, so it waits until the model is found.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from akunu_py import paths
-from akunu_py.arguments import loading_from
 from akunu_py.errors import DamagedModel, DoesNotFit, UnknownModel, UnsupportedModel, UsageError
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import note_usage
@@ -31,13 +29,35 @@ def load_engine(model: str | None, options: LoadOptions) -> Engine:
     Prints warnings about memory to stderr.
     """
     engine = load_stored(model_store.resolve(model or load_settings().model), options)
-    print_warnings([engine.plan.fit.note] if engine.plan.fit.note else [])
+    warn_about_memory(engine)
     return engine
 
 
-def engine_from_arguments(args: argparse.Namespace) -> Engine:
-    """Load the engine that the common command-line options describe."""
-    return load_engine(args.model, loading_from(args))
+def warn_about_memory(engine: Engine) -> None:
+    """Print the note about memory and the draft model, if any."""
+    if engine.plan.fit.note:
+        print_warnings([engine.plan.fit.note])
+
+
+def open_model(
+    model: model_store.StoredModel | str | None,
+    options: LoadOptions,
+    *,
+    answer_cache: bool,
+    settings: Settings | None = None,
+    warnings: list[str] | None = None,
+) -> tuple[Engine, LearnedState]:
+    """Load a model with its learned state, for a session. None is the model in the settings.
+
+    answer_cache: store answers and prompt caches, if the settings allow it. settings: read from the
+    file if None. warnings: see `LearnedState`.
+    """
+    settings = settings or load_settings()
+    if not isinstance(model, model_store.StoredModel):
+        model = model_store.resolve(model or settings.model)
+    engine = load_stored(model, options, settings)
+    keep = settings.answer_cache and answer_cache
+    return engine, _load_learned(engine, parse_size(settings.prompt_cache_disk), keep, warnings)
 
 
 def load_stored(
@@ -140,34 +160,24 @@ def record_peak_memory(engine: Engine, stats: Stats) -> None:
         )
 
 
-def load_learned(
-    engine: Engine,
-    *,
-    no_answer_cache: bool,
-    settings: Settings | None = None,
-    warnings: list[str] | None = None,
+def _load_learned(
+    engine: Engine, disk_bytes: int, answer_cache: bool, warnings: list[str] | None
 ) -> LearnedState:
-    """Load the learned state of a model. settings: read from the file if None.
-
-    warnings: see `LearnedState`.
-    """
+    """Load the learned state of a model. disk_bytes: limit of its prompt caches on disk."""
     from akunu_py.decoding import device
     from akunu_py.decoding.learned_state import LearnedState
     from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore
 
-    settings = settings or load_settings()
-    layout = f"{engine.plan.weights} on {device.device_name()}"
+    layout, caches = f"{engine.plan.weights} on {device.device_name()}", None
     if engine.host_group is not None:  # the network changes the costs of a forward pass
         layout += f", {engine.host_group.split} among {engine.host_group.hosts.size}"
-    keep = settings.answer_cache and not no_answer_cache
-    size = parse_size(settings.prompt_cache_disk)
-    local = engine.host_group is None  # caches of other hosts are not on this disk
-    caches = PromptCacheStore(engine.path, DiskLimits(size)) if keep and size and local else None
+    elif answer_cache and disk_bytes:  # caches of other hosts are not on this disk
+        caches = PromptCacheStore(engine.path, DiskLimits(disk_bytes))
     return LearnedState(
         engine.path,
         engine.tokens.digest,
         layout,
-        answer_cache=keep,
+        answer_cache=answer_cache,
         caches=caches,
         warnings=warnings,
     )

@@ -65,11 +65,6 @@ def adjust(model: nn.Module, caches: int) -> None:
             _apply()
 
 
-def wired_limit() -> int | None:
-    """Return the wired limit set by akunu in bytes, or None."""
-    return _limit
-
-
 def _apply() -> None:
     """Set the limit if it changed, unless several models are loaded: one may be running."""
     global _limit, _original

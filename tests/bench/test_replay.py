@@ -12,7 +12,7 @@ import pytest
 
 from akunu_py.bench.curve import CURVES, Curve, parse_curve
 from akunu_py.bench.replay import PromptLookupDrafter, replay
-from akunu_py.bench.trace import TraceItem, load_trace, parse_trace
+from akunu_py.bench.trace import TraceItem, load_trace
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
@@ -176,12 +176,15 @@ ITEMS = (
 @pytest.mark.parametrize(
     "content",
     [
-        *({"workloads": {"a": [item]}} for item in ITEMS),
-        {"workloads": []},
-        {"workloads": {"a": {}}},
+        *({"tokenizer": "t", "workloads": {"a": [item]}} for item in ITEMS),
+        {"tokenizer": "t", "workloads": []},
+        {"tokenizer": "t", "workloads": {"a": {}}},
+        {"workloads": {}},
         {"tokenizer": 3, "workloads": {}},
     ],
 )
-def test_malformed_traces_are_rejected(content: object) -> None:
+def test_malformed_traces_are_rejected(tmp_path: Path, content: object) -> None:
+    path = tmp_path / "trace"
+    path.write_text(json.dumps(content))
     with pytest.raises(UsageError, match="expected"):
-        parse_trace(content)
+        load_trace(path)

@@ -14,10 +14,9 @@ import mlx.core as mx
 import pytest
 
 from akunu_py.bench import tables
-from akunu_py.bench.divergence import Divergence, first_divergence
 from akunu_py.bench.result import Throughput, load_result, loop_start, merge_results
-from akunu_py.bench.runners import Conditions, Passes
-from akunu_py.bench.runners.akunu import Akunu, RecordingDrafter
+from akunu_py.bench.runners import Akunu, Conditions, Passes, RecordingDrafter
+from akunu_py.bench.speed import Divergence, first_divergence
 from akunu_py.bench.workloads import NAMES, Workload, WorkloadTurn, load_workloads
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store.model_store import StoredModel
@@ -216,7 +215,7 @@ def test_ctrl_c_writes_valid_output(starter: StoredModel, tmp_path: Path) -> Non
     model = write_quick_model(tmp_path / "quick", starter.path)
     out = tmp_path / "partial.json"
     child = subprocess.Popen(
-        [sys.executable, "-m", "akunu_py.bench", "--workload", "story", "--draft", "off",
+        [sys.executable, "-m", "akunu_py", "bench", "--workload", "story", "--draft", "off",
          "--max-tokens", "8", "--repeats", "5000", "--format", "json", "-o", str(out),
          "--model", model],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -21,7 +21,7 @@ from akunu_py.commands.chat import check_draft_model
 from akunu_py.decoding.load import with_settings
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store.model_store import StoredModel
-from akunu_py.program import shell_command
+from akunu_py.paths import shell_command
 from akunu_py.settings import Settings
 from akunu_py.types import LoadOptions
 from akunu_py.version import __version__

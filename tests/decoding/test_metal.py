@@ -8,7 +8,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from akunu_py.bench.divergence import first_divergence
+from akunu_py.bench.speed import first_divergence
 from akunu_py.decoding import device
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine

@@ -414,7 +414,7 @@ def _check_idle(engine: Engine, check: Check) -> None:
     name = f"added to it by {check.plan.idle_s:g} s of idling"
     check.add(about, name, idle - warm, MAX_IDLE_S, unit="s", here=here)
     mx.synchronize()
-    limit = int(mx.set_wired_limit(wired.wired_limit() or 0))  # as before: changes nothing
+    limit = int(mx.set_wired_limit(wired._limit or 0))  # as before: changes nothing
     weights = device.weight_bytes(engine.model)
     name = "wired memory compared with the weights"
     note = f"{limit / 2**30:.2f} GiB of {device.working_set() / 2**30:.2f} recommended"

@@ -9,15 +9,16 @@ real machine: with noise, outliers, and slow first passes, when kernels are comp
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any
 
 from akunu_py.bench.command import add_workloads, show
-from akunu_py.bench.curve import Curve, FixedCosts, add_curve_option, parse_curve
+from akunu_py.bench.curve import Curve, add_curve_option, parse_curve
 from akunu_py.bench.replay import (
     ReplayCounts,
     load_selected,
@@ -30,7 +31,6 @@ from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.ngram.acceptance_model import SharedWeights
-from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.parser import add_format
@@ -38,6 +38,7 @@ from akunu_py.types import DRAFT_MODES, NEURAL_MODES, Drafter, DraftMode
 from tests.measure.neural_drafters import DrafterFigures, SimulatedDrafters, mixture_drafter
 from tests.measure.tool import run_tool
 from tests.support.decoding import decode
+from tests.support.drafters import FixedCosts
 
 _OUTLIER_FACTOR = 10.0  # times as long as usual takes an outlier
 _MIN_SHARE = 0.5  # of its time a pass takes at least, whatever the noise
@@ -61,39 +62,38 @@ class DeviceOptions:
 
 def parse_device(text: str) -> DeviceOptions:
     """Parse text such as `gap:0.15,noise:0.05`. Raises UsageError."""
-    names = [field.name for field in fields(DeviceOptions)]
-    values: dict[str, float] = {}
-    for part in text.replace(",", " ").split():
-        name, _, value = part.partition(":")
-        try:
-            number = float(value)
-        except ValueError:
-            number = -1.0
-        if name not in names or name in values or not 0.0 <= number < float("inf"):
-            raise UsageError(
-                f"--device: expected {', '.join(names)} with a number from 0 up each, such as "
-                f"gap:0.15,noise:0.05, found {part!r}"
-            )
-        values[name] = number
-    return DeviceOptions(**values)
+    try:
+        parts = [part.split(":") for part in text.split(",") if part]
+        options = DeviceOptions(**{name: float(value) for name, value in parts})
+        if all(0.0 <= value < math.inf for value in asdict(options).values()):
+            return options
+    except (TypeError, ValueError):
+        pass
+    names = ", ".join(each.name for each in fields(DeviceOptions))
+    example = "gap:0.15,noise:0.05"
+    raise UsageError(
+        f"--device: expected {names} with a number from 0 up each, such as {example}, got {text!r}"
+    )
 
 
 def parse_figures(text: str) -> DrafterFigures:
     """Parse text such as `mtp:0.06:0.8,0.65,0.5`. Raises UsageError."""
-    name, _, rest = text.partition(":")
-    cost, _, shares = rest.partition(":")
     try:
+        name, cost, shares = text.split(":")
         figures = DrafterFigures(name, float(cost), tuple(map(float, shares.split(","))))
+        falling = [1.0, *figures.accepted, 0.0]
+        if (
+            name in NEURAL_MODES
+            and 0 < figures.cost < math.inf
+            and sorted(falling) == falling[::-1]
+        ):
+            return figures
     except ValueError:
-        figures = DrafterFigures("", 0.0, ())
-    falling = [1.0, *figures.accepted, 0.0]
-    named = figures.name in NEURAL_MODES
-    if not (named and 0 < figures.cost < float("inf") and falling == sorted(falling)[::-1]):
-        raise UsageError(
-            "--network: expected mtp, model or exit, what a token costs and the shares accepted by "
-            f"position, which do not rise, such as mtp:0.06:0.8,0.65,0.5, found {text!r}"
-        )
-    return figures
+        pass
+    raise UsageError(
+        "--network: expected mtp, model or exit, what a token costs and the shares accepted by "
+        f"position, which do not rise, such as mtp:0.06:0.8,0.65,0.5, got {text!r}"
+    )
 
 
 class _Clock:
@@ -202,23 +202,19 @@ def replay_on_device(
     curve: Curve,
     mode: DraftMode,
     options: DeviceOptions,
-    *,
-    memory: bool = False,
     figures: Sequence[DrafterFigures] = (),
 ) -> dict[str, dict[str, Any]]:
     """Return counts and rates by workload, each on its own device.
 
     The score is the speed relative to pipelined plain decoding on the same device. Each item gets a
-    new drafter with the costs and weights learned from earlier items, and with their outputs if
-    `memory` is set.
+    new drafter with the costs and weights learned from earlier items.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, items in trace.workloads.items():
-        learned = AnswerCache() if memory else None
         costs = known_costs(curve, options) if options.known else CostCurve()
         neural_drafters = SimulatedDrafters(figures)
-        drafter = partial(mixture_drafter, mode, costs, neural_drafters, learned)
-        counts = replay_items(items, curve, options, drafter, learned, neural_drafters)
+        drafter = partial(mixture_drafter, mode, costs, neural_drafters)
+        counts = replay_items(items, curve, options, drafter, neural_drafters)
         plain = replay_items(items, curve, options, NoDrafter)
         found[name] = counts.as_dict()
         for time in ("draft_us_per_token", "learn_us_per_prompt_token"):
@@ -232,7 +228,6 @@ def replay_items(
     curve: Callable[[int], float],
     options: DeviceOptions,
     make_drafter: Callable[[], Drafter],
-    memory: AnswerCache | None = None,
     neural_drafters: SimulatedDrafters | None = None,
 ) -> ReplayCounts:
     """Decode the items one after the other on one device and return the counts."""
@@ -258,8 +253,6 @@ def replay_items(
             raise AssertionError("the output differs from the trace")
         counts.items += 1
         counts.tokens += limit
-        if memory is not None:
-            memory.learn(item.output)
     counts.cost = device.true.now
     return counts
 
@@ -285,7 +278,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "accepted by position, such as mtp:0.06:0.8,0.65,0.5; repeatable",
     )
     parser.add_argument("--draft", choices=DRAFT_MODES, default="auto", help="Draft mode")
-    parser.add_argument("--memory", action="store_true", help="Learn from earlier answers")
     add_workloads(parser)
     add_format(parser)
 
@@ -296,8 +288,7 @@ def run(options: argparse.Namespace) -> int:
         parse_curve(options.curve),
         options.draft,
         parse_device(options.device),
-        memory=options.memory,
-        figures=[parse_figures(text) for text in options.figures],
+        [parse_figures(text) for text in options.figures],
     )
     name = f"{options.curve} on a device ({options.device or 'ideal'})"
     as_json = {name: getattr(options, name) for name in ("curve", "draft", "device")}

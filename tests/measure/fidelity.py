@@ -23,11 +23,9 @@ from mlx.utils import tree_unflatten
 
 from akunu_py.arguments import parse_temperature
 from akunu_py.bench import command
-from akunu_py.bench.curve import FixedCosts
-from akunu_py.bench.divergence import first_divergence, next_logits, top_two_margin
 from akunu_py.bench.result import describe_machine, median, today
-from akunu_py.bench.runners import Passes
-from akunu_py.bench.runners.akunu import record_passes
+from akunu_py.bench.runners import Passes, record_passes
+from akunu_py.bench.speed import first_divergence, next_logits, top_two_margin
 from akunu_py.bench.tables import to_text
 from akunu_py.decoding.device import on_metal
 from akunu_py.decoding.drafting.drafter import Drafting
@@ -48,6 +46,7 @@ from akunu_py.types import (
     WeightMode,
 )
 from tests.measure.tool import run_tool, was_interrupted
+from tests.support.drafters import FixedCosts
 
 MODES: tuple[DraftMode, ...] = ("fixed", "auto")
 _NOTE = """\

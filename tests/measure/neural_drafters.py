@@ -10,7 +10,6 @@ from typing import Any
 from akunu_py.bench.curve import Curve
 from akunu_py.bench.replay import ReplayCounts, drafter_named, replay_item
 from akunu_py.bench.trace import TraceItem
-from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.neural_plan import LearnedDrafter
@@ -87,19 +86,14 @@ class SimulatedDrafter:
         return self._simulated.clock()
 
 
-def mixture_drafter(
-    mode: str,
-    costs: CostCurve,
-    simulated: SimulatedDrafters,
-    memory: AnswerCache | None = None,
-) -> Drafter:
+def mixture_drafter(mode: str, costs: CostCurve, simulated: SimulatedDrafters) -> Drafter:
     """Return a new drafter of that draft mode."""
     if mode in ("auto", "ngram", *NEURAL_MODES):
         return AutoDrafter(
-            costs, answer_cache=memory, neural_drafters=simulated.make(mode),
-            learned=simulated.learned, ngrams=mode in ("auto", "ngram"),
+            costs, neural_drafters=simulated.make(mode), learned=simulated.learned,
+            ngrams=mode in ("auto", "ngram"),
         )  # fmt: skip
-    return drafter_named(mode, costs, memory)
+    return drafter_named(mode, costs)
 
 
 def replay_simulated(

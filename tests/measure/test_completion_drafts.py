@@ -10,13 +10,14 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from akunu_py.bench.curve import FixedCosts, parse_curve
+from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import CompletionRequest, SourceFile
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.ngram.auto import AutoDrafter
+from tests.support.drafters import FixedCosts
 
 _SHORTEST = 60  # characters of a held-out body
 _LONGEST = 128  # tokens of a body that are counted

@@ -98,8 +98,8 @@ def test_kernel_that_is_wrong_from_some_row_count_is_reported(
 
 
 def test_kernels_give_the_same_for_rows_together_and_alone() -> None:
-    for found in (mac_checks.attention_rows(mx.float32, 16, 4),
-                  mac_checks.quantized_rows(4, mx.float32, 64, 64)):  # fmt: skip
+    attention, matrix = mac_checks.attention_rows, mac_checks.quantized_rows
+    for found in (attention(mx.float32, 16, 4), matrix(4, mx.float32, 64, 64)):
         assert max(found["difference"]) < 1e-5
         assert len(found["identical"]) == mac_checks.MOST_ROWS
 

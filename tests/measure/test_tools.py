@@ -23,7 +23,7 @@ NETWORK = "mtp:0.06:0.8,0.65,0.5"
 CASES = [
     ("caches", "TRACE --budget 3000 --repeats 1", "again aside budget prompts"),
     ("device", "TRACE --device gap:0.15,noise:0.05,first:5", "curve device draft workloads"),
-    ("device", f"TRACE --network {NETWORK} --memory", "curve device draft workloads"),
+    ("device", f"TRACE --network {NETWORK}", "curve device draft workloads"),
     ("oracle", "SOURCES --places 9 --faults", "all languages reached"),
     (
         "fidelity",
@@ -80,7 +80,6 @@ def test_tool_prints_a_table_and_json(
     ("name", "line", "word"),
     [
         ("device", "TRACE --device lag:1", "expected gap"),
-        ("device", "TRACE --device gap:1,gap:1", "expected gap"),
         ("device", "TRACE --network mtp:0.1:0.5,0.6", "which do not rise"),
         ("device", "TRACE --network head:0.1:0.5", "expected mtp"),
         ("oracle", "TRACE", "no source files"),

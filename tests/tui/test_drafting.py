@@ -11,7 +11,7 @@ from akunu_py.decoding.events import Gauges
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.transcript.drafting import DraftedSection, DraftingPanel, sparkline
 from akunu_py.tui.transcript.markdown import AnswerMarkdown
-from akunu_py.tui.transcript.thinking_view import ThinkingView
+from akunu_py.tui.transcript.turn import ThinkingView
 from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded, PieceArrived
 from akunu_py.types import Message
 from tests.support.tui_chat import GAUGES, STATS, chat

@@ -22,7 +22,7 @@ from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.status import StatusLine
-from akunu_py.tui.styles_delta import shorten_styles
+from akunu_py.tui.terminal import shorten_styles
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection, split_sections
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.workers.chat_client import ModelLoaded, PieceArrived

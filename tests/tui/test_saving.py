@@ -326,7 +326,7 @@ async def test_failures_of_the_database_stop_no_answer() -> None:
 
 async def test_the_first_screen_offers_the_last_chat(store: StoreThread) -> None:
     async with chat(store=store) as it:
-        await it.until(lambda: it.app.view.offers_last_chat)
+        await it.until(lambda: it.app.query_one(Welcome).offers_last_chat)
         for key, offered in (("x", "hidden"), ("backspace", "visible")):
             await it.press(key)
             last = it.app.query_one(Welcome).query_one(".last")

@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 from akunu_py.chats.options import ChatOptions
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.settings import Settings
-from akunu_py.tui.controllers.compaction import _CUT, _last_that_fit, _messages
-from akunu_py.tui.controllers.titles import TITLE_PROMPT, usable_title
+from akunu_py.tui.controllers.side_requests import (
+    _CUT,
+    TITLE_PROMPT,
+    _last_that_fit,
+    _messages,
+    usable_title,
+)
 from akunu_py.tui.open_conversation import SUMMARY_PROMPT, ChatTurn
 from akunu_py.tui.workers.chat_client import (
     AnswerFailed,

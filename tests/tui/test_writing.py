@@ -9,8 +9,8 @@ from textual import events
 from textual.widgets import Input
 
 from akunu_py.tui.prompt.box import PastedTexts
-from akunu_py.tui.screens.earlier_prompts import HistoryScreen
 from akunu_py.tui.screens.help import HelpScreen
+from akunu_py.tui.screens.lists import HistoryScreen
 from akunu_py.tui.screens.main import describe_privacy
 from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.terminal import edit_text, find_editor

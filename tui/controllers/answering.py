@@ -72,7 +72,8 @@ class AnswerController:
             self._session.start(post, load=not self._is_missing)
         if self._is_missing:
             self._view.status.phase = "missing"
-            self._view.offer_download()
+            if welcome := self._view.welcome:
+                welcome.offer_download()
 
     @property
     def needs_download(self) -> bool:
@@ -381,18 +382,21 @@ class AnswerController:
         if download is not None and self._waits_for(message.name):
             self._view.status.phase = "downloading"
             self._view.status.progress = download.fraction
-            self._view.show_download(download.progress.describe())
+            if welcome := self._view.welcome:
+                welcome.show_download(download.progress.describe())
 
     async def on_download_ended(self, message: DownloadEnded, *, is_listed: bool) -> None:
         """Use the model, or report the result unless the open list of models shows it."""
         if self._waits_for(message.name):
-            self._view.show_download("")
+            if welcome := self._view.welcome:
+                welcome.show_download("")
             if message.model:
                 await self.use_model(message.model)
             else:
                 why = message.error or f"{message.name} was not downloaded"
                 await self._fail(f"{why}. Send a prompt to try again, or press F4 for other models")
-                self._view.offer_download()
+                if welcome := self._view.welcome:
+                    welcome.offer_download()
         elif message.error and not is_listed:
             self._view.show_error(message.error)
         elif message.model and not is_listed:

@@ -12,11 +12,11 @@ from akunu_py.chats.tool_rounds import Outcome, ToolUse, stopped
 from akunu_py.chats.tree import ConversationTree
 from akunu_py.mcp.output import ToolOutput, limit_for, shorten
 from akunu_py.text import collapse
-from akunu_py.tui.offered_tools import OfferedTools
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.screens.consent import Consent
 from akunu_py.tui.screens.main import ChatView
 from akunu_py.tui.workers.tool_servers import (
+    OfferedTools,
     ToolCalled,
     ToolServerFailed,
     ToolServerMessage,
@@ -189,14 +189,6 @@ class ToolController:
         turns = (turn for turn in self.turns if turn in self._conversation)
         return next(((turn, use) for turn in turns if (use := self._waiting(turn))), None)
 
-    @property
-    def running_tool(self) -> str:
-        """The tool that runs for the open conversation, "" for none."""
-        uses = (
-            use for turn in self.turns if turn in self._conversation for use in turn.rounds[-1].uses
-        )
-        return next((use.call.name for use in uses if use.outcome == "running"), "")
-
     def is_waiting(self, turn: ChatTurn) -> bool:
         """Whether a turn waits for the user's decision."""
         return turn in self.turns and self._waiting(turn) is not None
@@ -210,7 +202,9 @@ class ToolController:
             uses = turn.rounds[-1].uses
             self._view.message.clear()  # The question needs the room.
             self._view.consent.show(use, uses.index(use) + 1, len(uses))
-        self._view.status.tool = self.running_tool
+        here = [turn.rounds[-1].uses for turn in self.turns if turn in self._conversation]
+        running = [use.call.name for uses in here for use in uses if use.outcome == "running"]
+        self._view.status.tool = running[0] if running else ""
 
     def _waiting(self, turn: ChatTurn) -> ToolUse | None:
         """Return the next call of a turn if it waits for the user's decision."""

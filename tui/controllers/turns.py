@@ -1,4 +1,4 @@
-"""Actions on turns: send, edit, regenerate, continue, stop, copy, switch branches."""
+"""Actions on turns: send, edit, regenerate, continue, stop, copy, switch branches, find."""
 
 from __future__ import annotations
 
@@ -20,15 +20,9 @@ from akunu_py.tui.prompt.attachments import (
     missing_files,
 )
 from akunu_py.tui.screens.main import ChatView
+from akunu_py.tui.transcript.find import HitMarks, pattern_of, plain_text
 from akunu_py.tui.transcript.markdown_parser import parse
-
-
-@dataclass(frozen=True, slots=True)
-class CodeText:
-    """A code block in an answer."""
-
-    text: str
-    language: str  # "" if not named
+from akunu_py.tui.transcript.view import Part
 
 
 @dataclass(eq=False)
@@ -75,7 +69,8 @@ class TurnController:
                 self._view.show_error(str(error))
                 return
         text = join_files(text, attached)
-        await self._view.remove_welcome()
+        if welcome := self._view.welcome:
+            await welcome.remove()
         edited = self._edited
         self.stop_editing()
         if edited is not None:
@@ -223,9 +218,9 @@ class TurnController:
                 answer, last = self._copied_block
                 index = (last + 1) % len(blocks) if answer == turn.reply_id else 0
                 self._copied_block = turn.reply_id, index
-                block = blocks[index]
-                self.copy_block(block.text, block.language, index + 1, len(blocks))
-                self._view.transcript.mark_copied(turn, "answer", block.text.expandtabs(4))
+                code, language = blocks[index]
+                self.copy_block(code, language, index + 1, len(blocks))
+                self._view.transcript.mark_copied(turn, "answer", code.expandtabs(4))
                 return
         self._view.show_error("There is no code block to copy.")
 
@@ -256,10 +251,79 @@ class TurnController:
         self._view.inform(f"{text}.")
 
 
-def code_blocks(text: str) -> list[CodeText]:
-    """Return the fenced and indented code blocks of a Markdown text."""
+def code_blocks(text: str) -> list[tuple[str, str]]:
+    """Return the fenced and indented code blocks of a Markdown text, with their languages."""
     return [
-        CodeText(token.content, token.info.split()[0] if token.info.strip() else "")
+        (token.content, token.info.split()[0] if token.info.strip() else "")
         for token in parse(text)
         if token.type in ("fence", "code_block")
     ]
+
+
+FoundText = tuple[ChatTurn, Part, int]  # the last: number of the hit in that part
+
+
+@dataclass(eq=False)
+class FindController:
+    """Finds text in the prompts and answers of the open branch."""
+
+    _conversation: Conversation
+    _view: ChatView
+    marks: HitMarks
+    _words: str = ""
+    _current: FoundText | None = None
+
+    @property
+    def is_active(self) -> bool:
+        return bool(self._words)
+
+    async def find(self, words: str) -> None:
+        """Mark `words` and go to the last hit."""
+        self._words, self._current = words, None
+        self.marks.pattern = pattern_of(words)
+        self._view.transcript.redraw()
+        hits = self._hits()
+        if not hits:
+            self.end()
+            self._view.show_error(f"Not found in this chat: {words}")
+            return
+        self._view.transcript.focus()
+        await self._go_to(hits, len(hits) - 1)
+
+    async def step(self, direction: int) -> None:
+        """Go to the previous (-1) or next (1) hit; from the last one to the first."""
+        if not self._words:
+            self._view.show_error("Nothing to find yet; /find TEXT looks in this chat.")
+            return
+        hits = self._hits()
+        if not hits:
+            self._view.show_error(f"Not found in this chat: {self._words}")
+            return
+        now = hits.index(self._current) if self._current in hits else len(hits) - direction
+        await self._go_to(hits, (now + direction) % len(hits))
+
+    def end(self) -> None:
+        """Remove the marks."""
+        if self._words:
+            self._words, self._current, self.marks.pattern = "", None, None
+            self._view.transcript.mark_hit(None)
+            self._view.transcript.redraw()
+
+    async def _go_to(self, hits: list[FoundText], place: int) -> None:
+        turn, part, index = self._current = hits[place]
+        await self._view.transcript.show_hit(turn, part, index, pattern_of(self._words))
+        count = f"{place + 1:,} of {len(hits):,}"
+        self._view.inform(f"Found {count}: {self._words} · n next · N previous · Esc ends")
+
+    def _hits(self) -> list[FoundText]:
+        """Return all hits of the branch, in order."""
+        pattern, words = pattern_of(self._words), self._words.casefold().split()
+        hits: list[FoundText] = []
+        for turn in self._conversation.turns:
+            texts: dict[Part, str] = {"prompt": full_prompt(turn.prompt.text)}
+            # Parsing takes long, so only where there may be a hit.
+            if all(word in turn.answer.casefold() for word in words):
+                texts["answer"] = plain_text(turn.answer)
+            for part, text in texts.items():
+                hits += [(turn, part, at) for at, _ in enumerate(pattern.finditer(text))]
+        return hits

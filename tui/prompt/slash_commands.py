@@ -11,7 +11,7 @@ from typing import Any
 from textual.app import App
 from textual.keys import format_key
 
-from akunu_py.errors import AkunuError
+from akunu_py.errors import AkunuError, UsageError
 from akunu_py.models.store import model_store
 from akunu_py.tui import themes
 
@@ -73,15 +73,8 @@ class CommandCall:
     argument: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class InvalidCommand:
-    """Input that looks like a command but is not valid."""
-
-    text: str  # error message for the user
-
-
-def parse(prompt: str) -> CommandCall | InvalidCommand | None:
-    """Parse a command (None: a prompt for the model)."""
+def parse(prompt: str) -> CommandCall | None:
+    """Parse a command (None: a prompt for the model). Raises UsageError for an invalid one."""
     found = _CALL.fullmatch(prompt)
     if found is None:
         return None
@@ -93,20 +86,14 @@ def parse(prompt: str) -> CommandCall | InvalidCommand | None:
             return None
         close = difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=0.5)
         hint = f"did you mean /{close[0]}?" if close else "/help lists the commands"
-        return InvalidCommand(f"unknown command /{name}; {hint}")
+        raise UsageError(f"unknown command /{name}; {hint}")
     if "\n" in argument and command.argument != "[SCHEMA]":
         return None
     if argument and not command.argument:
-        return InvalidCommand(f"/{name} takes no argument, found {argument[:40]!r}")
+        raise UsageError(f"/{name} takes no argument, found {argument[:40]!r}")
     if command.needs_argument and not argument:
-        return InvalidCommand(f"/{name} requires an argument: {command.usage}")
+        raise UsageError(f"/{name} requires an argument: {command.usage}")
     return CommandCall(command, argument)
-
-
-async def dispatch(app: App[Any], call: CommandCall) -> None:
-    """Run the action of a command."""
-    arguments = (call.argument,) if call.command.argument else ()
-    await app.run_action(("app", call.command.action, arguments))
 
 
 _KEY_NAMES = {"escape": "Esc", "pageup": "Page Up", "pagedown": "Page Down"}

@@ -51,17 +51,17 @@ class Suggester:
     def __init__(self, directory: Path) -> None:
         self.index = FileIndex(directory)
 
-    def needs_files(self, before: str) -> bool:
-        """Return whether the text before the cursor needs the list of files."""
-        return _MENTION.search(before) is not None
-
     def suggest(self, before: str) -> Suggestions | None:
         """Return suggestions for the text before the cursor, if any."""
         typed, suggestions = "", list[Suggestion]()
         if "\n" not in before and (found := _NAME.fullmatch(before)):
             typed, suggestions = before, _commands(found[1].lower())
         elif "\n" not in before and (found := _WORDS.fullmatch(before)):
-            typed, suggestions = found[2], _arguments(found[1].lower(), found[2])
+            typed, names = found[2], argument_choices(found[1].lower())
+            suggestions = [
+                Suggestion(match.path, match.path, match.places, runs=True)
+                for match in best_matches(typed, names, _MAX_SUGGESTIONS)
+            ]
         elif found := _MENTION.search(before):
             typed = found[0]
             letters = found[1] if found[1] is not None else found[2]
@@ -88,13 +88,6 @@ class Suggester:
         except (OSError, RuntimeError):
             note = "gone"
         return Suggestion(f"{insert} ", match.path, match.places, note)
-
-
-def _arguments(command: str, typed: str) -> list[Suggestion]:
-    return [
-        Suggestion(match.path, match.path, match.places, runs=True)
-        for match in best_matches(typed, argument_choices(command), _MAX_SUGGESTIONS)
-    ]
 
 
 def _commands(typed: str) -> list[Suggestion]:
@@ -202,7 +195,7 @@ class SuggestionPopup(OptionList, can_focus=False):
             self.close()
             return
         before = self._text_before_cursor()
-        if self._suggester.needs_files(before) and not self._suggester.index.is_fresh:
+        if _MENTION.search(before) and not self._suggester.index.is_fresh:
             self.run_worker(self._list_files(), group="files", exclusive=True)
         self._suggestions = found = self._suggester.suggest(before)
         is_complete = (

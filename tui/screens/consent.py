@@ -20,7 +20,7 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from akunu_py.chats.tool_rounds import ToolUse
-from akunu_py.tui.transcript.call_views import describe_call, readable_arguments
+from akunu_py.tui.transcript.turn import describe_call, readable_arguments
 from akunu_py.workarounds.textual_heights import SummedHeight
 
 Consent = Literal["once", "always", "deny"]

@@ -158,41 +158,15 @@ class ChatView:
             await self.show_welcome()
 
     async def show_welcome(self) -> None:
-        await self.transcript.add(self._welcome(self._state().model))
+        welcome = self._welcome(self._state().model)
+        await self.transcript.add(welcome)
         if self._state().missing:
-            self.offer_download()
-
-    async def remove_welcome(self) -> None:
-        await self.transcript.query(Welcome).remove()
-
-    def offer_last_chat(self, title: str) -> None:
-        """Offer to continue the last chat, if the open chat is empty."""
-        for welcome in self.transcript.query(Welcome):
-            welcome.show_last_chat(title)
-        self.update_last_chat_offer()
-
-    def update_last_chat_offer(self) -> None:
-        """Hide the offer to continue the last chat while there is a prompt to send."""
-        for welcome in self.transcript.query(Welcome):
-            welcome.set_class(bool(self.prompt.text), "-typed")
-
-    @property
-    def offers_last_chat(self) -> bool:
-        return any(welcome.offers_last_chat for welcome in self.transcript.query(Welcome))
-
-    def offer_download(self) -> None:
-        """Offer to download the model, if the open chat is empty."""
-        for welcome in self.transcript.query(Welcome):
             welcome.offer_download()
 
     @property
-    def offers_download(self) -> bool:
-        return any(welcome.offers_download for welcome in self.transcript.query(Welcome))
-
-    def show_download(self, progress: str) -> None:
-        """Show the progress of the model's download in an empty chat; "" hides it."""
-        for welcome in self.transcript.query(Welcome):
-            welcome.show_download(progress)
+    def welcome(self) -> Welcome | None:
+        """The start page, while the open chat is empty."""
+        return next(iter(self.transcript.query(Welcome)), None)
 
     def show_state(self) -> None:
         """Show the available keys, the model and the title."""

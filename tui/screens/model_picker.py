@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -161,9 +161,11 @@ class ModelsScreen(ListDialog[str]):
 
     def options(self) -> Sequence[Option]:
         """Return the matching rows under headings, and keep the rows."""
-        rows = filter_rows(self._rows, self.words)
-        if _REPOSITORY.fullmatch(words := self.words.strip()):
-            rows.append(ModelRow(words, words, "From the Hugging Face hub."))
+        words = self.words.lower().split()
+        about = ((row, f"{row.name} {row.title} {row.description}".lower()) for row in self._rows)
+        rows = [row for row, text in about if all(word in text for word in words)]
+        if _REPOSITORY.fullmatch(name := self.words.strip()):
+            rows.append(ModelRow(name, name, "From the Hugging Face hub."))
         self._visible_rows = {row.name: row for row in rows}
         options = []
         for is_stored, heading in _HEADINGS.items():
@@ -328,16 +330,6 @@ def better_model(current: str) -> ModelRow | None:
         return rows[max(here, key=lambda name: entries[name].grade)]
     best = recommend(machine.memory, machine.suits)[0].entry
     return rows[best.name] if best is not None and best.grade > grade else None
-
-
-def filter_rows(rows: Iterable[ModelRow], words: str) -> list[ModelRow]:
-    """Return the rows that contain all of `words`, ignoring case."""
-    search_words = words.lower().split()
-    return [
-        row
-        for row in rows
-        if all(word in f"{row.name} {row.title} {row.description}".lower() for word in search_words)
-    ]
 
 
 def _stored_row(

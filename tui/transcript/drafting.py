@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -37,9 +36,8 @@ _NOT_CACHED: dict[NotCached, str] = {
 }
 _PAYS = 1.05  # smallest estimated speedup that is worth mentioning
 _MIN_PASSES = 8  # decode steps before a missing draft means something
-_LINE_START = re.compile(r"[ \t]*\|?")  # also the first bar of a table's row
+_LINE_START = re.compile(r"[ \t]*")
 _LINE_BREAK = re.compile(r"[ \t]*\n\s*")
-_SEPARATOR_ROW = re.compile(r"[\s|:-]+")  # between the header and the rows of a table
 _EXPLANATION = "akunu guesses ahead, and the model checks several words at once."
 
 
@@ -72,8 +70,7 @@ class DraftedSection(Widget):
                 styles.append(Styled(len(shown), len(shown) + len(rejected), struck))
             shown += rejected
             start = place
-        content = Content(shown, spans=styles).expand_tabs(TAB_SIZE)
-        return align_tables(content, struck, self.size.width)
+        return Content(shown, spans=styles).expand_tabs(TAB_SIZE)
 
     def _rejected(self, end: int) -> Iterator[tuple[int, str]]:
         """Yield (position, text on one line) of each rejected draft.
@@ -120,19 +117,11 @@ class DraftedText(Vertical):
     def _cut(self) -> list[DraftedSection]:
         """Split a long last section at newlines; return the new sections."""
         more: list[DraftedSection] = []
-        while (end := self._end_of_section()) >= 0:
+        while (end := self._turn.answer.find("\n", self._last.start + self.SECTION)) >= 0:
             self._last.end = end
             self._last = DraftedSection(self._turn, end + 1, marked=self._is_marked)
             more.append(self._last)
         return more
-
-    def _end_of_section(self) -> int:
-        """Return where a long last section ends: at a newline, not within a table; -1 for none."""
-        answer, start = self._turn.answer, self._last.start + self.SECTION
-        end = answer.find("\n", start)
-        while 0 <= end < start + 2 * self.SECTION and answer[end + 1 : end + 2] in ("|", ""):
-            end = answer.find("\n", end + 1)
-        return end
 
 
 class DraftingPanel(Unmarked, Widget, can_focus=False):
@@ -239,52 +228,6 @@ def best_case(turns: Sequence[ChatTurn]) -> ChatTurn | None:
     if best is None or (drafted[-1].speedup or 0.0) >= _PAYS or (best.speedup or 0.0) < _PAYS:
         return None
     return best
-
-
-def align_tables(content: Content, struck: Style, width: int) -> Content:
-    """Pad the cells of Markdown tables, where they fit into `width` columns.
-
-    struck: the style of rejected drafts, whose bars separate no cells.
-    """
-    if "|" not in content.plain:
-        return content
-    lines: list[Content] = []
-    groups = itertools.groupby(
-        content.split("\n", allow_blank=True), lambda line: line.plain.startswith("|")
-    )
-    for is_table, group in groups:
-        rows = list(group)
-        if is_table and len(rows) > 1 and _SEPARATOR_ROW.fullmatch(rows[1].plain):
-            aligned = _align([_cells(row, struck) for row in rows])
-            rows = aligned if all(row.cell_length <= width for row in aligned) else rows
-        lines += rows
-    return Content("\n").join(lines)
-
-
-def _cells(row: Content, struck: Style) -> list[Content]:
-    """Split a row of a table before each bar."""
-    hidden = [(span.start, span.end) for span in row.spans if span.style == struck]
-    bars = [
-        place
-        for place, letter in enumerate(row.plain)
-        if letter == "|" and not any(start <= place < end for start, end in hidden)
-    ]
-    return [row[start:end] for start, end in itertools.pairwise([*bars, len(row)])]
-
-
-def _align(rows: Sequence[Sequence[Content]]) -> list[Content]:
-    texts = [*rows[:1], *rows[2:]]
-    columns = itertools.zip_longest(*texts, fillvalue=Content(""))
-    widths = [max(cell.cell_length for cell in column) for column in columns]
-    lines = []
-    for number, row in enumerate(rows):
-        fill = "-" if number == 1 else " "
-        cells = [
-            Content.assemble(cell, fill * (width - cell.cell_length))
-            for cell, width in zip(row, widths, strict=False)
-        ]
-        lines.append(Content("").join(cells))
-    return lines
 
 
 def sparkline(passes: Sequence[int], width: int) -> str:

@@ -1,14 +1,16 @@
-"""Views of a turn: its prompt and its answer; and notices between turns."""
+"""Views of a turn: its prompt, its thinking, tool calls and answer; and notices between turns."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
@@ -17,15 +19,168 @@ from textual.style import Style
 from textual.widget import Widget
 from textual.widgets import Static
 
+from akunu_py.chats.tool_rounds import Outcome, ToolUse
 from akunu_py.text import displayable, human_size, on_one_line
 from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.tui.prompt.attachments import expand_pastes, pasted_texts, split_files
-from akunu_py.tui.transcript.call_views import RoundsView
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.drafting import DraftedText
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, AnswerText, MarkdownSection
-from akunu_py.tui.transcript.thinking_view import ThinkingView
 from akunu_py.types import FinishReason
+
+_THINKING_TAIL = 1500  # characters shown while thinking grows; each token wraps them again
+
+
+class ThinkingView(Vertical):
+    """The reasoning before an answer: one line, or all of it while `open`. Hidden if empty."""
+
+    def __init__(self, turn: ChatTurn, *, open: bool) -> None:
+        super().__init__()
+        self._turn = turn
+        self._open = open
+        self._is_complete = False  # all of the reasoning is drawn
+        self._head = Static(classes="head")
+        self._body = Static(classes="body")
+
+    def compose(self) -> ComposeResult:
+        yield self._head
+        yield self._body
+
+    def on_mount(self) -> None:
+        self.sync()
+
+    def on_click(self, event: events.Click) -> None:
+        if event.widget is self._head:
+            self.show(not self._open)
+
+    def show(self, open: bool) -> None:
+        """Open or fold the thinking."""
+        self._open = open
+        self._is_complete = False
+        self.sync()
+
+    def sync(self) -> None:
+        """Draw new text of the turn."""
+        if self._is_complete:
+            return
+        thinking = self._turn.thinking.strip()
+        self.display = bool(thinking)
+        self._body.display = self._open
+        if not thinking:
+            return
+        is_growing = self._turn.state == "answering" and not self._turn.answer
+        self._is_complete = bool(self._turn.answer)
+        words = len(thinking.split())
+        mark, key = ("▾", "F3 folds") if self._open else ("▸", "F3 opens")
+        head = "thinking…" if is_growing else "thought"
+        self._head.update(Content(f"{mark} {head}  {words:,} words  {key}"))
+        if self._open:
+            shown = thinking[-_THINKING_TAIL:] if is_growing else thinking
+            self._body.update(Content(displayable(shown)))
+
+
+_MARKS: dict[Outcome, str] = {
+    "waiting": "? waits for your decision",
+    "running": "… running",
+    "done": "✓",
+    "failed": "× failed",
+    "denied": "– denied",
+    "stopped": "■ stopped",
+}
+_MAX_HEAD = 300  # characters of the arguments in the first line
+
+
+def describe_call(use: ToolUse) -> str:
+    """Return the server and the tool of a call."""
+    return on_one_line(f"{use.server} · {use.call.name}" if use.server else use.call.name)
+
+
+def readable_arguments(arguments: str) -> str:
+    """Return the arguments of a call on one line each if they are JSON, else unchanged."""
+    try:
+        text = json.dumps(json.loads(arguments or "{}"), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        text = arguments
+    return displayable(text)
+
+
+class ToolUseView(Vertical):
+    """A call: one line, or its arguments and its result while open."""
+
+    def __init__(self, use: ToolUse) -> None:
+        super().__init__()
+        self._use = use
+        self._is_open = False
+        self._head = Static(classes="head")
+        self._body = Static(classes="body")
+
+    def compose(self) -> ComposeResult:
+        yield self._head
+        yield self._body
+
+    def on_mount(self) -> None:
+        self.show(self._use)
+
+    def on_click(self, event: events.Click) -> None:
+        clicked, _ = self.screen.get_widget_at(*event.screen_offset)
+        if clicked is self._head:
+            self.toggle()
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    def toggle(self) -> None:
+        """Open or fold the call."""
+        self._is_open = not self._is_open
+        self.show(self._use)
+
+    def show(self, use: ToolUse) -> None:
+        """Draw the state of the call."""
+        self._use = use
+        mark = "▾" if self._is_open else "▸"
+        arguments = on_one_line(use.call.arguments[:_MAX_HEAD])
+        size = f"  {len(use.result):,} characters" if use.outcome == "done" else ""
+        head = f"{mark} {describe_call(use)}  {_MARKS[use.outcome]}{size}  {arguments}"
+        self._head.update(Content(head))
+        self._body.display = self._is_open
+        if self._is_open:
+            arguments = readable_arguments(use.call.arguments)
+            result = displayable(use.shown_result) if use.has_ended else ""
+            self._body.update(Content("\n\n".join(filter(None, (arguments, result)))))
+
+
+class RoundsView(Vertical):
+    """The parts of an answer that ended with tool calls, with these calls."""
+
+    def __init__(self, turn: ChatTurn, *, thinking: bool) -> None:
+        super().__init__()
+        self._turn = turn
+        self._thinking = thinking
+
+    def compose(self) -> ComposeResult:
+        for each in self._turn.rounds:
+            part = ChatTurn(self._turn.prompt, each.text or " ", each.thinking, state="done")
+            yield ThinkingView(part, open=self._thinking)
+            if each.text.strip():
+                yield AnswerMarkdown(displayable(each.text))
+            for use in each.uses:
+                yield ToolUseView(use)
+
+    def sync(self) -> None:
+        """Draw the states of the calls."""
+        uses = [use for each in self._turn.rounds for use in each.uses]
+        for view, use in zip(self.query(ToolUseView), uses, strict=False):
+            view.show(use)
+
+    def toggle(self) -> None:
+        """Open all calls, or fold them if all are open."""
+        views = list(self.query(ToolUseView))
+        unfold = not all(view.is_open for view in views)
+        for view in views:
+            if view.is_open is not unfold:
+                view.toggle()
+
 
 # Why an answer is incomplete. None: it failed, or the process was killed.
 _ENDINGS: dict[FinishReason | None, str] = {

@@ -32,8 +32,7 @@ from akunu_py.tui.transcript.find import (
     section_of_hit,
 )
 from akunu_py.tui.transcript.markdown import MarkdownSection
-from akunu_py.tui.transcript.thinking_view import ThinkingView
-from akunu_py.tui.transcript.turn import AnswerView, PromptView
+from akunu_py.tui.transcript.turn import AnswerView, PromptView, ThinkingView
 
 _NEAR = 2  # screens: closer sections are mounted
 _FAR = 3  # screens: farther sections are unmounted

@@ -1,0 +1,310 @@
+"""Runners: loops that answer a workload once and measure the time.
+
+Ours, with a record of the drafts of its passes, and mlx-lm's: the plain loop, and speculative
+decoding with a draft model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import mlx.core as mx
+from mlx_lm.generate import generate_step, speculative_generate_step
+from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
+from mlx_lm.sample_utils import make_sampler
+
+from akunu_py.bench.workloads import Workload
+from akunu_py.decoding.generate.answer_jobs import prompt_rewrites
+from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.learned_state import UnsavedState
+from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.errors import UsageError
+from akunu_py.ngram.answer_cache import AnswerCache
+from akunu_py.ngram.cost import CostCurve
+from akunu_py.ngram.neural_plan import LearnedDrafter
+from akunu_py.types import (
+    DEFAULT_DRAFT_TOKENS,
+    Drafter,
+    DraftMode,
+    GenerateOptions,
+    Message,
+    SamplingOptions,
+)
+
+PLAIN = "mlx-lm"  # the baseline, on the same weights as our runners
+OFF = "off"
+_TURN_BREAK = "\n\n— next turn —\n\n"
+_MLX_LM_DRAFT_TOKENS = 3  # the default of mlx-lm's command line
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Sampling conditions of one run."""
+
+    max_tokens: int
+    temperature: float = 0.0  # 0 is greedy; no other sampling filters
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Passes:
+    """The passes of one or several answers."""
+
+    drafted: list[int] = field(default_factory=list)  # tokens of each pass
+    accepted: list[int] = field(default_factory=list)
+    draft_s: float = 0.0  # time in the drafter, without the prompt
+
+
+@dataclass(slots=True)
+class Run:
+    """The measurements of one conversation."""
+
+    turns: list[tuple[list[int], list[int]]] = field(default_factory=list)  # prompt, output
+    decoded: int = 0  # output tokens, without those that the prefill yields
+    decode_s: float = 0.0
+    ttft_s: list[float] = field(default_factory=list)  # time to first token of each answer
+    passes: Passes = field(default_factory=Passes)
+    peak_bytes: int = 0  # of MLX's memory, 0 if not measured
+    text: str = ""
+
+    def add(
+        self, prompt: list[int], output: list[int], ttft_s: float, decode_s: float, first: int = 1
+    ) -> None:
+        """Add an answer. first: number of output tokens that the prefill yielded."""
+        self.turns.append((prompt, output))
+        self.decoded += max(0, len(output) - first)
+        self.ttft_s.append(ttft_s)
+        self.decode_s += decode_s
+
+
+class Runner(Protocol):
+    """A loop that answers workloads."""
+
+    name: str
+    baseline: str  # the runner whose speed is 1.00
+    foreign: bool  # not our code; its failure does not end the bench
+
+    def reference(self, temperature: float) -> str | None:
+        """Return the name of the runner whose output must be identical, if any."""
+
+    def run(self, workload: Workload, conditions: Conditions) -> Run:
+        """Answer the turns of `workload`."""
+
+
+class MlxLm:
+    """mlx-lm's plain loop, `generate_step`, without detokenizing. Turns share the cache."""
+
+    name = baseline = PLAIN
+    foreign = True
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def reference(self, temperature: float) -> str | None:
+        return None
+
+    def run(self, workload: Workload, conditions: Conditions) -> Run:
+        engine, run = self._engine, Run()
+        cache = make_prompt_cache(engine.model)
+        cached: list[int] = []
+        mx.random.seed(conditions.seed)
+
+        def answer(messages: list[Message]) -> str:
+            nonlocal cache, cached
+            prompt = engine.tokens.encode_chat(messages)
+            shared = min(common_prefix(cached, prompt), len(prompt) - 1)
+            if cached and can_trim_prompt_cache(cache):
+                trim_prompt_cache(cache, len(cached) - shared)
+            else:
+                cache, shared = make_prompt_cache(engine.model), 0
+            steps = generate_step(
+                mx.array(prompt[shared:]),
+                engine.model,
+                max_tokens=conditions.max_tokens,
+                sampler=make_sampler(temp=conditions.temperature),
+                prompt_cache=cache,
+            )
+            output = _time_answer(run, prompt, steps, engine.tokens.stop_tokens)
+            # The cache has the last token, because mlx-lm's step runs ahead.
+            cached = [*prompt, *output]
+            return decode_text(engine, output)
+
+        run_conversation(run, workload, answer)
+        return run
+
+
+class MlxLmDraftModel:
+    """mlx-lm's speculative loop with a draft model and new caches in each turn."""
+
+    name = f"{PLAIN} + draft model"
+    baseline = PLAIN
+    foreign = True
+
+    def __init__(self, engine: Engine, draft_model: Engine) -> None:
+        """Raises UsageError if the vocabularies of the models differ."""
+        if engine.tokens.tokenizer.get_vocab() != draft_model.tokens.tokenizer.get_vocab():
+            raise UsageError(
+                f"{draft_model.name} cannot draft for {engine.name}: their vocabularies differ; "
+                "choose a smaller model of the same family"
+            )
+        self._engine, self._draft_model = engine, draft_model
+
+    def reference(self, temperature: float) -> str | None:
+        return PLAIN if temperature == 0 else None
+
+    def run(self, workload: Workload, conditions: Conditions) -> Run:
+        engine, run = self._engine, Run()
+        mx.random.seed(conditions.seed)
+
+        def answer(messages: list[Message]) -> str:
+            prompt = engine.tokens.encode_chat(messages)
+            steps = speculative_generate_step(
+                mx.array(prompt),
+                engine.model,
+                self._draft_model.model,
+                num_draft_tokens=_MLX_LM_DRAFT_TOKENS,
+                max_tokens=conditions.max_tokens,
+                sampler=make_sampler(temp=conditions.temperature),
+            )
+            return decode_text(engine, _time_answer(run, prompt, steps, engine.tokens.stop_tokens))
+
+        run_conversation(run, workload, answer)
+        return run
+
+
+def run_conversation(run: Run, workload: Workload, answer: Callable[[list[Message]], str]) -> None:
+    """Answer the turns of `workload`; store text and peak memory in `run`."""
+    mx.reset_peak_memory()
+    run.text = _TURN_BREAK.join(workload.run_turns(answer))
+    run.peak_bytes = mx.get_peak_memory()
+
+
+def decode_text(engine: Engine, tokens: list[int]) -> str:
+    """Return the text of an answer for the prompt of the next turn."""
+    return str(engine.tokens.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+
+
+def _time_answer(
+    run: Run, prompt: list[int], steps: Iterator[tuple[Any, ...]], stop: frozenset[int]
+) -> list[int]:
+    """Run an mlx-lm loop to its end or to a stop token; return its tokens, that one included.
+
+    Adds the answer to `run`, with the seconds to the first token and from there to the end.
+    """
+    output: list[int] = []
+    started = first = time.perf_counter()
+    with contextlib.closing(steps):  # type: ignore[type-var]
+        for token, *_ in steps:
+            output.append(int(token))
+            if len(output) == 1:
+                first = time.perf_counter()
+            if output[-1] in stop:
+                break
+        ended = time.perf_counter()
+    run.add(prompt, output, first - started, ended - first)
+    return output
+
+
+class Akunu:
+    """Our engine, with a new session for each conversation. Times include detokenizing.
+
+    curve: learned costs of passes, shared by runs. memory: read-only answers by workload.
+    """
+
+    foreign = False
+
+    def __init__(
+        self,
+        engine: Engine,
+        mode: DraftMode,
+        curve: CostCurve,
+        *,
+        draft_tokens: int | None = None,
+        memory: Mapping[str, AnswerCache] | None = None,
+        name: str | None = None,
+    ) -> None:
+        self._engine, self._mode, self._curve, self._memory = engine, mode, curve, memory
+        self._neural_drafters: dict[str, LearnedDrafter] = {}  # learned state, shared by runs
+        self.baseline = PLAIN if engine.host_group is None else OFF
+        self._draft_tokens = draft_tokens or DEFAULT_DRAFT_TOKENS
+        self.name: str = name or (mode if memory is None else f"{mode} + memory")
+        if draft_tokens is not None:
+            self.name += f" {draft_tokens}"
+
+    def reference(self, temperature: float) -> str | None:
+        """Return the baseline; above temperature 0 akunu without drafts, for the same samples."""
+        reference = self.baseline if temperature == 0 else OFF
+        return None if reference == self.name else reference
+
+    def run(self, workload: Workload, conditions: Conditions) -> Run:
+        engine, run = self._engine, Run()
+        memory = self._memory.get(workload.name) if self._memory else None
+        session = Session(engine, UnsavedState(self._curve, memory, self._neural_drafters))
+        record_passes(session, run.passes)
+        options = GenerateOptions(
+            max_tokens=conditions.max_tokens,
+            draft=self._mode,
+            sampling=SamplingOptions(temperature=conditions.temperature, seed=conditions.seed),
+            draft_tokens=self._draft_tokens,
+        )
+
+        def answer(messages: list[Message]) -> str:
+            prompt = engine.tokens.encode_chat(messages)
+            context = prompt_rewrites(engine, prompt, options)
+            done = session.generate(prompt, options, context).answer()
+            run.add(prompt, list(done.tokens), done.stats.prefill_s, done.stats.decode_s)
+            return decode_text(engine, list(done.tokens))
+
+        run_conversation(run, workload, answer)
+        return run
+
+
+def record_passes(session: Session, passes: Passes) -> None:
+    """Add all later passes of `session` to `passes`."""
+    session.drafting.wrap = lambda drafter: RecordingDrafter(drafter, passes)
+
+
+class RecordingDrafter:
+    """Wraps a `Drafter`; records draft lengths, accepted lengths and drafting time."""
+
+    def __init__(self, drafter: Drafter, passes: Passes) -> None:
+        self._drafter = drafter
+        self._passes = passes
+        self.pipelines = drafter.pipelines
+        self._passed = False  # the next tokens come from a pass, not from the prompt
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        started = time.perf_counter()
+        self._drafter.extend(tokens)
+        if self._passed:
+            self._passes.draft_s += time.perf_counter() - started
+        self._passed = False
+
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
+        started = time.perf_counter()
+        draft = self._drafter.propose(limit, ahead=ahead)
+        self.pipelines = self._drafter.pipelines
+        self._passes.draft_s += time.perf_counter() - started
+        return draft
+
+    def offer(self, limit: int) -> list[float]:
+        return self._drafter.offer(limit)
+
+    def take(self, count: int) -> list[int]:
+        return self._drafter.take(count)
+
+    def observe(
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
+    ) -> None:
+        started = time.perf_counter()
+        self._drafter.observe(drafted, accepted, rows, seconds, pipelined=pipelined)
+        self._passed = True
+        passes = self._passes
+        passes.draft_s += time.perf_counter() - started
+        passes.drafted.append(drafted)
+        passes.accepted.append(accepted)
