@@ -102,7 +102,7 @@ def test_answers_in_the_forms_of_other_servers() -> None:
         Message("assistant", "no", "so"),
     ]
     item = {"type": "reasoning", "summary": [], "encrypted_content": encode_thinking("so")}
-    said = {"role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
+    answered = {"role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
     assert responses(input=[item, said]) == [Message("assistant", "x", "so")]
 
 
