@@ -563,8 +563,12 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         if name:
             self.settings.use_theme(name)
         else:
-            gallery = ThemesScreen(self.settings.current.theme, self.show_theme)
-            self.push_screen(gallery, lambda chosen: chosen and self.settings.use_theme(chosen))
+
+            def use(chosen: str | None) -> None:
+                if chosen:
+                    self.settings.use_theme(chosen)
+
+            self.push_screen(ThemesScreen(self.settings.current.theme, self.show_theme), use)
 
     # The view, and help
 

@@ -103,7 +103,7 @@ def test_answers_in_the_forms_of_other_servers() -> None:
     ]
     item = {"type": "reasoning", "summary": [], "encrypted_content": encode_thinking("so")}
     answered = {"role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
-    assert responses(input=[item, said]) == [Message("assistant", "x", "so")]
+    assert responses(input=[item, answered]) == [Message("assistant", "x", "so")]
 
 
 def test_results_of_functions_belong_to_their_calls() -> None:
