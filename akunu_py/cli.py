@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn
 
-from akunu_py import crashes
+from akunu_py import crashes, exit_on_interrupt, raise_on_interrupt
 from akunu_py.errors import INTERRUPTED, AkunuError
 from akunu_py.parser import Parser
-from akunu_py.sigint import exit_on_interrupt, raise_on_interrupt
 from akunu_py.text import escape_unencodable, print_warnings
 from akunu_py.version import __version__, package_version
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from akunu_py import paths
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.files import read_bounded, write_atomically
-from akunu_py.text import is_size
+from akunu_py.text import parse_size
 from akunu_py.types import DEFAULT_MODEL, DEFAULT_WIRE, MAX_TEMPERATURE, NO_TOKEN_LIMIT, WIRE_MODES
 
 if TYPE_CHECKING:  # imported only to save settings
@@ -282,8 +282,11 @@ def _expected(name: str, value: Any, kind: type) -> str:
         return '"auto", "off" or http://HOST:PORT'
     if name == "wire" and value not in WIRE_MODES:
         return " or ".join(f'"{mode}"' for mode in WIRE_MODES)
-    if name in _SIZES and not is_size(value or _SIZES[name]):
-        return "a size such as 500MB"
+    if name in _SIZES:
+        try:
+            parse_size(value or _SIZES[name])
+        except ValueError:
+            return "a size such as 500MB"
     return ""
 
 

@@ -133,15 +133,6 @@ def parse_size(text: str, thousand: int = 1000) -> int:
     return int(float(found[1]) * thousand ** " kmgt".index((found[2] or " ").lower()))
 
 
-def is_size(text: str) -> bool:
-    """Return True if `parse_size` accepts the text."""
-    try:
-        parse_size(text)
-    except ValueError:
-        return False
-    return True
-
-
 def human_size(size: float) -> str:
     """Return bytes in the largest decimal unit of at least 1."""
     for unit in ("B", "kB", "MB", "GB"):

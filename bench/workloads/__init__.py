@@ -30,9 +30,6 @@ class Workload:
 
     name: str
     turns: tuple[WorkloadTurn, ...]
-    about: str = ""
-    maker: str = ""
-    license: str = ""
     max_tokens: int = 128  # limit of an answer; longer ones of small models end in loops
 
     def run_turns(self, answer: Callable[[list[Message]], str]) -> list[str]:
@@ -58,5 +55,5 @@ def load_workloads(names: Sequence[str] | None = None) -> list[Workload]:
 
 def _load(name: str) -> Workload:
     entry = tomllib.loads(files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
-    turns = [{role: text.strip() for role, text in turn.items()} for turn in entry.pop("turn")]
-    return Workload(name, tuple(WorkloadTurn(**turn) for turn in turns), **entry)
+    turns = [{role: text.strip() for role, text in turn.items()} for turn in entry["turn"]]
+    return Workload(name, tuple(WorkloadTurn(**turn) for turn in turns), entry["max_tokens"])

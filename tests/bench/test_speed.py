@@ -157,12 +157,10 @@ def test_tables_have_the_columns_of_llama_bench() -> None:
     assert "yes" in tables.to_text(tables.speed_table(result)).splitlines()[2]
 
 
-def test_workloads_name_maker_and_license() -> None:
+def test_each_workload_has_a_turn_to_answer() -> None:
     workloads = load_workloads()
     assert [workload.name for workload in workloads] == list(NAMES)
     for workload in workloads:
-        assert workload.maker
-        assert workload.license in ("CC0-1.0", "MIT")
         assert any(turn.assistant is None for turn in workload.turns)
 
 

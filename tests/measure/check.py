@@ -34,7 +34,7 @@ from akunu_py.bench.result import (
 )
 from akunu_py.bench.runners import PLAIN
 from akunu_py.bench.speed import OURS, SpeedPlan, run_speed
-from akunu_py.bench.tables import Table, to_text
+from akunu_py.bench.tables import to_text
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.decoding import device, wired
 from akunu_py.decoding.generate.session import Session
@@ -432,19 +432,14 @@ def check_soak(model: StoredModel, seconds: float, check: Check) -> None:
     check.add(model.name, name, minutes, seconds / 60, unit="min", least=True, note=note)
 
 
-def check_table(lines: Sequence[Promise]) -> Table:
-    """Return the promises with their values, limits and verdicts."""
+def print_check(check: Check) -> None:
+    """Print the promises with their verdicts; the result file has all figures."""
     cells = []
-    for line in lines:
+    for line in check.lines:
         figure = "" if line.value is None else f"{line.value:.3g} {line.unit}".strip()
         limit = f"{'at least' if line.least else 'at most'} {line.limit:.3g} {line.unit}".strip()
         cells.append([line.about, line.name, figure, limit, line.verdict, line.note])
-    return ["of", "promise", "measured", "must be", "verdict", ""], cells
-
-
-def print_check(check: Check) -> None:
-    """Print the verdicts; the result file has all figures."""
-    print(to_text(check_table(check.lines)))
+    print(to_text((["of", "promise", "measured", "must be", "verdict", ""], cells)))
     verdicts = Counter(line.verdict for line in check.lines)
     print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
 

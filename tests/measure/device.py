@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from akunu_py.bench.command import add_workloads, show
@@ -81,12 +82,8 @@ def parse_figures(text: str) -> DrafterFigures:
     try:
         name, cost, shares = text.split(":")
         figures = DrafterFigures(name, float(cost), tuple(map(float, shares.split(","))))
-        falling = [1.0, *figures.accepted, 0.0]
-        if (
-            name in NEURAL_MODES
-            and 0 < figures.cost < math.inf
-            and sorted(falling) == falling[::-1]
-        ):
+        falling = all(after <= before for before, after in pairwise((1.0, *figures.accepted, 0.0)))
+        if name in NEURAL_MODES and 0 < figures.cost < math.inf and falling:
             return figures
     except ValueError:
         pass

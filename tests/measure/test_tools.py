@@ -19,11 +19,13 @@ from tests.support.tiny_fim import write_chat_model
 
 FRESH = {"prompt": list(range(100, 150)), "output": list(range(200, 290))}
 LOOP = {"prompt": list(range(50)) * 2, "output": list(range(50)) * 2}
-NETWORK = "mtp:0.06:0.8,0.65,0.5"
 CASES = [
     ("caches", "TRACE --budget 3000 --repeats 1", "again aside budget prompts"),
-    ("device", "TRACE --device gap:0.15,noise:0.05,first:5", "curve device draft workloads"),
-    ("device", f"TRACE --network {NETWORK}", "curve device draft workloads"),
+    (
+        "device",
+        "TRACE --device gap:0.15,first:5 --network mtp:0.06:0.8,0.65,0.5",
+        "curve device draft workloads",
+    ),
     ("oracle", "SOURCES --places 9 --faults", "all languages reached"),
     (
         "fidelity",

@@ -63,21 +63,17 @@ class Simulated:
         return run
 
 
-def workload(name: str = "chat", max_tokens: int = 64) -> Workload:
-    return Workload(name, (WorkloadTurn("hello"),), max_tokens=max_tokens)
-
-
 def simulate(
     runners: Sequence[Simulated],
     *,
     workloads: Sequence[str] = ("chat", "edit"),
-    temperatures: Sequence[float] = (0.0,),
     repeats: int = 5,
     runs: list[Series] | None = None,
 ) -> Result:
     """A result as the bench itself measures it, by the runners' own clocks."""
     result = fake_result([] if runs is None else runs)
-    plan = SpeedPlan([workload(name) for name in workloads], temperatures, 64, repeats)
+    made = [Workload(name, (WorkloadTurn("hello"),), 64) for name in workloads]
+    plan = SpeedPlan(made, [0.0], 64, repeats)
     engine = cast(Any, None)  # used only where a runner works on its weights
     measure(engine, cast(Sequence[Runner], runners), plan, result.runs)
     return result
