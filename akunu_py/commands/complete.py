@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +18,6 @@ from typing import TYPE_CHECKING
 from akunu_py.arguments import add_drafting, add_loading, add_model, as_arguments, loading_from
 from akunu_py.commands.servers import add_server, is_address, server_for
 from akunu_py.completion.completion_queue import QueueOptions
-from akunu_py.completion.power import Power
 from akunu_py.completion.request import (
     DEFAULT_COMPLETION_TOKENS,
     CompleteOptions,
@@ -212,6 +214,55 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         ("--suffix-tokens", "N", count, 512, "Maximum prompt tokens after the cursor"),
         ("--file-tokens", "N", count, 3072, "Maximum prompt tokens from other files"),
     )
+
+
+# ---- the power source
+
+
+_SUPPLIES = Path("/sys/class/power_supply")
+_VALID_S = 60.0  # between two checks
+_PMSET_S = 2.0  # time limit
+
+
+class Power:
+    """The power source, checked at most once a minute."""
+
+    def __init__(self, supplies: Path = _SUPPLIES) -> None:
+        self._supplies = supplies
+        self._checked = float("-inf")
+        self._on_battery = False
+
+    def on_battery(self) -> bool:
+        """Return True if this machine runs on battery, False if that is unknown."""
+        now = time.monotonic()
+        if now - self._checked >= _VALID_S:
+            self._checked = now
+            self._on_battery = self._check()
+        return self._on_battery
+
+    def _check(self) -> bool:
+        if sys.platform == "darwin":
+            command = ["/usr/bin/pmset", "-g", "batt"]
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                shown = subprocess.run(command, capture_output=True, text=True, timeout=_PMSET_S)
+                return "'Battery Power'" in shown.stdout
+            return False
+        return any(_is_discharging(supply) for supply in self._supplies.glob("*"))
+
+
+def _is_discharging(supply: Path) -> bool:
+    """Return True for a battery of this machine, not of a mouse, that is discharging."""
+
+    def read(name: str) -> str:
+        with contextlib.suppress(OSError, ValueError):
+            return (supply / name).read_text().strip()
+        return ""
+
+    discharges = (read("type"), read("status")) == ("Battery", "Discharging")
+    return discharges and read("scope") != "Device"
+
+
+# ---- configurations of editors
 
 
 _DIRECTORY = Path(__file__).parents[1] / "editors"

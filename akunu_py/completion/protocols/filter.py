@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from akunu_py.completion.completion_queue import CompletionQueue, QueueOptions
+from akunu_py.completion.completion_queue import CompletionQueue, QueueOptions, is_excluded
 from akunu_py.completion.request import CompletionRequest, SourceFile
-from akunu_py.completion.secret_files import is_excluded
 from akunu_py.decoding.generate.model_host import ModelLoop
 from akunu_py.errors import INTERRUPTED, UsageError
 from akunu_py.files import read_bounded

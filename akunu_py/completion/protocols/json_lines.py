@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from akunu_py.completion.alternatives import submit_with_alternatives
 from akunu_py.completion.completion_queue import (
     DEFAULT_QUEUE_OPTIONS,
     CompletionFailure,
     CompletionQueue,
     QueueOptions,
     Ticket,
+    submit_with_alternatives,
 )
 from akunu_py.completion.request import (
     MAX_ALTERNATIVES,

@@ -21,13 +21,13 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from akunu_py.completion.alternatives import submit_with_alternatives
 from akunu_py.completion.completion_queue import (
     DEFAULT_QUEUE_OPTIONS,
     CompletionFailure,
     CompletionQueue,
     QueueOptions,
     Ticket,
+    submit_with_alternatives,
 )
 from akunu_py.completion.prompt.next_edit import RecentEdits
 from akunu_py.completion.prompt.project_imports import head_of_file
@@ -63,7 +63,7 @@ _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _CODE_UNITS = {"utf-8": ("utf-8", 1), "utf-16": ("utf-16-le", 2), "utf-32": ("utf-32-le", 4)}
 
 
-class RequestError(AkunuError):
+class RpcError(AkunuError):
     """The error reply to a request."""
 
     def __init__(self, message: str, code: int) -> None:
@@ -181,17 +181,17 @@ class JsonRpc:
             self.notifications[method](params)
 
     async def _answer(self, id: str | int, method: str, params: Any) -> None:
-        """Reply to a request. Methods that nobody handles, and wrong params, are named."""
+        """Reply to a request. Unknown methods and wrong params are named."""
         try:
             if method == "shutdown":
                 self._is_shut_down = True
             elif method not in self.requests:
-                raise RequestError(f"unknown method: {method}", METHOD_NOT_FOUND)
+                raise RpcError(f"unknown method: {method}", METHOD_NOT_FOUND)
             handler = self.requests.get(method)
             reply: dict[str, Any] = {"result": await handler(params) if handler else None}
         except asyncio.CancelledError:
             reply = {"error": {"code": REQUEST_CANCELLED, "message": "cancelled"}}
-        except RequestError as error:
+        except RpcError as error:
             reply = {"error": {"code": error.code, "message": str(error)}}
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             message = f"invalid params: {describe(error)}"
@@ -324,11 +324,11 @@ class LanguageServer(JsonRpc):
 
     async def _execute(self, params: Any) -> None:
         if params["command"] != _ACCEPTED["command"]:
-            raise RequestError(f"unknown command: {params['command']}", INVALID_PARAMS)
+            raise RpcError(f"unknown command: {params['command']}", INVALID_PARAMS)
         self.queue.accepted()
 
     async def _complete(self, params: Any) -> dict[str, Any]:
-        """Return the completions. Raises RequestError for no answer: see this module's top."""
+        """Return the completions. Raises RpcError for no answer: see this module's top."""
         context, position = params.get("context") or {}, params["position"]
         chosen = context.get("selectedCompletionInfo")  # of a menu; its text counts as typed
         document = self._document(params)
@@ -351,7 +351,7 @@ class LanguageServer(JsonRpc):
         return {"items": items}
 
     async def _next_edit(self, params: Any) -> dict[str, Any] | None:
-        """Return the next change, None if there is none. Raises RequestError as `_complete`."""
+        """Return the next change, None if there is none. Raises RpcError as `_complete`."""
         document = self._document(params)
         before, after = document.split(params["position"], params["position"])
         self._wants_edits = True
@@ -367,7 +367,7 @@ class LanguageServer(JsonRpc):
         parts: _PartialAnswer | None = None,
         alternatives: int = 0,
     ) -> Completion:
-        """Wait for the completion. Raises RequestError if it failed or was superseded."""
+        """Wait for the completion. Raises RpcError if it failed or was superseded."""
         future: asyncio.Future[Completion | CompletionFailure] = self.loop.create_future()
 
         def on_done(done: Completion | CompletionFailure) -> None:
@@ -389,10 +389,10 @@ class LanguageServer(JsonRpc):
             if parts is not None:
                 parts.end()
         if isinstance(done, CompletionFailure):
-            raise RequestError(done.message, REQUEST_FAILED)
+            raise RpcError(done.message, REQUEST_FAILED)
         if done.finish_reason == "cancelled":
             words = "superseded by a newer request for the same document"
-            raise RequestError(words, CONTENT_MODIFIED)
+            raise RpcError(words, CONTENT_MODIFIED)
         return done
 
     def _prefill(self, document: OpenDocument, before: str, after: str = "") -> None:
@@ -405,7 +405,7 @@ class LanguageServer(JsonRpc):
         """Return the open document of a message, and mark it as the last document in use."""
         uri = params["textDocument"]["uri"]
         if uri not in self._documents:
-            raise RequestError(f"document is not open: {uri}", INVALID_PARAMS)
+            raise RpcError(f"document is not open: {uri}", INVALID_PARAMS)
         self._documents[uri] = document = self._documents.pop(uri)
         return document
 
