@@ -9,8 +9,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -268,33 +268,12 @@ def _is_discharging(supply: Path) -> bool:
 _DIRECTORY = Path(__file__).parents[1] / "editors"
 
 
-@dataclass(frozen=True, slots=True)
-class _Editor:
-    """The configuration snippet of an editor."""
-
-    template: str  # a file in the editor's directory
-    quote: Callable[[str], str]  # returns a string literal of the editor's language
-    directory_quote: Callable[[str], str]  # the same for the plugin's directory
-    separator: str = ", "  # between literals
-
-
-def _vim_string(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _lua_string(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _lisp_string(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
+# The template in each editor's directory, and the separator between string literals.
 _EDITORS = {
-    "vim": _Editor("vimrc.in", _vim_string, _vim_string),
-    "neovim": _Editor("init.lua.in", _lua_string, _lua_string),
-    "emacs": _Editor("init.el.in", _lisp_string, _lisp_string, separator=" "),
-    "vscode": _Editor("settings.json.in", json.dumps, shlex.quote),
+    "vim": ("vimrc.in", ", "),
+    "neovim": ("init.lua.in", ", "),
+    "emacs": ("init.el.in", " "),
+    "vscode": ("settings.json.in", ", "),
 }
 EDITORS = tuple(_EDITORS)
 
@@ -304,14 +283,19 @@ def editor_config(editor: str, options: Sequence[str] = ()) -> str:
 
     The command has an absolute path, because editors started from a desktop have another PATH.
     """
-    config = _EDITORS[editor]
-    template = (_DIRECTORY / editor / config.template).read_text()
-    command = config.separator.join(map(config.quote, [*program_words(), "complete", *options]))
-    directory = config.directory_quote(str(_DIRECTORY / editor))
-    for name, value in (
-        ("@DIRECTORY@", directory),
+    name, separator = _EDITORS[editor]
+    template = (_DIRECTORY / editor / name).read_text()
+    words = [*program_words(), "complete", *options]
+    directory = str(_DIRECTORY / editor)
+    for slot, value in (
+        ("@DIRECTORY@", shlex.quote(directory) if editor == "vscode" else _quote(directory)),
         ("@PYTHON@", shlex.quote(sys.executable)),
-        ("@COMMAND@", command),
+        ("@COMMAND@", separator.join(map(_quote, words))),
     ):
-        template = template.replace(name, value)
+        template = template.replace(slot, value)
     return template
+
+
+def _quote(text: str) -> str:
+    """Return a string literal of JSON, Vim script, Lua and Emacs Lisp."""
+    return json.dumps(text, ensure_ascii=False)

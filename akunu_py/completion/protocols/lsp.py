@@ -87,21 +87,12 @@ class OpenDocument:
 
         Lines end only at LF, CRLF or CR; `str.splitlines` ends them at a form feed, too.
         """
-        number, column = position["line"], position["character"]
-        if min(number, column) < 0:
-            raise ValueError("expected a position with a line and a character from 0")
         lines = _LINE.findall(self.text)
-        if number >= len(lines):
+        if position["line"] >= len(lines):
             return len(self.text)
-        line = lines[number].rstrip("\r\n").encode(self._codec)
-        before = line[: self._size * column].decode(self._codec, "ignore")
-        return sum(map(len, lines[:number])) + len(before)
-
-    def clamped(self, position: dict[str, Any]) -> dict[str, Any]:
-        """Return the position, or the end of its line if the line is shorter."""
-        lines = _LINE.findall(self.text[: self.offset(position)])
-        line = "" if not lines or lines[-1][-1] in "\r\n" else lines.pop()
-        return {"line": len(lines), "character": len(line.encode(self._codec)) // self._size}
+        line = lines[position["line"]].rstrip("\r\n").encode(self._codec)
+        before = line[: self._size * position["character"]].decode(self._codec, "ignore")
+        return sum(map(len, lines[: position["line"]])) + len(before)
 
     def split(self, start: dict[str, Any], end: dict[str, Any]) -> tuple[str, str]:
         """Return the text before `start` and the text after `end`."""
@@ -319,8 +310,7 @@ class LanguageServer(JsonRpc):
         self._documents.pop(params["textDocument"]["uri"], None)
 
     def _set_context(self, params: Any) -> None:
-        self._recent = _texts(params, "recent")
-        self._paths = _texts(params, "files")[:_MAX_FILES]
+        self._recent, self._paths = tuple(params["recent"]), tuple(params["files"][:_MAX_FILES])
 
     async def _execute(self, params: Any) -> None:
         if params["command"] != _ACCEPTED["command"]:
@@ -332,12 +322,10 @@ class LanguageServer(JsonRpc):
         context, position = params.get("context") or {}, params["position"]
         chosen = context.get("selectedCompletionInfo")  # of a menu; its text counts as typed
         document = self._document(params)
+        # With a range, clients keep showing the item while its first letters are typed.
         place = chosen["range"] if chosen else {"start": position, "end": position}
         before, after = document.split(place["start"], place["end"])
         typed = chosen["text"] if chosen else ""
-        if not chosen:
-            # With a range, clients keep showing the item while its first letters are typed.
-            place = dict.fromkeys(("start", "end"), document.clamped(position))
         parts = _PartialAnswer(self, params) if self._shows_parts and not chosen else None
         explicit = context.get("triggerKind") == 1
         request = self._request(document, before + typed, after)
@@ -519,9 +507,3 @@ def serve_lsp(
         exit_without_teardown(code)
     if code != 0:
         raise AkunuError("expected shutdown before exit from the client")
-
-
-def _texts(params: Any, name: str) -> tuple[str, ...]:
-    """Return the texts of a list in a notification, without invalid ones."""
-    found = params.get(name) if isinstance(params, dict) else None
-    return tuple(each for each in found if isinstance(each, str)) if isinstance(found, list) else ()
