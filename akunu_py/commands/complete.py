@@ -149,13 +149,13 @@ def _fim_warning(name: str) -> str:
 
 def base_request(args: argparse.Namespace) -> CompletionRequest:
     """Return an empty request with the limits in `args`."""
-    request = CompletionRequest(
+    return CompletionRequest(
         "",
+        max_tokens=args.max_tokens,
         max_lines=args.max_lines,
         seconds=args.time_ms / 1000 if args.time_ms else None,
         temperature=args.temperature,
     )
-    return replace(request, max_tokens=args.max_tokens) if args.max_tokens else request
 
 
 def changed_options(args: argparse.Namespace) -> list[str]:
@@ -203,10 +203,9 @@ def _add_modes(parser: argparse.ArgumentParser) -> None:
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     """Add the default limits of completions."""
     group = parser.add_argument_group("limits", "For requests that set no limits.")
-    tokens = f"Maximum tokens to generate (default: {DEFAULT_COMPLETION_TOKENS})"
     add_values(
         group,
-        ("--max-tokens", "N", positive, None, tokens),
+        ("--max-tokens", "N", positive, DEFAULT_COMPLETION_TOKENS, "Maximum tokens to generate"),
         ("--max-lines", "N", positive, 0, "Maximum lines (default: inferred from the cursor)"),
         ("--time-ms", "MS", positive, None, "Time limit in milliseconds (default: none)"),
         ("--temperature", "T", float, 0.0, "Sampling temperature; 0: greedy"),

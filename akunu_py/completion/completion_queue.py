@@ -163,7 +163,6 @@ class CompletionQueue:
         if is_excluded(ticket.request.path, self._exclude):
             self.finish(ticket, Completion("", "stop", Stats()))
             return
-        ticket.request = without_excluded(ticket.request, self._exclude)
         if not ticket.request.max_tokens:
             ticket.ahead = True
             self._take_next()  # it would cancel the prefill at the end of its pause

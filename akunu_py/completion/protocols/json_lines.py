@@ -74,7 +74,6 @@ class Line(BaseModel):
     time_ms: float = Field(0.0, le=_LARGEST)
     channel: str = ""
     stream: bool = False
-    explicit: bool = False  # has no effect
     alternatives: int = Field(0, ge=0, le=MAX_ALTERNATIVES)
 
 
