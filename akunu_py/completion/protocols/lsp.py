@@ -130,10 +130,12 @@ class JsonRpc:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.notifications: dict[str, Callable[[Any], None]] = {}  # handlers by method
-        self.requests: dict[str, Callable[[Any], Any]] = {}  # coroutine functions by method
+        # Coroutine functions by method.
+        self.requests: dict[str, Callable[[Any], Any]] = {"shutdown": self._shut_down}
         self._stdout: BinaryIO
         self._answers: dict[str | int, asyncio.Task[None]] = {}  # in progress, by id
-        self._replies: dict[str, asyncio.Future[bool]] = {}  # of the client, by id
+        self._ids = itertools.count(1)  # of requests to the client
+        self._replies: dict[int, asyncio.Future[bool]] = {}  # of the client, by id
         self._is_shut_down = False
 
     async def serve(self, stdin: BinaryIO, stdout: BinaryIO) -> bool:
@@ -174,12 +176,9 @@ class JsonRpc:
     async def _answer(self, id: str | int, method: str, params: Any) -> None:
         """Reply to a request. Unknown methods and wrong params are named."""
         try:
-            if method == "shutdown":
-                self._is_shut_down = True
-            elif method not in self.requests:
+            if method not in self.requests:
                 raise RpcError(f"unknown method: {method}", METHOD_NOT_FOUND)
-            handler = self.requests.get(method)
-            reply: dict[str, Any] = {"result": await handler(params) if handler else None}
+            reply: dict[str, Any] = {"result": await self.requests[method](params)}
         except asyncio.CancelledError:
             reply = {"error": {"code": REQUEST_CANCELLED, "message": "cancelled"}}
         except RpcError as error:
@@ -190,9 +189,12 @@ class JsonRpc:
         self._answers.pop(id, None)
         self._send({"id": id} | reply)
 
+    async def _shut_down(self, _: Any) -> None:
+        self._is_shut_down = True
+
     async def request(self, method: str, params: dict[str, Any]) -> bool:
         """Send a request; return False if the client refuses it."""
-        id = f"akunu-{params}"
+        id = next(self._ids)
         self._replies[id] = self.loop.create_future()
         self._send({"id": id, "method": method, "params": params})
         return await self._replies[id]
