@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +18,6 @@ from typing import TYPE_CHECKING
 from akunu_py.arguments import add_drafting, add_loading, add_model, as_arguments, loading_from
 from akunu_py.commands.servers import add_server, is_address, server_for
 from akunu_py.completion.completion_queue import QueueOptions
-from akunu_py.completion.power import Power
 from akunu_py.completion.request import (
     DEFAULT_COMPLETION_TOKENS,
     CompleteOptions,
@@ -147,13 +149,13 @@ def _fim_warning(name: str) -> str:
 
 def base_request(args: argparse.Namespace) -> CompletionRequest:
     """Return an empty request with the limits in `args`."""
-    request = CompletionRequest(
+    return CompletionRequest(
         "",
+        max_tokens=args.max_tokens,
         max_lines=args.max_lines,
         seconds=args.time_ms / 1000 if args.time_ms else None,
         temperature=args.temperature,
     )
-    return replace(request, max_tokens=args.max_tokens) if args.max_tokens else request
 
 
 def changed_options(args: argparse.Namespace) -> list[str]:
@@ -201,10 +203,9 @@ def _add_modes(parser: argparse.ArgumentParser) -> None:
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     """Add the default limits of completions."""
     group = parser.add_argument_group("limits", "For requests that set no limits.")
-    tokens = f"Maximum tokens to generate (default: {DEFAULT_COMPLETION_TOKENS})"
     add_values(
         group,
-        ("--max-tokens", "N", positive, None, tokens),
+        ("--max-tokens", "N", positive, DEFAULT_COMPLETION_TOKENS, "Maximum tokens to generate"),
         ("--max-lines", "N", positive, 0, "Maximum lines (default: inferred from the cursor)"),
         ("--time-ms", "MS", positive, None, "Time limit in milliseconds (default: none)"),
         ("--temperature", "T", float, 0.0, "Sampling temperature; 0: greedy"),
@@ -214,36 +215,64 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
 
 
+# ---- the power source
+
+
+_SUPPLIES = Path("/sys/class/power_supply")
+_VALID_S = 60.0  # between two checks
+_PMSET_S = 2.0  # time limit
+
+
+class Power:
+    """The power source, checked at most once a minute."""
+
+    def __init__(self, supplies: Path = _SUPPLIES) -> None:
+        self._supplies = supplies
+        self._checked = float("-inf")
+        self._on_battery = False
+
+    def on_battery(self) -> bool:
+        """Return True if this machine runs on battery, False if that is unknown."""
+        now = time.monotonic()
+        if now - self._checked >= _VALID_S:
+            self._checked = now
+            self._on_battery = self._check()
+        return self._on_battery
+
+    def _check(self) -> bool:
+        if sys.platform == "darwin":
+            command = ["/usr/bin/pmset", "-g", "batt"]
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                shown = subprocess.run(command, capture_output=True, text=True, timeout=_PMSET_S)
+                return "'Battery Power'" in shown.stdout
+            return False
+        return any(_is_discharging(supply) for supply in self._supplies.glob("*"))
+
+
+def _is_discharging(supply: Path) -> bool:
+    """Return True for a battery of this machine, not of a mouse, that is discharging."""
+
+    def read(name: str) -> str:
+        with contextlib.suppress(OSError, ValueError):
+            return (supply / name).read_text().strip()
+        return ""
+
+    discharges = (read("type"), read("status")) == ("Battery", "Discharging")
+    return discharges and read("scope") != "Device"
+
+
+# ---- configurations of editors
+
+
 _DIRECTORY = Path(__file__).parents[1] / "editors"
 
 
-@dataclass(frozen=True, slots=True)
-class _Editor:
-    """The configuration snippet of an editor."""
-
-    template: str  # a file in the editor's directory
-    quote: Callable[[str], str]  # returns a string literal of the editor's language
-    directory_quote: Callable[[str], str]  # the same for the plugin's directory
-    separator: str = ", "  # between literals
-
-
-def _vim_string(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _lua_string(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _lisp_string(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
+# The template in each editor's directory, and the separator between string literals.
 _EDITORS = {
-    "vim": _Editor("vimrc.in", _vim_string, _vim_string),
-    "neovim": _Editor("init.lua.in", _lua_string, _lua_string),
-    "emacs": _Editor("init.el.in", _lisp_string, _lisp_string, separator=" "),
-    "vscode": _Editor("settings.json.in", json.dumps, shlex.quote),
+    "vim": ("vimrc.in", ", "),
+    "neovim": ("init.lua.in", ", "),
+    "emacs": ("init.el.in", " "),
+    "vscode": ("settings.json.in", ", "),
 }
 EDITORS = tuple(_EDITORS)
 
@@ -253,14 +282,19 @@ def editor_config(editor: str, options: Sequence[str] = ()) -> str:
 
     The command has an absolute path, because editors started from a desktop have another PATH.
     """
-    config = _EDITORS[editor]
-    template = (_DIRECTORY / editor / config.template).read_text()
-    command = config.separator.join(map(config.quote, [*program_words(), "complete", *options]))
-    directory = config.directory_quote(str(_DIRECTORY / editor))
-    for name, value in (
-        ("@DIRECTORY@", directory),
+    name, separator = _EDITORS[editor]
+    template = (_DIRECTORY / editor / name).read_text()
+    words = [*program_words(), "complete", *options]
+    directory = str(_DIRECTORY / editor)
+    for slot, value in (
+        ("@DIRECTORY@", shlex.quote(directory) if editor == "vscode" else _quote(directory)),
         ("@PYTHON@", shlex.quote(sys.executable)),
-        ("@COMMAND@", command),
+        ("@COMMAND@", separator.join(map(_quote, words))),
     ):
-        template = template.replace(name, value)
+        template = template.replace(slot, value)
     return template
+
+
+def _quote(text: str) -> str:
+    """Return a string literal of JSON, Vim script, Lua and Emacs Lisp."""
+    return json.dumps(text, ensure_ascii=False)

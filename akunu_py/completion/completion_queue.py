@@ -7,25 +7,28 @@ completion is made after a pause or an acceptance, because typing makes most of 
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from akunu_py.completion.completion_cache import CompletionCache, typed_since
-from akunu_py.completion.completion_job import CompletionJob
 from akunu_py.completion.prompt.project_imports import imported_files
 from akunu_py.completion.request import (
     Completion,
     CompletionReason,
     CompletionRequest,
+    EndCheck,
     check_request,
     time_limit,
 )
-from akunu_py.completion.secret_files import is_excluded, without_excluded
 from akunu_py.decoding.events import Event, Failed, Finished
+from akunu_py.decoding.generate.job import RunningJob
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
 from akunu_py.errors import AkunuError, UsageError, describe
 from akunu_py.interrupts import exit_without_teardown
@@ -37,6 +40,21 @@ if TYPE_CHECKING:
     from akunu_py.decoding.generate.session import Session
 
 _CLOSE_S = 2.0  # for the current pass; loading a model takes longer
+_TEMPERATURE = 0.8  # of alternatives, if the request has none
+_SCHEME = re.compile(r"[A-Za-z][\w+.-]+:")  # of a URI; a drive of Windows has one letter
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionJob:
+    """The job of a completion, which comes with the last event, in `Finished.details`."""
+
+    request: CompletionRequest
+    get_completer: Callable[[Session], Completer]  # called in the session's thread
+    ended: EndCheck  # polled, instead of the request's time limit
+    on_text: Callable[[str], None] = lambda text: None  # gets new text before the next poll
+
+    def __call__(self, session: Session) -> RunningJob:
+        return self.get_completer(session).begin(session, self.request, self.ended, self.on_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +163,6 @@ class CompletionQueue:
         if is_excluded(ticket.request.path, self._exclude):
             self.finish(ticket, Completion("", "stop", Stats()))
             return
-        ticket.request = without_excluded(ticket.request, self._exclude)
         if not ticket.request.max_tokens:
             ticket.ahead = True
             self._take_next()  # it would cancel the prefill at the end of its pause
@@ -368,3 +385,59 @@ def _covers(ticket: Ticket, other: Ticket) -> bool:
     if two.max_tokens and not one.max_tokens:
         return False
     return (one.path, one.suffix, one.prefix) == (two.path, two.suffix, two.prefix)
+
+
+def submit_with_alternatives(queue: CompletionQueue, ticket: Ticket, count: int) -> None:
+    """Submit a request, then `count` samples of it, one after the other.
+
+    `on_done` gets one completion with all of them, or the first failure. A newer request on the
+    channel cancels them.
+    """
+    temperature = ticket.request.temperature or _TEMPERATURE
+    sample, on_done = replace(ticket.request, temperature=temperature), ticket.on_done
+    found: list[Completion] = []
+
+    def add(done: Completion | CompletionFailure) -> None:
+        if isinstance(done, CompletionFailure) or done.finish_reason == "cancelled":
+            on_done(done)
+            return
+        found.append(done)
+        if len(found) <= count:
+            more = Ticket(sample, add, ticket.channel, supersedes=False)
+            more.cancelled = ticket.cancelled  # shared
+            queue.submit(more)
+            return
+        texts = dict.fromkeys(each.text for each in found if each.text.strip())
+        texts.pop(found[0].text, None)
+        on_done(replace(found[0], alternatives=tuple(texts)))
+
+    ticket.on_done = add
+    queue.submit(ticket)
+
+
+def is_excluded(path: str, patterns: Sequence[str]) -> bool:
+    """Return True if a path or URI matches one of the shell patterns, in upper or lower case.
+
+    A pattern without a slash matches file names, one with a slash the end of the path.
+    """
+    if _SCHEME.match(path):
+        path = unquote(urlsplit(path).path)
+    path = path.replace("\\", "/").lower()
+    name = path.rpartition("/")[2]
+    return any(
+        fnmatchcase(f"/{path}", f"*/{pattern.lower().lstrip('/')}")
+        if "/" in pattern
+        else fnmatchcase(name, pattern.lower())
+        for pattern in patterns
+    )
+
+
+def without_excluded(request: CompletionRequest, patterns: Sequence[str]) -> CompletionRequest:
+    """Return the request without the files and edits whose paths match the patterns."""
+    files = tuple(file for file in request.files if not is_excluded(file.path, patterns))
+    edits = request.edits
+    if edits is not None:
+        edits = tuple(edit for edit in edits if not is_excluded(edit.path, patterns))
+    if len(files) == len(request.files) and edits == request.edits:
+        return request
+    return replace(request, files=files, edits=edits)

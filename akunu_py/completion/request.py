@@ -9,18 +9,10 @@ from typing import Literal
 
 from akunu_py.decoding.events import Finished
 from akunu_py.errors import UsageError
-from akunu_py.types import DEFAULT_DRAFT_TOKENS, DraftMode, FinishReason, Stats
+from akunu_py.types import DEFAULT_DRAFT_TOKENS, DraftMode, Stats
 
 CompletionReason = Literal["stop", "length", "time", "cancelled"]
 EndCheck = Callable[[], CompletionReason | None]  # returns the reason to end, None to continue
-
-# The finish reason of an answer for each reason of a completion.
-_FINISH_REASONS: dict[CompletionReason, FinishReason] = {
-    "stop": "stop",
-    "length": "length",
-    "time": "length",
-    "cancelled": "cancelled",
-}
 
 DEFAULT_COMPLETION_TOKENS = 128
 MAX_COMPLETION_TOKENS = 1024
@@ -100,8 +92,8 @@ class CompleteOptions:
 
 def finished(completion: Completion) -> Finished:
     """Return the last event of a completion."""
-    reason = _FINISH_REASONS[completion.finish_reason]
-    return Finished(reason, completion.stats, details=completion)
+    reason = completion.finish_reason
+    return Finished("length" if reason == "time" else reason, completion.stats, details=completion)
 
 
 def check_request(request: CompletionRequest) -> None:

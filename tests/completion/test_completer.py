@@ -16,11 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.commands.complete import add_options, load_completer
+from akunu_py.commands.complete import Power, add_options, load_completer
 from akunu_py.completion import completer as completer_module
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_cache import CompletionCache
-from akunu_py.completion.power import Power
 from akunu_py.completion.prompt.layout import load_families
 from akunu_py.completion.request import (
     Completion,

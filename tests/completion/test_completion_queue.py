@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from akunu_py.completion.alternatives import submit_with_alternatives
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_queue import (
     CompletionFailure,
     CompletionQueue,
     QueueOptions,
     Ticket,
+    submit_with_alternatives,
 )
 from akunu_py.completion.request import Completion, CompletionRequest, EndCheck
 from akunu_py.decoding.events import Finished

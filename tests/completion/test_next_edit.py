@@ -241,4 +241,4 @@ def test_requests_for_the_next_edit(makers: dict[str, Completer]) -> None:
     assert answers[1].pop("stats")
     change = {"first": 0, "last": 1, "lines": ["a = 2"]}
     assert answers[1] == {"edit": change, "finish_reason": "stop"}
-    assert all("edits: " in answers[number]["error"] for number in (2, 3, 4))
+    assert all("edits.0" in answers[number]["error"] for number in (2, 3, 4))

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from akunu_py.completion.completion_queue import CompletionQueue
+from akunu_py.completion.completion_queue import CompletionQueue, is_excluded
 from akunu_py.completion.request import BufferEdit, Completion, CompletionRequest, SourceFile
-from akunu_py.completion.secret_files import is_excluded
 from akunu_py.settings import SECRET_FILES
 from akunu_py.types import Stats
 from tests.support.command import assert_one_line_error, run_here

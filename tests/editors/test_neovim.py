@@ -70,7 +70,7 @@ class Neovim:
             f"{init}\nvim.opt.runtimepath:prepend('{EDITORS / 'neovim'}')\n"
             f"require('akunu').setup({{ cmd = {{ {command} }}, {options} }})\n"
             "vim.o.ttimeoutlen = 50\n"
-            "vim.o.statusline = \"%{v:lua.require'akunu'.status()}.\"\n"
+            "vim.o.statusline = \"%{v:lua.require'akunu'.status()}. At %l:%c\"\n"
         )
         if loads:
             (self.directory / "model").touch()
@@ -329,8 +329,9 @@ def test_a_ghost_grows_while_it_is_written_and_does_not_blink(nvim: Neovim, tmp_
         time.sleep(0.1)
         nvim.wait_for(r"first *\nslowone two three *\nfour *\nlast", seconds=0)
     nvim.type("C-l")
-    nvim.wait_for(r"first *\nslowone two three *\nfour *\nlast")
+    nvim.wait_for("At 2:18")
     nvim.type("C-l")
+    nvim.wait_for("At 3:5")
     assert nvim.written() == "first\nslowone two three\nfour\nlast\n"
 
 

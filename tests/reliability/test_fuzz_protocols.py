@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.export import as_markdown
 from akunu_py.chats.json import as_json, read_json
-from akunu_py.completion.protocols.json_lines import BadLine, CancelLine, RequestLine, parse
+from akunu_py.completion.protocols.json_lines import BadLine, Line, parse, request_of
 from akunu_py.completion.protocols.lsp import read_frames
 from akunu_py.completion.request import CompletionRequest, check_request
 from akunu_py.errors import UsageError
@@ -33,16 +33,17 @@ REQUESTED = {
 def check_line(line: bytes) -> None:
     """A line is understood, refused with words that JSON can carry, or empty."""
     try:
-        requested = parse(line, CompletionRequest(""))
-        if isinstance(requested, RequestLine):
-            check_request(requested.request)
-            assert math.isfinite(requested.request.temperature)
+        requested = parse(line)
+        if requested is not None:
+            request = request_of(requested, CompletionRequest(""))
+            check_request(request)
+            assert math.isfinite(request.temperature)
     except BadLine as error:
         json.dumps({"id": error.id, "error": str(error)}, ensure_ascii=False).encode()
     except UsageError as error:
         str(error).encode()
     else:
-        assert requested is None or isinstance(requested, RequestLine | CancelLine)
+        assert requested is None or isinstance(requested, Line)
 
 
 @lengths(150)

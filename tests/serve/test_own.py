@@ -14,7 +14,7 @@ import pytest
 
 from akunu_py import paths
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.completion_job import CompletionJob
+from akunu_py.completion.completion_queue import CompletionJob
 from akunu_py.completion.request import (
     BufferEdit,
     CompleteOptions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from akunu_py.completion.completion_job import CompletionJob
+from akunu_py.completion.completion_queue import CompletionJob
 from akunu_py.completion.request import Completion, CompletionRequest, EndCheck, finished
 from akunu_py.decoding.events import Event, Failed
 from akunu_py.decoding.generate.job import JobHandle

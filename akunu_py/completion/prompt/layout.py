@@ -10,9 +10,9 @@ import bisect
 import os
 import re
 import tomllib
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -267,7 +267,7 @@ def _common(paths: Sequence[str]) -> str:
 _FILE = Path(__file__).with_name("fim.toml")
 # In the names of models derived from a coder, for edits or for reasoning.
 _NO_FIM = ("zeta", "sweep", "distill", "next-edit", "instinct")
-_SLOT = re.compile(r"\{(prefix|suffix|path|text|repository)\}")
+_SLOT = r"\{(?:prefix|suffix|path|text|repository)\}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +335,14 @@ def find_family(name: str, vocabulary: Container[str], model: str) -> FimFamily 
     if name == "none":
         return None
     if name == "auto":
-        return detect_family(families.values(), vocabulary, model)
+        lower = re.sub(r"[\s_]+", "-", model.lower())
+        if any(word in lower for word in _NO_FIM):
+            return None
+        for family in families.values():
+            named = any(part in lower for part in family.named)
+            if named and all(token in vocabulary for token in family.tokens):
+                return family
+        return None
     if name not in families:
         known = ", ".join(["auto", "none", *families])
         raise UsageError(f"unknown fill-in-the-middle format {name!r}; formats: {known}")
@@ -352,46 +359,19 @@ def check_tokens(name: str, tokens: Sequence[str], vocabulary: Container[str], m
         )
 
 
-def detect_family(
-    families: Iterable[FimFamily], vocabulary: Container[str], model: str
-) -> FimFamily | None:
-    """Return the family that matches the model's name and vocabulary, None if none does."""
-    name = re.sub(r"[\s_]+", "-", model.lower())
-    if any(word in name for word in _NO_FIM):
-        return None
-    for family in families:
-        named = any(part in name for part in family.named)
-        if named and all(token in vocabulary for token in family.tokens):
-            return family
-    return None
-
-
 def fill(family: FimFamily, template: str, values: Mapping[str, str]) -> list[PromptPart]:
-    """Return the pieces of `template` with filled slots; neighboring texts are one piece."""
-    marker = re.compile("|".join(re.escape(token) for token in family.markers))
-    parts: list[PromptPart] = []
-
-    def add(kind: str, text: str) -> None:
-        if kind == "text" and parts and parts[-1].kind == "text":
-            parts[-1] = PromptPart("text", parts[-1].text + text)
-        elif text or kind == "suffix":
-            parts.append(PromptPart(kind, text))
-
-    def add_literal(text: str) -> None:
-        at = 0
-        for found in marker.finditer(text):
-            add("text", text[at : found.start()])
-            add("token", found.group())
-            at = found.end()
-        add("text", text[at:])
-
-    at = 0
-    for slot in _SLOT.finditer(template):
-        add_literal(template[at : slot.start()])
-        kind = "suffix" if slot.group(1) == "suffix" and family.bare_suffix else "text"
-        add(kind, values[slot.group(1)])
-        at = slot.end()
-    add_literal(template[at:])
+    """Return the pieces of `template` with filled slots."""
+    markers = family.markers
+    pieces = re.split(rf"({'|'.join(map(re.escape, markers))}|{_SLOT})", template)
+    parts = []
+    for number, piece in enumerate(pieces):
+        if number % 2 == 0:
+            parts.append(PromptPart("text", piece))
+        elif piece in markers:
+            parts.append(PromptPart("token", piece))
+        else:
+            kind = "suffix" if piece == "{suffix}" and family.bare_suffix else "text"
+            parts.append(PromptPart(kind, values[piece[1:-1]]))
     return parts
 
 
@@ -416,8 +396,9 @@ class CodeTokens:
         self._markers = {text for text in added if len(text) > 1 and not text.isspace()}
         longest_first = sorted(self._markers, key=len, reverse=True)
         self._marker = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self._byte_level = "Ġ" in self._vocabulary
-        self._table: tuple[list[str], list[int]] | None = None
+        from tokenizers.decoders import ByteLevel  # helpers answer editors before they import it
+
+        self._byte_level = ByteLevel() if "Ġ" in self._vocabulary else None
         self._sentinel = len(self._encode("☺"))
         self.opening = [int(token) for token in tokenizer.encode("")]
         self.encode = lru_cache(_CACHED)(self._encode_text)
@@ -467,13 +448,13 @@ class CodeTokens:
         piece = self.text(last)
         if not piece:
             return False
-        texts, _ = self._table or self._make_table()
+        texts, _ = self._table
         after = bisect.bisect_right(texts, piece)
         return after < len(texts) and texts[after].startswith(piece)
 
     def compatible_tokens(self, text: str) -> tuple[int, ...]:
         """Return the tokens that `text` starts with, or that start with `text`."""
-        texts, ids = self._table or self._make_table()
+        texts, ids = self._table
         spans = [(text, text + "\U0010ffff")]
         spans += [(text[:length], text[:length] + "\0") for length in range(1, len(text))]
         return tuple(
@@ -505,35 +486,19 @@ class CodeTokens:
     def _decode(self, tokens: tuple[int, ...]) -> str:
         return str(self._backend.decode(list(tokens), skip_special_tokens=False))
 
-    def _make_table(self) -> tuple[list[str], list[int]]:
-        """Return the texts of all tokens except markers, sorted, and the tokens' ids."""
+    @cached_property
+    def _table(self) -> tuple[list[str], list[int]]:
+        """The texts of all tokens except markers, sorted, and the tokens' ids."""
         pairs = [
             (text, token)
             for piece, token in self._vocabulary.items()
             if piece not in self._markers and (text := self._piece_text(piece))
         ]
         pairs.sort()
-        self._table = [text for text, _ in pairs], [token for _, token in pairs]
-        return self._table
+        return [text for text, _ in pairs], [token for _, token in pairs]
 
     def _piece_text(self, piece: str) -> str:
-        if not self._byte_level:
+        if self._byte_level is None:
             return piece.replace("▁", " ")
-        try:
-            return bytes(_BYTES[character] for character in piece).decode()
-        except (KeyError, UnicodeDecodeError):  # not byte-level, or a part of a character
-            return ""
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Return the bytes by their characters in byte-level BPE (Radford et al. 2019).
-
-    Printable bytes are themselves; the others start at U+0100, in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable}
-    return table | {chr(0x100 + index): byte for index, byte in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()
+        text = self._byte_level.decode([piece])
+        return "" if "\ufffd" in text else text  # a part of a character

@@ -56,7 +56,6 @@ class EditFormat:
     """The prompt and answer format of one family of models."""
 
     name: str
-    source: str  # the publication of its maker
     named: re.Pattern[str]  # matches the names of its models
     tokens: tuple[str, ...]  # required in the vocabulary
     window: Callable[[Sequence[str], int, int], Window]  # lines of a buffer, row, column
@@ -205,9 +204,9 @@ def _write_sweep(window: Window, edits: Sequence[BufferEdit], path: str) -> list
 
 
 FORMATS = (
+    # Source: github.com/zed-industries/zed crates/zeta_prompt, V0211SeedCoder, called Zeta2.
     EditFormat(
         "zeta-2",
-        "github.com/zed-industries/zed crates/zeta_prompt, V0211SeedCoder, called Zeta2",
         re.compile(r"zeta-?2(?!\.?\d)"),
         ("<[fim-suffix]>", "<[fim-prefix]>", "<[fim-middle]>"),
         _zeta_window,
@@ -215,11 +214,10 @@ FORMATS = (
         ("<[end▁of▁sentence]>", "<[fim-suffix]>", "<[fim-prefix]>", "<[fim-middle]>"),
         ">>>>>>> UPDATED",
     ),
+    # Source: huggingface.co/sweepai/sweep-next-edit-1.5B run_model.py; 21 lines:
+    # blog.sweep.dev/posts/oss-next-edit; the last newline: github.com/sweepai/vscode-nes.
     EditFormat(
         "sweep-next-edit",
-        "huggingface.co/sweepai/sweep-next-edit-1.5B run_model.py; 21 lines: blog.sweep.dev/posts/"
-        "oss-next-edit; the newline at the end: github.com/sweepai/vscode-nes "
-        "src/local/completions.ts",
         re.compile(r"sweep-next-edit(?!-v2)"),
         ("<|file_sep|>",),
         _sweep_window,

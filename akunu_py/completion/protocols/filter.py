@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from akunu_py.completion.completion_queue import CompletionQueue, QueueOptions
+from akunu_py.completion.completion_queue import CompletionQueue, QueueOptions, is_excluded
 from akunu_py.completion.request import CompletionRequest, SourceFile
-from akunu_py.completion.secret_files import is_excluded
 from akunu_py.decoding.generate.model_host import ModelLoop
 from akunu_py.errors import INTERRUPTED, UsageError
 from akunu_py.files import read_bounded
@@ -76,14 +75,14 @@ def find_cursor(text: str, cursor: str | None, offset: str | None) -> int:
     if (cursor is None) == (offset is None):
         raise UsageError("--filter needs the place to complete: --cursor LINE:COL or --offset N")
     if offset is not None:
-        if not re.fullmatch(r"\d+", offset, re.ASCII) or len(offset) > 18:
+        if not re.fullmatch(r"\d{1,18}", offset, re.ASCII):
             raise UsageError(f"--offset: expected a number of characters, got {offset[:80]!r}")
         if int(offset) > len(text):
             raise UsageError(f"--offset {offset} is after the {len(text)} characters of the buffer")
         return int(offset)
     assert cursor is not None
-    found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", cursor, re.ASCII)
-    if found is None or found[1].strip("0") == "" or found[2].strip("0") == "":
+    found = re.fullmatch(r"0*([1-9]\d{0,17}):0*([1-9]\d{0,17})", cursor, re.ASCII)
+    if found is None:
         raise UsageError(f"--cursor: expected LINE:COL, both from 1, got {cursor[:80]!r}")
     line, column = int(found[1]), int(found[2])
     lines = text.split("\n")

@@ -6,29 +6,33 @@
     -> {"accepted": 1}
     -> {"cancel": 1}
     -> garbage
-    <- {"id": null, "error": "the line is not JSON: ..."}
+    <- {"id": null, "error": "Invalid JSON: ..."}
 
 docs/complete-protocol.md describes the protocol. The reply to an invalid line names the error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from akunu_py.completion.alternatives import submit_with_alternatives
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from akunu_py.completion.completion_queue import (
     DEFAULT_QUEUE_OPTIONS,
     CompletionFailure,
     CompletionQueue,
     QueueOptions,
     Ticket,
+    submit_with_alternatives,
 )
 from akunu_py.completion.request import (
+    DEFAULT_COMPLETION_TOKENS,
     MAX_ALTERNATIVES,
     BufferEdit,
     Completion,
@@ -43,45 +47,34 @@ if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
 
 MAX_LINE = 64 << 20  # bytes; longer lines are rejected without being stored
-_LARGEST = 10**9  # of any number; JSON has no limit, but floats of Python do
-_COPIED = {  # fields of a line that are fields of the request: type, and its name in errors
-    **dict.fromkeys(("prefix", "suffix", "path", "language", "root"), (str, "a string")),
-    **dict.fromkeys(("max_tokens", "max_lines"), (int, "an integer")),
-    "temperature": ((int, float), "a number"),
-}
-_KINDS: dict[str, tuple[Any, str]] = {
-    **_COPIED,
-    **dict.fromkeys(("files", "recent", "edits"), (list, "a list")),
-    **dict.fromkeys(("stream", "explicit"), (bool, "true or false")),  # explicit has no effect
-    "time_ms": ((int, float), "a number"),
-    "channel": (str, "a string"),
-    "alternatives": (int, "an integer"),
-}
+_LARGEST = 10**9  # of a number that is no integer
+_FIELDS = {field.name for field in fields(CompletionRequest)}
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLine:
-    """A line that requests a completion."""
+class Line(BaseModel):
+    """The fields of a line that requests a completion, cancels one or reports an acceptance."""
 
-    id: str | int
-    request: CompletionRequest
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    id: int | str = ""
+    cancel: int | str = ""
+    accepted: int | str = ""
+    # Fields of the request.
+    prefix: str = ""
+    suffix: str = ""
+    path: str = ""
+    language: str = ""
+    root: str = ""
+    files: tuple[SourceFile, ...] = ()
+    recent: tuple[str, ...] = ()
+    edits: tuple[BufferEdit, ...] = ()
+    max_tokens: int = DEFAULT_COMPLETION_TOKENS
+    max_lines: int = 0
+    temperature: float = Field(0.0, le=_LARGEST)
+    time_ms: float = Field(0.0, le=_LARGEST)
     channel: str = ""
     stream: bool = False
-    alternatives: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class AcceptedLine:
-    """A line that reports the acceptance of a completion, or of a part of it."""
-
-    id: str | int
-
-
-@dataclass(frozen=True, slots=True)
-class CancelLine:
-    """A line that cancels a request."""
-
-    id: str | int
+    alternatives: int = Field(0, ge=0, le=MAX_ALTERNATIVES)
 
 
 class BadLine(UsageError):
@@ -122,20 +115,22 @@ class JsonLines:
     def handle(self, line: bytes | None) -> None:
         """Handle one line, None for a line that is too long."""
         try:
-            message = parse(line, self._defaults)
-            if isinstance(message, CancelLine):
+            message = parse(line)
+            if message is None:
+                return
+            if "cancel" in message.model_fields_set:
                 with self._lock:
-                    ticket = self._tickets.get(message.id)
+                    ticket = self._tickets.get(message.cancel)
                 if ticket is not None:
                     ticket.cancel()
-            elif isinstance(message, AcceptedLine):
+            elif "accepted" in message.model_fields_set:
                 self._queue.accepted()
-            elif message is not None:
+            else:
                 self._submit(message)
         except BadLine as error:
             self._reply({"id": error.id, "error": str(error)})
 
-    def _submit(self, line: RequestLine) -> None:
+    def _submit(self, line: Line) -> None:
         """Queue a request; write its parts and its reply to stdout."""
 
         def on_text(text: str) -> None:
@@ -148,7 +143,8 @@ class JsonLines:
             power = {"battery": True} if self._queue.saves_power() else {}
             self._reply({"id": line.id} | _as_dict(done, line) | power)
 
-        ticket = Ticket(line.request, on_done, line.channel, on_text)
+        request = request_of(line, self._defaults)
+        ticket = Ticket(request, on_done, line.channel, on_text)
         with self._lock:
             if line.id in self._tickets:
                 raise BadLine(f"id {json.dumps(line.id)} is still being answered", line.id)
@@ -219,118 +215,50 @@ def read_lines(stream: BinaryIO, longest: int = MAX_LINE) -> Iterator[bytes | No
         yield None
 
 
-def parse(
-    line: bytes | None, defaults: CompletionRequest
-) -> RequestLine | CancelLine | AcceptedLine | None:
-    """Return the message in a line, None for an empty line. Raises BadLine."""
+def parse(line: bytes | None) -> Line | None:
+    """Return the fields of a line, None for an empty line. Raises BadLine."""
     if line is None:
         raise BadLine(f"the line is longer than {MAX_LINE >> 20} MB; send less of the buffer")
     if not line.strip():
         return None
     try:
-        message = json.loads(line.decode(), parse_constant=_no_number)
-    except UnicodeDecodeError as error:
-        raise BadLine(f"the line is not UTF-8 text (byte {error.start})") from error
-    except (ValueError, RecursionError) as error:
-        raise BadLine(f"the line is not JSON: {str(error) or type(error).__name__}") from error
-    if not isinstance(message, dict):
-        raise BadLine(f"expected an object, found {type(message).__name__}")
-    if set(message) == {"cancel"}:
-        return CancelLine(_id(message, "cancel"))
-    if set(message) == {"accepted"}:
-        return AcceptedLine(_id(message, "accepted"))
-    id = _id(message, "id")
+        found = Line.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(each) for each in first["loc"] if each not in ("int", "str"))
+        words = f"{place}: {first['msg']}" if place else first["msg"]
+        raise BadLine(words, _id_of(line)) from error
+    given = found.model_fields_set
     for name in ("cancel", "accepted"):
-        if name in message:
-            raise BadLine(f'"{name}" needs a separate line, without other fields', id)
-    try:
-        request = _parse_request(message, defaults)
-    except UsageError as error:
-        raise BadLine(str(error), id) from error
-    more = {
-        name: message[name] for name in ("channel", "stream", "alternatives") if name in message
-    }
-    return RequestLine(id, request, **more)
+        if name in given and given != {name}:
+            raise BadLine(f'"{name}" needs a separate line, without other fields', _id_of(line))
+    if given not in ({"cancel"}, {"accepted"}):
+        if "id" not in given:
+            raise BadLine('no "id": every request needs one, a string or an integer')
+        if "prefix" not in given:
+            raise BadLine('no "prefix": the buffer before the cursor', found.id)
+        if found.alternatives and ("edits" in given or not found.max_tokens):
+            raise BadLine("alternatives need a completion, not edits or a prefill", found.id)
+    return found
 
 
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
+def _id_of(line: bytes) -> int | str | None:
+    """Return the id of an invalid request, None if it has no valid one."""
+    with contextlib.suppress(ValueError, RecursionError, AttributeError):
+        id = json.loads(line).get("id")
+        return id if type(id) in (int, str) else None
+    return None
 
 
-def _id(message: dict[str, Any], name: str) -> str | int:
-    if name not in message:
-        raise BadLine('no "id": every request needs one, a string or an integer')
-    value = message[name]
-    if not isinstance(value, str | int) or isinstance(value, bool):
-        raise BadLine(f"{name}: expected a string or an integer, found {json.dumps(value)[:80]}")
-    _check_text(name, value)
-    return value
+def request_of(line: Line, defaults: CompletionRequest) -> CompletionRequest:
+    """Return the request of a line; missing fields come from `defaults`."""
+    given = {name: getattr(line, name) for name in _FIELDS & line.model_fields_set}
+    if "time_ms" in line.model_fields_set:
+        given["seconds"] = line.time_ms / 1000
+    return replace(defaults, **given)
 
 
-def _parse_request(message: dict[str, Any], defaults: CompletionRequest) -> CompletionRequest:
-    """Return the request of a line; missing fields come from `defaults`. Raises UsageError."""
-    for name, value in message.items():
-        if name == "id":
-            continue
-        if name not in _KINDS:
-            known = ", ".join(["id", "cancel", "accepted", *_KINDS])
-            raise UsageError(f"unknown field {name!r}; fields: {known}")
-        _check_kind(name, value, *_KINDS[name])
-    if "prefix" not in message:
-        raise UsageError('no "prefix": the buffer before the cursor')
-    fields: dict[str, Any] = {name: message[name] for name in _COPIED if name in message}
-    alternatives = message.get("alternatives", 0)
-    if not 0 <= alternatives <= MAX_ALTERNATIVES:
-        raise UsageError(f"alternatives must be from 0 to {MAX_ALTERNATIVES}, got {alternatives}")
-    if alternatives and ("edits" in message or message.get("max_tokens") == 0):
-        raise UsageError("alternatives need a completion, not edits or a prefill")
-    if "time_ms" in message:
-        fields["seconds"] = message["time_ms"] / 1000
-    if "edits" in message:
-        fields["edits"] = tuple(map(_parse_edit, message["edits"]))
-    files = tuple(map(_parse_file, message.get("files", ())))
-    recent = tuple(message.get("recent", ()))
-    for text in recent:
-        _check_kind("recent", text, str, "strings")
-    return replace(defaults, files=files, recent=recent, **fields)
-
-
-def _parse_file(file: Any) -> SourceFile:
-    if not isinstance(file, dict) or set(file) != {"path", "text"}:
-        raise UsageError('files: expected objects with "path" and "text"')
-    for name, value in file.items():
-        _check_kind(f"files: {name}", value, str, "a string")
-    return SourceFile(**file)
-
-
-def _parse_edit(edit: Any) -> BufferEdit:
-    texts = {"path", "before", "after"}
-    if not isinstance(edit, dict) or set(edit) - {"line"} != texts:
-        raise UsageError('edits: expected objects with "path", "before", "after" and maybe "line"')
-    for name in texts:
-        _check_kind(f"edits: {name}", edit[name], str, "a string")
-    _check_kind("edits: line", edit.get("line", 0), int, "an integer")
-    return BufferEdit(**edit)
-
-
-def _check_kind(name: str, value: object, kind: Any, words: str) -> None:
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise UsageError(f"{name}: expected {words}, found {json.dumps(value)[:80]}")
-    if isinstance(value, int | float) and not abs(value) <= _LARGEST:
-        words = f"{words} up to {_LARGEST}"
-        raise UsageError(f"{name}: expected {words}, found {json.dumps(value)[:80]}")
-    _check_text(name, value)
-
-
-def _check_text(name: str, value: object) -> None:
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise BadLine(f"{name}: a lone surrogate at {error.start}") from error
-
-
-def _as_dict(done: Completion | CompletionFailure, line: RequestLine) -> dict[str, Any]:
+def _as_dict(done: Completion | CompletionFailure, line: Line) -> dict[str, Any]:
     if isinstance(done, CompletionFailure):
         return {"error": done.message}
     stats = {
@@ -339,7 +267,7 @@ def _as_dict(done: Completion | CompletionFailure, line: RequestLine) -> dict[st
     }
     more = {"evidence_tokens": done.draft_context_tokens, "reused": done.reused}
     answer: dict[str, Any] = {"text": done.text}
-    if line.request.edits is not None:
+    if "edits" in line.model_fields_set:
         answer = {"edit": asdict(done.change) if done.change else None}
     elif line.alternatives:
         answer["alternatives"] = list(done.alternatives)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from akunu_py.completion.completion_job import CompletionJob
+from akunu_py.completion.completion_queue import CompletionJob
 from akunu_py.completion.request import CompleteOptions, Completion, CompletionRequest
 from akunu_py.decoding.events import (
     AnnotatedEnd,

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from akunu_py import files
-from akunu_py.completion.completion_job import CompletionJob
+from akunu_py.completion.completion_queue import CompletionJob
 from akunu_py.completion.request import Completion, CompletionRequest
 from akunu_py.decoding.constraint import matcher
 from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress, TextDelta

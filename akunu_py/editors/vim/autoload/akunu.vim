@@ -187,7 +187,7 @@ enddef
 export def Another()
   Update()  # letters typed just before the key
   if choices->empty() || choices.spot != Here()
-    Ask({explicit: true, alternatives: ALTERNATIVES})
+    Ask({alternatives: ALTERNATIVES})
   else
     choices.at = (choices.at + 1) % len(choices.texts)
     ShowChoice()

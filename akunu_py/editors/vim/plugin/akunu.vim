@@ -16,7 +16,7 @@ inoremap <Plug>(akunu-accept) <Cmd>call akunu#Accept('')<CR>
 inoremap <Plug>(akunu-accept-word) <Cmd>call akunu#Accept('word')<CR>
 inoremap <Plug>(akunu-accept-line) <Cmd>call akunu#Accept('line')<CR>
 inoremap <Plug>(akunu-dismiss) <Cmd>call akunu#Dismiss()<CR>
-inoremap <Plug>(akunu-ask) <Cmd>call akunu#Ask({'explicit': v:true})<CR>
+inoremap <Plug>(akunu-ask) <Cmd>call akunu#Ask()<CR>
 inoremap <Plug>(akunu-another) <Cmd>call akunu#Another()<CR>
 
 augroup akunu

@@ -127,7 +127,7 @@ function wholeOf(document, request) {
 // The completion and other samples, each as in `firstLineOrAll`.
 async function alternatives(request, token) {
   const onCancel = (cancel) => token.onCancellationRequested(cancel)
-  const reply = await helper.ask({ ...request, explicit: true, alternatives: ALTERNATIVES }, onCancel)
+  const reply = await helper.ask({ ...request, alternatives: ALTERNATIVES }, onCancel)
   if (!reply) return []
   return [reply.text, ...(reply.alternatives || [])].map((text) => ({ text, id: reply.id }))
 }
