@@ -12,18 +12,13 @@ import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO
 
 from akunu_py.errors import DamagedModel
 from akunu_py.files import open_regular
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 MAX_HEADER_BYTES = 32_000_000  # shards of the largest known models have about 10 MB
 MAX_DIMENSIONS = 8
-# numpy type and bytes. BF16 values are passed as the upper halves of float32.
-_TYPES = {"F32": ("<f4", 4), "F16": ("<f2", 2), "BF16": ("<u2", 2), "U32": ("<u4", 4)}
 _SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2,
     "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
@@ -35,43 +30,42 @@ class Entry:
     """A tensor to write."""
 
     name: str
-    dtype: str
+    dtype: str  # a key of _SIZES
     shape: tuple[int, ...]
-    load: Callable[[], npt.NDArray[Any]]  # called once, when the tensor is written
+    load: Callable[[], Any]  # returns a contiguous buffer; called once, when it is written
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * _TYPES[self.dtype][1]
+        return math.prod(self.shape) * _SIZES[self.dtype]
 
 
 def write_safetensors(
-    path: Path, entries: Iterable[Entry], progress: Callable[[int], None] = lambda done: None
+    file: BinaryIO,
+    metadata: dict[str, str],
+    entries: Iterable[Entry],
+    before: Callable[[memoryview], object] = lambda block: None,
 ) -> None:
-    """Write `entries` in order. `progress` is called with the bytes written so far."""
-    import numpy as np  # not needed for reading headers
-
-    entries = list(entries)
-    header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
-    offset = 0
+    """Write `entries` in order. `before` is called with the header and each tensor's bytes."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    offset, entries = 0, list(entries)
     for entry in entries:
+        offsets = [offset, offset := offset + entry.nbytes]
         header[entry.name] = {
             "dtype": entry.dtype,
             "shape": list(entry.shape),
-            "data_offsets": [offset, offset + entry.nbytes],
+            "data_offsets": offsets,
         }
-        offset += entry.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    done = 0
-    with path.open("xb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for entry in entries:
-            values = np.ascontiguousarray(entry.load(), _TYPES[entry.dtype][0])
-            if values.shape != entry.shape:
-                raise ValueError(f"{entry.name}: {values.shape} instead of {entry.shape}")
-            file.write(values.data)
-            done += entry.nbytes
-            progress(done)
+    head = memoryview(struct.pack("<Q", len(text)) + text)
+    before(head)
+    file.write(head)
+    for entry in entries:
+        block = memoryview(entry.load())
+        if block.nbytes != entry.nbytes:
+            raise ValueError(f"{entry.name}: {block.nbytes} bytes instead of {entry.nbytes}")
+        before(block)
+        file.write(block)
 
 
 def read_header(path: Path) -> dict[str, Any]:
