@@ -52,8 +52,13 @@ class ImportPlan:
         overflows its float type, and OSError.
         """
         total = self.nbytes
-        path = directory / "model.safetensors"
-        write_safetensors(path, self.entries, lambda done: progress(done, total))
+        with (directory / "model.safetensors").open("xb") as file:
+
+            def report(block: memoryview) -> None:
+                progress(min(file.tell(), total), total)
+
+            write_safetensors(file, {"format": "mlx"}, self.entries, report)
+        progress(total, total)
         self.tokenizer.write(directory)
         (directory / "config.json").write_text(json.dumps(self.config, indent=2) + "\n", "utf-8")
 

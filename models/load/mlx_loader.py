@@ -27,15 +27,11 @@ from akunu_py.models.load.model_files import (
     MAX_TOKENIZER_BYTES,
     ModelFiles,
     as_error,
-    read_settings,
 )
 
 # By default, transformers prompts on the terminal whether to run a model's code.
 _TOKENIZER_OPTIONS = {"trust_remote_code": False, "local_files_only": True}
 _TOKENIZER_CLASS = re.compile(r"\w*(Tokenizer|TokenizerFast|Backend)")
-_TOKEN_FIELDS = {
-    "content", "lstrip", "rstrip", "single_word", "normalized", "special", "id", "__type",
-}  # fmt: skip
 _MODULES = {"chat_template_type": "chat_templates", "tool_parser_type": "tool_parsers"}
 
 
@@ -66,19 +62,14 @@ def load_tokenizer(files: ModelFiles, vocabulary: int) -> Any:
     them, and sessions refuse them.
     """
     transformers_logging.set_verbosity_error()  # hide its warnings from users
-    source, settings = files.path, files.settings
-    _check_names(source / "config.json", files.config)
+    source = files.path
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        _check_names(source / name, settings.get(name, {}))
-        _check_tokens(source / name, settings.get(name, {}))
-    content = {}
-    if (source / "tokenizer.json").exists():
-        content = read_settings(source / "tokenizer.json", MAX_TOKENIZER_BYTES)
-        _check_tokens(source / "tokenizer.json", {"added_tokens": content.get("added_tokens")})
+        _check_names(source / name, files.settings.get(name, {}))
     with as_error(f"the tokenizer in {source} cannot be loaded", UnsupportedModel):
         ends = files.end_tokens
         loaded = utils.load_tokenizer(source, _TOKENIZER_OPTIONS, eos_token_ids=ends)
-        largest = _largest_token(content.get("model"), loaded)
+        vocab = loaded.backend_tokenizer.get_vocab(with_added_tokens=False)
+        largest = max(vocab.values(), default=0)
         if not all(isinstance(end, int) for end in loaded.eos_token_ids):
             raise TypeError(f"expected integers as eos_token_id, found {ends!r:.60}")
     if largest >= vocabulary:
@@ -89,19 +80,6 @@ def load_tokenizer(files: ModelFiles, vocabulary: int) -> Any:
     loaded.__class__ = _Tokenizer
     loaded._source = source
     return loaded
-
-
-def _largest_token(model: Any, tokenizer: Any) -> int:
-    """Return the largest token id, not counting added tokens.
-
-    model: from tokenizer.json, if present; the library needs 100 ms for 49,152 tokens.
-    """
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocabulary, list):  # pairs of text and score
-        return len(vocabulary) - 1
-    if not isinstance(vocabulary, dict):
-        vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
-    return int(max(vocabulary.values(), default=0))
 
 
 def _check_names(path: Path, settings: dict[str, Any]) -> None:
@@ -116,25 +94,6 @@ def _check_names(path: Path, settings: dict[str, Any]) -> None:
         raise UnsupportedModel(
             f"{path}: expected a tokenizer_class, found {name!r:.60}; use another model"
         )
-
-
-def _check_tokens(path: Path, settings: dict[str, Any]) -> None:
-    """Raise DamagedModel for a token field unknown to `tokenizers`.
-
-    The library would print the field's name to stdout.
-    """
-    pending: list[tuple[str, Any]] = list(settings.items())
-    while pending:
-        key, value = pending.pop()
-        if not isinstance(value, dict | list):
-            continue
-        pending += value.items() if isinstance(value, dict) else [(key, item) for item in value]
-        token = key.isdigit() or key.endswith(("_token", "_tokens")) or "__type" in value
-        if isinstance(value, dict) and token and not value.keys() <= _TOKEN_FIELDS:
-            if key == "extra_special_tokens":  # tokens by name
-                continue
-            unknown = sorted(value.keys() - _TOKEN_FIELDS)[0]
-            raise DamagedModel(f"{path}: a token has an unknown field {unknown!r:.60}; {ADVICE}")
 
 
 class _Tokenizer(TokenizerWrapper):

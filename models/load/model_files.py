@@ -29,7 +29,6 @@ _JSON_OBJECTS = (  # besides config.json
     "added_tokens.json",
     "hf_quant_config.json",
 )
-_LONGEST_PIECE = 2048  # bytes with its score; known pieces have less than a hundred
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _READ = (".json", ".jsonl", ".jinja", ".model", ".tiktoken", ".txt")  # by mlx-lm or transformers
 _MOST_LAYERS = 4096  # the deepest known models have fewer than 200
@@ -122,7 +121,7 @@ def _read_other_settings(source: Path) -> dict[str, dict[str, Any]]:
     """Return the JSON settings besides config.json, by file name.
 
     Checks all files that mlx-lm or transformers would read. Raises DamagedModel for an unreadable,
-    irregular or too large file, and for an overlong SentencePiece entry.
+    irregular or too large file.
     """
     found = {}
     for path in sorted([*source.iterdir(), *source.glob("additional_chat_templates/*")]):
@@ -138,39 +137,7 @@ def _read_other_settings(source: Path) -> dict[str, dict[str, Any]]:
                 pass
         except OSError as error:
             raise DamagedModel(f"{path} is unreadable ({error.strerror}); {ADVICE}") from error
-    pieces = source / "tokenizer.model"
-    if pieces.exists() and not (source / "tokenizer.json").exists():
-        longest = _longest_piece(files.read_bounded(pieces, MAX_SETTINGS_BYTES))
-        if longest > _LONGEST_PIECE:  # transformers splits pieces at every character
-            raise DamagedModel(f"{pieces} has a piece of {longest} bytes; {ADVICE}")
     return found
-
-
-def _longest_piece(data: bytes) -> int:
-    """Return the size of the largest SentencePiece entry (field 1 of its protobuf)."""
-    longest = offset = 0
-
-    def read_varint() -> int:
-        nonlocal offset
-        value = shift = 0
-        while offset < len(data):
-            value |= (data[offset] & 127) << shift
-            shift, offset = shift + 7, offset + 1
-            if data[offset - 1] < 128 or shift > 63:
-                break
-        return value
-
-    while offset < len(data):
-        key = read_varint()
-        if key & 7 == 2:
-            length = read_varint()
-            longest = max(longest, length if key == 10 else 0)
-            offset += length
-        else:
-            offset += {1: 8, 5: 4}.get(key & 7, 0)
-            if key & 7 == 0:
-                read_varint()
-    return longest
 
 
 def known_architectures() -> list[str]:

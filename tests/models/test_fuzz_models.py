@@ -53,19 +53,6 @@ def test_no_module_is_imported_by_a_name_in_a_file(
     assert not [module for module in requested if not module.startswith("mlx_lm.models.")]
 
 
-@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
-def test_unknown_fields_of_tokens_write_nothing(
-    file: str, altered: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The tokenizers library writes the names of those that it ignores to stdout, raw."""
-    token = {"content": "<x>", "id": 257, "special": True, "\x1b[2J": 1}
-    more = {"added_tokens": [token], "x_token": token, "added_tokens_decoder": {"257": token}}
-    edit(altered / file, **more)
-    with pytest.raises(DamagedModel, match="unknown field"):
-        Engine.load(altered)
-    assert capfd.readouterr().out == ""
-
-
 @pytest.mark.parametrize("count", [1000, 10**12])
 @pytest.mark.parametrize("key", ["num_hidden_layers", "num_layers", "n_layer", "layer_types"])
 def test_layers_are_counted_before_they_are_built(
@@ -98,22 +85,6 @@ def test_an_expression_that_panics(altered: Path) -> None:
     engine = Engine.load(altered)
     with pytest.raises(DamagedModel, match=r"tokenizer\.json cannot encode this text"):
         engine.tokens.encode("a" * 40 + "b")
-
-
-def test_a_sentencepiece_model_with_a_long_piece(altered: Path) -> None:
-    """transformers would take a piece of a million characters apart for hours."""
-    from transformers.utils import sentencepiece_model_pb2_new as protobuf
-
-    model = protobuf.ModelProto()
-    model.trainer_spec.vocab_size = 3  # fields of other types
-    model.trainer_spec.character_coverage = 0.5
-    for piece in ("<unk>", "a", "b" * 10**6):
-        model.pieces.add(piece=piece, score=0.0)
-    (altered / "tokenizer.model").write_bytes(model.SerializeToString())
-    (altered / "tokenizer.json").unlink()
-    for load in (plan_directory, Engine.load):
-        with pytest.raises(DamagedModel, match=r"tokenizer\.model has a piece of 1000"):
-            load(altered)
 
 
 def entry(**changes: Any) -> dict[str, Any]:

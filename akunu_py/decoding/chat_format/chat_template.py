@@ -107,11 +107,10 @@ class TemplateProcess:
         time_limit_s: float = TIME_LIMIT_S,
         memory_limit: int = MEMORY_LIMIT,
         limits_itself: bool = True,
-        extra_characters: int = MAX_EXTRA_CHARACTERS,
     ) -> None:
         """limits_itself: set the memory limit in the process, which macOS does not support."""
         self._time_limit_s, self._memory_limit = time_limit_s, memory_limit
-        self._limits_itself, self._extra_characters = limits_itself, extra_characters
+        self._limits_itself = limits_itself
         self.lock = threading.Lock()
         self._running: subprocess.Popen[bytes] | None = None
         self._ready = False
@@ -137,7 +136,7 @@ class TemplateProcess:
 
         longest: characters of output, in addition to the extra ones of all templates.
         """
-        longest += self._extra_characters
+        longest += MAX_EXTRA_CHARACTERS
         request = {"template": template, "variables": variables, "longest": longest}
         line = json.dumps(request, default=str).encode() + b"\n"
         with self.lock:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError, one_line
 from akunu_py.files import open_regular, parse_json
-from akunu_py.models.load.safetensors import read_header
+from akunu_py.models.load.safetensors import Entry, read_header, write_safetensors
 
 SUFFIX = ".safetensors"  # MLX selects the format by it
 FORMAT = 3
@@ -39,17 +39,6 @@ class SaveStopped(Exception):
     def __init__(self, written: int) -> None:
         super().__init__(written)
         self.written = written
-
-
-@dataclass(frozen=True, slots=True)
-class CacheTensor:
-    """An array in a file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    data: Callable[[], memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +80,21 @@ class CacheHeader:
 
 def write(
     file: BinaryIO, metadata: CacheMetadata, mlx_metadata: Mapping[str, str],
-    tensors: Sequence[CacheTensor], stopped: Stopped,
+    tensors: Sequence[Entry], stopped: Stopped,
 ) -> None:  # fmt: skip
     """Write a complete file. Raises SaveStopped if `stopped`, OSError."""
     akunu = json.dumps({"format": FORMAT, **asdict(metadata)})
-    header: dict[str, Any] = {
-        "__metadata__": {f"0.{_KEY}": akunu, f"0.{_DIGEST}": _NO_DIGEST, **mlx_metadata}
-    }
-    at = 0
-    for tensor in tensors:
-        entry = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
-        header[tensor.name] = entry | {"data_offsets": [at, at + tensor.nbytes]}
-        at += tensor.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    head = struct.pack("<Q", len(text)) + text
-    digest = hashlib.sha256(head)
-    file.write(head)
-    for tensor in tensors:
+    digest, head = hashlib.sha256(), b""
+
+    def before(block: memoryview) -> None:
+        nonlocal head
         if stopped():
             raise SaveStopped(file.tell())
-        data = tensor.data()
-        digest.update(data)
-        file.write(data)
+        head = head or bytes(block)
+        digest.update(block)
+
+    own = {f"0.{_KEY}": akunu, f"0.{_DIGEST}": _NO_DIGEST}
+    write_safetensors(file, {**own, **mlx_metadata}, tensors, before)
     file.seek(_digest_offset(head))
     file.write(digest.hexdigest().encode())
     file.flush()

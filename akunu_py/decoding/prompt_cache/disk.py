@@ -21,7 +21,6 @@ from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.cache_file import (
     SUFFIX,
     CacheMetadata,
-    CacheTensor,
     Stopped,
     disk_errors,
 )
@@ -29,7 +28,7 @@ from akunu_py.decoding.prompt_cache.history import Owner, TokenHistory
 from akunu_py.decoding.token_ids import first_invalid
 from akunu_py.errors import DamagedCache, StoreError, UsageError
 from akunu_py.files import replacing
-from akunu_py.models.load.safetensors import MAX_HEADER_BYTES
+from akunu_py.models.load.safetensors import MAX_HEADER_BYTES, Entry
 
 _LENGTHS = ("offset", "_idx", "start_position")  # of a layer, up to the number of tokens
 _DTYPES = {
@@ -256,11 +255,11 @@ def _as_array(name: str, value: Any, scalars: list[Any]) -> mx.array:
     return mx.array(value)
 
 
-def _tensor(name: str, array: mx.array) -> CacheTensor:
+def _tensor(name: str, array: mx.array) -> Entry:
     def data() -> memoryview:
         return memoryview(mx.contiguous(array).reshape(-1).view(mx.uint8))
 
-    return CacheTensor(name, _DTYPES[array.dtype], tuple(array.shape), array.nbytes, data)
+    return Entry(name, _DTYPES[array.dtype], tuple(array.shape), data)
 
 
 def _check_name(path: Path) -> None:

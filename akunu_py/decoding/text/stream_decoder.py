@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from tokenizers.decoders import DecodeStream
+
 from akunu_py.decoding.text.stop_sequences import StopText, TextRun
 from akunu_py.decoding.text.thinking import special_tokens_in, splitter_for
+from akunu_py.errors import DamagedModel
+from akunu_py.models.load.model_files import as_error
 from akunu_py.types import Piece, TextPiece
 
-_INCOMPLETE = "\ufffd"
-_LONGEST_CHARACTER = 4  # bytes in UTF-8, so at most as many tokens
+_MAX_PENDING = 32  # tokens of invalid UTF-8 that are held back
 
 
 class StreamDecoder:
@@ -88,41 +91,34 @@ def _text_piece(runs: Sequence[TextRun], piece: Piece) -> TextPiece:
 
 
 class Detokenizer:
-    """Decodes a stream of tokens to a stream of text.
-
-    Decodes a short window without and with the new token and returns the difference, so that a
-    token's text does not depend on the window (SentencePiece's leading space). Holds back a window
-    that ends in an incomplete character.
-    """
+    """Decodes a stream of tokens to a stream of text, and holds back incomplete characters."""
 
     def __init__(self, tokenizer: Any, last_prompt_token: int | None = None) -> None:
-        """last_prompt_token: context for the first token."""
+        """last_prompt_token: context for the first token, as for SentencePiece's leading space."""
         self._tokenizer = tokenizer
-        self._window: list[int] = [] if last_prompt_token is None else [last_prompt_token]
-        self._decoded = len(self._window)  # tokens of the window whose text was returned
+        self._context: list[int] = [] if last_prompt_token is None else [last_prompt_token]
+        self._stream = DecodeStream(self._context, skip_special_tokens=True)
+        self._pending: list[int] = []  # tokens whose text was not returned
 
     def add(self, token: int) -> str:
         """Return the text that became complete with `token`."""
-        self._window.append(token)
-        return self._release(force=False)
+        self._pending.append(token)
+        try:
+            with as_error("the stream cannot be decoded"):
+                text = self._stream.step(self._tokenizer.backend_tokenizer, token)
+        except DamagedModel:  # some decoders change the text of earlier tokens
+            return self.finish()
+        if text is not None:
+            self._context, self._pending = self._pending, []
+            return text
+        return "" if len(self._pending) < _MAX_PENDING else self.finish()
 
     def finish(self) -> str:
         """Return the text held back; U+FFFD for an incomplete character."""
-        return self._release(force=True)
-
-    def _release(self, *, force: bool) -> str:
-        """Return the pending text, "" for an incomplete character unless `force`."""
-        pending = len(self._window) - self._decoded
-        if not pending:
+        if not self._pending:
             return ""
-        whole = self._decode(self._window)
-        if whole.endswith(_INCOMPLETE) and not force and pending < _LONGEST_CHARACTER:
-            return ""
-        text = whole[len(self._decode(self._window[: self._decoded])) :]
-        self._window = self._window[self._decoded :]
-        self._decoded = len(self._window)
-        return text
-
-    def _decode(self, tokens: list[int]) -> str:
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        return str(self._tokenizer.decode(tokens, **options))
+        text = str(self._tokenizer.decode(self._pending, **options))
+        self._stream = DecodeStream(self._context, skip_special_tokens=True)
+        self._pending = []
+        return text
