@@ -250,9 +250,7 @@ class AutoDrafter:
         history = TokenView(self.index.tokens, start, end, unchanged=unchanged)
         neural_drafter.unchanged, neural_drafter.unchanged_from = end - start, start
         longest = plan.predictions + plan.max_after
-        # A drafter that computes part of the pass does so only for its own tokens.
-        following = [] if neural_drafter.neural_drafter.reused else predictions
-        after = Continuation(self.chain, following, prefix, longest, self.guide)
+        after = Continuation(self.chain, predictions, prefix, longest, self.guide)
         tokens = neural_drafter.draft(history, prefix, plan, limits, self.stop_tokens, after.add)
         after.end()
         proposal.end = plan.predictions
@@ -272,15 +270,14 @@ class AutoDrafter:
     ) -> None:
         self._drafted = drafted
         curve, context = self.curve, self._context
-        neural_drafter, drafting, reused = self._proposal.neural_drafter, 0.0, 0.0
+        neural_drafter, drafting = self._proposal.neural_drafter, 0.0
         if neural_drafter is not None:
             seconds, drafting = seconds - neural_drafter.seconds, neural_drafter.cost
-            reused = neural_drafter.neural_drafter.reused
         pipelined_cost = curve.pipelined(context)
         hidden = curve.table(context)[0] - pipelined_cost if pipelined else 0.0
         if drafted and self._proposal.is_probe:
             curve.probed()
-        if not reused and not curve.first_use(rows):  # reuse makes passes cheaper than usual
+        if not curve.first_use(rows):
             if pipelined and rows == 1:
                 curve.observe(PIPELINED, seconds, context)
             else:
@@ -288,7 +285,7 @@ class AutoDrafter:
         # Planned costs, not measured ones: a slow outlier must not look like a slow text.
         costs = curve.table(context)
         cost = costs[min(rows, MAX_ROWS) - 1]
-        spent = (cost - reused * (cost - costs[0]) - hidden + drafting) / pipelined_cost
+        spent = (cost - hidden + drafting) / pipelined_cost
         self._gain.add(accepted + 1, spent)
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf, isfinite, log
 from typing import Any
 
@@ -157,7 +157,6 @@ class PlannedDrafter:
 
         chances: acceptance of each prediction. values: from `remaining_values`.
         """
-        limits = self._without_reused(limits)
         best = DraftPlan(-float("inf"), 0, 0)
         step = self._cost(1, limits)
         unread = max(1, limits.context - self.neural_drafter.prefilled)
@@ -192,7 +191,7 @@ class PlannedDrafter:
 
     def trial(self, longest: int, limits: PlanningLimits) -> DraftPlan | None:
         """Return a plan now and then, although drafting looks unprofitable."""
-        learned, limits, step = self.learned, self._without_reused(limits), self._cost(1, limits)
+        learned, step = self.learned, self._cost(1, limits)
         learned.saved += learned.attempts if learned.timed else _UNTIMED_SHARE
         waits = limits.plain_cost - limits.costs[0]  # the lost pipelining
         if learned.saved * limits.plain_cost < _TRIAL_TOKENS * step + waits:
@@ -216,7 +215,6 @@ class PlannedDrafter:
         The caller then adds `trailing` predictions. known: the history.
         """
         neural_drafter, learned, context = self.neural_drafter, self.learned, limits.context
-        limits = self._without_reused(limits)
         self._prefix, self._drafted = list(prefix), []
         most = min(plan.max_after, neural_drafter.longest)
         trial = self._is_trial = plan.value == _TRIAL_VALUE
@@ -278,13 +276,6 @@ class PlannedDrafter:
             learned.by_depth[depth] += error
             if not hit:
                 break
-
-    def _without_reused(self, limits: PlanningLimits) -> PlanningLimits:
-        """Subtract from the costs the part of the pass that drafting already computed."""
-        reused, costs = self.neural_drafter.reused, limits.costs
-        if not reused:
-            return limits
-        return replace(limits, costs=[cost - reused * (cost - costs[0]) for cost in costs])
 
     def _draft_token(self) -> _NeuralToken:
         """Draft the next token, with its calibrated chance of acceptance."""

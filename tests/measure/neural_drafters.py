@@ -83,7 +83,7 @@ class SimulatedDrafter:
     ) -> None:
         self.name, self.relative_cost = figures.name, figures.cost
         self.longest = len(figures.accepted)
-        self.prefilled, self.reused, self.key = 0, 0.0, figures.name
+        self.prefilled, self.key = 0, figures.name
         self._figures = figures
         self._truth = [*item.prompt, *item.output]
         self._simulated = neural_drafters

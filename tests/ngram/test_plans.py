@@ -89,8 +89,8 @@ class Head:
     name = key = "head"
     prefilled = 0
 
-    def __init__(self, cost: float, longest: int, reused: float) -> None:
-        self.relative_cost, self.longest, self.reused = cost, longest, reused
+    def __init__(self, cost: float, longest: int) -> None:
+        self.relative_cost, self.longest = cost, longest
 
 
 @settings(max_examples=100, deadline=None)
@@ -102,7 +102,6 @@ class Head:
     st.floats(0.5, 2.0),
     st.integers(1, 3),
     st.booleans(),
-    st.sampled_from([0.0, 0.5]),
 )
 def test_a_neural_plan_has_the_highest_value_of_all_splits(
     chances: list[float],
@@ -112,11 +111,10 @@ def test_a_neural_plan_has_the_highest_value_of_all_splits(
     rate: float,
     longest: int,
     rerun: bool,
-    reused: float,
 ) -> None:
     """Compared with every number of predictions and of neural tokens after them."""
     costs = list(accumulate(increments, initial=1.0))
-    head: Any = Head(cost, longest, reused)
+    head: Any = Head(cost, longest)
     learned = LearnedDrafter.of(head)
     learned.expected = expected
     drafter = PlannedDrafter(head, learned)
@@ -124,17 +122,16 @@ def test_a_neural_plan_has_the_highest_value_of_all_splits(
     limits = PlanningLimits(costs, rate, costs[0], False, 1, 99, False, rerun)
     _, values = best_draft(chances, costs, rate, most, rerun_on_reject=rerun)
     upcoming = [*remaining_values(chances, values), *[0.0] * 9]
-    shown = [each - reused * (each - costs[0]) for each in costs]
 
     def value(predictions: int, count: int) -> float:
         rows = predictions + count
         reached = list(accumulate([1.0, *chances[:predictions], *expected[:count]], mul))
         neural = list(accumulate([1.0, *expected[:count]], mul))
         spent = learned.curve.table(1)[predictions] + (count - 1) * learned.curve.table(1)[0]
-        total = sum(reached) - rate * (shown[rows] + spent * costs[0])
+        total = sum(reached) - rate * (costs[rows] + spent * costs[0])
         for place in range(rows if rerun else 0):
             rejected = reached[place] - reached[place + 1]
-            total -= rejected * rate * (shown[place + 1] - shown[0])
+            total -= rejected * rate * (costs[place + 1] - costs[0])
         for place in range(count):  # after a wrong neural token, predictions remain
             total += (neural[place] - neural[place + 1]) * upcoming[predictions + place + 1]
         return float(total + neural[-1] * upcoming[rows + 1])
@@ -157,7 +154,7 @@ def test_a_neural_plan_has_the_highest_value_of_all_splits(
 
 
 def test_trials_of_a_drafter_that_looks_unprofitable_become_rare() -> None:
-    head: Any = Head(0.5, 4, 0.0)
+    head: Any = Head(0.5, 4)
     drafter = PlannedDrafter(head)
     chooser, costs = DraftChooser([drafter]), [1.0, 3.0, 5.0, 7.0, 9.0]
     limits = PlanningLimits(costs, 1.0, 1.0, False, 1, 99, False, False)

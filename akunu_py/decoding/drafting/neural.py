@@ -60,7 +60,6 @@ class ModelDrafter(NeuralDrafterBase):
 
     name = "model"
     longest = 16
-    reused = 0.0
 
     @classmethod
     def unavailable(cls, engine: Engine) -> str:
@@ -200,7 +199,6 @@ class MtpDrafter(NeuralDrafterBase):
 
     name = key = "mtp"
     longest = 8  # heads trained for one token are rarely right further on
-    reused = 0.0
 
     @classmethod
     def unavailable(cls, engine: Engine) -> str:
