@@ -19,13 +19,16 @@ import pytest
 
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Event, Finished, PrefillProgress
-from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
 from akunu_py.decoding.generate.job import Job
 from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore
+from akunu_py.decoding.prompt_cache.prompt_cache_store import (
+    DiskLimits,
+    DiskPromptCaches,
+    PromptCacheStore,
+)
 from akunu_py.models.load.fit import FittedContext
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules

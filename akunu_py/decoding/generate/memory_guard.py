@@ -15,7 +15,7 @@ from akunu_py.decoding.prompt_cache.history import (
     MAX_CHECKPOINT_BYTES,
     MAX_CHECKPOINTS,
 )
-from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
+from akunu_py.decoding.prompt_cache.memory import MIN_CACHED, PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.errors import DoesNotFit, UsageError
 from akunu_py.models.load.fit import CacheGrowth
@@ -51,7 +51,7 @@ def make_room(engine: Engine, target: Target, prompt: Sequence[int], max_tokens:
     most = _growth(engine, longest, cached) + checkpoint_bytes(engine, longest)
     if (left := device.memory_left(engine.plan.memory_limit)) >= most:
         return
-    asked_for = target.best(prompt) if cached >= LEAST else None
+    asked_for = target.best(prompt) if cached >= MIN_CACHED else None
     caches.make_room(max(0, caches.limit - caches.nbytes) + most - left, asked_for)
     mx.clear_cache()
     left = device.memory_left(engine.plan.memory_limit)

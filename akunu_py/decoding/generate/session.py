@@ -10,7 +10,6 @@ import enum
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,14 +21,13 @@ from akunu_py.decoding.drafting.drafter import Drafting, check_mode
 from akunu_py.decoding.events import PrefillProgress
 from akunu_py.decoding.generate import memory_guard
 from akunu_py.decoding.generate.decode import Decoding, ended
-from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
 from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
 from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import disk
 from akunu_py.decoding.prompt_cache.history import Owner
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
-from akunu_py.decoding.prompt_cache.prompt_cache_store import Verified
+from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskPromptCaches
 from akunu_py.decoding.sampling import LogprobSampler, Sampler
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.text.stream_decoder import StreamDecoder
@@ -136,7 +134,6 @@ class Session:
 
 
 _RESERVED_TOKENS = 1024  # see `Session`
-_NAP_S = 0.02  # wait of a request that has nothing else to do, until cancelling is possible
 _FEW = 64  # pending prompt tokens that join the first decode pass instead of a prefill pass
 
 Step = PrefillProgress | TextPiece
@@ -196,7 +193,6 @@ class Request:
             options.markers,
         )
         self._conditions: list[Callable[[], bool]] | None = None  # to wait for, None before
-        self._verifying: Future[Verified] | None = None  # a prompt cache on disk
         self._started = 0.0
         self._prefilled: float | None = None  # time of the first token
         self._chunks: Iterator[int] = iter(())  # prefill passes
@@ -302,7 +298,7 @@ class Request:
         if self.status is Status.FINISHED:
             return
         status, self.status = self.status, Status.FINISHED
-        self._verifying, self._conditions = None, []
+        self._conditions = []
         if isinstance(self._chunks, Generator):
             self._chunks.close()
         if self._decoding is not None:
@@ -372,12 +368,10 @@ class Request:
             self.target.owner = Owner(options.conversation, time.time(), options.may_store)
             self._session.drafting.prepare(self._options)
             elsewhere = self.target.find_concurrent_prefill(self._prompt)
-            self._conditions = [elsewhere] if elsewhere is not None else self._verify_ahead()
+            self._conditions = [] if elsewhere is None else [elsewhere]
             self._conditions.append(lambda: not self._has_room(len(self._prompt)))
         while self._conditions:
             if self._conditions[0]():
-                if self.target.alone and self._verifying is not None:  # nothing else is ready
-                    wait([self._verifying], _NAP_S)
                 return [self._progress(0)]
             del self._conditions[0]
         if self._drafter is None:
@@ -386,14 +380,6 @@ class Request:
             self._resume_prefill()
         self.status = Status.PREFILLING
         return self._prefill()
-
-    def _verify_ahead(self) -> list[Callable[[], bool]]:
-        """Let a helper thread check a prompt cache on disk; return the condition to wait for."""
-        disk_caches = self._session.disk_caches
-        if disk_caches is not None and self._options.may_store:
-            self._verifying = disk_caches.verify_ahead(self.target, self._prompt)
-        verifying = self._verifying
-        return [] if verifying is None else [lambda: not verifying.done()]
 
     def _progress(self, done: int) -> Step:
         if self._drafter is not None:  # the client knows that the prompt is processed

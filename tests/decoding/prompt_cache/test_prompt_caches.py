@@ -26,7 +26,7 @@ from akunu_py.decoding.load_plan import growth
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import history
 from akunu_py.decoding.prompt_cache.history import NO_OWNER, TokenHistory
-from akunu_py.decoding.prompt_cache.memory import LEAST, PrefixStats, PromptCaches
+from akunu_py.decoding.prompt_cache.memory import MIN_CACHED, PrefixStats, PromptCaches
 from akunu_py.decoding.target import Reuse, Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.models.load.fit import Activations, CacheGrowth, FittedContext, MemoryNeeds
@@ -64,11 +64,11 @@ def test_conversations_in_turn_prefill_only_new_tokens(name: str) -> None:
     first, second = some(120, 1), some(90, 2)
     _, sampled = prompt(target, name, first)
     assert prompt(target, name, second)[0] == Reuse(0, 0, "")
-    longer = [*first, *sampled, *some(LEAST, 3)]
+    longer = [*first, *sampled, *some(MIN_CACHED, 3)]
     assert prompt(target, name, longer)[0].cached >= len(first) + len(sampled) - 1
     # A branch in the middle of the first conversation, and back to every branch.
     tail = target.prompt_tail
-    other = [*first, *sampled[:2], *some(LEAST + 20, 4)]
+    other = [*first, *sampled[:2], *some(MIN_CACHED + 20, 4)]
     assert prompt(target, name, other)[0].cached >= len(first) - tail
     for each in (longer, other, second):
         assert prompt(target, name, [*each, 5])[0].cached >= len(each) - tail
@@ -132,7 +132,7 @@ def test_the_limit_holds_and_the_protected_history_stays(seed: int) -> None:
         others = [each for each in caches.histories() if each is not protected]
         assert not others or caches.nbytes + needed <= caches.limit
         assert protected is None or protected in caches.histories()
-        assert all(len(each.tokens) >= LEAST for each in caches.histories())
+        assert all(len(each.tokens) >= MIN_CACHED for each in caches.histories())
         assert caches.limit or not caches.histories()
 
 
