@@ -1,8 +1,7 @@
 """`--draft auto`: draft the planned number of tokens, often none.
 
-`prediction` predicts tokens, `chain` chains them, `planner` chooses the length by the costs in
-`cost`, `pipelining` computes the cost of a step without a draft, and `neural_plan` decides when a
-neural drafter is better.
+`prediction` predicts chains of tokens, `planner` chooses the length by the costs in `cost`, and
+`neural_plan` decides when a neural drafter is better.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_RATE, AcceptanceModel
 from akunu_py.ngram.answer_cache import AnswerCache
-from akunu_py.ngram.chain import Continuation, PredictionChain
 from akunu_py.ngram.copies import CopyTracker
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve, RecentGain
 from akunu_py.ngram.index import SuffixIndex
@@ -23,9 +21,14 @@ from akunu_py.ngram.neural_plan import (
     PlannedDrafter,
     PlanningLimits,
 )
-from akunu_py.ngram.pipelining import Pipelining
-from akunu_py.ngram.planner import best_draft
-from akunu_py.ngram.prediction import FROM_GRAMMAR, TokenPrediction, TokenPredictor
+from akunu_py.ngram.planner import Pipelining, best_draft
+from akunu_py.ngram.prediction import (
+    FROM_GRAMMAR,
+    Continuation,
+    PredictionChain,
+    TokenPrediction,
+    TokenPredictor,
+)
 from akunu_py.ngram.token_view import TokenView
 from akunu_py.types import DraftGuide, NeuralDrafter
 

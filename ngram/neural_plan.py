@@ -9,12 +9,14 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import inf, isfinite, log
+from operator import sub
 from typing import Any
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_EDGES, sigmoid
 from akunu_py.ngram.cost import MAX_ROWS, PRIOR_SHAPE, CostCurve
-from akunu_py.ngram.planner import best_draft
+from akunu_py.ngram.planner import best_count, best_draft, value_at
 from akunu_py.ngram.prediction import TokenPrediction
 from akunu_py.ngram.token_view import TokenView
 from akunu_py.types import NeuralDrafter
@@ -168,10 +170,10 @@ class PlannedDrafter:
                 rows = predictions + count
                 chance = after * self.expected(count - 1)
                 lost += _rerun_cost(reached * (after - chance), rows, limits)
-                future += (after - chance) * _value_at(values, rows)
+                future += (after - chance) * value_at(values, rows)
                 after, gained = chance, gained + reached * chance
                 value = gained - limits.rate * (limits.costs[rows] + spent) - lost
-                value += future + after * _value_at(values, rows + 1)
+                value += future + after * value_at(values, rows + 1)
                 if value > best.value:
                     best = DraftPlan(value, predictions, most - predictions, reached)
                 if reached * after < _NEGLIGIBLE:
@@ -351,10 +353,6 @@ def _values_after_prefix(
     return [*[0.0] * (len(chances) - 2), *upcoming]
 
 
-def _value_at(values: Sequence[float], place: int) -> float:
-    return values[place] if place < len(values) else 0.0
-
-
 def _extend_chances(chances: list[float], trailing: Sequence[float], most: int) -> list[float]:
     """Append cumulative chances for the predictions `trailing`, up to `most` chances in all."""
     for chance in trailing[: max(0, most - len(chances))]:
@@ -369,15 +367,11 @@ def _best_length(
 
     chances: cumulative, of the prefix and each token after it. values: see `_values_after_prefix`.
     """
-    best, best_value, gained, lost = 0, _value_at(values, 0), 0.0, 0.0
-    for count in range(1, len(chances)):
-        gained += chances[count]
-        lost += _rerun_cost(chances[count - 1] - chances[count], before + count, limits)
-        more = limits.costs[before + count] - limits.costs[before]
-        value = gained - limits.rate * more - lost + _value_at(values, count)
-        if value > best_value:
-            best, best_value = count, value
-    return best, best_value
+    rejected = map(sub, chances, chances[1:])
+    costs = (_rerun_cost(each, before + at, limits) for at, each in enumerate(rejected, 1))
+    rows, plain = limits.costs[before + 1 :], limits.costs[before]
+    lost = list(accumulate(costs)) if limits.rerun else ()
+    return best_count(chances[1:], rows, limits.rate, plain, lost=lost, values=values)
 
 
 def _rerun_cost(chance: float, rows: int, limits: PlanningLimits) -> float:

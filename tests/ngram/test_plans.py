@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from akunu_py.bench.curve import CURVES, parse_curve
 from akunu_py.ngram.cost import BANDS, MAX_ROWS, PIPELINED, CostCurve, SliceCost
-from akunu_py.ngram.joint_plan import JointPlanner, SharedPass
 from akunu_py.ngram.neural_plan import (
     DraftChooser,
     LearnedDrafter,
@@ -25,8 +24,7 @@ from akunu_py.ngram.neural_plan import (
     PlanningLimits,
     remaining_values,
 )
-from akunu_py.ngram.pipelining import Pipelining
-from akunu_py.ngram.planner import best_draft
+from akunu_py.ngram.planner import JointPlanner, Pipelining, SharedPass, best_draft
 
 CHANCES = st.lists(st.floats(0.02, 1.0), min_size=1, max_size=4)
 INCREMENTS = st.lists(st.floats(0.0, 0.6), min_size=9, max_size=9)
