@@ -21,7 +21,7 @@ import pytest
 
 from akunu_py.decoding.drafting.neural import NeuralDrafterBase
 from akunu_py.decoding.events import Finished
-from akunu_py.decoding.generate import memory_guard
+from akunu_py.decoding.generate import prefill
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.drafters import DraftModel
 from akunu_py.decoding.model.engine import Engine
@@ -251,7 +251,7 @@ def restored_from_disk(cell: Cell) -> None:
 
 def evicted(cell: Cell) -> None:
     """A request loses its history while it decodes, because memory is short."""
-    engine = altered(cell.engine, prompt_cache_memory=2 * memory_guard.needed(cell.engine, 256))
+    engine = altered(cell.engine, prompt_cache_memory=2 * prefill.history_bytes(cell.engine, 256))
     request = cell.submit(some(246, 3))
     other = Submitted(some(240, 4), GenerateOptions(30, "off"))
     Served(engine, reserved_tokens=5).serve([request, other])

@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from akunu_py.bench.result import median
-from akunu_py.decoding import chips, device, kv_cache, output_rows, wired
+from akunu_py.decoding import device, kv_cache, output_rows, wired
 from akunu_py.decoding.constraint.answer_limits import compile_rules
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.answer_jobs import text_job
@@ -24,8 +24,7 @@ from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.prefill import unused_limit
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.model.identity import model_digest
+from akunu_py.decoding.model.engine import Engine, model_digest
 from akunu_py.decoding.prompt_cache.history import MAX_CHECKPOINTS
 from akunu_py.decoding.prompt_cache.memory import MAX_HISTORIES
 from akunu_py.errors import UsageError
@@ -72,7 +71,7 @@ def bandwidth_line(nbytes: int) -> tuple[float | None, str]:
         return None, ""
     chip, measured = device.chip(), measured_bandwidth(nbytes) / 1e9
     source = "estimated" if chip.estimated else "known"
-    note = f"{chips.gpu_cores()} GPU cores, {chip.gb_per_s:.0f} GB/s {source}, {measured:.0f} here"
+    note = f"{device.gpu_cores()} GPU cores, {chip.gb_per_s:.0f} GB/s {source}, {measured:.0f} here"
     return factor(chip.gb_per_s, measured), note
 
 

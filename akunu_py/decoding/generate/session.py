@@ -19,9 +19,14 @@ from akunu_py.decoding import blas_threads, wired
 from akunu_py.decoding.constraint.answer_limits import answer_rules
 from akunu_py.decoding.drafting.drafter import Drafting, check_mode
 from akunu_py.decoding.events import PrefillProgress
-from akunu_py.decoding.generate import memory_guard
 from akunu_py.decoding.generate.decode import Decoding, ended
-from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
+from akunu_py.decoding.generate.prefill import (
+    ChunkSizes,
+    history_bytes,
+    make_room,
+    prefill,
+    release_under_pressure,
+)
 from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import disk
@@ -89,7 +94,7 @@ class Session:
         """
         self.learned.flush()
         caches = self.target.caches  # which other sessions may share
-        memory_guard.release_under_pressure(caches)
+        release_under_pressure(caches)
         mx.clear_cache()  # MLX keeps the buffers of every prompt length
         histories = [*caches.in_use, *caches.histories()]
         wired.adjust(self.engine.model, sum(each.nbytes for each in histories))
@@ -389,11 +394,15 @@ class Request:
     def _begin_prefill(self) -> None:
         """Reuse the longest cached prefix, in memory or on disk; plan the prefill of the rest."""
         target, prompt = self.target, self._prompt
-        memory_guard.make_room(self._engine, target, prompt, self._reserved_tokens)
+        make_room(self._engine, target, prompt, self._reserved_tokens)
         may_store, disk_caches = self._options.may_store, self._session.disk_caches
         on_disk: tuple[int, NotCached] = (0, "")
         if may_store and disk_caches is not None:
-            on_disk = disk_caches.read(target, prompt)
+            reached = target.reach(prompt)
+            history, tokens, missing = disk_caches.read(prompt, reached, target.caches)
+            on_disk = tokens, missing
+            if history is not None:
+                target.adopt(history)
         reuse = target.reuse_prefix(prompt, self._needed(len(prompt)), self._stable)
         self._cached = self.stats.cached_tokens = reuse.cached
         memory: tuple[int, NotCached] = (reuse.known, reuse.missing)
@@ -465,7 +474,7 @@ class Request:
 
     def _reserve_more(self) -> None:
         """Reserve memory for more tokens; release the history and wait if there is none."""
-        memory_guard.release_under_pressure(self.target.caches)
+        release_under_pressure(self.target.caches)
         held = len(self.target.tokens) + len(self.target.pending)
         if not self.crowded and self._has_room(held):
             self.target.caches.reserve(self._needed(held), self.target.history)
@@ -484,7 +493,7 @@ class Request:
 
     def _needed(self, held: int) -> int:
         """Return the bytes of a history of `held` tokens and those to reserve."""
-        return memory_guard.needed(self._engine, held + self._reserved_tokens)
+        return history_bytes(self._engine, held + self._reserved_tokens)
 
     @property
     def _reserved_tokens(self) -> int:

@@ -29,7 +29,7 @@ from akunu_py.types import NotCached
 if TYPE_CHECKING:  # `akunu cache` never imports MLX
     from akunu_py.decoding.model.engine import Engine
     from akunu_py.decoding.prompt_cache.history import TokenHistory
-    from akunu_py.decoding.target import Target
+    from akunu_py.decoding.prompt_cache.memory import PromptCaches
 
 MIN_SAVED = 256  # tokens; shorter prefixes are not worth loading
 _WORTH = 1.0  # minimum prefill seconds that a file saves
@@ -194,37 +194,42 @@ class DiskPromptCaches:
         self._store = store
         self._costs = costs
 
-    def read(self, target: Target, prompt: Sequence[int]) -> tuple[int, NotCached]:
-        """Load the best prompt cache for `prompt` into `target` if that saves time.
+    def read(
+        self, prompt: Sequence[int], reached: int, caches: PromptCaches
+    ) -> tuple[TokenHistory | None, int, NotCached]:
+        """Load the best prompt cache for `prompt` if that saves time.
 
-        Returns the prompt tokens on disk, and why they were not used: "slow disk", "no checkpoint",
-        "damaged file", or saved for "other KV width", "other weights" or "other context".
+        Returns its history, the prompt tokens on disk, and why they were not used: "slow disk",
+        "no checkpoint", "damaged file", or saved for "other KV width", "other weights" or "other
+        context". reached: prompt tokens in memory. caches: where to make room.
         """
         if len(prompt) < MIN_SAVED:
-            return 0, ""
+            return None, 0, ""
         self._forget_slowness()
+        history, shared, reason = self._read_best(prompt, reached, caches)
         unusable = self._store.find_unusable(prompt, self._engine)
-        return max(self._read_best(target, prompt), unusable, key=lambda each: each[0])
+        return history, *max((shared, reason), unusable, key=lambda each: each[0])
 
-    def _read_best(self, target: Target, prompt: Sequence[int]) -> tuple[int, NotCached]:
+    def _read_best(
+        self, prompt: Sequence[int], reached: int, caches: PromptCaches
+    ) -> tuple[TokenHistory | None, int, NotCached]:
         """Load the file that saves the most prefill, and measure the time. Returns as `read`."""
         found = self._store.find(prompt, self._engine)
         if found is None:
-            return 0, ""
+            return None, 0, ""
         reach, saved = found
-        shared, more = saved.metadata.shared(prompt), reach - target.reach(prompt)
+        shared, more = saved.metadata.shared(prompt), reach - reached
         if more < MIN_SAVED:
-            return shared, "slow disk" if more > 0 else "no checkpoint"
+            return None, shared, "slow disk" if more > 0 else "no checkpoint"
         if self._load_s(saved.size) >= self._prefill_s(more):
-            return shared, "slow disk"
-        target.caches.make_room(saved.size)
+            return None, shared, "slow disk"
+        caches.make_room(saved.size)
         started = time.perf_counter()
         history = self._store.load(saved, self._engine)
         if isinstance(history, str):
-            return shared, history
+            return None, shared, history
         self._costs.load_rate = saved.size / (time.perf_counter() - started)
-        target.adopt(history)
-        return shared, ""
+        return history, shared, ""
 
     def write(
         self, histories: Sequence[TokenHistory], stopped: Stopped, seconds: float | None

@@ -19,7 +19,6 @@ from mlx_lm.models.cache import ArraysCache
 
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding import target as target_module
-from akunu_py.decoding.generate import memory_guard
 from akunu_py.decoding.generate import prefill as prefill_module
 from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
 from akunu_py.decoding.load_plan import growth
@@ -268,7 +267,9 @@ def test_the_counted_bytes_are_those_that_mlx_holds(name: str, tiny: Engine) -> 
     engine = needing(tiny, needs, checkpoints=history.needs_checkpoints)
     expected = max(filled, held - unused)
     room += 128 * needs.per_token
-    assert memory_guard.needed(engine, LENGTH) == pytest.approx(expected, rel=0.05, abs=room)
+    assert prefill_module.history_bytes(engine, LENGTH) == pytest.approx(
+        expected, rel=0.05, abs=room
+    )
 
 
 def needing(engine: Engine, cache: CacheGrowth, *, checkpoints: bool) -> Engine:
@@ -283,7 +284,7 @@ def test_checkpoints_of_a_long_prompt_are_counted_up_to_their_limit(tiny: Engine
     for checkpoints, expected in ((True, [2, 4, 8, 8]), (False, [0, 0, 0, 0])):
         engine = needing(tiny, cache, checkpoints=checkpoints)
         lengths = 100, 5000, 16_384, 100_000
-        found = [memory_guard.checkpoint_bytes(engine, tokens) for tokens in lengths]
+        found = [prefill_module.checkpoint_bytes(engine, tokens) for tokens in lengths]
         assert found == [each * 50_000_000 for each in expected]
 
 
@@ -297,7 +298,7 @@ def test_the_ngram_index_of_a_long_text_is_counted() -> None:
         held = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert 0.7 * held < memory_guard.INDEX_BYTES * len(text) < 1.5 * held
+    assert 0.7 * held < prefill_module.INDEX_BYTES * len(text) < 1.5 * held
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-sliding", "qwen3_next"])

@@ -22,9 +22,8 @@ from akunu_py.decoding import device
 from akunu_py.decoding.events import Finished
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import LearnedState
-from akunu_py.decoding.model import identity
-from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.model.identity import model_digest
+from akunu_py.decoding.model import engine as engine_module
+from akunu_py.decoding.model.engine import Engine, model_digest
 from akunu_py.decoding.prompt_cache import cache_file, disk
 from akunu_py.decoding.prompt_cache.prompt_cache_store import (
     DiskLimits,
@@ -599,7 +598,7 @@ def test_models_differ_by_each_tensor_and_by_versions_and_device(
     versions = {name: version(name) for name in ("mlx", "mlx-lm")}
     for part in (*versions, ""):
         with monkeypatch.context() as patch:
-            patch.setattr(identity, "version", (versions | {part: "0"}).__getitem__)
+            patch.setattr(engine_module, "version", (versions | {part: "0"}).__getitem__)
             if not part:
                 patch.setattr(device, "device_name", lambda: "another")
             seen.add(model_digest(tmp_path, "float32"))
