@@ -20,6 +20,7 @@ from akunu_py.ngram.neural_plan import (
     LearnedDrafter,
     PlannedDrafter,
     PlanningLimits,
+    TokenView,
 )
 from akunu_py.ngram.planner import Pipelining, best_draft
 from akunu_py.ngram.prediction import (
@@ -29,7 +30,6 @@ from akunu_py.ngram.prediction import (
     TokenPrediction,
     TokenPredictor,
 )
-from akunu_py.ngram.token_view import TokenView
 from akunu_py.types import DraftGuide, NeuralDrafter
 
 MAX_DRAFT = 32

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf, isfinite, log
 from operator import sub
-from typing import Any
+from typing import Any, overload
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_EDGES, sigmoid
 from akunu_py.ngram.cost import MAX_ROWS, PRIOR_SHAPE, CostCurve
 from akunu_py.ngram.planner import best_count, best_draft, value_at
 from akunu_py.ngram.prediction import TokenPrediction
-from akunu_py.ngram.token_view import TokenView
 from akunu_py.types import NeuralDrafter
 
 _NEGLIGIBLE = 0.02  # longer drafts with a lower chance are not considered
@@ -429,3 +428,53 @@ class DraftChooser:
             self._correct += prediction.token == token
             if prediction.token != token:
                 break
+
+
+class TokenView(Sequence[int]):
+    """The tokens [start, end) of a sequence and some tokens after them, without a copy."""
+
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        start: int = 0,
+        end: int | None = None,
+        after: Sequence[int] = (),
+        unchanged: int = 0,
+    ) -> None:
+        """unchanged: tokens at the start that are the same as in the drafter's previous view."""
+        self.unchanged = unchanged
+        self._tokens, self._start = tokens, start
+        self._size = (len(tokens) if end is None else end) - start
+        self._after = list(after)
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], after: Sequence[int] = ()) -> TokenView:
+        """Return a view of `tokens`, which may be a view, and the tokens `after` them."""
+        unchanged = tokens.unchanged if isinstance(tokens, TokenView) else 0
+        return cls(tokens, after=after, unchanged=unchanged)
+
+    def __len__(self) -> int:
+        return self._size + len(self._after)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        size, first = self._size, self._start
+        if isinstance(at, slice):
+            start, end, _ = at.indices(len(self))
+            before = self._tokens[first + start : first + min(end, size)] if start < size else ()
+            return [*before, *self._after[max(0, start - size) : max(0, end - size)]]
+        at += len(self) if at < 0 else 0
+        return self._tokens[first + at] if at < size else self._after[at - size]
+
+    def __setitem__(self, at: int, token: int) -> None:
+        """Replace an appended token."""
+        self._after[at if at < 0 else at - self._size] = token
+
+    def append(self, token: int) -> None:
+        """Add a token to the view, but not to the viewed sequence."""
+        self._after.append(token)

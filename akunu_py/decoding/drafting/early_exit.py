@@ -14,16 +14,15 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
-from akunu_py.decoding import kv_cache
+from akunu_py.decoding import device, kv_cache
 from akunu_py.decoding.drafting.neural import NeuralDrafterBase
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.load.model_files import as_error
 from akunu_py.ngram.cost import PRIOR_SHAPE, interpolate
-from akunu_py.ngram.token_view import TokenView
+from akunu_py.ngram.neural_plan import TokenView
 
 LONGEST = 8  # tokens per draft
 _MEASURED = 96  # tokens for measuring agreement
@@ -148,8 +147,8 @@ def measure_exits(engine: Engine, counts: Sequence[int]) -> list[EarlyExit]:
     model = engine.model
     tokens = mx.array(engine.tokens.encode_text(_TEXT)[:_MEASURED])
     _, layers = _find_layers(model)
-    each = sum(_nbytes(layer) for layer in layers) / len(layers)
-    lm_head = _nbytes(model) - each * len(layers)
+    each = sum(map(device.weight_bytes, layers)) / len(layers)
+    lm_head = device.weight_bytes(model) - each * len(layers)
     if any(path.endswith("lm_head") for path, _ in model.named_modules()):
         lm_head /= 2  # the other half is the embedding, of which a pass reads few rows
     total = each * len(layers) + lm_head
@@ -167,9 +166,7 @@ def choose_exit(engine: Engine) -> EarlyExit:
     """Return the most promising exit. Raises UnsupportedModel if there is none."""
     count = len(engine.model.layers)
     tried = {count * part // _CANDIDATES for part in range(1, _CANDIDATES)} - {0}
-    others = [
-        each for each in kv_cache.new_cache(engine.model, engine.plan.kv_bits) if not _grows(each)
-    ]
+    others = [each for each in _new_cache(engine) if type(each) not in kv_cache.GROWING]
     if others or not tried:
         kinds = ", ".join(sorted({type(each).__name__ for each in others})) or f"{count} layer"
         raise UnsupportedModel(f"{engine.name} ({kinds}) cannot draft with its first layers")
@@ -178,14 +175,6 @@ def choose_exit(engine: Engine) -> EarlyExit:
 
 def _new_cache(engine: Engine) -> kv_cache.Cache:
     return kv_cache.new_cache(engine.model, engine.plan.kv_bits)
-
-
-def _grows(entry: Any) -> bool:
-    return type(entry) in kv_cache.GROWING
-
-
-def _nbytes(module: Any) -> int:
-    return sum(value.nbytes for _, value in tree_flatten(module.parameters()))
 
 
 class _SkippedLayer:

@@ -16,7 +16,7 @@ from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.models.load.fit import PREFILL_ROWS
 from akunu_py.models.mtp import Head, Trunk
-from akunu_py.ngram.token_view import TokenView
+from akunu_py.ngram.neural_plan import TokenView
 from akunu_py.types import NeuralDrafter
 
 
