@@ -106,11 +106,6 @@ class PromptCacheStore:
                 found.append(SavedCache(path, metadata, status.st_size))
         return found
 
-    def find(self, prompt: Sequence[int], engine: Engine) -> tuple[int, SavedCache] | None:
-        """Return the file that saves the most prefill of `prompt`, after the tokens saved."""
-        found = [(each.metadata.reach(prompt), each) for each in self.saved(engine)]
-        return max(found, key=lambda each: each[0], default=None)
-
     def load(self, saved: SavedCache, engine: Engine) -> TokenHistory | NotCached:
         """Load a file's history, or return why it cannot be used; bad files are deleted."""
         from akunu_py.decoding.prompt_cache import disk
@@ -206,19 +201,19 @@ class DiskPromptCaches:
         if len(prompt) < MIN_SAVED:
             return None, 0, ""
         self._forget_slowness()
-        history, shared, reason = self._read_best(prompt, reached, caches)
         unusable = self._store.find_unusable(prompt, self._engine)
+        history, shared, reason = self._read_best(prompt, reached, caches)
         return history, *max((shared, reason), unusable, key=lambda each: each[0])
 
     def _read_best(
         self, prompt: Sequence[int], reached: int, caches: PromptCaches
     ) -> tuple[TokenHistory | None, int, NotCached]:
         """Load the file that saves the most prefill, and measure the time. Returns as `read`."""
-        found = self._store.find(prompt, self._engine)
-        if found is None:
+        files = self._store.saved(self._engine)
+        saved = max(files, key=lambda each: each.metadata.reach(prompt), default=None)
+        if saved is None:
             return None, 0, ""
-        reach, saved = found
-        shared, more = saved.metadata.shared(prompt), reach - reached
+        shared, more = saved.metadata.shared(prompt), saved.metadata.reach(prompt) - reached
         if more < MIN_SAVED:
             return None, shared, "slow disk" if more > 0 else "no checkpoint"
         if self._load_s(saved.size) >= self._prefill_s(more):
