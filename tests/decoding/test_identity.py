@@ -25,6 +25,7 @@ from akunu_py.decoding.generate import prefill
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.drafters import DraftModel
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.prompt_cache.prompt_cache_store import forget
 from akunu_py.decoding.target import Target
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
 from akunu_py.ngram.auto import AutoDrafter
@@ -237,6 +238,7 @@ def shared_passes(cell: Cell) -> None:
 
 def restored_from_disk(cell: Cell) -> None:
     """A second turn after a restart: only its new tokens are prefilled."""
+    forget()  # the files of other cases
     first = cell.submit(some(260, 1), NEW)
     served = Served(cell.engine, learned=learned_on_disk(cell.engine, cell.directory))
     served.serve([first])
