@@ -72,9 +72,6 @@ class NeuralDrafter(Protocol):
     def relative_cost(self) -> float: ...  # assumed cost of a token in plain steps, until measured
 
     @property
-    def reused(self) -> float: ...  # share of the verifying pass that drafting has computed
-
-    @property
     def longest(self) -> int: ...  # maximum tokens per draft
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -45,14 +44,10 @@ class AnswerCache:
         self.total = 0
         size = 1 << capacity_bits
         self._mask = size - 1
-        zeros = bytes(4 * size)
         self._log = array("I", [SEPARATOR]) * size  # never matches
-        self._head1 = array("I", zeros)
-        self._head2 = array("I", zeros)
-        self._head3 = array("I", zeros)
-        self._prev1 = array("I", zeros)
-        self._prev2 = array("I", zeros)
-        self._prev3 = array("I", zeros)
+        self._head1, self._head2, self._head3, self._prev1, self._prev2, self._prev3 = (
+            array("I", bytes(4 * size)) for _ in range(6)
+        )
 
     def __len__(self) -> int:
         return min(self.total, self._mask + 1)
@@ -129,7 +124,7 @@ class AnswerCache:
     def dump(self) -> bytes:
         """Return the cache as bytes, for `load`."""
         header = _HEADER.pack(MAGIC, VERSION, self.capacity_bits, self.total)
-        body = b"".join(_little_endian(getattr(self, name)) for name in _ARRAYS)
+        body = b"".join(getattr(self, name).tobytes() for name in _ARRAYS)
         return header + _CHECKSUM.pack(adler32(body, adler32(header))) + body
 
     @classmethod
@@ -158,8 +153,6 @@ class AnswerCache:
         for i, name in enumerate(_ARRAYS):
             values = array("I")
             values.frombytes(body[i * size : (i + 1) * size])
-            if sys.byteorder == "big":
-                values.byteswap()
             setattr(cache, name, values)
         return cache
 
@@ -170,10 +163,3 @@ def _hash2(first: int, second: int) -> int:
 
 def _hash3(first: int, second: int, third: int) -> int:
     return ((first * 0x9E3779B1 + second) * 0xC2B2AE35 + third) * 0x85EBCA6B >> 12
-
-
-def _little_endian(values: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        values = array("I", values)
-        values.byteswap()
-    return values.tobytes()

@@ -1,8 +1,7 @@
 """`--draft auto`: draft the planned number of tokens, often none.
 
-`prediction` predicts tokens, `chain` chains them, `planner` chooses the length by the costs in
-`cost`, `pipelining` computes the cost of a step without a draft, and `neural_plan` decides when a
-neural drafter is better.
+`prediction` predicts chains of tokens, `planner` chooses the length by the costs in `cost`, and
+`neural_plan` decides when a neural drafter is better.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_RATE, AcceptanceModel
 from akunu_py.ngram.answer_cache import AnswerCache
-from akunu_py.ngram.chain import Continuation, PredictionChain
 from akunu_py.ngram.copies import CopyTracker
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve, RecentGain
 from akunu_py.ngram.index import SuffixIndex
@@ -22,11 +20,16 @@ from akunu_py.ngram.neural_plan import (
     LearnedDrafter,
     PlannedDrafter,
     PlanningLimits,
+    TokenView,
 )
-from akunu_py.ngram.pipelining import Pipelining
-from akunu_py.ngram.planner import best_draft
-from akunu_py.ngram.prediction import FROM_GRAMMAR, TokenPrediction, TokenPredictor
-from akunu_py.ngram.token_view import TokenView
+from akunu_py.ngram.planner import Pipelining, best_draft
+from akunu_py.ngram.prediction import (
+    FROM_GRAMMAR,
+    Continuation,
+    PredictionChain,
+    TokenPrediction,
+    TokenPredictor,
+)
 from akunu_py.types import DraftGuide, NeuralDrafter
 
 MAX_DRAFT = 32
@@ -250,9 +253,7 @@ class AutoDrafter:
         history = TokenView(self.index.tokens, start, end, unchanged=unchanged)
         neural_drafter.unchanged, neural_drafter.unchanged_from = end - start, start
         longest = plan.predictions + plan.max_after
-        # A drafter that computes part of the pass does so only for its own tokens.
-        following = [] if neural_drafter.neural_drafter.reused else predictions
-        after = Continuation(self.chain, following, prefix, longest, self.guide)
+        after = Continuation(self.chain, predictions, prefix, longest, self.guide)
         tokens = neural_drafter.draft(history, prefix, plan, limits, self.stop_tokens, after.add)
         after.end()
         proposal.end = plan.predictions
@@ -272,15 +273,14 @@ class AutoDrafter:
     ) -> None:
         self._drafted = drafted
         curve, context = self.curve, self._context
-        neural_drafter, drafting, reused = self._proposal.neural_drafter, 0.0, 0.0
+        neural_drafter, drafting = self._proposal.neural_drafter, 0.0
         if neural_drafter is not None:
             seconds, drafting = seconds - neural_drafter.seconds, neural_drafter.cost
-            reused = neural_drafter.neural_drafter.reused
         pipelined_cost = curve.pipelined(context)
         hidden = curve.table(context)[0] - pipelined_cost if pipelined else 0.0
         if drafted and self._proposal.is_probe:
             curve.probed()
-        if not reused and not curve.first_use(rows):  # reuse makes passes cheaper than usual
+        if not curve.first_use(rows):
             if pipelined and rows == 1:
                 curve.observe(PIPELINED, seconds, context)
             else:
@@ -288,7 +288,7 @@ class AutoDrafter:
         # Planned costs, not measured ones: a slow outlier must not look like a slow text.
         costs = curve.table(context)
         cost = costs[min(rows, MAX_ROWS) - 1]
-        spent = (cost - reused * (cost - costs[0]) - hidden + drafting) / pipelined_cost
+        spent = (cost - hidden + drafting) / pipelined_cost
         self._gain.add(accepted + 1, spent)
 
     @property

@@ -32,6 +32,7 @@ _FIXED_SHARE = 4.0  # a slice takes this many times the fixed cost, even beyond 
 _LEAST_VARIABLE = 0.1  # assumed share of a slice's time that grows with its size
 _GROWTH = 4  # of the largest slice so far
 
+PRIOR_PREFILL_RATE = 500.0  # prompt tokens per second, before any measurement
 PIPELINED = 0  # row count that stands for a plain step launched while another runs
 _GAP_PRIOR = 0.1  # assumed share of a plain step that pipelining hides
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import accumulate
 from math import inf, isfinite, log
-from typing import Any
+from operator import sub
+from typing import Any, overload
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_EDGES, sigmoid
 from akunu_py.ngram.cost import MAX_ROWS, PRIOR_SHAPE, CostCurve
-from akunu_py.ngram.planner import best_draft
+from akunu_py.ngram.planner import best_count, best_draft, value_at
 from akunu_py.ngram.prediction import TokenPrediction
-from akunu_py.ngram.token_view import TokenView
 from akunu_py.types import NeuralDrafter
 
 _NEGLIGIBLE = 0.02  # longer drafts with a lower chance are not considered
@@ -157,7 +158,6 @@ class PlannedDrafter:
 
         chances: acceptance of each prediction. values: from `remaining_values`.
         """
-        limits = self._without_reused(limits)
         best = DraftPlan(-float("inf"), 0, 0)
         step = self._cost(1, limits)
         unread = max(1, limits.context - self.neural_drafter.prefilled)
@@ -169,10 +169,10 @@ class PlannedDrafter:
                 rows = predictions + count
                 chance = after * self.expected(count - 1)
                 lost += _rerun_cost(reached * (after - chance), rows, limits)
-                future += (after - chance) * _value_at(values, rows)
+                future += (after - chance) * value_at(values, rows)
                 after, gained = chance, gained + reached * chance
                 value = gained - limits.rate * (limits.costs[rows] + spent) - lost
-                value += future + after * _value_at(values, rows + 1)
+                value += future + after * value_at(values, rows + 1)
                 if value > best.value:
                     best = DraftPlan(value, predictions, most - predictions, reached)
                 if reached * after < _NEGLIGIBLE:
@@ -192,7 +192,7 @@ class PlannedDrafter:
 
     def trial(self, longest: int, limits: PlanningLimits) -> DraftPlan | None:
         """Return a plan now and then, although drafting looks unprofitable."""
-        learned, limits, step = self.learned, self._without_reused(limits), self._cost(1, limits)
+        learned, step = self.learned, self._cost(1, limits)
         learned.saved += learned.attempts if learned.timed else _UNTIMED_SHARE
         waits = limits.plain_cost - limits.costs[0]  # the lost pipelining
         if learned.saved * limits.plain_cost < _TRIAL_TOKENS * step + waits:
@@ -216,7 +216,6 @@ class PlannedDrafter:
         The caller then adds `trailing` predictions. known: the history.
         """
         neural_drafter, learned, context = self.neural_drafter, self.learned, limits.context
-        limits = self._without_reused(limits)
         self._prefix, self._drafted = list(prefix), []
         most = min(plan.max_after, neural_drafter.longest)
         trial = self._is_trial = plan.value == _TRIAL_VALUE
@@ -278,13 +277,6 @@ class PlannedDrafter:
             learned.by_depth[depth] += error
             if not hit:
                 break
-
-    def _without_reused(self, limits: PlanningLimits) -> PlanningLimits:
-        """Subtract from the costs the part of the pass that drafting already computed."""
-        reused, costs = self.neural_drafter.reused, limits.costs
-        if not reused:
-            return limits
-        return replace(limits, costs=[cost - reused * (cost - costs[0]) for cost in costs])
 
     def _draft_token(self) -> _NeuralToken:
         """Draft the next token, with its calibrated chance of acceptance."""
@@ -360,10 +352,6 @@ def _values_after_prefix(
     return [*[0.0] * (len(chances) - 2), *upcoming]
 
 
-def _value_at(values: Sequence[float], place: int) -> float:
-    return values[place] if place < len(values) else 0.0
-
-
 def _extend_chances(chances: list[float], trailing: Sequence[float], most: int) -> list[float]:
     """Append cumulative chances for the predictions `trailing`, up to `most` chances in all."""
     for chance in trailing[: max(0, most - len(chances))]:
@@ -378,15 +366,11 @@ def _best_length(
 
     chances: cumulative, of the prefix and each token after it. values: see `_values_after_prefix`.
     """
-    best, best_value, gained, lost = 0, _value_at(values, 0), 0.0, 0.0
-    for count in range(1, len(chances)):
-        gained += chances[count]
-        lost += _rerun_cost(chances[count - 1] - chances[count], before + count, limits)
-        more = limits.costs[before + count] - limits.costs[before]
-        value = gained - limits.rate * more - lost + _value_at(values, count)
-        if value > best_value:
-            best, best_value = count, value
-    return best, best_value
+    rejected = map(sub, chances, chances[1:])
+    costs = (_rerun_cost(each, before + at, limits) for at, each in enumerate(rejected, 1))
+    rows, plain = limits.costs[before + 1 :], limits.costs[before]
+    lost = list(accumulate(costs)) if limits.rerun else ()
+    return best_count(chances[1:], rows, limits.rate, plain, lost=lost, values=values)
 
 
 def _rerun_cost(chance: float, rows: int, limits: PlanningLimits) -> float:
@@ -444,3 +428,53 @@ class DraftChooser:
             self._correct += prediction.token == token
             if prediction.token != token:
                 break
+
+
+class TokenView(Sequence[int]):
+    """The tokens [start, end) of a sequence and some tokens after them, without a copy."""
+
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        start: int = 0,
+        end: int | None = None,
+        after: Sequence[int] = (),
+        unchanged: int = 0,
+    ) -> None:
+        """unchanged: tokens at the start that are the same as in the drafter's previous view."""
+        self.unchanged = unchanged
+        self._tokens, self._start = tokens, start
+        self._size = (len(tokens) if end is None else end) - start
+        self._after = list(after)
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], after: Sequence[int] = ()) -> TokenView:
+        """Return a view of `tokens`, which may be a view, and the tokens `after` them."""
+        unchanged = tokens.unchanged if isinstance(tokens, TokenView) else 0
+        return cls(tokens, after=after, unchanged=unchanged)
+
+    def __len__(self) -> int:
+        return self._size + len(self._after)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        size, first = self._size, self._start
+        if isinstance(at, slice):
+            start, end, _ = at.indices(len(self))
+            before = self._tokens[first + start : first + min(end, size)] if start < size else ()
+            return [*before, *self._after[max(0, start - size) : max(0, end - size)]]
+        at += len(self) if at < 0 else 0
+        return self._tokens[first + at] if at < size else self._after[at - size]
+
+    def __setitem__(self, at: int, token: int) -> None:
+        """Replace an appended token."""
+        self._after[at if at < 0 else at - self._size] = token
+
+    def append(self, token: int) -> None:
+        """Add a token to the view, but not to the viewed sequence."""
+        self._after.append(token)

@@ -127,7 +127,7 @@ def pull_model(args: argparse.Namespace) -> None:
     from akunu_py.models.pull.pull import find_installed, pull
 
     if args.hosts:
-        from akunu_py.decoding.hosts.hostfile import read_hosts
+        from akunu_py.decoding.hosts.hostfile import pull_on_hosts, read_hosts
 
         hosts = read_hosts(args.hosts)
     try:
@@ -139,8 +139,6 @@ def pull_model(args: argparse.Namespace) -> None:
                 model = pull(args.model, on_progress, name=args.name)
             say(f"{model.name} is ready ({human_size(model.size)}): {model.path}", error=True)
         if args.hosts:
-            from akunu_py.decoding.hosts.pull_on_hosts import pull_on_hosts
-
             pull_on_hosts(hosts, model)
     except KeyboardInterrupt:
         say(f"stopped; to resume, run: akunu models pull {args.model}", error=True)

@@ -13,7 +13,7 @@ import mlx.core as mx
 from akunu_py.decoding import kv_cache, output_rows
 from akunu_py.decoding.constraint.masks import TokenMasks
 from akunu_py.decoding.prompt_cache.history import NO_OWNER, Owner, TokenHistory
-from akunu_py.decoding.prompt_cache.memory import LEAST, PromptCaches
+from akunu_py.decoding.prompt_cache.memory import MIN_CACHED, PromptCaches
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.types import NotCached, SamplingOptions
@@ -61,7 +61,7 @@ class Target:
             self.reset()
         self.history.reserved, self.history.pending = 0, []
         mx.async_eval(kv_cache.own_states(self.cache))
-        if self.caches.limit and len(self.tokens) >= LEAST:
+        if self.caches.limit and len(self.tokens) >= MIN_CACHED:
             self.caches.add(self.history)
             self.reset()
             self.caches.reserve(0, self.history)
@@ -220,7 +220,7 @@ class Target:
         shared = [each.shared(prompt) for each in histories]
         reached = [each.reach(tokens) for each, tokens in zip(histories, shared, strict=True)]
         for index in range(len(histories) - len(others), len(histories)):
-            reached[index] *= reached[index] >= LEAST  # fewer are not worth a copy
+            reached[index] *= reached[index] >= MIN_CACHED  # fewer are not worth a copy
         best = max(range(len(histories)), key=reached.__getitem__)
         reuse = self._reuse(prompt, reached[best], max(shared))
         if shared[best] == len(histories[best].tokens):
@@ -265,14 +265,14 @@ class Target:
         others = any(each is history for each in self.caches.others(self.history))
         self.caches.add(self.history)
         self.caches.reserve(needed, self.history, history)
-        if others or (behind >= LEAST and self.caches.allows(needed + history.nbytes)):
+        if others or (behind >= MIN_CACHED and self.caches.allows(needed + history.nbytes)):
             if length:
                 self.history = history.branch(length, self.owner)
             else:
                 self.reset()
         else:
             self.caches.take(history)
-            if behind >= LEAST:
+            if behind >= MIN_CACHED:
                 self.caches.record_eviction(history)
             self.history = history
             if length or not behind:

@@ -32,3 +32,16 @@ def common_prefix(left: Sequence[int], right: Sequence[int], known: int = 0) -> 
     while same < length and left[same] == right[same]:
         same += 1
     return min(same, length)
+
+
+def shared_prefix(tokens: Sequence[int], prompt: Sequence[int]) -> int:
+    """Return the length of the prefix shared with `prompt`, without the prompt's last token."""
+    return min(common_prefix(tokens, prompt), len(prompt) - 1)
+
+
+def reusable_prefix(shared: int, checkpoints: Sequence[int], *, trims: bool) -> int:
+    """Return how many of the `shared` tokens of a cache are reusable.
+
+    checkpoints: lengths that the cache can return to. trims: it can be cut after any token.
+    """
+    return shared if trims else max((each for each in checkpoints if each <= shared), default=0)

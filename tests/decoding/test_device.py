@@ -11,9 +11,9 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from akunu_py.decoding import chips, device, wired
+from akunu_py.decoding import device, wired
 from akunu_py.decoding.blas_threads import BlasThreads
-from akunu_py.decoding.chips import chip_bandwidth, cores_in
+from akunu_py.decoding.device import chip_bandwidth, cores_in
 from akunu_py.decoding.events import Finished
 from akunu_py.decoding.generate.answer_jobs import text_job
 from akunu_py.decoding.generate.job import JobHandle
@@ -300,5 +300,5 @@ def test_the_machine_has_the_bandwidth_of_its_variant(monkeypatch: pytest.Monkey
     monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "Apple M5 Ultra"})
     monkeypatch.setattr(device, "on_cpu", lambda: False)
     monkeypatch.setattr(device, "on_metal", lambda: True)
-    monkeypatch.setattr(chips, "gpu_cores", lambda: 80)
+    monkeypatch.setattr(device, "gpu_cores", lambda: 80)
     assert 1.1e12 < device.machine().bandwidth < 1.3e12

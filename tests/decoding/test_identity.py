@@ -21,10 +21,11 @@ import pytest
 
 from akunu_py.decoding.drafting.neural import NeuralDrafterBase
 from akunu_py.decoding.events import Finished
-from akunu_py.decoding.generate import memory_guard
+from akunu_py.decoding.generate import prefill
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.drafters import DraftModel
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.prompt_cache.prompt_cache_store import forget
 from akunu_py.decoding.target import Target
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
 from akunu_py.ngram.auto import AutoDrafter
@@ -237,6 +238,7 @@ def shared_passes(cell: Cell) -> None:
 
 def restored_from_disk(cell: Cell) -> None:
     """A second turn after a restart: only its new tokens are prefilled."""
+    forget()  # the files of other cases
     first = cell.submit(some(260, 1), NEW)
     served = Served(cell.engine, learned=learned_on_disk(cell.engine, cell.directory))
     served.serve([first])
@@ -251,7 +253,7 @@ def restored_from_disk(cell: Cell) -> None:
 
 def evicted(cell: Cell) -> None:
     """A request loses its history while it decodes, because memory is short."""
-    engine = altered(cell.engine, prompt_cache_memory=2 * memory_guard.needed(cell.engine, 256))
+    engine = altered(cell.engine, prompt_cache_memory=2 * prefill.history_bytes(cell.engine, 256))
     request = cell.submit(some(246, 3))
     other = Submitted(some(240, 4), GenerateOptions(30, "off"))
     Served(engine, reserved_tokens=5).serve([request, other])

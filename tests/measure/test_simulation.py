@@ -194,7 +194,7 @@ class Steady:
     """A neural drafter with constant acceptance and cost."""
 
     name = key = "model"
-    reused, prefilled = 0.0, 9
+    prefilled = 9
 
     def __init__(self, chance: float, share: float, longest: int = LONGEST) -> None:
         self.chance, self.relative_cost, self.longest = chance, share, longest

@@ -15,8 +15,8 @@ from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.trace import TraceItem
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
-from akunu_py.ngram.chain import Continuation
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
+from akunu_py.ngram.prediction import Continuation
 from akunu_py.types import Drafter
 from tests.measure.neural_drafters import (
     DrafterFigures,

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from akunu_py.bench.curve import CURVES, parse_curve
 from akunu_py.ngram.cost import BANDS, MAX_ROWS, PIPELINED, CostCurve, SliceCost
-from akunu_py.ngram.joint_plan import JointPlanner, SharedPass
 from akunu_py.ngram.neural_plan import (
     DraftChooser,
     LearnedDrafter,
@@ -25,8 +24,7 @@ from akunu_py.ngram.neural_plan import (
     PlanningLimits,
     remaining_values,
 )
-from akunu_py.ngram.pipelining import Pipelining
-from akunu_py.ngram.planner import best_draft
+from akunu_py.ngram.planner import JointPlanner, Pipelining, SharedPass, best_draft
 
 CHANCES = st.lists(st.floats(0.02, 1.0), min_size=1, max_size=4)
 INCREMENTS = st.lists(st.floats(0.0, 0.6), min_size=9, max_size=9)
@@ -89,8 +87,8 @@ class Head:
     name = key = "head"
     prefilled = 0
 
-    def __init__(self, cost: float, longest: int, reused: float) -> None:
-        self.relative_cost, self.longest, self.reused = cost, longest, reused
+    def __init__(self, cost: float, longest: int) -> None:
+        self.relative_cost, self.longest = cost, longest
 
 
 @settings(max_examples=100, deadline=None)
@@ -102,7 +100,6 @@ class Head:
     st.floats(0.5, 2.0),
     st.integers(1, 3),
     st.booleans(),
-    st.sampled_from([0.0, 0.5]),
 )
 def test_a_neural_plan_has_the_highest_value_of_all_splits(
     chances: list[float],
@@ -112,11 +109,10 @@ def test_a_neural_plan_has_the_highest_value_of_all_splits(
     rate: float,
     longest: int,
     rerun: bool,
-    reused: float,
 ) -> None:
     """Compared with every number of predictions and of neural tokens after them."""
     costs = list(accumulate(increments, initial=1.0))
-    head: Any = Head(cost, longest, reused)
+    head: Any = Head(cost, longest)
     learned = LearnedDrafter.of(head)
     learned.expected = expected
     drafter = PlannedDrafter(head, learned)
@@ -124,17 +120,16 @@ def test_a_neural_plan_has_the_highest_value_of_all_splits(
     limits = PlanningLimits(costs, rate, costs[0], False, 1, 99, False, rerun)
     _, values = best_draft(chances, costs, rate, most, rerun_on_reject=rerun)
     upcoming = [*remaining_values(chances, values), *[0.0] * 9]
-    shown = [each - reused * (each - costs[0]) for each in costs]
 
     def value(predictions: int, count: int) -> float:
         rows = predictions + count
         reached = list(accumulate([1.0, *chances[:predictions], *expected[:count]], mul))
         neural = list(accumulate([1.0, *expected[:count]], mul))
         spent = learned.curve.table(1)[predictions] + (count - 1) * learned.curve.table(1)[0]
-        total = sum(reached) - rate * (shown[rows] + spent * costs[0])
+        total = sum(reached) - rate * (costs[rows] + spent * costs[0])
         for place in range(rows if rerun else 0):
             rejected = reached[place] - reached[place + 1]
-            total -= rejected * rate * (shown[place + 1] - shown[0])
+            total -= rejected * rate * (costs[place + 1] - costs[0])
         for place in range(count):  # after a wrong neural token, predictions remain
             total += (neural[place] - neural[place + 1]) * upcoming[predictions + place + 1]
         return float(total + neural[-1] * upcoming[rows + 1])
@@ -157,7 +152,7 @@ def test_a_neural_plan_has_the_highest_value_of_all_splits(
 
 
 def test_trials_of_a_drafter_that_looks_unprofitable_become_rare() -> None:
-    head: Any = Head(0.5, 4, 0.0)
+    head: Any = Head(0.5, 4)
     drafter = PlannedDrafter(head)
     chooser, costs = DraftChooser([drafter]), [1.0, 3.0, 5.0, 7.0, 9.0]
     limits = PlanningLimits(costs, 1.0, 1.0, False, 1, 99, False, False)

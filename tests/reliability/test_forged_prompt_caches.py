@@ -1,6 +1,6 @@
 """Damaged and forged prompt caches are refused in one line, or continue as a fresh session would.
 
-Damage changes bytes or values at random. A forged file has a right digest and wrong contents.
+Damage changes bytes or values at random. A forged file has a right digest and a wrong header.
 """
 
 from __future__ import annotations
@@ -13,16 +13,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 from hypothesis import strategies as st
-from mlx_lm.models import cache as mlx_cache
 
-from akunu_py.decoding import kv_cache
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache import cache_file, disk
-from akunu_py.errors import DamagedCache, StoreError
+from akunu_py.errors import AkunuError, DamagedCache, StoreError
 from akunu_py.types import GenerateOptions
 from tests.reliability.fuzz import SCALARS, changed, clear, damaged, explore, lengths
 from tests.support.engines import altered
@@ -31,8 +27,6 @@ from tests.support.tiny_fim import load_tiny
 
 OPTIONS = GenerateOptions(max_tokens=3, draft="off")
 PROMPT = list(range(1, 12))
-# Every kind of layer, and layers inside a CacheList.
-FAMILIES = ("llama", "llama-kv8", "llama-concatenate", "gpt_oss", "llama4", "falcon_h1")
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +35,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 @pytest.fixture
-def name() -> str:
-    return "llama"
-
-
-@pytest.fixture
-def engine(tiny: Engine, name: str) -> Engine:
-    return altered(tiny, model=build(name), vocabulary=96)
+def engine(tiny: Engine) -> Engine:
+    return altered(tiny, model=build("llama"), vocabulary=96)
 
 
 @pytest.fixture
@@ -102,53 +91,24 @@ def test_damaged_files_are_refused_or_as_good_as_new(
     explore(check, examples, headers | bodies | changed(header).map(lambda h: joined(h, tensors)))
 
 
-ARRAYS = st.builds(
-    lambda shape, dtype: mx.zeros(shape, dtype),
-    st.lists(st.sampled_from([0, 1, 2, 4, 8, 13, 16, 64]), max_size=4),
-    st.sampled_from([mx.float32, mx.float16, mx.uint32, mx.int64, mx.bool_]),
-)
+def test_tokens_that_differ_from_the_cache_are_noticed(engine: Engine, saved: Path) -> None:
+    header, tensors = parts(saved)
+    about = json.loads(header["__metadata__"]["0.akunu"])
+    tokens, pending = about["tokens"], about["pending"]
+    assert opened(engine, saved, compare=True) == "answered"
+    for change in (
+        {"tokens": [*tokens, 1]},
+        {"tokens": [tokens[0] + 1, *tokens[1:]]},
+        {"tokens": tokens[:-1]},
+        {"pending": [2**31]},
+        {"pending": [*pending, 5]},
+    ):
+        metadata = with_metadata(header, akunu=json.dumps(about | change))
+        saved.write_bytes(joined(metadata, tensors))
+        assert opened(engine, saved) == "DamagedCache", change
+
+
 NUMBERS = st.integers(-3, 40) | st.sampled_from([2**31 - 1, 2**31, 2**62, -(2**62)])
-PARTS = ARRAYS | NUMBERS | st.floats() | st.none() | st.booleans() | st.text(max_size=3)
-
-
-def forge(entries: list[Any], draw: Any) -> None:
-    """Replace a part of a layer's state, or shorten a list in it."""
-    entry = draw(st.sampled_from(kv_cache.leaves(entries)))
-    state = list(entry.state)
-    at = draw(st.integers(0, len(state) - 1))
-    if isinstance(state[at], list | tuple) and draw(st.booleans()):
-        inner = list(state[at])
-        inner[draw(st.integers(0, len(inner) - 1))] = draw(PARTS)
-        state[at] = inner[: draw(st.integers(1, len(inner)))]
-    else:
-        state[at] = draw(PARTS)
-    entry.state = state
-
-
-@lengths(20)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_forged_layers_are_refused(
-    name: str, examples: int, engine: Engine, saved: Path, tmp_path: Path
-) -> None:
-    path, about = tmp_path / "forged.safetensors", cache_file.read(saved).metadata
-    entries = mlx_cache.load_prompt_cache(str(saved))
-    history = disk.load(engine, saved)
-    layers = kv_cache.leaves(history.cache)
-    checkpoints = [disk.checkpoint_layers(each, layers) for each in history.checkpoints]
-    assert opened(engine, saved) == "answered"
-    seen: Counter[str] = Counter()
-
-    def check(data: Any) -> None:
-        forged, places = kv_cache.compact(entries), [kv_cache.compact(each) for each in checkpoints]
-        try:
-            forge(data.draw(st.sampled_from([forged, forged, *filter(None, places)])), data.draw)
-            disk.write(path, about, forged, places)
-        except (TypeError, ValueError, AttributeError, RuntimeError, IndexError, OverflowError):
-            return  # not even mlx-lm can write it
-        seen[opened(engine, path)] += 1
-
-    explore(check, examples, st.data())
-    assert seen["DamagedCache"] > examples / 4, seen
 
 
 @lengths(60)
@@ -173,9 +133,7 @@ def test_forged_metadata_is_refused(examples: int, engine: Engine, saved: Path) 
     assert seen["DamagedCache"] > examples / 4, seen
 
 
-def test_special_and_huge_files_are_refused_at_once(
-    engine: Engine, saved: Path, tmp_path: Path
-) -> None:
+def test_special_files_are_refused_at_once(engine: Engine, tmp_path: Path) -> None:
     session = Session(engine)
     os.mkfifo(tmp_path / "fifo.safetensors")
     (tmp_path / "zero.safetensors").symlink_to("/dev/zero")
@@ -183,14 +141,3 @@ def test_special_and_huge_files_are_refused_at_once(
     for name in ("fifo", "zero", "directory"):
         with pytest.raises(StoreError, match="cannot read"):
             session.load_prompt_cache(tmp_path / f"{name}.safetensors")
-    header, tensors = parts(saved)
-    # The last tensor claims 20 GB, and the file has them: a hole.
-    last = max((n for n in header if n != "__metadata__"), key=lambda n: header[n]["data_offsets"])
-    begin = header[last]["data_offsets"][0]
-    end = begin + (20 << 30)
-    header[last] = {"shape": [5 << 30], "dtype": "F32", "data_offsets": [begin, end]}
-    data = joined(header, tensors)
-    saved.write_bytes(data)
-    os.truncate(saved, len(data) - len(tensors) + end)
-    with pytest.raises(DamagedCache):
-        session.load_prompt_cache(saved)

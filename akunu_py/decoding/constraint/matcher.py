@@ -17,9 +17,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from llguidance import LLTokenizer
+
 from akunu_py.decoding.constraint.likely_json import LikelyJson, LikelyText
 from akunu_py.decoding.constraint.masks import TokenMasks
-from akunu_py.decoding.constraint.token_tables import forced_tokens, tables_key, token_tables
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.decoding.text.thinking import thinking_markers, unfinished_thinking
 from akunu_py.errors import SchemaError, UsageError
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 MAX_CONSTRAINT = 1 << 20  # characters of a schema, a grammar, an expression
 COMPILE_SECONDS = 5.0
+_FORCED_SPECIAL = re.compile(rb"\xff\[([0-9]+)\]")
 _ESCAPE_OR_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 _NAMES = {
     "json_schema": "the JSON schema",
@@ -327,3 +329,36 @@ def _thinking_tokens(codec: TokenCodec) -> tuple[tuple[int, ...], tuple[int, ...
     encoded = [tokenizer.encode(text, add_special_tokens=False) for text in ("\n", "\n\n")]
     newlines = tuple(tokens[0] for tokens in encoded if len(tokens) == 1)
     return start if len(start) == 1 else (), end, newlines
+
+
+_cached_tables: dict[tuple[str, int, frozenset[int]], LLTokenizer] = {}  # of the last model only
+
+
+def token_tables(codec: TokenCodec) -> LLTokenizer:
+    """Return a model's tables. Raises UsageError for tokenizers that llguidance does not know."""
+    key = tables_key(codec)
+    if (tables := _cached_tables.get(key)) is None:
+        text, ends = codec.tokenizer.backend_tokenizer.to_str(), sorted(codec.stop_tokens)
+        try:
+            tables = LLTokenizer(text, n_vocab=codec.vocabulary, eos_token=ends)
+        except ValueError as error:
+            reason = on_one_line(str(error))
+            raise UsageError(
+                f"constrained answers do not support the tokenizer of {codec.name}: {reason}"
+            ) from error
+        _cached_tables.clear()
+        _cached_tables[key] = tables
+    return tables
+
+
+def tables_key(codec: TokenCodec) -> tuple[str, int, frozenset[int]]:
+    """Return what identifies a model's tables."""
+    return codec.digest, codec.vocabulary, codec.stop_tokens
+
+
+def forced_tokens(tables: LLTokenizer, text: bytes) -> list[int]:
+    """Return the tokens of a matcher's forced text, which names special tokens by id."""
+    tokens: list[int] = []
+    for index, part in enumerate(_FORCED_SPECIAL.split(text)):
+        tokens += [int(part)] if index % 2 else tables.tokenize_bytes(part) if part else []
+    return tokens

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from akunu_py.decoding.constraint.matcher import lark, literal, refusal
-from akunu_py.decoding.constraint.token_tables import token_tables
+from akunu_py.decoding.constraint.matcher import lark, literal, refusal, token_tables
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.decoding.tools.formats import HARMONY
 from akunu_py.decoding.tools.rendering import format_of, template_features

@@ -16,7 +16,7 @@ from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.models.load.fit import PREFILL_ROWS
 from akunu_py.models.mtp import Head, Trunk
-from akunu_py.ngram.token_view import TokenView
+from akunu_py.ngram.neural_plan import TokenView
 from akunu_py.types import NeuralDrafter
 
 
@@ -60,7 +60,6 @@ class ModelDrafter(NeuralDrafterBase):
 
     name = "model"
     longest = 16
-    reused = 0.0
 
     @classmethod
     def unavailable(cls, engine: Engine) -> str:
@@ -200,7 +199,6 @@ class MtpDrafter(NeuralDrafterBase):
 
     name = key = "mtp"
     longest = 8  # heads trained for one token are rarely right further on
-    reused = 0.0
 
     @classmethod
     def unavailable(cls, engine: Engine) -> str:

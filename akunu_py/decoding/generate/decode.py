@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.token_ids import common_prefix, first_invalid
-from akunu_py.ngram.joint_plan import SharedPass
+from akunu_py.ngram.planner import SharedPass
 from akunu_py.types import Drafter, Piece
 
 _MAX_PENDING = 8  # with more pending tokens a pass has no draft

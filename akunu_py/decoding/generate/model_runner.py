@@ -12,8 +12,7 @@ from akunu_py.decoding.generate import batched_pass
 from akunu_py.decoding.generate.session import Request, Step
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
-from akunu_py.ngram.joint_plan import JointPlanner, SharedPass
-from akunu_py.ngram.planner import best_draft
+from akunu_py.ngram.planner import JointPlanner, SharedPass, best_draft
 
 
 class ModelRunner:

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from akunu_py.ngram.cost import PRIOR_PREFILL_RATE
+
 _CHUNK_S = 0.2  # prefill time per step while another answer decodes,
 _CHUNK_PASSES = 2.0  # in passes of that answer,
 _PATIENCE_S = 1.0  # and while another prompt waits
 _SHORT_WEIGHT = 4.0  # a short job's share of time
 _LATE_S, _LATE = 2.0, 2.0  # a prompt waits for shorter ones this long, plus times its prefill time
-_PREFILL_RATE = 500.0  # prompt tokens per second, before any measurement
 # Limits of the prompt tokens in a shared pass, which takes about _CHUNK_S.
 _LEAST_JOINING, _MOST_JOINING = 64, 256
 
@@ -70,8 +71,8 @@ class Scheduler:
 
     def schedule(self, ready: Sequence[Slot], prefill_rate: float | None) -> StepPlan:
         """Return the next step. ready: at least one slot. prefill_rate: tokens per second."""
-        chosen = self._choose(ready, prefill_rate or _PREFILL_RATE)
-        shared = self._sharing(ready, chosen, prefill_rate or _PREFILL_RATE)
+        chosen = self._choose(ready, prefill_rate or PRIOR_PREFILL_RATE)
+        shared = self._sharing(ready, chosen, prefill_rate or PRIOR_PREFILL_RATE)
         slots = shared if chosen in shared else [chosen]
         alone, chunk = len(slots) == len(ready), not chosen.decodes
         mixed = chunk in [each.decodes for each in ready if each not in slots]

@@ -10,7 +10,6 @@ import enum
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,16 +19,20 @@ from akunu_py.decoding import blas_threads, wired
 from akunu_py.decoding.constraint.answer_limits import answer_rules
 from akunu_py.decoding.drafting.drafter import Drafting, check_mode
 from akunu_py.decoding.events import PrefillProgress
-from akunu_py.decoding.generate import memory_guard
 from akunu_py.decoding.generate.decode import Decoding, ended
-from akunu_py.decoding.generate.disk_prompt_caches import DiskPromptCaches
-from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
+from akunu_py.decoding.generate.prefill import (
+    ChunkSizes,
+    history_bytes,
+    make_room,
+    prefill,
+    release_under_pressure,
+)
 from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import disk
 from akunu_py.decoding.prompt_cache.history import Owner
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
-from akunu_py.decoding.prompt_cache.prompt_cache_store import Verified
+from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskPromptCaches
 from akunu_py.decoding.sampling import LogprobSampler, Sampler
 from akunu_py.decoding.target import Target
 from akunu_py.decoding.text.stream_decoder import StreamDecoder
@@ -91,7 +94,7 @@ class Session:
         """
         self.learned.flush()
         caches = self.target.caches  # which other sessions may share
-        memory_guard.release_under_pressure(caches)
+        release_under_pressure(caches)
         mx.clear_cache()  # MLX keeps the buffers of every prompt length
         histories = [*caches.in_use, *caches.histories()]
         wired.adjust(self.engine.model, sum(each.nbytes for each in histories))
@@ -136,7 +139,6 @@ class Session:
 
 
 _RESERVED_TOKENS = 1024  # see `Session`
-_NAP_S = 0.02  # wait of a request that has nothing else to do, until cancelling is possible
 _FEW = 64  # pending prompt tokens that join the first decode pass instead of a prefill pass
 
 Step = PrefillProgress | TextPiece
@@ -196,7 +198,6 @@ class Request:
             options.markers,
         )
         self._conditions: list[Callable[[], bool]] | None = None  # to wait for, None before
-        self._verifying: Future[Verified] | None = None  # a prompt cache on disk
         self._started = 0.0
         self._prefilled: float | None = None  # time of the first token
         self._chunks: Iterator[int] = iter(())  # prefill passes
@@ -302,7 +303,7 @@ class Request:
         if self.status is Status.FINISHED:
             return
         status, self.status = self.status, Status.FINISHED
-        self._verifying, self._conditions = None, []
+        self._conditions = []
         if isinstance(self._chunks, Generator):
             self._chunks.close()
         if self._decoding is not None:
@@ -372,12 +373,10 @@ class Request:
             self.target.owner = Owner(options.conversation, time.time(), options.may_store)
             self._session.drafting.prepare(self._options)
             elsewhere = self.target.find_concurrent_prefill(self._prompt)
-            self._conditions = [elsewhere] if elsewhere is not None else self._verify_ahead()
+            self._conditions = [] if elsewhere is None else [elsewhere]
             self._conditions.append(lambda: not self._has_room(len(self._prompt)))
         while self._conditions:
             if self._conditions[0]():
-                if self.target.alone and self._verifying is not None:  # nothing else is ready
-                    wait([self._verifying], _NAP_S)
                 return [self._progress(0)]
             del self._conditions[0]
         if self._drafter is None:
@@ -387,14 +386,6 @@ class Request:
         self.status = Status.PREFILLING
         return self._prefill()
 
-    def _verify_ahead(self) -> list[Callable[[], bool]]:
-        """Let a helper thread check a prompt cache on disk; return the condition to wait for."""
-        disk_caches = self._session.disk_caches
-        if disk_caches is not None and self._options.may_store:
-            self._verifying = disk_caches.verify_ahead(self.target, self._prompt)
-        verifying = self._verifying
-        return [] if verifying is None else [lambda: not verifying.done()]
-
     def _progress(self, done: int) -> Step:
         if self._drafter is not None:  # the client knows that the prompt is processed
             return TextPiece("", Piece(()))
@@ -403,11 +394,15 @@ class Request:
     def _begin_prefill(self) -> None:
         """Reuse the longest cached prefix, in memory or on disk; plan the prefill of the rest."""
         target, prompt = self.target, self._prompt
-        memory_guard.make_room(self._engine, target, prompt, self._reserved_tokens)
+        make_room(self._engine, target, prompt, self._reserved_tokens)
         may_store, disk_caches = self._options.may_store, self._session.disk_caches
         on_disk: tuple[int, NotCached] = (0, "")
         if may_store and disk_caches is not None:
-            on_disk = disk_caches.read(target, prompt)
+            reached = target.reach(prompt)
+            history, tokens, missing = disk_caches.read(prompt, reached, target.caches)
+            on_disk = tokens, missing
+            if history is not None:
+                target.adopt(history)
         reuse = target.reuse_prefix(prompt, self._needed(len(prompt)), self._stable)
         self._cached = self.stats.cached_tokens = reuse.cached
         memory: tuple[int, NotCached] = (reuse.known, reuse.missing)
@@ -479,7 +474,7 @@ class Request:
 
     def _reserve_more(self) -> None:
         """Reserve memory for more tokens; release the history and wait if there is none."""
-        memory_guard.release_under_pressure(self.target.caches)
+        release_under_pressure(self.target.caches)
         held = len(self.target.tokens) + len(self.target.pending)
         if not self.crowded and self._has_room(held):
             self.target.caches.reserve(self._needed(held), self.target.history)
@@ -498,7 +493,7 @@ class Request:
 
     def _needed(self, held: int) -> int:
         """Return the bytes of a history of `held` tokens and those to reserve."""
-        return memory_guard.needed(self._engine, held + self._reserved_tokens)
+        return history_bytes(self._engine, held + self._reserved_tokens)
 
     @property
     def _reserved_tokens(self) -> int:

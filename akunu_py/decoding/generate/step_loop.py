@@ -143,7 +143,7 @@ class StepLoop:
         for number, each in enumerate(self._running):
             if each.update(crowded=len(ready) < number):
                 ready.append(each)
-        ready = ready or self._running[:1]  # none: all wait for a helper thread
+        ready = ready or self._running[:1]
         if len(ready) > 1 and self.runner.can_batch():
             self._mark_shareable(ready)
         return ready

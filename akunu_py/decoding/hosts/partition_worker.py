@@ -94,7 +94,7 @@ def _run_worker(connection: _Connection, arguments: dict[str, Any]) -> None:
     while True:
         connection.wait_for("wake")
         runner.run_until_idle()
-        connection.send(counts=asdict(runner.counts), held=runner.cached_tokens)
+        connection.send(counts=asdict(runner.counts))
 
 
 if __name__ == "__main__":

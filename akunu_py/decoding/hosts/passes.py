@@ -237,10 +237,6 @@ class PartitionRunner:
         self._counts.caches, self._counts.checkpoints = len(self.caches), len(self._checkpoints)
         return self._counts
 
-    @property
-    def cached_tokens(self) -> dict[int, int]:
-        return {key: kv_cache.row_count(cache) for key, cache in self.caches.items()}
-
     def _execute(self, command: Command, tokens: list[int]) -> None:
         kind, key, *numbers = command
         if kind == HostCommand.NEW:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +24,18 @@ from akunu_py.decoding.model.drafters import (
     open_draft_model,
     open_head,
 )
-from akunu_py.decoding.model.identity import model_digest
 from akunu_py.decoding.model.tokens import TokenCodec
+from akunu_py.files import open_regular, read_bounded
 from akunu_py.models.load.mlx_loader import OpenModel, open_model
-from akunu_py.models.load.model_files import as_error
+from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES, as_error
+from akunu_py.models.load.safetensors import read_header
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
     from akunu_py.decoding.hosts.host_group import HostGroup
 
 _DEFAULTS = LoadOptions()
+_SAMPLE_BYTES = 1024  # from the middle of each tensor, for `model_digest`
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +147,28 @@ def _load(
         no_mtp_head_reason=no_head,
         host_group=host_group,
     )
+
+
+def model_digest(model: Path, weights: str) -> str:
+    """Return a digest of what computes a KV cache. Call while the weights are loaded.
+
+    It covers configuration, tokenizer, the header and a sample of each tensor, the format of the
+    weights (`weights`), the device, and the versions of mlx and mlx-lm. Raises DamagedModel and
+    OSError.
+    """
+    parts = weights, device.device_name(), version("mlx"), version("mlx-lm")
+    digest = hashlib.sha256("\n".join(parts).encode())
+    for name in ("config.json", "tokenizer.json"):
+        with contextlib.suppress(FileNotFoundError):
+            digest.update(read_bounded(model / name, MAX_TOKENIZER_BYTES))
+    for file in sorted(model.glob("*.safetensors")):
+        tensors = read_header(file)
+        tensors.pop("__metadata__", None)
+        with open_regular(file) as opened:
+            data = 8 + int.from_bytes(opened.read(8), "little")
+            for name, tensor in sorted(tensors.items()):
+                begin, end = tensor["data_offsets"]
+                opened.seek(data + max(begin, (begin + end - _SAMPLE_BYTES) // 2))
+                digest.update(f"{name} {tensor['dtype']} {tensor['shape']}".encode())
+                digest.update(opened.read(min(_SAMPLE_BYTES, end - begin)))
+    return digest.hexdigest()

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.decoding.token_ids import reusable_prefix, shared_prefix
 from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError, one_line
 from akunu_py.files import open_regular, parse_json
 from akunu_py.models.load.safetensors import Entry, read_header, write_safetensors
@@ -58,15 +58,14 @@ class CacheMetadata:
     requested_at: float  # time of its last request
 
     def shared(self, prompt: Sequence[int]) -> int:
-        """Return the length of the prefix shared with `prompt`, without the prompt's last."""
-        return min(common_prefix(self.tokens, prompt), len(prompt) - 1)
+        """See `shared_prefix`."""
+        return shared_prefix(self.tokens, prompt)
 
     def reach(self, prompt: Sequence[int]) -> int:
         """Return how many tokens of `prompt` need no prefill if this file is loaded."""
         shared = self.shared(prompt)
-        if self.trims or shared == len(self.tokens):
-            return shared
-        return max((length for length in self.checkpoints if length <= shared), default=0)
+        trims = self.trims or shared == len(self.tokens)
+        return reusable_prefix(shared, self.checkpoints, trims=trims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,6 @@ class CacheHeader:
 
     metadata: CacheMetadata
     classes: list[str]
-    digest: str
 
 
 def write(
@@ -123,7 +121,7 @@ def read(path: Path) -> CacheHeader:
             if key.startswith(_CLASSES)
         }
         classes = [layers[at] for at in sorted(layers)]
-        return CacheHeader(_parsed_metadata(found), classes, digest_in(metadata))
+        return CacheHeader(_parsed_metadata(found), classes)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
     except (DamagedModel, KeyError, ValueError, TypeError, AttributeError) as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from akunu_py.decoding import kv_cache
-from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.decoding.token_ids import reusable_prefix, shared_prefix
 
 CHECKPOINT_EVERY = 2048  # tokens of a long prompt between two checkpoints
 MAX_CHECKPOINTS = 8  # maximum per history
@@ -84,14 +84,13 @@ class TokenHistory:
         return min((mark - length for mark in self.marks if mark > length), default=None)
 
     def shared(self, prompt: Sequence[int]) -> int:
-        """Return the length of the prefix shared with `prompt`, without the prompt's last."""
-        return min(common_prefix(self.tokens, prompt), len(prompt) - 1)
+        """See `shared_prefix`."""
+        return shared_prefix(self.tokens, prompt)
 
     def reach(self, shared: int) -> int:
         """Return how many tokens remain after truncating to at most `shared`."""
-        if kv_cache.can_trim(self.cache, len(self.tokens) - shared):
-            return shared
-        return max((each.length for each in self.checkpoints if each.length <= shared), default=0)
+        trims = kv_cache.can_trim(self.cache, len(self.tokens) - shared)
+        return reusable_prefix(shared, [each.length for each in self.checkpoints], trims=trims)
 
     def truncate(self, length: int) -> None:
         """Truncate to the first `length` tokens, a result of `reach`."""

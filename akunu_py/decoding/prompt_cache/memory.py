@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from akunu_py.decoding.prompt_cache.history import TokenHistory
 from akunu_py.decoding.token_ids import common_prefix
 
-LEAST = 64  # tokens; shorter histories are not worth keeping
+MIN_CACHED = 64  # tokens; shorter histories are not worth keeping
 MAX_HISTORIES = 16  # maximum number of histories
 _MAX_EVICTED = 32  # evicted histories, to explain cache misses
 
@@ -57,13 +57,13 @@ class PromptCaches:
         return 0 < nbytes <= self.limit
 
     def add(self, history: TokenHistory) -> None:
-        """Cache a history no longer in use, if it has at least LEAST tokens.
+        """Cache a history no longer in use, if it has at least MIN_CACHED tokens.
 
         If `limit` is 0, record its eviction instead.
         """
         if not self.limit:
             self.record_eviction(history)
-        elif len(history.tokens) >= LEAST:
+        elif len(history.tokens) >= MIN_CACHED:
             history.uses += 1
             self._requests += 1
             if history.uses <= 2:
@@ -94,7 +94,7 @@ class PromptCaches:
 
     def record_eviction(self, history: TokenHistory) -> None:
         """Record the tokens of a history that is evicted or shortened."""
-        if len(history.tokens) >= LEAST:
+        if len(history.tokens) >= MIN_CACHED:
             self.evicted = [*self.evicted[1 - _MAX_EVICTED :], list(history.tokens)]
 
     def take(self, history: TokenHistory) -> None:

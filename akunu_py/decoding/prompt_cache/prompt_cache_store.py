@@ -11,11 +11,8 @@ import json
 import os
 import secrets
 import shutil
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,13 +23,19 @@ from akunu_py.decoding.prompt_cache.cache_file import SUFFIX, CacheMetadata, Sav
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
 from akunu_py.files import locked, read_bounded, read_json, write_atomically
+from akunu_py.ngram.cost import PRIOR_PREFILL_RATE, CostCurve
 from akunu_py.types import NotCached
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `akunu cache` never imports MLX
     from akunu_py.decoding.model.engine import Engine
     from akunu_py.decoding.prompt_cache.history import TokenHistory
+    from akunu_py.decoding.prompt_cache.memory import PromptCaches
 
-LEAST = 256  # tokens; shorter prefixes are not worth loading
+MIN_SAVED = 256  # tokens; shorter prefixes are not worth loading
+_WORTH = 1.0  # minimum prefill seconds that a file saves
+_SHARE = 8  # a history is saved again after growing by 1/8
+_LOAD_RATE = 400e6  # bytes per second, before any measurement
+_TRUST = 1.1  # growth of a slow disk's assumed rate per prompt
 _LOCK, _LEDGER = "lock", "written.json"
 _HOUR = 3600.0
 _MAX_LEDGER_BYTES = 1 << 20
@@ -59,24 +62,6 @@ class SavedCache:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """The result of checking every byte of a file."""
-
-    digest: str
-    seconds: float
-
-
-def _verify(verify: Callable[[Path], str], path: Path, future: Future[Verified]) -> None:
-    started = time.perf_counter()
-    try:
-        digest = verify(path)
-    except BaseException as error:  # noqa: BLE001 - for the thread that waits
-        future.set_exception(error)
-    else:
-        future.set_result(Verified(digest, time.perf_counter() - started))
-
-
 class PromptCacheStore:
     """The prompt caches of one model on disk. Disk errors count as cache misses."""
 
@@ -85,17 +70,12 @@ class PromptCacheStore:
         model: Path,
         limits: DiskLimits | None = None,
         clock: Callable[[], float] = time.time,
-        verify: Callable[[Path], str] = cache_file.verify,
     ) -> None:
-        """verify: checks every byte of a file and returns its digest."""
         self.directory = paths.prompt_caches_dir() / paths.model_directory_name(model)
         self.limits = limits or DiskLimits()
         self._clock = clock
-        self._verify = verify
         # By name, inode and size:
         self._metadata: dict[tuple[str, int, int], CacheMetadata | None] = {}
-        # Only while a request holds the result: a file may be damaged later.
-        self._verifying = weakref.WeakValueDictionary[Path, Future[Verified]]()
         self._swept = False
         self._failed_at = -_RETRY_AFTER
 
@@ -126,33 +106,12 @@ class PromptCacheStore:
                 found.append(SavedCache(path, metadata, status.st_size))
         return found
 
-    def find(self, prompt: Sequence[int], engine: Engine) -> tuple[int, SavedCache] | None:
-        """Return the file that saves the most prefill of `prompt`, after the tokens saved."""
-        found = [(each.metadata.reach(prompt), each) for each in self.saved(engine)]
-        return max(found, key=lambda each: each[0], default=None)
-
-    def verify_ahead(self, saved: SavedCache) -> Future[Verified]:
-        """Check every byte of a file in a helper thread; `load` uses the result."""
-        future = self._verifying.get(saved.path)
-        if future is None:
-            future = self._verifying[saved.path] = Future()
-            args = self._verify, saved.path, future
-            threading.Thread(target=_verify, args=args, daemon=True).start()
-        return future
-
-    def verified_s(self, saved: SavedCache) -> float:
-        """Return the seconds that checking the file ahead took, 0 if it was not."""
-        ahead = self._verifying.get(saved.path)
-        return ahead.result().seconds if ahead is not None and not ahead.exception() else 0.0
-
     def load(self, saved: SavedCache, engine: Engine) -> TokenHistory | NotCached:
         """Load a file's history, or return why it cannot be used; bad files are deleted."""
         from akunu_py.decoding.prompt_cache import disk
 
-        ahead = self._verifying.pop(saved.path, None)
-        verify = self._verify if ahead is None else lambda _: ahead.result().digest
         try:
-            history = disk.load(engine, saved.path, verify)
+            history = disk.load(engine, saved.path)
         except (DamagedCache, UsageError) as error:  # UsageError: of another model
             with contextlib.suppress(OSError):
                 saved.path.unlink()
@@ -200,7 +159,7 @@ class PromptCacheStore:
             self._record_write(size)
             for each in self.saved(engine):
                 shared = common_prefix(each.metadata.tokens, history.tokens)
-                if each.path != path and len(each.metadata.tokens) - shared < LEAST:
+                if each.path != path and len(each.metadata.tokens) - shared < MIN_SAVED:
                     remove(each.path)
             sweep(self.limits, self._clock())
             return True
@@ -220,6 +179,101 @@ class PromptCacheStore:
                 stack.enter_context(locked(_root() / _LOCK, wait=False))
                 is_locked = True
             yield is_locked
+
+
+class DiskPromptCaches:
+    """Decides when a prompt cache of an engine's model is worth loading or saving."""
+
+    def __init__(self, engine: Engine, store: PromptCacheStore, costs: CostCurve) -> None:
+        self._engine = engine
+        self._store = store
+        self._costs = costs
+
+    def read(
+        self, prompt: Sequence[int], reached: int, caches: PromptCaches
+    ) -> tuple[TokenHistory | None, int, NotCached]:
+        """Load the best prompt cache for `prompt` if that saves time.
+
+        Returns its history, the prompt tokens on disk, and why they were not used: "slow disk",
+        "no checkpoint", "damaged file", or saved for "other KV width", "other weights" or "other
+        context". reached: prompt tokens in memory. caches: where to make room.
+        """
+        if len(prompt) < MIN_SAVED:
+            return None, 0, ""
+        self._forget_slowness()
+        unusable = self._store.find_unusable(prompt, self._engine)
+        history, shared, reason = self._read_best(prompt, reached, caches)
+        return history, *max((shared, reason), unusable, key=lambda each: each[0])
+
+    def _read_best(
+        self, prompt: Sequence[int], reached: int, caches: PromptCaches
+    ) -> tuple[TokenHistory | None, int, NotCached]:
+        """Load the file that saves the most prefill, and measure the time. Returns as `read`."""
+        files = self._store.saved(self._engine)
+        saved = max(files, key=lambda each: each.metadata.reach(prompt), default=None)
+        if saved is None:
+            return None, 0, ""
+        shared, more = saved.metadata.shared(prompt), saved.metadata.reach(prompt) - reached
+        if more < MIN_SAVED:
+            return None, shared, "slow disk" if more > 0 else "no checkpoint"
+        if self._load_s(saved.size) >= self._prefill_s(more):
+            return None, shared, "slow disk"
+        caches.make_room(saved.size)
+        started = time.perf_counter()
+        history = self._store.load(saved, self._engine)
+        if isinstance(history, str):
+            return None, shared, history
+        self._costs.load_rate = saved.size / (time.perf_counter() - started)
+        return history, shared, ""
+
+    def write(
+        self, histories: Sequence[TokenHistory], stopped: Stopped, seconds: float | None
+    ) -> bool:
+        """Save the history with the most unsaved tokens, if worthwhile. seconds: time limit.
+
+        Returns True if one was saved (there may be more to save).
+        """
+        worth = [each for each in histories if self._is_worth_writing(each, seconds)]
+        new = [(self._new_tokens(each), each) for each in worth]
+        tokens, history = max(new, key=lambda each: each[0], default=(0, None))
+        if history is None or not tokens:
+            return False
+        end = None if seconds is None else time.monotonic() + seconds
+
+        def late() -> bool:
+            return stopped() or (end is not None and time.monotonic() > end)
+
+        return not late() and self._store.save(history, self._engine, late)
+
+    def _is_worth_writing(self, history: TokenHistory, seconds: float | None) -> bool:
+        load_s = self._load_s(history.nbytes)
+        quick = seconds is None or load_s <= seconds  # saving takes about as long as loading
+        worth = load_s < self._prefill_s(len(history.tokens))
+        owner = history.owner
+        wanted = owner.may_store and not is_forgotten(owner.conversation, owner.requested_at)
+        return wanted and quick and worth and self._store.may_write(history.nbytes)
+
+    def _new_tokens(self, history: TokenHistory) -> int:
+        """Return the number of unsaved tokens, 0 if too few to save."""
+        length = len(history.tokens)
+        saved = self._store.saved(self._engine)
+        files = (each.metadata.tokens for each in saved)
+        kept = max((common_prefix(tokens, history.tokens) for tokens in files), default=0)
+        new = length - kept
+        few = new < max(MIN_SAVED, kept // _SHARE) or self._prefill_s(new) < _WORTH
+        return 0 if few else new
+
+    def _forget_slowness(self) -> None:
+        """Raise the load rate a little, so that a disk that was slow once is tried again."""
+        rate = self._costs.load_rate
+        if rate and rate < _LOAD_RATE:
+            self._costs.load_rate = min(_LOAD_RATE, rate * _TRUST)
+
+    def _prefill_s(self, tokens: int) -> float:
+        return tokens / (self._costs.prefill_rate or PRIOR_PREFILL_RATE)
+
+    def _load_s(self, nbytes: int) -> float:
+        return nbytes / (self._costs.load_rate or _LOAD_RATE)
 
 
 def incompatibility(metadata: CacheMetadata, engine: Engine) -> NotCached:

@@ -27,8 +27,8 @@ from akunu_py.decoding.constraint.matcher import (
     ConstraintMatcher,
     compile_constraint,
     lark,
+    token_tables,
 )
-from akunu_py.decoding.constraint.token_tables import token_tables
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError

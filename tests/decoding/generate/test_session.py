@@ -15,7 +15,7 @@ from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import CompleteOptions, CompletionRequest
 from akunu_py.decoding import device
 from akunu_py.decoding.events import PrefillProgress
-from akunu_py.decoding.generate import memory_guard
+from akunu_py.decoding.generate import prefill
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
@@ -203,7 +203,7 @@ TOKEN = 256  # bytes of the tiny model's KV cache per token
 @pytest.fixture
 def small(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """An engine whose memory is counted in tokens; the n-gram index needs none."""
-    monkeypatch.setattr(memory_guard, "INDEX_BYTES", 0)
+    monkeypatch.setattr(prefill, "INDEX_BYTES", 0)
     needs = MemoryNeeds(0, CacheGrowth(TOKEN), Activations(0, 0, 0, 0), 4096)
     fit = FittedContext(needs, 4096, 1 << 40)
     return altered(tiny, prompt_cache_memory=1 << 30, fit=fit)

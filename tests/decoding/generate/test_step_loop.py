@@ -25,7 +25,7 @@ from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.joint_plan import JointPlanner, SharedPass
+from akunu_py.ngram.planner import JointPlanner, SharedPass
 from akunu_py.types import Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.engines import altered
 from tests.support.families import UNSHARED, Cached, build, every_family, families_of_each_kind

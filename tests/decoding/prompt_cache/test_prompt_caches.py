@@ -19,14 +19,13 @@ from mlx_lm.models.cache import ArraysCache
 
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding import target as target_module
-from akunu_py.decoding.generate import memory_guard
 from akunu_py.decoding.generate import prefill as prefill_module
 from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
 from akunu_py.decoding.load_plan import growth
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import history
 from akunu_py.decoding.prompt_cache.history import NO_OWNER, TokenHistory
-from akunu_py.decoding.prompt_cache.memory import LEAST, PrefixStats, PromptCaches
+from akunu_py.decoding.prompt_cache.memory import MIN_CACHED, PrefixStats, PromptCaches
 from akunu_py.decoding.target import Reuse, Target
 from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.models.load.fit import Activations, CacheGrowth, FittedContext, MemoryNeeds
@@ -64,11 +63,11 @@ def test_conversations_in_turn_prefill_only_new_tokens(name: str) -> None:
     first, second = some(120, 1), some(90, 2)
     _, sampled = prompt(target, name, first)
     assert prompt(target, name, second)[0] == Reuse(0, 0, "")
-    longer = [*first, *sampled, *some(LEAST, 3)]
+    longer = [*first, *sampled, *some(MIN_CACHED, 3)]
     assert prompt(target, name, longer)[0].cached >= len(first) + len(sampled) - 1
     # A branch in the middle of the first conversation, and back to every branch.
     tail = target.prompt_tail
-    other = [*first, *sampled[:2], *some(LEAST + 20, 4)]
+    other = [*first, *sampled[:2], *some(MIN_CACHED + 20, 4)]
     assert prompt(target, name, other)[0].cached >= len(first) - tail
     for each in (longer, other, second):
         assert prompt(target, name, [*each, 5])[0].cached >= len(each) - tail
@@ -132,7 +131,7 @@ def test_the_limit_holds_and_the_protected_history_stays(seed: int) -> None:
         others = [each for each in caches.histories() if each is not protected]
         assert not others or caches.nbytes + needed <= caches.limit
         assert protected is None or protected in caches.histories()
-        assert all(len(each.tokens) >= LEAST for each in caches.histories())
+        assert all(len(each.tokens) >= MIN_CACHED for each in caches.histories())
         assert caches.limit or not caches.histories()
 
 
@@ -268,7 +267,9 @@ def test_the_counted_bytes_are_those_that_mlx_holds(name: str, tiny: Engine) -> 
     engine = needing(tiny, needs, checkpoints=history.needs_checkpoints)
     expected = max(filled, held - unused)
     room += 128 * needs.per_token
-    assert memory_guard.needed(engine, LENGTH) == pytest.approx(expected, rel=0.05, abs=room)
+    assert prefill_module.history_bytes(engine, LENGTH) == pytest.approx(
+        expected, rel=0.05, abs=room
+    )
 
 
 def needing(engine: Engine, cache: CacheGrowth, *, checkpoints: bool) -> Engine:
@@ -283,7 +284,7 @@ def test_checkpoints_of_a_long_prompt_are_counted_up_to_their_limit(tiny: Engine
     for checkpoints, expected in ((True, [2, 4, 8, 8]), (False, [0, 0, 0, 0])):
         engine = needing(tiny, cache, checkpoints=checkpoints)
         lengths = 100, 5000, 16_384, 100_000
-        found = [memory_guard.checkpoint_bytes(engine, tokens) for tokens in lengths]
+        found = [prefill_module.checkpoint_bytes(engine, tokens) for tokens in lengths]
         assert found == [each * 50_000_000 for each in expected]
 
 
@@ -297,7 +298,7 @@ def test_the_ngram_index_of_a_long_text_is_counted() -> None:
         held = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert 0.7 * held < memory_guard.INDEX_BYTES * len(text) < 1.5 * held
+    assert 0.7 * held < prefill_module.INDEX_BYTES * len(text) < 1.5 * held
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-sliding", "qwen3_next"])

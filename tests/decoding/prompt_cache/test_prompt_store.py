@@ -5,10 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import queue
 import random
 import stat
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -22,14 +20,10 @@ from mlx_lm.models.cache import load_prompt_cache
 from akunu_py import paths
 from akunu_py.decoding import device
 from akunu_py.decoding.events import Finished
-from akunu_py.decoding.generate.answer_jobs import text_job
-from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.session import Session
-from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState
-from akunu_py.decoding.model import identity
-from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.model.identity import model_digest
+from akunu_py.decoding.model import engine as engine_module
+from akunu_py.decoding.model.engine import Engine, model_digest
 from akunu_py.decoding.prompt_cache import cache_file, disk
 from akunu_py.decoding.prompt_cache.prompt_cache_store import (
     DiskLimits,
@@ -48,7 +42,6 @@ from tests.support.engines import altered
 from tests.support.families import build, families_of_each_kind
 from tests.support.full_disk import full_disk
 from tests.support.identity import Served, Submitted
-from tests.support.jobs import Events, end_of, submit
 from tests.support.slow import slow
 from tests.support.targets import answer, fresh, some
 from tests.support.tiny import VOCABULARY, write_tiny_llama
@@ -439,35 +432,6 @@ def test_commands_list_verify_and_delete_files(tiny: Engine) -> None:
     assert all_files() == []
 
 
-def test_other_requests_are_answered_while_a_file_is_verified(tiny: Engine) -> None:
-    assert save(opened(tiny), 1)
-    begun, may_end, threads = threading.Event(), threading.Event(), list[str]()
-
-    def verify(path: Path) -> str:
-        threads.append(threading.current_thread().name)
-        begun.set()
-        assert may_end.wait(60)
-        return cache_file.verify(path)
-
-    host = ModelHost(lambda: StepLoop(opened(tiny, verify=verify)))
-    host.start()
-    waiting = submit(host, text_job(some(LENGTH, 1), OPTIONS))
-    assert begun.wait(60)
-    other = end_of(submit(host, text_job(some(LENGTH, 2), OPTIONS)))
-    assert isinstance(other, Finished)
-    assert other.stats.cached_tokens == 0
-    cancelled: Events = queue.SimpleQueue()
-    host.submit(text_job(some(LENGTH, 1), OPTIONS), cancelled.put).cancel()
-    assert getattr(end_of(cancelled), "reason", "") == "cancelled"
-    may_end.set()
-    end = end_of(waiting)
-    assert isinstance(end, Finished)
-    assert (end.stats.cached_tokens, end.stats.generated_tokens) == (LENGTH - 1, 2)
-    assert host.close()
-    assert len(threads) == 1
-    assert "model" not in threads
-
-
 RESERVED = 40  # answer tokens for which memory is reserved at once
 UNDELIVERED = 2  # tokens of a cancelled answer in the cache, after the delivered ones
 
@@ -634,7 +598,7 @@ def test_models_differ_by_each_tensor_and_by_versions_and_device(
     versions = {name: version(name) for name in ("mlx", "mlx-lm")}
     for part in (*versions, ""):
         with monkeypatch.context() as patch:
-            patch.setattr(identity, "version", (versions | {part: "0"}).__getitem__)
+            patch.setattr(engine_module, "version", (versions | {part: "0"}).__getitem__)
             if not part:
                 patch.setattr(device, "device_name", lambda: "another")
             seen.add(model_digest(tmp_path, "float32"))
