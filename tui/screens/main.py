@@ -80,7 +80,7 @@ class ChatView:
         self._offer_better = offer_better
         self._server = server
         self._tool_servers = tool_servers
-        self.explained = False  # drafting was explained
+        self._explained = False  # drafting was explained
         self._question: QuestionScreen | None = None
         self.error_count = 0
         self._popup = SuggestionPopup(directory, id="completion")
@@ -184,8 +184,8 @@ class ChatView:
 
     def toggle_drafting(self) -> None:
         self.transcript.drafting = self.panel.display = not self.transcript.drafting
-        self.panel.explains = self.panel.display and not self.explained  # once, then the numbers
-        self.explained = True
+        self.panel.explains = self.panel.display and not self._explained  # once, then the numbers
+        self._explained = True
         turns = self._conversation.turns
         best = best_case(turns) if self.panel.display and not self._state().busy else None
         self.transcript.first_drafted = best
