@@ -311,7 +311,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     async def on_prompt_box_queued_prompt_requested(self) -> None:
         await self.answering.unqueue_last()
 
-    def on_prompt_box_editor_requested(self) -> None:
+    def action_edit_prompt(self) -> None:
         self.run_worker(self._edit_prompt(), group="editor")  # Answers continue meanwhile.
 
     async def _edit_prompt(self) -> None:
@@ -350,9 +350,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         elif welcome and welcome.offers_last_chat:
             await self.library.continue_last()
 
-    def on_prompt_box_search_requested(self, event: PromptBox.SearchRequested) -> None:
-        if event.earlier:
-            self.push_screen(HistoryScreen(event.earlier), self._use_prompt)
+    def action_search_prompts(self) -> None:
+        if self.view.prompt.sent_prompts:
+            self.push_screen(HistoryScreen(self.view.prompt.sent_prompts), self._use_prompt)
         else:
             self.view.show_error("There are no earlier prompts yet.")
 
