@@ -541,13 +541,13 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         if settings.model != model:
             await self.answering.use_model(settings.model)
 
-    def action_use_theme(self, name: str = "") -> None:
-        """Use a theme, or open the gallery of themes."""
+    def action_use_theme(self, name: str | None = "") -> None:
+        """Use a theme; "" opens the gallery of themes, None changes nothing."""
         if name:
             self.settings.use_theme(name)
-        else:
+        elif name is not None:
             gallery = ThemesScreen(self.settings.current.theme, self.show_theme)
-            self.push_screen(gallery, lambda chosen: chosen and self.settings.use_theme(chosen))
+            self.push_screen(gallery, self.action_use_theme)
 
     # The view, and help
 
