@@ -65,31 +65,20 @@ _QUIT_WINDOW_S = 3.0  # A second Ctrl+C within this time quits.
 _MAX_STATE_BYTES = 4 << 20  # of the state file
 
 
-@dataclass
-class SavedUiState:
-    """State of the chat that is kept between runs."""
-
-    unsent_text: str = ""  # contents of the prompt box
-    explained: bool = False  # drafting was explained once
-
-
-def load_ui_state(path: Path) -> SavedUiState:
-    """Load the state from `path`; return the defaults if it cannot be read."""
+def load_unsent(path: Path) -> str:
+    """Load the unsent text of the last run; "" if there is none."""
     with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError, AkunuError):
-        content = json.loads(read_bounded(path, _MAX_STATE_BYTES))
-        text = content.get("unsent")
-        return SavedUiState(text if isinstance(text, str) else "", content.get("explained") is True)
-    return SavedUiState()
+        text = json.loads(read_bounded(path, _MAX_STATE_BYTES)).get("unsent")
+        return text if isinstance(text, str) else ""
+    return ""
 
 
-def save_ui_state(path: Path, state: SavedUiState) -> None:
-    """Save the state to `path`, readable only by its owner. Write errors are ignored."""
-    if load_ui_state(path) == state:
-        return
-    with contextlib.suppress(OSError, ValueError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"unsent": state.unsent_text, "explained": state.explained}
-        write_atomically(path, json.dumps(content).encode())
+def save_unsent(path: Path, text: str) -> None:
+    """Save the unsent text, readable only by its owner. Write errors are ignored."""
+    if load_unsent(path) != text:
+        with contextlib.suppress(OSError, ValueError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps({"unsent": text}).encode())
 
 
 @dataclass
@@ -109,7 +98,7 @@ class ChatConfig:
     memory_limit: int | None = None  # bytes for model and caches; None: all that is available
     problems: Sequence[str] = ()  # invalid settings, one line each
     resume: Resume | None = None  # the conversation to open first
-    ui_state: SavedUiState = field(default_factory=SavedUiState)
+    unsent: str = ""  # contents of the prompt box at the end of the last run
     # Finds the system's copy program; None: the terminal copies.
     copy_program: Callable[[], list[str] | None] = clipboard_command
 
@@ -246,8 +235,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         if self._store is not None:
             self._store.start(self.post_from_thread)
             self.run_worker(self._open_initial_chat())
-        self.view.prompt.write(self.view.prompt.prompt_of(self._config.ui_state.unsent_text))
-        self.view.explained = self._config.ui_state.explained
+        self.view.prompt.write(self.view.prompt.prompt_of(self._config.unsent))
         if self._config.problems:
             await self.view.add_notice("\n".join(self._config.problems))
         # A kill must restore the terminal. Not SIGHUP: the terminal is gone, and writing to it
@@ -267,11 +255,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             if welcome := self.view.welcome:
                 welcome.show_last_chat(infos[0].title)
             self._update_last_chat_offer()
-
-    @property
-    def ui_state(self) -> SavedUiState:
-        """The state to save for the next run."""
-        return SavedUiState(self.turns.unsent_text, self.view.explained)
 
     def close_downloads(self, timeout: float) -> bool:
         """Stop all downloads. Return False if one still runs after `timeout` seconds."""
@@ -328,7 +311,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     async def on_prompt_box_queued_prompt_requested(self) -> None:
         await self.answering.unqueue_last()
 
-    def on_prompt_box_editor_requested(self) -> None:
+    def action_edit_prompt(self) -> None:
         self.run_worker(self._edit_prompt(), group="editor")  # Answers continue meanwhile.
 
     async def _edit_prompt(self) -> None:
@@ -367,9 +350,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         elif welcome and welcome.offers_last_chat:
             await self.library.continue_last()
 
-    def on_prompt_box_search_requested(self, event: PromptBox.SearchRequested) -> None:
-        if event.earlier:
-            self.push_screen(HistoryScreen(event.earlier), self._use_prompt)
+    def action_search_prompts(self) -> None:
+        if self.view.prompt.sent_prompts:
+            self.push_screen(HistoryScreen(self.view.prompt.sent_prompts), self._use_prompt)
         else:
             self.view.show_error("There are no earlier prompts yet.")
 
@@ -558,17 +541,13 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         if settings.model != model:
             await self.answering.use_model(settings.model)
 
-    def action_use_theme(self, name: str = "") -> None:
-        """Use a theme, or open the gallery of themes."""
+    def action_use_theme(self, name: str | None = "") -> None:
+        """Use a theme; "" opens the gallery of themes, None changes nothing."""
         if name:
             self.settings.use_theme(name)
-        else:
-
-            def use(chosen: str | None) -> None:
-                if chosen:
-                    self.settings.use_theme(chosen)
-
-            self.push_screen(ThemesScreen(self.settings.current.theme, self.show_theme), use)
+        elif name is not None:
+            gallery = ThemesScreen(self.settings.current.theme, self.show_theme)
+            self.push_screen(gallery, self.action_use_theme)
 
     # The view, and help
 

@@ -39,8 +39,6 @@ DARK = Theme(
         "border": "#6cb6ff",
         "border-blurred": "#414a5b",
         "input-selection-background": "#6cb6ff 30%",
-        "footer-key-foreground": "#6cb6ff",
-        "button-focus-text-style": "bold",
         "code-keyword": "#c99bff",
         "code-function": "#6cb6ff",
         "code-type": "#56d1c6",
@@ -71,8 +69,6 @@ LIGHT = Theme(
         "border": "#0b5cad",
         "border-blurred": "#b9bec6",
         "input-selection-background": "#0b5cad 20%",
-        "footer-key-foreground": "#0b5cad",
-        "button-focus-text-style": "bold",
         "code-keyword": "#7a3ec8",
         "code-function": "#0b5cad",
         "code-type": "#0b6b6b",
@@ -109,7 +105,7 @@ DARK_256 = _with_256_colors(
     foreground 253 background 234 surface 235 panel 236""",
     """foreground-muted 248 block-cursor-background 17 block-cursor-foreground 231
     block-cursor-blurred-background 236 border 75 border-blurred 240 input-selection-background 24
-    footer-key-foreground 75 text-primary 111 text-secondary 110 text-accent 222 text-success 114
+    text-primary 111 text-secondary 110 text-accent 222 text-success 114
     text-warning 222 text-error 210 prompt-background 235 chosen-background 236
     accepted-background 22 error-background 52 code-keyword 177 code-function 75 code-type 80
     code-number 215 code-string 114 code-comment 247""",
@@ -120,7 +116,7 @@ LIGHT_256 = _with_256_colors(
     foreground 235 background 231 surface 255 panel 254""",
     """foreground-muted 240 block-cursor-background 153 block-cursor-foreground 235
     block-cursor-blurred-background 254 border 25 border-blurred 250 input-selection-background 153
-    footer-key-foreground 25 text-primary 25 text-secondary 24 text-accent 94 text-success 22
+    text-primary 25 text-secondary 24 text-accent 94 text-success 22
     text-warning 94 text-error 124 prompt-background 255 chosen-background 254
     accepted-background 194 error-background 224 code-keyword 91 code-function 25 code-type 23
     code-number 94 code-string 22 code-comment 240""",

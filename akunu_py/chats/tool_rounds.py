@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from akunu_py.types import Message, ToolCall
@@ -46,10 +46,6 @@ class ToolRound:
     uses: tuple[ToolUse, ...]
     thinking: str = ""
 
-    @property
-    def has_ended(self) -> bool:
-        return all(use.has_ended for use in self.uses)
-
 
 def stopped(tool_round: ToolRound) -> ToolRound:
     """Return the round with its unfinished calls stopped, as after a kill or a cancellation."""
@@ -78,14 +74,8 @@ def as_values(rounds: Iterable[ToolRound]) -> list[dict[str, Any]]:
             "text": each.text,
             "thinking": each.thinking,
             "calls": [
-                {
-                    "id": use.call.id,
-                    "name": use.call.name,
-                    "arguments": use.call.arguments,
-                    "server": use.server,
-                    "outcome": use.outcome,
-                    "result": use.result,
-                }
+                asdict(use.call)
+                | {"server": use.server, "outcome": use.outcome, "result": use.result}
                 for use in each.uses
             ],
         }

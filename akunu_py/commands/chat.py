@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         args.thinking_budget = settings.thinking_limit
     options = options_from(args)
 
-    from akunu_py.tui.app import ChatApp, ChatConfig, load_ui_state, save_ui_state
+    from akunu_py.tui.app import ChatApp, ChatConfig, load_unsent, save_unsent
     from akunu_py.tui.controllers.library import Resume
     from akunu_py.tui.terminal import background as ask_background
     from akunu_py.tui.workers.store_thread import StoreThread
@@ -86,7 +86,6 @@ def run(args: argparse.Namespace) -> int:
     warnings: list[str] = []  # of all models loaded in this process
     session = chat_client(args, settings, name, model, server, warnings, hosts_server)
     store_thread = StoreThread(paths.conversations_file())
-    ui_state = load_ui_state(paths.chat_file())
     app = ChatApp(
         ChatConfig(
             name,
@@ -101,13 +100,13 @@ def run(args: argparse.Namespace) -> int:
             resume=Resume(" ".join(args.resume or ()), last=args.latest)
             if args.latest or args.resume is not None
             else None,
-            ui_state=ui_state,
+            unsent=load_unsent(paths.chat_file()),
             server=server if is_address(server) else "",
             tools=tools,
         )
     )
     app.run()
-    save_ui_state(paths.chat_file(), app.ui_state)
+    save_unsent(paths.chat_file(), app.turns.unsent_text)
     if app.failure is not None:
         crashes.report(app.failure, debug="debug" in args)
     loading = session.is_loading

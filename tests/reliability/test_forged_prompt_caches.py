@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.errors import AkunuError, DamagedCache, StoreError
+from akunu_py.errors import StoreError
 from akunu_py.types import GenerateOptions
 from tests.reliability.fuzz import SCALARS, changed, clear, damaged, explore, lengths
 from tests.support.engines import altered

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.cells import cell_len
 from textual.message import Message as TextualMessage
@@ -245,3 +245,15 @@ async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
     while not holds():
         assert time.monotonic() < end, "the expected event did not happen"
         await pilot.pause(0.01)
+
+
+class Compare(Protocol):
+    """The fixture `snap_compare`."""
+
+    def __call__(
+        self,
+        app: ChatApp,
+        *,
+        terminal_size: tuple[int, int],
+        run_before: Callable[[Pilot[None]], Awaitable[None]],
+    ) -> bool: ...

@@ -19,8 +19,7 @@ from akunu_py.tui.transcript.find import plain_text
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions
 from tests.support.chats import T0, branched, exchange_of
-from tests.support.tui_chat import Chat, chat, tree_of
-from tests.support.tui_host import Compare
+from tests.support.tui_chat import Chat, Compare, chat, tree_of
 
 pytestmark = pytest.mark.usefixtures("utc")
 

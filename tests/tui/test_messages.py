@@ -44,11 +44,11 @@ async def test_escape_ends_editing_and_restores_the_unsent_text() -> None:
         await it.talk(*TWO_TURNS)
         it.box.insert("a draft")
         await it.press("f6")
-        assert (it.text(), it.app.ui_state.unsent_text) == ("two", "a draft")
+        assert (it.text(), it.app.turns.unsent_text) == ("two", "a draft")
         edited = [view.has_class("-edited") for view in it.app.query(PromptView)]
         assert edited == [False, True]
         await it.press("x")
-        assert it.app.ui_state.unsent_text == "twox", "quitting now keeps the edited text"
+        assert it.app.turns.unsent_text == "twox", "quitting now keeps the edited text"
         await it.press("escape")
         assert not it.app.query("PromptView.-edited")
         assert it.text() == "a draft"

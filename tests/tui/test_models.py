@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from textual.message import Message
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
-from akunu_py.errors import FetchError, UnknownModel
+from akunu_py import paths
+from akunu_py.errors import Cancelled, FetchError, UnknownModel
 from akunu_py.models import catalog
 from akunu_py.models.catalog import Machine
 from akunu_py.models.load.fit import CacheGrowth
@@ -28,8 +30,7 @@ from akunu_py.tui.workers import downloads as downloads_module
 from akunu_py.tui.workers.chat_client import ModelLoaded
 from akunu_py.tui.workers.downloads import Downloads, DownloadUpdate
 from akunu_py.types import GenerateOptions
-from tests.support.tui_chat import Chat, chat
-from tests.support.tui_host import Compare, Pulled
+from tests.support.tui_chat import Chat, Compare, chat
 
 GB = 10**9
 _BASE = catalog.load_catalog()["starter"]
@@ -48,6 +49,29 @@ ENTRIES = {
 }  # fmt: skip
 MEMORY = 8 * GB
 MACHINE = Machine(MEMORY, 100e9)
+
+
+class Pulled:
+    """A replacement for `pull` that waits for `proceed`."""
+
+    def __init__(self, *steps: Progress) -> None:
+        self.requested: list[str] = []
+        self.steps = [*steps]
+        self.error: Exception | None = None
+        self.proceed = threading.Event()
+
+    def __call__(
+        self, name: str, report: Callable[[Progress], None], cancelled: Callable[[], bool]
+    ) -> StoredModel:
+        self.requested.append(name)
+        for step in self.steps:
+            report(step)
+        while not self.proceed.wait(0.01):
+            if cancelled():
+                raise Cancelled("cancelled")
+        if self.error:
+            raise self.error
+        return StoredModel(name.rpartition("/")[2], paths.models_dir())
 
 
 @pytest.fixture

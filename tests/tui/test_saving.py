@@ -21,7 +21,7 @@ from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.decoding.prompt_cache import cache_file
 from akunu_py.decoding.prompt_cache.cache_file import CacheMetadata
 from akunu_py.errors import ConversationError
-from akunu_py.tui.app import SavedUiState, load_ui_state, save_ui_state
+from akunu_py.tui.app import load_unsent, save_unsent
 from akunu_py.tui.controllers.library import Resume
 from akunu_py.tui.screens.conversation_list import ConversationsScreen
 from akunu_py.tui.screens.main import Welcome
@@ -147,21 +147,21 @@ async def test_resuming_opens_or_lists_chats(
 
 def test_unsent_text_is_kept_between_runs(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "chat.json"
-    assert load_ui_state(path) == SavedUiState()
+    assert load_unsent(path) == ""
     for text in ("half a\nthought", "\ud800", ""):
-        save_ui_state(path, SavedUiState(text, explained=True))
-        assert load_ui_state(path) == SavedUiState(text, explained=True)
+        save_unsent(path, text)
+        assert load_unsent(path) == text
     assert path.stat().st_mode & 0o077 == 0
-    for damaged in ("", "[1]", '{"unsent": 3, "explained": "yes"}', "{" * 9000):
+    for damaged in ("", "[1]", '{"unsent": 3}', "{" * 9000):
         path.write_text(damaged)
-        assert load_ui_state(path) == SavedUiState()
+        assert load_unsent(path) == ""
 
 
 async def test_the_box_has_the_unsent_text_and_the_bell_rings_without_focus(
     store: StoreThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with chat(store=store, ui_state=SavedUiState("half a thought")) as it:
-        assert it.text() == it.app.ui_state.unsent_text == "half a thought"
+    async with chat(store=store, unsent="half a thought") as it:
+        assert it.text() == it.app.turns.unsent_text == "half a thought"
         rung: list[bool] = []
         monkeypatch.setattr(it.app, "bell", lambda: rung.append(True))
         for number, (seconds, focus, rings) in enumerate(

@@ -16,8 +16,7 @@ from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded, PieceArrived
 from akunu_py.types import GenerateOptions, Stats
-from tests.support.tui_chat import GAUGES, Chat, at_rest, chat
-from tests.support.tui_host import Compare
+from tests.support.tui_chat import GAUGES, Chat, Compare, at_rest, chat
 
 ANSWER = """A **queue** keeps things in order:
 
@@ -84,26 +83,6 @@ async def terminal_colors(pilot: Pilot[None]) -> None:
     await finished(pilot)
 
 
-async def branches(pilot: Pilot[None]) -> None:
-    """Answered again, the first answer chosen."""
-    await finished(pilot)
-    await pilot.press("f5")
-    pilot.app.post_message(PieceArrived(2, "Another answer.", (), STATS, gauges=GAUGES))
-    pilot.app.post_message(AnswerFinished(2, "stop", STATS, GAUGES))
-    await at_rest(pilot)
-    await pilot.press("tab", "left")
-    await at_rest(pilot)
-
-
-async def earlier_prompts(pilot: Pilot[None]) -> None:
-    await finished(pilot)
-    pilot.app.query_one(PromptBox).extend_history(["What is a stack?", "[b]bold[/b] words " * 20])
-    await pilot.press("ctrl+r")
-    await pilot.pause()
-    pilot.app.screen.query_one("Input").cursor_blink = False  # type: ignore[attr-defined]
-    await at_rest(pilot)
-
-
 async def commands(pilot: Pilot[None]) -> None:
     await loaded(pilot)
     await pilot.press("/")
@@ -114,8 +93,8 @@ async def commands(pilot: Pilot[None]) -> None:
     ("script", "size"),
     [
         (streaming, (24, 8)),
-        *((script, (80, 24)) for script in (loading, finished, terminal_colors, drafting)),
-        *((script, (80, 24)) for script in (branches, earlier_prompts, commands)),
+        *((script, (80, 24)) for script in (loading, finished, terminal_colors)),
+        *((script, (80, 24)) for script in (drafting, commands)),
     ],
     ids=lambda value: value.__name__ if callable(value) else "x".join(map(str, value)),
 )

@@ -15,8 +15,7 @@ from akunu_py.tui import terminal, themes
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.screens.settings_form import SettingsScreen
 from akunu_py.types import NO_TOKEN_LIMIT, GenerateOptions, Message, SamplingOptions
-from tests.support.tui_chat import Chat, at_rest, chat
-from tests.support.tui_host import Compare
+from tests.support.tui_chat import Chat, Compare, at_rest, chat
 
 pytestmark = pytest.mark.usefixtures("own_directories")
 
@@ -56,8 +55,8 @@ async def save(it: Chat) -> None:
 @pytest.mark.long
 async def test_saved_settings_are_in_the_file_and_in_use() -> None:
     async with chat(settings=save_settings({"draft_model": "small"})) as it:
-        await fill(it, draft_model="", temperature="0,25", max_tokens="", theme="light")
-        await fill(it, system="Be brief.\x1b", server="off")
+        await fill(it, draft_model="", temperature="0,25", max_tokens="200", theme="light")
+        await fill(it, system="Be brief.\x1b", server="off", thinking_budget="0")
         assert it.app.theme == "dark", "until it is saved"
         it.app.screen.query_one("#server").focus()
         await it.press(*["tab", "space"] * 3)
@@ -65,6 +64,8 @@ async def test_saved_settings_are_in_the_file_and_in_use() -> None:
         expected = Settings(
             answer_cache=False,
             temperature=0.25,
+            max_tokens=200,
+            thinking_budget=0,
             system_prompt="Be brief.",
             theme="light",
             server="off",
@@ -72,8 +73,16 @@ async def test_saved_settings_are_in_the_file_and_in_use() -> None:
             reduced_motion=True,
         )
         assert it.app.settings.current == load_settings() == expected
-        assert (it.app.theme, next_options(it).sampling.temperature) == ("light", 0.25)
+        used = next_options(it)
+        assert (used.sampling.temperature, used.max_tokens, used.thinking_budget) == (0.25, 200, 0)
+        assert it.app.theme == "light"
         assert it.box.border_title == "starter · system prompt"
+        await fill(it, max_tokens="", thinking_budget="")
+        await save(it)
+        assert (next_options(it).max_tokens, next_options(it).thinking_budget) == (
+            NO_TOKEN_LIMIT,
+            None,
+        )
         await it.send("hello")
         assert it.history[0] == Message("system", "Be brief.")
     assert "model =" not in settings_file().read_text(), "only what was changed is written"
@@ -232,18 +241,6 @@ async def test_the_options_are_kept_with_the_chat(tmp_path: Path) -> None:
         await it.press("ctrl+n")
         await it.app.open_chat(first)
         assert it.app.conversation.tree.options == ChatOptions(temperature=0.25, seed=3)
-
-
-async def test_a_limit_is_a_setting() -> None:
-    async with chat() as it:
-        assert it.app.settings.current.token_limit == NO_TOKEN_LIMIT
-        for settings, expected in (
-            (Settings(max_tokens=200, thinking_budget=0), (200, 0)),
-            (Settings(), (NO_TOKEN_LIMIT, None)),
-        ):
-            it.app.settings.apply(settings)
-            made = next_options(it)
-            assert (made.max_tokens, made.thinking_budget) == expected
 
 
 @pytest.mark.long

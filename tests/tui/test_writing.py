@@ -130,7 +130,7 @@ async def test_a_long_paste_is_folded_and_sent_whole() -> None:
         await paste(it, LONG)
         assert it.text() == CHIP
         assert "pasted text, about 12,222 tokens" in str(it.box.border_title)
-        unsent = it.app.ui_state.unsent_text
+        unsent = it.app.turns.unsent_text
         it.box.clear()
         it.box.write(it.box.prompt_of(unsent))
         assert it.text() == CHIP

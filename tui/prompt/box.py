@@ -31,7 +31,7 @@ class PromptBox(Unmarked, TextArea):
     """The text area for prompts. Enter sends, Ctrl+J starts a new line, Up recalls."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+r", "search", "Search earlier prompts"),
+        Binding("ctrl+r", "app.search_prompts", "Search earlier prompts"),
         # These override TextArea's own bindings.
         Binding("f6", "app.edit", "Edit your last message and send it again"),
         Binding("f7", "app.copy_answer", "Copy the last answer"),
@@ -60,15 +60,6 @@ class PromptBox(Unmarked, TextArea):
     class QueuedPromptRequested(Message):
         """Posted for Up in an empty box, to take back a queued prompt."""
 
-    class EditorRequested(Message):
-        """Posted for Ctrl+X Ctrl+E, to edit the prompt in the user's editor."""
-
-    @dataclass
-    class SearchRequested(Message):
-        """Posted to search earlier prompts."""
-
-        earlier: Sequence[str]  # oldest first
-
     # Texts in the border, each with the app action that a click runs ("" for none).
     hints: reactive[Sequence[tuple[str, str]]] = reactive[Sequence[tuple[str, str]]](())
     heading: reactive[str] = reactive("")
@@ -87,8 +78,8 @@ class PromptBox(Unmarked, TextArea):
         self._files = MentionedFiles(directory, {})
         self._pasted = PastedTexts()
         self._after_ctrl_x = False
-        self._history: list[str] = []
-        self._history_index: int | None = None  # index into `_history` of the shown prompt
+        self.sent_prompts: list[str] = []  # sent prompts, oldest first
+        self._history_index: int | None = None  # index into `sent_prompts` of the shown prompt
 
     def on_mount(self) -> None:
         self._popup.attach_to(self)
@@ -100,7 +91,7 @@ class PromptBox(Unmarked, TextArea):
 
     def extend_history(self, prompts: Sequence[str]) -> None:
         """Add prompts of earlier conversations, oldest first, to the history."""
-        self._history[:0] = [typeable(self.prompt_of(prompt)) for prompt in prompts]
+        self.sent_prompts[:0] = [typeable(self.prompt_of(prompt)) for prompt in prompts]
         self._history_index = None
 
     def put_back(self, prompt: str) -> None:
@@ -131,8 +122,8 @@ class PromptBox(Unmarked, TextArea):
     def write_sent(self, prompt: str) -> None:
         """Replace the text with a sent prompt; Up then recalls the prompt before it."""
         self.write(prompt)
-        if self._history and self._history[-1] == self.text:
-            self._history_index = len(self._history) - 1
+        if self.sent_prompts and self.sent_prompts[-1] == self.text:
+            self._history_index = len(self.sent_prompts) - 1
 
     def empty(self) -> None:
         """Empty the box; Up recalls its text."""
@@ -163,7 +154,7 @@ class PromptBox(Unmarked, TextArea):
         typed = event.is_printable or joins or event.key in _ERASING_KEYS
         after_ctrl_x, self._after_ctrl_x = self._after_ctrl_x, event.key == "ctrl+x"
         if after_ctrl_x and event.key == "ctrl+e":
-            self.post_message(self.EditorRequested())
+            await self.run_action("app.edit_prompt")
         elif event.key == "ctrl+x" and not self.selected_text:
             pass  # TextArea would cut the line
         elif self._popup.take_key(event.key, is_typed=typed) or (
@@ -224,14 +215,11 @@ class PromptBox(Unmarked, TextArea):
                 line.stylize(self.get_component_rich_style(name, partial=True), start, end)
         return line
 
-    def action_search(self) -> None:
-        self.post_message(self.SearchRequested(self._history))
-
     def action_cursor_up(self, select: bool = False) -> None:
         if not select and self.has_queued_prompt and not self.text:
             self.post_message(self.QueuedPromptRequested())
-        elif not select and self._history and (not self.text or self._is_browsing):
-            newest = len(self._history)
+        elif not select and self.sent_prompts and (not self.text or self._is_browsing):
+            newest = len(self.sent_prompts)
             self._recall(max(0, (self._history_index if self._is_browsing else newest) or 0) - 1)
         else:
             super().action_cursor_up(select)
@@ -263,7 +251,9 @@ class PromptBox(Unmarked, TextArea):
     @property
     def _is_browsing(self) -> bool:
         """Whether the box shows an unchanged recalled prompt."""
-        return self._history_index is not None and self.text == self._history[self._history_index]
+        return (
+            self._history_index is not None and self.text == self.sent_prompts[self._history_index]
+        )
 
     def send(self) -> None:
         """Post the text as a prompt and empty the box."""
@@ -276,19 +266,19 @@ class PromptBox(Unmarked, TextArea):
         self.post_message(self.Submitted(text, self._pasted.in_prompt(text)))
 
     def _add_to_history(self, text: str) -> None:
-        if text and (not self._history or self._history[-1] != text):
-            self._history.append(text)
+        if text and (not self.sent_prompts or self.sent_prompts[-1] != text):
+            self.sent_prompts.append(text)
         self._history_index = None
 
     def _recall(self, index: int) -> None:
         """Show the sent prompt at `index`; empty the box after the last."""
         index = max(0, index)
-        if index >= len(self._history):
+        if index >= len(self.sent_prompts):
             self._history_index = None
             self.clear()
         else:
             self._history_index = index
-            self.write(self._history[index])
+            self.write(self.sent_prompts[index])
 
 
 @dataclass(frozen=True, slots=True)

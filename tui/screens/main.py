@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 from urllib.parse import urlsplit
 
 from textual.app import ComposeResult
-from textual.containers import Vertical
+from textual.containers import Grid, Vertical
 from textual.content import Content
 from textual.widgets import Static
 
@@ -82,7 +80,7 @@ class ChatView:
         self._offer_better = offer_better
         self._server = server
         self._tool_servers = tool_servers
-        self.explained = False  # drafting was explained
+        self._explained = False  # drafting was explained
         self._question: QuestionScreen | None = None
         self.error_count = 0
         self._popup = SuggestionPopup(directory, id="completion")
@@ -186,8 +184,8 @@ class ChatView:
 
     def toggle_drafting(self) -> None:
         self.transcript.drafting = self.panel.display = not self.transcript.drafting
-        self.panel.explains = self.panel.display and not self.explained  # once, then the numbers
-        self.explained = True
+        self.panel.explains = self.panel.display and not self._explained  # once, then the numbers
+        self._explained = True
         turns = self._conversation.turns
         best = best_case(turns) if self.panel.display and not self._state().busy else None
         self.transcript.first_drafted = best
@@ -202,22 +200,24 @@ class ChatView:
         return Welcome(model, better, describe_privacy(self._server, self._tool_servers))
 
 
-_WRITING = (("Enter", "send"), ("Ctrl+J", "new line"), ("@", "attach a file"), ("/", "commands"))
-_ACTIONS = (
-    ("stop", "stop the answer"),
+_WRITING = (
+    ("Enter", "send"),
+    ("Ctrl+J", "new line"),
+    ("@", "attach a file"),
+    ("/", "commands"),
+    ("Esc", "stop the answer"),
+)
+_ACTIONS = (  # in the same rows as `_WRITING`
     ("conversations", "earlier chats"),
     ("models", "models"),
     ("show_drafting", "see how it guesses ahead"),
     ("settings", "settings"),
     ("help", "all keys"),
 )
-_TWO_COLUMNS = 64  # minimum width for keys in two columns
 
 
 class Welcome(Vertical):
     """The start page: the model, its description or download, offers, and the keys."""
-
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"welcome--key", "welcome--meaning"}
 
     def __init__(
         self,
@@ -244,7 +244,13 @@ class Welcome(Vertical):
         about = displayable(f"{about}{self._privacy}")
         yield Static(Content(about), classes="about")
         yield from (self._download, self._offered, self._last)
-        yield Static(classes="keys")
+        bound = keys_of_actions(self.app)
+        actions = [(bound[action], words) for action, words in _ACTIONS]
+        with Grid(classes="keys"):
+            for writing, action in zip(_WRITING, actions, strict=True):
+                for key, words in (writing, action):
+                    yield Static(key, classes="key")
+                    yield Static(words, classes="meaning")
 
     def on_mount(self) -> None:
         if self._better is not None:
@@ -285,29 +291,6 @@ class Welcome(Vertical):
         offer = (" continues the last chat: ", displayable(title))
         self._last.update(Content.assemble(("Enter", "bold"), *offer))
         self._last.display = True
-
-    def on_resize(self) -> None:
-        self.query_one(".keys", Static).update(self._keys())
-
-    def _keys(self) -> Content:
-        """Return the most important keys, as bound in the app."""
-        bound = keys_of_actions(self.app)
-        actions = ((bound[action], words) for action, words in _ACTIONS if action in bound)
-        rows = [*_WRITING, *actions]
-        width = max(len(key) for key, _ in rows) + 3
-        cells = [
-            Content.assemble((f"{key:<{width}}", ".welcome--key"), (words, ".welcome--meaning"))
-            for key, words in rows
-        ]
-        if self.size.width < _TWO_COLUMNS:
-            return Content("\n").join(cells)
-        half = (len(cells) + 1) // 2
-        left = max(cell.cell_length for cell in cells[:half]) + 4
-        pairs = itertools.zip_longest(cells[:half], cells[half:], fillvalue=Content(""))
-        return Content("\n").join(
-            Content.assemble(first.pad_right(left - first.cell_length), second)
-            for first, second in pairs
-        )
 
 
 def describe_privacy(server: str, tool_servers: Sequence[str] = ()) -> str:

@@ -16,7 +16,6 @@ from markdown_it.rules_block import StateBlock
 from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
-from rich.cells import cell_len
 
 _DELIMITERS = {"\\(": "\\)", "\\[": "\\]", "$$": "$$", "$": "$"}
 _MAX_FORMULA = 2000  # characters of one formula
@@ -261,46 +260,19 @@ class _InvalidLatexError(Exception):
 
 def to_unicode(tex: str) -> str:
     """Convert LaTeX without delimiters to Unicode lines. Unbalanced input is returned unchanged."""
-    boxes: list[list[str]] = []
     try:
-        text = "".join(_LatexReader(tex, boxes).read())
+        text = "".join(_LatexReader(tex).read())
     except _InvalidLatexError:
         return tex
     lines = (re.sub(r"[ \t]+", " ", line).strip() for line in text.split("\n"))
-    return "\n".join(_side_by_side(line, boxes) for line in lines if line)
-
-
-_FIRST_BOX = 0xF0000  # A private character stands for a matrix while a formula is read.
-_BOX = re.compile("([\U000f0000-\U000ffffd])")
-_MAX_COLUMNS = 90  # Matrices that do not fit side by side stand below each other.
-
-
-def _side_by_side(line: str, boxes: list[list[str]]) -> str:
-    """Replace the private characters of a line by their boxes, in one or more lines."""
-    if not _BOX.search(line):
-        return line
-    spaced = _BOX.sub(r" \1 ", line).strip()
-    pieces = [piece for piece in _BOX.split(re.sub(" +", " ", spaced)) if piece]
-    cells = [boxes[ord(each) - _FIRST_BOX] if _BOX.match(each) else [each] for each in pieces]
-    widths = [max(map(cell_len, cell)) for cell in cells]
-    if sum(widths) > _MAX_COLUMNS:
-        return "\n".join(row.strip(" ") for cell in cells for row in cell if row.strip(" "))
-    height = max(map(len, cells))
-    rows = [""] * height
-    for cell, width in zip(cells, widths, strict=True):
-        top = (height - len(cell)) // 2
-        for number in range(height):
-            part = cell[number - top] if 0 <= number - top < len(cell) else ""
-            rows[number] += part + " " * (width - cell_len(part))
-    return "\n".join(row.rstrip().replace(" ", "\u00a0") for row in rows)
+    return "\n".join(filter(None, lines))
 
 
 class _LatexReader:
     """Converts LaTeX from left to right. Raises _InvalidLatexError for invalid input."""
 
-    def __init__(self, tex: str, boxes: list[list[str]], depth: int = 0) -> None:
+    def __init__(self, tex: str, depth: int = 0) -> None:
         self._tex, self._place, self._depth = tex, 0, depth
-        self._boxes = boxes  # the lines of each matrix, which a private character stands for
         if depth > _MAX_DEPTH:
             raise _InvalidLatexError
 
@@ -323,7 +295,7 @@ class _LatexReader:
                 yield {"~": " ", "&": " ", "'": "′", "\n": " "}.get(letter, letter)
 
     def _convert(self, tex: str) -> str:
-        return "".join(_LatexReader(tex, self._boxes, self._depth + 1).read())
+        return "".join(_LatexReader(tex, self._depth + 1).read())
 
     def _command(self) -> str:
         """Read a LaTeX command with its arguments; return its text in Unicode."""
@@ -398,7 +370,7 @@ class _LatexReader:
         return sign + (under if len(under) == 1 or under.isdecimal() else f"({under})")
 
     def _environment(self) -> str:
-        r"""Read an environment after `\begin`; a matrix becomes a box."""
+        r"""Read an environment after `\begin`; a matrix becomes its rows between semicolons."""
         name = self._group()
         closing = f"\\end{{{name}}}"
         end = self._tex.find(closing, self._place)
@@ -416,18 +388,7 @@ class _LatexReader:
         rows = [[self._convert(cell).strip() for cell in row.split("&")]
                 for row in re.split(r"\\\\", inner) if row.strip()]  # fmt: skip
         left, right = tuple(_BRACKETS[kind])
-        widths = [
-            max(map(cell_len, column)) for column in itertools.zip_longest(*rows, fillvalue="")
-        ]
-        padded = (
-            "   ".join(
-                cell + " " * (width - cell_len(cell))
-                for cell, width in zip(row, widths, strict=False)
-            )
-            for row in rows
-        )
-        self._boxes.append([f"{left} {row} {right}".rstrip() for row in padded] or [left + right])
-        return chr(_FIRST_BOX + len(self._boxes) - 1)
+        return f"{left}{'; '.join(map(' '.join, rows))}{right}"
 
 
 @cache

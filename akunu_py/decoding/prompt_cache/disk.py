@@ -27,7 +27,7 @@ from akunu_py.decoding.prompt_cache.history import Owner, TokenHistory
 from akunu_py.decoding.token_ids import first_invalid
 from akunu_py.errors import DamagedCache, StoreError, UsageError
 from akunu_py.files import replacing
-from akunu_py.models.load.safetensors import MAX_HEADER_BYTES, Entry
+from akunu_py.models.load.safetensors import Entry
 
 _DTYPES = {
     mx.bool_: "BOOL", mx.uint8: "U8", mx.int8: "I8", mx.uint16: "U16", mx.int16: "I16",
