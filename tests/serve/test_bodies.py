@@ -102,8 +102,8 @@ def test_answers_in_the_forms_of_other_servers() -> None:
         Message("assistant", "no", "so"),
     ]
     item = {"type": "reasoning", "summary": [], "encrypted_content": encode_thinking("so")}
-    said = {"role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
-    assert responses(input=[item, said]) == [Message("assistant", "x", "so")]
+    answer = {"role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
+    assert responses(input=[item, answer]) == [Message("assistant", "x", "so")]
 
 
 def test_results_of_functions_belong_to_their_calls() -> None:
