@@ -26,6 +26,7 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.generate.session import Request, Session, Step
 from akunu_py.decoding.text.stop_sequences import StopText
 from akunu_py.serve.dialect.bodies import Body, Ignored
+from akunu_py.serve.dialect.fields import SamplingBody, generate_options
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
     Dialect,
@@ -36,7 +37,6 @@ from akunu_py.serve.dialect.interface import (
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import RequestError
-from akunu_py.serve.dialect.sampling_body import SamplingBody, generate_options
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.openai.shapes import error_body as openai_error
 from akunu_py.types import SamplingOptions

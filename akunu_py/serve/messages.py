@@ -28,6 +28,7 @@ from akunu_py.serve.dialect.bodies import (
     OtherPart,
     ToolMode,
     choose_tool,
+    describe,
     merge_messages,
     text_of,
 )
@@ -35,7 +36,13 @@ from akunu_py.serve.dialect.fields import (
     ConversationFields,
     GenerationFields,
     ThinkingFields,
+    ThinkingPlan,
     TokenLimit,
+    generate_options,
+    plan_thinking,
+    schema_constraint,
+    shows_thinking,
+    token_limit,
 )
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
@@ -47,10 +54,7 @@ from akunu_py.serve.dialect.interface import (
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError, invalid
-from akunu_py.serve.dialect.sampling_body import generate_options, schema_constraint, token_limit
 from akunu_py.serve.dialect.service import Service
-from akunu_py.serve.dialect.thinking_plan import ThinkingPlan, plan_thinking, shows_thinking
-from akunu_py.serve.dialect.unreadable import describe
 from akunu_py.types import FinishReason, Message, Tool, ToolCall, ToolChoice
 
 _TOOL_CHOICES: dict[str, ToolMode] = {

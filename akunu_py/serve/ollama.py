@@ -27,8 +27,16 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
 from akunu_py.decoding.generate.job import Job
-from akunu_py.serve.dialect.bodies import Body, Ignored
-from akunu_py.serve.dialect.fields import ConversationFields, SamplingFields, ThinkingFields
+from akunu_py.serve.dialect.bodies import Body, Ignored, describe
+from akunu_py.serve.dialect.fields import (
+    ConversationFields,
+    SamplingFields,
+    ThinkingFields,
+    ThinkingPlan,
+    generate_options,
+    plan_thinking,
+    token_limit,
+)
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
     Dialect,
@@ -38,11 +46,8 @@ from akunu_py.serve.dialect.interface import (
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
-from akunu_py.serve.dialect.sampling_body import generate_options, token_limit
 from akunu_py.serve.dialect.service import Service
-from akunu_py.serve.dialect.thinking_plan import ThinkingPlan, plan_thinking
-from akunu_py.serve.dialect.unreadable import describe
-from akunu_py.serve.openai.bodies import ChatTool, tools_of
+from akunu_py.serve.openai.chat_completions import ChatTool, tools_of
 from akunu_py.serve.openai.embeddings import EmbeddingsBody, embeddings
 from akunu_py.serve.openai.shapes import chat_logprobs
 from akunu_py.types import GenerateOptions, Message, TokenLogprobs, ToolCall

@@ -103,8 +103,8 @@ def test_tokens_that_differ_from_the_cache_are_noticed(engine: Engine, saved: Pa
         {"pending": [2**31]},
         {"pending": [*pending, 5]},
     ):
-        metadata = with_metadata(header, akunu=json.dumps(about | change))
-        saved.write_bytes(joined(metadata, tensors))
+        metadata = header["__metadata__"] | {"0.akunu": json.dumps(about | change)}
+        saved.write_bytes(joined(header | {"__metadata__": metadata}, tensors))
         assert opened(engine, saved) == "DamagedCache", change
 
 

@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 
-from akunu_py.serve.dialect.bodies import parse
-from akunu_py.serve.dialect.unreadable import describe
+from akunu_py.serve.dialect.bodies import describe, parse
 from akunu_py.serve.messages import MessagesBody, tools_of
 from akunu_py.serve.messages import messages_of as from_messages
 from akunu_py.serve.ollama import OllamaChatBody
 from akunu_py.serve.ollama import messages_of as from_ollama
-from akunu_py.serve.openai.bodies import ChatBody
-from akunu_py.serve.openai.bodies import messages_of as from_chat
+from akunu_py.serve.openai.chat_completions import ChatBody
+from akunu_py.serve.openai.chat_completions import messages_of as from_chat
 from akunu_py.serve.responses.bodies import ResponsesBody
-from akunu_py.serve.responses.dialect import encode_thinking
+from akunu_py.serve.responses.dialect import encode_thinking, map_tools, to_arguments
 from akunu_py.serve.responses.dialect import messages_of as from_responses
-from akunu_py.serve.responses.tools import map_tools, to_arguments
 from akunu_py.types import Message, Tool, ToolCall, ToolChoice
 from tests.support.serving import BODIES
 
@@ -102,8 +100,8 @@ def test_answers_in_the_forms_of_other_servers() -> None:
         Message("assistant", "no", "so"),
     ]
     item = {"type": "reasoning", "summary": [], "encrypted_content": encode_thinking("so")}
-    answered = {"role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
-    assert responses(input=[item, answered]) == [Message("assistant", "x", "so")]
+    answer = {"role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
+    assert responses(input=[item, answer]) == [Message("assistant", "x", "so")]
 
 
 def test_results_of_functions_belong_to_their_calls() -> None:

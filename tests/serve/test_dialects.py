@@ -21,14 +21,7 @@ from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules
 from akunu_py.serve.http.model_pool import ModelPool
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.types import DraftMode, Message
-from tests.support.dialects import (
-    CONVERSATIONS,
-    DIALECTS,
-    WITH_ROLES,
-    DialectClient,
-    DialectRequest,
-    ReplyData,
-)
+from tests.support.dialects import CONVERSATIONS, DIALECTS, DialectClient, DialectRequest, ReplyData
 from tests.support.jobs import open_jobs
 from tests.support.serving import Served, fetch
 
@@ -175,7 +168,7 @@ async def test_a_custom_tool_takes_input_of_its_grammar(tiny: Served) -> None:
 BEGUN = [USER, {"role": "assistant", "content": "Once upon "}]
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_ROLES if name != "own chat"])
+@pytest.mark.parametrize("name", ["chat", "messages", "responses", "ollama chat"])
 @pytest.mark.parametrize("turns", [BEGUN, BEGUN[:1]], ids=["answer", "question"])
 async def test_an_answer_at_the_end_is_continued(
     tiny: Served, name: str, turns: list[dict[str, Any]]

@@ -27,8 +27,12 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.decoding.generate.job import Job
 from akunu_py.errors import PromptTooLong
-from akunu_py.serve.responses.dialect import decode_thinking, encode_thinking
-from akunu_py.serve.responses.tools import to_arguments, to_input
+from akunu_py.serve.responses.dialect import (
+    decode_thinking,
+    encode_thinking,
+    to_arguments,
+    to_input,
+)
 from akunu_py.types import FinishReason, Stats, TokenLogprobs
 from tests.support.dialects import DIALECTS, DialectRequest, ReplyData
 from tests.support.serving import Served, fetch, scripted_app

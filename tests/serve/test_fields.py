@@ -14,10 +14,9 @@ import pytest
 from starlette.types import ASGIApp
 
 from akunu_py.serve.dialect.bodies import Body, parse
-from akunu_py.serve.dialect.fields import SamplingFields
+from akunu_py.serve.dialect.fields import SamplingFields, generate_options
 from akunu_py.serve.dialect.interface import Endpoint
 from akunu_py.serve.dialect.request_errors import RequestError
-from akunu_py.serve.dialect.sampling_body import generate_options
 from akunu_py.serve.http.asgi import DIALECTS, create_app
 from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules
 from akunu_py.serve.http.record import RequestRecord, RequestRecords

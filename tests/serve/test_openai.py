@@ -10,12 +10,12 @@ import pytest
 
 from akunu_py.decoding.generate.model_host import ModelLoop
 from akunu_py.serve.dialect.bodies import parse
-from akunu_py.serve.dialect.sampling_body import generate_options
+from akunu_py.serve.dialect.fields import generate_options
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecords
-from akunu_py.serve.openai.bodies import ChatBody
+from akunu_py.serve.openai.chat_completions import ChatBody
 from akunu_py.types import SamplingOptions
 from tests.support.dialects import DIALECTS, DialectRequest
 from tests.support.serving import Served, fetch

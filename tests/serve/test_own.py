@@ -84,10 +84,6 @@ def no_model(session: Session) -> Completer:
     raise AssertionError("the model is on the server")
 
 
-def idle(tiny: Served) -> None:
-    until(lambda: not any(open_jobs(tiny.scheduler)))
-
-
 FILES = tuple(SourceFile(f"{name}.py", f"def total_{name}(b):\n    c\n" * 9) for name in "xyz")
 EDITS = (BufferEdit("b.py", "old\n", "new\n", 3),)
 
@@ -127,7 +123,7 @@ def test_completion_ends_on_cancel_and_on_time_limit(tiny: Served, client: Serve
     for reason in reasons:
         looks = iter([None])
         done = complete(client, options, long, lambda: next(looks, reason))  # noqa: B023
-        idle(tiny)
+        until(lambda: not any(open_jobs(tiny.scheduler)))
         assert done.finish_reason == reason
         assert whole.text.startswith(done.text)
         assert done.stats.generated_tokens < whole.stats.generated_tokens >= 300
@@ -297,7 +293,7 @@ def test_chat_survives_server_stop(tiny: Served) -> None:
         while not isinstance(chat.messages.get(timeout=60), PieceArrived):
             pass
     assert "does not answer" in chat.until_end()[-1].error
-    idle(tiny)
+    until(lambda: not any(open_jobs(tiny.scheduler)))
     loaded, *answer = chat.send(CHAT)
     assert loaded.server == ""
     assert answer[-1].reason in ("length", "stop")

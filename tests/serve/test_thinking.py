@@ -16,14 +16,12 @@ from akunu_py.decoding.generate.job import PromptJob
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.dialect import bodies
 from akunu_py.serve.dialect.bodies import Body
-from akunu_py.serve.dialect.fields import ThinkingFields
+from akunu_py.serve.dialect.fields import ThinkingFields, plan_thinking
 from akunu_py.serve.dialect.interface import PreparedRequest
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.service import Service
-from akunu_py.serve.dialect.thinking_plan import plan_thinking
 from akunu_py.serve.messages import CountBody, MessagesBody, count_tokens, prepare_message
-from akunu_py.serve.openai.bodies import ChatBody
-from akunu_py.serve.openai.chat_completions import prepare_chat
+from akunu_py.serve.openai.chat_completions import ChatBody, prepare_chat
 from akunu_py.serve.responses.bodies import ResponsesBody
 from akunu_py.serve.responses.dialect import prepare_response
 from akunu_py.types import GenerateOptions

@@ -370,9 +370,8 @@ def _infill_data(reply: Value) -> ReplyData:
 
 
 def _own_data(reply: Value) -> ReplyData:
-    stats = reply["stats"]
-    prompt, cached, generated = (stats[f"{k}_tokens"] for k in ("prompt", "cached", "generated"))
-    return ReplyData(reply["text"], prompt, cached, generated, stats["drafted"])
+    names = ("prompt_tokens", "cached_tokens", "generated_tokens", "drafted")
+    return ReplyData(reply["text"], *(reply["stats"][name] for name in names))
 
 
 def _run(
@@ -448,4 +447,3 @@ DIALECTS: dict[str, DialectClient] = {
         _accumulate_own_completion, _own_data, _complete, streams=False, seeded=False),
 }  # fmt: skip
 CONVERSATIONS = ("chat", "completions", "messages", "responses", "ollama chat", "own chat")
-WITH_ROLES = tuple(name for name in CONVERSATIONS if name != "completions")

@@ -182,16 +182,12 @@ class Served:
 
 
 @contextmanager
-def served(
-    directory: Path,
-    name: str = "tiny-qwen2.5-coder",
-    session: Callable[[Engine], Session] = Session,
-) -> Iterator[Served]:
-    """Serve the model in a directory. session: creates the session of the loaded engine."""
+def served(directory: Path, name: str = "tiny-qwen2.5-coder") -> Iterator[Served]:
+    """Serve the model in a directory."""
     options = ServeOptions(AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=16)
     model = ServedModel(
         (name, "alias"),
-        lambda reserved: StepLoop(session(Engine.load(directory, name=name))),
+        lambda reserved: StepLoop(Session(Engine.load(directory, name=name))),
         options.service,
     )
     model.host.start()

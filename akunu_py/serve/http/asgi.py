@@ -28,11 +28,11 @@ from akunu_py.serve.dialect.request_errors import STATUS, RequestError, request_
 from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules, Guard
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
-from akunu_py.serve.http.request_body import read_body
 from akunu_py.serve.http.request_handler import (
     HEARTBEAT_S,
     Disconnected,
     RequestHandler,
+    read_body,
     run_job,
 )
 from akunu_py.serve.llamacpp import LLAMACPP

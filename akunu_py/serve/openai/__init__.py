@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from akunu_py.serve.dialect.interface import Dialect, Endpoint
-from akunu_py.serve.openai.bodies import ChatBody
-from akunu_py.serve.openai.chat_completions import chat_encoder, prepare_chat
+from akunu_py.serve.openai.chat_completions import ChatBody, chat_encoder, prepare_chat
 from akunu_py.serve.openai.completions import (
     CompletionsBody,
     completions_encoder,

@@ -18,6 +18,13 @@ from akunu_py.decoding.events import (
     ThinkingDelta,
 )
 from akunu_py.decoding.generate.answer_jobs import prompt_rewrites, text_job
+from akunu_py.serve.dialect.fields import (
+    SamplingBody,
+    choice_options,
+    generate_options,
+    plan_thinking,
+    token_limit,
+)
 from akunu_py.serve.dialect.interface import (
     DONE,
     CollectedAnswer,
@@ -27,14 +34,7 @@ from akunu_py.serve.dialect.interface import (
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import invalid
-from akunu_py.serve.dialect.sampling_body import (
-    SamplingBody,
-    choice_options,
-    generate_options,
-    token_limit,
-)
 from akunu_py.serve.dialect.service import Service, TextPrompt
-from akunu_py.serve.dialect.thinking_plan import plan_thinking
 from akunu_py.serve.openai.shapes import (
     ReplyHead,
     completion_logprobs,
