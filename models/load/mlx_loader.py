@@ -22,12 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.files import read_bounded
-from akunu_py.models.load.model_files import (
-    ADVICE,
-    MAX_TOKENIZER_BYTES,
-    ModelFiles,
-    as_error,
-)
+from akunu_py.models.load.model_files import ADVICE, MAX_TOKENIZER_BYTES, ModelFiles, as_error
 
 # By default, transformers prompts on the terminal whether to run a model's code.
 _TOKENIZER_OPTIONS = {"trust_remote_code": False, "local_files_only": True}
@@ -63,8 +58,7 @@ def load_tokenizer(files: ModelFiles, vocabulary: int) -> Any:
     """
     transformers_logging.set_verbosity_error()  # hide its warnings from users
     source = files.path
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        _check_names(source / name, files.settings.get(name, {}))
+    _check_names(source / "tokenizer_config.json", files.settings.get("tokenizer_config.json", {}))
     with as_error(f"the tokenizer in {source} cannot be loaded", UnsupportedModel):
         ends = files.end_tokens
         loaded = utils.load_tokenizer(source, _TOKENIZER_OPTIONS, eos_token_ids=ends)
