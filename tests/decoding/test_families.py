@@ -32,8 +32,8 @@ from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
 from tests.support.decoding import decode
 from tests.support.families import build, families_of_each_kind, kinds
-from tests.support.family_answers import greedy, prompt_of
 from tests.support.family_table import FAMILIES, ONE_OF_EACH_KIND
+from tests.support.identity import greedy, prompt_of
 from tests.support.targets import read
 from tests.support.tiny import Adversary
 

@@ -33,7 +33,6 @@ from akunu_py.types import Drafter, DraftMode, GenerateOptions, Message
 from tests.support.drafters import Mixture
 from tests.support.engines import altered
 from tests.support.families import build
-from tests.support.family_answers import prompt_of
 from tests.support.family_table import FAMILIES, ONE_OF_EACH_KIND
 from tests.support.identity import (
     END,
@@ -47,6 +46,7 @@ from tests.support.identity import (
     learned_on_disk,
     load_tiny_letters,
     plain,
+    prompt_of,
 )
 from tests.support.jobs import chat_request
 from tests.support.prompts import REWRITE, VARIED_PROMPTS

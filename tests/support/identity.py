@@ -34,7 +34,8 @@ from akunu_py.types import (
 )
 from tests.support.engines import altered
 from tests.support.families import build
-from tests.support.targets import Counting
+from tests.support.family_table import FAMILIES
+from tests.support.targets import Counting, some
 from tests.support.tiny import VOCABULARY, Adversary
 from tests.support.tiny_fim import byte_level, write_model
 
@@ -312,3 +313,25 @@ def learned_on_disk(engine: Engine, directory: Path) -> LearnedState:
     learned = LearnedState(directory, "t", "l", answer_cache=False, caches=store)
     learned.curve.prefill_rate = 1.0
     return learned
+
+
+ANSWER_LENGTH = 270  # of `greedy`; caches grow by 256 tokens
+LENGTHS = [1, 2, 3, 5, 9, 17, 33]  # of prompts; the families take turns
+
+
+def prompt_of(name: str) -> list[int]:
+    length = LENGTHS[list(FAMILIES).index(name) % len(LENGTHS)]
+    return some(length, length)
+
+
+def greedy(name: str) -> list[int]:
+    """Return ANSWER_LENGTH tokens after the prompt, from mlx-lm's own loop."""
+    return plain_tokens(build(name), prompt_of(name), ANSWER_LENGTH)
+
+
+def choices(name: str, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """Return the most likely token at the place of each token, from one pass."""
+    model = build(name)
+    logits = model(mx.array([[*prompt, *tokens[:-1]]]), cache=kv_cache.new_cache(model))[0]
+    likeliest: list[int] = logits[len(prompt) - 1 :].argmax(-1).tolist()
+    return likeliest

@@ -39,9 +39,8 @@ from akunu_py.types import Constraint, DraftMode, GenerateOptions, LoadOptions, 
 from tests.support.decoding import decode
 from tests.support.engines import altered
 from tests.support.families import build, families_of_each_kind, kinds
-from tests.support.family_answers import prompt_of
 from tests.support.family_table import FAMILIES
-from tests.support.identity import plain_tokens
+from tests.support.identity import plain_tokens, prompt_of
 from tests.support.targets import Counting, Timeless, read
 from tests.support.tiny import VOCABULARY, tiny_llama
 from tests.support.tiny_fim import byte_level, load_tiny, sentence_piece, write_model

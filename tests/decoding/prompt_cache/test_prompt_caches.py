@@ -32,8 +32,8 @@ from akunu_py.models.load.fit import Activations, CacheGrowth, FittedContext, Me
 from akunu_py.ngram.auto import AutoDrafter
 from tests.support.engines import altered
 from tests.support.families import build, families_of_each_kind
-from tests.support.family_answers import choices
 from tests.support.family_table import ONE_OF_EACH_KIND
+from tests.support.identity import choices
 from tests.support.targets import Counting, answer, fresh, read, some
 from tests.support.tiny_fim import load_tiny
 
@@ -50,7 +50,7 @@ def prompt(target: Target, name: str, tokens: list[int]) -> tuple[Reuse, list[in
     reuse = target.reuse_prefix(tokens)
     assert target.tokens + target.pending == tokens
     sampled = answer(target, tokens, [], COUNT)
-    likeliest, _ = choices(name, tokens, sampled)  # in one pass, which may round otherwise
+    likeliest = choices(name, tokens, sampled)  # in one pass, which may round otherwise
     assert sampled == likeliest or sampled == fresh(name, tokens)[:COUNT]
     assert target.model.rows >= len(tokens) - reuse.cached
     return reuse, sampled
