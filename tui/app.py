@@ -37,7 +37,6 @@ from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.slash_commands import parse as parse_command
 from akunu_py.tui.screens.consent import ConsentPanel
 from akunu_py.tui.screens.conversation_list import (
-    ChosenConversation,
     ConversationDeleted,
     ConversationRenamed,
     ConversationsScreen,
@@ -466,9 +465,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             ),
             self.library.open,
         )
-
-    async def open_chat(self, conversation: str) -> None:
-        await self.library.open(ChosenConversation(conversation))
 
     async def on_conversation_deleted(self, message: ConversationDeleted) -> None:
         await self.library.on_deleted(message.conversation)

@@ -20,6 +20,7 @@ from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.decoding.events import Gauges
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.screens.conversation_list import ChosenConversation
 from akunu_py.tui.status import MessageLine, StatusLine
 from akunu_py.tui.transcript.drafting import DraftedSection, DraftedText
 from akunu_py.tui.transcript.turn import AnswerView, Notice, PromptView
@@ -175,6 +176,10 @@ class Chat:
         """Send prompts and answer them, alternately."""
         for number, text in enumerate(texts):
             await (self.answer if number % 2 else self.send)(text)
+
+    async def open(self, conversation: str) -> None:
+        """Open a saved conversation."""
+        await self.app.library.open(ChosenConversation(conversation))
 
     async def show(self, tree: ConversationTree, message: str | None = None) -> None:
         await self.app.library.show(tree, message)

@@ -48,7 +48,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def library(path: Path) -> AsyncIterator[Chat]:
     """The list of conversations over the haiku, which is open."""
     async with chat(store=path, size=(90, 24)) as it:
-        await it.app.open_chat("haiku")
+        await it.open("haiku")
         await it.press("ctrl+o")
         await it.until(lambda: lines(it))
         yield it
@@ -149,7 +149,7 @@ def test_picture(snap_compare: Compare, path: Path, monkeypatch: pytest.MonkeyPa
 
     async def opened(pilot: Pilot[None]) -> None:
         it = Chat(pilot)
-        await app.open_chat("haiku")
+        await it.open("haiku")
         await it.press("ctrl+o")
         await it.until(lambda: lines(it))
         app.screen.query_one("#words", Input).cursor_blink = False

@@ -77,7 +77,7 @@ async def test_a_chat_is_saved_while_it_grows_and_opens_again(path: Path) -> Non
         await it.press("up")
         assert it.text() in ("one", "waits for ever"), "prompts of earlier chats are recalled"
         it.box.clear()
-        await it.app.open_chat((await it.store.call(lambda store: store.list()))[0].id)
+        await it.open((await it.store.call(lambda store: store.list()))[0].id)
         await it.pilot.pause()
         assert (it.prompts, it.markdown) == (["one"], ["half"])
         await it.press("tab", "right")

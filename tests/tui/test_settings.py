@@ -239,7 +239,7 @@ async def test_the_options_are_kept_with_the_chat(tmp_path: Path) -> None:
         await fill(it, chat_seed="3")
         await save(it)
         await it.press("ctrl+n")
-        await it.app.open_chat(first)
+        await it.open(first)
         assert it.app.conversation.tree.options == ChatOptions(temperature=0.25, seed=3)
 
 

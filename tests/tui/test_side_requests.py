@@ -74,7 +74,7 @@ async def test_the_first_answer_gets_a_title(tmp_path: Path) -> None:
         await written(it, "Undo a git commit", name)
         await written(it, "Never requested", "another")
         assert await stored(it.store) == ["Undo a git commit"]
-        await it.app.open_chat(name)
+        await it.open(name)
         await it.talk("next", "Yes.")
         assert "Undo a git commit" in it.screen.splitlines()[0]
         assert len(titles.requests) == 1

@@ -226,7 +226,7 @@ async def test_other_prompts_wait_and_other_chats_do_not(tmp_path: Path) -> None
         assert it.phase() == "prefill", "the model is free"
         await it.answer("Here.")
         assert it.app.answering.progress() == {first: "? waits for you"}
-        await it.app.open_chat(first)
+        await it.open(first)
         await it.pilot.pause()
         assert "Run this tool" in it.screen
         await it.press("tab", "enter")
@@ -247,7 +247,7 @@ async def test_a_queued_answer_is_never_taken_back(stop: str, tmp_path: Path) ->
         first = it.conversation
         await it.act("new_chat")
         await it.send("elsewhere")
-        await it.app.open_chat(first)
+        await it.open(first)
         await it.pilot.pause()
         await it.press("tab", "enter")
         await result(it)
@@ -279,7 +279,7 @@ async def test_saved_chats_have_their_calls_and_branches(tmp_path: Path) -> None
         conversation = it.conversation
     async with chat(tools=servers, store=path) as it:
         await started(it)
-        await it.app.open_chat(conversation)
+        await it.open(conversation)
         await it.pilot.pause()
         assert it.feet[-1] == "… interrupted; F9 continues"
         await it.act("continue")
