@@ -214,7 +214,7 @@ def build_message(model: str, answers: Sequence[CollectedAnswer]) -> dict[str, A
         else:
             signature = _signature(part.text)
             content.append({"type": "thinking", "thinking": part.text, "signature": signature})
-    message = _empty_message(model, answer.prompt or _prompt_of(answer.finished))
+    message = _empty_message(model, _prompt_of(answer.finished))
     message |= {"content": content} | _stop_fields(answer.finished, bool(answer.calls))
     message["usage"] |= {"output_tokens": answer.finished.stats.generated_tokens}
     return message | {"akunu": statistics(answer.finished)}
@@ -451,8 +451,7 @@ class ToolResultBlock(CachedPart):
 
 
 Block = Annotated[
-    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | DocumentBlock | OtherPart,
-    ByType(),
+    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | DocumentBlock | OtherPart, ByType()
 ]
 
 
