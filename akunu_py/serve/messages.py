@@ -182,13 +182,10 @@ _STOP_REASONS: dict[FinishReason, str] = {
     "cancelled": "end_turn",  # never sent
 }
 _ERRORS: dict[ErrorKind, str] = {
-    "invalid": "invalid_request_error",
     "unauthorized": "authentication_error",
     "forbidden": "permission_error",
     "not_found": "not_found_error",
-    "method": "invalid_request_error",
     "too_large": "request_too_large",
-    "encoding": "invalid_request_error",
     "unavailable": "overloaded_error",
     "internal": "api_error",
 }
@@ -196,7 +193,7 @@ _ERRORS: dict[ErrorKind, str] = {
 
 def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
     """Return the body of an error reply."""
-    kind = _ERRORS[error.kind]
+    kind = _ERRORS.get(error.kind, "invalid_request_error")
     body = {"type": "error", "error": {"type": kind, "message": error.message}}
     return body | ({"request_id": request_id} if request_id else {})
 
