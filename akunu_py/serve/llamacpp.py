@@ -16,13 +16,7 @@ from akunu_py.completion.request import (
     CompletionRequest,
     SourceFile,
 )
-from akunu_py.decoding.events import (
-    Event,
-    Finished,
-    PrefillProgress,
-    PromptProcessed,
-    TextDelta,
-)
+from akunu_py.decoding.events import Event, Finished, PrefillProgress, PromptProcessed, TextDelta
 from akunu_py.decoding.generate.session import Request, Session, Step
 from akunu_py.decoding.text.stop_sequences import StopText
 from akunu_py.serve.dialect.bodies import Body, Ignored

@@ -182,13 +182,10 @@ _STOP_REASONS: dict[FinishReason, str] = {
     "cancelled": "end_turn",  # never sent
 }
 _ERRORS: dict[ErrorKind, str] = {
-    "invalid": "invalid_request_error",
     "unauthorized": "authentication_error",
     "forbidden": "permission_error",
     "not_found": "not_found_error",
-    "method": "invalid_request_error",
     "too_large": "request_too_large",
-    "encoding": "invalid_request_error",
     "unavailable": "overloaded_error",
     "internal": "api_error",
 }
@@ -196,7 +193,7 @@ _ERRORS: dict[ErrorKind, str] = {
 
 def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
     """Return the body of an error reply."""
-    kind = _ERRORS[error.kind]
+    kind = _ERRORS.get(error.kind, "invalid_request_error")
     body = {"type": "error", "error": {"type": kind, "message": error.message}}
     return body | ({"request_id": request_id} if request_id else {})
 
@@ -214,7 +211,7 @@ def build_message(model: str, answers: Sequence[CollectedAnswer]) -> dict[str, A
         else:
             signature = _signature(part.text)
             content.append({"type": "thinking", "thinking": part.text, "signature": signature})
-    message = _empty_message(model, answer.prompt or _prompt_of(answer.finished))
+    message = _empty_message(model, _prompt_of(answer.finished))
     message |= {"content": content} | _stop_fields(answer.finished, bool(answer.calls))
     message["usage"] |= {"output_tokens": answer.finished.stats.generated_tokens}
     return message | {"akunu": statistics(answer.finished)}
@@ -451,8 +448,7 @@ class ToolResultBlock(CachedPart):
 
 
 Block = Annotated[
-    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | DocumentBlock | OtherPart,
-    ByType(),
+    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | DocumentBlock | OtherPart, ByType()
 ]
 
 

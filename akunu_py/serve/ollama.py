@@ -51,7 +51,6 @@ from akunu_py.serve.openai.chat_completions import ChatTool, tools_of
 from akunu_py.serve.openai.embeddings import EmbeddingsBody, embeddings
 from akunu_py.serve.openai.shapes import chat_logprobs
 from akunu_py.types import GenerateOptions, Message, TokenLogprobs, ToolCall
-from akunu_py.version import __version__
 
 
 class OptionsBody(SamplingFields):
@@ -374,10 +373,6 @@ def tags(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             for each in descriptions
         ]
     }
-
-
-def version() -> dict[str, str]:
-    return {"version": __version__}
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:

@@ -16,7 +16,6 @@ from akunu_py.decoding.events import (
     Event,
     Finished,
     Logprobs,
-    PromptProcessed,
     TextDelta,
     ThinkingDelta,
     ToolCallArguments,
@@ -64,7 +63,6 @@ class CollectedAnswer:
     """An answer collected from the events of one job, for a reply that is not streamed."""
 
     parts: list[ThinkingDelta | TextDelta | ToolCall] = field(default_factory=list)  # in order
-    prompt: PromptProcessed | None = None
     finished: Finished | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -75,8 +73,6 @@ class CollectedAnswer:
         """
         last = self.parts[-1] if self.parts else None
         match event:
-            case PromptProcessed():
-                self.prompt = event
             case Finished():
                 self.finished = event
             case ThinkingDelta() if isinstance(last, ThinkingDelta):

@@ -8,28 +8,13 @@ from akunu_py import crashes
 from akunu_py.errors import AkunuError, PromptTooLong, UnknownModel, UnsupportedModel, UsageError
 
 ErrorKind = Literal[
-    "invalid",
-    "unauthorized",
-    "forbidden",
-    "not_found",
-    "method",
-    "too_large",
-    "encoding",
-    "unavailable",
-    "internal",
-]
-
+    "invalid", "unauthorized", "forbidden", "not_found", "method", "too_large", "encoding",
+    "unavailable", "internal",
+]  # fmt: skip
 STATUS: dict[ErrorKind, int] = {
-    "invalid": 400,
-    "unauthorized": 401,
-    "forbidden": 403,
-    "not_found": 404,
-    "method": 405,
-    "too_large": 413,
-    "encoding": 415,
-    "unavailable": 503,
-    "internal": 500,
-}
+    "invalid": 400, "unauthorized": 401, "forbidden": 403, "not_found": 404, "method": 405,
+    "too_large": 413, "encoding": 415, "unavailable": 503, "internal": 500,
+}  # fmt: skip
 
 
 class RequestError(Exception):

@@ -37,7 +37,7 @@ from akunu_py.serve.http.request_handler import (
 )
 from akunu_py.serve.llamacpp import LLAMACPP
 from akunu_py.serve.messages import MESSAGES
-from akunu_py.serve.ollama import OLLAMA, tags, version
+from akunu_py.serve.ollama import OLLAMA, tags
 from akunu_py.serve.openai import OPENAI
 from akunu_py.serve.own.dialect import AKUNU
 from akunu_py.serve.own.discovery import proof
@@ -158,7 +158,7 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
         "/api/ps": lambda request: tags(
             [model.description() for model in pool.models if model.is_ready]
         ),
-        "/api/version": lambda request: version(),
+        "/api/version": lambda request: {"version": __version__},
         "/health": health,
         "/metrics": lambda request: backend.records.metrics(pool.shared, pool.metrics()),
         "/openapi.json": lambda request: openapi_description(DIALECTS),

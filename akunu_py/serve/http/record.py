@@ -171,12 +171,8 @@ class RequestRecords:
             }
             add(f"{name}_total", "counter", help, sums)
         for name, (kind, help) in _MODEL_HELP.items():
-            add(
-                name,
-                kind,
-                help,
-                {f'{{model="{_escaped(model)}"}}': each[name] for model, each in models.items()},
-            )
+            values = {f'{{model="{_escaped(key)}"}}': each[name] for key, each in models.items()}
+            add(name, kind, help, values)
         return "\n".join(lines) + "\n"
 
 

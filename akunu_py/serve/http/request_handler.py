@@ -139,9 +139,7 @@ class RequestHandler:
 
 
 async def _run_jobs(
-    prepared: PreparedRequest,
-    run: RunJob,
-    on_event: Callable[[Event], None],
+    prepared: PreparedRequest, run: RunJob, on_event: Callable[[Event], None]
 ) -> AsyncGenerator[ChoiceEvent]:
     """Yield the events of all jobs. Raises RequestError."""
     for choice, job in enumerate(prepared.jobs):
@@ -203,10 +201,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 async def send_json(send: Send, status: int, value: Mapping[str, Any]) -> int:
     """Send a JSON reply and return its status."""
     body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-    ]
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
     return status

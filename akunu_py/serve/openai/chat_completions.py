@@ -40,16 +40,19 @@ from akunu_py.serve.dialect.fields import (
     token_limit,
 )
 from akunu_py.serve.dialect.interface import (
-    DONE,
     CollectedAnswer,
-    Encoder,
     PreparedRequest,
-    frame,
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.service import Service
-from akunu_py.serve.openai.shapes import ReplyHead, chat_logprobs, finish_reason, usage
+from akunu_py.serve.openai.shapes import (
+    ChunkEncoder,
+    ReplyHead,
+    chat_logprobs,
+    finish_reason,
+    usage,
+)
 from akunu_py.types import Constraint, Message, TokenLogprobs, Tool, ToolCall, ToolChoice
 
 
@@ -309,8 +312,10 @@ def _constraint(format: Format | None) -> Constraint | None:
     return JSON_OBJECT if isinstance(format, JsonObjectFormat) else None
 
 
-class ChatEncoder(Encoder):
+class ChatEncoder(ChunkEncoder):
     """Encodes a stream of chunks; the first chunk of each choice has the role."""
+
+    object_name = "chat.completion.chunk"
 
     def __init__(
         self, head: ReplyHead, count: int = 1, *, usage: bool = False, old: bool = False
@@ -319,12 +324,11 @@ class ChatEncoder(Encoder):
 
         old: calls have OpenAI's older form, `function_call`.
         """
+        super().__init__(head, count, usage=usage)
         self._old = old
-        self._head, self._count, self._usage = head, count, usage
         self._calls = [0] * count
         self._has_role = [False] * count
         self._logprobs: list[list[TokenLogprobs]] = [[] for _ in range(count)]
-        self._finished: list[Finished] = []
         self._kind: dict[str, Any] = {"content": ""}  # an empty delta like the last one
         self._choice = 0  # the last one
 
@@ -384,13 +388,8 @@ class ChatEncoder(Encoder):
         self._finished.append(event)
         self._choice, self._kind = min(choice + 1, self._count - 1), {"content": ""}
         reason = finish_reason(event, calls=self._calls[choice] > 0, old=self._old)
-        extra = {"akunu": statistics(event)}
-        frames = [*self._start(choice), self._chunk(choice, {}, reason, extra)]
-        if len(self._finished) < self._count:
-            return frames
-        if self._usage:
-            frames.append(self._frame([], {"usage": usage(self._finished[:1], self._finished)}))
-        return [*frames, DONE]
+        last = self._chunk(choice, {}, reason, {"akunu": statistics(event)})
+        return [*self._start(choice), last, *self._end_frames(self._count)]
 
     def _chunk(
         self,
@@ -403,10 +402,7 @@ class ChatEncoder(Encoder):
         if self._logprobs[choice] and "role" not in delta:
             entry["logprobs"] = chat_logprobs(self._logprobs[choice])
             self._logprobs[choice] = []
-        return self._frame([entry], {**({"usage": None} if self._usage else {}), **extra})
-
-    def _frame(self, choices: list[Any], extra: Mapping[str, Any]) -> bytes:
-        return frame(self._head.object("chat.completion.chunk", choices, **extra))
+        return self._frame(entry, extra)
 
 
 def build_chat_completion(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,16 +26,14 @@ from akunu_py.serve.dialect.fields import (
     token_limit,
 )
 from akunu_py.serve.dialect.interface import (
-    DONE,
     CollectedAnswer,
-    Encoder,
     PreparedRequest,
-    frame,
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.service import Service, TextPrompt
 from akunu_py.serve.openai.shapes import (
+    ChunkEncoder,
     ReplyHead,
     completion_logprobs,
     finish_reason,
@@ -126,14 +124,11 @@ def _echo(prompt: str | list[int], service: Service) -> str:
     return str(text)
 
 
-class CompletionsEncoder(Encoder):
+class CompletionsEncoder(ChunkEncoder):
     """Encodes a stream of chunks, with thinking in the field `reasoning_content`."""
 
-    def __init__(self, head: ReplyHead, count: int = 1, *, usage: bool = False) -> None:
-        """count: choices per prompt."""
-        self._head, self._count, self._usage = head, count, usage
-        self._finished: list[Finished] = []
-        self.set_echoes([""])
+    object_name = "text_completion"
+    _echoes: Sequence[str] = ("",)
 
     def set_echoes(self, echoes: Sequence[str]) -> None:
         """Set the text before each choice: its prompt, or ""."""
@@ -141,20 +136,20 @@ class CompletionsEncoder(Encoder):
 
     def heartbeat(self) -> bytes:
         """Return an empty text: clients do not count comments as progress."""
-        return self._chunk(_choice(min(len(self._finished), len(self._echoes) - 1), ""))
+        return self._frame(_choice(min(len(self._finished), len(self._echoes) - 1), ""))
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
         match event:
             case PromptProcessed() if self._echoes[choice]:
-                return [self._chunk(_choice(choice, self._echoes[choice]))]
+                return [self._frame(_choice(choice, self._echoes[choice]))]
             case TextDelta(text):
-                return [self._chunk(_choice(choice, text))]
+                return [self._frame(_choice(choice, text))]
             case ThinkingDelta(text):
-                return [self._chunk(_choice(choice, "", text))]
+                return [self._frame(_choice(choice, "", text))]
             case Logprobs(tokens):  # sent in a separate chunk before the text
                 logprobs = completion_logprobs(tokens, self._offsets[choice])
                 self._offsets[choice] += sum(len(token.text) for token in tokens)
-                return [self._chunk(_choice(choice, "") | {"logprobs": logprobs})]
+                return [self._frame(_choice(choice, "") | {"logprobs": logprobs})]
             case Finished():
                 return self._end(event, choice)
             case _:
@@ -163,17 +158,8 @@ class CompletionsEncoder(Encoder):
     def _end(self, event: Finished, choice: int) -> list[bytes]:
         self._finished.append(event)
         reason = finish_reason(event, calls=False)
-        frames = [self._chunk(_choice(choice, "", "", reason), {"akunu": statistics(event)})]
-        if len(self._finished) < len(self._echoes):
-            return frames
-        if self._usage:
-            total = usage(self._finished[:: self._count], self._finished)
-            frames.append(frame(self._head.object("text_completion", [], usage=total)))
-        return [*frames, DONE]
-
-    def _chunk(self, choice: Mapping[str, Any], extra: Mapping[str, Any] = {}) -> bytes:
-        none = {"usage": None} if self._usage else {}
-        return frame(self._head.object("text_completion", [choice], **none, **extra))
+        last = self._frame(_choice(choice, "", "", reason), {"akunu": statistics(event)})
+        return [last, *self._end_frames(len(self._echoes))]
 
 
 def build_completions(

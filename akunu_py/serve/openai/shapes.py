@@ -6,9 +6,10 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from akunu_py.decoding.events import Finished
+from akunu_py.serve.dialect.interface import DONE, Encoder, frame
 from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError
 from akunu_py.types import TokenLogprobs
 
@@ -34,6 +35,30 @@ class ReplyHead:
         """Return a chunk or a complete reply. name: its `object` field."""
         common = {"id": f"{self.id_prefix}-{self.unique}", "object": name, "created": self.created}
         return {**common, "model": self.model, "choices": choices, **extra}
+
+
+class ChunkEncoder(Encoder):
+    """Encodes a stream of chunks; the last chunk has the usage on request."""
+
+    object_name: ClassVar[str]
+
+    def __init__(self, head: ReplyHead, count: int, *, usage: bool) -> None:
+        """count: number of choices, of each prompt."""
+        self._head, self._count, self._usage = head, count, usage
+        self._finished: list[Finished] = []
+
+    def _frame(self, choice: Mapping[str, Any], extra: Mapping[str, Any] = {}) -> bytes:
+        none = {"usage": None} if self._usage else {}
+        return frame(self._head.object(self.object_name, [choice], **none, **extra))
+
+    def _end_frames(self, total: int) -> list[bytes]:
+        """Return the last frames once all choices are finished. total: their number."""
+        if len(self._finished) < total:
+            return []
+        if not self._usage:
+            return [DONE]
+        whole = usage(self._finished[:: self._count], self._finished)
+        return [frame(self._head.object(self.object_name, [], usage=whole)), DONE]
 
 
 def error_body(error: RequestError, request_id: str = "") -> Mapping[str, Any]:

@@ -18,16 +18,11 @@ from akunu_py.errors import StoreError, UsageError, one_line
 from akunu_py.files import write_atomically
 from akunu_py.models.store.directories import store_errors
 
-_ENVIRONMENT = (  # variables that move files; a service does not inherit them
-    "XDG_DATA_HOME",
-    "XDG_CACHE_HOME",
-    "XDG_CONFIG_HOME",
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "AKUNU_HOST",
-    "AKUNU_PORT",
-    "AKUNU_MODEL",
-)
+# Variables that move files or set options; a service does not inherit them.
+_ENVIRONMENT = (
+    "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "HF_HUB_CACHE",
+    "AKUNU_HOST", "AKUNU_PORT", "AKUNU_MODEL",
+)  # fmt: skip
 _STOP_S = 30  # more than the grace period of running requests
 _RESTART_S = 10  # between two starts after a failure
 

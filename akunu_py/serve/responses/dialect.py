@@ -121,7 +121,11 @@ def map_tools(
     bodies: Sequence[ResponsesTool],
     choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None,
 ) -> ToolMap:
-    """Convert the tools and the choice. Raises RequestError."""
+    """Convert the tools and the choice. Raises RequestError.
+
+    Chat templates support only functions. A custom tool, which takes a text, becomes a function
+    with one string argument. A tool in a namespace becomes a function named NAMESPACE__TOOL.
+    """
     by_name: dict[str, MappedTool] = {}
     for number, body in enumerate(bodies):
         for mapped in _map_tool(body, "", f"tools.{number}"):
