@@ -21,7 +21,7 @@ from akunu_py.arguments import (
     constraint_from,
     options_from,
 )
-from akunu_py.decoding.load import engine_from_arguments, load_learned, record_peak_memory
+from akunu_py.decoding.load import engine_from_arguments, load_learned
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.files import read_stream
 from akunu_py.interrupts import exit_after_interrupt
@@ -104,7 +104,6 @@ def run(args: argparse.Namespace) -> int:
     print_warnings(learned.warnings)
     if constraint and generation.finish_reason in ("length", "context"):
         print_warnings([f"the answer is incomplete: {_ENDINGS[generation.finish_reason]}"])
-    record_peak_memory(engine, generation.stats)
     if args.prompt_cache:
         session.save_prompt_cache(args.prompt_cache)
     if not args.quiet and args.format == "text":

@@ -258,7 +258,7 @@ def _load(
         settings = replace(settings, draft_model=options.draft_model)
         options = replace(options, draft_model=None)
     # Again, because its files may have changed; other programs' models have no name in the path.
-    found = replace(model_store.resolve(str(model.path)), name=model.name)
+    found = replace(model_store.resolve(model.reference), name=model.name)
     engine = load_stored(found, options, settings)
     print_warnings([engine.plan.fit.note] if engine.plan.fit.note else [])
     from akunu_py.decoding.generate.session import Session

@@ -86,8 +86,7 @@ def _install(
 def _absolute(name: str) -> str:
     """Return the absolute path of a model outside the store, any other name as it is."""
     model = model_store.resolve(name)
-    outside = model.manifest is None and not model.program
-    return str(model.path.resolve()) if outside else name
+    return str(model.path.resolve()) if model.outside else name
 
 
 def _show_status(manager: ServiceManager) -> None:

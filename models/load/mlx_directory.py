@@ -6,9 +6,7 @@ which refers to them, is removed.
 
 from __future__ import annotations
 
-import json
 import re
-import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +14,13 @@ from typing import Any
 
 from akunu_py import files
 from akunu_py.errors import ModelError, UnsupportedModel
-from akunu_py.models.load.model_files import ModelFiles, as_error, head_files
-from akunu_py.models.manifest import ModelFacts
+from akunu_py.models.load.model_files import (
+    ModelFacts,
+    ModelFiles,
+    as_error,
+    head_files,
+    without_code,
+)
 
 _SETTINGS = ("config.json", "tokenizer_config.json")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
@@ -46,12 +49,6 @@ class DirectoryPlan:
     def nbytes(self) -> int:
         return sum(path.stat().st_size for path in self.copies)
 
-    def write_settings(self, directory: Path, *names: str) -> None:
-        """Write the settings, or only those of `names`, into `directory`."""
-        for name in names or self.settings:
-            text = json.dumps(self.settings[name], indent=2)
-            (directory / name).write_text(text + "\n", "utf-8")
-
 
 def plan_directory(source: Path) -> DirectoryPlan:
     """Check the model in the directory `source`: headers and settings, not the weights.
@@ -78,7 +75,6 @@ def plan_directory(source: Path) -> DirectoryPlan:
             copies=[*model.weights, *head_files(source), *small],
             bits=bits,
             facts=ModelFacts(
-                context_length=model.context,
                 parameters=int(get_total_parameters(opened.model)),
                 quantization=quantization,
                 license=_license(source),
@@ -114,15 +110,11 @@ def _license(source: Path) -> str:
 def _check_tokenizer(
     plan: DirectoryPlan, model: ModelFiles, small: list[Path], vocabulary: int
 ) -> None:
-    """Load the tokenizer from a copy without code."""
+    """Load the tokenizer from the files that an import copies."""
     from akunu_py.models.load.mlx_loader import load_tokenizer
 
-    with tempfile.TemporaryDirectory(prefix="akunu-") as name:
-        directory = Path(name)
-        for path in small:
-            (directory / path.name).symlink_to(path.resolve())
-        plan.write_settings(directory)
+    with without_code(small, plan.settings) as directory:
         try:
             load_tokenizer(replace(model, path=directory), vocabulary)
         except ModelError as error:
-            raise type(error)(str(error).replace(name, str(plan.source))) from error
+            raise type(error)(str(error).replace(str(directory), str(plan.source))) from error

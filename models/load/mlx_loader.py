@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,12 @@ from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.files import read_bounded
 from akunu_py.models.load.model_files import (
     ADVICE,
+    MAX_SETTINGS_BYTES,
     MAX_TOKENIZER_BYTES,
     ModelFiles,
     as_error,
     read_settings,
+    without_code,
 )
 
 # By default, transformers prompts on the terminal whether to run a model's code.
@@ -75,9 +78,12 @@ def load_tokenizer(files: ModelFiles, vocabulary: int) -> Any:
     if (source / "tokenizer.json").exists():
         content = read_settings(source / "tokenizer.json", MAX_TOKENIZER_BYTES)
         _check_tokens(source / "tokenizer.json", {"added_tokens": content.get("added_tokens")})
-    with as_error(f"the tokenizer in {source} cannot be loaded", UnsupportedModel):
+    with (
+        as_error(f"the tokenizer in {source} cannot be loaded", UnsupportedModel),
+        _without_code(files) as directory,
+    ):
         ends = files.end_tokens
-        loaded = utils.load_tokenizer(source, _TOKENIZER_OPTIONS, eos_token_ids=ends)
+        loaded = utils.load_tokenizer(directory, _TOKENIZER_OPTIONS, eos_token_ids=ends)
         largest = _largest_token(content.get("model"), loaded)
         if not all(isinstance(end, int) for end in loaded.eos_token_ids):
             raise TypeError(f"expected integers as eos_token_id, found {ends!r:.60}")
@@ -89,6 +95,16 @@ def load_tokenizer(files: ModelFiles, vocabulary: int) -> Any:
     loaded.__class__ = _Tokenizer
     loaded._source = source
     return loaded
+
+
+def _without_code(files: ModelFiles) -> AbstractContextManager[Path]:
+    """Return the model's directory, or one without references to code if its settings have some."""
+    read = [path for name in files.settings if (path := files.path / name).exists()]
+    if not any(b"auto_map" in read_bounded(path, MAX_SETTINGS_BYTES) for path in read):
+        return nullcontext(files.path)
+    others = [path for path in files.path.iterdir() if path not in read]
+    kept = [path for path in others if path.suffix not in (".py", ".safetensors")]
+    return without_code(kept, files.settings)
 
 
 def _largest_token(model: Any, tokenizer: Any) -> int:

@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,16 @@ _READ = (".json", ".jsonl", ".jinja", ".model", ".tiktoken", ".txt")  # by mlx-l
 _MOST_LAYERS = 4096  # the deepest known models have fewer than 200
 _LAYERS = re.compile(r"n_layers?|num(_\w+)?_layers|\w+_num_layers")
 _LAYER_LISTS = re.compile(r"\w*(layer|block|pattern)\w*")  # lists with one entry per layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """Facts about a model, collected before its installation."""
+
+    source: str = ""  # origin, for display
+    parameters: int  # number of weights
+    quantization: str  # storage types and their numbers of matrices
+    license: str = ""
 
 
 @contextlib.contextmanager
@@ -65,6 +77,25 @@ def read_settings(path: Path, limit: int = MAX_SETTINGS_BYTES) -> dict[str, Any]
         raise DamagedModel(f"{path} is unreadable ({reason!s:.80}); {ADVICE}") from error
     value.pop("auto_map", None)
     return value
+
+
+@contextlib.contextmanager
+def without_code(kept: list[Path], settings: dict[str, dict[str, Any]]) -> Iterator[Path]:
+    """Yield a temporary directory with links to the files `kept`, and with `settings`.
+
+    Settings that were read have no references to code, which transformers would look for.
+    """
+    with tempfile.TemporaryDirectory(prefix="akunu-") as name:
+        directory = Path(name)
+        for path in kept:
+            (directory / path.name).symlink_to(path.resolve())
+        write_settings(directory, settings)
+        yield directory
+
+
+def write_settings(directory: Path, settings: dict[str, dict[str, Any]]) -> None:
+    for name, value in settings.items():
+        (directory / name).write_text(json.dumps(value, indent=2) + "\n", "utf-8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""Models that other programs downloaded, in the Hugging Face cache and in LM Studio's directories.
+"""Models on disk, and a scan for those of other programs.
 
-They are used in place, as `OWNER/REPOSITORY`, and never changed. Only complete models in MLX's
-format count; other formats can be imported.
+Other programs keep models in the Hugging Face cache and in LM Studio's directories. They are used
+in place, as `OWNER/REPOSITORY`, and never changed. Only complete models in MLX's format count;
+other formats can be imported.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from akunu_py.errors import DamagedModel
 from akunu_py.files import open_regular, read_bounded, read_json
+from akunu_py.models.load import safetensors
 from akunu_py.models.load.model_files import context_length, read_settings
-from akunu_py.models.manifest import StoredModel
 from akunu_py.models.store.hub_cache import CachedRepository, parse_reference
 
 HUB_CACHE = "Hugging Face cache"
@@ -31,6 +33,80 @@ _MLX_FORMAT = re.compile(
 )
 _BEGINNING = 4096  # bytes of a weight file; the metadata comes first
 _MAX_SETTINGS_BYTES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model on disk."""
+
+    name: str
+    path: Path
+    size: int = 0  # bytes
+    context_length: int = 0  # tokens, 0 if unknown
+    source: str = ""
+    quantization: str = ""
+    license: str = ""
+    damaged: str = ""  # the problem, if one is known without reading the weights
+    repository: str = ""  # on the hub; `path` is then a snapshot in the hub's cache
+    commit: str = ""
+    program: str = ""  # that downloaded and manages the model, if it is not akunu
+    outside: bool = False  # named by its path
+    sha256: dict[str, str] = field(default_factory=dict)  # of an import's files
+
+    @property
+    def reference(self) -> str:
+        """The name of a model of the store, the path of any other."""
+        return str(self.path.resolve()) if self.outside or self.program else self.name
+
+
+def read_model(model: StoredModel) -> StoredModel:
+    """Add size and context length to `model`, or what is wrong with its files."""
+    try:
+        size = sum(_sizes(model.path).values())
+        context = context_length(read_settings(model.path / "config.json"))
+        return replace(model, size=size, context_length=context)
+    except (OSError, DamagedModel) as error:
+        return replace(model, damaged=model.damaged or _describe(error))
+
+
+def find_problem(model: StoredModel) -> str:
+    """Return why a model cannot be used, without reading its weights; "" if it can."""
+    if model.damaged:
+        return model.damaged
+    try:
+        for name in model.sha256:
+            (model.path / name).stat()
+        sizes = _sizes(model.path)
+        if not model.outside and not sizes.keys() & set(_TOKENIZERS):
+            return "tokenizer.json is missing"
+        if not (weights := _weights(sizes)):
+            return "model*.safetensors is missing or incomplete"
+        for name in weights:
+            safetensors.read_header(model.path / name)
+    except (OSError, DamagedModel) as error:
+        return _describe(error)
+    return ""
+
+
+def _describe(error: OSError | DamagedModel) -> str:
+    """Return a problem in a few words."""
+    if isinstance(error, FileNotFoundError):
+        return f"{error.filename} is missing"
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    """Return the sizes of the files in `path` by name. Raises OSError for a link to nothing."""
+    with os.scandir(path) as entries:
+        files = [each for each in entries if not each.name.startswith(".") and not each.is_dir()]
+        return {file.name: file.stat().st_size for file in files}
+
+
+def _weights(names: Collection[str]) -> list[str]:
+    """Return the files of weights among `names`; [] if one of a series is missing."""
+    found = sorted(name for name in names if re.fullmatch(r"model.*\.safetensors", name))
+    counts = [int(shard[1]) for name in found if (shard := _SHARD.fullmatch(name))]
+    return found if all(count == len(counts) for count in counts) else []
 
 
 def find_models() -> list[StoredModel]:
@@ -99,16 +175,14 @@ def _is_name(name: str) -> bool:
 def _read(name: str, path: Path, program: str, commit: str) -> StoredModel | None:
     """Return the model in `path`, None if it is incomplete or in another format."""
     with contextlib.suppress(OSError, ValueError, DamagedModel):
-        files = {file.name: file.stat().st_size for file in os.scandir(path) if file.is_file()}
-        weights = sorted(file for file in files if re.fullmatch(r"model.*\.safetensors", file))
-        counts = [int(found[1]) for file in weights if (found := _SHARD.fullmatch(file))]
-        complete = weights and all(count == len(counts) for count in counts)
-        if not complete or not files.keys() & set(_TOKENIZERS):
+        sizes = _sizes(path)
+        weights = _weights(sizes)
+        if not weights or not sizes.keys() & set(_TOKENIZERS):
             return None
         config = read_settings(path / "config.json")
         if not _is_mlx(path / weights[0], config.get("quantization")):
             return None
-        size, context = sum(files.values()), context_length(config)
+        size, context = sum(sizes.values()), context_length(config)
         return StoredModel(name, path, size, context, program, commit=commit, program=program)
     return None
 
