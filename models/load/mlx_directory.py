@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from akunu_py import files
-from akunu_py.errors import ModelError, UnsupportedModel
-from akunu_py.models.load.model_files import (
-    ModelFacts,
-    ModelFiles,
-    as_error,
-    head_files,
-    without_code,
-)
+from akunu_py.errors import UnsupportedModel
+from akunu_py.models.load.model_files import ModelFacts, ModelFiles, as_error, head_files
 
 _SETTINGS = ("config.json", "tokenizer_config.json")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
@@ -57,7 +51,7 @@ def plan_directory(source: Path) -> DirectoryPlan:
     """
     from mlx_lm.utils import get_total_parameters
 
-    from akunu_py.models.load.mlx_loader import open_model
+    from akunu_py.models.load.mlx_loader import load_tokenizer, open_model
 
     with as_error(f"{source} cannot be imported"):
         opened = open_model(source)
@@ -80,7 +74,7 @@ def plan_directory(source: Path) -> DirectoryPlan:
                 license=_license(source),
             ),
         )
-        _check_tokenizer(plan, model, small, opened.vocabulary)
+        load_tokenizer(model, opened.vocabulary, small)
         return plan
 
 
@@ -105,16 +99,3 @@ def _license(source: Path) -> str:
         return ""
     found = re.match(r"---\n(?:.*\n)*?license: *([\w.+-]{1,60}) *\n(?:.*\n)*?---", card)
     return found[1] if found else ""
-
-
-def _check_tokenizer(
-    plan: DirectoryPlan, model: ModelFiles, small: list[Path], vocabulary: int
-) -> None:
-    """Load the tokenizer from the files that an import copies."""
-    from akunu_py.models.load.mlx_loader import load_tokenizer
-
-    with without_code(small, plan.settings) as directory:
-        try:
-            load_tokenizer(replace(model, path=directory), vocabulary)
-        except ModelError as error:
-            raise type(error)(str(error).replace(str(directory), str(plan.source))) from error

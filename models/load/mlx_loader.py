@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from contextlib import AbstractContextManager, nullcontext
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,11 @@ from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.files import read_bounded
 from akunu_py.models.load.model_files import (
     ADVICE,
-    MAX_SETTINGS_BYTES,
     MAX_TOKENIZER_BYTES,
     ModelFiles,
     as_error,
     read_settings,
-    without_code,
+    write_settings,
 )
 
 # By default, transformers prompts on the terminal whether to run a model's code.
@@ -62,11 +63,11 @@ def open_model(source: Path) -> OpenModel:
     return OpenModel(files, model, config, int(logits.shape[-1]))
 
 
-def load_tokenizer(files: ModelFiles, vocabulary: int) -> Any:
+def load_tokenizer(files: ModelFiles, vocabulary: int, kept: Iterable[Path] = ()) -> Any:
     """Load the tokenizer as mlx-lm wraps it. Raises UnsupportedModel, DamagedModel, also when used.
 
     vocabulary: tokens of the weights. Only added tokens may have larger ids: text never encodes to
-    them, and sessions refuse them.
+    them, and sessions refuse them. kept: files besides the settings, all but weights if empty.
     """
     transformers_logging.set_verbosity_error()  # hide its warnings from users
     source, settings = files.path, files.settings
@@ -80,7 +81,7 @@ def load_tokenizer(files: ModelFiles, vocabulary: int) -> Any:
         _check_tokens(source / "tokenizer.json", {"added_tokens": content.get("added_tokens")})
     with (
         as_error(f"the tokenizer in {source} cannot be loaded", UnsupportedModel),
-        _without_code(files) as directory,
+        _without_code(files, kept or files.others()) as directory,
     ):
         ends = files.end_tokens
         loaded = utils.load_tokenizer(directory, _TOKENIZER_OPTIONS, eos_token_ids=ends)
@@ -97,14 +98,19 @@ def load_tokenizer(files: ModelFiles, vocabulary: int) -> Any:
     return loaded
 
 
-def _without_code(files: ModelFiles) -> AbstractContextManager[Path]:
-    """Return the model's directory, or one without references to code if its settings have some."""
-    read = [path for name in files.settings if (path := files.path / name).exists()]
-    if not any(b"auto_map" in read_bounded(path, MAX_SETTINGS_BYTES) for path in read):
-        return nullcontext(files.path)
-    others = [path for path in files.path.iterdir() if path not in read]
-    kept = [path for path in others if path.suffix not in (".py", ".safetensors")]
-    return without_code(kept, files.settings)
+@contextmanager
+def _without_code(files: ModelFiles, kept: Iterable[Path]) -> Iterator[Path]:
+    """Yield a directory with links to the files `kept`, and settings without references to code.
+
+    transformers refuses models whose settings have such references.
+    """
+    with tempfile.TemporaryDirectory(prefix="akunu-") as name:
+        directory = Path(name)
+        for path in kept:
+            if path.name not in files.settings:
+                (directory / path.name).symlink_to(path.resolve())
+        write_settings(directory, files.settings)
+        yield directory
 
 
 def _largest_token(model: Any, tokenizer: Any) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,20 +78,6 @@ def read_settings(path: Path, limit: int = MAX_SETTINGS_BYTES) -> dict[str, Any]
     return value
 
 
-@contextlib.contextmanager
-def without_code(kept: list[Path], settings: dict[str, dict[str, Any]]) -> Iterator[Path]:
-    """Yield a temporary directory with links to the files `kept`, and with `settings`.
-
-    Settings that were read have no references to code, which transformers would look for.
-    """
-    with tempfile.TemporaryDirectory(prefix="akunu-") as name:
-        directory = Path(name)
-        for path in kept:
-            (directory / path.name).symlink_to(path.resolve())
-        write_settings(directory, settings)
-        yield directory
-
-
 def write_settings(directory: Path, settings: dict[str, dict[str, Any]]) -> None:
     for name, value in settings.items():
         (directory / name).write_text(json.dumps(value, indent=2) + "\n", "utf-8")
@@ -121,6 +106,10 @@ class ModelFiles:
     @property
     def config(self) -> dict[str, Any]:
         return self.settings["config.json"]
+
+    def others(self) -> list[Path]:
+        """Return the files that are neither weights nor code."""
+        return [path for path in self.path.iterdir() if path.suffix not in (".safetensors", ".py")]
 
     @property
     def context(self) -> int:

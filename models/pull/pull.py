@@ -179,12 +179,12 @@ def _from_hub(
             before = _replaced_model(name, repository)
             if before is not None and before.commit == model.commit:
                 return before
-            blobs = [file.digest for file in model.files if file.digest]
-            save_entry("unfinished", name, replace(entry, bytes=model.size, blobs=blobs))
+            if before is None:
+                save_entry(name, replace(entry, unfinished=model.size))
             quantization = fetch_model(model, hub, progress).quantization
             if before is not None:
                 move_caches(before.path, entry.snapshot)
-            save_entry("models", name, replace(entry, quantization=quantization))
+            save_entry(name, replace(entry, quantization=quantization))
             with store_errors(f"cannot remove the damaged import {name}"):
                 remove_directory(name)
     return model_store.get(name)

@@ -6,6 +6,7 @@ Other programs' files, intact models and locked models stay.
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,48 +22,41 @@ from akunu_py.models.store.directories import (
     store_errors,
 )
 from akunu_py.models.store.migration import migrate
-from akunu_py.models.store.names import Table, read_names, remove_entry
+from akunu_py.models.store.names import read_names, remove_entry
+from akunu_py.text import human_size
+
+_PARTIAL = re.compile(r"[0-9a-f]{40,64}\.incomplete")
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Files and an entry of models.toml that can be removed."""
+    """Files that can be removed, and maybe a name."""
 
     what: str  # description for the user
     name: str  # the model whose lock protects the files
     paths: tuple[Path, ...] = ()
     size: int = 0  # bytes
-    table: Table | None = None  # that has the entry
+    is_named: bool = True  # the name can be removed, too
 
 
-@dataclass(frozen=True, slots=True)
-class UnfinishedPull:
-    """An interrupted pull, with `done` of `total` bytes on disk."""
-
-    name: str
-    reference: str
-    done: int
-    total: int
-    partials: tuple[Path, ...]
-
-
-def unfinished_pulls() -> list[UnfinishedPull]:
-    """Return the interrupted pulls by name. Skips wrong entries. Raises StoreError."""
-    migrate()
-    found = []
-    for name, entry in sorted(read_names("unfinished").items()):
-        if entry.problem or not entry.repository or not is_name(name):
-            continue
-        blobs = [entry.cached.root / "blobs" / digest for digest in entry.blobs]
-        partials = [blob.with_name(f"{blob.name}.incomplete") for blob in blobs]
-        done = sum(path.stat().st_size for path in (*blobs, *partials) if path.is_file())
-        kept = tuple(path for path in partials if path.exists())
-        found.append(UnfinishedPull(name, entry.repository, done, entry.bytes, kept))
+def unfinished_pulls() -> dict[str, Leftover]:
+    """Return the interrupted pulls by their repositories. Raises StoreError."""
+    found = {}
+    for name, entry in sorted(read_names().items()):
+        if entry.unfinished and entry.repository and is_name(name):
+            blobs = [path for path in entry.cached.root.glob("blobs/*") if path.is_file()]
+            done = min(sum(path.stat().st_size for path in blobs), entry.unfinished)
+            partials = tuple(path for path in blobs if _PARTIAL.fullmatch(path.name))
+            size = sum(path.lstat().st_size for path in partials)
+            share = f"{human_size(done)} of {human_size(entry.unfinished)}"
+            what = f"an unfinished pull of {entry.repository}, {share}"
+            found[entry.repository] = Leftover(what, name, partials, size)
     return found
 
 
 def find_leftovers() -> list[Leftover]:
     """Return everything that can be removed. Raises StoreError."""
+    migrate()
     with store_errors(f"cannot read {paths.models_dir()}"):
         return [each for each in _leftovers() if _is_unlocked(each.name)]
 
@@ -76,25 +70,25 @@ def remove_leftover(leftover: Leftover) -> int:
                     shutil.rmtree(path)
                 else:
                     path.unlink(missing_ok=True)
-        if leftover.table:
-            remove_entry(leftover.table, leftover.name)
+        if leftover.is_named:
+            remove_entry(leftover.name)
         return leftover.size
     return 0
 
 
-def _leftovers() -> Iterator[Leftover]:
+def partial_models() -> Iterator[Leftover]:
+    """Yield the directories of imports and removals, whose process may still run."""
     for name, path in partial_directories():
         what = f"leftover of an interrupted import of {name}"
-        yield Leftover(what, name, (path,), directory_size(path))
-    for pull in unfinished_pulls():
-        size = sum(path.lstat().st_size for path in pull.partials)
-        what = f"an unfinished pull of {pull.reference}"
-        yield Leftover(what, pull.name, pull.partials, size, "unfinished")
+        yield Leftover(what, name, (path,), directory_size(path), is_named=False)
+
+
+def _leftovers() -> Iterator[Leftover]:
+    yield from partial_models()
+    yield from unfinished_pulls().values()
     for name, entry in read_names().items():
-        if entry.repository and is_name(name) and not entry.snapshot.exists():
-            yield Leftover(
-                f"{name}, whose files are missing from the hub's cache", name, (), 0, "models"
-            )
+        if entry.repository and not entry.unfinished and not entry.snapshot.exists():
+            yield Leftover(f"{name}, whose files are missing from the hub's cache", name)
 
 
 def _is_unlocked(name: str) -> bool:

@@ -12,13 +12,13 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from akunu_py import paths
 from akunu_py.errors import (
     DamagedModel,
-    StoreError,
     UnknownModel,
     UnsupportedModel,
     UsageError,
@@ -27,11 +27,11 @@ from akunu_py.files import open_regular, read_blocks
 from akunu_py.models.load.mlx_directory import plan_directory
 from akunu_py.models.load.model_files import ModelFacts, as_error, text_config, write_settings
 from akunu_py.models.store import model_store
+from akunu_py.models.store.cleanup import partial_models, remove_leftover
 from akunu_py.models.store.directories import (
     check_space,
     is_name,
     lock_model,
-    partial_directories,
     partial_directory,
     store_errors,
     sync,
@@ -63,38 +63,34 @@ def install(
     root = paths.models_dir()
     with store_errors(f"cannot install model {name!r} in {root}"):
         root.mkdir(parents=True, exist_ok=True)
+        for leftover in partial_models():
+            remove_leftover(leftover)
         with lock_model(name, lambda: progress("waiting for another akunu", 0, 0)):
             if (model := model_store.find_intact(name)) and keep(model):
                 return model
-            _remove_stale(name)
             check_space(root, need_bytes)
-            partial = partial_directory(name)
+            directory = partial_directory(name)
             try:
-                entry = _build(build, partial, progress)
-                save_entry("models", name, entry)
-                _publish(partial, root / name)
+                save_entry(name, _build(build, directory, progress))
+                _publish(directory, root / name)
             finally:
-                shutil.rmtree(partial, ignore_errors=True)
+                shutil.rmtree(directory, ignore_errors=True)
     return model_store.get(name)
 
 
-def _build(build: Builder, partial: Path, progress: ProgressCallback) -> Entry:
-    """Build a model in `partial`, and return its entry with the hashes of its files."""
-    work, model = partial / "work", partial / "model"
-    partial.mkdir()  # fails if the path exists, for example as a link
+def _build(build: Builder, directory: Path, progress: ProgressCallback) -> Entry:
+    """Build a model in `directory`, and return its entry with the hashes of its files."""
+    work, model = directory / "work", directory / "model"
+    directory.mkdir()  # fails if the path exists, for example as a link
     work.mkdir()
     model.mkdir()
     facts = build(work, model)
     shutil.rmtree(work)
     files = sorted(model.iterdir())
-    size, done = sum(path.stat().st_size for path in files), 0
+    total, done = sum(path.stat().st_size for path in files), 0
     hashes = {}
     for path in files:
-
-        def report(read: int, base: int = done) -> None:
-            progress("record", base + read, size)
-
-        hashes[path.name] = hash_file(path, report)
+        hashes[path.name] = hash_file(path, partial(_report, progress, done, total))
         done += path.stat().st_size
     return Entry(
         source=facts.source,
@@ -104,28 +100,19 @@ def _build(build: Builder, partial: Path, progress: ProgressCallback) -> Entry:
     )
 
 
-def _publish(partial: Path, target: Path) -> None:
+def _report(progress: ProgressCallback, done: int, total: int, read: int) -> None:
+    progress("record", done + read, total)
+
+
+def _publish(directory: Path, target: Path) -> None:
     """Rename the finished model into place, after all its bytes are on disk."""
-    model = partial / "model"
+    model = directory / "model"
     for path in [*model.iterdir(), model]:
         sync(path)
     if os.path.lexists(target):
-        os.rename(target, partial / "replaced")
+        os.rename(target, directory / "replaced")
     os.rename(model, target)
     sync(target.parent)
-
-
-def _remove_stale(name: str) -> None:
-    """Remove the partial directories of killed processes.
-
-    Only the holder of a model's lock creates them, so a free lock means that no process uses them.
-    """
-    for owner, leftover in partial_directories():
-        if owner == name:
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            with contextlib.suppress(StoreError), lock_model(owner):
-                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def import_model(

@@ -36,7 +36,7 @@ def list_models() -> list[StoredModel]:
         imports = {each.name for each in os.scandir(root) if each.is_dir()}
     entries = read_names()
     names = {name for name in imports if not name.startswith(".")}
-    names |= {name for name, entry in entries.items() if entry.repository or entry.problem}
+    names |= {name for name, entry in entries.items() if _is_model(entry)}
     return [_read(name, entries.get(name, Entry())) for name in sorted(names)]
 
 
@@ -103,7 +103,7 @@ def remove(name: str) -> int:
         raise _unknown_error(name)
     with store_errors(f"cannot remove {name}"), lock_model(name):
         freed = remove_directory(name)
-        remove_entry("models", name)
+        remove_entry(name)
     return freed
 
 
@@ -156,16 +156,20 @@ def _find(name: str) -> StoredModel | None:
     """Return the model `name`, damaged or not, None if there is none."""
     entry = read_names().get(name, Entry())
     path = paths.models_dir() / name
-    if entry.repository or entry.problem or path.is_dir() or path.is_symlink():
+    if _is_model(entry) or path.is_dir() or path.is_symlink():
         return _read(name, entry)
     return None
 
 
+def _is_model(entry: Entry) -> bool:
+    """Return True for an entry that needs no directory in the store."""
+    return bool(entry.problem or (entry.repository and not entry.unfinished))
+
+
 def _read(name: str, entry: Entry) -> StoredModel:
     """Return the model `name` with the facts of its entry."""
-    path = paths.models_dir() / name
-    if entry.repository:
-        path = entry.snapshot
+    entry = Entry() if entry.unfinished else entry
+    path = entry.snapshot if entry.repository else paths.models_dir() / name
     model = StoredModel(
         name,
         path,

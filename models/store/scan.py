@@ -174,22 +174,19 @@ def _is_name(name: str) -> bool:
 
 def _read(name: str, path: Path, program: str, commit: str) -> StoredModel | None:
     """Return the model in `path`, None if it is incomplete or in another format."""
-    with contextlib.suppress(OSError, ValueError, DamagedModel):
-        sizes = _sizes(path)
-        weights = _weights(sizes)
-        if not weights or not sizes.keys() & set(_TOKENIZERS):
-            return None
-        config = read_settings(path / "config.json")
-        if not _is_mlx(path / weights[0], config.get("quantization")):
-            return None
-        size, context = sum(sizes.values()), context_length(config)
-        return StoredModel(name, path, size, context, program, commit=commit, program=program)
+    with contextlib.suppress(OSError, DamagedModel):
+        found = read_model(StoredModel(name, path, source=program, commit=commit, program=program))
+        names = os.listdir(path)
+        weights = _weights(names) if {*names} & {*_TOKENIZERS} else []
+        if not found.damaged and weights and _is_mlx(path, weights[0]):
+            return found
     return None
 
 
-def _is_mlx(weights: Path, quantization: object) -> bool:
-    """Return True if MLX wrote the file, or `quantization` in the config is in MLX's form."""
+def _is_mlx(directory: Path, weights: str) -> bool:
+    """Return True if MLX wrote the file, or the config has a quantization in MLX's form."""
+    quantization = read_settings(directory / "config.json").get("quantization")
     if isinstance(quantization, dict) and "group_size" in quantization:
         return True
-    with open_regular(weights) as file:
+    with open_regular(directory / weights) as file:
         return _MLX_FORMAT.match(file.read(_BEGINNING)) is not None
