@@ -97,8 +97,8 @@ def list_models(args: argparse.Namespace) -> None:
     more = f", and {len(others)} of other programs" if others else ""
     say(f"{len(installed) or 'no'} models of akunu{more}")
     names = {model.name for model in installed}
-    for repository, leftover in cleanup.unfinished_pulls().items():
-        say(f"{leftover.what}; to resume, run: akunu models pull {repository}")
+    for each in cleanup.unfinished_pulls():
+        say(f"{each.what}; to resume, run: akunu models pull {each.repository}")
     available = [entry for entry in catalog.load_catalog().values() if entry.name not in names]
     if available:
         print("\nAvailable (akunu models pull NAME, or any OWNER/REPOSITORY on the hub):")

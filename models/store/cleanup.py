@@ -36,12 +36,13 @@ class Leftover:
     name: str  # the model whose lock protects the files
     paths: tuple[Path, ...] = ()
     size: int = 0  # bytes
+    repository: str = ""  # of an unfinished pull
     is_named: bool = True  # the name can be removed, too
 
 
-def unfinished_pulls() -> dict[str, Leftover]:
-    """Return the interrupted pulls by their repositories. Raises StoreError."""
-    found = {}
+def unfinished_pulls() -> list[Leftover]:
+    """Return the interrupted pulls by name. Raises StoreError."""
+    found = []
     for name, entry in sorted(read_names().items()):
         if entry.unfinished and entry.repository and is_name(name):
             blobs = [path for path in entry.cached.root.glob("blobs/*") if path.is_file()]
@@ -50,7 +51,7 @@ def unfinished_pulls() -> dict[str, Leftover]:
             size = sum(path.lstat().st_size for path in partials)
             share = f"{human_size(done)} of {human_size(entry.unfinished)}"
             what = f"an unfinished pull of {entry.repository}, {share}"
-            found[entry.repository] = Leftover(what, name, partials, size)
+            found.append(Leftover(what, name, partials, size, entry.repository))
     return found
 
 
@@ -85,7 +86,7 @@ def partial_models() -> Iterator[Leftover]:
 
 def _leftovers() -> Iterator[Leftover]:
     yield from partial_models()
-    yield from unfinished_pulls().values()
+    yield from unfinished_pulls()
     for name, entry in read_names().items():
         if entry.repository and not entry.unfinished and not entry.snapshot.exists():
             yield Leftover(f"{name}, whose files are missing from the hub's cache", name)

@@ -33,6 +33,8 @@ def migrate() -> None:
             for name in names:
                 if name not in document and (entry := _entry(root / name)):
                     document[name] = as_table(entry)
+        for name in (".pulling", ".usage"):
+            shutil.rmtree(root / name, ignore_errors=True)
         entries = read_names()
         for name in names:
             with lock_model(name):
@@ -42,8 +44,6 @@ def migrate() -> None:
                     remove_directory(name)
                 else:
                     (root / name / _FILE).unlink(missing_ok=True)
-        for name in (".pulling", ".usage"):
-            shutil.rmtree(root / name, ignore_errors=True)
 
 
 def move_caches(before: Path, after: Path) -> None:

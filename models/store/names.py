@@ -15,7 +15,7 @@ from typing import Any
 
 from akunu_py import paths
 from akunu_py.errors import StoreError
-from akunu_py.files import locked, read_bounded, write_atomically
+from akunu_py.files import locked, read_bounded, temporary_prefix, write_atomically
 from akunu_py.models.store.directories import store_errors, sync
 from akunu_py.models.store.hub_cache import CachedRepository, is_commit, parse_reference
 
@@ -65,6 +65,8 @@ def changing() -> Iterator[MutableMapping[str, Any]]:
 
     path = paths.models_dir() / FILE_NAME
     with store_errors(f"cannot write {path}"), locked(path.parent / ".lock"):
+        for stale in path.parent.glob(f"{temporary_prefix(path)}*"):  # of a killed process
+            stale.unlink()
         data = _read()
         _parse(data)
         document = tomlkit.parse(data)
@@ -94,10 +96,13 @@ def as_table(entry: Entry) -> dict[str, Any]:
 def parse_entry(raw: object) -> Entry:
     """Return the entry of a table, with only the problem if a value is wrong."""
     try:
-        entry = Entry(**{str(key): value for key, value in dict(raw).items()})  # type: ignore[call-overload]
-        for key, empty in asdict(Entry()).items():
-            if type(getattr(entry, key)) is not type(empty):
-                raise TypeError(f"{key} has a wrong type")
+        if not isinstance(raw, dict):
+            raise TypeError("expected a table")
+        known = asdict(Entry())
+        for key, value in raw.items():
+            if type(value) is not type(known.get(key)):
+                raise TypeError(f"{key} is unknown or has a wrong type")
+        entry = Entry(**raw)
         on_hub = bool(entry.repository or entry.revision)
         valid = parse_reference(entry.repository) == (entry.repository, None)
         if on_hub and not (valid and is_commit(entry.revision) and Path(entry.cache).is_absolute()):

@@ -144,8 +144,8 @@ def test_lasting_faults_are_one_line_errors_and_resumable(
 def test_an_interrupted_pull_resumes_where_it_ended(server: Hub, home: Path) -> None:
     stop_in_the_weights(server, home)
     (unfinished,) = cleanup.unfinished_pulls()
-    assert unfinished.name == NAME
-    assert 30_000 < unfinished.done < unfinished.total
+    assert (unfinished.name, unfinished.size) == (NAME, 30_000)
+    assert "an unfinished pull of someone/tiny-model, 3" in unfinished.what
     assert pull(REPOSITORY)
     assert server.requested(WEIGHTS) == ["bytes=30000-"]
     assert server.requested("config.json") == []
@@ -199,8 +199,9 @@ def test_pointers_to_code_are_ignored(server: Hub) -> None:
     """The library would refuse them: the code is not there."""
     from akunu_py.decoding.model.engine import Engine
 
-    for name, key in (("config.json", "AutoModel"), ("tokenizer_config.json", "AutoTokenizer")):
+    for name, key in (("config.json", "AutoConfig"), ("tokenizer_config.json", "AutoTokenizer")):
         settings = json.loads(server.files[name]) | {"auto_map": {key: ["x.Evil", None]}}
+        settings |= {"tokenizer_class": "EvilTokenizer"} if "tokenizer" in name else {}
         server.files[name] = json.dumps(settings).encode()
     model = pull(REPOSITORY)
     assert Engine.load(model.path).tokens.encode("a b")

@@ -7,14 +7,13 @@ import copy
 import gzip
 import hashlib
 import json
-import os
 import random
 import resource
 import shutil
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,7 +23,7 @@ from huggingface_hub import constants
 from akunu_py.errors import AkunuError, FetchError
 from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import pull
-from akunu_py.models.store import cleanup, hub_cache, model_store
+from akunu_py.models.store import hub_cache, model_store
 from tests.reliability.fuzz import peak_mb, refused
 from tests.support.hub_home import WEIGHTS
 from tests.support.hub_home import files as files  # fixtures
@@ -178,47 +177,12 @@ def test_any_answer_for_a_file_leaves_no_wrong_bytes(server: Hub, home: Path) ->
     assert 5 < failed < 47  # neither all nor hardly any
 
 
-def check_kept(path: Path, read: Callable[[], object], texts: Iterable[bytes]) -> None:
-    """Call `read` with every content and kind of file at `path`."""
-    for text in texts:
-        path.write_bytes(text)
-        read()
-    for kind in ("fifo", "sparse", "/dev/zero", "nowhere", "directory"):
-        path.unlink()
-        if kind == "directory":
-            path.mkdir()
-        elif kind == "fifo":
-            os.mkfifo(path)
-        elif kind == "sparse":
-            path.touch()
-            os.truncate(path, 20 << 30)
-        else:
-            path.symlink_to(kind)
-        read()
-
-
 def stop_in_the_weights(server: Hub) -> None:
     """Make a pull fail that leaves a partial file."""
     server.faults[WEIGHTS] = deque([Fault(cut=20_000), *[Fault(status=500)] * 5])
     with pytest.raises(FetchError):
         pull(REPOSITORY)
     server.faults.clear()
-
-
-@pytest.mark.usefixtures("in_process")
-def test_any_note_of_an_unfinished_pull_names_only_our_files(server: Hub, home: Path) -> None:
-    stop_in_the_weights(server)
-    (note,) = (home / "data").rglob(".pulling/*.json")
-    value = json.loads(note.read_bytes())
-    assert len(cleanup.find_leftovers()) == 1
-
-    def read() -> None:
-        for leftover in cleanup.find_leftovers():
-            for path in leftover.paths:
-                assert path.parent.parent.parent == home / "hub" or path.parent == note.parent
-
-    texts = [altered(value, path, new) for path in places(value) for new in WRONG]
-    check_kept(note, read, [*texts, *BODIES])
 
 
 @pytest.mark.usefixtures("in_process")
