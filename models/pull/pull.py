@@ -55,7 +55,7 @@ from akunu_py.models.store.hub_cache import (
 from akunu_py.models.store.local_import import install
 from akunu_py.models.store.migration import move_caches
 from akunu_py.models.store.model_store import StoredModel, find_intact
-from akunu_py.models.store.names import Entry, save_entry
+from akunu_py.models.store.names import NameEntry, save_entry
 from akunu_py.models.store.progress import Progress, ProgressCallback, ProgressMeter, no_callback
 
 # The peak is the wheel and pip's copy of it, or the GGUF file and its conversion.
@@ -168,7 +168,7 @@ def _from_hub(
         model = _look_up(repository, revision, hub)
         cached = CachedRepository(repository)
         known = catalog.find_repository(repository)
-        entry = Entry(
+        entry = NameEntry(
             repository=repository,
             revision=model.commit,
             cache=str(cached.cache.absolute()),

@@ -37,7 +37,7 @@ from akunu_py.models.store.directories import (
     sync,
 )
 from akunu_py.models.store.hub_cache import hash_file
-from akunu_py.models.store.names import Entry, save_entry
+from akunu_py.models.store.names import NameEntry, save_entry
 from akunu_py.models.store.progress import ProgressCallback, no_callback
 
 GROUP_SIZE = 64  # mlx-lm's default
@@ -78,7 +78,7 @@ def install(
     return model_store.get(name)
 
 
-def _build(build: Builder, directory: Path, progress: ProgressCallback) -> Entry:
+def _build(build: Builder, directory: Path, progress: ProgressCallback) -> NameEntry:
     """Build a model in `directory`, and return its entry with the hashes of its files."""
     work, model = directory / "work", directory / "model"
     directory.mkdir()  # fails if the path exists, for example as a link
@@ -92,7 +92,7 @@ def _build(build: Builder, directory: Path, progress: ProgressCallback) -> Entry
     for path in files:
         hashes[path.name] = hash_file(path, partial(_report, progress, done, total))
         done += path.stat().st_size
-    return Entry(
+    return NameEntry(
         source=facts.source,
         license=facts.license,
         quantization=facts.quantization,

@@ -16,7 +16,7 @@ from akunu_py import paths
 from akunu_py.errors import StoreError
 from akunu_py.files import read_json
 from akunu_py.models.store.directories import is_name, lock_model, remove_directory
-from akunu_py.models.store.names import Entry, as_table, changing, parse_entry, read_names
+from akunu_py.models.store.names import NameEntry, as_table, changing, parse_entry, read_names
 
 _FILE = "akunu.json"
 _MAX_BYTES = 16_000_000
@@ -38,7 +38,7 @@ def migrate() -> None:
         entries = read_names()
         for name in names:
             with lock_model(name):
-                entry = entries.get(name, Entry())
+                entry = entries.get(name, NameEntry())
                 if entry.repository:
                     move_caches(root / name, entry.snapshot)
                     remove_directory(name)
@@ -54,7 +54,7 @@ def move_caches(before: Path, after: Path) -> None:
             old.rename(new)
 
 
-def _entry(directory: Path) -> Entry | None:
+def _entry(directory: Path) -> NameEntry | None:
     """Return the entry for a directory of the old store, None if its akunu.json is unusable."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         raw = read_json(directory / _FILE, _MAX_BYTES)

@@ -20,7 +20,7 @@ from akunu_py.models.load.model_files import context_length, read_settings
 from akunu_py.models.store.directories import is_name, lock_model, remove_directory, store_errors
 from akunu_py.models.store.hub_cache import digest_of, hash_file, parse_reference
 from akunu_py.models.store.migration import migrate
-from akunu_py.models.store.names import Entry, read_names, remove_entry
+from akunu_py.models.store.names import NameEntry, read_names, remove_entry
 from akunu_py.models.store.scan import StoredModel as StoredModel
 from akunu_py.models.store.scan import find_models, find_problem, read_model
 from akunu_py.text import did_you_mean
@@ -37,7 +37,7 @@ def list_models() -> list[StoredModel]:
     entries = read_names()
     names = {name for name in imports if not name.startswith(".")}
     names |= {name for name, entry in entries.items() if _is_model(entry)}
-    return [_read(name, entries.get(name, Entry())) for name in sorted(names)]
+    return [_read(name, entries.get(name, NameEntry())) for name in sorted(names)]
 
 
 def all_models() -> list[StoredModel]:
@@ -154,21 +154,21 @@ _GIT_DIGITS = 40
 
 def _find(name: str) -> StoredModel | None:
     """Return the model `name`, damaged or not, None if there is none."""
-    entry = read_names().get(name, Entry())
+    entry = read_names().get(name, NameEntry())
     path = paths.models_dir() / name
     if _is_model(entry) or path.is_dir() or path.is_symlink():
         return _read(name, entry)
     return None
 
 
-def _is_model(entry: Entry) -> bool:
+def _is_model(entry: NameEntry) -> bool:
     """Return True for an entry that needs no directory in the store."""
     return bool(entry.problem or (entry.repository and not entry.unfinished))
 
 
-def _read(name: str, entry: Entry) -> StoredModel:
+def _read(name: str, entry: NameEntry) -> StoredModel:
     """Return the model `name` with the facts of its entry."""
-    entry = Entry() if entry.unfinished else entry
+    entry = NameEntry() if entry.unfinished else entry
     path = entry.snapshot if entry.repository else paths.models_dir() / name
     model = StoredModel(
         name,

@@ -25,7 +25,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class NameEntry:
     """A table of models.toml."""
 
     repository: str = ""  # on the hub; empty for an import, whose files are in a directory here
@@ -50,7 +50,7 @@ class Entry:
         return self.cached.snapshot_path(self.revision)
 
 
-def read_names() -> dict[str, Entry]:
+def read_names() -> dict[str, NameEntry]:
     """Return the entries by name. Raises StoreError if the file is unreadable."""
     return {name: parse_entry(raw) for name, raw in _parse(_read()).items()}
 
@@ -75,7 +75,7 @@ def changing() -> Iterator[MutableMapping[str, Any]]:
         sync(path.parent)
 
 
-def save_entry(name: str, entry: Entry) -> None:
+def save_entry(name: str, entry: NameEntry) -> None:
     """Write an entry to the file. Raises StoreError."""
     with changing() as document:
         document[name] = as_table(entry)
@@ -88,21 +88,21 @@ def remove_entry(name: str) -> None:
             document.pop(name, None)
 
 
-def as_table(entry: Entry) -> dict[str, Any]:
+def as_table(entry: NameEntry) -> dict[str, Any]:
     """Return the values of an entry that are not empty."""
     return {key: value for key, value in asdict(entry).items() if value}
 
 
-def parse_entry(raw: object) -> Entry:
+def parse_entry(raw: object) -> NameEntry:
     """Return the entry of a table, with only the problem if a value is wrong."""
     try:
         if not isinstance(raw, dict):
             raise TypeError("expected a table")
-        known = asdict(Entry())
+        known = asdict(NameEntry())
         for key, value in raw.items():
             if type(value) is not type(known.get(key)):
                 raise TypeError(f"{key} is unknown or has a wrong type")
-        entry = Entry(**raw)
+        entry = NameEntry(**raw)
         on_hub = bool(entry.repository or entry.revision)
         valid = parse_reference(entry.repository) == (entry.repository, None)
         if on_hub and not (valid and is_commit(entry.revision) and Path(entry.cache).is_absolute()):
@@ -111,7 +111,7 @@ def parse_entry(raw: object) -> Entry:
             if Path(name).name != name or not _SHA256.fullmatch(digest):
                 raise TypeError("expected names of files and hashes in sha256")
     except (TypeError, ValueError) as error:
-        return Entry(problem=f"{FILE_NAME}: {error}")
+        return NameEntry(problem=f"{FILE_NAME}: {error}")
     return entry
 
 

@@ -226,7 +226,7 @@ def altered(home: Home, path: Path, harm: str, random: Random, command: Command)
         yield
         if path.is_dir():
             path.rmdir()
-        if in_store or path.parent == home.config or path == home.conversations:
+        if in_store or path.parent in (home.config, home.models) or path == home.conversations:
             shutil.copyfile(backup, path)
         for other in home.data.glob("conversations.db?*"):
             other.unlink()

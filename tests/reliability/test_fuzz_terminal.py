@@ -18,7 +18,7 @@ from textual._xterm_parser import XTermParser
 
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.cli import main
-from akunu_py.models.store.names import Entry, save_entry
+from akunu_py.models.store.names import NameEntry, save_entry
 from akunu_py.text import displayable, for_output, on_one_line, typeable
 from akunu_py.tui.terminal import ChatDriver, background
 from akunu_py.tui.workers.chat_client import AnswerFailed, ModelLoaded
@@ -75,7 +75,7 @@ def hostile_home(home: Path) -> None:
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     evil = EVIL.encode("utf-8", "replace").decode()
-    save_entry("good-name", Entry(source=evil, quantization=evil, license=evil))
+    save_entry("good-name", NameEntry(source=evil, quantization=evil, license=evil))
     (home / "models" / f"bad{CLEAR}\udc80").mkdir()
     (home / "conversations.db").unlink(missing_ok=True)
     store = ConversationStore.open(home / "conversations.db")
