@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -252,6 +253,25 @@ def test_offline_uses_the_cache_alone(server: Hub, monkeypatch: pytest.MonkeyPat
     with pytest.raises(FetchError, match="HF_HUB_OFFLINE forbids"):
         pull("someone/else")
     assert server.requests == []
+
+
+def test_file_systems_without_links(
+    server: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    symlink = os.symlink
+
+    def refuse(source: str, link: str, *options: bool) -> None:
+        if str(link).startswith(str(home)):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        symlink(source, link, *options)
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    model = pull(REPOSITORY)
+    assert not (model.path / WEIGHTS).is_symlink()
+    assert model_store.known_hashes(model) == {}
+    model_store.remove(NAME)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    model_store.check(pull(REPOSITORY))
 
 
 def test_files_that_vanish_from_the_cache(server: Hub, home: Path) -> None:
