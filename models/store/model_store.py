@@ -10,13 +10,11 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from akunu_py import paths
 from akunu_py.errors import DamagedModel, StoreError, UnknownModel
 from akunu_py.models import catalog
-from akunu_py.models.load.model_files import context_length, read_settings
 from akunu_py.models.store.directories import is_name, lock_model, remove_directory, store_errors
 from akunu_py.models.store.hub_cache import digest_of, hash_file, parse_reference
 from akunu_py.models.store.migration import migrate
@@ -87,9 +85,11 @@ def resolve(name_or_path: str) -> StoredModel:
     if not (path / "config.json").is_file():
         found = "no config.json there" if path.is_dir() else "nothing there"
         raise UnknownModel(f"expected a model directory at {path}, found {found}; {_HINT}")
-    context = context_length(read_settings(path / "config.json"))
     model = StoredModel(path.resolve().name, path, source=f"folder {path}", outside=True)
-    return replace(read_model(model), context_length=context, damaged="")
+    model = read_model(model)
+    if model.damaged:
+        raise _damaged_error(model, model.damaged)
+    return model
 
 
 def remove(name: str) -> int:
@@ -142,10 +142,9 @@ def known_hashes(model: StoredModel) -> dict[str, str]:
 
     The hub's cache has them in the names of its files. LM Studio has none.
     """
-    names = sorted(path.name for path in model.path.iterdir())
-    return model.sha256 or {
-        name: digest for name in names if (digest := digest_of(model.path / name))
-    }
+    if model.sha256:
+        return model.sha256
+    return {path.name: digest for path in model.path.iterdir() if (digest := digest_of(path))}
 
 
 _HINT = "run `akunu models list` to see the installed models"
@@ -228,10 +227,9 @@ def _repair_advice(model: StoredModel) -> str:
     if model.outside or model.program:
         return "download that file again"
     if model.repository:
-        default = model.repository.endswith(f"/{model.name}")
-        reference = model.name if model.name in catalog.load_catalog() else model.repository
-        name = "" if default or reference == model.name else f" --name {model.name}"
-        return f"run `akunu models pull {reference}{name}`"
+        default = catalog.default_name(model.repository) == model.name
+        name = "" if default else f" --name {model.name}"
+        return f"run `akunu models pull {model.repository}{name}`"
     remove = f"akunu models rm {model.name}"
     if model.name in catalog.load_catalog():
         return f"run `{remove} && akunu models pull {model.name}`"

@@ -27,6 +27,7 @@ REMOVAL = {  # how to remove a model of each program
     LM_STUDIO: "remove it in LM Studio",
 }
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
+_PARTS = (".json", ".safetensors", ".jinja", ".model", ".txt", ".tiktoken")
 _SHARD = re.compile(r"model-\d{5}-of-(\d{5})\.safetensors")
 _MLX_FORMAT = re.compile(
     rb'.{8}\s*\{\s*"__metadata__"\s*:\s*\{[^}]*"format"\s*:\s*"mlx"', re.DOTALL
@@ -96,10 +97,9 @@ def _describe(error: OSError | DamagedModel) -> str:
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """Return the sizes of the files in `path` by name. Raises OSError for a link to nothing."""
+    """Return the sizes of a model's files by name. Raises OSError for a link to nothing."""
     with os.scandir(path) as entries:
-        files = [each for each in entries if not each.name.startswith(".") and not each.is_dir()]
-        return {file.name: file.stat().st_size for file in files}
+        return {each.name: each.stat().st_size for each in entries if each.name.endswith(_PARTS)}
 
 
 def _weights(names: Collection[str]) -> list[str]:
