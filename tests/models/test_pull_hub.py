@@ -12,6 +12,7 @@ import pytest
 from huggingface_hub import constants
 
 from akunu_py import paths
+from akunu_py.cli import main
 from akunu_py.errors import (
     AkunuError,
     DamagedModel,
@@ -225,7 +226,11 @@ def test_revisions(server: Hub) -> None:
     assert pull(f"{REPOSITORY}@{server.commit}") == first
     assert server.requests == []
     server.commit = "2" * 40
-    assert pull(f"{REPOSITORY}@main").commit == "2" * 40
+    learned = paths.cache_dir() / "learned"
+    (learned / paths.model_directory_name(first.path)).mkdir(parents=True)
+    second = pull(f"{REPOSITORY}@main")
+    assert second.commit == "2" * 40
+    assert os.listdir(learned) == [paths.model_directory_name(second.path)]
     assert find_installed(REPOSITORY)
     assert not find_installed(f"{REPOSITORY}@{first.commit}")
 
@@ -242,6 +247,15 @@ def test_the_name_option_and_a_name_that_is_taken(server: Hub, home: Path) -> No
     shutil.copytree(model.path, paths.models_dir() / "taken")
     with pytest.raises(UsageError, match="another model is installed as 'taken'"):
         pull(REPOSITORY, name="taken")
+
+
+def test_files_with_two_names_are_removed_with_the_second(server: Hub, home: Path) -> None:
+    for name in ("one", "two"):
+        pull(REPOSITORY, name=name)
+    assert main(["models", "rm", "one", "--yes", "--hub-files"]) == 0
+    model_store.verify(model_store.get("two"))
+    assert main(["models", "rm", "two", "--yes", "--hub-files"]) == 0
+    assert not list((home / "hub").rglob(WEIGHTS))
 
 
 def test_offline_uses_the_cache_alone(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

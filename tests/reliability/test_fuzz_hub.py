@@ -51,14 +51,10 @@ HEADERS = [
 
 def altered(value: Any, path: tuple[Any, ...], new: Any) -> bytes:
     """Return the JSON of `value` with `new` at `path`."""
-    value = copy.deepcopy(value)
-    if path:
-        at = value
-        for key in path[:-1]:
-            at = at[key]
-        at[path[-1]] = new
-    else:
-        value = new
+    at = value = copy.deepcopy(value)
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = new
     return json.dumps(value).replace(f'"{_DEEP}"', "[" * 50_000 + "]" * 50_000).encode()
 
 
