@@ -15,17 +15,17 @@ from pathlib import Path
 from akunu_py import paths
 from akunu_py.errors import StoreError
 from akunu_py.models.store.directories import (
+    PARTIAL,
     directory_size,
     is_name,
     lock_model,
-    partial_directories,
     store_errors,
 )
 from akunu_py.models.store.migration import migrate
 from akunu_py.models.store.names import read_names, remove_entry
 from akunu_py.text import human_size
 
-_PARTIAL = re.compile(r"[0-9a-f]{40,64}\.incomplete")
+_PARTIAL_BLOB = re.compile(r"[0-9a-f]{40,64}\.incomplete")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def unfinished_pulls() -> list[Leftover]:
         if entry.unfinished and entry.repository and is_name(name):
             blobs = [path for path in entry.cached.root.glob("blobs/*") if path.is_file()]
             done = min(sum(path.stat().st_size for path in blobs), entry.unfinished)
-            partials = tuple(path for path in blobs if _PARTIAL.fullmatch(path.name))
+            partials = tuple(path for path in blobs if _PARTIAL_BLOB.fullmatch(path.name))
             size = sum(path.lstat().st_size for path in partials)
             share = f"{human_size(done)} of {human_size(entry.unfinished)}"
             what = f"an unfinished pull of {entry.repository}, {share}"
@@ -79,9 +79,11 @@ def remove_leftover(leftover: Leftover) -> int:
 
 def partial_models() -> Iterator[Leftover]:
     """Yield the directories of imports and removals, whose process may still run."""
-    for name, path in partial_directories():
-        what = f"leftover of an interrupted import of {name}"
-        yield Leftover(what, name, (path,), directory_size(path), is_named=False)
+    for path in sorted(paths.models_dir().glob(f"{PARTIAL}*")):
+        name = path.name.removeprefix(PARTIAL).rpartition("-")[0]
+        if is_name(name):
+            what = f"leftover of an interrupted import of {name}"
+            yield Leftover(what, name, (path,), directory_size(path), is_named=False)
 
 
 def _leftovers() -> Iterator[Leftover]:

@@ -22,7 +22,7 @@ from akunu_py.files import locked
 from akunu_py.text import human_size
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,95}")
-_PARTIAL = ".partial-"
+PARTIAL = ".partial-"
 _POLL_S = 0.1
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -58,15 +58,7 @@ def lock_model(name: str, waiting: Callable[[], None] | None = None) -> Iterator
 
 def partial_directory(name: str) -> Path:
     """Return the directory where this process creates or removes the model `name`."""
-    return paths.models_dir() / f"{_PARTIAL}{name}-{os.getpid()}"
-
-
-def partial_directories() -> Iterator[tuple[str, Path]]:
-    """Yield the model name and path of the partial directories of all processes."""
-    for path in sorted(paths.models_dir().glob(f"{_PARTIAL}*")):
-        name = path.name.removeprefix(_PARTIAL).rpartition("-")[0]
-        if is_name(name):
-            yield name, path
+    return paths.models_dir() / f"{PARTIAL}{name}-{os.getpid()}"
 
 
 def remove_directory(name: str) -> int:
