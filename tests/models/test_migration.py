@@ -111,7 +111,7 @@ def test_no_file_is_lost(
         lambda old: (old / "pulled" / "akunu.json").write_text("{"),
         lambda old: (old / "pulled" / "akunu.json").write_text('{"files": {}}'),
         lambda old: (old / "imported" / "akunu.json").write_bytes(bytes(99)),
-        lambda old: (old / "models.toml").mkdir(),
+        lambda old: (old / "models.toml").write_text("{"),
     ],
 )
 def test_models_stay_usable_after_an_unreadable_file(
@@ -120,10 +120,10 @@ def test_models_stay_usable_after_an_unreadable_file(
     write_old_store(home, files)
     root = paths.models_dir()
     harm(root)
-    if (root / "models.toml").is_dir():  # nothing can be written
+    if (root / "models.toml").exists():
         migrate()
         assert len(list(root.rglob("akunu.json"))) == 2
-        (root / "models.toml").rmdir()
+        (root / "models.toml").unlink()
     for model in model_store.list_models():
         model_store.verify(model)
     assert {model.name for model in model_store.list_models()} == {"imported", "pulled"}

@@ -71,6 +71,11 @@ def test_files_that_the_library_fetched_are_used(server: Hub, home: Path) -> Non
     assert everything(home / "hub") == blobs
     assert (model.path / WEIGHTS).resolve().is_relative_to(home / "hub")
     model_store.verify(model)
+    model_store.remove(NAME)
+    data = (model.path / WEIGHTS).read_bytes()
+    (model.path / WEIGHTS).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(FetchError, match=r"model\.safetensors was altered: .* delete .*blobs"):
+        pull(REPOSITORY)
 
 
 @pytest.mark.parametrize(
@@ -244,9 +249,13 @@ def test_the_name_option_and_a_name_that_is_taken(server: Hub, home: Path) -> No
     assert find_installed("qwen3-0.6b", "mine") is None
     with pytest.raises(UsageError, match="fixed name"):
         find_installed("starter", "mine")
-    shutil.copytree(model.path, paths.models_dir() / "taken")
+    taken = paths.models_dir() / "taken"
+    shutil.copytree(model.path, taken)
     with pytest.raises(UsageError, match="another model is installed as 'taken'"):
         pull(REPOSITORY, name="taken")
+    (taken / "tokenizer.json").unlink()
+    assert pull(REPOSITORY, name="taken").repository == REPOSITORY
+    assert not taken.exists()
 
 
 def test_files_with_two_names_are_removed_with_the_second(server: Hub, home: Path) -> None:
