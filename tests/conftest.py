@@ -201,7 +201,7 @@ def shallow_store(shallow_directory: Path, tmp_path: Path, monkeypatch: pytest.M
 def loaded_starter(starter_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Let each load of the starter in this process return the loaded one, with its own KV cache.
 
-    For tests that do not test loading. No use of the model is recorded.
+    For tests that do not test loading.
     """
     return _reuse(starter_engine, monkeypatch)
 
@@ -222,5 +222,4 @@ def _reuse(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
         return load(path, options, **others)
 
     monkeypatch.setattr(Engine, "load", reuse)
-    monkeypatch.setattr("akunu_py.decoding.load.note_usage", lambda *_, **__: None)
     return engine

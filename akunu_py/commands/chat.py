@@ -19,11 +19,10 @@ from akunu_py.models.store.model_store import find_intact
 from akunu_py.paths import shell_command
 from akunu_py.settings import Settings, read_settings, settings_file
 from akunu_py.text import print_warnings, say
-from akunu_py.types import DEFAULT_MODEL, Stats
+from akunu_py.types import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from akunu_py.decoding.generate.model_host import ModelLoop
-    from akunu_py.decoding.model.engine import Engine
     from akunu_py.tui.app import ChatApp
     from akunu_py.tui.workers.chat_client import ChatClient
     from akunu_py.tui.workers.store_thread import StoreThread
@@ -216,15 +215,7 @@ def chat_client(
 
         return StepLoop(Session(*opened), 1)
 
-    def on_answered(engine: Engine, stats: Stats) -> None:
-        import mlx.core as mx
-
-        from akunu_py.decoding.load import record_peak_memory
-
-        record_peak_memory(engine, stats)
-        mx.reset_peak_memory()  # measure each answer separately
-
-    return ChatClient(name, load, settings.unload_s, on_answered)
+    return ChatClient(name, load, settings.unload_s)
 
 
 def check_draft_model(args: argparse.Namespace) -> list[str]:

@@ -8,20 +8,17 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from akunu_py import paths
 from akunu_py.errors import DamagedModel, UnknownModel, UsageError
 from akunu_py.models import catalog
 from akunu_py.models.catalog import Recommendation, describe_speed, recommend
 from akunu_py.models.load.fit import usable_memory
 from akunu_py.models.store import cleanup, hub_cache, model_store
-from akunu_py.models.store.external_models import REMOVAL
 from akunu_py.models.store.hub_cache import parse_reference
-from akunu_py.models.store.model_store import Usage, read_usage
 from akunu_py.models.store.progress import Progress, ProgressMeter
+from akunu_py.models.store.scan import REMOVAL
 from akunu_py.parser import add_actions, add_format, add_values
 from akunu_py.text import confirm, human_size, on_one_line, parse_size, say, table
 
@@ -91,24 +88,21 @@ def list_models(args: argparse.Namespace) -> None:
             model.name,
             human_size(model.size),
             f"{model.context_length:,}" if model.context_length else "",
-            _local_date(read_usage(model.name).used),
             f"damaged: {model.damaged}" if model.damaged else model.repository or model.source,
         )
         for model in (*installed, *others)
     ]
     if rows:
-        print(*table([("NAME", "SIZE", "CONTEXT", "USED", "FROM"), *rows]), sep="\n")
+        print(*table([("NAME", "SIZE", "CONTEXT", "FROM"), *rows]), sep="\n")
     more = f", and {len(others)} of other programs" if others else ""
-    say(f"{len(installed) or 'no'} models in {paths.models_dir()}{more}")
+    say(f"{len(installed) or 'no'} models of akunu{more}")
     names = {model.name for model in installed}
-    for pull in cleanup.unfinished_pulls():
-        if pull.name not in names:
-            share = f"{human_size(pull.done)} of {human_size(pull.total)}"
-            say(f"unfinished: {pull.reference}, {share}; akunu models pull {pull.reference}")
+    for each in cleanup.unfinished_pulls():
+        say(f"{each.what}; to resume, run: akunu models pull {each.repository}")
     available = [entry for entry in catalog.load_catalog().values() if entry.name not in names]
     if available:
         print("\nAvailable (akunu models pull NAME, or any OWNER/REPOSITORY on the hub):")
-        rows = [
+        offered = [
             (
                 entry.name,
                 human_size(entry.download_bytes),
@@ -118,7 +112,7 @@ def list_models(args: argparse.Namespace) -> None:
             )
             for entry in available
         ]
-        print(*table([("NAME", "DOWNLOAD", "MEMORY", "FOR", "LICENSE"), *rows]), sep="\n")
+        print(*table([("NAME", "DOWNLOAD", "MEMORY", "FOR", "LICENSE"), *offered]), sep="\n")
         print("For models that suit this machine, run: akunu models recommend")
 
 
@@ -208,8 +202,6 @@ def verify(args: argparse.Namespace) -> None:
     damaged = []
     for model in models:
         try:
-            if model.damaged:
-                raise DamagedModel(f"model {model.name!r} is damaged: {model.damaged}")
             verify_model(model)
         except DamagedModel as error:
             if args.name:
@@ -259,28 +251,31 @@ def remove(args: argparse.Namespace) -> None:
             raise UsageError(
                 f"model {other.name!r} is managed by {other.program}: {other.path}; {removal}"
             )
-    hub_bytes, origin = _in_hub_cache(args.name)
-    delete_hub_files = bool(args.hub_files)
+    stored = model_store.list_models()
+    model = next((each for each in stored if each.name == args.name), None)
+    model = model or model_store.get(args.name)  # raises UnknownModel
+    shared = any(other.path == model.path for other in stored if other.name != model.name)
+    in_hub_cache = bool(model.repository) and not shared and model.path.exists()
+    delete_hub_files, size = bool(args.hub_files), human_size(model.size)
     if not args.yes:
         command = f"akunu models rm {args.name} --yes"
         if not confirm(f"Remove {args.name}?", command):
             print("not removed")
             return
-        if hub_bytes and not delete_hub_files:
-            size = human_size(hub_bytes)
+        if in_hub_cache and not delete_hub_files:
             question = f"Also delete {size} from the hub's cache? Other programs may use it."
             delete_hub_files = confirm(question, command)
     from akunu_py.decoding.prompt_cache.prompt_cache_store import forget
 
-    freed = forget(paths.models_dir() / args.name)
-    freed += model_store.remove(args.name)
-    if origin and delete_hub_files:
-        freed += hub_cache.delete(*origin)
-    say(f"removed {args.name}, {human_size(freed)} freed")
-    if hub_bytes and origin and not delete_hub_files:
-        where = hub_cache.CachedRepository(origin[0]).root
-        say(f"{human_size(hub_bytes)} remain in the hub's cache: {where}")
-        say(f"to delete them, run: hf cache rm model/{origin[0]}")
+    freed = model_store.remove(model.name)
+    if not shared:
+        freed += forget(model.path)
+    if in_hub_cache and delete_hub_files:
+        freed += hub_cache.delete(model.path)
+    say(f"removed {model.name}, {human_size(freed)} freed")
+    if in_hub_cache and not delete_hub_files:
+        say(f"{size} remain in the hub's cache: {model.path}")
+        say(f"to delete them, run: hf cache rm model/{model.repository}")
 
 
 def parse_memory(text: str) -> int:
@@ -299,17 +294,6 @@ def _named(name: str) -> model_store.StoredModel:
     return model_store.resolve(name) if parse_reference(name) else model_store.get(name)
 
 
-def _in_hub_cache(name: str) -> tuple[int, tuple[str, str] | None]:
-    """Return the model's bytes in the hub's cache, with its repository and commit."""
-    try:
-        model = model_store.get(name)
-    except DamagedModel:
-        return 0, None
-    if not model.repository:
-        return 0, None
-    return hub_cache.linked_bytes(model.path), (model.repository, model.commit)
-
-
 def _as_dict(recommendation: Recommendation) -> dict[str, object]:
     names = ("name", "title", "repository", "download_bytes", "memory_8k", "license")
     entry = recommendation.entry
@@ -321,16 +305,11 @@ def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tup
     """Return the labels and values that `akunu models show` prints for an installed model."""
     from akunu_py.decoding import learned_state
 
-    usage = read_usage(model.name)
     where = [("path", str(model.path))]
     if model.program:
         where += [("managed", f"by {model.program}; akunu never changes it")]
     if model.repository:
-        linked = human_size(hub_cache.linked_bytes(model.path))
-        where += [
-            ("hub", f"{model.repository}@{model.commit}"),
-            ("files", f"{linked} in the hub's cache, linked"),
-        ]
+        where += [("hub", f"{model.repository}@{model.commit}")]
     return [
         ("name", model.name),
         *where,
@@ -339,32 +318,16 @@ def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tup
         ("weights", model.quantization),
         ("license", model.license),
         ("source", model.source),
-        ("created", model.created),
-        ("used", usage.used or "never"),
-        *_measured_facts(usage),
         ("memory", f"{human_size(learned_state.answer_cache_bytes(model.path))} of cached answers"),
         ("checked", _describe_check(model, verified)),
     ]
 
 
 def _describe_check(model: model_store.StoredModel, verified: bool) -> str:
-    if model.manifest is None:
-        return "the headers of the weights; other programs keep no hashes that akunu can compare"
-    return "all hashes" if verified else "sizes; for hashes: --verify"
-
-
-def _measured_facts(usage: Usage) -> list[tuple[str, str]]:
-    """Return estimated and measured memory; nothing before the model was used."""
-    facts = []
-    for name, estimated, measured, note in (
-        ("loaded", usage.estimated_weights, usage.measured_weights, f" ({usage.weights})"),
-        ("peak", usage.estimated_peak, usage.measured_peak, f", at {usage.tokens} tokens"),
-    ):
-        if measured:
-            error = (estimated - measured) / measured
-            compared = f"{human_size(estimated)} estimated, {human_size(measured)} measured"
-            facts.append((name, f"{compared}, {error:+.1%}{note}"))
-    return facts
+    if not verified:
+        return "the headers of the weights; for hashes: --verify"
+    known = model_store.known_hashes(model)
+    return "all hashes" if known else "the headers of the weights; no hashes are known"
 
 
 def _catalog_facts(entry: catalog.CatalogEntry) -> list[tuple[str, str]]:
@@ -388,13 +351,6 @@ def _catalog_facts(entry: catalog.CatalogEntry) -> list[tuple[str, str]]:
 def _print_facts(facts: Sequence[tuple[str, str]]) -> None:
     for name, value in facts:
         say(f"{name:<8}  {value or 'unknown'}")
-
-
-def _local_date(moment: str) -> str:
-    try:
-        return datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d")
-    except ValueError:
-        return "never"
 
 
 _INTERVAL_S = 10.0

@@ -22,7 +22,7 @@ from akunu_py.arguments import (
     loading_from,
     options_from,
 )
-from akunu_py.decoding.load import open_model, record_peak_memory, warn_about_memory
+from akunu_py.decoding.load import open_model, warn_about_memory
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.files import read_stream
 from akunu_py.interrupts import exit_after_interrupt
@@ -106,7 +106,6 @@ def run(args: argparse.Namespace) -> int:
     print_warnings(learned.warnings)
     if constraint and generation.finish_reason in ("length", "context"):
         print_warnings([f"the answer is incomplete: {_ENDINGS[generation.finish_reason]}"])
-    record_peak_memory(engine, generation.stats)
     if args.prompt_cache:
         session.save_prompt_cache(args.prompt_cache)
     if not args.quiet and args.format == "text":

@@ -263,7 +263,7 @@ def _load(
         settings = replace(settings, draft_model=options.draft_model)
         options = replace(options, draft_model=None)
     # Again, because its files may have changed; other programs' models have no name in the path.
-    found = replace(model_store.resolve(str(model.path)), name=model.name)
+    found = replace(model_store.resolve(model.reference), name=model.name)
     keep = not args.no_answer_cache
     engine, learned = open_model(
         found, options, answer_cache=keep, settings=settings, warnings=warnings
@@ -369,8 +369,7 @@ def _install(manager: ServiceManager, args: argparse.Namespace) -> None:
 def _absolute(name: str) -> str:
     """Return the absolute path of a model outside the store, any other name as it is."""
     model = model_store.resolve(name)
-    outside = model.manifest is None and not model.program
-    return str(model.path.resolve()) if outside else name
+    return str(model.path.resolve()) if model.outside else name
 
 
 def _show_status(manager: ServiceManager) -> None:

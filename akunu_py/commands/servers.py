@@ -158,7 +158,7 @@ class HostsServer:
 
         The note of the served model lists the partition of each rank.
         """
-        name = model.name if model.manifest is not None else str(model.path.resolve())
+        name = model.reference
         if self._process is None or not self._process.running or name != self._model:
             self._stop()
             # Clients use the token in the server's file instead of this key.

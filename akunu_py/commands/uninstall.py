@@ -10,7 +10,7 @@ from pathlib import Path
 
 from akunu_py import paths
 from akunu_py.errors import StoreError, UsageError
-from akunu_py.models.store import hub_cache, model_store
+from akunu_py.models.store import model_store
 from akunu_py.models.store.directories import store_errors
 from akunu_py.serve.own import system_service
 from akunu_py.text import confirm, human_size, say
@@ -86,16 +86,16 @@ def _delete(directories: dict[Path, str], *, confirmed: bool) -> None:
         say("nothing was deleted")
         return
     try:
-        linked = any(hub_cache.linked_bytes(model.path) for model in model_store.list_models())
+        on_hub = any(model.repository for model in model_store.list_models())
     except StoreError:
-        linked = False
+        on_hub = False
     for directory in directories:
         with store_errors(f"cannot delete {directory}"):
             if directory.is_symlink():
                 raise StoreError(f"{directory} is a link; delete it and the directory behind it")
             shutil.rmtree(directory)
     say("deleted")
-    if linked:
+    if on_hub:
         from huggingface_hub import constants
 
         say(f"models from the hub remain in its cache, {constants.HF_HUB_CACHE}; see: hf cache ls")

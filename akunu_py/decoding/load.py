@@ -10,13 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from akunu_py import paths
 from akunu_py.errors import DamagedModel, DoesNotFit, UnknownModel, UnsupportedModel, UsageError
 from akunu_py.models.store import model_store
-from akunu_py.models.store.model_store import note_usage
 from akunu_py.settings import Settings, load_settings
 from akunu_py.text import parse_size, print_warnings, say
-from akunu_py.types import LoadOptions, Stats, WireMode
+from akunu_py.types import LoadOptions, WireMode
 
 if TYPE_CHECKING:
     from akunu_py.decoding.learned_state import LearnedState
@@ -63,35 +61,19 @@ def open_model(
 def load_stored(
     found: model_store.StoredModel, options: LoadOptions, settings: Settings | None = None
 ) -> Engine:
-    """Load an installed model, and record its use and the memory of its weights.
-
-    settings: read from the file if None.
-    """
+    """Load an installed model. settings: read from the file if None."""
     model_store.check(found)
-    import mlx.core as mx
-
     from akunu_py.decoding.model.engine import Engine
 
     settings = settings or load_settings()
     options = with_settings(options, settings)
-    before = mx.get_active_memory()
     if options.hosts:
-        engine = _load_partitioned(options.hosts, found, options)
-    elif options.draft_model:
+        return _load_partitioned(options.hosts, found, options)
+    if options.draft_model:
         draft_model = _draft_model(options.draft_model)
-        engine = Engine.load(found.path, options, name=found.name, draft_model=draft_model)
-    else:
-        default = settings.draft_model if options.draft_model is None else ""
-        engine = _load_with_default_draft_model(found, options, default)
-    mx.reset_peak_memory()  # converting weights needs more than a session
-    if found.manifest is not None:
-        note_usage(
-            found.name,
-            weights=engine.plan.weights,
-            estimated_weights=engine.plan.fit.estimate.weights,
-            measured_weights=mx.get_active_memory() - before,
-        )
-    return engine
+        return Engine.load(found.path, options, name=found.name, draft_model=draft_model)
+    default = settings.draft_model if options.draft_model is None else ""
+    return _load_with_default_draft_model(found, options, default)
 
 
 def _load_partitioned(hosts: str, found: model_store.StoredModel, options: LoadOptions) -> Engine:
@@ -144,20 +126,6 @@ def with_settings(options: LoadOptions, settings: Settings) -> LoadOptions:
     if options.wire is None:
         options = replace(options, wire=cast(WireMode, settings.wire))
     return options
-
-
-def record_peak_memory(engine: Engine, stats: Stats) -> None:
-    """Record the peak memory of an answer next to the estimate for its number of tokens."""
-    import mlx.core as mx
-
-    tokens = stats.prompt_tokens + stats.generated_tokens
-    if engine.path.parent == paths.models_dir() and tokens:
-        note_usage(
-            engine.name,
-            tokens=tokens,
-            estimated_peak=engine.plan.fit.at(tokens).total,
-            measured_peak=mx.get_peak_memory(),
-        )
 
 
 def _load_learned(

@@ -114,6 +114,12 @@ def find_repository(repository: str) -> CatalogEntry | None:
     return next((e for e in load_catalog().values() if e.repository == repository), None)
 
 
+def default_name(repository: str) -> str:
+    """Return the default name for a model from `repository` on the hub."""
+    entry = find_repository(repository)
+    return entry.name if entry else repository.partition("/")[2]
+
+
 def recommend(
     memory: int, is_fast: Callable[[CatalogEntry], bool] = lambda entry: True
 ) -> list[Recommendation]:

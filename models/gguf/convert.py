@@ -24,9 +24,8 @@ from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf import file as weights
 from akunu_py.models.gguf.file import GgufFile, GgufTensor, damaged, read_gguf
 from akunu_py.models.gguf.tokenizer import TokenizerPlan, plan_tokenizer
-from akunu_py.models.load.model_files import as_error
+from akunu_py.models.load.model_files import ModelFacts, as_error
 from akunu_py.models.load.safetensors import Entry, write_safetensors
-from akunu_py.models.manifest import ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,6 @@ def plan_import(source: Path) -> ImportPlan:
         types = Counter(tensor.type.name for tensor in used if len(tensor.shape) > 1)
         license = file.metadata.get("general.license")
         facts = ModelFacts(
-            context_length=config["max_position_embeddings"],
             parameters=sum(math.prod(tensor.shape) for tensor in used),
             quantization=", ".join(f"{name} x {count}" for name, count in types.most_common()),
             license=license if isinstance(license, str) and len(license) < 100 else "",

@@ -6,18 +6,15 @@ which refers to them, is removed.
 
 from __future__ import annotations
 
-import json
 import re
-import tempfile
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from akunu_py import files
-from akunu_py.errors import ModelError, UnsupportedModel
-from akunu_py.models.load.model_files import ModelFiles, as_error, head_files
-from akunu_py.models.manifest import ModelFacts
+from akunu_py.errors import UnsupportedModel
+from akunu_py.models.load.model_files import ModelFacts, ModelFiles, as_error, head_files
 
 _SETTINGS = ("config.json", "tokenizer_config.json")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
@@ -46,12 +43,6 @@ class DirectoryPlan:
     def nbytes(self) -> int:
         return sum(path.stat().st_size for path in self.copies)
 
-    def write_settings(self, directory: Path, *names: str) -> None:
-        """Write the settings, or only those of `names`, into `directory`."""
-        for name in names or self.settings:
-            text = json.dumps(self.settings[name], indent=2)
-            (directory / name).write_text(text + "\n", "utf-8")
-
 
 def plan_directory(source: Path) -> DirectoryPlan:
     """Check the model in the directory `source`: headers and settings, not the weights.
@@ -60,7 +51,7 @@ def plan_directory(source: Path) -> DirectoryPlan:
     """
     from mlx_lm.utils import get_total_parameters
 
-    from akunu_py.models.load.mlx_loader import open_model
+    from akunu_py.models.load.mlx_loader import load_tokenizer, open_model
 
     with as_error(f"{source} cannot be imported"):
         opened = open_model(source)
@@ -78,13 +69,12 @@ def plan_directory(source: Path) -> DirectoryPlan:
             copies=[*model.weights, *head_files(source), *small],
             bits=bits,
             facts=ModelFacts(
-                context_length=model.context,
                 parameters=int(get_total_parameters(opened.model)),
                 quantization=quantization,
                 license=_license(source),
             ),
         )
-        _check_tokenizer(plan, model, small, opened.vocabulary)
+        load_tokenizer(model, opened.vocabulary, small)
         return plan
 
 
@@ -109,20 +99,3 @@ def _license(source: Path) -> str:
         return ""
     found = re.match(r"---\n(?:.*\n)*?license: *([\w.+-]{1,60}) *\n(?:.*\n)*?---", card)
     return found[1] if found else ""
-
-
-def _check_tokenizer(
-    plan: DirectoryPlan, model: ModelFiles, small: list[Path], vocabulary: int
-) -> None:
-    """Load the tokenizer from a copy without code."""
-    from akunu_py.models.load.mlx_loader import load_tokenizer
-
-    with tempfile.TemporaryDirectory(prefix="akunu-") as name:
-        directory = Path(name)
-        for path in small:
-            (directory / path.name).symlink_to(path.resolve())
-        plan.write_settings(directory)
-        try:
-            load_tokenizer(replace(model, path=directory), vocabulary)
-        except ModelError as error:
-            raise type(error)(str(error).replace(name, str(plan.source))) from error

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,13 @@ from transformers.utils import logging as transformers_logging
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.files import read_bounded
-from akunu_py.models.load.model_files import ADVICE, MAX_TOKENIZER_BYTES, ModelFiles, as_error
+from akunu_py.models.load.model_files import (
+    ADVICE,
+    MAX_TOKENIZER_BYTES,
+    ModelFiles,
+    as_error,
+    write_settings,
+)
 
 # By default, transformers prompts on the terminal whether to run a model's code.
 _TOKENIZER_OPTIONS = {"trust_remote_code": False, "local_files_only": True}
@@ -50,18 +59,21 @@ def open_model(source: Path) -> OpenModel:
     return OpenModel(files, model, config, int(logits.shape[-1]))
 
 
-def load_tokenizer(files: ModelFiles, vocabulary: int) -> Any:
+def load_tokenizer(files: ModelFiles, vocabulary: int, kept: Iterable[Path] = ()) -> Any:
     """Load the tokenizer as mlx-lm wraps it. Raises UnsupportedModel, DamagedModel, also when used.
 
     vocabulary: tokens of the weights. Only added tokens may have larger ids: text never encodes to
-    them, and sessions refuse them.
+    them, and sessions refuse them. kept: files besides the settings, all but weights if empty.
     """
     transformers_logging.set_verbosity_error()  # hide its warnings from users
     source = files.path
     _check_names(source / "tokenizer_config.json", files.settings.get("tokenizer_config.json", {}))
-    with as_error(f"the tokenizer in {source} cannot be loaded", UnsupportedModel):
+    with (
+        as_error(f"the tokenizer in {source} cannot be loaded", UnsupportedModel),
+        _without_code(files, kept or files.others()) as directory,
+    ):
         ends = files.end_tokens
-        loaded = utils.load_tokenizer(source, _TOKENIZER_OPTIONS, eos_token_ids=ends)
+        loaded = utils.load_tokenizer(directory, _TOKENIZER_OPTIONS, eos_token_ids=ends)
         vocab = loaded.backend_tokenizer.get_vocab(with_added_tokens=False)
         largest = max(vocab.values(), default=0)
         if not all(isinstance(end, int) for end in loaded.eos_token_ids):
@@ -74,6 +86,21 @@ def load_tokenizer(files: ModelFiles, vocabulary: int) -> Any:
     loaded.__class__ = _Tokenizer
     loaded._source = source
     return loaded
+
+
+@contextmanager
+def _without_code(files: ModelFiles, kept: Iterable[Path]) -> Iterator[Path]:
+    """Yield a directory with links to the files `kept`, and settings without references to code.
+
+    transformers refuses models whose settings have such references.
+    """
+    with tempfile.TemporaryDirectory(prefix="akunu-") as name:
+        directory = Path(name)
+        for path in kept:
+            if path.name not in files.settings:
+                (directory / path.name).symlink_to(path.resolve())
+        write_settings(directory, files.settings)
+        yield directory
 
 
 def _check_names(path: Path, settings: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +35,16 @@ _READ = (".json", ".jsonl", ".jinja", ".model", ".tiktoken", ".txt")  # by mlx-l
 _MOST_LAYERS = 4096  # the deepest known models have fewer than 200
 _LAYERS = re.compile(r"n_layers?|num(_\w+)?_layers|\w+_num_layers")
 _LAYER_LISTS = re.compile(r"\w*(layer|block|pattern)\w*")  # lists with one entry per layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """Facts about a model, collected before its installation."""
+
+    source: str = ""  # origin, for display
+    parameters: int  # number of weights
+    quantization: str  # storage types and their numbers of matrices
+    license: str = ""
 
 
 @contextlib.contextmanager
@@ -66,6 +77,11 @@ def read_settings(path: Path, limit: int = MAX_SETTINGS_BYTES) -> dict[str, Any]
     return value
 
 
+def write_settings(directory: Path, settings: dict[str, dict[str, Any]]) -> None:
+    for name, value in settings.items():
+        (directory / name).write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
     """The files of a model's directory, read and checked once."""
@@ -89,6 +105,10 @@ class ModelFiles:
     @property
     def config(self) -> dict[str, Any]:
         return self.settings["config.json"]
+
+    def others(self) -> list[Path]:
+        """Return the files that are neither weights nor code."""
+        return [path for path in self.path.iterdir() if path.suffix not in (".safetensors", ".py")]
 
     @property
     def context(self) -> int:

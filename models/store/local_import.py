@@ -1,4 +1,4 @@
-"""Import a model on this machine into the store: a directory or a GGUF file, optionally quantized.
+"""Import a model into the store: a directory or a GGUF file, optionally quantized.
 
 Everything is checked before anything is written; `install` makes the complete model visible.
 """
@@ -7,23 +7,112 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from akunu_py import paths
-from akunu_py.errors import DamagedModel, UnknownModel, UnsupportedModel, UsageError
+from akunu_py.errors import (
+    DamagedModel,
+    UnknownModel,
+    UnsupportedModel,
+    UsageError,
+)
 from akunu_py.files import open_regular, read_blocks
 from akunu_py.models.load.mlx_directory import plan_directory
-from akunu_py.models.load.model_files import as_error, text_config
-from akunu_py.models.manifest import ModelFacts
+from akunu_py.models.load.model_files import ModelFacts, as_error, text_config, write_settings
 from akunu_py.models.store import model_store
-from akunu_py.models.store.model_store import Builder, install
+from akunu_py.models.store.cleanup import partial_models, remove_leftover
+from akunu_py.models.store.directories import (
+    check_space,
+    is_name,
+    lock_model,
+    partial_directory,
+    store_errors,
+    sync,
+)
+from akunu_py.models.store.hub_cache import hash_file
+from akunu_py.models.store.names import NameEntry, save_entry
 from akunu_py.models.store.progress import ProgressCallback, no_callback
 
 GROUP_SIZE = 64  # mlx-lm's default
 _DTYPE_KEYS = ("dtype", "torch_dtype")
+
+
+Builder = Callable[[Path, Path], ModelFacts]
+"""Writes the model's files to the second directory, and temporary files to the first."""
+
+
+def install(
+    name: str,
+    build: Builder,
+    need_bytes: int,
+    progress: ProgressCallback = no_callback,
+    keep: Callable[[model_store.StoredModel], bool] = lambda model: True,
+) -> model_store.StoredModel:
+    """Build the model `name` and make it visible, replacing a damaged one of that name.
+
+    need_bytes: free space needed at the peak. keep: return an intact model of that name as it is,
+    instead of replacing it. Raises StoreError, and the exceptions of `build` and `progress`.
+    """
+    root = paths.models_dir()
+    with store_errors(f"cannot install model {name!r} in {root}"):
+        root.mkdir(parents=True, exist_ok=True)
+        for leftover in partial_models():
+            remove_leftover(leftover)
+        with lock_model(name, lambda: progress("waiting for another akunu", 0, 0)):
+            if (model := model_store.find_intact(name)) and keep(model):
+                return model
+            check_space(root, need_bytes)
+            directory = partial_directory(name)
+            try:
+                save_entry(name, _build(build, directory, progress))
+                _publish(directory, root / name)
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
+    return model_store.get(name)
+
+
+def _build(build: Builder, directory: Path, progress: ProgressCallback) -> NameEntry:
+    """Build a model in `directory`, and return its entry with the hashes of its files."""
+    work, model = directory / "work", directory / "model"
+    directory.mkdir()  # fails if the path exists, for example as a link
+    work.mkdir()
+    model.mkdir()
+    facts = build(work, model)
+    shutil.rmtree(work)
+    files = sorted(model.iterdir())
+    total, done = sum(path.stat().st_size for path in files), 0
+    hashes = {}
+    for path in files:
+        hashes[path.name] = hash_file(path, partial(_report, progress, done, total))
+        done += path.stat().st_size
+    return NameEntry(
+        source=facts.source,
+        license=facts.license,
+        quantization=facts.quantization,
+        sha256=hashes,
+    )
+
+
+def _report(progress: ProgressCallback, done: int, total: int, read: int) -> None:
+    progress("record", done + read, total)
+
+
+def _publish(directory: Path, target: Path) -> None:
+    """Rename the finished model into place, after all its bytes are on disk."""
+    model = directory / "model"
+    for path in [*model.iterdir(), model]:
+        sync(path)
+    if os.path.lexists(target):
+        os.rename(target, directory / "replaced")
+    os.rename(model, target)
+    sync(target.parent)
 
 
 def import_model(
@@ -56,12 +145,12 @@ def _choose_name(source: Path, name: str | None) -> str:
     path = source.resolve()
     stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.name if path.is_dir() else path.stem)
     target = name or re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).strip("-.")[:96]
-    if not model_store.is_name(target):
+    if not is_name(target):
         raise UsageError(
             f"invalid model name {target[:80]!r} (use letters, digits, '.', '_', '+', '-'); choose "
             "another with --name"
         )
-    if (paths.models_dir() / target).exists():
+    if any(model.name == target for model in model_store.list_models()):
         raise _name_in_use(target)
     return target
 
@@ -84,7 +173,7 @@ def _from_directory(
     def build(work: Path, directory: Path) -> ModelFacts:
         unchanged = [path for path in plan.copies if not (bits and _is_weights(path))]
         _copy(unchanged, directory, progress)
-        plan.write_settings(directory)
+        write_settings(directory, plan.settings)
         if bits:
             _quantize(source, directory, bits, progress)
         return _with_source(plan.facts, f"folder {source.resolve()}", bits)

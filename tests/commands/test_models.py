@@ -64,12 +64,7 @@ def test_a_model_of_the_catalog_from_pull_to_rm(
     facts = {line[:8].strip(): line[10:] for line in shown.splitlines()}
     assert facts["hub"] == f"{server.repository}@{server.commit}"
     assert facts["license"] == "Apache-2.0"  # the catalog's word, not the card's
-    assert facts["used"] != "never"
-    assert "estimated" in facts["loaded"]
-    assert "tokens" in facts["peak"]
     assert facts["checked"] == "all hashes"
-    error = abs(float(facts["loaded"].split(", ")[-1].split("%")[0]))
-    assert error < 5
 
     assert main(["models", "list"]) == 0
     listed = capsys.readouterr().out
@@ -102,7 +97,7 @@ def test_ctrl_c_and_a_kill_leave_something_to_go_on_from(
         assert process.returncode == code
         assert ("to resume, run: akunu models pull" in stderr) == (number == signal.SIGINT)
     listed = run_here("models", "list").stdout
-    assert f"unfinished: {REPOSITORY}" in listed
+    assert f"an unfinished pull of {REPOSITORY}" in listed
     server.requests.clear()
     assert akunu("models", "pull", REPOSITORY).returncode == 0
     (wanted,) = server.requested(WEIGHTS)

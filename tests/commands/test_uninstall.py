@@ -11,6 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from akunu_py.commands import uninstall
+from akunu_py.models.store.names import NameEntry, save_entry
 from akunu_py.serve.own import system_service
 from akunu_py.serve.own.discovery import RunningServer, announce
 from tests.support.command import AKUNU, assert_one_line_error, run_here
@@ -46,11 +47,9 @@ def test_without_data_nothing_is_deleted(home: Path) -> None:
 
 
 def test_only_our_files_are_deleted(home: Path) -> None:
-    model = home / "data" / "akunu" / "models" / "m"
-    model.mkdir(parents=True)
     (home / "hub").mkdir()
     (home / "hub" / "file").write_bytes(b"y")
-    (model / "weights").symlink_to(home / "hub" / "file")
+    save_entry("m", NameEntry(repository="a/b", revision="0" * 40, cache=str(home / "hub")))
     done = run_here("uninstall", "--data", "--yes")
     assert (done.returncode, files_in(home)) == (0, OTHERS | {"hub/file"})
     assert f"remain in its cache, {home / 'hub'}" in done.stdout

@@ -21,7 +21,7 @@ from akunu_py.models.catalog import (
     recommend,
 )
 from akunu_py.models.load.fit import GIB, activations_from, soft_limit, usable_memory
-from akunu_py.models.store import hub_cache, model_store
+from akunu_py.models.store import directories, hub_cache
 from tests.support.paths import DOCS, GOLDEN
 
 # Facts of the architectures, from each model's config.json; sources: docs/log/2026-11-catalog.md.
@@ -63,7 +63,7 @@ def model_of(name: str) -> Any:
 def test_every_entry_is_complete() -> None:
     assert "starter" in ENTRIES
     for entry in ENTRIES.values():
-        assert model_store.is_name(entry.name)
+        assert directories.is_name(entry.name)
         assert entry.homepage.startswith("https://")
         assert entry.description.endswith(".")
         assert entry.license

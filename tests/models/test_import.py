@@ -58,7 +58,6 @@ def test_a_directory_becomes_a_model(source: Path, data: Path) -> None:
     model = import_model(source, progress=lambda *moment: moments.append(moment))
     assert model.name == "My-Model-v1"
     assert {path.name for path in model.path.iterdir()} == {
-        "akunu.json",
         "config.json",
         "model.safetensors",
         "tokenizer.json",
@@ -66,9 +65,6 @@ def test_a_directory_becomes_a_model(source: Path, data: Path) -> None:
     }
     model_store.verify(model)
     assert (model.context_length, model.license) == (512, "apache-2.0")
-    assert model.manifest is not None
-    expected = sum(values.size for values in weights_of(CASES["qwen3"]).values())
-    assert model.manifest.parameters == expected
     assert np.array_equal(logits(model.path), logits(source))
     assert load_tokenizer(model.path).encode("a the")
     assert {phase for phase, _, _ in moments} == {"copy", "record"}
@@ -92,9 +88,6 @@ def test_an_mlx_directory_is_imported_as_it_is(source: Path) -> None:
     first = import_model(source, name="first", bits=4)
     second = import_model(first.path, name="second")
     assert second.quantization == "4-bit, groups of 64"
-    assert first.manifest is not None
-    assert second.manifest is not None
-    assert second.manifest.parameters == first.manifest.parameters
     assert np.array_equal(logits(second.path), logits(first.path))
     with pytest.raises(UsageError, match="quantized already"):
         import_model(first.path, name="third", bits=8)
@@ -107,9 +100,9 @@ def test_a_gguf_file_becomes_a_model(tmp_path: Path) -> None:
     model_store.verify(model)
     with pytest.raises(UsageError, match="quantized already"):
         import_model(path, name="again", bits=4)
-    (model.path / "config.json").write_text("{}")
+    (model.path / "config.json").write_text("{")
     with pytest.raises(DamagedModel, match=r"models import '.*/Tiny LM\.gguf' --name Tiny-LM"):
-        model_store.check(model)
+        model_store.get(model.name)
 
 
 def test_a_plain_gguf_file_is_quantized_on_the_way(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from akunu_py import paths
+from akunu_py.cli import main
 from akunu_py.errors import (
     AkunuError,
     DamagedModel,
@@ -68,6 +71,11 @@ def test_files_that_the_library_fetched_are_used(server: Hub, home: Path) -> Non
     assert everything(home / "hub") == blobs
     assert (model.path / WEIGHTS).resolve().is_relative_to(home / "hub")
     model_store.verify(model)
+    model_store.remove(NAME)
+    data = (model.path / WEIGHTS).read_bytes()
+    (model.path / WEIGHTS).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(FetchError, match=r"model\.safetensors was altered: .* delete .*blobs"):
+        pull(REPOSITORY)
 
 
 @pytest.mark.parametrize(
@@ -143,8 +151,8 @@ def test_lasting_faults_are_one_line_errors_and_resumable(
 def test_an_interrupted_pull_resumes_where_it_ended(server: Hub, home: Path) -> None:
     stop_in_the_weights(server, home)
     (unfinished,) = cleanup.unfinished_pulls()
-    assert unfinished.name == NAME
-    assert 30_000 < unfinished.done < unfinished.total
+    assert (unfinished.name, unfinished.size) == (NAME, 30_000)
+    assert "an unfinished pull of someone/tiny-model, 3" in unfinished.what
     assert pull(REPOSITORY)
     assert server.requested(WEIGHTS) == ["bytes=30000-"]
     assert server.requested("config.json") == []
@@ -194,11 +202,16 @@ def test_pickle_code_and_escaping_names_are_refused(server: Hub, home: Path) -> 
     assert server.requested(WEIGHTS) == []
 
 
-def test_pointers_to_code_are_left_out_of_our_copy(server: Hub) -> None:
-    config = json.loads(server.files["config.json"]) | {"auto_map": {"AutoModel": "x.Evil"}}
-    server.files["config.json"] = json.dumps(config).encode()
+def test_pointers_to_code_are_ignored(server: Hub) -> None:
+    """The library would refuse them: the code is not there."""
+    from akunu_py.decoding.model.engine import Engine
+
+    for name, key in (("config.json", "AutoConfig"), ("tokenizer_config.json", "AutoTokenizer")):
+        settings = json.loads(server.files[name]) | {"auto_map": {key: ["x.Evil", None]}}
+        settings |= {"tokenizer_class": "EvilTokenizer"} if "tokenizer" in name else {}
+        server.files[name] = json.dumps(settings).encode()
     model = pull(REPOSITORY)
-    assert "auto_map" not in json.loads((model.path / "config.json").read_text())
+    assert Engine.load(model.path).tokens.encode("a b")
     model_store.verify(model)
 
 
@@ -218,7 +231,11 @@ def test_revisions(server: Hub) -> None:
     assert pull(f"{REPOSITORY}@{server.commit}") == first
     assert server.requests == []
     server.commit = "2" * 40
-    assert pull(f"{REPOSITORY}@main").commit == "2" * 40
+    learned = paths.cache_dir() / "learned"
+    (learned / paths.model_directory_name(first.path)).mkdir(parents=True)
+    second = pull(f"{REPOSITORY}@main")
+    assert second.commit == "2" * 40
+    assert os.listdir(learned) == [paths.model_directory_name(second.path)]
     assert find_installed(REPOSITORY)
     assert not find_installed(f"{REPOSITORY}@{first.commit}")
 
@@ -232,10 +249,22 @@ def test_the_name_option_and_a_name_that_is_taken(server: Hub, home: Path) -> No
     assert find_installed("qwen3-0.6b", "mine") is None
     with pytest.raises(UsageError, match="fixed name"):
         find_installed("starter", "mine")
-    other = json.loads((model.path / "akunu.json").read_text()) | {"repository": "x/y"}
-    (model.path / "akunu.json").write_text(json.dumps(other))
-    with pytest.raises(UsageError, match="another model is installed as 'mine'"):
-        pull(REPOSITORY, name="mine")
+    taken = paths.models_dir() / "taken"
+    shutil.copytree(model.path, taken)
+    with pytest.raises(UsageError, match="another model is installed as 'taken'"):
+        pull(REPOSITORY, name="taken")
+    (taken / "tokenizer.json").unlink()
+    assert pull(REPOSITORY, name="taken").repository == REPOSITORY
+    assert not taken.exists()
+
+
+def test_files_with_two_names_are_removed_with_the_second(server: Hub, home: Path) -> None:
+    for name in ("one", "two"):
+        pull(REPOSITORY, name=name)
+    assert main(["models", "rm", "one", "--yes", "--hub-files"]) == 0
+    model_store.verify(model_store.get("two"))
+    assert main(["models", "rm", "two", "--yes", "--hub-files"]) == 0
+    assert not list((home / "hub").rglob(WEIGHTS))
 
 
 def test_offline_uses_the_cache_alone(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +276,25 @@ def test_offline_uses_the_cache_alone(server: Hub, monkeypatch: pytest.MonkeyPat
     with pytest.raises(FetchError, match="HF_HUB_OFFLINE forbids"):
         pull("someone/else")
     assert server.requests == []
+
+
+def test_file_systems_without_links(
+    server: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    symlink = os.symlink
+
+    def refuse(source: str, link: str, *options: bool) -> None:
+        if str(link).startswith(str(home)):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        symlink(source, link, *options)
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    model = pull(REPOSITORY)
+    assert not (model.path / WEIGHTS).is_symlink()
+    assert model_store.known_hashes(model) == {}
+    model_store.remove(NAME)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    model_store.check(pull(REPOSITORY))
 
 
 def test_files_that_vanish_from_the_cache(server: Hub, home: Path) -> None:
@@ -268,11 +316,10 @@ def test_what_other_commits_need_stays_in_the_hubs_cache(server: Hub, home: Path
     (home / "hub").joinpath("models--x").mkdir()
     os.mkfifo(home / "hub" / "models--x" / "refs")  # an unexpected file of another program
     old = len(server.files["tokenizer_config.json"]) - 1
-    assert hub_cache.linked_bytes(first.path) > len(server.files[WEIGHTS])
-    assert hub_cache.delete(REPOSITORY, first.commit) == old
+    assert hub_cache.delete(first.path) == old
     assert len(list((home / "hub").rglob("blobs/*"))) == blobs - 1
     model_store.verify(second)
-    assert hub_cache.delete(REPOSITORY, first.commit) == 0
+    assert hub_cache.delete(first.path) == 0
     assert hub_cache.cached_model(REPOSITORY, "main")
-    assert hub_cache.delete(REPOSITORY, second.commit) > old
+    assert hub_cache.delete(second.path) > old
     assert list((home / "hub").rglob("blobs/*")) == []

@@ -67,7 +67,7 @@ def test_pull_repairs_a_damaged_model(offer: Any) -> None:
     for harm in (
         lambda: (path / "model.safetensors").write_bytes(b""),
         (path / "config.json").unlink,
-        lambda: (path / "akunu.json").write_text("{"),
+        (path / "tokenizer.json").unlink,
     ):
         harm()
         model_store.verify(pull("tiny"))

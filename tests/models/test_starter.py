@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_tokenizer
 
-from akunu_py.models import catalog
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from tests.support.paths import GOLDEN
@@ -22,13 +21,11 @@ GREEDY = GOLDEN / "smollm2_llama_cpp_greedy.json"
 NEAR_TIE = 0.2
 
 
-def test_the_files_are_what_the_manifest_says(starter: StoredModel) -> None:
+def test_the_files_have_the_recorded_hashes(starter: StoredModel) -> None:
     model_store.verify(starter)
     assert starter.context_length == 8192
     assert starter.license == "Apache-2.0"
     assert starter.quantization == "Q4_1 x 210, Q8_0 x 1"
-    assert starter.manifest is not None
-    assert starter.manifest.parameters == catalog.find("starter").parameters
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(12, marks=pytest.mark.slow)])

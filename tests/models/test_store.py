@@ -1,9 +1,10 @@
-"""The store: finding, checking, removing; broken entries do not affect others."""
+"""The store: names, finding, checking, removing; broken entries do not affect others."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,24 +12,30 @@ import pytest
 from akunu_py import paths
 from akunu_py.cli import main
 from akunu_py.errors import DamagedModel, StoreError, UnknownModel
-from akunu_py.models.manifest import ModelFacts
-from akunu_py.models.store import model_store
+from akunu_py.models.load.model_files import ModelFacts
+from akunu_py.models.store import model_store, names
 from akunu_py.models.store.directories import lock_model
-from akunu_py.models.store.model_store import install, note_usage
+from akunu_py.models.store.local_import import install
+
+pytestmark = pytest.mark.usefixtures("own_directories")
+HEADER = json.dumps({"a": {"dtype": "U8", "shape": [900], "data_offsets": [0, 900]}}).encode()
+WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + b"x" * 900
 
 
-@pytest.fixture(autouse=True)
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+@pytest.fixture
+def root() -> Path:
     return paths.models_dir()
 
 
-def build(work: Path, directory: Path) -> ModelFacts:
+def write(directory: Path) -> None:
     (directory / "config.json").write_text('{"max_position_embeddings": 64}')
-    (directory / "model.safetensors").write_bytes(b"x" * 1000)
-    return ModelFacts(
-        source="made here", context_length=64, parameters=1000, quantization="none", license="MIT"
-    )
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(WEIGHTS)
+
+
+def build(work: Path, directory: Path) -> ModelFacts:
+    write(directory)
+    return ModelFacts(source="made here", parameters=1000, quantization="none", license="MIT")
 
 
 def add(name: str) -> model_store.StoredModel:
@@ -44,39 +51,39 @@ def test_models_are_listed_by_name_with_their_facts(root: Path) -> None:
     (root / "README").write_text("")
     first, second = model_store.list_models()
     assert (first.name, second.name) == ("a", "b")
-    assert (first.size, first.context_length, first.source) == (1031, 64, "made here")
+    assert (first.size, first.context_length, first.source) == (33 + len(WEIGHTS), 64, "made here")
     assert first.damaged == ""
     assert model_store.get("a") == first
 
 
 @pytest.mark.parametrize(
-    "text",
-    [None, b"", b"{", b"[]", b"{}", b'{"format": 2}', b'{"format": 1, "name": 3}',
-     bytes(range(256)), b'{"format": 1, "name": "bad", "files": {}}',
-     b'{"format": 1, "name": "bad", "files": []}'],
+    "table",
+    ["3", "[]", "{license = 3}", "{sha256 = {'../x' = '0'}}", "{sha256 = {a = 3}}", "{new = 'x'}",
+     "{repository = 'a/b'}", f"{{repository = '../b', revision = '{'0' * 40}', cache = '/'}}",
+     "{repository = 'a/b', revision = '../x', cache = '/'}"],
 )  # fmt: skip
-@pytest.mark.parametrize("name", ["bad", "bad name\n"])
-def test_broken_entry_is_listed_as_damaged(root: Path, name: str, text: bytes | None) -> None:
-    add("good")
-    (root / name).mkdir()
-    if text is not None:
-        (root / name / "akunu.json").write_bytes(text)
-    bad, good = model_store.list_models()
-    assert bad.damaged
-    assert not good.damaged
-    if name == "bad":
-        with pytest.raises(DamagedModel, match="`akunu models rm bad`, then pull or import it"):
-            model_store.get("bad")
+def test_a_wrong_table_is_one_damaged_model(root: Path, table: str) -> None:
+    good = add("good")
+    file = root / "models.toml"
+    file.write_text(f"# a comment\nbad = {table}\n{file.read_text()}")
+    assert [bool(model.damaged) for model in model_store.list_models()] == [True, False]
+    with pytest.raises(DamagedModel, match=r"models\.toml: .*; run `akunu models rm bad`, then"):
+        model_store.get("bad")
+    model_store.remove("bad")
+    assert "# a comment" in file.read_text()
+    assert model_store.list_models() == [good]
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/../../b", "a\0b", ""])
-def test_a_manifest_cannot_name_files_outside_the_model(name: str, root: Path) -> None:
+@pytest.mark.parametrize("text", [b"{", b"\xff", b"a = 1\na = 2", b"[" * 100_000])
+def test_a_broken_file_of_names_is_never_overwritten(root: Path, text: bytes) -> None:
     add("m")
-    path = root / "m" / "akunu.json"
-    manifest = json.loads(path.read_text())
-    manifest["files"][name] = {"size": 1, "sha256": ""}
-    path.write_text(json.dumps(manifest))
-    assert "outside" in model_store.list_models()[0].damaged
+    (root / "models.toml").write_bytes(text)
+    for use in (model_store.list_models, lambda: model_store.remove("m"), lambda: add("n")):
+        with pytest.raises(StoreError, match=r"models\.toml is damaged: .*; correct it, or"):
+            use()
+    assert (root / "models.toml").read_bytes() == text
+    (root / "models.toml").unlink()
+    assert model_store.get("m").context_length == 64
 
 
 def test_an_unknown_name_lists_the_models() -> None:
@@ -113,12 +120,13 @@ def test_a_directory_may_be_named_by_its_path(
     (directory / "config.json").write_text('{"text_config": {"max_position_embeddings": 99}}')
     model = model_store.resolve(str(directory))
     assert (model.name, model.context_length, model.path) == ("mine", 99, directory)
+    assert model.reference == str(directory)
     monkeypatch.chdir(tmp_path)
     assert model_store.resolve("mine").path.resolve() == directory
     assert model_store.resolve("./mine").path.resolve() == directory
     add("mine")  # the store comes first for a bare name
     assert model_store.resolve("mine").path == root / "mine"
-    assert model_store.resolve(str(root / "mine")).manifest is not None
+    assert model_store.resolve(str(root / "mine")).reference == "mine"
 
 
 def test_path_without_a_model_is_refused(tmp_path: Path) -> None:
@@ -135,67 +143,58 @@ def test_path_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_check_finds_missing_and_cut_files_and_verify_altered_bytes(root: Path) -> None:
     model, weights = add("m"), root / "m" / "model.safetensors"
     seen: list[tuple[int, int]] = []
-    model_store.check(model)
     model_store.verify(model, lambda done, total: seen.append((done, total)))
     assert seen[-1] == (model.size, model.size)
-    weights.write_bytes(b"x" * 999 + b"y")
+    weights.write_bytes(WEIGHTS[:-1] + b"y")
     model_store.check(model)
     with pytest.raises(DamagedModel, match=r"model\.safetensors was altered"):
         model_store.verify(model)
-    weights.write_bytes(b"x" * 999)
-    with pytest.raises(DamagedModel, match=r"model\.safetensors: expected 1000 bytes, found 999"):
-        model_store.check(model)
-    weights.unlink()
-    with pytest.raises(DamagedModel, match=r"model\.safetensors is missing; run `akunu models rm"):
-        model_store.check(model)
+    for name in ("model.safetensors", "tokenizer.json"):
+        (root / "m" / name).unlink()
+        with pytest.raises(DamagedModel, match=rf"{name} is missing; run `akunu models rm"):
+            model_store.check(model)
+        shutil.rmtree(root / "m")
+        model = add("m")
 
 
-def test_check_of_a_directory_outside_reads_the_weights_header(tmp_path: Path) -> None:
+def test_check_reads_the_headers_of_all_weights(tmp_path: Path) -> None:
     directory = tmp_path / "mine"
     directory.mkdir()
-    (directory / "config.json").write_text("{}")
+    write(directory)
     model = model_store.resolve(str(directory))
-    with pytest.raises(DamagedModel, match="contains no model"):
-        model_store.check(model)
-    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
-    whole = len(header).to_bytes(8, "little") + header + b"\0" * 8
-    weights = directory / "model.safetensors"
-    weights.write_bytes(whole)
-    model_store.check(model)
     model_store.verify(model)
-    for broken in (whole[:-1], whole[:20], b"", whole + b"\0", b"\xff" * 64, b"\2" + b"\0" * 9):
+    weights = directory / "model.safetensors"
+    for broken in (WEIGHTS[:-1], WEIGHTS[:20], b"", WEIGHTS + b"\0", b"\xff" * 64):
         weights.write_bytes(broken)
         with pytest.raises(DamagedModel) as caught:
             model_store.check(model)
         assert "akunu models rm" not in str(caught.value)
+    weights.write_bytes(WEIGHTS)
+    weights.rename(directory / "model-00001-of-00002.safetensors")
+    with pytest.raises(DamagedModel, match="missing or incomplete"):
+        model_store.check(model)
 
 
-def test_remove_frees_space_and_accepts_damaged_models(root: Path) -> None:
+def test_remove_accepts_damaged_models_and_links_and_respects_locks(
+    root: Path, tmp_path: Path
+) -> None:
     add("m")
-    assert model_store.remove("m") > 1000
-    assert model_store.list_models() == []
+    with lock_model("m"), pytest.raises(StoreError, match="another akunu"):
+        model_store.remove("m")
+    assert model_store.remove("m") > 900
     (root / "bad").mkdir()
     model_store.remove("bad")
-    assert [path.name for path in root.iterdir() if not path.name.startswith(".lock")] == []
-    with pytest.raises(UnknownModel):
-        model_store.remove("m")
-
-
-def test_remove_does_not_follow_a_link(root: Path, tmp_path: Path) -> None:
-    add("m")
     outside = tmp_path / "outside"
-    os.rename(root / "m", outside)
+    os.rename(add("m").path, outside)
     (root / "m").symlink_to(outside)
     assert model_store.get("m").size > 0
     assert model_store.remove("m") == 0
     assert (outside / "config.json").exists()
-
-
-def test_remove_does_not_disturb_another_process() -> None:
-    add("m")
-    with lock_model("m"), pytest.raises(StoreError, match="another akunu"):
-        model_store.remove("m")
-    assert model_store.get("m")
+    assert model_store.list_models() == []
+    assert names.read_names() == {}
+    assert [path.name for path in root.iterdir() if not path.name.startswith(".lock")] == [
+        "models.toml"
+    ]
 
 
 def test_verify_of_all_continues_after_a_damaged_one(
@@ -203,7 +202,7 @@ def test_verify_of_all_continues_after_a_damaged_one(
 ) -> None:
     add("a")
     add("b")
-    (root / "a" / "model.safetensors").write_bytes(b"y" * 1000)
+    (root / "a" / "model.safetensors").write_bytes(WEIGHTS[:-1] + b"y")
     (root / "c").mkdir()
     assert main(["models", "verify"]) == 1
     captured = capsys.readouterr()
@@ -213,31 +212,27 @@ def test_verify_of_all_continues_after_a_damaged_one(
     assert main(["models", "verify", "b"]) == 0
     assert main(["models", "verify", "a"]) == 1
     assert main(["models", "list"]) == 0
-    assert "akunu.json is missing" in capsys.readouterr().out
+    assert "damaged: " in capsys.readouterr().out
 
 
 def test_gc_removes_leftovers_of_dead_processes_and_nothing_else(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add("living")
-    note_usage("living")
-    note_usage("gone")
     for name in ("dead", "busy"):
         (root / f".partial-{name}-1" / "work").mkdir(parents=True)
         (root / f".partial-{name}-1" / "work" / "x").write_bytes(b"x" * 3000)
     with lock_model("busy"):
         assert main(["models", "gc", "--dry-run"]) == 0
-        assert "leftover of an interrupted pull of dead" in capsys.readouterr().out
+        assert "leftover of an interrupted import of dead" in capsys.readouterr().out
         assert (root / ".partial-dead-1").exists()
         assert main(["models", "gc"]) == 0
     assert not (root / ".partial-dead-1").exists()
     assert (root / ".partial-busy-1").exists()
-    assert [path.name for path in (root / ".usage").iterdir()] == ["living.json"]
-    model_store.remove("living")
-    assert list((root / ".usage").iterdir()) == []
     assert main(["models", "gc"]) == 0
     assert main(["models", "gc"]) == 0
     assert capsys.readouterr().out.endswith("nothing to remove\n")
+    assert model_store.get("living")
 
 
 def test_a_store_that_is_no_directory_is_a_one_line_error(root: Path) -> None:
@@ -248,18 +243,3 @@ def test_a_store_that_is_no_directory_is_a_one_line_error(root: Path) -> None:
     assert str(root) in str(caught.value)
     with pytest.raises(StoreError, match="XDG_DATA_HOME"):
         add("m")
-
-
-def test_usage_is_recorded_where_possible(root: Path) -> None:
-    root.parent.parent.mkdir()
-    root.parent.write_text("in the place of the directory")
-    note_usage("m", tokens=3)
-    assert model_store.read_usage("m") == model_store.Usage()
-    root.parent.unlink()
-    note_usage("m", tokens=3)
-    note_usage("m", measured_peak=5)
-    saved = model_store.read_usage("m")
-    assert (saved.tokens, saved.measured_peak, bool(saved.used)) == (3, 5, True)
-    for rubbish in ("{", "[1]", json.dumps({"tokens": "x", "used": 3}), "x" * 20_000):
-        (root / ".usage" / "m.json").write_text(rubbish)
-        assert model_store.read_usage("m") == model_store.Usage()

@@ -67,7 +67,7 @@ def test_only_akunu_itself_changes_what_an_interrupt_does() -> None:
     assert done.stdout == b"True\n"
 
 
-@pytest.mark.parametrize("name", ["akunu.json", "model.safetensors", *slow("tokenizer.json")])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", *slow("tokenizer.json")])
 def test_altered_model_is_listed_and_found_by_verify(home: Home, name: str) -> None:
     good(altered(home, home.models / "starter" / name, Random(name), LIST))
 

@@ -20,6 +20,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import strategies as st
 
+from akunu_py import paths
 from akunu_py.bench import trace
 from akunu_py.bench.result import CHECK_FORMAT, Result, load_result, load_results
 from akunu_py.bench.trace import load_trace
@@ -30,7 +31,7 @@ from akunu_py.models.gguf.convert import plan_import
 from akunu_py.models.gguf.file import read_gguf
 from akunu_py.models.load.mlx_directory import plan_directory
 from akunu_py.models.load.safetensors import read_header
-from akunu_py.models.manifest import FILE_NAME, read_manifest
+from akunu_py.models.store import model_store, names
 from akunu_py.types import GenerateOptions, Message, SamplingOptions
 from tests.reliability.fuzz import (
     MEGABYTE,
@@ -61,11 +62,18 @@ TRACE = {
         "code": [{"prompt": [7, 8], "output": [9, 7, 8, 9]}],
     },
 }
-MANIFEST = {
-    "format": 1, "name": "tiny", "source": "a directory", "created": "2026-11-21T05:46:40+00:00",
-    "context_length": 4096, "parameters": 1000, "quantisation": "4-bit", "licence": "mit",
-    "files": {"config.json": {"size": 3, "sha256": "00"}}, "repository": "a/b", "commit": "c",
-}  # fmt: skip
+NAMES = b"""
+[pulled]
+repository = "a/b"
+revision = "0123456789012345678901234567890123456789"
+cache = "/nowhere"
+unfinished = 3
+[imported]
+source = "a directory"
+license = "mit"
+[imported.sha256]
+"config.json" = "0123456789012345678901234567890123456789012345678901234567890123"
+"""
 # Contents that no reader may accept.
 RUBBISH = [
     b"", bytes(1000), b"\xff\xfe\xe9", b"9" * 100_000, b"[" * 200_000, b'{"workloads":' * 50_000,
@@ -161,9 +169,14 @@ CASES = {
     "packed trace": Case(
         lambda directory: write(directory / "trace.gz", PACKED), load_trace, special=False
     ),
+    "names": Case(
+        lambda directory: write(paths.models_dir() / names.FILE_NAME, NAMES),
+        lambda path: model_store.list_models(),
+        100,
+        refuses=None,  # an empty file has no names
+    ),
     "result": Case(json_file("result.json", RESULT), load_result, special=False),
     "check": Case(json_file("check.json", CHECK), load_results, 75, special=False),
-    "manifest": Case(json_file(FILE_NAME, MANIFEST), lambda path: read_manifest(path.parent), 100),
     "safetensors": Case(
         make_safetensors, open_safetensors, 100, length_of_header, special=False, messages=2
     ),

@@ -17,7 +17,7 @@ from textual._xterm_parser import XTermParser
 
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.cli import main
-from akunu_py.models.manifest import FileRecord, Manifest, write_manifest
+from akunu_py.models.store.names import NameEntry, save_entry
 from akunu_py.text import displayable, on_one_line, typeable
 from akunu_py.tui.terminal import ChatDriver, background
 from akunu_py.tui.workers.chat_client import AnswerFailed, ModelLoaded
@@ -63,12 +63,7 @@ def hostile_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     evil = EVIL.encode("utf-8", "replace").decode()
-    files = {"config.json": FileRecord(2, "0" * 64)}
-    manifest = Manifest(
-        name="x", source=evil, created=evil, context_length=10, parameters=10,
-        quantization=evil, license=evil, files=files,
-    )  # fmt: skip
-    write_manifest(model, manifest)
+    save_entry("good-name", NameEntry(source=evil, quantization=evil, license=evil))
     (home / "models" / f"bad{CLEAR}\udc80").mkdir()
     store = ConversationStore.open(home / "conversations.db")
     store.save_tree(exchange_of("evil", evil, evil, 1e9))

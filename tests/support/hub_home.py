@@ -40,6 +40,7 @@ def server(files: dict[str, bytes]) -> Iterator[Hub]:
 def home(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Empty directories, with the server as the hub."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     # Here, and in the processes that talk to the hub.
     monkeypatch.setattr(constants, "ENDPOINT", server.url)

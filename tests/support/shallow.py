@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-
-from akunu_py.models.manifest import read_manifest, record_files, write_manifest
 
 
 def write_shallow(starter: Path, directory: Path) -> None:
@@ -29,5 +26,3 @@ def write_shallow(starter: Path, directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}), "utf-8")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(starter / name, directory / name)
-    manifest = read_manifest(starter)
-    write_manifest(directory, replace(manifest, files=record_files(directory)))

@@ -85,4 +85,4 @@ def offer(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def leftovers() -> list[str]:
     root = paths.models_dir()
     names = os.listdir(root) if root.exists() else []
-    return [name for name in names if not name.startswith(".lock-")]
+    return [name for name in names if not name.startswith(".lock") and name != "models.toml"]

@@ -59,7 +59,7 @@ class HostGroup:
         self._noticed = threading.Event()
         self._closed = threading.Event()
         self.split = partition.choose_split(stored.path, stored.name, hosts.size)
-        local = host_fingerprint(stored.path)
+        local = host_fingerprint(stored)
         self._processes: list[RankProcess] = []
         atexit.register(self.close)
         try:
@@ -155,7 +155,7 @@ class HostGroup:
 
     def _worker_arguments(self, stored: StoredModel, options: LoadOptions) -> dict[str, Any]:
         return {
-            "model": stored.name if stored.manifest is not None else str(stored.path.resolve()),
+            "model": stored.reference,
             "split": self.split,
             "backend": self.hosts.backend,
             "files": list(self.hosts.files),

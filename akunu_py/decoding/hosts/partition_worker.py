@@ -81,7 +81,7 @@ def _run_worker(connection: _Connection, arguments: dict[str, Any]) -> None:
     from akunu_py.models.store import model_store
 
     stored = model_store.resolve(arguments["model"])
-    connection.send(fingerprint=host_fingerprint(stored.path))
+    connection.send(fingerprint=host_fingerprint(stored))
     connection.wait_for("connect")
     group = connect(arguments["backend"], [os.getppid()])
     for name in arguments["files"]:  # made by mlx.launch for this process

@@ -23,9 +23,8 @@ from typing import Any, BinaryIO
 from mlx._distributed_utils.launch import RemoteProcess
 
 from akunu_py.decoding.hosts.hostfile import LOCALHOST, SSH_FAILED, Hosts
-from akunu_py.errors import DamagedModel
 from akunu_py.files import open_regular
-from akunu_py.models.manifest import FILE_NAME, read_manifest
+from akunu_py.models.store.model_store import StoredModel, known_hashes
 from akunu_py.version import __version__, package_version
 
 MESSAGE_PREFIX = "@akunu "  # prefix of messages
@@ -142,11 +141,11 @@ _SAMPLE_BYTES = 64 << 10  # bytes
 _PACKAGES = {"mlx": "MLX", "mlx-lm": "mlx-lm", "transformers": "transformers"}
 
 
-def host_fingerprint(model: Path) -> dict[str, str]:
+def host_fingerprint(model: StoredModel) -> dict[str, str]:
     """Return versions and the files' digest, which must be equal on all hosts, by name."""
     versions = {"akunu": __version__, "Python": platform.python_version()}
     versions |= {name: package_version(package) for package, name in _PACKAGES.items()}
-    return versions | {"the model's files": files_digest(model)}
+    return versions | {"the model's files": files_digest(model.path, known_hashes(model))}
 
 
 def first_difference(local: dict[str, str], remote: dict[str, str]) -> str:
@@ -157,32 +156,23 @@ def first_difference(local: dict[str, str], remote: dict[str, str]) -> str:
     return ""
 
 
-def files_digest(directory: Path) -> str:
-    """Return a digest of a model's files: names, sizes, recorded hashes and contents.
+def files_digest(directory: Path, hashes: dict[str, str]) -> str:
+    """Return a digest of a model's files: names, sizes and contents.
 
-    Large files are sampled: both ends and 63 pieces between.
+    Large files are sampled, both ends and 63 pieces between, and known by their `hashes`, if any.
     """
-    digest, recorded = hashlib.sha256(), _recorded_hashes(directory)
+    digest = hashlib.sha256()
     for path in sorted(directory.iterdir()):
         if path.suffix not in (".json", ".safetensors", ".jinja", ".model", ".txt", ".tiktoken"):
             continue
-        if path.name == FILE_NAME:  # says when it was fetched, too
-            continue
         size = path.stat().st_size
-        digest.update(f"{path.name}\0{size}\0{recorded.get(path.name, '')}\0".encode())
+        digest.update(f"{path.name}\0{size}\0".encode())
         with open_regular(path) as file:
             if size <= _MAX_UNSAMPLED:
                 digest.update(file.read())
                 continue
+            digest.update(hashes.get(path.name, "").encode())
             for sample in range(_SAMPLES + 1):
                 file.seek((size - _SAMPLE_BYTES) * sample // _SAMPLES, os.SEEK_SET)
                 digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:16]
-
-
-def _recorded_hashes(directory: Path) -> dict[str, str]:
-    """Return the hashes in the manifest by file, empty outside the store."""
-    try:
-        return {name: record.sha256 for name, record in read_manifest(directory).files.items()}
-    except DamagedModel:
-        return {}

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from akunu_py.decoding.hosts.process import first_difference, host_fingerprint
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UnsupportedModel, UsageError
-from akunu_py.models.manifest import Manifest, record_files, write_manifest
+from akunu_py.models.store.model_store import StoredModel
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.families import build, families_of_each_kind
 from tests.support.hosts import write_named
@@ -136,21 +137,18 @@ def test_options_that_hosts_exclude(tmp_path: Path) -> None:
 
 def test_fingerprints_differ_with_model_files(tmp_path: Path) -> None:
     write_tiny_llama(tmp_path)
-    before = host_fingerprint(tmp_path)
-    assert first_difference(before, host_fingerprint(tmp_path)) == ""
-    (tmp_path / "akunu.json").write_text("{}")
-    assert first_difference(before, host_fingerprint(tmp_path)) == ""
+    model = StoredModel("x", tmp_path)
+    before = host_fingerprint(model)
+    assert first_difference(before, host_fingerprint(model)) == ""
     weights = tmp_path / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    assert "the model's files" in first_difference(before, host_fingerprint(tmp_path))
+    assert "the model's files" in first_difference(before, host_fingerprint(model))
     weights.write_bytes(bytes(5 << 20))
-    sampled = host_fingerprint(tmp_path)
-    facts = {"source": "", "context_length": 1, "parameters": 1, "quantization": ""}
-    manifest = Manifest(name="x", created="", files=record_files(tmp_path), **facts)  # type: ignore[arg-type]
-    write_manifest(tmp_path, manifest)
-    assert first_difference(sampled, host_fingerprint(tmp_path))  # by the recorded hashes
+    sampled = host_fingerprint(model)
+    known = replace(model, sha256={weights.name: "0" * 64})
+    assert first_difference(sampled, host_fingerprint(known))  # by the known hashes
     assert "akunu: 1 here, 2 there" in first_difference({"akunu": "1"}, {"akunu": "2"})
 
 

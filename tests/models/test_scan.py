@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 from akunu_py.errors import UnknownModel
-from akunu_py.models.store import external_models, model_store
+from akunu_py.models.store import model_store, scan
 from tests.support.command import assert_one_line_error, run_here
 from tests.support.tiny_model import tiny_directory
 
@@ -74,7 +74,7 @@ def test_they_are_listed_used_by_name_and_never_removed(
 
     listed = run_here("models", "list").stdout.splitlines()
     assert any(line.startswith("them/tiny ") and line.endswith(program) for line in listed)
-    assert any("no models in" in line and "1 of other programs" in line for line in listed)
+    assert "no models of akunu, and 1 of other programs" in listed
     shown = run_here("models", "show", "them/tiny").stdout
     assert str(directory) in shown
     assert program in shown
@@ -119,5 +119,5 @@ def test_incomplete_and_foreign_formats_are_not_listed(home: Path, tiny: Path) -
     (models / "unreadable" / "config.json").write_text("[")
     (models / "no-tokenizer" / "tokenizer.json").unlink()
     (models / "a-link-to-nothing").symlink_to(home / "nothing")
-    names = [model.name for model in external_models.find_models()]
+    names = [model.name for model in scan.find_models()]
     assert names == ["them/quantized", "them/whole"]
