@@ -51,10 +51,10 @@ def plan_directory(source: Path) -> DirectoryPlan:
     """
     from mlx_lm.utils import get_total_parameters
 
-    from akunu_py.models.load.mlx_loader import load_tokenizer, open_model
+    from akunu_py.models.load.mlx_loader import load_tokenizer, open_directory
 
     with as_error(f"{source} cannot be imported"):
-        opened = open_model(source)
+        opened = open_directory(source)
         model = opened.files
         small = [source / name for name in _COPIED if (source / name).is_file()]
         if not any((source / name).is_file() for name in _TOKENIZERS):

@@ -49,7 +49,7 @@ class OpenModel:
     vocabulary: int  # the width of the logits
 
 
-def open_model(source: Path) -> OpenModel:
+def open_directory(source: Path) -> OpenModel:
     """Open the model in the directory `source`. Raises what `ModelFiles.read` does."""
     files = ModelFiles.read(source)
     with as_error(f"mlx-lm cannot load the model in {source}", UnsupportedModel):

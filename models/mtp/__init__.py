@@ -49,7 +49,7 @@ Weights = dict[str, mx.array]
 def load_head(directory: Path, model: Any, config: dict[str, Any]) -> Head | None:
     """Return the head of `model`, None if it has none. Weights are read on first use.
 
-    The head is quantized like the target. model, config: from `mlx_loader.open_model` for
+    The head is quantized like the target. model, config: from `mlx_loader.open_directory` for
     `directory`. Raises UnsupportedModel or DamagedModel for a head that does not fit the model.
     """
     name = type(model).__module__.rpartition(".")[2]

@@ -246,10 +246,10 @@ def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallba
     from mlx_lm.utils import quantize_model, save_config, save_model
 
     from akunu_py.models import mtp
-    from akunu_py.models.load.mlx_loader import open_model
+    from akunu_py.models.load.mlx_loader import open_directory
 
     progress("quantize", 0, 0)
-    opened = open_model(source)
+    opened = open_directory(source)
     model, config = opened.model, opened.config
     _set_dtype(model, config)
     with (

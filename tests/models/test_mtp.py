@@ -14,7 +14,7 @@ from mlx_lm.utils import quantize_model, save_model
 
 from akunu_py.decoding import kv_cache
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.load.mlx_loader import open_model
+from akunu_py.models.load.mlx_loader import open_directory
 from akunu_py.models.mtp import FAMILIES, HEAD_FILE, Head, Trunk, load_head, write_head
 from akunu_py.models.store.local_import import import_model
 from tests.support.tiny_mtp import CONFIGS, VOCABULARY, reference, write_checkpoint, write_tokenizer
@@ -25,7 +25,7 @@ DRAFT = 4
 
 
 def loaded(directory: Path) -> tuple[Any, Head]:
-    opened = open_model(directory)
+    opened = open_directory(directory)
     head = load_head(directory, opened.model, opened.config)
     assert head is not None
     return opened.model, head
@@ -80,12 +80,12 @@ def test_hidden_states_come_with_the_logits(family: str, tmp_path: Path) -> None
 
 def quantized(source: Path, target: Path) -> Any:
     """Convert the model in `source` with mlx-lm, which drops the head."""
-    opened = open_model(source)
+    opened = open_directory(source)
     model, config = quantize_model(opened.model, opened.config, 32, 8)
     target.mkdir()
     save_model(target, model)
     (target / "config.json").write_text(json.dumps(config))
-    opened = open_model(target)
+    opened = open_directory(target)
     assert load_head(target, opened.model, opened.config) is None
     return opened.model
 
@@ -149,7 +149,7 @@ def test_an_import_keeps_the_head(
 
 def test_head_that_does_not_fit_is_rejected(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "a", "qwen3_5", head=False)
-    opened = open_model(tmp_path / "a")
+    opened = open_directory(tmp_path / "a")
     model, config, file = opened.model, opened.config, tmp_path / "a" / HEAD_FILE
     assert load_head(tmp_path / "a", model, config) is None
     published = write_checkpoint(tmp_path / "b", "qwen3_5")

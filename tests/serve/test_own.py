@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -33,7 +34,7 @@ from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecords
-from akunu_py.serve.own.client import ServerClient, matching_server, server_at
+from akunu_py.serve.own.client import AnswerStream, ServerClient, matching_server, server_at
 from akunu_py.serve.own.discovery import RunningServer, announce, running_servers
 from akunu_py.serve.own.remote_loop import RemoteLoop
 from akunu_py.tui.workers.chat_client import AnswerFailed, AnswerFinished, ChatClient, PieceArrived
@@ -127,6 +128,17 @@ def test_completion_ends_on_cancel_and_on_time_limit(tiny: Served, client: Serve
         assert done.finish_reason == reason
         assert whole.text.startswith(done.text)
         assert done.stats.generated_tokens < whole.stats.generated_tokens >= 300
+
+
+def test_leaving_an_answer_closes_its_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = ServerClient(f"http://127.0.0.1:{listener.getsockname()[1]}", TOKEN)
+        with AnswerStream(client, "/", {}):
+            connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(30)
+            while connection.recv(1 << 16):
+                pass
 
 
 @pytest.mark.long

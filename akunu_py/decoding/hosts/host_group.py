@@ -21,7 +21,7 @@ from akunu_py.decoding.hosts.passes import Coordinator
 from akunu_py.decoding.hosts.process import RankProcess, first_difference, host_fingerprint
 from akunu_py.errors import AkunuError, HostLost, UsageError, one_line
 from akunu_py.interrupts import exit_without_teardown
-from akunu_py.models.load.mlx_loader import open_model
+from akunu_py.models.load.mlx_loader import open_directory
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.text import print_warnings
 from akunu_py.types import LoadOptions, WeightMode
@@ -255,7 +255,7 @@ class HostGroup:
 
 def _resolved_weights(path: Path, weights: WeightMode) -> WeightMode:
     """Return the format of the weights, equal on all ranks."""
-    plain = device.plain_format(open_model(path).model, weights)
+    plain = device.plain_format(open_directory(path).model, weights)
     if plain is None:
         return "keep"
     return "float32" if "float32" in str(plain) else "bfloat16"

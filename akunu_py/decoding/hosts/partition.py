@@ -16,7 +16,7 @@ from akunu_py.decoding import device, kv_cache, wired
 from akunu_py.decoding.hosts.passes import PartitionRunner
 from akunu_py.decoding.load_plan import LoadPlan, make_plan, needs
 from akunu_py.errors import UnsupportedModel, one_line
-from akunu_py.models.load.mlx_loader import open_model
+from akunu_py.models.load.mlx_loader import open_directory
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.text import human_size
 from akunu_py.types import LoadOptions, WeightMode
@@ -46,7 +46,7 @@ def choose_split(path: Path, name: str, size: int) -> SplitMode:
     reasons = []
     modes: tuple[SplitMode, SplitMode] = ("shard", "pipeline")
     for mode in modes:
-        model = open_model(path).model
+        model = open_directory(path).model
         if not (reason := _try_split(model, mode, size)):
             return mode
         reasons.append(reason)
@@ -182,9 +182,9 @@ def keep_partition(
 def load_partition(stored: StoredModel, group: Any, args: Mapping[str, Any]) -> Partition:
     """Open a worker's partition. args: rank 0's split mode and load options.
 
-    Raises DoesNotFit, and the errors of `open_model`.
+    Raises DoesNotFit, and the errors of `open_directory`.
     """
-    opened = open_model(stored.path)
+    opened = open_directory(stored.path)
     model, weights = opened.model, args["weights"]
     stand_ins, description, itemsize = keep_partition(model, args["split"], group, weights)
     limit, wire = args["memory"], args["wire"]

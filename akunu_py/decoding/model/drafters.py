@@ -18,7 +18,7 @@ from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.errors import ModelError, UsageError
 from akunu_py.files import read_bounded
 from akunu_py.models.load.fit import MIN_CONTEXT, CacheGrowth, MemoryNeeds
-from akunu_py.models.load.mlx_loader import OpenModel, open_model
+from akunu_py.models.load.mlx_loader import OpenModel, open_directory
 from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES, ModelFiles
 from akunu_py.models.mtp import Head, Trunk, load_head
 from akunu_py.types import WeightMode
@@ -50,9 +50,9 @@ class MtpHead:
 def open_draft_model(name: str, path: Path, weights: WeightMode, target: MemoryNeeds) -> DraftModel:
     """Open the draft model in the directory `path` without reading its weights.
 
-    Raises what `open_model` does, and UsageError if its cache cannot be rolled back.
+    Raises what `open_directory` does, and UsageError if its cache cannot be rolled back.
     """
-    opened = open_model(path)
+    opened = open_directory(path)
     if why := kv_cache.no_rollback_reason(kv_cache.new_cache(opened.model)):
         raise UsageError(f"{name} cannot draft: {why}; use another --draft-model")
     needs = plan.needs(opened, itemsize=device.convert_weights(opened.model, weights))

@@ -26,7 +26,7 @@ from akunu_py.decoding.model.drafters import (
 )
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.files import open_regular, read_bounded
-from akunu_py.models.load.mlx_loader import OpenModel, open_model
+from akunu_py.models.load.mlx_loader import OpenModel, open_directory
 from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES, as_error
 from akunu_py.models.load.safetensors import read_header
 from akunu_py.types import LoadOptions
@@ -84,7 +84,9 @@ class Engine:
         started = time.perf_counter()
         blas_threads.adapt()  # begins to measure the load
         with as_error(f"the model in {path} cannot be loaded"):
-            engine = _load(open_model(path), name or path.name, options, draft_model, host_group)
+            engine = _load(
+                open_directory(path), name or path.name, options, draft_model, host_group
+            )
         return replace(engine, load_s=time.perf_counter() - started)
 
     def with_draft_model(self, small: Engine) -> Engine:

@@ -31,7 +31,7 @@ from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
-from akunu_py.models.load.mlx_loader import open_model
+from akunu_py.models.load.mlx_loader import open_directory
 from akunu_py.models.mtp import HEAD_FILE, Head, load_head
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
@@ -211,7 +211,7 @@ GREEDY = SamplingOptions()
 def loaded(family: str) -> tuple[Any, Head]:
     with TemporaryDirectory() as name:
         write_checkpoint(Path(name), family)
-        opened = open_model(Path(name))
+        opened = open_directory(Path(name))
         model, config = opened.model, opened.config
         head = load_head(Path(name), model, config)
         assert head is not None
