@@ -264,11 +264,11 @@ def describe_model(engine: Engine) -> dict[str, Any]:
     from mlx_lm.utils import get_total_parameters
 
     from akunu_py.decoding import device
-    from akunu_py.models.load.mlx_loader import open_model
+    from akunu_py.models.load.mlx_loader import open_directory
 
     model, host_group = engine.model, engine.host_group
     if host_group is not None:  # opens the whole model without reading its weights
-        model = open_model(engine.path).model
+        model = open_directory(engine.path).model
         device.convert_weights(model, host_group.weights)
     arrays = [value for _, value in tree_flatten(model.parameters())]
     described = {
