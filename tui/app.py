@@ -178,6 +178,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.action_continue = self.turns.continue_answer
         self.action_branch = self.turns.switch_branch
         self.action_answer_json = self.answering.use_json
+        self.action_take_back = self.answering.unqueue_last
         self.action_copy_answer = self.turns.copy_answer
         self.action_copy_message = self.turns.copy_message
         self.action_copy_code = self.turns.copy_code
@@ -188,6 +189,10 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.action_toggle_thinking = self.view.toggle_thinking
         self.action_send = self.view.prompt.send
         self.action_choose_message = self.view.transcript.focus
+        self.action_page = self.view.transcript.action_page
+        self.action_begin = self.view.transcript.action_begin
+        self.action_follow = self.view.transcript.action_follow
+        self.action_wrap_code = self.view.transcript.action_wrap_code
 
     def get_css_variables(self) -> dict[str, str]:
         self.theme_variables = themes.with_derived_colors(super().get_css_variables())
@@ -307,9 +312,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         if self.view.error_count > errors_before and (call is None or call.argument):
             self.view.prompt.put_back(event.text)
 
-    async def on_prompt_box_queued_prompt_requested(self) -> None:
-        await self.answering.unqueue_last()
-
     def action_edit_prompt(self) -> None:
         self.run_worker(self._edit_prompt(), group="editor")  # Answers continue meanwhile.
 
@@ -342,7 +344,8 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         if welcome := self.view.welcome:
             welcome.set_class(bool(self.view.prompt.text), "-typed")
 
-    async def on_prompt_box_nothing_to_send(self) -> None:
+    async def action_accept_offer(self) -> None:
+        """Handle Enter in an empty box: do what the start page offers, if anything."""
         welcome = self.view.welcome
         if welcome and welcome.offers_download:
             self.answering.download_missing()
@@ -552,15 +555,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
 
     def on_descendant_focus(self) -> None:
         self.view.show_state()
-
-    def on_transcript_prompt_requested(self) -> None:
-        self.view.prompt.focus()
-
-    async def on_transcript_end_requested(self) -> None:
-        await self.view.transcript.action_follow()
-
-    async def on_prompt_box_scroll_requested(self, event: PromptBox.ScrollRequested) -> None:
-        await self.view.transcript.run_action(event.action)
 
     def action_help(self) -> None:
         if not isinstance(self.screen, HelpScreen):

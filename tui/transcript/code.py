@@ -102,9 +102,6 @@ class CodeBlock(MarkdownFence):
             super().__init__()
             self.block, self.code, self.language = block, code, language
 
-    class WrapRequested(Message):
-        """Posted when `wrap` is clicked."""
-
     def __init__(self, markdown: Markdown, token: MarkdownToken, code: str) -> None:
         # Skips MarkdownFence's constructor, which highlights immediately.
         MarkdownBlock.__init__(self, markdown, token)
@@ -178,7 +175,7 @@ class CodeBlock(MarkdownFence):
             parts += [(" · ", head), *_clickable("b", " copy", "copy", key, head)]
         if self.is_cut and self.has_keys:
             wrap = " unwrap" if self._is_wrapped else " wrap"
-            parts += [(" · ", head), *_clickable("w", wrap, "wrap", key, head)]
+            parts += [(" · ", head), *_clickable("w", wrap, "app.wrap_code", key, head)]
         shown = Content.assemble(*parts)
         scroll = Content.styled(_SCROLL, head)
         can_scroll = self.has_keys and self.is_cut and not self._is_wrapped
@@ -228,9 +225,6 @@ class CodeBlock(MarkdownFence):
 
     def action_copy(self) -> None:
         self.post_message(self.CopyRequested(self, f"{self.code}\n", self.lexer))
-
-    def action_wrap(self) -> None:
-        self.post_message(self.WrapRequested())
 
 
 def _clickable(
