@@ -437,10 +437,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         await self.answering.decide(event.consent)
         self._focus_question()
 
-    def on_consent_panel_typed(self, event: ConsentPanel.Typed) -> None:
-        self.view.prompt.focus()
-        self.view.prompt.insert(event.character)
-
     def _focus_question(self) -> None:
         """Move the focus to a new question, unless a prompt is being written."""
         is_idle = self.focused is self.view.prompt and not self.view.prompt.text
@@ -462,10 +458,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.view.show_error("Conversations are not saved in this chat.")
             return
         current = self.conversation.tree.conversation
+        answering = self.answering
         self.push_screen(
-            ConversationsScreen(
-                self._store, current, self.answering.progress, self.answering.unread, words
-            ),
+            ConversationsScreen(self._store, current, answering.progress, answering.unread, words),
             self.library.open,
         )
 
@@ -493,12 +488,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     # Models
 
     def action_models(self) -> None:
-        self.push_screen(
-            ModelsScreen(
-                self.answering.model, self._downloads, memory_limit=self._config.memory_limit
-            ),
-            self.answering.use_model,
-        )
+        limit = self._config.memory_limit
+        models = ModelsScreen(self.answering.model, self._downloads, limit)
+        self.push_screen(models, self.answering.use_model)
 
     async def action_use_model(self, name: str = "") -> None:
         if name:

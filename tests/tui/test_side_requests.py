@@ -185,7 +185,8 @@ async def test_older_turns_become_a_note(tmp_path: Path) -> None:
         assert [message.content for message in it.history] == [
             before[0], original[0], before[1], original[1], SUMMARY_PROMPT,
         ]  # fmt: skip
-        options = it.app.answering._options_of(it.app.conversation, it.app.answering.active)
+        answering = it.app.answering
+        _, options, _ = answering._request_for(it.app.conversation, answering.active)
         assert (options.max_tokens, options.thinking_budget) == (8192 // 5, 8192 // 10)
         await it.answer("They talked.")
         await it.rest()

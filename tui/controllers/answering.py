@@ -103,10 +103,22 @@ class AnswerController:
         It shares the prefix of the next turn, in the prompt cache.
         """
         turn = ChatTurn(ChatMessage("user", prompt))
+        messages, options, tools = self._request_for(conversation, turn)
+        return messages, replace(options, side_request=True), tools
+
+    def _request_for(
+        self, conversation: Conversation, turn: ChatTurn
+    ) -> tuple[list[Message], GenerateOptions, Sequence[Tool]]:
+        """Return the history, the options and the tools for an answer."""
         messages = conversation.history(turn, self._settings.current.system)
         options = conversation.tree.options.apply(self._settings.options)
-        options = replace(options, conversation=conversation.tree.conversation, side_request=True)
-        return messages, options, self._tools.offered.for_model()
+        sampling = replace(options.sampling, constraint=turn.constraint)
+        name = conversation.tree.conversation
+        options = replace(options, sampling=sampling, conversation=name)
+        if not turn.summarizes:
+            return messages, options, self._tools.offered.for_model()
+        limit, budget = self.context_length // 5, self.context_length // 10
+        return messages, replace(options, max_tokens=limit, thinking_budget=budget), ()
 
     async def unqueue_last(self) -> None:
         """Return the last queued prompt to the prompt box; an answer that goes on ends instead."""
@@ -480,30 +492,11 @@ class AnswerController:
             if answer := self._view.transcript.answer(turn):
                 answer.show_state()
             if self._session is not None:
-                conversation = self._conversation_of(turn)
-                messages = conversation.history(turn, self._settings.current.system)
-                options = self._options_of(conversation, turn)
-                options = replace(
-                    options,
-                    sampling=replace(options.sampling, constraint=turn.constraint),
-                    conversation=conversation.tree.conversation,
-                )
-                self._session.request(
-                    turn.request,
-                    messages,
-                    options,
-                    () if turn.summarizes else self._tools.offered.for_model(),
-                )
+                request = self._request_for(self._conversation_of(turn), turn)
+                self._session.request(turn.request, *request)
         elif self.active is None and self._queue and not self._is_loading:
             self._show_phase("ready")
         self._view.show_state()
-
-    def _options_of(self, conversation: Conversation, turn: ChatTurn) -> GenerateOptions:
-        options = conversation.tree.options.apply(self._settings.options)
-        if not turn.summarizes:
-            return options
-        limit, budget = self.context_length // 5, self.context_length // 10
-        return replace(options, max_tokens=limit, thinking_budget=budget)
 
     def download_missing(self) -> None:
         """Download the model, which prompts then wait for."""
