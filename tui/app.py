@@ -43,7 +43,7 @@ from akunu_py.tui.screens.conversation_list import (
 )
 from akunu_py.tui.screens.help import HelpScreen, help_sections
 from akunu_py.tui.screens.lists import HistoryScreen, ThemesScreen, ToolsScreen
-from akunu_py.tui.screens.main import ChatState, ChatView
+from akunu_py.tui.screens.main import ChatState, ChatView, describe_privacy
 from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.screens.settings_form import SettingsController, SettingsScreen
 from akunu_py.tui.status import MessageLine, report_errors
@@ -142,8 +142,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             config.model,
             directory,
             offer_better=bool(session) and not config.server,
-            server=config.server,
-            tool_servers=config.tools.names if config.tools else (),
+            privacy=describe_privacy(config.server, config.tools.names if config.tools else ()),
         )
         self.tools = ToolController(config.tools, self.view, self.conversation)
         self.settings = SettingsController(
@@ -398,7 +397,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.notify(event.href, title="Link copied", markup=False)
 
     def on_code_block_copy_requested(self, event: CodeBlock.CopyRequested) -> None:
-        self.turns.copy_block(event.code, event.language)
+        self.turns.copy_block(f"{event.block.code}\n", event.block.lexer)
         self.view.transcript.mark(event.block)
 
     def on_answer_view_markdown_failed(self, event: AnswerView.MarkdownFailed) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from markdown_it.token import Token as MarkdownToken
@@ -95,12 +96,11 @@ class CodeBlock(MarkdownFence):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"code--head", "code--key", "code--mark"}
 
+    @dataclass
     class CopyRequested(Message):
         """Posted when `copy` is clicked."""
 
-        def __init__(self, block: CodeBlock, code: str, language: str) -> None:
-            super().__init__()
-            self.block, self.code, self.language = block, code, language
+        block: CodeBlock
 
     def __init__(self, markdown: Markdown, token: MarkdownToken, code: str) -> None:
         # Skips MarkdownFence's constructor, which highlights immediately.
@@ -224,7 +224,7 @@ class CodeBlock(MarkdownFence):
         self.scroll_code(-1)
 
     def action_copy(self) -> None:
-        self.post_message(self.CopyRequested(self, f"{self.code}\n", self.lexer))
+        self.post_message(self.CopyRequested(self))
 
 
 def _clickable(
