@@ -167,7 +167,6 @@ class AnswerController:
         return reopened is not None
 
     def set_title(self, conversation: str, title: str) -> None:
-        """Update the title of a conversation."""
         for each in (self._conversation, *self._background.values()):
             if each.tree.conversation == conversation:
                 each.tree.title = title
@@ -382,7 +381,6 @@ class AnswerController:
         self._view.show_state()
 
     async def receive_from_tools(self, message: ToolServerMessage) -> None:
-        """Handle a message of the tool servers."""
         await self._tools.receive(message)
         if self.active is None:
             self._show_phase("ready")
@@ -455,7 +453,6 @@ class AnswerController:
         return next(found, self._conversation)
 
     def _remove_pending(self, turn: ChatTurn) -> None:
-        """Remove a turn from the pending ones."""
         if turn is self.active:
             self.active = None
         elif turn in self._queue:

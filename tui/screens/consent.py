@@ -84,7 +84,6 @@ class ConsentPanel(SummedHeight):
         self._choices.focus()
 
     def hide(self) -> None:
-        """Stop asking."""
         self._call = ""
         self._show(False)
 

@@ -138,7 +138,6 @@ class ChatView:
         self.prompt.app.push_screen(self._question, on_answer)
 
     def close_question(self) -> None:
-        """Close the open question, if any."""
         if self._question is not None and self._question.is_current:
             self._question.dismiss(None)
         self._question = None

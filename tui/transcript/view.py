@@ -119,7 +119,6 @@ class TurnColumn(Vertical):
             await self._show_counts()
 
     async def mount_earlier(self) -> None:
-        """Mount earlier turns."""
         more = self.earlier[-_STEP:]
         del self.earlier[-_STEP:]
         first = self.messages[0] if self.messages else None
@@ -131,7 +130,6 @@ class TurnColumn(Vertical):
         await self._show_counts()
 
     async def mount_later(self) -> None:
-        """Mount later turns."""
         more = self.later[:_STEP]
         del self.later[:_STEP]
         await self.query_children(LaterTurns).remove()
