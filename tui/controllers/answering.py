@@ -124,12 +124,7 @@ class AnswerController:
         """Return the last queued prompt to the prompt box; an answer that goes on ends instead."""
         queued = [turn for turn in self._queue if turn in self._conversation]
         if queued:
-            turn = queued[-1]
-            if turn.has_output:
-                self._end_turn(turn, "done", "cancelled")
-            else:
-                self._remove_pending(turn)
-                await self._put_back([turn])
+            await self._put_back(self._end_or_remove(queued[-1:], "done", "cancelled"))
             self._view.show_state()
 
     @property
@@ -233,16 +228,12 @@ class AnswerController:
 
         Unanswered prompts return to the prompt box, except that of `discard`.
         """
-        unanswered = []
-        for turn in [turn for turn in self._pending() if turn in self._conversation]:
+        turns = [turn for turn in self._pending() if turn in self._conversation]
+        for turn in turns:
             self._stop_work(turn)
-            if turn.has_output:
-                self._end_turn(turn, "done", "cancelled")
-                self._show_phase("stopped")
-            else:
-                self._remove_pending(turn)
-                unanswered.append(turn)
-                self._show_phase("ready")
+        unanswered = self._end_or_remove(turns, "done", "cancelled")
+        if turns:
+            self._show_phase("ready" if turns[-1] in unanswered else "stopped")
         await self._put_back(unanswered, discard)
         await self._answer_next()
 
@@ -418,15 +409,9 @@ class AnswerController:
 
     async def _fail(self, error: str) -> None:
         """Show an error; unanswered prompts on the screen return to the prompt box."""
-        unanswered = []
-        for turn in self._pending():
-            if turn in self._tools.turns:
-                continue  # its next request tries again
-            if turn in self._conversation and not turn.has_output:
-                self._remove_pending(turn)
-                unanswered.append(turn)
-            else:
-                self._end_turn(turn, "failed", None)
+        # The next request of a turn that calls tools tries again.
+        turns = [turn for turn in self._pending() if turn not in self._tools.turns]
+        unanswered = self._end_or_remove(turns, "failed", None)
         self._is_loading = False
         self._view.status.phase = "failed"
         await self._put_back(unanswered)
@@ -457,6 +442,19 @@ class AnswerController:
             self.active = None
         elif turn in self._queue:
             self._queue.remove(turn)
+
+    def _end_or_remove(
+        self, turns: Sequence[ChatTurn], state: TurnState, reason: FinishReason | None
+    ) -> list[ChatTurn]:
+        """End the answers of turns; return those on the screen without output, not pending now."""
+        unanswered = []
+        for turn in turns:
+            if turn in self._conversation and not turn.has_output:
+                self._remove_pending(turn)
+                unanswered.append(turn)
+            else:
+                self._end_turn(turn, state, reason)
+        return unanswered
 
     def _end_turn(self, turn: ChatTurn, state: TurnState, reason: FinishReason | None) -> None:
         """End a turn's answer and save it."""
