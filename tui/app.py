@@ -43,7 +43,7 @@ from akunu_py.tui.screens.conversation_list import (
 )
 from akunu_py.tui.screens.help import HelpScreen, help_sections
 from akunu_py.tui.screens.lists import HistoryScreen, ThemesScreen, ToolsScreen
-from akunu_py.tui.screens.main import ChatState, ChatView
+from akunu_py.tui.screens.main import ChatState, ChatView, describe_privacy
 from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.screens.settings_form import SettingsController, SettingsScreen
 from akunu_py.tui.status import MessageLine, report_errors
@@ -142,8 +142,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             config.model,
             directory,
             offer_better=bool(session) and not config.server,
-            server=config.server,
-            tool_servers=config.tools.names if config.tools else (),
+            privacy=describe_privacy(config.server, config.tools.names if config.tools else ()),
         )
         self.tools = ToolController(config.tools, self.view, self.conversation)
         self.settings = SettingsController(
@@ -178,6 +177,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.action_continue = self.turns.continue_answer
         self.action_branch = self.turns.switch_branch
         self.action_answer_json = self.answering.use_json
+        self.action_take_back = self.answering.unqueue_last
         self.action_copy_answer = self.turns.copy_answer
         self.action_copy_message = self.turns.copy_message
         self.action_copy_code = self.turns.copy_code
@@ -188,6 +188,10 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.action_toggle_thinking = self.view.toggle_thinking
         self.action_send = self.view.prompt.send
         self.action_choose_message = self.view.transcript.focus
+        self.action_page = self.view.transcript.action_page
+        self.action_begin = self.view.transcript.action_begin
+        self.action_follow = self.view.transcript.action_follow
+        self.action_wrap_code = self.view.transcript.action_wrap_code
 
     def get_css_variables(self) -> dict[str, str]:
         self.theme_variables = themes.with_derived_colors(super().get_css_variables())
@@ -307,9 +311,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         if self.view.error_count > errors_before and (call is None or call.argument):
             self.view.prompt.put_back(event.text)
 
-    async def on_prompt_box_queued_prompt_requested(self) -> None:
-        await self.answering.unqueue_last()
-
     def action_edit_prompt(self) -> None:
         self.run_worker(self._edit_prompt(), group="editor")  # Answers continue meanwhile.
 
@@ -342,7 +343,8 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         if welcome := self.view.welcome:
             welcome.set_class(bool(self.view.prompt.text), "-typed")
 
-    async def on_prompt_box_nothing_to_send(self) -> None:
+    async def action_accept_offer(self) -> None:
+        """Handle Enter in an empty box: do what the start page offers, if anything."""
         welcome = self.view.welcome
         if welcome and welcome.offers_download:
             self.answering.download_missing()
@@ -395,7 +397,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.notify(event.href, title="Link copied", markup=False)
 
     def on_code_block_copy_requested(self, event: CodeBlock.CopyRequested) -> None:
-        self.turns.copy_block(event.code, event.language)
+        self.turns.copy_block(f"{event.block.code}\n", event.block.lexer)
         self.view.transcript.mark(event.block)
 
     def on_answer_view_markdown_failed(self, event: AnswerView.MarkdownFailed) -> None:
@@ -434,10 +436,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         await self.answering.decide(event.consent)
         self._focus_question()
 
-    def on_consent_panel_typed(self, event: ConsentPanel.Typed) -> None:
-        self.view.prompt.focus()
-        self.view.prompt.insert(event.character)
-
     def _focus_question(self) -> None:
         """Move the focus to a new question, unless a prompt is being written."""
         is_idle = self.focused is self.view.prompt and not self.view.prompt.text
@@ -459,10 +457,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.view.show_error("Conversations are not saved in this chat.")
             return
         current = self.conversation.tree.conversation
+        answering = self.answering
         self.push_screen(
-            ConversationsScreen(
-                self._store, current, self.answering.progress, self.answering.unread, words
-            ),
+            ConversationsScreen(self._store, current, answering.progress, answering.unread, words),
             self.library.open,
         )
 
@@ -490,12 +487,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     # Models
 
     def action_models(self) -> None:
-        self.push_screen(
-            ModelsScreen(
-                self.answering.model, self._downloads, memory_limit=self._config.memory_limit
-            ),
-            self.answering.use_model,
-        )
+        limit = self._config.memory_limit
+        models = ModelsScreen(self.answering.model, self._downloads, limit)
+        self.push_screen(models, self.answering.use_model)
 
     async def action_use_model(self, name: str = "") -> None:
         if name:
@@ -552,15 +546,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
 
     def on_descendant_focus(self) -> None:
         self.view.show_state()
-
-    def on_transcript_prompt_requested(self) -> None:
-        self.view.prompt.focus()
-
-    async def on_transcript_end_requested(self) -> None:
-        await self.view.transcript.action_follow()
-
-    async def on_prompt_box_scroll_requested(self, event: PromptBox.ScrollRequested) -> None:
-        await self.view.transcript.run_action(event.action)
 
     def action_help(self) -> None:
         if not isinstance(self.screen, HelpScreen):

@@ -75,7 +75,6 @@ class StatusLine(Unmarked, Widget):
         self._timer = self.set_interval(_STEP_S, self.refresh)
 
     def restart_timer(self) -> None:
-        """Restart the timer of the current activity."""
         self._since = StatusLine.clock()
         self.progress = 0.0
 
@@ -197,7 +196,6 @@ class MessageLine(Unmarked, Static, can_focus=False):
             self._timer = self.set_timer(seconds * (_ERROR_FACTOR if is_error else 1), self.clear)
 
     def clear(self) -> None:
-        """Hide the message."""
         self.show("")
 
 

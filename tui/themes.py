@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -17,66 +18,44 @@ Background = Literal["dark", "light"]
 AUTO = "auto"
 TERMINAL = "terminal"
 
-DARK = Theme(
-    name="dark",
-    primary="#6cb6ff",
-    secondary="#4f93d2",
-    accent="#e3b341",
-    success="#6bc46d",
-    warning="#e3b341",
-    error="#f47067",
-    foreground="#d7dce5",
-    background="#15181e",
-    surface="#1b1f27",
-    panel="#262b36",
-    dark=True,
-    variables={
-        "foreground-muted": "#a4acb8",  # contrast of 4.5 : 1 on each background
-        "block-cursor-background": "#24405f",
-        "block-cursor-foreground": "#ffffff",
-        "block-cursor-text-style": "none",
-        "block-cursor-blurred-background": "#262b36",
-        "border": "#6cb6ff",
-        "border-blurred": "#414a5b",
-        "input-selection-background": "#6cb6ff 30%",
-        "code-keyword": "#c99bff",
-        "code-function": "#6cb6ff",
-        "code-type": "#56d1c6",
-        "code-number": "#f0a868",
-        "code-string": "#8ddb8c",
-        "code-comment": "#8f98a6",
-    },
-)
-LIGHT = Theme(
-    name="light",
-    primary="#0b5cad",
-    secondary="#3a7bc8",
-    accent="#7d5200",
-    success="#1a7034",
-    warning="#7d5200",
-    error="#b3232b",
-    foreground="#1f2328",
-    background="#fbfbfa",
-    surface="#f2f2f0",
-    panel="#e5e5e1",
-    dark=False,
-    variables={
-        "foreground-muted": "#4f565f",
-        "block-cursor-background": "#cfe3f8",
-        "block-cursor-foreground": "#0b2545",
-        "block-cursor-text-style": "none",
-        "block-cursor-blurred-background": "#e5e5e1",
-        "border": "#0b5cad",
-        "border-blurred": "#b9bec6",
-        "input-selection-background": "#0b5cad 20%",
-        "code-keyword": "#7a3ec8",
-        "code-function": "#0b5cad",
-        "code-type": "#0b6b6b",
-        "code-number": "#944a00",
-        "code-string": "#1a7034",
-        "code-comment": "#5b636c",
-    },
-)
+# A row per color or CSS variable. The columns: dark, light, and both in entries of the 256-color
+# palette. "-" is the value of Textual or of `with_derived_colors`.
+_COLORS = """
+primary                          #6cb6ff      #0b5cad      75   25
+secondary                        #4f93d2      #3a7bc8      68   31
+accent                           #e3b341      #7d5200      179  94
+success                          #6bc46d      #1a7034      114  22
+warning                          #e3b341      #7d5200      179  94
+error                            #f47067      #b3232b      210  124
+foreground                       #d7dce5      #1f2328      253  235
+background                       #15181e      #fbfbfa      234  231
+surface                          #1b1f27      #f2f2f0      235  255
+panel                            #262b36      #e5e5e1      236  254
+foreground-muted                 #a4acb8      #4f565f      248  240
+block-cursor-background          #24405f      #cfe3f8      17   153
+block-cursor-foreground          #ffffff      #0b2545      231  235
+block-cursor-blurred-background  #262b36      #e5e5e1      236  254
+border                           #6cb6ff      #0b5cad      75   25
+border-blurred                   #414a5b      #b9bec6      240  250
+input-selection-background       #6cb6ff 30%  #0b5cad 20%  24   153
+text-primary                     -            -            111  25
+text-secondary                   -            -            110  24
+text-accent                      -            -            222  94
+text-success                     -            -            114  22
+text-warning                     -            -            222  94
+text-error                       -            -            210  124
+prompt-background                -            -            235  255
+chosen-background                -            -            236  254
+accepted-background              -            -            22   194
+error-background                 -            -            52   224
+code-keyword                     #c99bff      #7a3ec8      177  91
+code-function                    #6cb6ff      #0b5cad      75   25
+code-type                        #56d1c6      #0b6b6b      80   23
+code-number                      #f0a868      #944a00      215  94
+code-string                      #8ddb8c      #1a7034      114  22
+code-comment                     #8f98a6      #5b636c      247  240
+"""  # foreground-muted: a contrast of 4.5 : 1 on each background
+_FIELDS = 10  # The first rows are fields of `Theme`, the others variables.
 
 
 def _xterm(number: int) -> str:
@@ -87,40 +66,18 @@ def _xterm(number: int) -> str:
     return "#{:02x}{:02x}{:02x}".format(*(levels[place // size % 6] for size in (36, 6, 1)))
 
 
-def _with_256_colors(theme: Theme, colors: str, variables: str) -> Theme:
-    """Return `theme` in the colors of the 256-color palette, as lines of names and numbers."""
-
-    def parse(text: str) -> dict[str, str]:
-        words = text.split()
-        return {name: _xterm(int(at)) for name, at in zip(words[::2], words[1::2], strict=True)}
-
-    changed: dict[str, Any] = parse(colors)
-    name = f"{theme.name}-256"
-    return replace(theme, name=name, variables=theme.variables | parse(variables), **changed)
+def _theme(name: str, column: int) -> Theme:
+    """Return the theme in a column of `_COLORS`."""
+    rows = [re.split(" {2,}", line) for line in _COLORS.strip().splitlines()]
+    values = [(row[0], row[column]) for row in rows if row[column] != "-"]
+    colors = [(key, _xterm(int(each)) if each.isdecimal() else each) for key, each in values]
+    fields: Any = dict(colors[:_FIELDS])
+    variables = dict(colors[_FIELDS:]) | {"block-cursor-text-style": "none"}
+    return Theme(name, **fields, dark=name.startswith("dark"), variables=variables)
 
 
-DARK_256 = _with_256_colors(
-    DARK,
-    """primary 75 secondary 68 accent 179 success 114 warning 179 error 210
-    foreground 253 background 234 surface 235 panel 236""",
-    """foreground-muted 248 block-cursor-background 17 block-cursor-foreground 231
-    block-cursor-blurred-background 236 border 75 border-blurred 240 input-selection-background 24
-    text-primary 111 text-secondary 110 text-accent 222 text-success 114
-    text-warning 222 text-error 210 prompt-background 235 chosen-background 236
-    accepted-background 22 error-background 52 code-keyword 177 code-function 75 code-type 80
-    code-number 215 code-string 114 code-comment 247""",
-)
-LIGHT_256 = _with_256_colors(
-    LIGHT,
-    """primary 25 secondary 31 accent 94 success 22 warning 94 error 124
-    foreground 235 background 231 surface 255 panel 254""",
-    """foreground-muted 240 block-cursor-background 153 block-cursor-foreground 235
-    block-cursor-blurred-background 254 border 25 border-blurred 250 input-selection-background 153
-    text-primary 25 text-secondary 24 text-accent 94 text-success 22
-    text-warning 94 text-error 124 prompt-background 255 chosen-background 254
-    accepted-background 194 error-background 224 code-keyword 91 code-function 25 code-type 23
-    code-number 94 code-string 22 code-comment 240""",
-)
+DARK, LIGHT = _theme("dark", 1), _theme("light", 2)
+DARK_256, LIGHT_256 = _theme("dark-256", 3), _theme("light-256", 4)
 
 
 def with_derived_colors(variables: dict[str, str]) -> dict[str, str]:

@@ -38,7 +38,6 @@ _MAX_FENCES = 8  # fences tried, last ones first
 
 
 def render(tree: ConversationTree, form: ExportFormat) -> str:
-    """Render a conversation in a format."""
     return as_json([tree]) if form == "json" else as_markdown(tree)
 
 

@@ -181,11 +181,12 @@ async def test_older_turns_become_a_note(tmp_path: Path) -> None:
         it.app.conversation.set_options(ChatOptions(max_tokens=7))
         await it.send("/compact")
         assert it.prompts == [NOTE]
-        assert it.app.answering.active is not None
+        active = it.app.answering.active
+        assert active is not None
         assert [message.content for message in it.history] == [
             before[0], original[0], before[1], original[1], SUMMARY_PROMPT,
         ]  # fmt: skip
-        options = it.app.answering._options_of(it.app.conversation, it.app.answering.active)
+        _, options, _ = it.app.answering._request_for(it.app.conversation, active)
         assert (options.max_tokens, options.thinking_budget) == (8192 // 5, 8192 // 10)
         await it.answer("They talked.")
         await it.rest()

@@ -103,21 +103,28 @@ class AnswerController:
         It shares the prefix of the next turn, in the prompt cache.
         """
         turn = ChatTurn(ChatMessage("user", prompt))
+        messages, options, tools = self._request_for(conversation, turn)
+        return messages, replace(options, side_request=True), tools
+
+    def _request_for(
+        self, conversation: Conversation, turn: ChatTurn
+    ) -> tuple[list[Message], GenerateOptions, Sequence[Tool]]:
+        """Return the history, the options and the tools for an answer."""
         messages = conversation.history(turn, self._settings.current.system)
         options = conversation.tree.options.apply(self._settings.options)
-        options = replace(options, conversation=conversation.tree.conversation, side_request=True)
-        return messages, options, self._tools.offered.for_model()
+        sampling = replace(options.sampling, constraint=turn.constraint)
+        name = conversation.tree.conversation
+        options = replace(options, sampling=sampling, conversation=name)
+        if not turn.summarizes:
+            return messages, options, self._tools.offered.for_model()
+        limit, budget = self.context_length // 5, self.context_length // 10
+        return messages, replace(options, max_tokens=limit, thinking_budget=budget), ()
 
     async def unqueue_last(self) -> None:
         """Return the last queued prompt to the prompt box; an answer that goes on ends instead."""
         queued = [turn for turn in self._queue if turn in self._conversation]
         if queued:
-            turn = queued[-1]
-            if turn.has_output:
-                self._end_turn(turn, "done", "cancelled")
-            else:
-                self._remove_pending(turn)
-                await self._put_back([turn])
+            await self._put_back(self._end_or_remove(queued[-1:], "done", "cancelled"))
             self._view.show_state()
 
     @property
@@ -155,7 +162,6 @@ class AnswerController:
         return reopened is not None
 
     def set_title(self, conversation: str, title: str) -> None:
-        """Update the title of a conversation."""
         for each in (self._conversation, *self._background.values()):
             if each.tree.conversation == conversation:
                 each.tree.title = title
@@ -222,16 +228,12 @@ class AnswerController:
 
         Unanswered prompts return to the prompt box, except that of `discard`.
         """
-        unanswered = []
-        for turn in [turn for turn in self._pending() if turn in self._conversation]:
+        turns = [turn for turn in self._pending() if turn in self._conversation]
+        for turn in turns:
             self._stop_work(turn)
-            if turn.has_output:
-                self._end_turn(turn, "done", "cancelled")
-                self._show_phase("stopped")
-            else:
-                self._remove_pending(turn)
-                unanswered.append(turn)
-                self._show_phase("ready")
+        unanswered = self._end_or_remove(turns, "done", "cancelled")
+        if turns:
+            self._show_phase("ready" if turns[-1] in unanswered else "stopped")
         await self._put_back(unanswered, discard)
         await self._answer_next()
 
@@ -370,7 +372,6 @@ class AnswerController:
         self._view.show_state()
 
     async def receive_from_tools(self, message: ToolServerMessage) -> None:
-        """Handle a message of the tool servers."""
         await self._tools.receive(message)
         if self.active is None:
             self._show_phase("ready")
@@ -408,15 +409,9 @@ class AnswerController:
 
     async def _fail(self, error: str) -> None:
         """Show an error; unanswered prompts on the screen return to the prompt box."""
-        unanswered = []
-        for turn in self._pending():
-            if turn in self._tools.turns:
-                continue  # its next request tries again
-            if turn in self._conversation and not turn.has_output:
-                self._remove_pending(turn)
-                unanswered.append(turn)
-            else:
-                self._end_turn(turn, "failed", None)
+        # The next request of a turn that calls tools tries again.
+        turns = [turn for turn in self._pending() if turn not in self._tools.turns]
+        unanswered = self._end_or_remove(turns, "failed", None)
         self._is_loading = False
         self._view.status.phase = "failed"
         await self._put_back(unanswered)
@@ -443,11 +438,23 @@ class AnswerController:
         return next(found, self._conversation)
 
     def _remove_pending(self, turn: ChatTurn) -> None:
-        """Remove a turn from the pending ones."""
         if turn is self.active:
             self.active = None
         elif turn in self._queue:
             self._queue.remove(turn)
+
+    def _end_or_remove(
+        self, turns: Sequence[ChatTurn], state: TurnState, reason: FinishReason | None
+    ) -> list[ChatTurn]:
+        """End the answers of turns; return those on the screen without output, not pending now."""
+        unanswered = []
+        for turn in turns:
+            if turn in self._conversation and not turn.has_output:
+                self._remove_pending(turn)
+                unanswered.append(turn)
+            else:
+                self._end_turn(turn, state, reason)
+        return unanswered
 
     def _end_turn(self, turn: ChatTurn, state: TurnState, reason: FinishReason | None) -> None:
         """End a turn's answer and save it."""
@@ -480,30 +487,11 @@ class AnswerController:
             if answer := self._view.transcript.answer(turn):
                 answer.show_state()
             if self._session is not None:
-                conversation = self._conversation_of(turn)
-                messages = conversation.history(turn, self._settings.current.system)
-                options = self._options_of(conversation, turn)
-                options = replace(
-                    options,
-                    sampling=replace(options.sampling, constraint=turn.constraint),
-                    conversation=conversation.tree.conversation,
-                )
-                self._session.request(
-                    turn.request,
-                    messages,
-                    options,
-                    () if turn.summarizes else self._tools.offered.for_model(),
-                )
+                request = self._request_for(self._conversation_of(turn), turn)
+                self._session.request(turn.request, *request)
         elif self.active is None and self._queue and not self._is_loading:
             self._show_phase("ready")
         self._view.show_state()
-
-    def _options_of(self, conversation: Conversation, turn: ChatTurn) -> GenerateOptions:
-        options = conversation.tree.options.apply(self._settings.options)
-        if not turn.summarizes:
-            return options
-        limit, budget = self.context_length // 5, self.context_length // 10
-        return replace(options, max_tokens=limit, thinking_budget=budget)
 
     def download_missing(self) -> None:
         """Download the model, which prompts then wait for."""

@@ -152,7 +152,6 @@ class LibraryController:
             return ()  # `SavingFailed` reports the reason.
 
     async def load_earlier_prompts(self) -> None:
-        """Load earlier prompts into the prompt box."""
         if self._store is not None:
             with contextlib.suppress(ConversationError):  # `SavingFailed` reports the reason.
                 prompts = await self._store.call(lambda store: store.recent_prompts(_MAX_PROMPTS))

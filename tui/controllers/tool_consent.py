@@ -51,7 +51,6 @@ class ToolController:
             self.offered.servers = self._servers.names
 
     def start(self, post: Callable[[Message], object]) -> None:
-        """Start the servers."""
         if self._servers is not None:
             self._servers.start(post)
             loop = asyncio.get_running_loop()

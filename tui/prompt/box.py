@@ -35,6 +35,8 @@ class PromptBox(Unmarked, TextArea):
         # These override TextArea's own bindings.
         Binding("f6", "app.edit", "Edit your last message and send it again"),
         Binding("f7", "app.copy_answer", "Copy the last answer"),
+        Binding("pageup", "app.page(-1)", "Scroll up"),
+        Binding("pagedown", "app.page(1)", "Scroll down"),
     ]
 
     @dataclass
@@ -47,18 +49,6 @@ class PromptBox(Unmarked, TextArea):
         @property
         def full_text(self) -> str:
             return attachments.expand_pastes(self.text, attachments.pasted_texts(self.pastes))
-
-    class NothingToSend(Message):
-        """Posted for Enter in an empty box."""
-
-    @dataclass
-    class ScrollRequested(Message):
-        """Posted for keys that scroll the transcript; Home and End do so in an empty box."""
-
-        action: str  # of the transcript
-
-    class QueuedPromptRequested(Message):
-        """Posted for Up in an empty box, to take back a queued prompt."""
 
     # Texts in the border, each with the app action that a click runs ("" for none).
     hints: reactive[Sequence[tuple[str, str]]] = reactive[Sequence[tuple[str, str]]](())
@@ -217,7 +207,7 @@ class PromptBox(Unmarked, TextArea):
 
     def action_cursor_up(self, select: bool = False) -> None:
         if not select and self.has_queued_prompt and not self.text:
-            self.post_message(self.QueuedPromptRequested())
+            self.call_later(self.run_action, "app.take_back")
         elif not select and self.sent_prompts and (not self.text or self._is_browsing):
             newest = len(self.sent_prompts)
             self._recall(max(0, (self._history_index if self._is_browsing else newest) or 0) - 1)
@@ -234,19 +224,13 @@ class PromptBox(Unmarked, TextArea):
         if self.text:
             super().action_cursor_line_start(select)
         else:
-            self.post_message(self.ScrollRequested("begin"))
+            self.call_later(self.run_action, "app.begin")
 
     def action_cursor_line_end(self, select: bool = False) -> None:
         if self.text:
             super().action_cursor_line_end(select)
         else:
-            self.post_message(self.ScrollRequested("follow"))
-
-    def action_cursor_page_up(self) -> None:
-        self.post_message(self.ScrollRequested("page(-1)"))
-
-    def action_cursor_page_down(self) -> None:
-        self.post_message(self.ScrollRequested("page(1)"))
+            self.call_later(self.run_action, "app.follow")
 
     @property
     def _is_browsing(self) -> bool:
@@ -259,7 +243,7 @@ class PromptBox(Unmarked, TextArea):
         """Post the text as a prompt and empty the box."""
         text = self.text.strip()
         if not self.full_text.strip():
-            self.post_message(self.NothingToSend())
+            self.call_later(self.run_action, "app.accept_offer")
             return
         self._add_to_history(text)
         self.clear()

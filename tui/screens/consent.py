@@ -20,6 +20,7 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from akunu_py.chats.tool_rounds import ToolUse
+from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.transcript.turn import describe_call, readable_arguments
 from akunu_py.workarounds.textual_heights import SummedHeight
 
@@ -41,12 +42,6 @@ class ConsentPanel(SummedHeight):
         """Posted when the user chose."""
 
         consent: Consent
-
-    @dataclass
-    class Typed(Message):
-        """Posted for a character, which belongs to the prompt."""
-
-        character: str
 
     def __init__(self) -> None:
         super().__init__(id="consent")
@@ -89,7 +84,6 @@ class ConsentPanel(SummedHeight):
         self._choices.focus()
 
     def hide(self) -> None:
-        """Stop asking."""
         self._call = ""
         self._show(False)
 
@@ -106,7 +100,9 @@ class ConsentPanel(SummedHeight):
         if event.is_printable and event.character:
             event.stop()
             event.prevent_default()
-            self.post_message(self.Typed(event.character))
+            box = self.screen.query_one(PromptBox)
+            box.focus()
+            box.insert(event.character)
 
     @on(OptionList.OptionSelected)
     def _decide(self, event: OptionList.OptionSelected) -> None:

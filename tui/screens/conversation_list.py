@@ -291,7 +291,6 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         self._update_keys()
 
     def _update_keys(self) -> None:
-        """Show the available keys."""
         self._keys = _KEYS if self._renaming is None else "Enter save the title · Esc cancel"
         self._show_keys()
 

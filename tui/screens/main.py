@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -71,21 +70,20 @@ class ChatView:
         directory: Path,
         *,
         offer_better: bool,  # look for a better model in an empty chat
-        server: str = "",  # address that receives the prompts
-        tool_servers: Sequence[str] = (),  # names of MCP servers
+        privacy: str,  # where prompts go
     ) -> None:
         self._notify = notify
         self._state = state
         self._conversation = conversation
         self._offer_better = offer_better
-        self._server = server
-        self._tool_servers = tool_servers
+        self._privacy = privacy
         self._explained = False  # drafting was explained
         self._question: QuestionScreen | None = None
         self.error_count = 0
         self._popup = SuggestionPopup(directory, id="completion")
         self.title = Static(id="title")
-        self.transcript = Transcript(conversation, self._welcome(model), id="transcript")
+        welcome = Welcome(model, offer_better, privacy)
+        self.transcript = Transcript(conversation, welcome, id="transcript")
         self.panel = DraftingPanel(id="drafting")
         self.message = MessageLine()
         self.consent = ConsentPanel()
@@ -140,7 +138,6 @@ class ChatView:
         self.prompt.app.push_screen(self._question, on_answer)
 
     def close_question(self) -> None:
-        """Close the open question, if any."""
         if self._question is not None and self._question.is_current:
             self._question.dismiss(None)
         self._question = None
@@ -156,7 +153,7 @@ class ChatView:
             await self.show_welcome()
 
     async def show_welcome(self) -> None:
-        welcome = self._welcome(self._state().model)
+        welcome = Welcome(self._state().model, self._offer_better, self._privacy)
         await self.transcript.add(welcome)
         if self._state().missing:
             welcome.offer_download()
@@ -195,10 +192,6 @@ class ChatView:
     def toggle_thinking(self) -> None:
         self.transcript.thinking = not self.transcript.thinking
 
-    def _welcome(self, model: str) -> Welcome:
-        better = partial(better_model, model) if self._offer_better else None
-        return Welcome(model, better, describe_privacy(self._server, self._tool_servers))
-
 
 _WRITING = (
     ("Enter", "send"),
@@ -219,16 +212,11 @@ _ACTIONS = (  # in the same rows as `_WRITING`
 class Welcome(Vertical):
     """The start page: the model, its description or download, offers, and the keys."""
 
-    def __init__(
-        self,
-        model: str,
-        better: Callable[[], ModelRow | None] | None = None,
-        privacy: str = "",  # where prompts go
-    ) -> None:
+    def __init__(self, model: str, offer_better: bool, privacy: str) -> None:
         super().__init__()
-        self._privacy = privacy
         self._model = model
-        self._better = better  # finds a better model; called in a thread
+        self._offer_better = offer_better  # looks for a better model
+        self._privacy = privacy  # where prompts go
         # Created here because they may be updated before they are mounted.
         self._download, self._offered, self._last = lines = [
             Static(classes=name) for name in ("download", "offer", "last")
@@ -253,8 +241,8 @@ class Welcome(Vertical):
                     yield Static(words, classes="meaning")
 
     def on_mount(self) -> None:
-        if self._better is not None:
-            self.run_worker(self._offer_better_model(self._better), exit_on_error=False)
+        if self._offer_better:
+            self.run_worker(self._offer_better_model(), exit_on_error=False)
 
     def offer_download(self) -> None:
         """Offer to download the model, which is not on this machine."""
@@ -276,8 +264,8 @@ class Welcome(Vertical):
         self._download.update(Content(displayable(text)))
         self._download.display = bool(words)
 
-    async def _offer_better_model(self, better: Callable[[], ModelRow | None]) -> None:
-        row = await asyncio.to_thread(better)
+    async def _offer_better_model(self) -> None:
+        row = await asyncio.to_thread(better_model, self._model)
         if row is not None:
             self._offered.update(Content(describe_offer(row)))
             self._offered.display = True

@@ -83,17 +83,11 @@ class ModelsScreen(ListDialog[str]):
     placeholder = "Search models, or enter owner/repository"
     none_found = "No matching model."
 
-    def __init__(
-        self,
-        current: str,
-        downloads: Downloads,
-        memory: int | None = None,
-        memory_limit: int | None = None,
-    ) -> None:
+    def __init__(self, current: str, downloads: Downloads, memory_limit: int | None) -> None:
         super().__init__()
         self.preferred = current  # the model in use
         self._downloads = downloads
-        self._memory = memory  # bytes available to a model; None: measured
+        self._memory: int | None = None  # bytes available to a model, None until measured
         self._memory_limit = memory_limit  # bytes set by the user, in place of the measured ones
         self._rows: list[ModelRow] = []
         self._visible_rows: dict[str, ModelRow] = {}
@@ -109,8 +103,7 @@ class ModelsScreen(ListDialog[str]):
 
     def on_mount(self) -> None:
         self._rows = model_rows(self._memory, self._machine)
-        if self._memory is None:
-            self.run_worker(self._measure())
+        self.run_worker(self._measure())
 
     def on_resize(self) -> None:
         self.call_after_refresh(self.draw)  # The columns depend on the final size.

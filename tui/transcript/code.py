@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from markdown_it.token import Token as MarkdownToken
 from pygments.lexer import Lexer
 from pygments.lexers import get_lexer_by_name
-from pygments.token import Token
+from pygments.token import Token, string_to_tokentype
 from pygments.util import ClassNotFound
 from rich.cells import cell_len, split_graphemes
 from textual import events
@@ -28,43 +29,23 @@ from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
 from akunu_py.tui.transcript.markdown_parser import has_gap
 
-_KEYWORD, _FUNCTION, _TYPE, _NUMBER = (
-    "$code-keyword",
-    "$code-function",
-    "$code-type",
-    "$code-number",
-)
-_STYLES: dict[Any, str] = {  # A token without a style has that of its parent.
-    Token: "",
-    Token.Comment: "$code-comment italic",
-    Token.Comment.Preproc: _KEYWORD,
-    Token.Generic.Deleted: "$text-error",
-    Token.Generic.Emph: "italic",
-    Token.Generic.Heading: "bold",
-    Token.Generic.Inserted: "$text-success",
-    Token.Generic.Prompt: "$code-comment",
-    Token.Generic.Strong: "bold",
-    Token.Generic.Subheading: _FUNCTION,
-    Token.Keyword: _KEYWORD,
-    Token.Keyword.Constant: _NUMBER,
-    Token.Keyword.Type: _TYPE,
-    Token.Literal: "",
-    Token.Literal.Date: _NUMBER,
-    Token.Literal.Number: _NUMBER,
-    Token.Literal.String: "$code-string",
-    Token.Literal.String.Escape: _NUMBER,
-    Token.Literal.String.Interpol: _NUMBER,
-    Token.Name.Attribute: _FUNCTION,
-    Token.Name.Builtin: _FUNCTION,
-    Token.Name.Builtin.Pseudo: "italic",
-    Token.Name.Class: _TYPE,
-    Token.Name.Constant: _NUMBER,
-    Token.Name.Decorator: _FUNCTION,
-    Token.Name.Exception: _TYPE,
-    Token.Name.Function: _FUNCTION,
-    Token.Name.Tag: _KEYWORD,
-    Token.Name.Variable: _TYPE,
-    Token.Operator.Word: _KEYWORD,
+_FUNCTION, _TYPE = "$code-function", "$code-type"
+_TOKENS = {  # names of tokens, by style; other tokens have the style of their parent
+    "bold": "Generic.Heading Generic.Strong",
+    "italic": "Generic.Emph Name.Builtin.Pseudo",
+    "$code-comment": "Generic.Prompt",
+    "$code-comment italic": "Comment",
+    "$code-keyword": "Comment.Preproc Keyword Name.Tag Operator.Word",
+    "$code-number": "Keyword.Constant Literal.Date Literal.Number Literal.String.Escape "
+    "Literal.String.Interpol Name.Constant",
+    "$code-string": "Literal.String",
+    "$text-error": "Generic.Deleted",
+    "$text-success": "Generic.Inserted",
+    _FUNCTION: "Generic.Subheading Name.Attribute Name.Builtin Name.Decorator Name.Function",
+    _TYPE: "Keyword.Type Name.Class Name.Exception Name.Variable",
+}
+_STYLES: dict[Any, str] = {Token: ""} | {
+    string_to_tokentype(name): style for style, names in _TOKENS.items() for name in names.split()
 }
 _TYPE_NAMES = ("bool", "bytes", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple")
 _CAPITALIZED = re.compile(r"[A-Z]\w*[a-z]\w*")
@@ -115,15 +96,11 @@ class CodeBlock(MarkdownFence):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"code--head", "code--key", "code--mark"}
 
+    @dataclass
     class CopyRequested(Message):
         """Posted when `copy` is clicked."""
 
-        def __init__(self, block: CodeBlock, code: str, language: str) -> None:
-            super().__init__()
-            self.block, self.code, self.language = block, code, language
-
-    class WrapRequested(Message):
-        """Posted when `wrap` is clicked."""
+        block: CodeBlock
 
     def __init__(self, markdown: Markdown, token: MarkdownToken, code: str) -> None:
         # Skips MarkdownFence's constructor, which highlights immediately.
@@ -198,7 +175,7 @@ class CodeBlock(MarkdownFence):
             parts += [(" · ", head), *_clickable("b", " copy", "copy", key, head)]
         if self.is_cut and self.has_keys:
             wrap = " unwrap" if self._is_wrapped else " wrap"
-            parts += [(" · ", head), *_clickable("w", wrap, "wrap", key, head)]
+            parts += [(" · ", head), *_clickable("w", wrap, "app.wrap_code", key, head)]
         shown = Content.assemble(*parts)
         scroll = Content.styled(_SCROLL, head)
         can_scroll = self.has_keys and self.is_cut and not self._is_wrapped
@@ -247,10 +224,7 @@ class CodeBlock(MarkdownFence):
         self.scroll_code(-1)
 
     def action_copy(self) -> None:
-        self.post_message(self.CopyRequested(self, f"{self.code}\n", self.lexer))
-
-    def action_wrap(self) -> None:
-        self.post_message(self.WrapRequested())
+        self.post_message(self.CopyRequested(self))
 
 
 def _clickable(

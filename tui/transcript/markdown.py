@@ -99,7 +99,6 @@ class MarkdownSection(Vertical):
         return self._markdown is None
 
     async def append(self, text: str) -> None:
-        """Append text to the section."""
         self.text += text
         if self._markdown is not None:
             await self._markdown.append(text)
@@ -155,7 +154,6 @@ class AnswerMarkdown(Vertical):
         return list(self.query_children(MarkdownSection))
 
     async def append(self, text: str) -> None:
-        """Append text to the answer."""
         await self._last.restore()
         parts = split_sections(self._last.text + text)
         if len(parts) == 1:

@@ -31,14 +31,12 @@ from akunu_py.types import FinishReason
 _THINKING_TAIL = 1500  # characters shown while thinking grows; each token wraps them again
 
 
-class ThinkingView(Vertical):
-    """The reasoning before an answer: one line, or all of it while `open`. Hidden if empty."""
+class Foldable(Vertical):
+    """A line, and more text below it while `is_open`; a click on the line opens or folds it."""
 
-    def __init__(self, turn: ChatTurn, *, open: bool) -> None:
+    def __init__(self, *, is_open: bool) -> None:
         super().__init__()
-        self._turn = turn
-        self._open = open
-        self._is_complete = False  # all of the reasoning is drawn
+        self.is_open = is_open
         self._head = Static(classes="head")
         self._body = Static(classes="body")
 
@@ -50,31 +48,43 @@ class ThinkingView(Vertical):
         self.sync()
 
     def on_click(self, event: events.Click) -> None:
-        if event.widget is self._head:
-            self.show(not self._open)
+        clicked, _ = self.screen.get_widget_at(*event.screen_offset)
+        if clicked is self._head:
+            self.show(not self.is_open)
 
-    def show(self, open: bool) -> None:
-        """Open or fold the thinking."""
-        self._open = open
-        self._is_complete = False
+    def show(self, is_open: bool) -> None:
+        """Open or fold the text."""
+        self.is_open = is_open
         self.sync()
 
     def sync(self) -> None:
-        """Draw new text of the turn."""
-        if self._is_complete:
+        """Draw the present text."""
+        raise NotImplementedError
+
+
+class ThinkingView(Foldable):
+    """The reasoning before an answer: one line, or all of it. Hidden if empty."""
+
+    def __init__(self, turn: ChatTurn, *, is_open: bool) -> None:
+        super().__init__(is_open=is_open)
+        self._turn = turn
+        self._completed: bool | None = None  # `is_open` when all of the reasoning was drawn
+
+    def sync(self) -> None:
+        if self._completed is self.is_open:
             return
         thinking = self._turn.thinking.strip()
         self.display = bool(thinking)
-        self._body.display = self._open
+        self._body.display = self.is_open
         if not thinking:
             return
         is_growing = self._turn.state == "answering" and not self._turn.answer
-        self._is_complete = bool(self._turn.answer)
+        self._completed = self.is_open if self._turn.answer else None
         words = len(thinking.split())
-        mark, key = ("▾", "F3 folds") if self._open else ("▸", "F3 opens")
+        mark, key = ("▾", "F3 folds") if self.is_open else ("▸", "F3 opens")
         head = "thinking…" if is_growing else "thought"
         self._head.update(Content(f"{mark} {head}  {words:,} words  {key}"))
-        if self._open:
+        if self.is_open:
             shown = thinking[-_THINKING_TAIL:] if is_growing else thinking
             self._body.update(Content(displayable(shown)))
 
@@ -104,47 +114,22 @@ def readable_arguments(arguments: str) -> str:
     return displayable(text)
 
 
-class ToolUseView(Vertical):
+class ToolUseView(Foldable):
     """A call: one line, or its arguments and its result while open."""
 
     def __init__(self, use: ToolUse) -> None:
-        super().__init__()
-        self._use = use
-        self._is_open = False
-        self._head = Static(classes="head")
-        self._body = Static(classes="body")
+        super().__init__(is_open=False)
+        self.use = use
 
-    def compose(self) -> ComposeResult:
-        yield self._head
-        yield self._body
-
-    def on_mount(self) -> None:
-        self.show(self._use)
-
-    def on_click(self, event: events.Click) -> None:
-        clicked, _ = self.screen.get_widget_at(*event.screen_offset)
-        if clicked is self._head:
-            self.toggle()
-
-    @property
-    def is_open(self) -> bool:
-        return self._is_open
-
-    def toggle(self) -> None:
-        """Open or fold the call."""
-        self._is_open = not self._is_open
-        self.show(self._use)
-
-    def show(self, use: ToolUse) -> None:
-        """Draw the state of the call."""
-        self._use = use
-        mark = "▾" if self._is_open else "▸"
+    def sync(self) -> None:
+        use = self.use
+        mark = "▾" if self.is_open else "▸"
         arguments = on_one_line(use.call.arguments[:_MAX_HEAD])
         size = f"  {len(use.result):,} characters" if use.outcome == "done" else ""
         head = f"{mark} {describe_call(use)}  {_MARKS[use.outcome]}{size}  {arguments}"
         self._head.update(Content(head))
-        self._body.display = self._is_open
-        if self._is_open:
+        self._body.display = self.is_open
+        if self.is_open:
             arguments = readable_arguments(use.call.arguments)
             result = displayable(use.shown_result) if use.has_ended else ""
             self._body.update(Content("\n\n".join(filter(None, (arguments, result)))))
@@ -161,7 +146,7 @@ class RoundsView(Vertical):
     def compose(self) -> ComposeResult:
         for each in self._turn.rounds:
             part = ChatTurn(self._turn.prompt, each.text or " ", each.thinking, state="done")
-            yield ThinkingView(part, open=self._thinking)
+            yield ThinkingView(part, is_open=self._thinking)
             if each.text.strip():
                 yield AnswerMarkdown(displayable(each.text))
             for use in each.uses:
@@ -171,15 +156,15 @@ class RoundsView(Vertical):
         """Draw the states of the calls."""
         uses = [use for each in self._turn.rounds for use in each.uses]
         for view, use in zip(self.query(ToolUseView), uses, strict=False):
-            view.show(use)
+            view.use = use
+            view.sync()
 
     def toggle(self) -> None:
         """Open all calls, or fold them if all are open."""
         views = list(self.query(ToolUseView))
         unfold = not all(view.is_open for view in views)
         for view in views:
-            if view.is_open is not unfold:
-                view.toggle()
+            view.show(unfold)
 
 
 # Why an answer is incomplete. None: it failed, or the process was killed.
@@ -320,7 +305,7 @@ class AnswerView(Vertical):
         self.turn = turn
         self._number = number
         self._has_actions = False
-        self.thinking = ThinkingView(turn, open=thinking)
+        self.thinking = ThinkingView(turn, is_open=thinking)
         text = displayable(turn.answer)
         self._text: AnswerMarkdown | DraftedText = AnswerMarkdown(turn.markdown_prefix + text)
         self._text.display = not drafting

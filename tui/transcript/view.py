@@ -16,7 +16,6 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.geometry import Offset, Size
 from textual.layout import DockArrangeResult
-from textual.message import Message
 from textual.reactive import reactive
 from textual.scrollbar import ScrollBar
 from textual.widget import Widget
@@ -120,7 +119,6 @@ class TurnColumn(Vertical):
             await self._show_counts()
 
     async def mount_earlier(self) -> None:
-        """Mount earlier turns."""
         more = self.earlier[-_STEP:]
         del self.earlier[-_STEP:]
         first = self.messages[0] if self.messages else None
@@ -132,7 +130,6 @@ class TurnColumn(Vertical):
         await self._show_counts()
 
     async def mount_later(self) -> None:
-        """Mount later turns."""
         more = self.later[:_STEP]
         del self.later[:_STEP]
         await self.query_children(LaterTurns).remove()
@@ -260,14 +257,8 @@ class Transcript(SteadyScroll, can_focus=False):
     class MoreBelow(Static, can_focus=False):
         """A hint below the transcript that an answer grows below the viewport."""
 
-        def on_click(self) -> None:
-            self.post_message(Transcript.EndRequested())
-
-    class EndRequested(Message):
-        """Posted when the reader asks to follow the end again."""
-
-    class PromptRequested(Message):
-        """Posted for Down on the last message: the prompt box takes the focus."""
+        async def on_click(self) -> None:
+            await self.run_action("app.follow")
 
     def __init__(self, conversation: Conversation, *first: Widget, id: str) -> None:
         self._column = TurnColumn(self._views, *first)
@@ -531,7 +522,7 @@ class Transcript(SteadyScroll, can_focus=False):
         if self._chosen in views:
             now = views.index(self._chosen)
         if now + steps >= len(views):
-            self.post_message(self.PromptRequested())
+            await self.run_action("app.focus('prompt')")
         else:
             self._choose(views[max(0, now + steps)])
 
@@ -580,8 +571,6 @@ class Transcript(SteadyScroll, can_focus=False):
     def action_wrap_code(self) -> None:
         """Switch between wrapping and truncating code lines in all blocks."""
         self.toggle_class("-wrap")
-
-    on_code_block_wrap_requested = action_wrap_code
 
     def action_scroll_code(self, steps: int) -> None:
         """Scroll the code blocks of the chosen message."""

@@ -230,7 +230,10 @@ class ChatClient:
         options: GenerateOptions,
         tools: Sequence[Tool] = (),
     ) -> None:
-        """Let the model write a title once it is idle; the next request cancels that."""
+        """Let the model write a title once it is idle; the next request cancels that.
+
+        The title is posted if the model ended it.
+        """
         options = replace(
             options,
             max_tokens=_TITLE_TOKENS,
@@ -238,10 +241,17 @@ class ChatClient:
             thinking_budget=0,
             sampling=SamplingOptions(constraint=Constraint("regex", _TITLE)),
         )
-        collector = _TitleCollector(conversation, lambda message: self._post(message))
-        self._host.submit(
-            AnnotatedAnswerJob(messages, options, tools=tools), collector.add, idle=True
-        )
+        parts: list[str] = []
+
+        def collect(event: Event) -> None:
+            if isinstance(event, AnnotatedPiece):
+                parts.append(event.piece.text)
+            elif isinstance(event, Finished):
+                end = event.details
+                if (end.reason if isinstance(end, AnnotatedEnd) else event.reason) == "stop":
+                    self._post(TitleWritten(conversation, "".join(parts)))
+
+        self._host.submit(AnnotatedAnswerJob(messages, options, tools=tools), collect, idle=True)
 
     def switch(self, model: str) -> None:
         """Load `model`, or reload the current one, after the queued requests; unload first."""
@@ -317,22 +327,6 @@ class _AnswerPoster:
         if self._buffer:
             flushed = self._buffer.flush(self._request, self._stats, self._gauges, self._calling)
             self._post(flushed)
-
-
-class _TitleCollector:
-    """Collects the text of a title; posts it if the model ended it."""
-
-    def __init__(self, conversation: str, post: Callable[[AnswerMessage], object]) -> None:
-        self._conversation, self._post = conversation, post
-        self._text = ""
-
-    def add(self, event: Event) -> None:
-        if isinstance(event, AnnotatedPiece):
-            self._text += event.piece.text
-        elif isinstance(event, Finished):
-            end = event.details
-            if (end.reason if isinstance(end, AnnotatedEnd) else event.reason) == "stop":
-                self._post(TitleWritten(self._conversation, self._text))
 
 
 def add_spans(spans: list[Span], drafted: tuple[Span, ...], offset: int) -> None:

@@ -86,19 +86,17 @@ class StoreThread:
     def activate_branch(self, conversation: str, message: str) -> None:
         """Queue a change of the active branch. See `ConversationStore.activate_branch`."""
         key = "activate", conversation, message
-        self._write_later(
-            key, lambda store: store.activate_branch(conversation, message), last=True
-        )
+        self._write_later(key, lambda store: store.activate_branch(conversation, message))
 
     def remove(self, conversation: str, message: str) -> None:
         """Queue the removal of a message and its replies. See `ConversationStore.remove`."""
         key = "remove", conversation, message
-        self._write_later(key, lambda store: store.remove(conversation, message), last=True)
+        self._write_later(key, lambda store: store.remove(conversation, message))
 
     def set_options(self, conversation: str, options: ChatOptions) -> None:
         """Queue the options of a conversation. See `ConversationStore.set_options`."""
         key = "options", conversation
-        self._write_later(key, lambda store: store.set_options(conversation, options), last=True)
+        self._write_later(key, lambda store: store.set_options(conversation, options))
 
     async def call(self, function: Callable[[ConversationStore], Result]) -> Result:
         """Run `function` after all queued writes; return its result. Raises ConversationError."""
@@ -123,16 +121,14 @@ class StoreThread:
         self,
         key: tuple[str, ...],
         function: Callable[[ConversationStore], object],
-        delay: float = 0.0,
-        *,
-        last: bool = False,
+        delay: float | None = None,
     ) -> None:
-        """Queue a change in place of an earlier change with this key; `last`: at the end."""
+        """Queue a change in place of an earlier one with this key; without `delay` at the end."""
         with self._wake:
-            if last:
+            if delay is None:
                 self._pending.pop(key, None)
             self._pending[key] = function
-            due = time.monotonic() + delay
+            due = time.monotonic() + (delay or 0.0)
             self._next_write = due if self._next_write is None else min(self._next_write, due)
             self._wake.notify()
 

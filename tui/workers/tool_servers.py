@@ -150,7 +150,6 @@ class ToolServers:
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of all servers."""
         return [config.name for config in self._configs]
 
     def start(self, post: Callable[[TextualMessage], object]) -> None:
@@ -163,7 +162,6 @@ class ToolServers:
         self._in_loop(self._begin, call, server, tool, arguments)
 
     def cancel(self, call: str) -> None:
-        """Cancel a call, if it runs."""
         self._in_loop(self._cancel, call)
 
     def close(self, timeout: float) -> bool:
