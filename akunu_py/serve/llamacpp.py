@@ -172,10 +172,9 @@ def build_infill_reply(
     model: str, fields: Sequence[str] | None, answers: Sequence[CollectedAnswer]
 ) -> dict[str, Any]:
     """Return the body of a reply that is not streamed. fields: paths of the values to keep."""
-    finished = answers[0].finished
-    assert finished is not None
-    values = {"content": answers[0].text} | _end_fields(model, finished)
-    values["has_new_line"] = "\n" in answers[0].text
+    text = answers[0].text
+    values = {"content": text} | _end_fields(model, answers[0].finished)
+    values["has_new_line"] = "\n" in text
     return values if fields is None else _select_fields(values, fields)
 
 

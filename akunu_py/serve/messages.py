@@ -42,7 +42,6 @@ from akunu_py.serve.dialect.fields import (
     plan_thinking,
     schema_constraint,
     shows_thinking,
-    token_limit,
 )
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
@@ -70,8 +69,9 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     format = (body.output_config and body.output_config.format) or body.output_format
     constraint = schema_constraint(format.schema_) if format else None
     thinking = thinking_of(body, service)
-    limit = token_limit(body.max_tokens, service)
-    options = generate_options(body, service, limit, constraint, thinking_budget=thinking.budget)
+    options = generate_options(
+        body, service, body.max_tokens, constraint, thinking_budget=thinking.budget
+    )
     tools = tools_of(body)
     choice, parallel = tool_choice_of(body, tools)
     job = chat_job(
@@ -201,7 +201,6 @@ def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
 def build_message(model: str, answers: Sequence[CollectedAnswer]) -> dict[str, Any]:
     """Return the body of a reply that is not streamed."""
     answer = answers[0]
-    assert answer.finished is not None
     content: list[dict[str, Any]] = []
     for part in answer.parts:
         if isinstance(part, events.TextDelta):

@@ -35,7 +35,6 @@ from akunu_py.serve.dialect.fields import (
     ThinkingPlan,
     generate_options,
     plan_thinking,
-    token_limit,
 )
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
@@ -222,7 +221,7 @@ def _options(body: OllamaBody, service: Service, thinking: ThinkingPlan) -> Gene
     format = {} if body.format is None else {"format": body.format}
     options = (body.options or OptionsBody()).model_copy(update=format)
     requested = options.num_predict
-    limit = token_limit(-1 if requested is not None and requested <= 0 else requested, service)
+    limit = -1 if requested is not None and requested <= 0 else requested
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return generate_options(options, service, limit, None, logprobs, thinking.budget)
 
@@ -325,7 +324,6 @@ def _encoded(value: Mapping[str, Any]) -> bytes:
 
 def build_answer(head: OllamaHead, answer: CollectedAnswer) -> dict[str, Any]:
     """Return the body of a reply that is not streamed."""
-    assert answer.finished is not None
     calls = [found for each in answer.calls if (found := _call(each.name, each.arguments))]
     end, logprobs = head.end(answer.finished), _logprobs(answer.logprobs)
     return head.line(answer.text, answer.thinking, tool_calls=calls, **end, **logprobs)

@@ -207,17 +207,21 @@ class SamplingBody(GenerationFields):
 def generate_options(
     body: SamplingFields,
     service: Service,
-    max_tokens: int,
+    max_tokens: int | None,
     constraint: Constraint | None = None,
     logprobs: int | None = None,
     thinking_budget: int | None = None,
+    default_limit: int | None = None,
 ) -> GenerateOptions:
     """Return the service's default options, overridden by the request's.
 
-    constraint: a constraint from fields outside `body`. logprobs, thinking_budget: as in
-    `SamplingOptions` and `GenerateOptions`. Raises RequestError for two constraints, or a token
-    that the model does not have.
+    max_tokens: as requested; -1 for no limit. constraint: a constraint from fields outside `body`.
+    logprobs, thinking_budget: as in `SamplingOptions` and `GenerateOptions`. default_limit: if no
+    maximum is requested. Raises RequestError for two constraints, or a token that the model does
+    not have.
     """
+    context_length = service.engine.plan.context_length
+    limit = max_tokens or default_limit or service.max_tokens or context_length
     stop_tokens, vocabulary = tuple(body.stop_token_ids or ()), service.engine.tokens.vocabulary
     if not all(0 <= token < vocabulary for token in stop_tokens):
         raise invalid("stop_token_ids", f"expected token ids from 0 to {vocabulary - 1}")
@@ -241,28 +245,21 @@ def generate_options(
     if body.repeat_last_n == 0:
         parameters |= _NO_PENALTIES
     elif body.repeat_last_n is not None:
-        all_tokens = service.engine.plan.context_length
-        parameters["penalty_window"] = all_tokens if body.repeat_last_n < 0 else body.repeat_last_n
+        window = body.repeat_last_n
+        parameters["penalty_window"] = context_length if window < 0 else window
     sampling = replace(
         service.defaults.sampling, **{name: v for name, v in parameters.items() if v is not None}
     )
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return replace(
         service.defaults,
-        max_tokens=max_tokens,
+        max_tokens=context_length if limit == -1 else limit,
         sampling=sampling,
         stop=tuple(filter(None, stop)),
         stop_tokens=stop_tokens,
         thinking_budget=thinking_budget,
         min_tokens=body.min_tokens or 0,
     )
-
-
-def token_limit(requested: int | None, service: Service, default: int | None = None) -> int:
-    """Return the maximum number of tokens; -1 requests no limit. default: if none is requested."""
-    if requested == -1:
-        return service.engine.plan.context_length
-    return requested or default or service.token_limit
 
 
 def choice_options(options: GenerateOptions, count: int) -> list[GenerateOptions]:

@@ -63,8 +63,8 @@ class CollectedAnswer:
     """An answer collected from the events of one job, for a reply that is not streamed."""
 
     parts: list[ThinkingDelta | TextDelta | ToolCall] = field(default_factory=list)  # in order
-    finished: Finished | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finished: Finished = field(init=False)  # once the answer is complete
 
     def add(self, event: Event) -> None:
         """Add an event: join texts and calls, keep statistics, ignore the other events.

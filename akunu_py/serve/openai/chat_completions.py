@@ -37,13 +37,8 @@ from akunu_py.serve.dialect.fields import (
     generate_options,
     plan_thinking,
     schema_constraint,
-    token_limit,
 )
-from akunu_py.serve.dialect.interface import (
-    CollectedAnswer,
-    PreparedRequest,
-    statistics,
-)
+from akunu_py.serve.dialect.interface import CollectedAnswer, PreparedRequest
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.openai.shapes import (
@@ -51,7 +46,6 @@ from akunu_py.serve.openai.shapes import (
     ReplyHead,
     chat_logprobs,
     finish_reason,
-    usage,
 )
 from akunu_py.types import Constraint, Message, TokenLogprobs, Tool, ToolCall, ToolChoice
 
@@ -270,7 +264,7 @@ def tool_choice_of(body: ChoiceBody | None, tools: Sequence[Tool]) -> ToolChoice
 def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     """Return the prepared request. Raises RequestError."""
     messages = body.check_continuation(messages_of(body.messages))
-    limit = token_limit(body.max_completion_tokens or body.max_tokens, service)
+    limit = body.max_completion_tokens or body.max_tokens
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "requires logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -339,7 +333,7 @@ class ChatEncoder(ChunkEncoder):
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
         if isinstance(event, Finished):
-            return self._end(event, choice)
+            return self._finish(event, choice)
         if isinstance(event, Logprobs):
             self._logprobs[choice] += event.tokens
             return []
@@ -384,38 +378,32 @@ class ChatEncoder(ChunkEncoder):
         self._has_role[choice] = True
         return [self._chunk(choice, {"role": "assistant", "content": ""})]
 
-    def _end(self, event: Finished, choice: int) -> list[bytes]:
-        self._finished.append(event)
+    def _finish(self, event: Finished, choice: int) -> list[bytes]:
         self._choice, self._kind = min(choice + 1, self._count - 1), {"content": ""}
         reason = finish_reason(event, calls=self._calls[choice] > 0, old=self._old)
-        last = self._chunk(choice, {}, reason, {"akunu": statistics(event)})
-        return [*self._start(choice), last, *self._end_frames(self._count)]
+        start = self._start(choice)
+        return [*start, *self._end(event, self._entry(choice, {}, reason), self._count)]
 
-    def _chunk(
-        self,
-        choice: int,
-        delta: Mapping[str, Any],
-        reason: str | None = None,
-        extra: Mapping[str, Any] = {},
-    ) -> bytes:
+    def _chunk(self, choice: int, delta: Mapping[str, Any]) -> bytes:
+        return self._frame(self._entry(choice, delta))
+
+    def _entry(
+        self, choice: int, delta: Mapping[str, Any], reason: str | None = None
+    ) -> dict[str, Any]:
+        """Return an entry of `choices`, with the logprobs so far."""
         entry = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": reason}
         if self._logprobs[choice] and "role" not in delta:
             entry["logprobs"] = chat_logprobs(self._logprobs[choice])
             self._logprobs[choice] = []
-        return self._frame(entry, extra)
+        return entry
 
 
 def build_chat_completion(
     head: ReplyHead, answers: Sequence[CollectedAnswer], *, old: bool = False
 ) -> dict[str, Any]:
     """Return the body of a reply that is not streamed. old: as in `ChatEncoder`."""
-    finished = [answer.finished for answer in answers if answer.finished]
-    return head.object(
-        "chat.completion",
-        [_choice(number, answer, old=old) for number, answer in enumerate(answers)],
-        usage=usage(finished[:1], finished),
-        akunu=statistics(*finished),
-    )
+    choices = [_choice(number, answer, old=old) for number, answer in enumerate(answers)]
+    return head.reply("chat.completion", choices, answers, len(answers))
 
 
 def _choice(index: int, answer: CollectedAnswer, *, old: bool) -> dict[str, Any]:
@@ -436,7 +424,6 @@ def _choice(index: int, answer: CollectedAnswer, *, old: bool) -> dict[str, Any]
         **({"tool_calls": calls} if calls and not old else {}),
         **({"function_call": calls[0]["function"]} if calls and old else {}),
     }
-    assert answer.finished is not None
     reason = finish_reason(answer.finished, calls=bool(calls), old=old)
     logprobs = chat_logprobs(answer.logprobs) if answer.logprobs else None
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}

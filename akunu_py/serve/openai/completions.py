@@ -23,13 +23,8 @@ from akunu_py.serve.dialect.fields import (
     choice_options,
     generate_options,
     plan_thinking,
-    token_limit,
 )
-from akunu_py.serve.dialect.interface import (
-    CollectedAnswer,
-    PreparedRequest,
-    statistics,
-)
+from akunu_py.serve.dialect.interface import CollectedAnswer, PreparedRequest
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.service import Service, TextPrompt
 from akunu_py.serve.openai.shapes import (
@@ -38,7 +33,6 @@ from akunu_py.serve.openai.shapes import (
     completion_logprobs,
     finish_reason,
     texts_of,
-    usage,
 )
 from akunu_py.types import GenerateOptions
 
@@ -67,10 +61,9 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
         raise invalid("prompt", f"expected at most {_MAX_CHOICES} choices")
     if body.logprobs is not None and body.echo:
         raise invalid("echo", "cannot be combined with logprobs")
-    limit = token_limit(body.max_tokens, service, _MAX_TOKENS)
     thinking = plan_thinking(body, service)
     options = generate_options(
-        body, service, limit, logprobs=body.logprobs, thinking_budget=thinking.budget
+        body, service, body.max_tokens, None, body.logprobs, thinking.budget, _MAX_TOKENS
     )
     contexts = [
         [*prompt.draft_context, *prompt_rewrites(service.engine, prompt.tokens, options)]
@@ -151,29 +144,23 @@ class CompletionsEncoder(ChunkEncoder):
                 self._offsets[choice] += sum(len(token.text) for token in tokens)
                 return [self._frame(_choice(choice, "") | {"logprobs": logprobs})]
             case Finished():
-                return self._end(event, choice)
+                last = _choice(choice, "", "", finish_reason(event, calls=False))
+                return self._end(event, last, len(self._echoes))
             case _:
                 return []
-
-    def _end(self, event: Finished, choice: int) -> list[bytes]:
-        self._finished.append(event)
-        reason = finish_reason(event, calls=False)
-        last = self._frame(_choice(choice, "", "", reason), {"akunu": statistics(event)})
-        return [last, *self._end_frames(len(self._echoes))]
 
 
 def build_completions(
     head: ReplyHead, answers: Sequence[CollectedAnswer], echoes: Sequence[str], count: int = 1
 ) -> dict[str, Any]:
     """Return the body of a reply that is not streamed, with `count` answers to each prompt."""
-    finished = [answer.finished for answer in answers if answer.finished]
-    choices = [
-        _choice(number, echo + answer.text, answer.thinking, finish_reason(end, calls=False))
-        | {"logprobs": completion_logprobs(answer.logprobs, len(echo)) if answer.logprobs else None}
-        for number, (answer, echo, end) in enumerate(zip(answers, echoes, finished, strict=True))
-    ]
-    total = usage(finished[::count], finished)
-    return head.object("text_completion", choices, usage=total, akunu=statistics(*finished))
+    choices = []
+    for number, (answer, echo) in enumerate(zip(answers, echoes, strict=True)):
+        reason = finish_reason(answer.finished, calls=False)
+        choices.append(_choice(number, echo + answer.text, answer.thinking, reason))
+        if answer.logprobs:
+            choices[-1]["logprobs"] = completion_logprobs(answer.logprobs, len(echo))
+    return head.reply("text_completion", choices, answers, count)
 
 
 def _choice(index: int, text: str, thinking: str = "", reason: str | None = None) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from akunu_py.serve.dialect.fields import (
     generate_options,
     plan_thinking,
     schema_constraint,
-    token_limit,
 )
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
@@ -244,10 +243,11 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
         if offered.grammar is not None:
             compile_constraint(service.engine.tokens, offered.grammar)  # raises if invalid
     thinking = plan_thinking(body, service)
-    limit = token_limit(body.max_output_tokens, service)
     grammar_tool, constraint = tools.grammar_tool, _constraint(body)
     grammar = grammar_tool.grammar if grammar_tool else constraint
-    options = generate_options(body, service, limit, grammar, thinking_budget=thinking.budget)
+    options = generate_options(
+        body, service, body.max_output_tokens, grammar, thinking_budget=thinking.budget
+    )
     engine, messages = service.engine, messages_of(body)
     if grammar_tool is not None:
         prompt = engine.tokens.encode_chat(messages, tools.tools, thinking.variables)
@@ -603,7 +603,6 @@ def build_response(context: ResponseContext, answers: Sequence[CollectedAnswer])
     """Return the body of a reply that is not streamed."""
     builder = ResponseBuilder(context)
     answer = answers[0]
-    assert answer.finished is not None
     for number, part in enumerate(answer.parts):
         if not isinstance(part, ToolCall):
             builder.add(part)
