@@ -12,17 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from akunu_py.completion.completion_queue import CompletionJob
 from akunu_py.completion.request import CompleteOptions, Completion, CompletionRequest
-from akunu_py.decoding.events import (
-    AnnotatedEnd,
-    AnnotatedPiece,
-    Event,
-    Finished,
-    PrefillProgress,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallFinished,
-    ToolCallStarted,
-)
+from akunu_py.decoding.events import AnnotatedEnd, Event, Finished
 from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
 from akunu_py.decoding.generate.model_host import facts_of
 from akunu_py.serve.dialect.bodies import Body
@@ -36,6 +26,7 @@ from akunu_py.serve.dialect.interface import (
 )
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
 from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.own.remote_loop import SENT
 from akunu_py.types import GenerateOptions, Message, Tool
 
 Value = TypeVar("Value")
@@ -127,13 +118,11 @@ class AkunuEncoder(Encoder):
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
         match event:
-            case PrefillProgress() | TextDelta() | AnnotatedPiece():
-                return [frame({type(event).__name__: asdict(event)})]
-            case ToolCallStarted() | ToolCallArguments() | ToolCallFinished():
-                return [frame({type(event).__name__: asdict(event)})]
             case Finished(details=AnnotatedEnd() | Completion() as details):
                 stats = {"stats": asdict(event.stats)}
                 return [frame({type(details).__name__: asdict(details)} | stats)]
+            case _ if isinstance(event, SENT):
+                return [frame({type(event).__name__: asdict(event)})]
             case _:
                 return []
 
