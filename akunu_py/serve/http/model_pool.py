@@ -64,12 +64,6 @@ class ServedModel:
         return self.host.engine is not None and not self.unloading
 
     @property
-    def is_batched(self) -> bool:
-        """Whether requests share passes; False while the model is not loaded."""
-        facts = self.host.facts
-        return facts is not None and facts.not_batched is None
-
-    @property
     def memory(self) -> int:
         """The bytes that the loaded model may use."""
         engine = self.host.engine
@@ -303,11 +297,11 @@ class ModelPool:
         return {
             model.name: {
                 "model_loaded": int(model.host.engine is not None),
-                "model_batched": int(model.is_batched),
+                "model_batched": int(facts is not None and facts.not_batched is None),
                 "model_loads_total": model.loads,
                 "model_requests": model.requests + waiting.count(model),
             }
-            for model in self.all_models
+            for model, facts in ((each, each.host.facts) for each in self.all_models)
         }
 
     @property

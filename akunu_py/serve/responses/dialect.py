@@ -9,20 +9,12 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from pydantic_core import from_json
 
 from akunu_py.decoding import events
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
-from akunu_py.decoding.events import (
-    Event,
-    Finished,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallFinished,
-    ToolCallStarted,
-)
 from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
 from akunu_py.decoding.generate.job import PromptJob, RunningJob
 from akunu_py.decoding.generate.session import Request, Step
@@ -46,6 +38,7 @@ from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.openai.shapes import error_body
 from akunu_py.serve.responses.bodies import (
+    ChoiceBody,
     CustomToolCallItem,
     FunctionCallItem,
     Grammar,
@@ -55,7 +48,6 @@ from akunu_py.serve.responses.bodies import (
     ReasoningItem,
     ResponsesBody,
     ResponsesTool,
-    ResponsesToolChoice,
 )
 from akunu_py.types import Constraint, Message, SamplingOptions, Tool, ToolCall, ToolChoice
 
@@ -116,10 +108,7 @@ def to_input(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-def map_tools(
-    bodies: Sequence[ResponsesTool],
-    choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None,
-) -> ToolMap:
+def map_tools(bodies: Sequence[ResponsesTool], choice: ChoiceBody | None) -> ToolMap:
     """Convert the tools and the choice. Raises RequestError.
 
     Chat templates support only functions. A custom tool, which takes a text, becomes a function
@@ -174,9 +163,7 @@ def _map_custom_tool(body: ResponsesTool, name: str, namespace: str) -> MappedTo
     return MappedTool(body.name, namespace, tool, True, grammar)
 
 
-def _apply_choice(
-    mapped: ToolMap, choice: Literal["none", "auto", "required"] | ResponsesToolChoice
-) -> ToolMap:
+def _apply_choice(mapped: ToolMap, choice: ChoiceBody) -> ToolMap:
     """Apply `tool_choice` to the tools. Raises RequestError for an unknown tool."""
     if isinstance(choice, str):
         return replace(mapped, choice=choose_tool(choice, "", mapped.by_name))
@@ -209,24 +196,20 @@ class GrammarToolCall:
     def request(self) -> Request | None:
         return self._answering.request
 
-    def add(self, steps: Sequence[Step]) -> list[Event]:
-        events: list[Event] = []
+    def add(self, steps: Sequence[Step]) -> list[events.Event]:
+        found: list[events.Event] = []
         for event in self._answering.add(steps):
-            if isinstance(event, TextDelta):
+            if isinstance(event, events.TextDelta):
                 self._text += event.text
                 continue
-            if isinstance(event, Finished):
-                events.append(
-                    ToolCallStarted(f"call_{secrets.token_hex(12)}", self._tool.tool.name)
-                )
-                events.append(ToolCallArguments(to_arguments(self._text)))
+            if isinstance(event, events.Finished):
+                id = f"call_{secrets.token_hex(12)}"
+                found.append(events.ToolCallStarted(id, self._tool.tool.name))
+                found.append(events.ToolCallArguments(to_arguments(self._text)))
                 if event.reason == "stop":
-                    events.append(ToolCallFinished())
-            events.append(event)
-        return events
-
-
-MatchesGrammar = Callable[[Constraint, str], bool]  # True if a text matches a grammar
+                    found.append(events.ToolCallFinished())
+            found.append(event)
+        return found
 
 
 _ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -391,7 +374,8 @@ class ResponseContext:
     tools: ToolMap = field(default_factory=ToolMap)
     include_encrypted: bool = False  # also send reasoning as encrypted_content
     count_tokens: Callable[[str], int] = len
-    matches: MatchesGrammar = lambda grammar, text: True
+    # True if a text matches a grammar
+    matches: Callable[[Constraint, str], bool] = lambda grammar, text: True
 
 
 class ResponseBuilder:
