@@ -5,6 +5,7 @@ Source: docs/api.md of Ollama. Streams are lines of JSON.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -18,12 +19,9 @@ from akunu_py.decoding.embedding import Embedder
 from akunu_py.decoding.events import (
     Event,
     Finished,
-    Logprobs,
     TextDelta,
     ThinkingDelta,
-    ToolCallArguments,
     ToolCallFinished,
-    ToolCallStarted,
 )
 from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
 from akunu_py.decoding.generate.job import Job
@@ -263,14 +261,15 @@ def _with_images(text: str, images: Sequence[str] | None) -> str:
     return "\n".join([*(describe({"type": "image", "data": each}) for each in images or ()), text])
 
 
-def _call(name: str, arguments: str) -> dict[str, Any] | None:
-    """Return a tool call in Ollama's form; None if its arguments are no JSON object."""
-    try:
-        values = json.loads(arguments or "{}")
-    except ValueError:
-        return None
-    function = {"name": name, "arguments": values}
-    return {"function": function} if isinstance(values, dict) else None
+def _calls(answer: CollectedAnswer) -> list[dict[str, Any]]:
+    """Return the tool calls in Ollama's form, without those whose arguments are no JSON object."""
+    calls = []
+    for call in answer.calls:
+        with contextlib.suppress(ValueError):
+            values = json.loads(call.arguments or "{}")
+            if isinstance(values, dict):
+                calls.append({"function": {"name": call.name, "arguments": values}})
+    return calls
 
 
 def _logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
@@ -284,8 +283,7 @@ class OllamaEncoder(Encoder):
 
     def __init__(self, head: OllamaHead) -> None:
         self._head = head
-        self._call: tuple[str, str] | None = None  # name and arguments so far
-        self._logprobs: list[TokenLogprobs] = []
+        self._held = CollectedAnswer()  # calls and logprobs for the next line
 
     def heartbeat(self) -> bytes:
         """Return a line without text."""
@@ -300,21 +298,16 @@ class OllamaEncoder(Encoder):
                 return [self._line(text)]
             case ThinkingDelta(text):
                 return [self._line(thinking=text)]
-            case Logprobs(tokens):
-                self._logprobs += tokens
-            case ToolCallStarted(_, name):
-                self._call = name, ""
-            case ToolCallArguments(text) if self._call is not None:
-                self._call = self._call[0], self._call[1] + text
-            case ToolCallFinished() if self._call is not None:
-                call, self._call = _call(*self._call), None
-                return [self._line(tool_calls=[call])] if call else []
+            case ToolCallFinished():
+                calls = _calls(self._held)
+                return [self._line(tool_calls=calls)] if calls else []
             case Finished():
                 return [self._line(**self._head.end(event))]
+        self._held.add(event)
         return []
 
     def _line(self, text: str = "", thinking: str = "", **more: Any) -> bytes:
-        logprobs, self._logprobs = _logprobs(self._logprobs), []
+        logprobs, self._held = _logprobs(self._held.logprobs), CollectedAnswer()
         return _encoded(self._head.line(text, thinking, **more, **logprobs))
 
 
@@ -324,9 +317,8 @@ def _encoded(value: Mapping[str, Any]) -> bytes:
 
 def build_answer(head: OllamaHead, answer: CollectedAnswer) -> dict[str, Any]:
     """Return the body of a reply that is not streamed."""
-    calls = [found for each in answer.calls if (found := _call(each.name, each.arguments))]
     end, logprobs = head.end(answer.finished), _logprobs(answer.logprobs)
-    return head.line(answer.text, answer.thinking, tool_calls=calls, **end, **logprobs)
+    return head.line(answer.text, answer.thinking, tool_calls=_calls(answer), **end, **logprobs)
 
 
 def embed(body: OllamaEmbedBody, embedder: Embedder) -> Mapping[str, Any]:

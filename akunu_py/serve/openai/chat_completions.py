@@ -341,12 +341,9 @@ class ChatEncoder(ChunkEncoder):
         if delta is None:
             return []
         self._choice = choice
-        if "function_call" in delta:
-            self._kind = {"function_call": {"arguments": ""}}
-        elif "tool_calls" in delta:
-            call = {"index": self._calls[choice] - 1, "function": {"arguments": ""}}
-            self._kind = {"tool_calls": [call]}
-        elif delta:
+        if isinstance(event, ToolCallStarted):
+            self._kind = self._delta(ToolCallArguments(""), choice) or {}
+        elif delta and not isinstance(event, ToolCallArguments):
             self._kind = dict.fromkeys(delta, "")
         return [*self._start(choice), self._chunk(choice, delta)] if delta else self._start(choice)
 
