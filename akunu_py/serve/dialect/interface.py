@@ -107,7 +107,8 @@ class PreparedRequest:
     """A parsed request, ready to run."""
 
     jobs: Sequence[Job]  # one for each choice, run one after the other
-    build_reply: Callable[[Sequence[CollectedAnswer]], Mapping[str, Any]]  # if not streamed
+    # Builds the body of a reply that is not streamed.
+    build_reply: Callable[[Sequence[CollectedAnswer]], Mapping[str, Any]] = lambda answers: {}
     # Sets what the stream's encoder needs of the loaded model, before the first event.
     configure: Callable[[Any], None] = lambda encoder: None
     short: bool = False  # small prompt and few tokens; see `ModelHost.submit`
