@@ -15,14 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from akunu_py.decoding import events
 from akunu_py.decoding.embedding import Embedder
-from akunu_py.decoding.events import (
-    Event,
-    Finished,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallFinished,
-)
 from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
 from akunu_py.decoding.generate.job import Job
 from akunu_py.serve.dialect.bodies import Body, Ignored, describe
@@ -154,7 +148,7 @@ class OllamaHead:
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         return {"model": self.model, "created_at": now, **part, "done": False} | more
 
-    def end(self, event: Finished) -> dict[str, Any]:
+    def end(self, event: events.Finished) -> dict[str, Any]:
         """Return the fields of the last line."""
         stats = event.stats
         return {
@@ -292,16 +286,16 @@ class OllamaEncoder(Encoder):
     def fail(self, error: RequestError, body: Mapping[str, Any]) -> list[bytes]:
         return [_encoded(body)]
 
-    def encode(self, event: Event, choice: int) -> list[bytes]:
+    def encode(self, event: events.Event, choice: int) -> list[bytes]:
         match event:
-            case TextDelta(text):
+            case events.TextDelta(text):
                 return [self._line(text)]
-            case ThinkingDelta(text):
+            case events.ThinkingDelta(text):
                 return [self._line(thinking=text)]
-            case ToolCallFinished():
+            case events.ToolCallFinished():
                 calls = _calls(self._held)
                 return [self._line(tool_calls=calls)] if calls else []
-            case Finished():
+            case events.Finished():
                 return [self._line(**self._head.end(event))]
         self._held.add(event)
         return []

@@ -7,16 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from akunu_py.decoding.events import (
-    Event,
-    Finished,
-    Logprobs,
-    PromptProcessed,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallArguments,
-    ToolCallStarted,
-)
+from akunu_py.decoding import events
 from akunu_py.decoding.generate.answer_jobs import chat_job
 from akunu_py.serve.dialect.bodies import (
     Body,
@@ -331,36 +322,36 @@ class ChatEncoder(ChunkEncoder):
         choice = self._choice
         return b"".join(self._start(choice) or [self._chunk(choice, self._kind)])
 
-    def encode(self, event: Event, choice: int) -> list[bytes]:
-        if isinstance(event, Finished):
+    def encode(self, event: events.Event, choice: int) -> list[bytes]:
+        if isinstance(event, events.Finished):
             return self._finish(event, choice)
-        if isinstance(event, Logprobs):
+        if isinstance(event, events.Logprobs):
             self._logprobs[choice] += event.tokens
             return []
         delta = self._delta(event, choice)
         if delta is None:
             return []
         self._choice = choice
-        if isinstance(event, ToolCallStarted):
-            self._kind = self._delta(ToolCallArguments(""), choice) or {}
-        elif delta and not isinstance(event, ToolCallArguments):
+        if isinstance(event, events.ToolCallStarted):
+            self._kind = self._delta(events.ToolCallArguments(""), choice) or {}
+        elif delta and not isinstance(event, events.ToolCallArguments):
             self._kind = dict.fromkeys(delta, "")
         return [*self._start(choice), self._chunk(choice, delta)] if delta else self._start(choice)
 
-    def _delta(self, event: Event, choice: int) -> dict[str, Any] | None:
+    def _delta(self, event: events.Event, choice: int) -> dict[str, Any] | None:
         """Return the delta of an event: {} for PromptProcessed, None for events without a delta."""
         match event:
-            case PromptProcessed():
+            case events.PromptProcessed():
                 return {}
-            case TextDelta(text):
+            case events.TextDelta(text):
                 return {"content": text}
-            case ThinkingDelta(text):
+            case events.ThinkingDelta(text):
                 return {"reasoning_content": text}
-            case ToolCallStarted(id, name):
+            case events.ToolCallStarted(id, name):
                 self._calls[choice] += 1
                 function = {"name": name, "arguments": ""}
                 more = {"id": id, "type": "function", "function": function}
-            case ToolCallArguments(text):
+            case events.ToolCallArguments(text):
                 more = {"function": {"arguments": text}}
             case _:
                 return None
@@ -375,7 +366,7 @@ class ChatEncoder(ChunkEncoder):
         self._has_role[choice] = True
         return [self._chunk(choice, {"role": "assistant", "content": ""})]
 
-    def _finish(self, event: Finished, choice: int) -> list[bytes]:
+    def _finish(self, event: events.Finished, choice: int) -> list[bytes]:
         self._choice, self._kind = min(choice + 1, self._count - 1), {"content": ""}
         reason = finish_reason(event, calls=self._calls[choice] > 0, old=self._old)
         start = self._start(choice)

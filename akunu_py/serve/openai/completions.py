@@ -8,15 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
+from akunu_py.decoding import events
 from akunu_py.decoding.constraint.answer_limits import compile_rules
-from akunu_py.decoding.events import (
-    Event,
-    Finished,
-    Logprobs,
-    PromptProcessed,
-    TextDelta,
-    ThinkingDelta,
-)
 from akunu_py.decoding.generate.answer_jobs import prompt_rewrites, text_job
 from akunu_py.serve.dialect.fields import (
     SamplingBody,
@@ -131,19 +124,19 @@ class CompletionsEncoder(ChunkEncoder):
         """Return an empty text: clients do not count comments as progress."""
         return self._frame(_choice(min(len(self._finished), len(self._echoes) - 1), ""))
 
-    def encode(self, event: Event, choice: int) -> list[bytes]:
+    def encode(self, event: events.Event, choice: int) -> list[bytes]:
         match event:
-            case PromptProcessed() if self._echoes[choice]:
+            case events.PromptProcessed() if self._echoes[choice]:
                 return [self._frame(_choice(choice, self._echoes[choice]))]
-            case TextDelta(text):
+            case events.TextDelta(text):
                 return [self._frame(_choice(choice, text))]
-            case ThinkingDelta(text):
+            case events.ThinkingDelta(text):
                 return [self._frame(_choice(choice, "", text))]
-            case Logprobs(tokens):  # sent in a separate chunk before the text
+            case events.Logprobs(tokens):  # sent in a separate chunk before the text
                 logprobs = completion_logprobs(tokens, self._offsets[choice])
                 self._offsets[choice] += sum(len(token.text) for token in tokens)
                 return [self._frame(_choice(choice, "") | {"logprobs": logprobs})]
-            case Finished():
+            case events.Finished():
                 last = _choice(choice, "", "", finish_reason(event, calls=False))
                 return self._end(event, last, len(self._echoes))
             case _:
