@@ -209,40 +209,29 @@ async def run_job(host: ModelHost, job: Job, **options: Any) -> AsyncGenerator[E
     Closing the generator cancels the job. Queued events are merged, so a slow client's queue holds
     little more than the text. options: see `ModelHost.submit`.
     """
-    mailbox = _Mailbox()
-    handle = host.submit(job, mailbox.put, **options)
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+    queued: list[Event] = []  # used in the event loop only
+
+    def add(event: Event) -> None:
+        queued[-1:] = _merged(queued[-1], event) if queued else [event]
+        arrived.set()
+
+    def put(event: Event) -> None:
+        """Add an event from the model's thread. Raises RuntimeError when the loop is closed."""
+        loop.call_soon_threadsafe(add, event)
+
+    handle = host.submit(job, put, **options)
     try:
         while True:
-            event = await mailbox.get()
+            while not queued:
+                arrived.clear()
+                await arrived.wait()
+            event = queued.pop(0)
             yield event
             if isinstance(event, Finished | Failed):
                 return
     finally:
         handle.cancel()
-
-
-class _Mailbox:
-    """A queue of events from the model's thread to the event loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._arrived = asyncio.Event()
-        self._events: list[Event] = []  # used in the event loop only
-
-    def put(self, event: Event) -> None:
-        """Add an event from any thread. Raises RuntimeError when the loop is closed."""
-        self._loop.call_soon_threadsafe(self._add, event)
-
-    def _add(self, event: Event) -> None:
-        self._events[-1:] = _merged(self._events[-1], event) if self._events else [event]
-        self._arrived.set()
-
-    async def get(self) -> Event:
-        """Wait for the next event."""
-        while not self._events:
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._events.pop(0)
 
 
 def _merged(first: Event, second: Event) -> list[Event]:

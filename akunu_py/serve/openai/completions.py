@@ -11,6 +11,7 @@ from pydantic import Field
 from akunu_py.decoding import events
 from akunu_py.decoding.constraint.answer_limits import compile_rules
 from akunu_py.decoding.generate.answer_jobs import prompt_rewrites, text_job
+from akunu_py.decoding.generate.job import Job
 from akunu_py.serve.dialect.fields import (
     SamplingBody,
     choice_options,
@@ -27,7 +28,6 @@ from akunu_py.serve.openai.shapes import (
     finish_reason,
     texts_of,
 )
-from akunu_py.types import GenerateOptions
 
 _MAX_TOKENS = 16  # OpenAI's default here
 _MAX_CHOICES = 128
@@ -58,17 +58,12 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
     options = generate_options(
         body, service, body.max_tokens, None, body.logprobs, thinking.budget, _MAX_TOKENS
     )
-    contexts = [
-        [*prompt.draft_context, *prompt_rewrites(service.engine, prompt.tokens, options)]
-        for prompt in prompts
-    ]
-    jobs = [
-        text_job(prompt.tokens, _with_stops(each, prompt), context)
-        for prompt, context in zip(prompts, contexts, strict=True)
-        for each in choice_options(options, count)
-    ]
+    jobs: list[Job] = []
     for prompt in prompts:
-        compile_rules(service.engine.tokens, _with_stops(options, prompt))
+        context = [*prompt.draft_context, *prompt_rewrites(service.engine, prompt.tokens, options)]
+        each = replace(options, stop_tokens=(*options.stop_tokens, *prompt.stop_tokens))
+        compile_rules(service.engine.tokens, each)  # raises if a rule is invalid
+        jobs += [text_job(prompt.tokens, chosen, context) for chosen in choice_options(each, count)]
     echoes = [_echo(text, service) if body.echo else "" for text in texts for _ in range(count)]
     head = ReplyHead(service.name, "cmpl")
     return PreparedRequest(
@@ -79,10 +74,6 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
         and sum(len(each.tokens) for each in prompts) <= _SHORT_PROMPTS,
         shows_thinking=thinking.shown,
     )
-
-
-def _with_stops(options: GenerateOptions, prompt: TextPrompt) -> GenerateOptions:
-    return replace(options, stop_tokens=(*options.stop_tokens, *prompt.stop_tokens))
 
 
 def completions_encoder(body: CompletionsBody, name: str) -> CompletionsEncoder:

@@ -278,15 +278,11 @@ def _refuse(body: ResponsesBody) -> None:
     for name, (value, reason) in refused.items():
         if value:
             raise RequestError(f"unsupported parameter: {name}: {reason}", param=name)
-    unavailable: dict[str, Any] = {
-        "context_management": body.context_management,
-        "moderation": body.moderation,
-        "top_logprobs": body.top_logprobs,
-        "truncation": body.truncation == "auto",
-    }
-    for name, value in unavailable.items():
-        if value:
+    for name in ("context_management", "moderation", "top_logprobs"):
+        if getattr(body, name):
             body.ignore(name)
+    if body.truncation == "auto":
+        body.ignore("truncation")
     for name in body.include or ():
         if name != _ENCRYPTED_REASONING and not name.startswith(_NO_EFFECT):
             body.ignore(f"include.*.{name}")
@@ -382,6 +378,7 @@ class ResponseBuilder:
     """Builds a response. `add` returns its stream events, without sequence numbers."""
 
     def __init__(self, context: ResponseContext) -> None:
+        self._output: list[Values] = []
         self.response: Values = {
             "id": f"resp_{secrets.token_hex(16)}",
             "object": "response",
@@ -390,7 +387,7 @@ class ResponseBuilder:
             "background": False,
             "error": None,
             "incomplete_details": None,
-            "output": [],
+            "output": self._output,
             "usage": None,
         }
         self.set_context(context)
@@ -403,11 +400,6 @@ class ResponseBuilder:
         """Set the context, which is more complete once the model is loaded."""
         self._context = context
         self.response |= context.request
-
-    @property
-    def _output(self) -> list[Values]:
-        output: list[Values] = self.response["output"]
-        return output
 
     @property
     def _open(self) -> Values | None:
@@ -647,7 +639,6 @@ def decode_thinking(text: str) -> str:
 
 
 RESPONSES = Dialect(
-    "responses",
     (
         Endpoint(
             "/v1/responses",
