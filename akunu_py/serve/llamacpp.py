@@ -226,7 +226,6 @@ class InfillEncoder(Encoder):
 
 
 LLAMACPP = Dialect(
-    "llamacpp",
     (
         Endpoint(
             "/infill",

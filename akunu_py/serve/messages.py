@@ -532,7 +532,6 @@ class CountBody(PromptBody):
 
 
 MESSAGES = Dialect(
-    "messages",
     (
         Endpoint(
             "/v1/messages",

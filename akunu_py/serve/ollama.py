@@ -365,7 +365,6 @@ def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
 
 
 OLLAMA = Dialect(
-    "ollama",
     (
         Endpoint(
             "/api/chat",

@@ -130,7 +130,6 @@ class Endpoint:
 class Dialect:
     """The API of one kind of client."""
 
-    name: str
     endpoints: Sequence[Endpoint]
     error: Callable[[RequestError, str], Mapping[str, Any]]  # body for an error and request id
 

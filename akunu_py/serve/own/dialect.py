@@ -121,7 +121,6 @@ class AkunuEncoder(Encoder):
 
 
 AKUNU = Dialect(
-    "own",
     (
         Endpoint("/akunu/model", ModelBody, prepare_model, "Describe the served model, for akunu."),
         Endpoint(
