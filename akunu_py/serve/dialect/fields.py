@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import (
     AfterValidator,
     AliasChoices,
-    ConfigDict,
     Field,
     ValidationInfo,
     field_validator,
@@ -45,8 +44,6 @@ TokenLimit = Annotated[int, AfterValidator(_check_limit)]
 
 class StructuredOutputs(Body):
     """vLLM's replacement of `guided_*` from 0.12 on."""
-
-    model_config = ConfigDict(serialize_by_alias=True)
 
     json_schema: dict[str, Any] | str | bool | None = Field(None, alias="json")
     regex: str | None = None

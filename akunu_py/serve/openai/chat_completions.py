@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from akunu_py.decoding import events
 from akunu_py.decoding.generate.answer_jobs import chat_job
@@ -128,8 +128,6 @@ class JsonObjectFormat(Body):
 
 
 class NamedSchema(Body):
-    model_config = ConfigDict(serialize_by_alias=True)
-
     name: str = ""
     description: str | None = None
     json_schema: dict[str, Any] | bool = Field(True, alias="schema")
@@ -302,9 +300,7 @@ class ChatEncoder(ChunkEncoder):
 
     object_name = "chat.completion.chunk"
 
-    def __init__(
-        self, head: ReplyHead, count: int = 1, *, usage: bool = False, old: bool = False
-    ) -> None:
+    def __init__(self, head: ReplyHead, count: int, *, usage: bool, old: bool) -> None:
         """count: number of choices. usage: send the usage in the last chunk.
 
         old: calls have OpenAI's older form, `function_call`.
