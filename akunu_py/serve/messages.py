@@ -290,14 +290,14 @@ class MessageEncoder(Encoder):
             kind = "thinking" if self._thinks else "text"
             values += self._open_text(kind)
         if not self._open_type:
-            return _frame({"type": "ping"})
-        return b"".join(map(_frame, [*values, self._text_event(self._open_type, "")]))
+            return self.frame({"type": "ping"})
+        return b"".join(map(self.frame, [*values, self._text_event(self._open_type, "")]))
 
-    def fail(self, error: RequestError, body: Mapping[str, Any]) -> list[bytes]:
-        return [_frame(body)]
+    def frame(self, value: Mapping[str, Any]) -> bytes:
+        return frame(value, value["type"])
 
     def encode(self, event: events.Event, choice: int) -> list[bytes]:
-        return [_frame(value) for value in self._stream_events(event)]
+        return [self.frame(value) for value in self._stream_events(event)]
 
     def _stream_events(self, event: events.Event) -> list[dict[str, Any]]:
         """Return the stream events of the Messages API for an event of the request."""
@@ -376,10 +376,6 @@ class MessageEncoder(Encoder):
 
     def _block_event(self, event: str, **values: Any) -> dict[str, Any]:
         return {"type": f"content_block_{event}", "index": self._index, **values}
-
-
-def _frame(value: Mapping[str, Any]) -> bytes:
-    return frame(value, value["type"])
 
 
 class CachedPart(Body):

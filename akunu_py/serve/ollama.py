@@ -281,10 +281,10 @@ class OllamaEncoder(Encoder):
 
     def heartbeat(self) -> bytes:
         """Return a line without text."""
-        return _encoded(self._head.line())
+        return self.frame(self._head.line())
 
-    def fail(self, error: RequestError, body: Mapping[str, Any]) -> list[bytes]:
-        return [_encoded(body)]
+    def frame(self, value: Mapping[str, Any]) -> bytes:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
     def encode(self, event: events.Event, choice: int) -> list[bytes]:
         match event:
@@ -302,11 +302,7 @@ class OllamaEncoder(Encoder):
 
     def _line(self, text: str = "", thinking: str = "", **more: Any) -> bytes:
         logprobs, self._held = _logprobs(self._held.logprobs), CollectedAnswer()
-        return _encoded(self._head.line(text, thinking, **more, **logprobs))
-
-
-def _encoded(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        return self.frame(self._head.line(text, thinking, **more, **logprobs))
 
 
 def build_answer(head: OllamaHead, answer: CollectedAnswer) -> dict[str, Any]:

@@ -45,9 +45,13 @@ class Encoder(ABC):
         """Return the frame that keeps the connection alive: an SSE comment."""
         return _HEARTBEAT
 
+    def frame(self, value: Mapping[str, Any]) -> bytes:
+        """Return a JSON value as a frame of the stream."""
+        return frame(value)
+
     def fail(self, error: RequestError, body: Mapping[str, Any]) -> list[bytes]:
         """Return the frames that end the stream after an error. body: the dialect's error."""
-        return [frame(body)]
+        return [self.frame(body)]
 
 
 @dataclass(slots=True)

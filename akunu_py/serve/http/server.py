@@ -91,9 +91,8 @@ def serve(pool: ModelPool, listening: socket.socket, options: ServeOptions, url:
         pool.models[0].service()
         names = ", ".join(model.name for model in pool.models)
         app = create_app(Backend(pool, records, options.strict), options.access)
-        logging.getLogger("uvicorn.error").setLevel(
-            logging.CRITICAL
-        )  # the application reports errors
+        # The application reports errors.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         config = uvicorn.Config(
             app,
             http="h11",
