@@ -381,8 +381,12 @@ def plan_thinking(
     if name and not choice.has_effect:
         body.ignore(name)
     budget = service.defaults.thinking_budget if choice.budget is None else choice.budget
+    variables = body.chat_template_kwargs or {}
+    for variable in variables:
+        if variable in _RESERVED:
+            raise invalid(f"chat_template_kwargs.{variable}", "not a variable of a chat template")
     return ThinkingPlan(
-        {**choice.variables, **_template_variables(body)},
+        {**choice.variables, **variables},
         None if budget == -1 else budget,
         shows_thinking(body),
         template.thinks and budget != 0,
@@ -392,14 +396,6 @@ def plan_thinking(
 def _first(values: Iterable[_Value | None]) -> _Value | None:
     """Return the first value that is not None."""
     return next((value for value in values if value is not None), None)
-
-
-def _template_variables(body: ThinkingFields) -> dict[str, Any]:
-    variables = body.chat_template_kwargs or {}
-    for name in variables:
-        if name in _RESERVED:
-            raise invalid(f"chat_template_kwargs.{name}", "not a variable of a chat template")
-    return variables
 
 
 def shows_thinking(body: ThinkingFields) -> bool:
