@@ -159,16 +159,15 @@ def run(args: argparse.Namespace) -> int:
     if not wanted:
         first = (settings.models or [load_settings().model])[0]
         wanted = found.model if found else model_store.resolve(first).name
+    launch = _launch(args, found or ModelEndpoint(url, wanted, key=key))
     if args.show:
-        print(
-            for_output(shell_command(_launch(args, found or ModelEndpoint(url, wanted, key=key))))
-        )
+        print(for_output(shell_command(launch)))
         return 0
     if found is not None and found.model != wanted:
         raise UsageError(
             f"{url} serves {found.model}, not {wanted}; leave out --model, or use another --port"
         )
-    name = _launch(args, found or ModelEndpoint(url, wanted)).command[0]
+    name = launch.command[0]
     if shutil.which(name) is None:
         raise UsageError(f"{name} is not installed; install it and try again")
     with contextlib.nullcontext(found) if found else temporary_server(args, url, key) as served:

@@ -113,9 +113,8 @@ def _read_server(name: str, entry: Any) -> tuple[ServerConfig | None, list[str]]
         if not is_valid(value):
             return None, [f"expected {expected} for {key}, found {str(value)[:80]!r}"]
     if ("command" in known) == ("url" in known):
-        return None, [
-            "expected either command or url, found " + ("both" if "url" in known else "neither")
-        ]
+        both_or_neither = "both" if "url" in known else "neither"
+        return None, [f"expected either command or url, found {both_or_neither}"]
     if known.pop("disabled", False):
         return None, []
     known.pop("type", None)

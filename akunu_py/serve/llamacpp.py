@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import Field
 
-from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import (
     MAX_COMPLETION_TOKENS,
     CompleteOptions,
@@ -80,8 +79,6 @@ def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
         max_tokens=min(limit, MAX_COMPLETION_TOKENS),
         temperature=body.temperature,
     )
-    defaults = service.defaults
-    options = CompleteOptions(draft=defaults.draft, draft_tokens=defaults.draft_tokens)
     fields = SamplingBody(
         temperature=body.temperature,
         top_k=None if body.top_k is None else max(0, body.top_k),
@@ -90,15 +87,8 @@ def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
         seed=body.seed if body.seed >= 0 else None,
     )
     sampling = generate_options(fields, service, 1).sampling
-    stop = tuple(filter(None, body.stop))
-    seconds = None if body.t_max_predict_ms is None else body.t_max_predict_ms / 1000
-
-    def begin(session: Session) -> _InfillRun:
-        completer = service.completer(session, options)
-        return _InfillRun(session, completer, request, sampling, stop, seconds)
-
     return PreparedRequest(
-        [begin],
+        [lambda session: _InfillRun(session, service, request, sampling, body)],
         lambda answers: build_infill_reply(service.name, body.response_fields, answers),
         short=True,
     )
@@ -110,21 +100,19 @@ class _InfillRun:
     def __init__(
         self,
         session: Session,
-        completer: Completer,
+        service: Service,
         request: CompletionRequest,
         sampling: SamplingOptions,
-        stop: tuple[str, ...],
-        seconds: float | None,
+        body: InfillBody,
     ) -> None:
-        """stop: texts that end the completion. seconds: time limit after prefill.
-
-        The time limit applies once the completion has a line break.
-        """
-        self._seconds = seconds
-        self._stops = StopText(stop)
+        self._limit_ms = body.t_max_predict_ms
+        self._stops = StopText(tuple(filter(None, body.stop)))
         self._new: list[str] = []
         self._has_line = False
         self._prefilled_at: float | None = None  # monotonic seconds
+        defaults = service.defaults
+        options = CompleteOptions(draft=defaults.draft, draft_tokens=defaults.draft_tokens)
+        completer = service.completer(session, options)
         self._inner = completer.begin(session, request, self._end_reason, self._add_text, sampling)
 
     @property
@@ -141,9 +129,9 @@ class _InfillRun:
         # A completion cut at this request's stop sequence is not cached for other requests.
         if self._stops.found:
             return "cancelled"
-        if self._seconds is None or self._prefilled_at is None or not self._has_line:
+        if self._limit_ms is None or self._prefilled_at is None or not self._has_line:
             return None
-        return "time" if time.monotonic() - self._prefilled_at > self._seconds else None
+        return "time" if 1000 * (time.monotonic() - self._prefilled_at) > self._limit_ms else None
 
     def add(self, steps: Sequence[Step]) -> list[Event]:
         found = self._inner.add(steps)
@@ -172,10 +160,9 @@ def build_infill_reply(
     model: str, fields: Sequence[str] | None, answers: Sequence[CollectedAnswer]
 ) -> dict[str, Any]:
     """Return the body of a reply that is not streamed. fields: paths of the values to keep."""
-    finished = answers[0].finished
-    assert finished is not None
-    values = {"content": answers[0].text} | _end_fields(model, finished)
-    values["has_new_line"] = "\n" in answers[0].text
+    text = answers[0].text
+    values = {"content": text} | _end_fields(model, answers[0].finished)
+    values["has_new_line"] = "\n" in text
     return values if fields is None else _select_fields(values, fields)
 
 
@@ -239,7 +226,6 @@ class InfillEncoder(Encoder):
 
 
 LLAMACPP = Dialect(
-    "llamacpp",
     (
         Endpoint(
             "/infill",

@@ -42,7 +42,6 @@ from akunu_py.serve.dialect.fields import (
     plan_thinking,
     schema_constraint,
     shows_thinking,
-    token_limit,
 )
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
@@ -70,8 +69,9 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     format = (body.output_config and body.output_config.format) or body.output_format
     constraint = schema_constraint(format.schema_) if format else None
     thinking = thinking_of(body, service)
-    limit = token_limit(body.max_tokens, service)
-    options = generate_options(body, service, limit, constraint, thinking_budget=thinking.budget)
+    options = generate_options(
+        body, service, body.max_tokens, constraint, thinking_budget=thinking.budget
+    )
     tools = tools_of(body)
     choice, parallel = tool_choice_of(body, tools)
     job = chat_job(
@@ -201,7 +201,6 @@ def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
 def build_message(model: str, answers: Sequence[CollectedAnswer]) -> dict[str, Any]:
     """Return the body of a reply that is not streamed."""
     answer = answers[0]
-    assert answer.finished is not None
     content: list[dict[str, Any]] = []
     for part in answer.parts:
         if isinstance(part, events.TextDelta):
@@ -211,10 +210,10 @@ def build_message(model: str, answers: Sequence[CollectedAnswer]) -> dict[str, A
         else:
             signature = _signature(part.text)
             content.append({"type": "thinking", "thinking": part.text, "signature": signature})
-    message = _empty_message(model, _prompt_of(answer.finished))
-    message |= {"content": content} | _stop_fields(answer.finished, bool(answer.calls))
-    message["usage"] |= {"output_tokens": answer.finished.stats.generated_tokens}
-    return message | {"akunu": statistics(answer.finished)}
+    finished = answer.finished
+    message = _message(model, _usage_of(finished), content)
+    message |= _stop_fields(finished, bool(answer.calls))
+    return message | {"akunu": statistics(finished)}
 
 
 def _call_block(call: ToolCall) -> dict[str, Any]:
@@ -226,31 +225,33 @@ def _call_block(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": values}
 
 
-def _empty_message(model: str, prompt: events.PromptProcessed) -> dict[str, Any]:
-    """Return a message without content."""
+def _message(model: str, usage: dict[str, int], content: Sequence[Any] = ()) -> dict[str, Any]:
+    """Return a message that has not ended."""
     return {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
         "role": "assistant",
         "model": model,
-        "content": [],
+        "content": content,
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": _input_usage(prompt) | {"output_tokens": 0},
+        "usage": usage,
     }
 
 
-def _prompt_of(finished: events.Finished) -> events.PromptProcessed:
-    return events.PromptProcessed(finished.stats.prompt_tokens, finished.stats.cached_tokens)
-
-
-def _input_usage(prompt: events.PromptProcessed) -> dict[str, int]:
+def _usage(prompt: int, cached: int, generated: int = 0) -> dict[str, int]:
     """Return the token counts; input_tokens excludes cached tokens."""
     return {
-        "input_tokens": prompt.prompt_tokens - prompt.cached_tokens,
+        "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": prompt.cached_tokens,
+        "cache_read_input_tokens": cached,
+        "output_tokens": generated,
     }
+
+
+def _usage_of(finished: events.Finished) -> dict[str, int]:
+    stats = finished.stats
+    return _usage(stats.prompt_tokens, stats.cached_tokens, stats.generated_tokens)
 
 
 def _stop_fields(finished: events.Finished, has_calls: bool) -> dict[str, str | None]:
@@ -271,7 +272,7 @@ class MessageEncoder(Encoder):
     def __init__(self, model: str, *, thinks: bool = False) -> None:
         """thinks: see `set_thinks`."""
         self._model, self._thinks = model, thinks
-        self._prompt = events.PromptProcessed(0, 0)  # so far
+        self._prompt = 0  # tokens, as far as known
         self._started = False
         self._open_type = ""  # type of the open block, or ""
         self._index = -1  # of the last block
@@ -284,28 +285,28 @@ class MessageEncoder(Encoder):
 
     def heartbeat(self) -> bytes:
         """Return an empty delta: client libraries drop `ping` before their timeouts see it."""
-        values = self._start(self._prompt)
+        values = self._start(_usage(self._prompt, 0))
         if self._index < 0:
             kind = "thinking" if self._thinks else "text"
             values += self._open_text(kind)
         if not self._open_type:
-            return _frame({"type": "ping"})
-        return b"".join(map(_frame, [*values, self._text_event(self._open_type, "")]))
+            return self.frame({"type": "ping"})
+        return b"".join(map(self.frame, [*values, self._text_event(self._open_type, "")]))
 
-    def fail(self, error: RequestError, body: Mapping[str, Any]) -> list[bytes]:
-        return [_frame(body)]
+    def frame(self, value: Mapping[str, Any]) -> bytes:
+        return frame(value, value["type"])
 
     def encode(self, event: events.Event, choice: int) -> list[bytes]:
-        return [_frame(value) for value in self._stream_events(event)]
+        return [self.frame(value) for value in self._stream_events(event)]
 
     def _stream_events(self, event: events.Event) -> list[dict[str, Any]]:
         """Return the stream events of the Messages API for an event of the request."""
         match event:
             case events.PrefillProgress(_, total):
-                self._prompt = events.PromptProcessed(total, 0)
+                self._prompt = total
                 return []
-            case events.PromptProcessed():
-                return self._start(event)
+            case events.PromptProcessed(prompt, cached):
+                return self._start(_usage(prompt, cached))
             case events.ThinkingDelta(text):
                 self._thinking += text
                 return self._delta("thinking", text)
@@ -316,8 +317,7 @@ class MessageEncoder(Encoder):
                 block = {"type": "tool_use", "id": id, "name": name, "input": {}}
                 return [*self._close_block(), *self._open_block(block)]
             case events.ToolCallArguments(text):
-                delta = {"type": "input_json_delta", "partial_json": text}
-                return [self._block_event("delta", delta=delta)] if text else []
+                return [self._text_event("tool_use", text)] if text else []
             case events.ToolCallFinished():
                 return self._close_block()
             case events.Finished():
@@ -325,18 +325,17 @@ class MessageEncoder(Encoder):
             case _:
                 return []
 
-    def _start(self, prompt: events.PromptProcessed) -> list[dict[str, Any]]:
+    def _start(self, usage: dict[str, int]) -> list[dict[str, Any]]:
         if self._started:
             return []
         self._started = True
-        return [{"type": "message_start", "message": _empty_message(self._model, prompt)}]
+        return [{"type": "message_start", "message": _message(self._model, usage)}]
 
     def _end(self, finished: events.Finished) -> list[dict[str, Any]]:
-        prompt, stop = _prompt_of(finished), _stop_fields(finished, self._has_calls)
-        usage = _input_usage(prompt) | {"output_tokens": finished.stats.generated_tokens}
+        usage, stop = _usage_of(finished), _stop_fields(finished, self._has_calls)
         delta = {"type": "message_delta", "delta": stop, "usage": usage}
         return [
-            *self._start(prompt),
+            *self._start(usage | {"output_tokens": 0}),
             *self._close_block(),
             delta | {"akunu": statistics(finished)},
             {"type": "message_stop"},
@@ -377,10 +376,6 @@ class MessageEncoder(Encoder):
 
     def _block_event(self, event: str, **values: Any) -> dict[str, Any]:
         return {"type": f"content_block_{event}", "index": self._index, **values}
-
-
-def _frame(value: Mapping[str, Any]) -> bytes:
-    return frame(value, value["type"])
 
 
 class CachedPart(Body):
@@ -533,7 +528,6 @@ class CountBody(PromptBody):
 
 
 MESSAGES = Dialect(
-    "messages",
     (
         Endpoint(
             "/v1/messages",

@@ -5,6 +5,7 @@ Source: docs/api.md of Ollama. Streams are lines of JSON.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -14,17 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from akunu_py.decoding import events
 from akunu_py.decoding.embedding import Embedder
-from akunu_py.decoding.events import (
-    Event,
-    Finished,
-    Logprobs,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallArguments,
-    ToolCallFinished,
-    ToolCallStarted,
-)
 from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
 from akunu_py.decoding.generate.job import Job
 from akunu_py.serve.dialect.bodies import Body, Ignored, describe
@@ -35,7 +27,6 @@ from akunu_py.serve.dialect.fields import (
     ThinkingPlan,
     generate_options,
     plan_thinking,
-    token_limit,
 )
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
@@ -157,7 +148,7 @@ class OllamaHead:
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         return {"model": self.model, "created_at": now, **part, "done": False} | more
 
-    def end(self, event: Finished) -> dict[str, Any]:
+    def end(self, event: events.Finished) -> dict[str, Any]:
         """Return the fields of the last line."""
         stats = event.stats
         return {
@@ -222,7 +213,7 @@ def _options(body: OllamaBody, service: Service, thinking: ThinkingPlan) -> Gene
     format = {} if body.format is None else {"format": body.format}
     options = (body.options or OptionsBody()).model_copy(update=format)
     requested = options.num_predict
-    limit = token_limit(-1 if requested is not None and requested <= 0 else requested, service)
+    limit = -1 if requested is not None and requested <= 0 else requested
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return generate_options(options, service, limit, None, logprobs, thinking.budget)
 
@@ -264,14 +255,15 @@ def _with_images(text: str, images: Sequence[str] | None) -> str:
     return "\n".join([*(describe({"type": "image", "data": each}) for each in images or ()), text])
 
 
-def _call(name: str, arguments: str) -> dict[str, Any] | None:
-    """Return a tool call in Ollama's form; None if its arguments are no JSON object."""
-    try:
-        values = json.loads(arguments or "{}")
-    except ValueError:
-        return None
-    function = {"name": name, "arguments": values}
-    return {"function": function} if isinstance(values, dict) else None
+def _calls(answer: CollectedAnswer) -> list[dict[str, Any]]:
+    """Return the tool calls in Ollama's form, without those whose arguments are no JSON object."""
+    calls = []
+    for call in answer.calls:
+        with contextlib.suppress(ValueError):
+            values = json.loads(call.arguments or "{}")
+            if isinstance(values, dict):
+                calls.append({"function": {"name": call.name, "arguments": values}})
+    return calls
 
 
 def _logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
@@ -285,50 +277,38 @@ class OllamaEncoder(Encoder):
 
     def __init__(self, head: OllamaHead) -> None:
         self._head = head
-        self._call: tuple[str, str] | None = None  # name and arguments so far
-        self._logprobs: list[TokenLogprobs] = []
+        self._held = CollectedAnswer()  # calls and logprobs for the next line
 
     def heartbeat(self) -> bytes:
         """Return a line without text."""
-        return _encoded(self._head.line())
+        return self.frame(self._head.line())
 
-    def fail(self, error: RequestError, body: Mapping[str, Any]) -> list[bytes]:
-        return [_encoded(body)]
+    def frame(self, value: Mapping[str, Any]) -> bytes:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
-    def encode(self, event: Event, choice: int) -> list[bytes]:
+    def encode(self, event: events.Event, choice: int) -> list[bytes]:
         match event:
-            case TextDelta(text):
+            case events.TextDelta(text):
                 return [self._line(text)]
-            case ThinkingDelta(text):
+            case events.ThinkingDelta(text):
                 return [self._line(thinking=text)]
-            case Logprobs(tokens):
-                self._logprobs += tokens
-            case ToolCallStarted(_, name):
-                self._call = name, ""
-            case ToolCallArguments(text) if self._call is not None:
-                self._call = self._call[0], self._call[1] + text
-            case ToolCallFinished() if self._call is not None:
-                call, self._call = _call(*self._call), None
-                return [self._line(tool_calls=[call])] if call else []
-            case Finished():
+            case events.ToolCallFinished():
+                calls = _calls(self._held)
+                return [self._line(tool_calls=calls)] if calls else []
+            case events.Finished():
                 return [self._line(**self._head.end(event))]
+        self._held.add(event)
         return []
 
     def _line(self, text: str = "", thinking: str = "", **more: Any) -> bytes:
-        logprobs, self._logprobs = _logprobs(self._logprobs), []
-        return _encoded(self._head.line(text, thinking, **more, **logprobs))
-
-
-def _encoded(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        logprobs, self._held = _logprobs(self._held.logprobs), CollectedAnswer()
+        return self.frame(self._head.line(text, thinking, **more, **logprobs))
 
 
 def build_answer(head: OllamaHead, answer: CollectedAnswer) -> dict[str, Any]:
     """Return the body of a reply that is not streamed."""
-    assert answer.finished is not None
-    calls = [found for each in answer.calls if (found := _call(each.name, each.arguments))]
     end, logprobs = head.end(answer.finished), _logprobs(answer.logprobs)
-    return head.line(answer.text, answer.thinking, tool_calls=calls, **end, **logprobs)
+    return head.line(answer.text, answer.thinking, tool_calls=_calls(answer), **end, **logprobs)
 
 
 def embed(body: OllamaEmbedBody, embedder: Embedder) -> Mapping[str, Any]:
@@ -381,7 +361,6 @@ def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
 
 
 OLLAMA = Dialect(
-    "ollama",
     (
         Endpoint(
             "/api/chat",

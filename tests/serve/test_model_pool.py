@@ -22,7 +22,7 @@ from akunu_py.commands import serve
 from akunu_py.decoding import device
 from akunu_py.errors import UnknownModel, UsageError
 from akunu_py.models.store import model_store
-from akunu_py.serve.http.asgi import create_app
+from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
@@ -77,7 +77,7 @@ def pool_of(
 
 
 def app_of(pool: ModelPool, records: RequestRecords | None = None, **more: Any) -> ASGIApp:
-    backend = OPTIONS.backend(pool, records or RequestRecords())
+    backend = Backend(pool, records or RequestRecords())
     return create_app(replace(backend, **more), AccessRules(), heartbeat_s=60)
 
 

@@ -11,7 +11,7 @@ import pytest
 from akunu_py.decoding.generate.model_host import ModelLoop
 from akunu_py.serve.dialect.bodies import parse
 from akunu_py.serve.dialect.fields import generate_options
-from akunu_py.serve.http.asgi import create_app
+from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecords
@@ -111,7 +111,7 @@ async def test_listing_models_does_not_load_the_model(tiny: Served) -> None:
     """Programs that poll the list must not reload a model that was unloaded when idle."""
     names, options = ("tiny", "alias"), tiny.options
     pool = ModelPool([ServedModel(names, never_load, options.service, context_length=64)])
-    app = create_app(options.backend(pool, RequestRecords()), AccessRules())
+    app = create_app(Backend(pool, RequestRecords()), AccessRules())
     [listed] = (await fetch(app, "/v1/models")).json()["data"]
     assert (listed["id"], listed["state"], listed["context_length"]) == ("tiny", "unloaded", 64)
     assert (await fetch(app, "/v1/models/alias")).json() == listed

@@ -31,7 +31,7 @@ from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import DEFAULT_SLOTS, StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, PromptTooLong
-from akunu_py.serve.http.asgi import create_app
+from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
@@ -81,7 +81,7 @@ class Gate:
 
         options = ServeOptions(AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=4)
         pool = ModelPool([ServedModel(("m",), self.load, options.service)])
-        backend = options.backend(pool, RequestRecords(self.records.append))
+        backend = Backend(pool, RequestRecords(self.records.append))
         app = create_app(backend, AccessRules(), heartbeat_s=0.001)
         try:
             return await asyncio.wait_for(fetch(app, DIALECTS[name].path, body, leave=leave), 60)

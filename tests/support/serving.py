@@ -174,7 +174,7 @@ class Served:
 
     def backend(self, records: RequestRecords) -> Backend:
         """Return a backend of an application on this model."""
-        return self.options.backend(ModelPool([self.model]), records)
+        return Backend(ModelPool([self.model]), records)
 
     def in_thread(self, function: Callable[[Engine], Any]) -> Any:
         """Call a function in the model's thread and return its result."""
@@ -192,7 +192,7 @@ def served(directory: Path, name: str = "tiny-qwen2.5-coder") -> Iterator[Served
     )
     model.host.start()
     pool, records = ModelPool([model]), RequestRecords()
-    app = create_app(options.backend(pool, records), AccessRules(), heartbeat_s=60)
+    app = create_app(Backend(pool, records), AccessRules(), heartbeat_s=60)
     try:
         yield Served(model, options, records, app)
     finally:

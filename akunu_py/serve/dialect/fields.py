@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import (
     AfterValidator,
     AliasChoices,
-    ConfigDict,
     Field,
     ValidationInfo,
     field_validator,
@@ -45,8 +44,6 @@ TokenLimit = Annotated[int, AfterValidator(_check_limit)]
 
 class StructuredOutputs(Body):
     """vLLM's replacement of `guided_*` from 0.12 on."""
-
-    model_config = ConfigDict(serialize_by_alias=True)
 
     json_schema: dict[str, Any] | str | bool | None = Field(None, alias="json")
     regex: str | None = None
@@ -207,17 +204,21 @@ class SamplingBody(GenerationFields):
 def generate_options(
     body: SamplingFields,
     service: Service,
-    max_tokens: int,
+    max_tokens: int | None,
     constraint: Constraint | None = None,
     logprobs: int | None = None,
     thinking_budget: int | None = None,
+    default_limit: int | None = None,
 ) -> GenerateOptions:
     """Return the service's default options, overridden by the request's.
 
-    constraint: a constraint from fields outside `body`. logprobs, thinking_budget: as in
-    `SamplingOptions` and `GenerateOptions`. Raises RequestError for two constraints, or a token
-    that the model does not have.
+    max_tokens: as requested; -1 for no limit. constraint: a constraint from fields outside `body`.
+    logprobs, thinking_budget: as in `SamplingOptions` and `GenerateOptions`. default_limit: if no
+    maximum is requested. Raises RequestError for two constraints, or a token that the model does
+    not have.
     """
+    context_length = service.engine.plan.context_length
+    limit = max_tokens or default_limit or service.max_tokens or context_length
     stop_tokens, vocabulary = tuple(body.stop_token_ids or ()), service.engine.tokens.vocabulary
     if not all(0 <= token < vocabulary for token in stop_tokens):
         raise invalid("stop_token_ids", f"expected token ids from 0 to {vocabulary - 1}")
@@ -241,28 +242,21 @@ def generate_options(
     if body.repeat_last_n == 0:
         parameters |= _NO_PENALTIES
     elif body.repeat_last_n is not None:
-        all_tokens = service.engine.plan.context_length
-        parameters["penalty_window"] = all_tokens if body.repeat_last_n < 0 else body.repeat_last_n
+        window = body.repeat_last_n
+        parameters["penalty_window"] = context_length if window < 0 else window
     sampling = replace(
         service.defaults.sampling, **{name: v for name, v in parameters.items() if v is not None}
     )
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return replace(
         service.defaults,
-        max_tokens=max_tokens,
+        max_tokens=context_length if limit == -1 else limit,
         sampling=sampling,
         stop=tuple(filter(None, stop)),
         stop_tokens=stop_tokens,
         thinking_budget=thinking_budget,
         min_tokens=body.min_tokens or 0,
     )
-
-
-def token_limit(requested: int | None, service: Service, default: int | None = None) -> int:
-    """Return the maximum number of tokens; -1 requests no limit. default: if none is requested."""
-    if requested == -1:
-        return service.engine.plan.context_length
-    return requested or default or service.token_limit
 
 
 def choice_options(options: GenerateOptions, count: int) -> list[GenerateOptions]:
@@ -387,8 +381,12 @@ def plan_thinking(
     if name and not choice.has_effect:
         body.ignore(name)
     budget = service.defaults.thinking_budget if choice.budget is None else choice.budget
+    variables = body.chat_template_kwargs or {}
+    for variable in variables:
+        if variable in _RESERVED:
+            raise invalid(f"chat_template_kwargs.{variable}", "not a variable of a chat template")
     return ThinkingPlan(
-        {**choice.variables, **_template_variables(body)},
+        {**choice.variables, **variables},
         None if budget == -1 else budget,
         shows_thinking(body),
         template.thinks and budget != 0,
@@ -398,14 +396,6 @@ def plan_thinking(
 def _first(values: Iterable[_Value | None]) -> _Value | None:
     """Return the first value that is not None."""
     return next((value for value in values if value is not None), None)
-
-
-def _template_variables(body: ThinkingFields) -> dict[str, Any]:
-    variables = body.chat_template_kwargs or {}
-    for name in variables:
-        if name in _RESERVED:
-            raise invalid(f"chat_template_kwargs.{name}", "not a variable of a chat template")
-    return variables
 
 
 def shows_thinking(body: ThinkingFields) -> bool:

@@ -12,15 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from akunu_py.decoding.events import (
-    Event,
-    Finished,
-    Logprobs,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallArguments,
-    ToolCallStarted,
-)
+from akunu_py.decoding import events
 from akunu_py.decoding.generate.job import Job
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.request_errors import RequestError
@@ -43,7 +35,7 @@ class Encoder(ABC):
     media_type: ClassVar[str] = "text/event-stream; charset=utf-8"
 
     @abstractmethod
-    def encode(self, event: Event, choice: int) -> list[bytes]:
+    def encode(self, event: events.Event, choice: int) -> list[bytes]:
         """Return the frames of an event of job number `choice`; `Failed` goes to `fail`.
 
         Each job has one `Finished` event; the frames of the last `Finished` end the stream.
@@ -53,49 +45,54 @@ class Encoder(ABC):
         """Return the frame that keeps the connection alive: an SSE comment."""
         return _HEARTBEAT
 
+    def frame(self, value: Mapping[str, Any]) -> bytes:
+        """Return a JSON value as a frame of the stream."""
+        return frame(value)
+
     def fail(self, error: RequestError, body: Mapping[str, Any]) -> list[bytes]:
         """Return the frames that end the stream after an error. body: the dialect's error."""
-        return [frame(body)]
+        return [self.frame(body)]
 
 
 @dataclass(slots=True)
 class CollectedAnswer:
     """An answer collected from the events of one job, for a reply that is not streamed."""
 
-    parts: list[ThinkingDelta | TextDelta | ToolCall] = field(default_factory=list)  # in order
-    finished: Finished | None = None
+    # In the order of their events.
+    parts: list[events.ThinkingDelta | events.TextDelta | ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finished: events.Finished = field(init=False)  # once the answer is complete
 
-    def add(self, event: Event) -> None:
+    def add(self, event: events.Event) -> None:
         """Add an event: join texts and calls, keep statistics, ignore the other events.
 
         The caller handles `Failed`.
         """
         last = self.parts[-1] if self.parts else None
         match event:
-            case Finished():
+            case events.Finished():
                 self.finished = event
-            case ThinkingDelta() if isinstance(last, ThinkingDelta):
-                self.parts[-1] = ThinkingDelta(last.text + event.text)
-            case TextDelta() if isinstance(last, TextDelta):
-                self.parts[-1] = TextDelta(last.text + event.text)
-            case ThinkingDelta() | TextDelta():
+            case events.ThinkingDelta() if isinstance(last, events.ThinkingDelta):
+                self.parts[-1] = events.ThinkingDelta(last.text + event.text)
+            case events.TextDelta() if isinstance(last, events.TextDelta):
+                self.parts[-1] = events.TextDelta(last.text + event.text)
+            case events.ThinkingDelta() | events.TextDelta():
                 self.parts.append(event)
-            case ToolCallStarted(id, name):
+            case events.ToolCallStarted(id, name):
                 self.parts.append(ToolCall(name, "", id))
-            case ToolCallArguments(text):
+            case events.ToolCallArguments(text):
                 assert isinstance(last, ToolCall)
                 self.parts[-1] = ToolCall(last.name, last.arguments + text, last.id)
-            case Logprobs():
+            case events.Logprobs():
                 self.logprobs += event.tokens
 
     @property
     def text(self) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, TextDelta))
+        return "".join(part.text for part in self.parts if isinstance(part, events.TextDelta))
 
     @property
     def thinking(self) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, ThinkingDelta))
+        return "".join(part.text for part in self.parts if isinstance(part, events.ThinkingDelta))
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -107,7 +104,8 @@ class PreparedRequest:
     """A parsed request, ready to run."""
 
     jobs: Sequence[Job]  # one for each choice, run one after the other
-    build_reply: Callable[[Sequence[CollectedAnswer]], Mapping[str, Any]]  # if not streamed
+    # Builds the body of a reply that is not streamed.
+    build_reply: Callable[[Sequence[CollectedAnswer]], Mapping[str, Any]] = lambda answers: {}
     # Sets what the stream's encoder needs of the loaded model, before the first event.
     configure: Callable[[Any], None] = lambda encoder: None
     short: bool = False  # small prompt and few tokens; see `ModelHost.submit`
@@ -136,12 +134,11 @@ class Endpoint:
 class Dialect:
     """The API of one kind of client."""
 
-    name: str
     endpoints: Sequence[Endpoint]
     error: Callable[[RequestError, str], Mapping[str, Any]]  # body for an error and request id
 
 
-def statistics(*answers: Finished) -> dict[str, Any]:
+def statistics(*answers: events.Finished) -> dict[str, Any]:
     """Return the summed drafting statistics of the answers, an extension that clients ignore."""
     total = Stats()
     for answer in answers:

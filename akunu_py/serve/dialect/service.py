@@ -36,11 +36,6 @@ class Service:
     # ids of requests that akunu's own clients want to stop with the text so far
     ending: Collection[str] = ()
 
-    @property
-    def token_limit(self) -> int:
-        """Maximum tokens for requests without a limit."""
-        return self.max_tokens or self.engine.plan.context_length
-
     def completer(self, session: Session, options: CompleteOptions) -> Completer:
         """Return the completer for these options; call in the session's thread."""
         if options not in self.completers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,11 +11,10 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
@@ -30,7 +29,6 @@ from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.http.request_handler import (
     HEARTBEAT_S,
-    Disconnected,
     RequestHandler,
     read_body,
     run_job,
@@ -187,7 +185,7 @@ class _Post:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         records = self._backend.records
-        with records.request(self._endpoint.path) as record, contextlib.suppress(Disconnected):
+        with records.request(self._endpoint.path) as record, contextlib.suppress(ClientDisconnect):
             scope["record"] = record
             handler = RequestHandler(
                 self._dialect, scope["request_id"], receive, send, self._heartbeat_s
@@ -197,8 +195,9 @@ class _Post:
             try:
                 if records.waiting > _MAX_WAITING:
                     raise RequestError("too many waiting requests; try again later", "unavailable")
-                data = await read_body(Headers(scope=scope), receive)
-                async with self._prepared(data, handler, record) as (prepared, model):
+                data = await read_body(Request(scope, receive))
+                async with contextlib.AsyncExitStack() as stack:
+                    prepared, model = await self._prepare(data, handler, record, stack)
                     kind: dict[str, Any] = {"client": client}
                     if isinstance(prepared, PreparedRequest):
                         kind |= {"short": prepared.short, "idle": prepared.idle}
@@ -209,11 +208,14 @@ class _Post:
             finally:
                 handler.close()
 
-    @contextlib.asynccontextmanager
-    async def _prepared(
-        self, data: bytes, handler: RequestHandler, record: RequestRecord
-    ) -> AsyncIterator[tuple[PreparedRequest | Mapping[str, Any], ServedModel]]:
-        """Prepare a request; keep its model loaded while the block runs. Raises RequestError.
+    async def _prepare(
+        self,
+        data: bytes,
+        handler: RequestHandler,
+        record: RequestRecord,
+        stack: contextlib.AsyncExitStack,
+    ) -> tuple[PreparedRequest | Mapping[str, Any], ServedModel]:
+        """Prepare a request; keep its model loaded until `stack` closes. Raises RequestError.
 
         data: the body. handler: sends heartbeats.
         """
@@ -221,33 +223,30 @@ class _Post:
         pool = backend.pool
         if record.keeps_content:
             record.body = data.decode(errors="replace")
-        async with contextlib.AsyncExitStack() as stack:
-            try:
-                body = await run_in_threadpool(parse, data, endpoint.body, strict=backend.strict)
-                record.ignored = body.ignored
-                name = getattr(body, "model", None)
-                if endpoint.needs == "embedder":
-                    model = pool.embedding_model(name)
-                else:
-                    model = pool.model_for(name, strict=backend.strict)
-                if endpoint.needs == "description":
-                    prepared = endpoint.prepare(body, model.description())
-                elif endpoint.needs == "ending":
-                    prepared = endpoint.prepare(body, pool.ending)
-                else:
-                    record.model = model.name if len(pool.models) > 1 else ""
-                    if endpoint.encoder is not None and body.streams:
-                        handler.stream(endpoint.encoder(body, model.name))
-                    await handler.wait(stack.enter_async_context(pool.use(model)))
-                    get = model.embedder if endpoint.needs == "embedder" else model.service
-                    prepare = run_in_threadpool(lambda: endpoint.prepare(body, get()))
-                    prepared = await handler.wait(prepare)
-                record.ignored = body.ignored
-            except Disconnected:
-                raise
-            except Exception as error:
-                raise request_error(error) from error
-            yield prepared, model
+        try:
+            body = await run_in_threadpool(parse, data, endpoint.body, strict=backend.strict)
+            record.ignored = body.ignored
+            name = getattr(body, "model", None)
+            if endpoint.needs == "embedder":
+                model = pool.embedding_model(name)
+            else:
+                model = pool.model_for(name, strict=backend.strict)
+            if endpoint.needs in ("description", "ending"):
+                given = pool.ending if endpoint.needs == "ending" else model.description()
+                return endpoint.prepare(body, given), model
+            record.model = model.name if len(pool.models) > 1 else ""
+            if endpoint.encoder is not None and body.streams:
+                handler.stream(endpoint.encoder(body, model.name))
+            await handler.wait(stack.enter_async_context(pool.use(model)))
+            get = model.embedder if endpoint.needs == "embedder" else model.service
+            prepare = run_in_threadpool(lambda: endpoint.prepare(body, get()))
+            prepared = await handler.wait(prepare)
+            record.ignored = body.ignored
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            raise request_error(error) from error
+        return prepared, model
 
 
 def _http_error(request: Request, error: Exception) -> Response:

@@ -64,12 +64,6 @@ class ServedModel:
         return self.host.engine is not None and not self.unloading
 
     @property
-    def is_batched(self) -> bool:
-        """Whether requests share passes; False while the model is not loaded."""
-        facts = self.host.facts
-        return facts is not None and facts.not_batched is None
-
-    @property
     def memory(self) -> int:
         """The bytes that the loaded model may use."""
         engine = self.host.engine
@@ -127,6 +121,10 @@ class ServedModel:
         self.host = self._new_host()
 
 
+def _not_found(message: str) -> RequestError:
+    return RequestError(message, "not_found", param="model", code="model_not_found")
+
+
 class ModelPool:
     """The models of the server."""
 
@@ -164,12 +162,9 @@ class ModelPool:
         if found := self._find(name):
             return found
         served = ", ".join(model.name for model in self.models)
-        raise RequestError(
+        raise _not_found(
             f"this server serves {served}, not {name[:100]!r}; request {self.models[0].name}, or "
-            "start the server with: akunu serve --model NAME",
-            "not_found",
-            param="model",
-            code="model_not_found",
+            "start the server with: akunu serve --model NAME"
         )
 
     def embedding_model(self, name: str | None) -> ServedModel:
@@ -179,12 +174,10 @@ class ModelPool:
         """
         model = self.embedding
         if model is None:
-            message = "no embedding model; start the server with --embedding-model NAME"
-        elif not name or model.name in (name, name.removesuffix(_LATEST)):
-            return model
-        else:
-            message = f"the embedding model is {model.name}, not {name[:100]!r}"
-        raise RequestError(message, "not_found", param="model", code="model_not_found")
+            raise _not_found("no embedding model; start the server with --embedding-model NAME")
+        if name and model.name not in (name, name.removesuffix(_LATEST)):
+            raise _not_found(f"the embedding model is {model.name}, not {name[:100]!r}")
+        return model
 
     @contextlib.asynccontextmanager
     async def use(self, model: ServedModel) -> AsyncIterator[ServedModel]:
@@ -232,8 +225,6 @@ class ModelPool:
             error: Exception | None = None
             try:
                 await self._load(model)
-            except RequestError as failure:
-                error = failure
             except AkunuError as failure:
                 error = RequestError(f"cannot load {model.name}: {failure}", "unavailable")
             except Exception as failure:  # noqa: BLE001 - for the requests
@@ -303,11 +294,11 @@ class ModelPool:
         return {
             model.name: {
                 "model_loaded": int(model.host.engine is not None),
-                "model_batched": int(model.is_batched),
+                "model_batched": int(facts is not None and facts.not_batched is None),
                 "model_loads_total": model.loads,
                 "model_requests": model.requests + waiting.count(model),
             }
-            for model in self.all_models
+            for model, facts in ((each, each.host.facts) for each in self.all_models)
         }
 
     @property

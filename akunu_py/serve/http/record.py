@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -105,7 +106,7 @@ class RequestRecords:
     ) -> None:
         self._on_done = on_done
         self._keep_content = keep_content
-        self._sums: dict[str, float] = {}
+        self._sums: dict[str, float] = defaultdict(float)
         self._open: list[RequestRecord] = []
         self._named: set[str] = set()  # ignored fields so far
 
@@ -135,15 +136,12 @@ class RequestRecords:
             self._on_done(record)
 
     def _count(self, record: RequestRecord) -> None:
-        self._add(f'requests{{path="{record.path}",status="{record.status}"}}', 1)
-        self._add(f'request_seconds{{path="{record.path}"}}', record.seconds)
+        self._sums[f'requests{{path="{record.path}",status="{record.status}"}}'] += 1
+        self._sums[f'request_seconds{{path="{record.path}"}}'] += record.seconds
         for answer in record.answers:
-            self._add(f'answers{{reason="{answer.reason}"}}', 1)
+            self._sums[f'answers{{reason="{answer.reason}"}}'] += 1
             for name, (attribute, _) in _STATS_COUNTERS.items():
-                self._add(name, getattr(answer.stats, attribute))
-
-    def _add(self, series: str, value: float) -> None:
-        self._sums[series] = self._sums.get(series, 0) + value
+                self._sums[name] += getattr(answer.stats, attribute)
 
     def metrics(self, shared: SharedPasses, models: Mapping[str, Mapping[str, int]] = {}) -> str:
         """Return the counters in Prometheus's text format, version 0.0.4.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Send
 
 from akunu_py.decoding.events import (
@@ -37,12 +37,8 @@ RunJob = Callable[[Job], AsyncGenerator[Event]]  # closing the generator cancels
 Result = TypeVar("Result")
 
 
-class Disconnected(Exception):
-    """The client disconnected."""
-
-
 class RequestHandler:
-    """Replies to one request. Raises Disconnected; other errors become error replies."""
+    """Replies to one request. Raises ClientDisconnect; other errors become error replies."""
 
     def __init__(
         self,
@@ -76,7 +72,7 @@ class RequestHandler:
                     (task, self._disconnected), timeout=limit, return_when=asyncio.FIRST_COMPLETED
                 )
                 if self._disconnected.done() and not task.done():
-                    raise Disconnected
+                    raise ClientDisconnect
                 if self._stream is not None and not task.done():
                     await self._stream.beat()
             return task.result()
@@ -116,7 +112,7 @@ class RequestHandler:
                         await stream.write(stream.encoder.encode(event, choice))
                     finished += isinstance(event, Finished)
             body = {} if stream is not None else prepared.build_reply(answers)
-        except Disconnected:
+        except ClientDisconnect:
             if stream is None or finished < len(prepared.jobs):
                 raise
             return 200  # the client received everything
@@ -213,40 +209,29 @@ async def run_job(host: ModelHost, job: Job, **options: Any) -> AsyncGenerator[E
     Closing the generator cancels the job. Queued events are merged, so a slow client's queue holds
     little more than the text. options: see `ModelHost.submit`.
     """
-    mailbox = _Mailbox()
-    handle = host.submit(job, mailbox.put, **options)
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+    queued: list[Event] = []  # used in the event loop only
+
+    def add(event: Event) -> None:
+        queued[-1:] = _merged(queued[-1], event) if queued else [event]
+        arrived.set()
+
+    def put(event: Event) -> None:
+        """Add an event from the model's thread. Raises RuntimeError when the loop is closed."""
+        loop.call_soon_threadsafe(add, event)
+
+    handle = host.submit(job, put, **options)
     try:
         while True:
-            event = await mailbox.get()
+            while not queued:
+                arrived.clear()
+                await arrived.wait()
+            event = queued.pop(0)
             yield event
             if isinstance(event, Finished | Failed):
                 return
     finally:
         handle.cancel()
-
-
-class _Mailbox:
-    """A queue of events from the model's thread to the event loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._arrived = asyncio.Event()
-        self._events: list[Event] = []  # used in the event loop only
-
-    def put(self, event: Event) -> None:
-        """Add an event from any thread. Raises RuntimeError when the loop is closed."""
-        self._loop.call_soon_threadsafe(self._add, event)
-
-    def _add(self, event: Event) -> None:
-        self._events[-1:] = _merged(self._events[-1], event) if self._events else [event]
-        self._arrived.set()
-
-    async def get(self) -> Event:
-        """Wait for the next event."""
-        while not self._events:
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._events.pop(0)
 
 
 def _merged(first: Event, second: Event) -> list[Event]:
@@ -271,11 +256,12 @@ _ENCODINGS: dict[str, tuple[int, ...]] = {
 }
 
 
-async def read_body(headers: Headers, receive: Receive) -> bytes:
-    """Return the body. Raises Disconnected; RequestError if it is too large, slow or damaged.
+async def read_body(request: Request) -> bytes:
+    """Return the body. Raises ClientDisconnect; RequestError if it is too large, slow or damaged.
 
     The rest of a large body is received and dropped: clients that cannot send it see no reply.
     """
+    headers = request.headers
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in _ENCODINGS:
         raise RequestError(
@@ -285,18 +271,13 @@ async def read_body(headers: Headers, receive: Receive) -> bytes:
     declared = int(length[:20]) if length.isdigit() else 0
     if declared > _MAX_DROPPED or (declared > MAX_BYTES and "expect" in headers):
         raise _too_large()
-    data, received, more = bytearray(), 0, True
+    data, received = bytearray(), 0
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Disconnected
-                part = message.get("body", b"")
+            async for part in request.stream():
                 received += len(part)
                 if received <= MAX_BYTES:
                     data += part
-                more = message.get("more_body", False)
                 if received > _MAX_DROPPED:
                     raise _too_large()
     except TimeoutError:

@@ -57,10 +57,6 @@ class ServeOptions:
             sampling = replace(sampling, temperature=self.temperature)
         return Service(engine, name, replace(self.defaults, sampling=sampling), self.max_tokens)
 
-    def backend(self, pool: ModelPool, records: RequestRecords) -> Backend:
-        """Return the application's backend."""
-        return Backend(pool, records, self.strict)
-
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket.
@@ -94,10 +90,9 @@ def serve(pool: ModelPool, listening: socket.socket, options: ServeOptions, url:
     try:
         pool.models[0].service()
         names = ", ".join(model.name for model in pool.models)
-        app = create_app(options.backend(pool, records), options.access)
-        logging.getLogger("uvicorn.error").setLevel(
-            logging.CRITICAL
-        )  # the application reports errors
+        app = create_app(Backend(pool, records, options.strict), options.access)
+        # The application reports errors.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         config = uvicorn.Config(
             app,
             http="h11",

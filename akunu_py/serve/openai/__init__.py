@@ -13,7 +13,6 @@ from akunu_py.serve.openai.embeddings import EmbeddingsBody, embeddings
 from akunu_py.serve.openai.shapes import error_body
 
 OPENAI = Dialect(
-    "openai",
     (
         Endpoint(
             "/v1/chat/completions",

@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from akunu_py.decoding.events import (
-    Event,
-    Finished,
-    Logprobs,
-    PromptProcessed,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallArguments,
-    ToolCallStarted,
-)
+from akunu_py.decoding import events
 from akunu_py.decoding.generate.answer_jobs import chat_job
 from akunu_py.serve.dialect.bodies import (
     Body,
@@ -37,13 +28,8 @@ from akunu_py.serve.dialect.fields import (
     generate_options,
     plan_thinking,
     schema_constraint,
-    token_limit,
 )
-from akunu_py.serve.dialect.interface import (
-    CollectedAnswer,
-    PreparedRequest,
-    statistics,
-)
+from akunu_py.serve.dialect.interface import CollectedAnswer, PreparedRequest
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.openai.shapes import (
@@ -51,7 +37,6 @@ from akunu_py.serve.openai.shapes import (
     ReplyHead,
     chat_logprobs,
     finish_reason,
-    usage,
 )
 from akunu_py.types import Constraint, Message, TokenLogprobs, Tool, ToolCall, ToolChoice
 
@@ -143,8 +128,6 @@ class JsonObjectFormat(Body):
 
 
 class NamedSchema(Body):
-    model_config = ConfigDict(serialize_by_alias=True)
-
     name: str = ""
     description: str | None = None
     json_schema: dict[str, Any] | bool = Field(True, alias="schema")
@@ -270,7 +253,7 @@ def tool_choice_of(body: ChoiceBody | None, tools: Sequence[Tool]) -> ToolChoice
 def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     """Return the prepared request. Raises RequestError."""
     messages = body.check_continuation(messages_of(body.messages))
-    limit = token_limit(body.max_completion_tokens or body.max_tokens, service)
+    limit = body.max_completion_tokens or body.max_tokens
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "requires logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -317,9 +300,7 @@ class ChatEncoder(ChunkEncoder):
 
     object_name = "chat.completion.chunk"
 
-    def __init__(
-        self, head: ReplyHead, count: int = 1, *, usage: bool = False, old: bool = False
-    ) -> None:
+    def __init__(self, head: ReplyHead, count: int, *, usage: bool, old: bool) -> None:
         """count: number of choices. usage: send the usage in the last chunk.
 
         old: calls have OpenAI's older form, `function_call`.
@@ -337,39 +318,36 @@ class ChatEncoder(ChunkEncoder):
         choice = self._choice
         return b"".join(self._start(choice) or [self._chunk(choice, self._kind)])
 
-    def encode(self, event: Event, choice: int) -> list[bytes]:
-        if isinstance(event, Finished):
-            return self._end(event, choice)
-        if isinstance(event, Logprobs):
+    def encode(self, event: events.Event, choice: int) -> list[bytes]:
+        if isinstance(event, events.Finished):
+            return self._finish(event, choice)
+        if isinstance(event, events.Logprobs):
             self._logprobs[choice] += event.tokens
             return []
         delta = self._delta(event, choice)
         if delta is None:
             return []
         self._choice = choice
-        if "function_call" in delta:
-            self._kind = {"function_call": {"arguments": ""}}
-        elif "tool_calls" in delta:
-            call = {"index": self._calls[choice] - 1, "function": {"arguments": ""}}
-            self._kind = {"tool_calls": [call]}
-        elif delta:
+        if isinstance(event, events.ToolCallStarted):
+            self._kind = self._delta(events.ToolCallArguments(""), choice) or {}
+        elif delta and not isinstance(event, events.ToolCallArguments):
             self._kind = dict.fromkeys(delta, "")
         return [*self._start(choice), self._chunk(choice, delta)] if delta else self._start(choice)
 
-    def _delta(self, event: Event, choice: int) -> dict[str, Any] | None:
+    def _delta(self, event: events.Event, choice: int) -> dict[str, Any] | None:
         """Return the delta of an event: {} for PromptProcessed, None for events without a delta."""
         match event:
-            case PromptProcessed():
+            case events.PromptProcessed():
                 return {}
-            case TextDelta(text):
+            case events.TextDelta(text):
                 return {"content": text}
-            case ThinkingDelta(text):
+            case events.ThinkingDelta(text):
                 return {"reasoning_content": text}
-            case ToolCallStarted(id, name):
+            case events.ToolCallStarted(id, name):
                 self._calls[choice] += 1
                 function = {"name": name, "arguments": ""}
                 more = {"id": id, "type": "function", "function": function}
-            case ToolCallArguments(text):
+            case events.ToolCallArguments(text):
                 more = {"function": {"arguments": text}}
             case _:
                 return None
@@ -384,38 +362,32 @@ class ChatEncoder(ChunkEncoder):
         self._has_role[choice] = True
         return [self._chunk(choice, {"role": "assistant", "content": ""})]
 
-    def _end(self, event: Finished, choice: int) -> list[bytes]:
-        self._finished.append(event)
+    def _finish(self, event: events.Finished, choice: int) -> list[bytes]:
         self._choice, self._kind = min(choice + 1, self._count - 1), {"content": ""}
         reason = finish_reason(event, calls=self._calls[choice] > 0, old=self._old)
-        last = self._chunk(choice, {}, reason, {"akunu": statistics(event)})
-        return [*self._start(choice), last, *self._end_frames(self._count)]
+        start = self._start(choice)
+        return [*start, *self._end(event, self._entry(choice, {}, reason), self._count)]
 
-    def _chunk(
-        self,
-        choice: int,
-        delta: Mapping[str, Any],
-        reason: str | None = None,
-        extra: Mapping[str, Any] = {},
-    ) -> bytes:
+    def _chunk(self, choice: int, delta: Mapping[str, Any]) -> bytes:
+        return self._frame(self._entry(choice, delta))
+
+    def _entry(
+        self, choice: int, delta: Mapping[str, Any], reason: str | None = None
+    ) -> dict[str, Any]:
+        """Return an entry of `choices`, with the logprobs so far."""
         entry = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": reason}
         if self._logprobs[choice] and "role" not in delta:
             entry["logprobs"] = chat_logprobs(self._logprobs[choice])
             self._logprobs[choice] = []
-        return self._frame(entry, extra)
+        return entry
 
 
 def build_chat_completion(
     head: ReplyHead, answers: Sequence[CollectedAnswer], *, old: bool = False
 ) -> dict[str, Any]:
     """Return the body of a reply that is not streamed. old: as in `ChatEncoder`."""
-    finished = [answer.finished for answer in answers if answer.finished]
-    return head.object(
-        "chat.completion",
-        [_choice(number, answer, old=old) for number, answer in enumerate(answers)],
-        usage=usage(finished[:1], finished),
-        akunu=statistics(*finished),
-    )
+    choices = [_choice(number, answer, old=old) for number, answer in enumerate(answers)]
+    return head.reply("chat.completion", choices, answers, len(answers))
 
 
 def _choice(index: int, answer: CollectedAnswer, *, old: bool) -> dict[str, Any]:
@@ -436,7 +408,6 @@ def _choice(index: int, answer: CollectedAnswer, *, old: bool) -> dict[str, Any]
         **({"tool_calls": calls} if calls and not old else {}),
         **({"function_call": calls[0]["function"]} if calls and old else {}),
     }
-    assert answer.finished is not None
     reason = finish_reason(answer.finished, calls=bool(calls), old=old)
     logprobs = chat_logprobs(answer.logprobs) if answer.logprobs else None
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}

@@ -8,28 +8,17 @@ from typing import Any
 
 from pydantic import Field
 
+from akunu_py.decoding import events
 from akunu_py.decoding.constraint.answer_limits import compile_rules
-from akunu_py.decoding.events import (
-    Event,
-    Finished,
-    Logprobs,
-    PromptProcessed,
-    TextDelta,
-    ThinkingDelta,
-)
 from akunu_py.decoding.generate.answer_jobs import prompt_rewrites, text_job
+from akunu_py.decoding.generate.job import Job
 from akunu_py.serve.dialect.fields import (
     SamplingBody,
     choice_options,
     generate_options,
     plan_thinking,
-    token_limit,
 )
-from akunu_py.serve.dialect.interface import (
-    CollectedAnswer,
-    PreparedRequest,
-    statistics,
-)
+from akunu_py.serve.dialect.interface import CollectedAnswer, PreparedRequest
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.service import Service, TextPrompt
 from akunu_py.serve.openai.shapes import (
@@ -38,9 +27,7 @@ from akunu_py.serve.openai.shapes import (
     completion_logprobs,
     finish_reason,
     texts_of,
-    usage,
 )
-from akunu_py.types import GenerateOptions
 
 _MAX_TOKENS = 16  # OpenAI's default here
 _MAX_CHOICES = 128
@@ -67,22 +54,16 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
         raise invalid("prompt", f"expected at most {_MAX_CHOICES} choices")
     if body.logprobs is not None and body.echo:
         raise invalid("echo", "cannot be combined with logprobs")
-    limit = token_limit(body.max_tokens, service, _MAX_TOKENS)
     thinking = plan_thinking(body, service)
     options = generate_options(
-        body, service, limit, logprobs=body.logprobs, thinking_budget=thinking.budget
+        body, service, body.max_tokens, None, body.logprobs, thinking.budget, _MAX_TOKENS
     )
-    contexts = [
-        [*prompt.draft_context, *prompt_rewrites(service.engine, prompt.tokens, options)]
-        for prompt in prompts
-    ]
-    jobs = [
-        text_job(prompt.tokens, _with_stops(each, prompt), context)
-        for prompt, context in zip(prompts, contexts, strict=True)
-        for each in choice_options(options, count)
-    ]
+    jobs: list[Job] = []
     for prompt in prompts:
-        compile_rules(service.engine.tokens, _with_stops(options, prompt))
+        context = [*prompt.draft_context, *prompt_rewrites(service.engine, prompt.tokens, options)]
+        each = replace(options, stop_tokens=(*options.stop_tokens, *prompt.stop_tokens))
+        compile_rules(service.engine.tokens, each)  # raises if a rule is invalid
+        jobs += [text_job(prompt.tokens, chosen, context) for chosen in choice_options(each, count)]
     echoes = [_echo(text, service) if body.echo else "" for text in texts for _ in range(count)]
     head = ReplyHead(service.name, "cmpl")
     return PreparedRequest(
@@ -93,10 +74,6 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
         and sum(len(each.tokens) for each in prompts) <= _SHORT_PROMPTS,
         shows_thinking=thinking.shown,
     )
-
-
-def _with_stops(options: GenerateOptions, prompt: TextPrompt) -> GenerateOptions:
-    return replace(options, stop_tokens=(*options.stop_tokens, *prompt.stop_tokens))
 
 
 def completions_encoder(body: CompletionsBody, name: str) -> CompletionsEncoder:
@@ -138,42 +115,36 @@ class CompletionsEncoder(ChunkEncoder):
         """Return an empty text: clients do not count comments as progress."""
         return self._frame(_choice(min(len(self._finished), len(self._echoes) - 1), ""))
 
-    def encode(self, event: Event, choice: int) -> list[bytes]:
+    def encode(self, event: events.Event, choice: int) -> list[bytes]:
         match event:
-            case PromptProcessed() if self._echoes[choice]:
+            case events.PromptProcessed() if self._echoes[choice]:
                 return [self._frame(_choice(choice, self._echoes[choice]))]
-            case TextDelta(text):
+            case events.TextDelta(text):
                 return [self._frame(_choice(choice, text))]
-            case ThinkingDelta(text):
+            case events.ThinkingDelta(text):
                 return [self._frame(_choice(choice, "", text))]
-            case Logprobs(tokens):  # sent in a separate chunk before the text
+            case events.Logprobs(tokens):  # sent in a separate chunk before the text
                 logprobs = completion_logprobs(tokens, self._offsets[choice])
                 self._offsets[choice] += sum(len(token.text) for token in tokens)
                 return [self._frame(_choice(choice, "") | {"logprobs": logprobs})]
-            case Finished():
-                return self._end(event, choice)
+            case events.Finished():
+                last = _choice(choice, "", "", finish_reason(event, calls=False))
+                return self._end(event, last, len(self._echoes))
             case _:
                 return []
-
-    def _end(self, event: Finished, choice: int) -> list[bytes]:
-        self._finished.append(event)
-        reason = finish_reason(event, calls=False)
-        last = self._frame(_choice(choice, "", "", reason), {"akunu": statistics(event)})
-        return [last, *self._end_frames(len(self._echoes))]
 
 
 def build_completions(
     head: ReplyHead, answers: Sequence[CollectedAnswer], echoes: Sequence[str], count: int = 1
 ) -> dict[str, Any]:
     """Return the body of a reply that is not streamed, with `count` answers to each prompt."""
-    finished = [answer.finished for answer in answers if answer.finished]
-    choices = [
-        _choice(number, echo + answer.text, answer.thinking, finish_reason(end, calls=False))
-        | {"logprobs": completion_logprobs(answer.logprobs, len(echo)) if answer.logprobs else None}
-        for number, (answer, echo, end) in enumerate(zip(answers, echoes, finished, strict=True))
-    ]
-    total = usage(finished[::count], finished)
-    return head.object("text_completion", choices, usage=total, akunu=statistics(*finished))
+    choices = []
+    for number, (answer, echo) in enumerate(zip(answers, echoes, strict=True)):
+        reason = finish_reason(answer.finished, calls=False)
+        choices.append(_choice(number, echo + answer.text, answer.thinking, reason))
+        if answer.logprobs:
+            choices[-1]["logprobs"] = completion_logprobs(answer.logprobs, len(echo))
+    return head.reply("text_completion", choices, answers, count)
 
 
 def _choice(index: int, text: str, thinking: str = "", reason: str | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from akunu_py.decoding.events import Finished
-from akunu_py.serve.dialect.interface import DONE, Encoder, frame
+from akunu_py.serve.dialect.interface import DONE, CollectedAnswer, Encoder, frame, statistics
 from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError
 from akunu_py.types import TokenLogprobs
 
@@ -36,6 +36,14 @@ class ReplyHead:
         common = {"id": f"{self.id_prefix}-{self.unique}", "object": name, "created": self.created}
         return {**common, "model": self.model, "choices": choices, **extra}
 
+    def reply(
+        self, name: str, choices: Sequence[Any], answers: Sequence[CollectedAnswer], count: int
+    ) -> dict[str, Any]:
+        """Return a complete reply with `count` answers to each prompt."""
+        finished = [answer.finished for answer in answers]
+        total = usage(finished, count)
+        return self.object(name, choices, usage=total, akunu=statistics(*finished))
+
 
 class ChunkEncoder(Encoder):
     """Encodes a stream of chunks; the last chunk has the usage on request."""
@@ -47,18 +55,20 @@ class ChunkEncoder(Encoder):
         self._head, self._count, self._usage = head, count, usage
         self._finished: list[Finished] = []
 
-    def _frame(self, choice: Mapping[str, Any], extra: Mapping[str, Any] = {}) -> bytes:
+    def _frame(self, choice: Mapping[str, Any], **extra: Any) -> bytes:
         none = {"usage": None} if self._usage else {}
         return frame(self._head.object(self.object_name, [choice], **none, **extra))
 
-    def _end_frames(self, total: int) -> list[bytes]:
-        """Return the last frames once all choices are finished. total: their number."""
+    def _end(self, event: Finished, choice: Mapping[str, Any], total: int) -> list[bytes]:
+        """Return the last frame of a choice; after the last of `total` choices, also the end."""
+        self._finished.append(event)
+        frames = [self._frame(choice, akunu=statistics(event))]
         if len(self._finished) < total:
-            return []
-        if not self._usage:
-            return [DONE]
-        whole = usage(self._finished[:: self._count], self._finished)
-        return [frame(self._head.object(self.object_name, [], usage=whole)), DONE]
+            return frames
+        if self._usage:
+            whole = usage(self._finished, self._count)
+            frames.append(frame(self._head.object(self.object_name, [], usage=whole)))
+        return [*frames, DONE]
 
 
 def error_body(error: RequestError, request_id: str = "") -> Mapping[str, Any]:
@@ -86,8 +96,9 @@ def finish_reason(event: Finished, *, calls: bool, old: bool = False) -> str:
     return ("function_call" if old else "tool_calls") if calls else "stop"
 
 
-def usage(prompts: Sequence[Finished], answers: Sequence[Finished]) -> dict[str, Any]:
-    """Return the token counts. prompts: one answer to each prompt. answers: all answers."""
+def usage(answers: Sequence[Finished], count: int) -> dict[str, Any]:
+    """Return the token counts of `count` answers to each prompt."""
+    prompts = answers[::count]
     prompt = sum(each.stats.prompt_tokens for each in prompts)
     completion = sum(each.stats.generated_tokens for each in answers)
     cached = sum(each.stats.cached_tokens for each in prompts)

@@ -83,8 +83,7 @@ class ServerClient:
 
     def models(self) -> list[dict[str, Any]]:
         """Return the server's models as `/v1/models` lists them. Raises AkunuError."""
-        models: list[dict[str, Any]] = self._request("GET", "/v1/models")["data"]
-        return models
+        return self._request("GET", "/v1/models")["data"]
 
     def end(self, request: str) -> None:
         """End a request with the text so far."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -12,22 +12,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from akunu_py.completion.completion_queue import CompletionJob
 from akunu_py.completion.request import CompleteOptions, Completion, CompletionRequest
-from akunu_py.decoding.events import (
-    AnnotatedEnd,
-    AnnotatedPiece,
-    Event,
-    Finished,
-    PrefillProgress,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallFinished,
-    ToolCallStarted,
-)
+from akunu_py.decoding.events import AnnotatedEnd, Event, Finished
 from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
 from akunu_py.decoding.generate.model_host import facts_of
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.interface import (
-    CollectedAnswer,
     Dialect,
     Encoder,
     Endpoint,
@@ -36,6 +25,7 @@ from akunu_py.serve.dialect.interface import (
 )
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
 from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.own.remote_loop import SENT
 from akunu_py.types import GenerateOptions, Message, Tool
 
 Value = TypeVar("Value")
@@ -50,19 +40,17 @@ class ModelBody(Body):
 class RequestBody(ModelBody):
     id: str = Field(max_length=64)  # request id, chosen by the client
 
-
-class StreamedBody(RequestBody):
     @property
     def streams(self) -> bool:
         return True
 
 
-class AkunuCompleteBody(StreamedBody):
+class AkunuCompleteBody(RequestBody):
     request: dict[str, Any]  # fields of a CompletionRequest
     options: dict[str, Any]  # fields of CompleteOptions
 
 
-class AkunuChatBody(StreamedBody):
+class AkunuChatBody(RequestBody):
     messages: list[dict[str, Any]] = Field(min_length=1)  # fields of Messages
     options: dict[str, Any]  # fields of GenerateOptions
     tools: list[dict[str, Any]] = Field(default_factory=list)  # fields of Tools
@@ -84,7 +72,7 @@ def prepare_complete(body: AkunuCompleteBody, service: Service) -> PreparedReque
         lambda session: service.completer(session, options),
         lambda: "time" if body.id in service.ending else None,
     )
-    return PreparedRequest([job], _build_reply, short=True)
+    return PreparedRequest([job], short=True)
 
 
 def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
@@ -93,7 +81,7 @@ def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
     options = _parse_dataclass(GenerateOptions, body.options, "options")
     tools = _parse_dataclass(list[Tool], body.tools, "tools")
     job = AnnotatedAnswerJob(messages, options, lambda: body.id in service.ending, tools)
-    return PreparedRequest([job], _build_reply, idle=options.side_request)
+    return PreparedRequest([job], idle=options.side_request)
 
 
 def prepare_end(body: RequestBody, ending: deque[str]) -> Mapping[str, Any]:
@@ -112,10 +100,6 @@ def _parse_dataclass(kind: type[Value], fields: Any, name: str) -> Value:
         raise RequestError(f"{place}: {first['msg']}", param=place) from error
 
 
-def _build_reply(answers: Sequence[CollectedAnswer]) -> Mapping[str, Any]:
-    raise NotImplementedError  # every answer is streamed
-
-
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
     """Return an error. gone: the server is stopping."""
     stopping = isinstance(error, ServerStopping)
@@ -127,19 +111,16 @@ class AkunuEncoder(Encoder):
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
         match event:
-            case PrefillProgress() | TextDelta() | AnnotatedPiece():
-                return [frame({type(event).__name__: asdict(event)})]
-            case ToolCallStarted() | ToolCallArguments() | ToolCallFinished():
-                return [frame({type(event).__name__: asdict(event)})]
             case Finished(details=AnnotatedEnd() | Completion() as details):
                 stats = {"stats": asdict(event.stats)}
                 return [frame({type(details).__name__: asdict(details)} | stats)]
+            case _ if isinstance(event, SENT):
+                return [frame({type(event).__name__: asdict(event)})]
             case _:
                 return []
 
 
 AKUNU = Dialect(
-    "own",
     (
         Endpoint("/akunu/model", ModelBody, prepare_model, "Describe the served model, for akunu."),
         Endpoint(

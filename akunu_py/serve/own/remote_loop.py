@@ -136,7 +136,8 @@ class RemoteLoop:
         return self._client.frames(f"/akunu/{path}", body, end_reason)
 
 
-_KINDS = (
+# The events that a server sends, and the details of the last one.
+SENT = (
     *(PrefillProgress, TextDelta, AnnotatedPiece, AnnotatedEnd, Completion),
     *(ToolCallStarted, ToolCallArguments, ToolCallFinished),
 )
@@ -144,7 +145,7 @@ _KINDS = (
 
 def _decode(frame: Mapping[str, Any]) -> Any:
     """Decode what `AkunuEncoder` wrote; None for an unknown event."""
-    found = next((kind for kind in _KINDS if kind.__name__ in frame), None)
+    found = next((kind for kind in SENT if kind.__name__ in frame), None)
     return found and _adapter(found).validate_python(frame[found.__name__])
 
 

@@ -151,6 +151,9 @@ class ResponsesToolChoice(Body):
     tools: list[dict[str, Any]] | None = None
 
 
+ChoiceBody = Literal["none", "auto", "required"] | ResponsesToolChoice
+
+
 class FormatBody(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: Ignored = None
@@ -176,7 +179,7 @@ class ResponsesBody(GenerationFields, ConversationFields):
     instructions: str | None = None
     max_output_tokens: TokenLimit | None = None
     tools: list[ResponsesTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
+    tool_choice: ChoiceBody | None = None
     parallel_tool_calls: bool | None = None
     text: TextBody | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)

@@ -9,20 +9,12 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from pydantic_core import from_json
 
 from akunu_py.decoding import events
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
-from akunu_py.decoding.events import (
-    Event,
-    Finished,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallFinished,
-    ToolCallStarted,
-)
 from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
 from akunu_py.decoding.generate.job import PromptJob, RunningJob
 from akunu_py.decoding.generate.session import Request, Step
@@ -32,7 +24,6 @@ from akunu_py.serve.dialect.fields import (
     generate_options,
     plan_thinking,
     schema_constraint,
-    token_limit,
 )
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
@@ -47,6 +38,7 @@ from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.openai.shapes import error_body
 from akunu_py.serve.responses.bodies import (
+    ChoiceBody,
     CustomToolCallItem,
     FunctionCallItem,
     Grammar,
@@ -56,7 +48,6 @@ from akunu_py.serve.responses.bodies import (
     ReasoningItem,
     ResponsesBody,
     ResponsesTool,
-    ResponsesToolChoice,
 )
 from akunu_py.types import Constraint, Message, SamplingOptions, Tool, ToolCall, ToolChoice
 
@@ -117,10 +108,7 @@ def to_input(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-def map_tools(
-    bodies: Sequence[ResponsesTool],
-    choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None,
-) -> ToolMap:
+def map_tools(bodies: Sequence[ResponsesTool], choice: ChoiceBody | None) -> ToolMap:
     """Convert the tools and the choice. Raises RequestError.
 
     Chat templates support only functions. A custom tool, which takes a text, becomes a function
@@ -175,9 +163,7 @@ def _map_custom_tool(body: ResponsesTool, name: str, namespace: str) -> MappedTo
     return MappedTool(body.name, namespace, tool, True, grammar)
 
 
-def _apply_choice(
-    mapped: ToolMap, choice: Literal["none", "auto", "required"] | ResponsesToolChoice
-) -> ToolMap:
+def _apply_choice(mapped: ToolMap, choice: ChoiceBody) -> ToolMap:
     """Apply `tool_choice` to the tools. Raises RequestError for an unknown tool."""
     if isinstance(choice, str):
         return replace(mapped, choice=choose_tool(choice, "", mapped.by_name))
@@ -210,24 +196,20 @@ class GrammarToolCall:
     def request(self) -> Request | None:
         return self._answering.request
 
-    def add(self, steps: Sequence[Step]) -> list[Event]:
-        events: list[Event] = []
+    def add(self, steps: Sequence[Step]) -> list[events.Event]:
+        found: list[events.Event] = []
         for event in self._answering.add(steps):
-            if isinstance(event, TextDelta):
+            if isinstance(event, events.TextDelta):
                 self._text += event.text
                 continue
-            if isinstance(event, Finished):
-                events.append(
-                    ToolCallStarted(f"call_{secrets.token_hex(12)}", self._tool.tool.name)
-                )
-                events.append(ToolCallArguments(to_arguments(self._text)))
+            if isinstance(event, events.Finished):
+                id = f"call_{secrets.token_hex(12)}"
+                found.append(events.ToolCallStarted(id, self._tool.tool.name))
+                found.append(events.ToolCallArguments(to_arguments(self._text)))
                 if event.reason == "stop":
-                    events.append(ToolCallFinished())
-            events.append(event)
-        return events
-
-
-MatchesGrammar = Callable[[Constraint, str], bool]  # True if a text matches a grammar
+                    found.append(events.ToolCallFinished())
+            found.append(event)
+        return found
 
 
 _ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -244,10 +226,11 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
         if offered.grammar is not None:
             compile_constraint(service.engine.tokens, offered.grammar)  # raises if invalid
     thinking = plan_thinking(body, service)
-    limit = token_limit(body.max_output_tokens, service)
     grammar_tool, constraint = tools.grammar_tool, _constraint(body)
     grammar = grammar_tool.grammar if grammar_tool else constraint
-    options = generate_options(body, service, limit, grammar, thinking_budget=thinking.budget)
+    options = generate_options(
+        body, service, body.max_output_tokens, grammar, thinking_budget=thinking.budget
+    )
     engine, messages = service.engine, messages_of(body)
     if grammar_tool is not None:
         prompt = engine.tokens.encode_chat(messages, tools.tools, thinking.variables)
@@ -295,15 +278,11 @@ def _refuse(body: ResponsesBody) -> None:
     for name, (value, reason) in refused.items():
         if value:
             raise RequestError(f"unsupported parameter: {name}: {reason}", param=name)
-    unavailable: dict[str, Any] = {
-        "context_management": body.context_management,
-        "moderation": body.moderation,
-        "top_logprobs": body.top_logprobs,
-        "truncation": body.truncation == "auto",
-    }
-    for name, value in unavailable.items():
-        if value:
+    for name in ("context_management", "moderation", "top_logprobs"):
+        if getattr(body, name):
             body.ignore(name)
+    if body.truncation == "auto":
+        body.ignore("truncation")
     for name in body.include or ():
         if name != _ENCRYPTED_REASONING and not name.startswith(_NO_EFFECT):
             body.ignore(f"include.*.{name}")
@@ -391,13 +370,15 @@ class ResponseContext:
     tools: ToolMap = field(default_factory=ToolMap)
     include_encrypted: bool = False  # also send reasoning as encrypted_content
     count_tokens: Callable[[str], int] = len
-    matches: MatchesGrammar = lambda grammar, text: True
+    # True if a text matches a grammar
+    matches: Callable[[Constraint, str], bool] = lambda grammar, text: True
 
 
 class ResponseBuilder:
     """Builds a response. `add` returns its stream events, without sequence numbers."""
 
     def __init__(self, context: ResponseContext) -> None:
+        self._output: list[Values] = []
         self.response: Values = {
             "id": f"resp_{secrets.token_hex(16)}",
             "object": "response",
@@ -406,7 +387,7 @@ class ResponseBuilder:
             "background": False,
             "error": None,
             "incomplete_details": None,
-            "output": [],
+            "output": self._output,
             "usage": None,
         }
         self.set_context(context)
@@ -419,11 +400,6 @@ class ResponseBuilder:
         """Set the context, which is more complete once the model is loaded."""
         self._context = context
         self.response |= context.request
-
-    @property
-    def _output(self) -> list[Values]:
-        output: list[Values] = self.response["output"]
-        return output
 
     @property
     def _open(self) -> Values | None:
@@ -603,7 +579,6 @@ def build_response(context: ResponseContext, answers: Sequence[CollectedAnswer])
     """Return the body of a reply that is not streamed."""
     builder = ResponseBuilder(context)
     answer = answers[0]
-    assert answer.finished is not None
     for number, part in enumerate(answer.parts):
         if not isinstance(part, ToolCall):
             builder.add(part)
@@ -664,7 +639,6 @@ def decode_thinking(text: str) -> str:
 
 
 RESPONSES = Dialect(
-    "responses",
     (
         Endpoint(
             "/v1/responses",
