@@ -6,8 +6,6 @@ their first layers, so this drafts only on request.
 
 from __future__ import annotations
 
-import copy
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +16,7 @@ import mlx.nn as nn
 from akunu_py.decoding import device, kv_cache
 from akunu_py.decoding.drafting.neural import NeuralDrafterBase
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.output_rows import cached_per_model, with_part
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.load.model_files import as_error
@@ -54,7 +53,7 @@ class FirstLayers:
         path, layers = _find_layers(model)
         self.count = count
         skipped = [_SkippedLayer(layer) for layer in layers[count:]]
-        self._model = _with_layers(model, path, [*layers[:count], *skipped])
+        self._model = with_part(model, path, [*layers[:count], *skipped])
 
     def run(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
         """Run `tokens` [rows] through the first layers. Returns logits [rows, vocab]."""
@@ -79,12 +78,12 @@ class ExitDrafter(NeuralDrafterBase):
         """Return why `engine` has no exit. The first call measures, with a few passes."""
         if engine.host_group is not None:
             return "the model is divided among hosts"
-        found = _find_exit(engine)
+        found = _find_exit(engine.model, engine)
         return found if isinstance(found, str) else ""
 
     @classmethod
     def create(cls, engine: Engine, target: Target) -> ExitDrafter:
-        found = _find_exit(engine)
+        found = _find_exit(engine.model, engine)
         assert isinstance(found, EarlyExit)
         return cls(FirstLayers(engine.model, found.layers), target, found.share)
 
@@ -191,38 +190,19 @@ class _SkippedLayer:
 
 
 def _find_layers(model: Any) -> tuple[list[str], list[Any]]:
-    """Return the path to the module with the layers, and the layers. Raises UnsupportedModel."""
+    """Return the path to the list of layers, and this list. Raises UnsupportedModel."""
     modules = model.named_modules() if isinstance(model, nn.Module) else []
     for path, module in modules:
         layers = module.get("layers")
         if isinstance(layers, list) and len(layers) == len(model.layers) > 1:
-            return [name for name in path.split(".") if name], layers
+            return [*filter(None, path.split(".")), "layers"], layers
     raise UnsupportedModel("its layers are not found")
 
 
-def _with_layers(model: Any, path: Sequence[str], layers: list[Any]) -> Any:
-    """Return a shallow copy of the model with `layers` in place of its own."""
-    copied = copy.copy(model)
-    if path:
-        copied[path[0]] = _with_layers(model[path[0]], path[1:], layers)
-    else:
-        copied["layers"] = layers
-    return copied
-
-
-# By id of the model: the exit, or why there is none.
-_exit_by_model: dict[int, tuple[weakref.ref[Any], EarlyExit | str]] = {}
-
-
-def _find_exit(engine: Engine) -> EarlyExit | str:
-    """Return the best early exit of a model, or why there is none; measured once per model."""
-    model, (known, found) = engine.model, _exit_by_model.get(id(engine.model), (None, ""))
-    if known is None or known() is not model:
-        try:
-            found = choose_exit(engine)
-        except UnsupportedModel as error:
-            found = str(error)
-        number = id(model)
-        reference = weakref.ref(model, lambda _: _exit_by_model.pop(number, None))
-        _exit_by_model[number] = reference, found
-    return found
+@cached_per_model
+def _find_exit(model: Any, engine: Engine) -> EarlyExit | str:
+    """Return the best early exit of the engine's model, or why there is none."""
+    try:
+        return choose_exit(engine)
+    except UnsupportedModel as error:
+        return str(error)
