@@ -86,7 +86,30 @@ class Predictor:
         return None
 
 
-class FixedDrafter:
+class NoDrafter:
+    """A `Drafter` that drafts nothing: every pass is a plain step."""
+
+    pipelines = True
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Ignored."""
+
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
+        return []
+
+    def offer(self, limit: int) -> list[float]:
+        return []
+
+    def take(self, count: int) -> list[int]:
+        return []
+
+    def observe(
+        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
+    ) -> None:
+        """Ignored."""
+
+
+class FixedDrafter(NoDrafter):
     """A `Drafter` that drafts up to `draft_tokens` tokens at every pass."""
 
     pipelines = False
@@ -117,31 +140,3 @@ class FixedDrafter:
 
     def take(self, count: int) -> list[int]:
         return self._offered[:count]
-
-    def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
-    ) -> None:
-        """Ignored."""
-
-
-class NoDrafter:
-    """A `Drafter` that drafts nothing: every pass is a plain step."""
-
-    pipelines = True
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Ignored."""
-
-    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
-        return []
-
-    def offer(self, limit: int) -> list[float]:
-        return []
-
-    def take(self, count: int) -> list[int]:
-        return []
-
-    def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
-    ) -> None:
-        """Ignored."""
