@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from akunu_py.decoding.drafting.early_exit import ExitDrafter
-from akunu_py.decoding.drafting.neural import ModelDrafter, MtpDrafter, NeuralDrafterBase
+from akunu_py.decoding.drafting.neural import (
+    ExitDrafter,
+    ModelDrafter,
+    MtpDrafter,
+    NeuralDrafterBase,
+)
 from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
