@@ -105,13 +105,11 @@ def sigmoid(logit: float) -> float:
     return 1.0 / (1.0 + exp(-logit))
 
 
-def push(outcomes: Outcomes, hit: bool) -> Outcomes:
-    """Append a result to `outcomes`, keeping the last three."""
-    return outcomes << 1 | hit if outcomes < 8 else 8 | ((outcomes << 1 | hit) & 7)
-
-
-# The outcomes after a miss and after a hit, by the outcomes before.
-_PUSHED = tuple(tuple(push(before, hit) for before in range(16)) for hit in (False, True))
+# The outcomes after a miss and after a hit, by the old outcomes; only three are kept.
+_PUSHED = tuple(
+    tuple(2 * old + hit if old < 8 else 8 | (2 * old + hit & 7) for old in range(16))
+    for hit in (0, 1)
+)
 
 
 class Candidate:

@@ -145,15 +145,11 @@ class AnswerCache:
         (checksum,) = _CHECKSUM.unpack_from(view, _HEADER.size)
         if adler32(body, adler32(view[: _HEADER.size])) != checksum:
             raise ValueError("the answer cache is altered: wrong checksum")
-        cache = cls.__new__(cls)
-        cache.capacity_bits = bits
+        cache = cls(bits)
         cache.total = total
-        cache._mask = (1 << bits) - 1
         size = 4 << bits
         for i, name in enumerate(_ARRAYS):
-            values = array("I")
-            values.frombytes(body[i * size : (i + 1) * size])
-            setattr(cache, name, values)
+            setattr(cache, name, array("I", bytes(body[i * size : (i + 1) * size])))
         return cache
 
 

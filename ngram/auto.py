@@ -211,7 +211,10 @@ class AutoDrafter:
         )
         choice = None
         if self.neural_drafters and longest and not (ahead and length):
-            limits = self._planning_limits(costs, rate, limit, ongoing=ongoing)
+            plain, timed = self.curve.table(context)[0], self.curve.timed
+            limits = PlanningLimits(
+                costs, rate, plain, timed, context, limit, ongoing, self.rerun_on_reject
+            )
             stops = bool(upcoming) and predictions[found - 1].token in self.stop_tokens
             choice = self._chooser.choose(upcoming, limits, longest, stops=stops)
         probe = 0 if length or choice else self._probe(predictions[ahead:found], longest)
@@ -228,15 +231,6 @@ class AutoDrafter:
         if not self._answering:
             self.index.mark_earlier_answers(self.tracker.answer_start)
         return self.chain.after_history(self._recent, most, self.guide) if self._ngrams else []
-
-    def _planning_limits(
-        self, costs: Sequence[float], rate: float, tokens_left: int, *, ongoing: bool
-    ) -> PlanningLimits:
-        context, curve = self._context, self.curve
-        plain = curve.table(context)[0]
-        return PlanningLimits(
-            costs, rate, plain, curve.timed, context, tokens_left, ongoing, self.rerun_on_reject
-        )
 
     def _add_neural_tokens(
         self,

@@ -90,7 +90,7 @@ class CopyTracker:
 
     def forget(self) -> None:
         """Forget the edits and skips of earlier texts."""
-        self.edits.forget()
+        self.edits = Edits(self.tokens, self.edits.outcomes)
         self.delimiters.clear()
 
     def drop_oldest(self, most: int) -> None:
@@ -340,11 +340,6 @@ class Edits:
         self.by_key: dict[int, Edit] = {}
         # Keys whose edits differ from their second token on; a dict, for its order.
         self._varying: dict[int, bool] = {}
-
-    def forget(self) -> None:
-        """Forget all edits."""
-        self.by_key.clear()
-        self._varying.clear()
 
     def drop_oldest(self, most: int) -> None:
         """Keep at most `most` edits."""

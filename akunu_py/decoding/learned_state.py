@@ -160,7 +160,7 @@ class LearnedState(UnsavedState):
         cache = self._read(self._answer_file, AnswerCache.load, AnswerCache(), "answer cache")
 
         def replay(data: bytes) -> None:
-            for tokens in _records(data):
+            for tokens in _answers(data):
                 cache.learn(tokens)
 
         self._read(self._journal, replay, None, "answer cache")
@@ -231,7 +231,8 @@ def _append(path: Path, tokens: Sequence[int]) -> None:
         if os.fstat(descriptor).st_size > _MAX_FILE_BYTES:
             raise OSError(errno.EFBIG, f"{path.name} is too large")
         # Drop an unfinished record at the end.
-        size = _whole_bytes(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+        data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        size = max((end for _, end in _whole_records(data)), default=0)
         os.ftruncate(descriptor, size)
         if os.write(descriptor, record) < len(record):
             os.ftruncate(descriptor, size)
@@ -240,32 +241,24 @@ def _append(path: Path, tokens: Sequence[int]) -> None:
         os.close(descriptor)
 
 
-def _whole_bytes(data: bytes) -> int:
-    """Return the end of a journal's last whole record."""
-    end = start = 0
-    while start <= len(data):
-        end = start
-        if start + _RECORD.size > len(data):
-            break
-        start += _RECORD.size + _RECORD.unpack_from(data, start)[0] * _TOKEN_BYTES
-    return end
-
-
-def _records(data: bytes) -> Iterator[list[int]]:
-    """Yield the answers of a journal, except a truncated last one. Raises ValueError if damaged."""
+def _whole_records(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of the records in a journal, except a truncated last one."""
     start = 0
     while start + _RECORD.size <= len(data):
-        count, checksum = _RECORD.unpack_from(data, start)
-        start += _RECORD.size
-        body = data[start : start + count * _TOKEN_BYTES]
-        if len(body) < count * _TOKEN_BYTES:
+        end = start + _RECORD.size + _RECORD.unpack_from(data, start)[0] * _TOKEN_BYTES
+        if end > len(data):
             return
-        if adler32(body) != checksum:
+        yield start, end
+        start = end
+
+
+def _answers(journal: bytes) -> Iterator[list[int]]:
+    """Yield the answers of a journal. Raises ValueError if it is damaged."""
+    for start, end in _whole_records(journal):
+        body = journal[start + _RECORD.size : end]
+        if adler32(body) != _RECORD.unpack_from(journal, start)[1]:
             raise ValueError("a record of the journal was altered")
-        tokens = array("I")
-        tokens.frombytes(body)
-        yield tokens.tolist()
-        start += len(body)
+        yield array("I", body).tolist()
 
 
 def _write(path: Path, data: bytes) -> None:

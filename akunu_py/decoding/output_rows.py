@@ -7,20 +7,23 @@ of a draft are sampled from; with a large vocabulary the other rows cost time an
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
+_Result = TypeVar("_Result")
 Select = Callable[[mx.array], mx.array]  # selects rows of [requests, rows, width]
 
 
 def run(model: Any, tokens: mx.array, cache: Any, select: Select) -> mx.array:
     """Return lazy logits for the rows that `select` keeps of `tokens` [requests, rows]."""
-    narrow = _narrow_model(model)
+    split = not isinstance(model, nn.Module)  # over several hosts
+    narrow = None if split else _narrow_model(model)
     if narrow is None:
         return select(model(tokens, cache=cache))
     narrow.selection.select = select
@@ -45,9 +48,8 @@ class _NarrowModel:
         self.model = model
         for path, module in model.named_modules():
             if _is_output_head(path, module, vocabulary):
-                self.model = _replaced(
-                    self.model, path.split("."), _OutputHead(module, self.selection)
-                )
+                head = _OutputHead(module, self.selection)
+                self.model = with_part(self.model, path.split("."), head)
         trial = self.model(mx.zeros((1, 3), mx.int32), cache=make_prompt_cache(model))
         if self.model is model or trial.shape != (1, 1, vocabulary):
             raise ValueError("its output head is not found")
@@ -77,27 +79,32 @@ def _is_output_head(path: str, module: nn.Module, vocabulary: int) -> bool:
     return path != "" and not inside and weight is not None and weight.shape[0] == vocabulary
 
 
-def _replaced(module: Any, path: Sequence[str], part: _OutputHead) -> Any:
+def with_part(module: Any, path: Sequence[str], part: Any) -> Any:
     """Return a shallow copy of `module` with `part` at `path`."""
     copied = copy.copy(module)
-    copied[path[0]] = _replaced(module[path[0]], path[1:], part) if path[1:] else part
+    copied[path[0]] = with_part(module[path[0]], path[1:], part) if path[1:] else part
     return copied
 
 
-# By id of the model; None if all rows have to be computed.
-_by_model: dict[int, tuple[weakref.ref[Any], _NarrowModel | None]] = {}
+def cached_per_model(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Cache the result of `function` for the lifetime of its first argument, a model."""
+    results: dict[int, tuple[weakref.ref[Any], _Result]] = {}  # by id
+
+    @functools.wraps(function)
+    def cached(model: Any, *others: Any) -> _Result:
+        number = id(model)  # models have no hash
+        if number not in results or results[number][0]() is not model:
+            reference = weakref.ref(model, lambda _: results.pop(number, None))
+            results[number] = reference, function(model, *others)
+        return results[number][1]
+
+    return cached
 
 
+@cached_per_model
 def _narrow_model(model: Any) -> _NarrowModel | None:
-    if not isinstance(model, nn.Module):  # split over several hosts
+    """Return the narrow model, None if all rows have to be computed."""
+    try:
+        return _NarrowModel(model)
+    except Exception:  # noqa: BLE001 - any failure of a model's code means all rows
         return None
-    known, narrow = _by_model.get(id(model), (None, None))
-    if known is None or known() is not model:
-        try:
-            narrow = _NarrowModel(model)
-        except Exception:  # noqa: BLE001 - any failure of a model's code means all rows
-            narrow = None
-        number = id(model)
-        reference = weakref.ref(model, lambda _: _by_model.pop(number, None))
-        _by_model[number] = reference, narrow
-    return narrow

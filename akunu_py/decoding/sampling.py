@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
@@ -270,21 +271,17 @@ def _check_ranges(options: SamplingOptions) -> None:
 _MIN_LOGPROB = -9999.0  # for forbidden tokens: OpenAI's value, as JSON has no infinity
 
 
-@dataclass(slots=True)
 class _PassLogprobs:
     """The logprobs of one pass."""
 
-    arrays: tuple[mx.array, mx.array, mx.array]  # [rows] of sampled tokens, [rows, count] x 2: top
-    lists: tuple[list[float], list[list[int]], list[list[float]]] | None = None
+    def __init__(self, *arrays: mx.array) -> None:
+        self._arrays = arrays  # [rows] of sampled tokens; [rows, count] of top tokens, and theirs
 
-    def row(self, index: int) -> tuple[float, list[int], list[float]]:
-        """Return the sampled token's logprob, the top tokens, and their logprobs."""
-        if self.lists is None:
-            # Slicing arrays would launch work, which waits for the pass that is running by now.
-            logprobs, top, top_logprobs = self.arrays
-            self.lists = logprobs.tolist(), top.tolist(), top_logprobs.tolist()
-        logprobs_list, top_list, top_logprobs_list = self.lists
-        return logprobs_list[index], top_list[index], top_logprobs_list[index]
+    @cached_property
+    def rows(self) -> list[tuple[float, list[int], list[float]]]:
+        """By row: the sampled token's logprob, the top tokens, and their logprobs."""
+        # Slicing arrays would launch work, which waits for the pass that is running by now.
+        return list(zip(*(each.tolist() for each in self._arrays), strict=True))
 
 
 class LogprobSampler(Sampler):
@@ -304,7 +301,7 @@ class LogprobSampler(Sampler):
         top_logprobs = mx.take_along_axis(logprobs, top, axis=-1)
         chosen = mx.take_along_axis(logprobs, sampled[:, None].astype(mx.uint32), axis=-1)[:, 0]
         mx.async_eval(chosen, top, top_logprobs)
-        made = _PassLogprobs((chosen, top, top_logprobs))
+        made = _PassLogprobs(chosen, top, top_logprobs)
         for index in range(logits.shape[0]):
             self._rows[position + index] = made, index
         return sampled
@@ -314,7 +311,7 @@ class LogprobSampler(Sampler):
         result = []
         for number, token in enumerate(tokens):
             made, index = self._rows.pop(position + number)
-            logprob, top, top_logprobs = made.row(index)
+            logprob, top, top_logprobs = made.rows[index]
             ranked = sorted(zip(top, top_logprobs, strict=True), key=lambda pair: -pair[1])
             result.append(
                 TokenLogprobs(

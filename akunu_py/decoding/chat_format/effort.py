@@ -38,19 +38,6 @@ class ThinkingVariables:
     switch: str = ""  # name of the variable that turns thinking on and off, "" for none
     degrees: bool = False  # whether it has `reasoning_effort`
 
-    def off(self) -> dict[str, Any] | None:
-        """Return the variables for no thinking; None if it cannot be turned off."""
-        if self.switch:
-            return {self.switch: False}
-        return None if self.thinks or self.degrees else {}
-
-    def on(self, effort: Effort | None = None) -> dict[str, Any] | None:
-        """Return the variables for thinking, to a degree if given; None if none has an effect."""
-        variables: dict[str, Any] = {self.switch: True} if self.switch else {}
-        if self.degrees and effort:
-            variables[_EFFORT] = _NEAREST_EFFORT.get(effort, effort)
-        return variables or None
-
 
 @dataclass(frozen=True, slots=True)
 class ThinkingChoice:
@@ -73,11 +60,16 @@ def choose_thinking(
 
     None: not requested. has_budget: the model's thinking can be ended by force.
     """
-    if enabled is False or effort == "none":
-        off = template.off()
-        cut = off is None and has_budget
-        return ThinkingChoice(off or {}, 0 if cut else budget, off is not None or has_budget)
-    variables = (template.on(effort) if enabled or effort else {}) or {}
+    wanted = enabled is not False and effort != "none"
+    variables: dict[str, Any] = {}
+    if template.switch and (enabled or effort or not wanted):
+        variables[template.switch] = wanted
+    if not wanted:
+        always = not template.switch and (template.thinks or template.degrees)
+        cut = always and has_budget
+        return ThinkingChoice(variables, 0 if cut else budget, not always or has_budget)
+    if template.degrees and effort:
+        variables[_EFFORT] = _NEAREST_EFFORT.get(effort, effort)
     if not effort or template.degrees:
         return ThinkingChoice(variables, budget, has_effect=True)
     if has_budget and budget is None:

@@ -131,10 +131,6 @@ class LikelyJson(LikelyText):
         self._states = [_JsonState()]
         super()._restart(tokens)
 
-    def _encode_forced(self, tokens: Sequence[int], text: bytes) -> list[int]:
-        text = self._spaced(text)
-        return self._encode_text(tokens, text) if text else []
-
     def ending(self) -> tuple[list[int], int]:
         state = self._states[-1]
         if self._matcher is None or self._mismatch_at is not None or not state.written or state.gap:
@@ -183,21 +179,22 @@ class LikelyJson(LikelyText):
         # A space and the text behind it become one token.
         return result.removesuffix(b" ") if text else result
 
-    def _encode_text(self, tokens: Sequence[int], text: bytes) -> list[int]:
-        """Return the tokens of `text`.
+    def _encode_forced(self, tokens: Sequence[int], text: bytes) -> list[int]:
+        """Return the tokens of the forced `text`, with the expected whitespace.
 
         An answer that begins with a bare bracket is probably indented, if bracket and text have a
         common token.
         """
-        state = self._states[-1]
-        if len(tokens) == 1 and state.before in (b"{", b"[") and not (state.gap or self._compact):
+        text, state = self._spaced(text), self._states[-1]
+        begins = bool(text) and len(tokens) == 1 and state.before in (b"{", b"[")
+        if begins and not (state.gap or self._compact):
             whole = self._encode(self._decode(tokens[0]) + text)
             if whole[:1] != list(tokens):
                 gaps = {**state.gaps, state.before: b"\n  "}
                 self._states[-1] = replace(state, gaps=gaps)
                 assert self._matcher is not None
                 text = self._spaced(self._matcher.compute_ff_bytes())
-        return self._encode(text)
+        return self._encode(text) if text else []
 
 
 def _force_first(matcher: LLMatcher, options: bytes) -> bytes:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from akunu_py.decoding.constraint.likely_json import LikelyJson, LikelyText
 from akunu_py.decoding.constraint.masks import TokenMasks
@@ -31,10 +31,6 @@ from akunu_py.json_schema.regex import byte_tables, limits
 from akunu_py.text import on_one_line
 from akunu_py.types import Constraint
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
-
-
 MAX_CONSTRAINT = 1 << 20  # characters of a schema, a grammar, an expression
 COMPILE_SECONDS = 5.0
 _FORCED_SPECIAL = re.compile(rb"\xff\[([0-9]+)\]")
@@ -46,7 +42,7 @@ _NAMES = {
     "choice": "the choices",
     "grammar": "the grammar",
 }
-Compiled = tuple["LLMatcher", str]  # at its start; and why it cannot be used, "" if it can
+Compiled = tuple[LLMatcher, str]  # at its start; and why it cannot be used, "" if it can
 _State = Literal["start", "thinking", "thought", "structure"]  # "start": thinking may open
 
 
@@ -146,16 +142,9 @@ class ConstraintMatcher(TokenMasks):
         return f"{self._name} cannot be followed any further: {reason}; make it simpler"
 
 
-def _compile_draft(codec: TokenCodec, constraint: Constraint, layout: Layout) -> Future[Compiled]:
-    """Compile a grammar to draft from; JSON is drafted in bytes."""
-    if constraint.kind == "grammar":
-        return _compile_with(token_tables(codec), tables_key(codec), constraint, layout)
-    return _compile_with(byte_tables(), "bytes", constraint, layout)
-
-
 def _draft_matcher(codec: TokenCodec, constraint: Constraint, layout: Layout) -> LLMatcher | None:
     """Return a grammar to draft from; None if it is too large or useless."""
-    future = _compile_draft(codec, constraint, layout)
+    future = _start_compiling(codec, constraint, layout, draft=True)
     if future.exception() is not None:
         return None
     matcher, error = future.result()
@@ -184,7 +173,7 @@ def compile_constraint(
     if not codec.stop_tokens:
         raise UsageError(f"{codec.name} has no token that ends an answer, so {name} cannot be used")
     layout = COMPACT if constraint.compact else FREE
-    future = _compile_with(token_tables(codec), tables_key(codec), constraint, layout)
+    future = _start_compiling(codec, constraint, layout)
     if not wait([future], seconds).done:
         raise UsageError(f"{name} took longer than {seconds:g} s; make it simpler")
     if isinstance(failure := future.exception(), UsageError):
@@ -203,14 +192,18 @@ def compile_ahead(codec: TokenCodec, constraint: Constraint) -> None:
     Returns when the first two are ready. Raises UsageError as `compile_constraint` does.
     """
     compile_constraint(codec, constraint)
-    futures = [_compile_draft(codec, *each) for each in _draft_grammars(constraint)]
+    made = _draft_grammars(constraint)
+    futures = [_start_compiling(codec, *each, draft=True) for each in made]
     wait(futures[:1])
 
 
-def _compile_with(
-    tables: LLTokenizer, key: Hashable, constraint: Constraint, layout: Layout
+def _start_compiling(
+    codec: TokenCodec, constraint: Constraint, layout: Layout, *, draft: bool = False
 ) -> Future[Compiled]:
-    """Compile a constraint for `tables`, which `key` identifies."""
+    """Compile a constraint, or a grammar to draft from; JSON is drafted in bytes."""
+    in_bytes = draft and constraint.kind != "grammar"
+    tables = byte_tables() if in_bytes else token_tables(codec)
+    key = "bytes" if in_bytes else tables_key(codec)
     what = replace(constraint, likely=()) if constraint.likely else constraint
     return compiled((key, what, layout), lambda: _compile(tables, _grammar(constraint, layout)))
 
@@ -256,8 +249,6 @@ def matches(codec: TokenCodec, constraint: Constraint, text: str) -> bool:
 
 def _grammar(constraint: Constraint, layout: Layout) -> str:
     """Return the grammar in llguidance's own format. layout: of JSON. Raises UsageError."""
-    from llguidance import LLMatcher
-
     kind = constraint.kind
     if constraint.compact and kind not in ("json_schema", "json"):
         raise UsageError("compact is for JSON only: use a JSON schema, or any JSON")
@@ -310,8 +301,6 @@ def refusal(what: str, error: SchemaError) -> UsageError:
 
 def _compile(tables: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
     """Return the matcher, and why it cannot be used, "" if it can."""
-    from llguidance import LLMatcher
-
     matcher = LLMatcher(tables, grammar, log_level=0, limits=limits())
     if not matcher.is_error():
         mask = matcher.compute_bitmask()  # the first mask is the slowest to compute

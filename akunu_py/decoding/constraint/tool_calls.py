@@ -10,7 +10,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from llguidance import LLTokenizer
 
 from akunu_py.decoding.constraint.matcher import lark, literal, refusal, token_tables
 from akunu_py.decoding.model.tokens import TokenCodec
@@ -32,9 +34,6 @@ from akunu_py.json_schema.regex import (
 )
 from akunu_py.json_schema.rules import Symbol, Verbatim
 from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
-
-if TYPE_CHECKING:
-    from llguidance import LLTokenizer
 
 _ANY_OBJECT = {"type": "object"}
 _PLACEHOLDERS = re.compile(r"(NAME|ARGUMENTS|INDEX)")

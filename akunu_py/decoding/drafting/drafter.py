@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from akunu_py.decoding.drafting.early_exit import ExitDrafter
-from akunu_py.decoding.drafting.neural import ModelDrafter, MtpDrafter, NeuralDrafterBase
+from akunu_py.decoding.drafting.neural import (
+    ExitDrafter,
+    ModelDrafter,
+    MtpDrafter,
+    NeuralDrafterBase,
+)
 from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
@@ -14,7 +18,7 @@ from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.ngram.neural_plan import PlannedDrafter
-from akunu_py.types import Drafter, DraftGuide, DraftMode, GenerateOptions, NeuralDrafter
+from akunu_py.types import Drafter, DraftGuide, DraftMode, GenerateOptions
 
 
 class Drafting:
@@ -146,12 +150,18 @@ class Drafting:
             return NoDrafter()
         if mode == "fixed":
             return FixedDrafter(draft_tokens)
+        neural = [
+            kind.create(self._engine, self._target)
+            for name, kind in NEURAL_DRAFTERS.items()
+            if (name == mode or (mode == "auto" and kind.in_auto))
+            and not kind.unavailable(self._engine)
+        ]
         return AutoDrafter(
             self.curve,
             stop_tokens=self._engine.tokens.stop_tokens,
             rerun_on_reject=self._engine.recurrent,
             answer_cache=self._learned.answer_cache,
-            neural_drafters=neural_drafters_for(self._engine, self._target, mode),
+            neural_drafters=neural,
             learned=self._learned.neural_drafters,
             ngrams=mode in ("auto", "ngram"),
             can_pipeline=lambda: self._target.alone,
@@ -208,12 +218,3 @@ def check_mode(engine: Engine, mode: DraftMode) -> None:
     kind = NEURAL_DRAFTERS.get(mode)
     if kind is not None and (why := kind.unavailable(engine)):
         raise UsageError(f"--draft {mode}: {why}")
-
-
-def neural_drafters_for(engine: Engine, target: Target, mode: DraftMode) -> list[NeuralDrafter]:
-    """Make the neural drafters that `mode` uses."""
-    return [
-        kind.create(engine, target)
-        for name, kind in NEURAL_DRAFTERS.items()
-        if (name == mode or (mode == "auto" and kind.in_auto)) and not kind.unavailable(engine)
-    ]

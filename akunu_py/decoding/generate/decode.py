@@ -195,7 +195,5 @@ def ended(target: Target, token: int, stop: Collection[int]) -> bool:
 
 def cut(tokens: list[int], stop: Collection[int]) -> list[int]:
     """Return `tokens` up to and including the first stop token."""
-    for index, token in enumerate(tokens):
-        if token in stop:
-            return tokens[: index + 1]
-    return tokens
+    end = next((count for count, token in enumerate(tokens, 1) if token in stop), None)
+    return tokens[:end]

@@ -504,17 +504,14 @@ class Request:
         """Decode a piece and count the part that belongs to the answer."""
         decoded, used = self._decoder.add(piece)
         self.stats.add(decoded.piece, from_prefill=not self.tokens)
-        if self._logprobs is not None:
-            self._add_logprobs(self._logprobs, piece.tokens[:used])
+        if self._logprobs is not None:  # of all tokens but a stop token
+            stop = self._engine.tokens.stop_tokens
+            shown = [token for token in piece.tokens[:used] if token not in stop]
+            last = [*self._prompt[-1:], *self.tokens][-1]
+            position = len(self._prompt) + len(self.tokens)
+            self.logprobs += self._logprobs.pop_logprobs(position, shown, last)
         self.tokens += piece.tokens[:used]
         return self._counted(decoded)
-
-    def _add_logprobs(self, sampler: LogprobSampler, tokens: Sequence[int]) -> None:
-        """Collect logprobs for all tokens but a stop token."""
-        shown = [token for token in tokens if token not in self._engine.tokens.stop_tokens]
-        last = [*self._prompt[-1:], *self.tokens][-1]
-        position = len(self._prompt) + len(self.tokens)
-        self.logprobs += sampler.pop_logprobs(position, shown, last)
 
     def _counted(self, decoded: TextPiece) -> TextPiece:
         self.text += decoded.text

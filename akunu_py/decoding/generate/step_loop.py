@@ -117,21 +117,18 @@ class StepLoop:
         members = [each for each in ready if each in plan.slots]
         for each in members:
             each.apply_plan(plan)
+        requests = [each.request for each in members if each.request is not None]
         started = self._clock()
+        if len(requests) > 1:
+            results = self.runner.run(requests, ahead=plan.alone)
+        else:
+            results = [members[0].step_alone()]
         events = [
-            (each.handle, each.add(results))
-            for each, results in zip(members, self._run(members, plan.alone), strict=True)
+            (each.handle, each.add(result)) for each, result in zip(members, results, strict=True)
         ]
         self._scheduler.charge(plan, self._clock() - started)
         self._running = [each for each in self._running if not each.ended]
         return events
-
-    def _run(self, members: Sequence[_ScheduledJob], alone: bool) -> list[Results]:
-        """Run a step of one job, or a pass that several share."""
-        requests = [each.request for each in members if each.request is not None]
-        if len(requests) > 1:
-            return self.runner.run(requests, ahead=alone)
-        return [members[0].step_alone()]
 
     def _ready(self) -> list[_ScheduledJob]:
         """Update all jobs and return the runnable ones, or the first job if none is runnable.

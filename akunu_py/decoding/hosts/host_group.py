@@ -98,15 +98,6 @@ class HostGroup:
         self._coordinator = Coordinator(model, self._stand_ins, self._send, self._wake, self.check)
         return self._coordinator, context
 
-    @property
-    def messages(self) -> int:
-        """Number of messages sent by rank 0."""
-        return self._coordinator.messages if self._coordinator else 0
-
-    def counts(self) -> list[dict[str, Any]]:
-        """Return the counters of each worker, once they are idle."""
-        return [self._wait_for(process, "counts") for process in self._processes]
-
     def as_dict(self) -> dict[str, Any]:
         """Return the split, message counts and each rank's partition, ready for JSON.
 
@@ -114,13 +105,10 @@ class HostGroup:
         """
         described = zip(self.hosts.names, self.partitions, strict=True)
         ranks: list[dict[str, Any]] = [{"host": name, "holds": text} for name, text in described]
-        for rank, reply in zip(ranks[1:], self.counts(), strict=True):
-            rank |= reply["counts"]
-        return {"division": self.split, "messages": self.messages, "ranks": ranks}
-
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
+        for rank, process in zip(ranks[1:], self._processes, strict=True):
+            rank |= self._wait_for(process, "counts")["counts"]
+        messages = self._coordinator.messages if self._coordinator else 0
+        return {"division": self.split, "messages": messages, "ranks": ranks}
 
     def check(self) -> None:
         """Raise HostLost if a rank is lost."""
@@ -202,7 +190,8 @@ class HostGroup:
             for process in self._processes:
                 process.send(connect=True)
             try:
-                self._group = connect(self.hosts.backend, self.pids)
+                pids = [process.pid for process in self._processes]
+                self._group = connect(self.hosts.backend, pids)
             except (RuntimeError, ValueError) as error:
                 self.check()
                 raise HostLost(f"the hosts cannot be connected: {one_line(error)}") from error

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -22,20 +23,6 @@ from akunu_py.text import human_size
 from akunu_py.types import LoadOptions, WeightMode
 
 SplitMode = Literal["shard", "pipeline"]
-
-
-@dataclass(frozen=True)
-class PlannedGroup:
-    """A rank of a group that does not exist yet."""
-
-    index: int
-    count: int
-
-    def rank(self) -> int:
-        return self.index
-
-    def size(self) -> int:
-        return self.count
 
 
 def choose_split(path: Path, name: str, size: int) -> SplitMode:
@@ -95,7 +82,7 @@ def _try_split(model: Any, mode: SplitMode, size: int) -> str:
         return "mlx-lm does not pipeline it"
     before = _head_counts(model)
     try:
-        split(model, mode, PlannedGroup(0, size))
+        split(model, mode, SimpleNamespace(rank=lambda: 0, size=lambda: size))
     except Exception as error:  # noqa: BLE001 - model classes raise whatever Python raises
         after = {key: 0 for key, count in before.items() if mode == "shard" and count % size}
         reason = f"{mode}: {one_line(error)}"

@@ -239,6 +239,7 @@ class PartitionRunner:
 
     def _execute(self, command: Command, tokens: list[int]) -> None:
         kind, key, *numbers = command
+        cache: Any = self.caches.get(key)  # None for a new one
         if kind == HostCommand.NEW:
             own = kv_cache.new_cache(self._model)
             self.caches[key] = kv_cache.SharedCache(own, copy.deepcopy(self._stand_ins))
@@ -248,11 +249,7 @@ class PartitionRunner:
             del self._checkpoints[key]
         elif kind == HostCommand.DROP:
             del self.caches[key]
-        else:
-            self._run_on_cache(self.caches[key], kind, numbers, tokens)
-
-    def _run_on_cache(self, cache: Any, kind: int, numbers: list[int], tokens: list[int]) -> None:
-        if kind == HostCommand.PASS:
+        elif kind == HostCommand.PASS:
             self._run_pass(cache, numbers[0], tokens, need_logits=bool(numbers[1]))
         elif kind == HostCommand.ROLL_BACK:
             self._counts.cut += numbers[0] - kv_cache.roll_back(cache, self._last_pass, *numbers)

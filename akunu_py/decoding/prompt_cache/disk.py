@@ -61,15 +61,6 @@ def save(
     entries = kv_cache.compact(history.cache)
     layers = kv_cache.leaves(entries)
     checkpoints = [_checkpoint_layers(each, layers) for each in history.checkpoints]
-    with disk_errors(f"cannot write {path}"), replacing(path) as temporary:
-        _write(temporary, metadata, entries, checkpoints, stopped)
-
-
-def _write(
-    path: Path, metadata: CacheMetadata, entries: kv_cache.Cache,
-    checkpoints: Sequence[Sequence[Any]], stopped: Stopped = lambda: False,
-) -> None:  # fmt: skip
-    """Write a cache and its checkpoints' own layers to `path`. Raises SaveStopped, OSError."""
     state = [entry.state for entry in entries]
     state += [[layer.state for layer in layers] for layers in checkpoints]
     scalars: list[Any] = [""]  # mlx-lm's sign for an empty list
@@ -78,7 +69,11 @@ def _write(
     classes = [type(entry).__name__ for entry in entries]
     mlx_metadata = {f"1.{at}": name for at, name in enumerate(classes)}
     mlx_metadata |= {f"2.{name}": value for name, value in tree_flatten(scalars)}
-    with path.open("wb") as opened:
+    with (
+        disk_errors(f"cannot write {path}"),
+        replacing(path) as temporary,
+        temporary.open("wb") as opened,
+    ):
         cache_file.write(opened, metadata, mlx_metadata, tensors, stopped)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.token_ids import reusable_prefix, shared_prefix
@@ -94,7 +93,12 @@ class TokenHistory:
 
     def truncate(self, length: int) -> None:
         """Truncate to the first `length` tokens, a result of `reach`."""
-        _trim(self.cache, len(self.tokens), length, self.checkpoints)
+        behind = len(self.tokens) - length
+        if kv_cache.can_trim(self.cache, behind):
+            kv_cache.trim(self.cache, behind)
+        else:
+            (checkpoint,) = (each for each in self.checkpoints if each.length == length)
+            kv_cache.restore(self.cache, checkpoint)
         self.checkpoints = [each for each in self.checkpoints if each.length <= length]
         del self.tokens[length:]
         self.pending = []
@@ -116,16 +120,8 @@ class TokenHistory:
 
     def branch(self, length: int, owner: Owner) -> TokenHistory:
         """Return a copy of the first `length` tokens, a result of `reach`, for `owner`."""
-        cache = kv_cache.compact(self.cache)
-        _trim(cache, len(self.tokens), length, self.checkpoints)
-        other = TokenHistory(kv_cache.detach(cache), owner, self.tokens[:length])
-        other.checkpoints = [each for each in self.checkpoints if each.length <= length]
+        other = TokenHistory(kv_cache.compact(self.cache), owner, self.tokens)
+        other.checkpoints = self.checkpoints
+        other.truncate(length)
+        kv_cache.detach(other.cache)
         return other
-
-
-def _trim(cache: Any, size: int, length: int, checkpoints: Sequence[kv_cache.Checkpoint]) -> None:
-    if kv_cache.can_trim(cache, size - length):
-        kv_cache.trim(cache, size - length)
-    else:
-        (checkpoint,) = (each for each in checkpoints if each.length == length)
-        kv_cache.restore(cache, checkpoint)

@@ -26,34 +26,6 @@ class TextRun:
     kind: Kind = "answer"
 
 
-class StopText:
-    """Streams text up to the first stop sequence, as early as is certain.
-
-    The sequence that is complete first wins; of several at the same character, the longest.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        """Without stops all text passes at once. Raises UsageError for an empty stop."""
-        if "" in stops:
-            raise UsageError("a stop sequence needs at least one character, got an empty one")
-        self._finder = Finder(stops) if stops else None
-
-    @property
-    def found(self) -> str | None:
-        """The stop sequence that ended the text, None if none did."""
-        return self._finder.found if self._finder else None
-
-    def add(self, text: str, drafted: bool = False) -> list[TextRun]:
-        """Return the text that is certain to be no part of a stop sequence."""
-        if self._finder is None:
-            return [TextRun(text, drafted)] if text else []
-        return self._finder.search(text, drafted)[0] if self.found is None else []
-
-    def finish(self) -> list[TextRun]:
-        """Return the text held back at the end; nothing after a match."""
-        return self._finder.flush() if self._finder and self.found is None else []
-
-
 class Finder:
     """Finds the first of some non-empty literals to complete in a stream of text.
 
@@ -123,6 +95,27 @@ class Finder:
                 self._buffer.popleft()
                 self._skip = 0
         return merge_runs(runs)
+
+
+class StopText(Finder):
+    """Streams text up to the first stop sequence, as early as is certain.
+
+    The sequence that is complete first wins; of several at the same character, the longest.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Without stops all text passes at once. Raises UsageError for an empty stop."""
+        if "" in stops:
+            raise UsageError("a stop sequence needs at least one character, got an empty one")
+        super().__init__(stops)
+
+    def add(self, text: str, drafted: bool = False) -> list[TextRun]:
+        """Return the text that is certain to be no part of a stop sequence."""
+        return self.search(text, drafted)[0] if self.found is None else []
+
+    def finish(self) -> list[TextRun]:
+        """Return the text held back at the end; nothing after a match."""
+        return self.flush() if self.found is None else []
 
 
 def _failure_function(literal: str) -> list[int]:

@@ -295,7 +295,8 @@ def _as_text(
             written.append(replace(message, content=content, tool_calls=()))
             continue
         content = f"<tool_response>\n{message.content}\n</tool_response>"
-        if written and written[-1].role == "user" and _is_result(written[-1].content):
+        before = written[-1].content if written and written[-1].role == "user" else ""
+        if before.startswith("<tool_response>\n") and before.endswith("\n</tool_response>"):
             content = f"{written.pop().content}\n{content}"
         written.append(Message("user", content))
     if not tools:
@@ -307,7 +308,3 @@ def _as_text(
     if features.system or not written or written[0].role != "user":
         return [Message("system", text), *written]
     return [replace(written[0], content=f"{text}\n\n{written[0].content}"), *written[1:]]
-
-
-def _is_result(content: str) -> bool:
-    return content.startswith("<tool_response>\n") and content.endswith("\n</tool_response>")

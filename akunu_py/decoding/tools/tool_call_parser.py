@@ -140,7 +140,10 @@ class ToolCallParser:
         openers: tuple[str, ...] = (*format.openers, *format.text_markup)
         while True:
             if format.bare_opener and not self._had_text:
-                yield from self._skip_whitespace()
+                if self._after_call:
+                    yield from reader.skip(SPACE + ";,")
+                else:
+                    yield from reader.skip(emit=self._emit_text)
                 if reader.unread.startswith(format.bare_opener):
                     reader.start_recording()
                     return ""
@@ -160,17 +163,6 @@ class ToolCallParser:
                 continue
             if reader.closed:
                 return None
-            yield
-
-    def _skip_whitespace(self) -> ParserSteps[None]:
-        """Skip whitespace before a call without opener, and separators behind a call."""
-        while True:
-            rest = self._reader.unread
-            more = rest.lstrip(SPACE + ";," if self._after_call else SPACE)
-            skipped = self._reader.consume(len(rest) - len(more))
-            self._emit_text("" if self._after_call else skipped)
-            if more or self._reader.closed:
-                return
             yield
 
     def _read_block(self, format: ToolFormat, opener: str) -> ParserSteps[None]:

@@ -21,8 +21,13 @@ import pytest
 from mlx.utils import tree_flatten
 
 from akunu_py.decoding import kv_cache
-from akunu_py.decoding.drafting.early_exit import ExitDrafter, choose_exit, measure_exits
-from akunu_py.decoding.drafting.neural import ModelDrafter, MtpDrafter
+from akunu_py.decoding.drafting.neural import (
+    ExitDrafter,
+    ModelDrafter,
+    MtpDrafter,
+    choose_exit,
+    measure_exits,
+)
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.model.drafters import DraftModel, difference
