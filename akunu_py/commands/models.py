@@ -217,9 +217,7 @@ def verify(args: argparse.Namespace) -> None:
 def verify_model(model: model_store.StoredModel) -> None:
     """Verify a model's files with a progress bar. Raises DamagedModel."""
     with progress_bar() as progress:
-        model_store.verify(
-            model, lambda done, total: progress(f"verifying {model.name}", done, total)
-        )
+        model_store.verify(model, progress)
 
 
 def remove_leftovers(args: argparse.Namespace) -> None:

@@ -33,7 +33,6 @@ from akunu_py.models.load.safetensors import Entry, write_safetensors
 class ImportPlan:
     """A checked conversion, ready to be written."""
 
-    file: GgufFile
     config: dict[str, Any]
     entries: list[Entry]
     tokenizer: TokenizerPlan
@@ -103,7 +102,7 @@ def plan_import(source: Path) -> ImportPlan:
             quantization=", ".join(f"{name} x {count}" for name, count in types.most_common()),
             license=license if isinstance(license, str) and len(license) < 100 else "",
         )
-        return ImportPlan(file, config, entries, tokenizer, facts)
+        return ImportPlan(config, entries, tokenizer, facts)
 
 
 def _place_tensors(
@@ -257,21 +256,19 @@ class GgufSettings:
     def __init__(self, file: GgufFile, architecture: str) -> None:
         self.file, self.architecture = file, architecture
 
-    def get(self, key: str) -> Any:
-        return self.file.metadata.get(f"{self.architecture}.{key}")
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.file.metadata.get(f"{self.architecture}.{key}", default)
 
     def count(self, key: str, default: int | None = None) -> int:
         """Return an integer from 1 to 2**31 - 1. Raises DamagedModel."""
-        if (value := self.get(key)) is None:
-            value = default
+        value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
             raise self.wrong(key, "a positive number", value)
         return value
 
     def real(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0. Raises DamagedModel."""
-        if (value := self.get(key)) is None:
-            value = default
+        value = self.get(key, default)
         if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
             raise self.wrong(key, "a positive real number", value)
         # GGUF stores float32: return the shortest decimal that has the same float32 value.

@@ -17,9 +17,9 @@ from akunu_py.errors import UnsupportedModel
 from akunu_py.models.load.model_files import ModelFacts, ModelFiles, as_error, head_files
 
 _SETTINGS = ("config.json", "tokenizer_config.json")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 _COPIED = (
-    *_TOKENIZERS,
+    *TOKENIZERS,
     "merges.txt",
     "added_tokens.json",
     "special_tokens_map.json",
@@ -33,7 +33,6 @@ _COPIED = (
 class DirectoryPlan:
     """A checked directory."""
 
-    source: Path
     settings: dict[str, Any]  # files to rewrite, by name
     copies: list[Path]  # files to copy unchanged
     bits: int  # width of quantized weights, 0 for floats
@@ -57,14 +56,13 @@ def plan_directory(source: Path) -> DirectoryPlan:
         opened = open_directory(source)
         model = opened.files
         small = [source / name for name in _COPIED if (source / name).is_file()]
-        if not any((source / name).is_file() for name in _TOKENIZERS):
+        if not any((source / name).is_file() for name in TOKENIZERS):
             raise UnsupportedModel(
                 f"{source} has no tokenizer: expected tokenizer.json or tokenizer.model; download "
                 "one from the source of the model"
             )
         quantization, bits = _quantization(model)
         plan = DirectoryPlan(
-            source=source,
             settings={name: model.settings[name] for name in _SETTINGS if name in model.settings},
             copies=[*model.weights, *head_files(source), *small],
             bits=bits,

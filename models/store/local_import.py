@@ -17,12 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py import paths
-from akunu_py.errors import (
-    DamagedModel,
-    UnknownModel,
-    UnsupportedModel,
-    UsageError,
-)
+from akunu_py.errors import DamagedModel, UnknownModel, UnsupportedModel, UsageError
 from akunu_py.files import open_regular, read_blocks
 from akunu_py.models.load.mlx_directory import plan_directory
 from akunu_py.models.load.model_files import ModelFacts, as_error, text_config, write_settings
@@ -38,13 +33,13 @@ from akunu_py.models.store.directories import (
 )
 from akunu_py.models.store.hub_cache import hash_file
 from akunu_py.models.store.names import NameEntry, save_entry
-from akunu_py.models.store.progress import ProgressCallback, no_callback
+from akunu_py.models.store.progress import ProgressCallback, after, no_callback
 
 GROUP_SIZE = 64  # mlx-lm's default
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
-Builder = Callable[[Path, Path], ModelFacts]
+Builder = Callable[[Path, Path], NameEntry]
 """Writes the model's files to the second directory, and temporary files to the first."""
 
 
@@ -84,24 +79,15 @@ def _build(build: Builder, directory: Path, progress: ProgressCallback) -> NameE
     directory.mkdir()  # fails if the path exists, for example as a link
     work.mkdir()
     model.mkdir()
-    facts = build(work, model)
+    entry = build(work, model)
     shutil.rmtree(work)
     files = sorted(model.iterdir())
     total, done = sum(path.stat().st_size for path in files), 0
     hashes = {}
     for path in files:
-        hashes[path.name] = hash_file(path, partial(_report, progress, done, total))
+        hashes[path.name] = hash_file(path, after(done, progress, "record", total))
         done += path.stat().st_size
-    return NameEntry(
-        source=facts.source,
-        license=facts.license,
-        quantization=facts.quantization,
-        sha256=hashes,
-    )
-
-
-def _report(progress: ProgressCallback, done: int, total: int, read: int) -> None:
-    progress("record", done + read, total)
+    return replace(entry, sha256=hashes)
 
 
 def _publish(directory: Path, target: Path) -> None:
@@ -170,13 +156,13 @@ def _from_directory(
     if bits and plan.bits:
         raise _quantized_already(source, plan.facts)
 
-    def build(work: Path, directory: Path) -> ModelFacts:
+    def build(work: Path, directory: Path) -> NameEntry:
         unchanged = [path for path in plan.copies if not (bits and _is_weights(path))]
         _copy(unchanged, directory, progress)
         write_settings(directory, plan.settings)
         if bits:
             _quantize(source, directory, bits, progress)
-        return _with_source(plan.facts, f"folder {source.resolve()}", bits)
+        return _entry(plan.facts, f"folder {source.resolve()}", bits)
 
     return build, _quantized_bytes(plan.facts.parameters, bits) if bits else plan.nbytes
 
@@ -193,14 +179,14 @@ def _from_gguf(source: Path, bits: int | None, progress: ProgressCallback) -> tu
     if bits and "quantization" in plan.config:
         raise _quantized_already(source, plan.facts)
 
-    def build(work: Path, directory: Path) -> ModelFacts:
+    def build(work: Path, directory: Path) -> NameEntry:
         target = work if bits else directory
-        plan.write(target, lambda done, total: progress("import", done, total))
+        plan.write(target, partial(progress, "import"))
         if bits:
             plain = [path for path in work.iterdir() if path.is_file() and not _is_weights(path)]
             _copy(plain, directory, progress)
             _quantize(work, directory, bits, progress)
-        return _with_source(plan.facts, f"file {source.resolve()}", bits)
+        return _entry(plan.facts, f"file {source.resolve()}", bits)
 
     extra = _quantized_bytes(plan.facts.parameters, bits) if bits else 0
     return build, plan.nbytes + extra
@@ -214,9 +200,9 @@ def _is_weights(path: Path) -> bool:
     return path.suffix == ".safetensors"
 
 
-def _with_source(found: ModelFacts, source: str, bits: int | None) -> ModelFacts:
-    quantization = f"{bits}-bit, groups of {GROUP_SIZE}" if bits else found.quantization
-    return replace(found, source=source, quantization=quantization)
+def _entry(facts: ModelFacts, source: str, bits: int | None) -> NameEntry:
+    quantization = f"{bits}-bit, groups of {GROUP_SIZE}" if bits else facts.quantization
+    return NameEntry(source=source, license=facts.license, quantization=quantization)
 
 
 def _quantized_bytes(parameters: int, bits: int) -> int:
@@ -228,11 +214,7 @@ def _copy(files: list[Path], directory: Path, progress: ProgressCallback) -> Non
     total, done = sum(path.stat().st_size for path in files), 0
     for path in files:
         with open_regular(path) as source, (directory / path.name).open("xb") as target:
-
-            def report(read: int, base: int = done) -> None:
-                progress("copy", base + read, total)
-
-            target.writelines(read_blocks(source, report))
+            target.writelines(read_blocks(source, after(done, progress, "copy", total)))
             done += source.tell()
     if done != total:
         raise DamagedModel(f"{files[0].parent} changed during the copy; import it again")
