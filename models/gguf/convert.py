@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 from mlx.utils import tree_flatten
+from mlx_lm.models.rope_utils import Llama3RoPE
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf import file as weights
@@ -99,6 +100,7 @@ def plan_import(source: Path) -> ImportPlan:
         license = file.metadata.get("general.license")
         facts = ModelFacts(
             parameters=sum(math.prod(tensor.shape) for tensor in used),
+            quantized=bool(bits),
             quantization=", ".join(f"{name} x {count}" for name, count in types.most_common()),
             license=license if isinstance(license, str) and len(license) < 100 else "",
         )
@@ -464,7 +466,10 @@ def _frequency_scaling(divisors: list[float], config: Config) -> Config:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    if np.allclose(divisors, _llama3_factors(config, scaling), rtol=1e-4):
+    head_dim, base = config["head_dim"], config["rope_theta"]
+    plain = base ** (np.arange(0, head_dim, 2) / head_dim)
+    scaled = Llama3RoPE(head_dim, base=base, scaling_config=scaling)._freqs
+    if np.allclose(divisors, np.array(scaled) / plain, rtol=1e-4):
         return scaling
     # Not Meta's numbers: pass the table to the scaling type that accepts one.
     return {
@@ -473,18 +478,6 @@ def _frequency_scaling(divisors: list[float], config: Config) -> Config:
         "short_factor": divisors,
         "long_factor": divisors,
     }
-
-
-def _llama3_factors(config: Config, scaling: Config) -> list[float]:
-    """Return the divisor of each frequency (apply_scaling of the Llama 3.1 release)."""
-    half, divisors = config["head_dim"] // 2, []
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    for index in range(half):
-        wavelength = 2 * math.pi * config["rope_theta"] ** (index / half)
-        rotations = scaling["original_max_position_embeddings"] / wavelength
-        share = min(max((rotations - low) / (high - low), 0.0), 1.0)
-        divisors.append(1 / ((1 - share) / scaling["factor"] + share))
-    return divisors
 
 
 def _factors(tensor: GgufTensor, count: int) -> list[float]:

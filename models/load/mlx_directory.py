@@ -35,7 +35,6 @@ class DirectoryPlan:
 
     settings: dict[str, Any]  # files to rewrite, by name
     copies: list[Path]  # files to copy unchanged
-    bits: int  # width of quantized weights, 0 for floats
     facts: ModelFacts
 
     @property
@@ -61,13 +60,13 @@ def plan_directory(source: Path) -> DirectoryPlan:
                 f"{source} has no tokenizer: expected tokenizer.json or tokenizer.model; download "
                 "one from the source of the model"
             )
-        quantization, bits = _quantization(model)
+        quantized, quantization = _quantization(model)
         plan = DirectoryPlan(
             settings={name: model.settings[name] for name in _SETTINGS if name in model.settings},
             copies=[*model.weights, *head_files(source), *small],
-            bits=bits,
             facts=ModelFacts(
                 parameters=int(get_total_parameters(opened.model)),
+                quantized=quantized,
                 quantization=quantization,
                 license=_license(source),
             ),
@@ -76,16 +75,16 @@ def plan_directory(source: Path) -> DirectoryPlan:
         return plan
 
 
-def _quantization(model: ModelFiles) -> tuple[str, int]:
-    """Return the weights' format in words, and its bits per weight (0: not quantized)."""
+def _quantization(model: ModelFiles) -> tuple[bool, str]:
+    """Return whether the weights are quantized, and their format in words."""
     config, tensors = model.config, model.tensors
     settings = config.get("quantization")
     if isinstance(settings, dict) and isinstance(settings.get("bits"), int):
-        return f"{settings['bits']}-bit, groups of {settings.get('group_size')}", settings["bits"]
+        return True, f"{settings['bits']}-bit, groups of {settings.get('group_size')}"
     if isinstance(other := config.get("quantization_config"), dict):
-        return f"{other.get('quant_method')!s:.40}", 4
+        return True, f"{other.get('quant_method')!s:.40}"
     types = Counter(entry["dtype"] for entry in tensors.values() if len(entry["shape"]) > 1)
-    return ", ".join(f"{name} x {count}" for name, count in types.most_common()), 0
+    return False, ", ".join(f"{name} x {count}" for name, count in types.most_common())
 
 
 def _license(source: Path) -> str:

@@ -42,6 +42,7 @@ class ModelFacts:
     """Facts about a model, collected before its installation."""
 
     parameters: int  # number of weights
+    quantized: bool
     quantization: str  # storage types and their numbers of matrices
     license: str = ""
 

