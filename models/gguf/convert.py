@@ -78,7 +78,7 @@ def plan_import(source: Path) -> ImportPlan:
             "model_type": family.model_type,
             "architectures": [family.class_name],
         }
-        config |= common_config(settings, tokenizer.size)
+        config |= common_config(settings, len(tokenizer.tokens))
         config |= family.configure(settings, config)
         config |= tokenizer.config_ids()
         slots = _place_tensors(settings, family, config)

@@ -165,10 +165,6 @@ class TokenizerPlan:
     chat_template: str | None
     context_length: int
 
-    @property
-    def size(self) -> int:
-        return len(self.tokens)
-
     def config_ids(self) -> dict[str, Any]:
         """Return the special ids for config.json, with all end tokens under eos."""
         roles = self.roles

