@@ -7,7 +7,6 @@ conversion would ignore raises UnsupportedModel, before anything is written.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -26,15 +25,17 @@ from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf import file as weights
 from akunu_py.models.gguf.file import GgufFile, GgufTensor, damaged, read_gguf
 from akunu_py.models.gguf.tokenizer import TokenizerPlan, plan_tokenizer
-from akunu_py.models.load.model_files import ModelFacts, as_error
+from akunu_py.models.load.model_files import ModelFacts, as_error, write_settings
 from akunu_py.models.load.safetensors import Entry, write_safetensors
+
+Config = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
     """A checked conversion, ready to be written."""
 
-    config: dict[str, Any]
+    config: Config
     entries: list[Entry]
     tokenizer: TokenizerPlan
     facts: ModelFacts
@@ -60,7 +61,7 @@ class ImportPlan:
             write_safetensors(file, {"format": "mlx"}, self.entries, report)
         progress(total, total)
         self.tokenizer.write(directory)
-        (directory / "config.json").write_text(json.dumps(self.config, indent=2) + "\n", "utf-8")
+        write_settings(directory, {"config.json": self.config})
 
 
 def plan_import(source: Path) -> ImportPlan:
@@ -74,10 +75,7 @@ def plan_import(source: Path) -> ImportPlan:
         tokenizer = plan_tokenizer(file)
         settings = GgufSettings(file, architecture)
         settings.check_ignored_settings(family.reads)
-        config: dict[str, Any] = {
-            "model_type": family.model_type,
-            "architectures": [family.class_name],
-        }
+        config: Config = {"model_type": family.model_type, "architectures": [family.class_name]}
         config |= common_config(settings, len(tokenizer.tokens))
         config |= family.configure(settings, config)
         config |= tokenizer.config_ids()
@@ -107,9 +105,7 @@ def plan_import(source: Path) -> ImportPlan:
         return ImportPlan(config, entries, tokenizer, facts)
 
 
-def _place_tensors(
-    settings: GgufSettings, family: Family, config: dict[str, Any]
-) -> dict[str, TensorSlot]:
+def _place_tensors(settings: GgufSettings, family: Family, config: Config) -> dict[str, TensorSlot]:
     """Check the tensors against the settings, and return their slots by GGUF name."""
     file, expected = settings.file, {}
     architectures = {name: number for number, name in MODEL_ARCH_NAMES.items()}
@@ -197,9 +193,7 @@ def _quantization(bits: dict[str, int]) -> dict[str, Any]:
     return {"group_size": weights.GROUP_SIZE, "bits": common, "mode": "affine"} | exceptions
 
 
-def _entries(
-    tensor: GgufTensor, slot: TensorSlot, config: dict[str, Any], dtype: str
-) -> list[Entry]:
+def _entries(tensor: GgufTensor, slot: TensorSlot, config: Config, dtype: str) -> list[Entry]:
     """Return the entries of `tensor` in model.safetensors, with floats stored as `dtype`."""
     parts: dict[str, weights.Array] = {}  # of a quantized tensor, from the first entry to the last
 
@@ -231,8 +225,6 @@ def _entries(
         )
     ]
 
-
-Config = dict[str, Any]
 
 # Settings of some llama.cpp architectures, after the value that has no effect.
 _NEUTRAL_KEYS: list[tuple[Any, str]] = [
@@ -511,10 +503,7 @@ FAMILIES = {
     ),
     # Neither mlx-lm nor llama.cpp uses the sliding window of some Phi 3 models.
     "phi3": Family(
-        "phi3",
-        "Phi3ForCausalLM",
-        _phi3,
-        {"attention.sliding_window", "rope.scaling.attn_factor"},
+        "phi3", "Phi3ForCausalLM", _phi3, {"attention.sliding_window", "rope.scaling.attn_factor"}
     ),
 }
 

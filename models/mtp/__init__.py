@@ -251,7 +251,6 @@ class Trunk:
 
 HEAD_PREFIX = "head."  # prefix of `Head`'s names in a file that akunu wrote
 _LAYER_PREFIX = "body.model.layers.0."
-_TEXT_PREFIX = r"(?:(?:model\.)?language_model\.)?"  # in multimodal models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,7 +294,7 @@ class HeadFamily:
 
 _QWEN3_NEXT = HeadFamily(
     module="qwen3_next",
-    prefix=_TEXT_PREFIX + r"mtp\.",
+    prefix=r"(?:(?:model\.)?language_model\.)?mtp\.",  # the beginning: in multimodal models
     modules={
         "fc": "project",
         "pre_fc_norm_embedding": "embedding_norm",

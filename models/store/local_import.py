@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from akunu_py.models.gguf.convert import ImportPlan
 
 GROUP_SIZE = 64  # mlx-lm's default
-_DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
 Builder = Callable[[Path, Path], NameEntry]
@@ -139,7 +138,9 @@ def import_model(
             plain = work if bits else directory
             plan.write(plain, partial(progress, "import"))
             files = list(work.iterdir())
-        _copy([path for path in files if not (bits and _is_weights(path))], directory, progress)
+        if bits:
+            files = [path for path in files if path.suffix != ".safetensors"]
+        _copy(files, directory, progress)
         if bits:
             _quantize(plain, directory, bits, progress)
         return NameEntry(source=origin, license=facts.license, quantization=quantization)
@@ -183,10 +184,6 @@ def _plan(source: Path) -> DirectoryPlan | ImportPlan:
             "with their config.json"
         )
     return plan_import(source)
-
-
-def _is_weights(path: Path) -> bool:
-    return path.suffix == ".safetensors"
 
 
 def _quantized_bytes(parameters: int, bits: int) -> int:
@@ -239,6 +236,7 @@ def _set_dtype(model: Any, config: dict[str, Any]) -> None:
     """Cast to the model's own float type, as mlx-lm's conversion does."""
     import mlx.core as mx
 
-    types = (part.get(key) for part in (config, text_config(config)) for key in _DTYPE_KEYS)
+    parts, keys = (config, text_config(config)), ("dtype", "torch_dtype")
+    types = (part.get(key) for part in parts for key in keys)
     if (dtype := next(filter(None, types), None)) in ("float16", "bfloat16"):
         model.set_dtype(getattr(mx, dtype))

@@ -32,9 +32,8 @@ def list_models() -> list[StoredModel]:
     with store_errors(f"cannot read {root}"):
         if not root.exists():
             return []
-        imports = {each.name for each in os.scandir(root) if each.is_dir()}
+        names = {each.name for each in os.scandir(root) if each.is_dir() and each.name[0] != "."}
     entries = read_names()
-    names = {name for name in imports if not name.startswith(".")}
     names |= {name for name, entry in entries.items() if _is_model(entry)}
     return [_read(name, entries.get(name, NameEntry())) for name in sorted(names)]
 
