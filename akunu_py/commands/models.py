@@ -141,17 +141,16 @@ def pull_model(args: argparse.Namespace) -> None:
 
 def recommend_models(args: argparse.Namespace) -> None:
     """Print the best model for each purpose on this machine, or one with --memory."""
-    memory = parse_memory(args.memory) if args.memory else None
-    if memory is None:
+    machine = None
+    if args.memory:
+        usable = usable_memory(parse_memory(args.memory))
+        found = recommend(usable)
+    else:
         from akunu_py.decoding import device  # loads MLX, which knows the limit of the GPU
 
         machine = device.machine()
         usable = machine.memory
         found = recommend(usable, machine.suits)
-    else:
-        machine = None
-        usable = usable_memory(memory)
-        found = recommend(usable)
     if args.format == "json":
         print(json.dumps({"usable_bytes": usable, **{r.purpose: _as_dict(r) for r in found}}))
         return
@@ -217,9 +216,7 @@ def verify(args: argparse.Namespace) -> None:
 def verify_model(model: model_store.StoredModel) -> None:
     """Verify a model's files with a progress bar. Raises DamagedModel."""
     with progress_bar() as progress:
-        model_store.verify(
-            model, lambda done, total: progress(f"verifying {model.name}", done, total)
-        )
+        model_store.verify(model, progress)
 
 
 def remove_leftovers(args: argparse.Namespace) -> None:
@@ -310,6 +307,10 @@ def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tup
         where += [("managed", f"by {model.program}; akunu never changes it")]
     if model.repository:
         where += [("hub", f"{model.repository}@{model.commit}")]
+    checked = "the headers of the weights; for hashes: --verify"
+    if verified:
+        known = model_store.known_hashes(model)
+        checked = "all hashes" if known else "the headers of the weights; no hashes are known"
     return [
         ("name", model.name),
         *where,
@@ -319,15 +320,8 @@ def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tup
         ("license", model.license),
         ("source", model.source),
         ("memory", f"{human_size(learned_state.answer_cache_bytes(model.path))} of cached answers"),
-        ("checked", _describe_check(model, verified)),
+        ("checked", checked),
     ]
-
-
-def _describe_check(model: model_store.StoredModel, verified: bool) -> str:
-    if not verified:
-        return "the headers of the weights; for hashes: --verify"
-    known = model_store.known_hashes(model)
-    return "all hashes" if known else "the headers of the weights; no hashes are known"
 
 
 def _catalog_facts(entry: catalog.CatalogEntry) -> list[tuple[str, str]]:
@@ -363,14 +357,9 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         yield ProgressMeter(on_progress)
 
 
-@contextlib.contextmanager
-def progress_display() -> Iterator[Callable[[Progress], None]]:
-    """Yield a function that shows a Progress."""
-    shown = _Bars() if sys.stderr.isatty() else _Lines()
-    try:
-        yield shown
-    finally:
-        shown.close()
+def progress_display() -> contextlib.AbstractContextManager[Callable[[Progress], None]]:
+    """Return a context with a function that shows a Progress."""
+    return contextlib.closing(_Bars()) if sys.stderr.isatty() else contextlib.nullcontext(_Lines())
 
 
 class _Bars:
@@ -427,6 +416,3 @@ class _Lines:
         else:
             say(progress.describe(separator=", "), error=True)
         self._printed_at = now
-
-    def close(self) -> None:
-        pass

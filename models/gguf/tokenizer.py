@@ -39,16 +39,6 @@ class PreTokenizer:
     whole_words: bool = False  # do not merge inside a word of the vocabulary
     add_bos: bool = False  # default for files that do not say
 
-    def build(self) -> Any:
-        """Return the pre-tokenizer as an object of the `tokenizers` library."""
-        from tokenizers import Regex, pre_tokenizers
-
-        steps: list[Any] = [
-            pre_tokenizers.Split(Regex(split), behavior="isolated") for split in self.splits
-        ]
-        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.gpt2))
-        return pre_tokenizers.Sequence(steps)
-
 
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -99,13 +89,17 @@ class BytePairs:
 
     def build(self, vocabulary: dict[str, int]) -> Any:
         """Return a `tokenizers.Tokenizer` with these tokens and ids."""
-        from tokenizers import Tokenizer, decoders, models
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
         pre = PRE_TOKENIZERS[self.pre_tokenizer]
         tokenizer = Tokenizer(
             models.BPE(vocab=vocabulary, merges=self.merges, ignore_merges=pre.whole_words)
         )
-        tokenizer.pre_tokenizer = pre.build()
+        steps: list[Any] = [
+            pre_tokenizers.Split(Regex(split), behavior="isolated") for split in pre.splits
+        ]
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre.gpt2))
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         tokenizer.decoder = decoders.ByteLevel()
         return tokenizer
 
@@ -170,10 +164,6 @@ class TokenizerPlan:
     add_bos: bool
     chat_template: str | None
     context_length: int
-
-    @property
-    def size(self) -> int:
-        return len(self.tokens)
 
     def config_ids(self) -> dict[str, Any]:
         """Return the special ids for config.json, with all end tokens under eos."""

@@ -180,23 +180,24 @@ def choose_context(
         )
     context = requested or needs.context
     estimate = needs.at(context)
+    described = _describe(name, estimate, limit)
     if estimate.total <= limit:
         tight = requested and estimate.total > soft_limit(limit)
-        note = f"{_describe(name, estimate, limit)}: close other programs if it gets slow"
-        return FittedContext(needs, context, limit, note if tight else "")
+        note = f"{described}: close other programs if it gets slow" if tight else ""
+        return FittedContext(needs, context, limit, note)
     if force:
-        return FittedContext(
-            needs, context, limit, f"{_describe(name, estimate, limit)}; --force ignores this"
-        )
+        return FittedContext(needs, context, limit, f"{described}; --force ignores this")
+    quantized = with_8_bits()
     best = largest_context(needs, limit)
+    bigger = largest_context(quantized, limit) if quantized else 0
     if requested is not None or best < min(MIN_CONTEXT, needs.context):
         smallest = needs.at(requested or min(MIN_CONTEXT, needs.context))
-        raise DoesNotFit(f"{_describe(name, smallest, limit)}; {_advice(limit, best, with_8_bits)}")
+        raise DoesNotFit(f"{_describe(name, smallest, limit)}; {_advice(best, bigger)}")
     note = (
         f"{name} gets {best:,} of its {needs.context:,} tokens of context: all of them would need "
         f"{human_size(estimate.total)}, this machine has {human_size(limit)} available"
     )
-    if (bigger := _best_with(with_8_bits, limit)) > best:
+    if bigger > best:
         note += f"; with --kv-bits 8 it gets {bigger:,}"
     return FittedContext(needs, best, limit, note)
 
@@ -233,17 +234,12 @@ def _describe(name: str, estimate: Estimate, limit: int) -> str:
     )
 
 
-def _advice(limit: int, best: int, with_8_bits: Callable[[], MemoryNeeds | None]) -> str:
+def _advice(best: int, bigger: int) -> str:
+    """Return how to make a model fit. bigger: the largest context with an 8-bit cache."""
     suggestions = []
     if best >= _STEP:
         suggestions.append(f"--context {best}")
-    if (bigger := _best_with(with_8_bits, limit)) > max(best, _STEP - 1):
+    if bigger > max(best, _STEP - 1):
         suggestions.append(f"--kv-bits 8 --context {bigger}")
     suggestions.append("a smaller model (akunu models recommend)")
     return f"try {', or '.join(suggestions)}; --force loads it anyway"
-
-
-def _best_with(with_8_bits: Callable[[], MemoryNeeds | None], limit: int) -> int:
-    """Return the largest context with an 8-bit cache, 0 if the cache cannot be quantized."""
-    needs = with_8_bits()
-    return largest_context(needs, limit) if needs else 0

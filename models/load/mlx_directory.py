@@ -17,9 +17,9 @@ from akunu_py.errors import UnsupportedModel
 from akunu_py.models.load.model_files import ModelFacts, ModelFiles, as_error, head_files
 
 _SETTINGS = ("config.json", "tokenizer_config.json")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 _COPIED = (
-    *_TOKENIZERS,
+    *TOKENIZERS,
     "merges.txt",
     "added_tokens.json",
     "special_tokens_map.json",
@@ -33,10 +33,8 @@ _COPIED = (
 class DirectoryPlan:
     """A checked directory."""
 
-    source: Path
     settings: dict[str, Any]  # files to rewrite, by name
     copies: list[Path]  # files to copy unchanged
-    bits: int  # width of quantized weights, 0 for floats
     facts: ModelFacts
 
     @property
@@ -57,19 +55,18 @@ def plan_directory(source: Path) -> DirectoryPlan:
         opened = open_directory(source)
         model = opened.files
         small = [source / name for name in _COPIED if (source / name).is_file()]
-        if not any((source / name).is_file() for name in _TOKENIZERS):
+        if not any((source / name).is_file() for name in TOKENIZERS):
             raise UnsupportedModel(
                 f"{source} has no tokenizer: expected tokenizer.json or tokenizer.model; download "
                 "one from the source of the model"
             )
-        quantization, bits = _quantization(model)
+        quantized, quantization = _quantization(model)
         plan = DirectoryPlan(
-            source=source,
             settings={name: model.settings[name] for name in _SETTINGS if name in model.settings},
             copies=[*model.weights, *head_files(source), *small],
-            bits=bits,
             facts=ModelFacts(
                 parameters=int(get_total_parameters(opened.model)),
+                quantized=quantized,
                 quantization=quantization,
                 license=_license(source),
             ),
@@ -78,16 +75,16 @@ def plan_directory(source: Path) -> DirectoryPlan:
         return plan
 
 
-def _quantization(model: ModelFiles) -> tuple[str, int]:
-    """Return the weights' format in words, and its bits per weight (0: not quantized)."""
+def _quantization(model: ModelFiles) -> tuple[bool, str]:
+    """Return whether the weights are quantized, and their format in words."""
     config, tensors = model.config, model.tensors
     settings = config.get("quantization")
     if isinstance(settings, dict) and isinstance(settings.get("bits"), int):
-        return f"{settings['bits']}-bit, groups of {settings.get('group_size')}", settings["bits"]
+        return True, f"{settings['bits']}-bit, groups of {settings.get('group_size')}"
     if isinstance(other := config.get("quantization_config"), dict):
-        return f"{other.get('quant_method')!s:.40}", 4
+        return True, f"{other.get('quant_method')!s:.40}"
     types = Counter(entry["dtype"] for entry in tensors.values() if len(entry["shape"]) > 1)
-    return ", ".join(f"{name} x {count}" for name, count in types.most_common()), 0
+    return False, ", ".join(f"{name} x {count}" for name, count in types.most_common())
 
 
 def _license(source: Path) -> str:

@@ -41,8 +41,8 @@ _LAYER_LISTS = re.compile(r"\w*(layer|block|pattern)\w*")  # lists with one entr
 class ModelFacts:
     """Facts about a model, collected before its installation."""
 
-    source: str = ""  # origin, for display
     parameters: int  # number of weights
+    quantized: bool
     quantization: str  # storage types and their numbers of matrices
     license: str = ""
 

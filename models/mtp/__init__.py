@@ -26,7 +26,7 @@ import copy
 import importlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +177,7 @@ class Head(nn.Module):
         super().__init__()
         module = importlib.import_module(f"mlx_lm.models.{family.module}")
         single_layer = {"num_hidden_layers": 1, "vocab_size": 1, **family.config}
-        args = getattr(module, family.args).from_dict(config | single_layer)
+        args = getattr(module, f"{family.model}Args").from_dict(config | single_layer)
         self.body = getattr(module, family.model)(args)
         self.body.pop("lm_head", None)
         self.body.model.embed_tokens = nn.Identity()
@@ -194,10 +194,6 @@ class Head(nn.Module):
     @property
     def width(self) -> int:
         return int(self.hidden_norm.weight.shape[0])
-
-    @property
-    def layers(self) -> list[Any]:
-        return list(self.body.layers)
 
     def make_cache(self) -> list[Any]:
         """Return an empty cache. It keeps tokens beyond a window, for rollbacks."""
@@ -255,7 +251,6 @@ class Trunk:
 
 HEAD_PREFIX = "head."  # prefix of `Head`'s names in a file that akunu wrote
 _LAYER_PREFIX = "body.model.layers.0."
-_TEXT_PREFIX = r"(?:(?:model\.)?language_model\.)?"  # in multimodal models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,8 +258,7 @@ class HeadFamily:
     """The names and layout under which a model family publishes its heads."""
 
     module: str  # of mlx-lm
-    model: str = "Model"  # class in the module
-    args: str = "ModelArgs"  # class in the module
+    model: str = "Model"  # class in the module; its arguments' class has this name and "Args"
     prefix: str  # expression for the prefix of the first head; {layers}: the target's layers
     modules: Mapping[str, str]  # published names, and `Head`'s; all but the layer
     layer: str = ""  # prefix of the layer's names after `prefix`
@@ -298,49 +292,40 @@ class HeadFamily:
         return _LAYER_PREFIX + rest
 
 
-def _qwen(module: str, model: str = "Model", args: str = "ModelArgs") -> HeadFamily:
-    """Return the family of an MTP head that Qwen's format stores; see `HeadFamily`."""
-    return HeadFamily(
-        module=module,
-        model=model,
-        args=args,
-        prefix=_TEXT_PREFIX + r"mtp\.",
-        modules={
-            "fc": "project",
-            "pre_fc_norm_embedding": "embedding_norm",
-            "pre_fc_norm_hidden": "hidden_norm",
-            "norm": "body.model.norm",
-        },
-        layer="layers.0.",
-        config={
-            "full_attention_interval": 1,
-            "mlp_only_layers": [],
-            "decoder_sparse_step": 1,
-            "tie_word_embeddings": True,
-        },
-        zero_centered=True,
-        optional_prefix=True,
-    )
-
-
-def _nextn(module: str) -> HeadFamily:
-    return HeadFamily(
-        module=module,
-        prefix=r"(?:language_model\.)?model\.layers\.{layers}\.",
-        modules=_NEXTN | {"shared_head.norm": "body.model.norm"},
-        config={"first_k_dense_replace": 0, "moe_layer_freq": 1},
-    )
-
-
+_QWEN3_NEXT = HeadFamily(
+    module="qwen3_next",
+    prefix=r"(?:(?:model\.)?language_model\.)?mtp\.",  # the beginning: in multimodal models
+    modules={
+        "fc": "project",
+        "pre_fc_norm_embedding": "embedding_norm",
+        "pre_fc_norm_hidden": "hidden_norm",
+        "norm": "body.model.norm",
+    },
+    layer="layers.0.",
+    config={
+        "full_attention_interval": 1,
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+        "tie_word_embeddings": True,
+    },
+    zero_centered=True,
+    optional_prefix=True,
+)
+_QWEN3_5 = replace(_QWEN3_NEXT, module="qwen3_5", model="TextModel")
 _NEXTN = {"eh_proj": "project", "enorm": "embedding_norm", "hnorm": "hidden_norm"}
-_NEXTN_MODULES = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa")
-_QWEN3_5 = _qwen("qwen3_5", "TextModel", "TextModelArgs")
+_DEEPSEEK = HeadFamily(
+    module="deepseek_v3",
+    prefix=r"(?:language_model\.)?model\.layers\.{layers}\.",
+    modules=_NEXTN | {"shared_head.norm": "body.model.norm"},
+    config={"first_k_dense_replace": 0, "moe_layer_freq": 1},
+)
+_LIKE_DEEPSEEK = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa")
 # By mlx-lm's module of the target.
 FAMILIES = {
-    "qwen3_next": _qwen("qwen3_next"),
+    "qwen3_next": _QWEN3_NEXT,
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": _QWEN3_5,
-    **{name: _nextn(name) for name in _NEXTN_MODULES},
+    **{name: replace(_DEEPSEEK, module=name) for name in _LIKE_DEEPSEEK},
     "mimo": HeadFamily(
         module="mimo",
         prefix=r"model\.mtp_layers\.0\.",

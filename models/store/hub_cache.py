@@ -193,13 +193,16 @@ class CachedRepository:
                     return True
         return False
 
-    def fetched_bytes(self, model: HubModel, file: HubFile) -> int:
-        """Return the size of the file or of its partial download."""
-        if self.has(model, file):
-            return file.size
-        with contextlib.suppress(OSError):
-            return min(self.partial_path(file).stat().st_size, file.size)
-        return 0
+    def fetched_bytes(self, model: HubModel) -> int:
+        """Return the bytes of the model's files, including partial downloads."""
+        done = 0
+        for file in model.files:
+            if self.has(model, file):
+                done += file.size
+            else:
+                with contextlib.suppress(OSError):
+                    done += min(self.partial_path(file).stat().st_size, file.size)
+        return done
 
     def commit_of(self, revision: str) -> str | None:
         """Return the commit of `revision` when it was last fetched, None if its files are gone."""

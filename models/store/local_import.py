@@ -14,18 +14,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from akunu_py import paths
-from akunu_py.errors import (
-    DamagedModel,
-    UnknownModel,
-    UnsupportedModel,
-    UsageError,
-)
+from akunu_py.errors import DamagedModel, UnknownModel, UnsupportedModel, UsageError
 from akunu_py.files import open_regular, read_blocks
-from akunu_py.models.load.mlx_directory import plan_directory
-from akunu_py.models.load.model_files import ModelFacts, as_error, text_config, write_settings
+from akunu_py.models.load.mlx_directory import DirectoryPlan, plan_directory
+from akunu_py.models.load.model_files import as_error, text_config, write_settings
 from akunu_py.models.store import model_store
 from akunu_py.models.store.cleanup import partial_models, remove_leftover
 from akunu_py.models.store.directories import (
@@ -38,13 +33,15 @@ from akunu_py.models.store.directories import (
 )
 from akunu_py.models.store.hub_cache import hash_file
 from akunu_py.models.store.names import NameEntry, save_entry
-from akunu_py.models.store.progress import ProgressCallback, no_callback
+from akunu_py.models.store.progress import ProgressCallback, after, no_callback
+
+if TYPE_CHECKING:
+    from akunu_py.models.gguf.convert import ImportPlan
 
 GROUP_SIZE = 64  # mlx-lm's default
-_DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
-Builder = Callable[[Path, Path], ModelFacts]
+Builder = Callable[[Path, Path], NameEntry]
 """Writes the model's files to the second directory, and temporary files to the first."""
 
 
@@ -84,24 +81,15 @@ def _build(build: Builder, directory: Path, progress: ProgressCallback) -> NameE
     directory.mkdir()  # fails if the path exists, for example as a link
     work.mkdir()
     model.mkdir()
-    facts = build(work, model)
+    entry = build(work, model)
     shutil.rmtree(work)
     files = sorted(model.iterdir())
     total, done = sum(path.stat().st_size for path in files), 0
     hashes = {}
     for path in files:
-        hashes[path.name] = hash_file(path, partial(_report, progress, done, total))
+        hashes[path.name] = hash_file(path, after(done, progress, "record", total))
         done += path.stat().st_size
-    return NameEntry(
-        source=facts.source,
-        license=facts.license,
-        quantization=facts.quantization,
-        sha256=hashes,
-    )
-
-
-def _report(progress: ProgressCallback, done: int, total: int, read: int) -> None:
-    progress("record", done + read, total)
+    return replace(entry, sha256=hashes)
 
 
 def _publish(directory: Path, target: Path) -> None:
@@ -133,7 +121,29 @@ def import_model(
     if not source.exists():
         raise UnknownModel(f"expected a directory or a GGUF file at {source}, found nothing there")
     name = _choose_name(source, name)
-    build, need = (_from_directory if source.is_dir() else _from_gguf)(source, bits, progress)
+    plan = _plan(source)
+    facts, in_place = plan.facts, isinstance(plan, DirectoryPlan)
+    if bits and facts.quantized:
+        raise UsageError(f"{source} is quantized already ({facts.quantization}); omit --quantize")
+    need = 0 if bits and in_place else plan.nbytes
+    need += _quantized_bytes(facts.parameters, bits) if bits else 0
+    origin = f"{'folder' if in_place else 'file'} {source.resolve()}"
+    quantization = f"{bits}-bit, groups of {GROUP_SIZE}" if bits else facts.quantization
+
+    def build(work: Path, directory: Path) -> NameEntry:
+        if isinstance(plan, DirectoryPlan):
+            plain, files = source, plan.copies
+            write_settings(directory, plan.settings)
+        else:
+            plain = work if bits else directory
+            plan.write(plain, partial(progress, "import"))
+            files = list(work.iterdir())
+        if bits:
+            files = [path for path in files if path.suffix != ".safetensors"]
+        _copy(files, directory, progress)
+        if bits:
+            _quantize(plain, directory, bits, progress)
+        return NameEntry(source=origin, license=facts.license, quantization=quantization)
 
     def refuse(model: model_store.StoredModel) -> bool:
         raise _name_in_use(name)  # another process installed the name meanwhile
@@ -162,26 +172,10 @@ def _name_in_use(name: str) -> UsageError:
     )
 
 
-def _from_directory(
-    source: Path, bits: int | None, progress: ProgressCallback
-) -> tuple[Builder, int]:
-    """Return a function that imports the directory, and the bytes that it will write."""
-    plan = plan_directory(source)
-    if bits and plan.bits:
-        raise _quantized_already(source, plan.facts)
-
-    def build(work: Path, directory: Path) -> ModelFacts:
-        unchanged = [path for path in plan.copies if not (bits and _is_weights(path))]
-        _copy(unchanged, directory, progress)
-        write_settings(directory, plan.settings)
-        if bits:
-            _quantize(source, directory, bits, progress)
-        return _with_source(plan.facts, f"folder {source.resolve()}", bits)
-
-    return build, _quantized_bytes(plan.facts.parameters, bits) if bits else plan.nbytes
-
-
-def _from_gguf(source: Path, bits: int | None, progress: ProgressCallback) -> tuple[Builder, int]:
+def _plan(source: Path) -> DirectoryPlan | ImportPlan:
+    """Check the model in the directory or GGUF file `source`."""
+    if source.is_dir():
+        return plan_directory(source)
     from akunu_py.models.gguf.convert import plan_import
 
     if source.suffix.lower() != ".gguf":
@@ -189,34 +183,7 @@ def _from_gguf(source: Path, bits: int | None, progress: ProgressCallback) -> tu
             f"{source.name} is not GGUF; akunu imports .gguf files and directories of safetensors "
             "with their config.json"
         )
-    plan = plan_import(source)
-    if bits and "quantization" in plan.config:
-        raise _quantized_already(source, plan.facts)
-
-    def build(work: Path, directory: Path) -> ModelFacts:
-        target = work if bits else directory
-        plan.write(target, lambda done, total: progress("import", done, total))
-        if bits:
-            plain = [path for path in work.iterdir() if path.is_file() and not _is_weights(path)]
-            _copy(plain, directory, progress)
-            _quantize(work, directory, bits, progress)
-        return _with_source(plan.facts, f"file {source.resolve()}", bits)
-
-    extra = _quantized_bytes(plan.facts.parameters, bits) if bits else 0
-    return build, plan.nbytes + extra
-
-
-def _quantized_already(source: Path, facts: ModelFacts) -> UsageError:
-    return UsageError(f"{source} is quantized already ({facts.quantization}); omit --quantize")
-
-
-def _is_weights(path: Path) -> bool:
-    return path.suffix == ".safetensors"
-
-
-def _with_source(found: ModelFacts, source: str, bits: int | None) -> ModelFacts:
-    quantization = f"{bits}-bit, groups of {GROUP_SIZE}" if bits else found.quantization
-    return replace(found, source=source, quantization=quantization)
+    return plan_import(source)
 
 
 def _quantized_bytes(parameters: int, bits: int) -> int:
@@ -228,11 +195,7 @@ def _copy(files: list[Path], directory: Path, progress: ProgressCallback) -> Non
     total, done = sum(path.stat().st_size for path in files), 0
     for path in files:
         with open_regular(path) as source, (directory / path.name).open("xb") as target:
-
-            def report(read: int, base: int = done) -> None:
-                progress("copy", base + read, total)
-
-            target.writelines(read_blocks(source, report))
+            target.writelines(read_blocks(source, after(done, progress, "copy", total)))
             done += source.tell()
     if done != total:
         raise DamagedModel(f"{files[0].parent} changed during the copy; import it again")
@@ -273,6 +236,7 @@ def _set_dtype(model: Any, config: dict[str, Any]) -> None:
     """Cast to the model's own float type, as mlx-lm's conversion does."""
     import mlx.core as mx
 
-    types = (part.get(key) for part in (config, text_config(config)) for key in _DTYPE_KEYS)
+    parts, keys = (config, text_config(config)), ("dtype", "torch_dtype")
+    types = (part.get(key) for part in parts for key in keys)
     if (dtype := next(filter(None, types), None)) in ("float16", "bfloat16"):
         model.set_dtype(getattr(mx, dtype))

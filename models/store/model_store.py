@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from akunu_py import paths
@@ -19,6 +19,7 @@ from akunu_py.models.store.directories import is_name, lock_model, remove_direct
 from akunu_py.models.store.hub_cache import digest_of, hash_file, parse_reference
 from akunu_py.models.store.migration import migrate
 from akunu_py.models.store.names import NameEntry, read_names, remove_entry
+from akunu_py.models.store.progress import ProgressCallback, after, no_callback
 from akunu_py.models.store.scan import StoredModel as StoredModel
 from akunu_py.models.store.scan import find_models, find_problem, read_model
 from akunu_py.text import did_you_mean
@@ -31,9 +32,8 @@ def list_models() -> list[StoredModel]:
     with store_errors(f"cannot read {root}"):
         if not root.exists():
             return []
-        imports = {each.name for each in os.scandir(root) if each.is_dir()}
+        names = {each.name for each in os.scandir(root) if each.is_dir() and each.name[0] != "."}
     entries = read_names()
-    names = {name for name in imports if not name.startswith(".")}
     names |= {name for name, entry in entries.items() if _is_model(entry)}
     return [_read(name, entries.get(name, NameEntry())) for name in sorted(names)]
 
@@ -113,21 +113,16 @@ def check(model: StoredModel) -> None:
         raise _damaged_error(model, problem)
 
 
-def verify(
-    model: StoredModel, progress: Callable[[int, int], None] = lambda done, total: None
-) -> None:
+def verify(model: StoredModel, progress: ProgressCallback = no_callback) -> None:
     """Read all files again and compare their hashes. Raises DamagedModel.
 
-    progress: called with the bytes done and in total. Files without known hashes only pass `check`.
+    Files without known hashes only pass `check`.
     """
     check(model)
     done = 0
     for name, expected in known_hashes(model).items():
-        path, base = model.path / name, done
-
-        def report(read: int, base: int = base) -> None:
-            progress(base + read, model.size)
-
+        path = model.path / name
+        report = after(done, progress, f"verifying {model.name}", model.size)
         try:
             found = hash_file(path, report, git=len(expected) == _GIT_DIGITS)
             done += path.stat().st_size

@@ -94,5 +94,10 @@ class ProgressMeter:
         self._on_progress(Progress(phase, done, total, rate, left))
 
 
+def after(start: int, progress: ProgressCallback, phase: str, total: int) -> Callable[[int], None]:
+    """Return a callback for the bytes of one file, which follow `start` bytes of other files."""
+    return lambda done: progress(phase, start + done, total)
+
+
 def no_callback(*_: object) -> None:
     """Ignore all arguments."""

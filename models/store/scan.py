@@ -17,6 +17,7 @@ from pathlib import Path
 from akunu_py.errors import DamagedModel
 from akunu_py.files import open_regular, read_bounded, read_json
 from akunu_py.models.load import safetensors
+from akunu_py.models.load.mlx_directory import TOKENIZERS
 from akunu_py.models.load.model_files import context_length, read_settings
 from akunu_py.models.store.hub_cache import CachedRepository, parse_reference
 
@@ -26,7 +27,6 @@ REMOVAL = {  # how to remove a model of each program
     HUB_CACHE: "run: hf cache rm model/{name}",
     LM_STUDIO: "remove it in LM Studio",
 }
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 _PARTS = (".json", ".safetensors", ".jinja", ".model", ".txt", ".tiktoken")
 _SHARD = re.compile(r"model-\d{5}-of-(\d{5})\.safetensors")
 _MLX_FORMAT = re.compile(
@@ -78,7 +78,7 @@ def find_problem(model: StoredModel) -> str:
         for name in model.sha256:
             (model.path / name).stat()
         sizes = _sizes(model.path)
-        if not model.outside and not sizes.keys() & set(_TOKENIZERS):
+        if not model.outside and not sizes.keys() & set(TOKENIZERS):
             return "tokenizer.json is missing"
         if not (weights := _weights(sizes)):
             return "model*.safetensors is missing or incomplete"
@@ -177,7 +177,7 @@ def _read(name: str, path: Path, program: str, commit: str) -> StoredModel | Non
     with contextlib.suppress(OSError, DamagedModel):
         found = read_model(StoredModel(name, path, source=program, commit=commit, program=program))
         names = os.listdir(path)
-        weights = _weights(names) if {*names} & {*_TOKENIZERS} else []
+        weights = _weights(names) if {*names} & {*TOKENIZERS} else []
         if not found.damaged and weights and _is_mlx(path, weights[0]):
             return found
     return None

@@ -12,10 +12,10 @@ import pytest
 from akunu_py import paths
 from akunu_py.cli import main
 from akunu_py.errors import DamagedModel, StoreError, UnknownModel
-from akunu_py.models.load.model_files import ModelFacts
 from akunu_py.models.store import model_store, names
 from akunu_py.models.store.directories import lock_model
 from akunu_py.models.store.local_import import install
+from akunu_py.models.store.names import NameEntry
 
 pytestmark = pytest.mark.usefixtures("own_directories")
 HEADER = json.dumps({"a": {"dtype": "U8", "shape": [900], "data_offsets": [0, 900]}}).encode()
@@ -33,9 +33,9 @@ def write(directory: Path) -> None:
     (directory / "model.safetensors").write_bytes(WEIGHTS)
 
 
-def build(work: Path, directory: Path) -> ModelFacts:
+def build(work: Path, directory: Path) -> NameEntry:
     write(directory)
-    return ModelFacts(source="made here", parameters=1000, quantization="none", license="MIT")
+    return NameEntry(source="made here", quantization="none", license="MIT")
 
 
 def add(name: str) -> model_store.StoredModel:
@@ -143,7 +143,7 @@ def test_path_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_check_finds_missing_and_cut_files_and_verify_altered_bytes(root: Path) -> None:
     model, weights = add("m"), root / "m" / "model.safetensors"
     seen: list[tuple[int, int]] = []
-    model_store.verify(model, lambda done, total: seen.append((done, total)))
+    model_store.verify(model, lambda _, done, total: seen.append((done, total)))
     assert seen[-1] == (model.size, model.size)
     weights.write_bytes(WEIGHTS[:-1] + b"y")
     model_store.check(model)

@@ -54,7 +54,6 @@ def entry_of(wheel: Path, **changes: Any) -> catalog.CatalogEntry:
         "cache": CacheGrowth(1),
         "working_bytes": 1,
         "minimum_ram": 8,
-        "kind": "pypi-wheel-gguf",
         "requirement": "tiny-model==1.0",
         "download_bytes": wheel.stat().st_size,
         "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
