@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice, takewhile
 
@@ -115,25 +115,9 @@ def _make_syntax(name: str) -> Syntax:
 class Bracket:
     """A bracket in a text."""
 
-    at: int
+    at: int  # its position; in `OpenBrackets` relative to the cursor's line, so negative above it
     kind: str  # the opening bracket
     opens: bool  # False for the closing bracket
-
-
-@dataclass(slots=True)
-class OpenBracket:
-    """A bracket that is open at the cursor."""
-
-    kind: str
-    at: int  # in the cursor's line, -1 if above
-    width: int  # the indentation of its line
-    line: int = 0  # where its line starts
-    closed: bool = False  # by the text after the cursor
-
-    @property
-    def on_line(self) -> bool:
-        """Return True if the bracket was opened in the cursor's line."""
-        return self.at >= 0
 
 
 class OpenBrackets:
@@ -152,22 +136,18 @@ class OpenBrackets:
             window = window[top.end() :]
         # Without a line in the first column, text before the window may have opened brackets.
         self._unseen = len(window) < len(prefix) and top is None and "\n" in window
-        start = window.rfind("\n") + 1
-        above, self._before = window[:start], window[start:]
+        self._window, self._start = window, window.rfind("\n") + 1
+        above, self._before = window[: self._start], window[self._start :]
         found, self._above_inside = scan(above, syntax=self._syntax)
-        self._above = []
-        for each in _match(found)[0]:
-            line = above.rfind("\n", 0, each.at) + 1
-            self._above.append(OpenBracket(each.kind, -1, width(above[line:]), line))
-        self._closed_at: set[int] = set()  # positions of brackets closed after the cursor
+        self._above = [replace(each, at=each.at - self._start) for each in _match(found)[0]]
         found, self.inside = scan(
             self._before, self._above_inside, ended=False, syntax=self._syntax
         )
-        self._open = self._add(self._above, found)
+        self._open = _match([*self._above, *found])[0]
         if self.inside in _STRINGS:
-            self._open.append(OpenBracket(self.inside, self._before.rfind(self.inside), 0, 10**9))
+            self._open.append(Bracket(self._before.rfind(self.inside), self.inside, True))
+        self._closed_at: set[int] = set()  # positions of brackets closed after the cursor
         self._mark_closed(suffix)
-        self._closed_at = {each.at for each in self._open if each.on_line and each.closed}
 
     def first_excess(self, text: str, *, ended: bool = True) -> int | None:
         """Return the position of the first unmatched closing bracket in `text`, None for none.
@@ -178,22 +158,22 @@ class OpenBrackets:
         stack = list(self._above)
         for bracket in self._scan(text, ended=ended):
             if bracket.opens:
-                closed = bracket.at in self._closed_at
-                stack.append(OpenBracket(bracket.kind, bracket.at, 0, 0, closed))
+                stack.append(bracket)
                 continue
             at = _closes([each.kind for each in stack], bracket.kind)
             after_cursor = bracket.at + len(closer_of(bracket.kind)) - len(self._before)
             if after_cursor > 0:
                 label = bracket.kind == "(" and self._is_label(text, bracket.at)
-                if stack[at].closed if at is not None else not (label or self._unseen):
+                known = at is not None and self._is_closed(stack[at])
+                if known or (at is None and not (label or self._unseen)):
                     return max(0, bracket.at - len(self._before))
             del stack[len(stack) if at is None else at :]
         return None
 
     def depth(self, text: str) -> int:
         """Count the brackets open after `text`, without those closed after the cursor."""
-        stack = self._add([], self._scan(text))
-        return sum(each.kind not in _STRINGS and not each.closed for each in stack)
+        unmatched = _match(self._scan(text))[0]
+        return sum(each.kind not in _STRINGS and not self._is_closed(each) for each in unmatched)
 
     def imbalance(self, text: str) -> int:
         """Count the unmatched brackets of the cursor's line followed by `text`."""
@@ -215,7 +195,7 @@ class OpenBrackets:
     @property
     def between_braces(self) -> bool:
         """Return True if the last open bracket is a brace of the cursor's line."""
-        return bool(self._open) and self._open[-1].on_line and self._open[-1].kind == "{"
+        return bool(self._open) and self._open[-1].at >= 0 and self._open[-1].kind == "{"
 
     @property
     def outermost(self) -> bool:
@@ -224,9 +204,8 @@ class OpenBrackets:
 
     def undecided(self, text: str) -> int:
         """Count the last characters of `text` that may be part of a closing delimiter."""
-        closers = [
-            closer_of(each.kind) for each in self._open if each.closed and is_long(each.kind)
-        ]
+        closed = [each.kind for each in self._open if self._is_closed(each)]
+        closers = [closer_of(kind) for kind in closed if is_long(kind)]
         return max(
             (n for closer in closers for n in range(len(closer)) if text.endswith(closer[:n])),
             default=0,
@@ -238,18 +217,8 @@ class OpenBrackets:
         line, syntax = self._before + text, self._syntax
         return scan(line, self._above_inside, ended=ended, cursor=cursor, syntax=syntax)[0]
 
-    def _add(self, stack: Sequence[OpenBracket], found: Sequence[Bracket]) -> list[OpenBracket]:
-        """Return the brackets of `stack` that are open after `found`, of the cursor's line."""
-        stack = list(stack)
-        for bracket in found:
-            if bracket.opens:
-                closed = bracket.at in self._closed_at
-                stack.append(
-                    OpenBracket(bracket.kind, bracket.at, width(self._before), 10**9, closed)
-                )
-            elif (at := _closes([each.kind for each in stack], bracket.kind)) is not None:
-                del stack[at:]
-        return stack
+    def _is_closed(self, bracket: Bracket) -> bool:
+        return bracket.at in self._closed_at
 
     def _is_label(self, text: str, at: int) -> bool:
         """Return True if the line before `at` is a case label or a list number."""
@@ -263,25 +232,29 @@ class OpenBrackets:
         if is_long(inside):
             closed = _is_closed_in(suffix, inside, self._syntax)
             if closed and inside.endswith("\n") and self._open:
-                self._open[-1].closed = True
+                self._closed_at.add(self._open[-1].at)
         else:
             closed = inside in _STRINGS and len(re.findall(rf"(?<!\\){inside}", rest)) % 2 == 1
         inside = self._mark_on_line(rest, below, inside if closed or inside == _COMMENT else "")
         self._mark_below(below, inside if is_long(inside) else "")
 
+    def _free(self, kind: str) -> list[Bracket]:
+        """Return the open brackets of this kind that no text after the cursor has closed yet."""
+        return [each for each in self._open if each.kind == kind and not self._is_closed(each)]
+
     def _mark_on_line(self, rest: str, below: str, inside: str) -> str:
         """Mark brackets that the rest of the line closes; return the end state of `scan`."""
         deeper = takewhile(lambda line: width(line) > width(self._before), below.split("\n"))
         statement = "\n".join([rest, *islice(deeper, _STATEMENT)])
-        opened = sum(each.on_line and each.kind in _PAIRS for each in self._open)
+        opened = sum(each.at >= 0 and each.kind in _PAIRS for each in self._open)
         found, _ = scan(statement, inside, syntax=self._syntax)
         all_closed = len(_match(found)[1]) >= opened
         found, after = scan(rest, inside, syntax=self._syntax)
         for kind in _match(found)[1]:
-            free = [each for each in self._open if each.kind == kind and not each.closed]
-            on_line = [each for each in free if each.on_line]
+            free = [each.at for each in self._free(kind)]
+            on_line = [at for at in free if at >= 0]
             if free:  # the outermost of the line, but the innermost if the lines below close all
-                (on_line[0] if on_line and not all_closed else free[-1]).closed = True
+                self._closed_at.add(on_line[0] if on_line and not all_closed else free[-1])
         return after
 
     def _mark_below(self, below: str, inside: str) -> None:
@@ -291,11 +264,15 @@ class OpenBrackets:
         first, because the last one is new.
         """
         lowest, closing = 10**6, True  # least indentation so far; its lines all close brackets
-        unmatched = Counter(each.kind for each in self._open if not each.closed)
+        unmatched = Counter(each.kind for each in self._open if not self._is_closed(each))
         scanned, _ = scan(below, inside, syntax=self._syntax)
         excess = Counter(_match(scanned)[1])
         all_closed = {kind for kind in unmatched if excess[kind] >= unmatched[kind]}
         hidden = _hidden(below, scanned, inside)
+        lines = {  # where the line of each open bracket starts in the window
+            each.at: self._window.rfind("\n", 0, self._start + each.at) + 1 for each in self._open
+        }
+        widths = {at: width(self._window[line:]) for at, line in lines.items()}
         at = 0
         for line in below.split("\n"):
             start, at = at, at + len(line) + 1
@@ -309,14 +286,10 @@ class OpenBrackets:
             lowest = depth
             while found := _LEADING.match(content):
                 kind = _OPENERS.get(found.group(), {"*/": "/*"}.get(found.group(), found.group()))
-                free = [
-                    each
-                    for each in self._open
-                    if each.kind == kind and each.width == depth and not each.closed
-                ]
+                free = [each.at for each in self._free(kind) if widths[each.at] == depth]
                 if free:
                     choose = max if kind in all_closed else min
-                    choose(free, key=lambda each: each.line).closed = True
+                    self._closed_at.add(choose(free, key=lines.__getitem__))
                 content = content[found.end() :].lstrip()
             if not depth and not closing:
                 break
