@@ -206,10 +206,7 @@ class OpenBrackets:
         """Count the last characters of `text` that may be part of a closing delimiter."""
         closed = [each.kind for each in self._open if self._is_closed(each)]
         closers = [closer_of(kind) for kind in closed if is_long(kind)]
-        return max(
-            (n for closer in closers for n in range(len(closer)) if text.endswith(closer[:n])),
-            default=0,
-        )
+        return max((overlap(text, closer[:-1]) for closer in closers), default=0)
 
     def _scan(self, text: str, *, ended: bool = True) -> list[Bracket]:
         """Return the brackets of the cursor's line followed by `text`."""
@@ -447,6 +444,12 @@ def _hidden(text: str, found: Sequence[Bracket], inside: str) -> list[tuple[int,
             spans.append((start, line - 1 if begins else each.at))
             start = None
     return spans
+
+
+def overlap(text: str, other: str) -> int:
+    """Return the number of characters at the end of `text` that `other` starts with."""
+    longest = min(len(text), len(other))
+    return next((n for n in range(longest, 0, -1) if text.endswith(other[:n])), 0)
 
 
 def width(line: str) -> int:

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from akunu_py.completion.brackets import OpenBrackets, syntax_of, width
+from akunu_py.completion.brackets import OpenBrackets, overlap, syntax_of, width
 from akunu_py.completion.request import CompletionRequest
 
 _LONGEST = 20_000  # maximum characters of the cursor's line, and of each side for other rules
@@ -201,8 +201,7 @@ class CompletionStops:
         if done or final:  # keeps the line break before the text after the cursor
             kept += lines[len(kept) :]
             return Cut("\n".join(kept) if "".join(kept).strip() else "", done)
-        text = _trimmed(kept)
-        return Cut(text[: self._held_from(text)].rstrip())
+        return Cut(self._before_rest(_trimmed(kept)))
 
     def _cut_one_line(self, lines: Sequence[str], final: bool, done: bool) -> Cut:
         """Return the end of the cursor's line, without a repeat of the text after the cursor.
@@ -214,24 +213,17 @@ class CompletionStops:
         if len(lines) > 1:
             line, final, done = line.rstrip(), True, True
         if not final:
-            return Cut(line[: self._held_from(line)].rstrip())
+            return Cut(self._before_rest(line))
         shorter = line[: len(line) - len(self._rest_of_line)]
         if line.endswith(self._rest_of_line):
             rest, imbalance = self._rest_of_line, self._brackets.imbalance
             line = shorter if imbalance(shorter + rest) <= imbalance(line + rest) else line
         return Cut(line, done)
 
-    def _held_from(self, text: str) -> int:
-        """Return where an end of `text` starts that may repeat the text after the cursor."""
-        return min(
-            (
-                len(part) - length
-                for part in (text, text.rstrip())
-                for length in range(1, min(len(part), len(self._rest_of_line)) + 1)
-                if part.endswith(self._rest_of_line[:length])
-            ),
-            default=len(text),
-        )
+    def _before_rest(self, text: str) -> str:
+        """Return `text` without an end that may repeat the text after the cursor."""
+        parts = text, text.rstrip()
+        return text[: min(len(part) - overlap(part, self._rest_of_line) for part in parts)].rstrip()
 
     def _end_before_rest(self, text: str, end: int) -> int:
         """Return where to cut `text` if its bracket at `end` already stands after the cursor."""
@@ -397,9 +389,7 @@ def strip_fence(text: str, *, final: bool) -> tuple[str, bool]:
     code, closing, _ = text[opening.end() :].partition(_FENCE_CLOSING)
     if closing or final:
         return code, bool(closing)
-    lengths = range(len(_FENCE_CLOSING) - 1, -1, -1)
-    held_back = next(n for n in lengths if code.endswith(_FENCE_CLOSING[:n]))
-    return code[: len(code) - held_back], False
+    return code[: len(code) - overlap(code, _FENCE_CLOSING[:-1])], False
 
 
 # ---- loops and echoes: where a model repeats itself, or the lines above the cursor

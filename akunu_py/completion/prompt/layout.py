@@ -197,27 +197,15 @@ def _fill_template(
     values: text for each placeholder of the template. related: (path, text) of pieces of other
     files.
     """
-    template, files = family.prompt, []
+    template, ahead = family.prompt, fill(family, family.before, {})
     if related or (family.path_alone and names.known):
         template = family.prompt_with_files
-        files = fill(family, family.repository, {"repository": names.repository})
+        ahead += fill(family, family.repository, {"repository": names.repository})
         for path, text in related:
-            files += fill(family, family.file, {"path": path, "text": text})
-    ahead = [*fill(family, family.before, {}), *files]
+            ahead += fill(family, family.file, {"path": path, "text": text})
     buffer = fill(family, template, {**values, "path": names.path})
     parts = [*ahead, *buffer, *fill(family, family.after, {})]
-    tokens = list(code.opening)
-    count, text = 0, ""
-    for number, part in enumerate(parts):
-        if number == len(ahead):
-            count = len(tokens) + len(code.encode(text))
-        if part.kind == "text":
-            text += part.text  # neighboring texts of two templates are encoded together
-            continue
-        tokens += code.encode(text)
-        text = ""
-        tokens += code.encode_bare(part.text) if part.kind == "suffix" else [code.token(part.text)]
-    return tokens + list(code.encode(text)), count
+    return code.encode_parts(parts), len(code.encode_parts(ahead))
 
 
 def name_files(path: str, language: str, root: str, others: Sequence[str]) -> Names:
@@ -414,6 +402,19 @@ class CodeTokens:
         """Return the ids of the `texts` that are special tokens of this tokenizer."""
         known = self._markers.intersection(texts, self._vocabulary)
         return frozenset(self._vocabulary[text] for text in known)
+
+    def encode_parts(self, parts: Sequence[PromptPart]) -> list[int]:
+        """Return a whole prompt. A marker outside the vocabulary counts as text."""
+        tokens, text = list(self.opening), ""
+        for part in parts:
+            if part.kind == "text" or (part.kind == "token" and part.text not in self):
+                text += part.text  # neighboring texts are encoded together
+                continue
+            tokens += self.encode(text)
+            text = ""
+            bare = part.kind == "suffix"
+            tokens += self.encode_bare(part.text) if bare else [self.token(part.text)]
+        return [*tokens, *self.encode(text)]
 
     def encode_bare(self, text: str) -> list[int]:
         """Encode without the leading space of SentencePiece.

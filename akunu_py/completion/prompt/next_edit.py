@@ -109,7 +109,7 @@ def make_edit_prompt(
         )
         for each in (request.edits or ())[-LATEST:]
     ]
-    tokens = [*code.opening, *_encode(code, edit_format.write(window, edits, names.path))]
+    tokens = code.encode_parts(edit_format.write(window, edits, names.path))
     copied = code.encode(window.text)
     # The answer starts like the window, so the first token already has a draft.
     draft = (*tokens[-_HEADER:], *copied)
@@ -225,19 +225,6 @@ FORMATS = (
         ("<|endoftext|>", "<|file_sep|>", "<|im_end|>", "<|fim_prefix|>", "<|repo_name|>"),
     ),
 )
-
-
-def _encode(code: CodeTokens, parts: Sequence[PromptPart]) -> Iterator[int]:
-    """Yield the tokens of `parts`; a marker outside the vocabulary counts as text."""
-    text = ""
-    for part in parts:
-        if part.kind == "token" and part.text in code:
-            yield from code.encode(text)
-            yield code.token(part.text)
-            text = ""
-        else:
-            text += part.text
-    yield from code.encode(text)
 
 
 def _with_lf(text: str) -> str:
