@@ -30,7 +30,7 @@ from akunu_py.completion.request import (
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.job import RunningJob
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
-from akunu_py.errors import AkunuError, UsageError, describe
+from akunu_py.errors import UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.settings import SECRET_FILES
 from akunu_py.types import Stats
@@ -58,14 +58,6 @@ class CompletionJob:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionFailure:
-    """The reason for a missing completion, in one line."""
-
-    message: str
-    error: Exception = field(default_factory=lambda: AkunuError("failed"), compare=False)
-
-
-@dataclass(frozen=True, slots=True)
 class QueueOptions:
     """The user's settings for all requests."""
 
@@ -80,7 +72,7 @@ class Ticket:
     """One request in the queue. `cancel` is thread-safe."""
 
     request: CompletionRequest
-    on_done: Callable[[Completion | CompletionFailure], None] = lambda done: None  # called once
+    on_done: Callable[[Completion | Failed], None] = lambda done: None  # called once
     channel: str = ""  # a newer request supersedes those on its channel; not on ""
     on_text: Callable[[str], None] = lambda text: None  # gets parts as they become certain
     ahead: bool = False  # no client waits for it
@@ -141,10 +133,10 @@ class CompletionQueue:
 
     def complete(self, request: CompletionRequest) -> Completion:
         """Block until the request completes. Raises the error if loading or completion fails."""
-        outcome = Future[Completion | CompletionFailure]()
+        outcome = Future[Completion | Failed]()
         self.submit(Ticket(request, outcome.set_result))
         done = outcome.result()
-        if isinstance(done, CompletionFailure):
+        if isinstance(done, Failed):
             raise done.error
         return done
 
@@ -158,7 +150,7 @@ class CompletionQueue:
         try:
             check_request(ticket.request)
         except UsageError as error:
-            self.finish(ticket, CompletionFailure(describe(error), error))
+            self.finish(ticket, Failed(error))
             return
         if is_excluded(ticket.request.path, self._exclude):
             self.finish(ticket, Completion("", "stop", Stats()))
@@ -284,17 +276,15 @@ class CompletionQueue:
                     self._make_next(ticket, done)  # first: the client's next request drops it
                 self.finish(ticket, done)
 
-    def _outcome(
-        self, served: _ServedTicket, event: Finished | Failed
-    ) -> Completion | CompletionFailure:
+    def _outcome(self, served: _ServedTicket, event: Finished | Failed) -> Completion | Failed:
         if isinstance(event, Finished) and isinstance(event.details, Completion):
             self._cache.add(served.request, event.details)
             return replace(event.details, text=served.rest(event.details.text))
         if isinstance(event, Failed) and not self._closing:
-            return CompletionFailure(describe(event.error), event.error)
+            return event
         return Completion("", "cancelled", Stats())
 
-    def finish(self, ticket: Ticket, done: Completion | CompletionFailure) -> None:
+    def finish(self, ticket: Ticket, done: Completion | Failed) -> None:
         with self._lock:
             ticket.done = True
             self._waiting.discard(ticket)
@@ -397,8 +387,8 @@ def submit_with_alternatives(queue: CompletionQueue, ticket: Ticket, count: int)
     sample, on_done = replace(ticket.request, temperature=temperature), ticket.on_done
     found: list[Completion] = []
 
-    def add(done: Completion | CompletionFailure) -> None:
-        if isinstance(done, CompletionFailure) or done.finish_reason == "cancelled":
+    def add(done: Completion | Failed) -> None:
+        if isinstance(done, Failed) or done.finish_reason == "cancelled":
             on_done(done)
             return
         found.append(done)

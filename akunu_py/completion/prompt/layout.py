@@ -119,14 +119,17 @@ def window_before(code: CodeTokens, text: str, budget: int) -> int:
         line = text.find("\n", at - 1) + 1 if at else 0
         return line if 0 < line < len(text) and line - at < 2 * budget else at
 
+    def fits(step: int) -> bool:
+        return len(code.encode(text[start(step) :])) <= budget
+
     step = max(0, -(-(len(text) - _CHARACTERS_PER_TOKEN * budget) // budget))
-    fits = len(code.encode(text[start(step) :])) <= budget
-    while not fits and step * budget < len(text):
+    while not fits(step):
+        if step * budget >= len(text):
+            return len(text)
         step += 1
-        fits = len(code.encode(text[start(step) :])) <= budget
-    while fits and step > 0 and len(code.encode(text[start(step - 1) :])) <= budget:
+    while step > 0 and fits(step - 1):
         step -= 1
-    return start(step) if fits else len(text)
+    return start(step)
 
 
 def window_after(code: CodeTokens, text: str, budget: int) -> int:

@@ -39,6 +39,7 @@ _PHP = re.compile(
 
 _MODULES = (".py", "/__init__.py", ".pyi")
 Candidates = Iterator[list[str]]  # for each import, the paths to try in order
+Finder = Callable[[str, str, list[str]], Candidates]  # the buffer's text and path, source roots
 
 
 def _python(text: str, path: str, roots: list[str]) -> Candidates:
@@ -62,9 +63,7 @@ def _below(bases: list[str], name: str, ends: Sequence[str], separator: str = ".
     return [stem + end for stem in stems for end in ends]
 
 
-def _in_same_directory(
-    pattern: re.Pattern[str], *ends: str
-) -> Callable[[str, str, list[str]], Candidates]:
+def _in_same_directory(pattern: re.Pattern[str], *ends: str) -> Finder:
     """Return a function that finds files relative to the buffer, the path with each of `ends`."""
 
     def find(text: str, path: str, roots: list[str]) -> Candidates:
@@ -97,9 +96,7 @@ def _style(text: str, path: str, roots: list[str]) -> Candidates:
         yield [os.path.join(directory, each) for each in names]
 
 
-def _below_roots(
-    pattern: re.Pattern[str], *ends: str, separator: str = "."
-) -> Callable[[str, str, list[str]], Candidates]:
+def _below_roots(pattern: re.Pattern[str], *ends: str, separator: str = ".") -> Finder:
     """Return a function that finds files by their names below the source roots."""
 
     def find(text: str, path: str, roots: list[str]) -> Candidates:
@@ -109,8 +106,7 @@ def _below_roots(
     return find
 
 
-# By file type: the functions get the buffer's text and path, and the source roots.
-_FINDERS: dict[str, Callable[[str, str, list[str]], Candidates]] = {
+_FINDERS: dict[str, Finder] = {  # by file type
     **dict.fromkeys((".py", ".pyi"), _python),
     **dict.fromkeys(
         (".js", ".jsx", ".mjs", ".cjs", ".ts", ".tsx", ".vue", ".svelte"),

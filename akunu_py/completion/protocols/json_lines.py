@@ -25,7 +25,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from akunu_py.completion.completion_queue import (
     DEFAULT_QUEUE_OPTIONS,
-    CompletionFailure,
     CompletionQueue,
     QueueOptions,
     Ticket,
@@ -39,6 +38,7 @@ from akunu_py.completion.request import (
     CompletionRequest,
     SourceFile,
 )
+from akunu_py.decoding.events import Failed
 from akunu_py.decoding.generate.model_host import ModelLoop, State
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError, describe
 from akunu_py.interrupts import exit_without_teardown, interruptible
@@ -137,7 +137,7 @@ class JsonLines:
             if line.stream:
                 self._reply({"id": line.id, "delta": text})
 
-        def on_done(done: Completion | CompletionFailure) -> None:
+        def on_done(done: Completion | Failed) -> None:
             with self._lock:
                 del self._tickets[line.id]
             power = {"battery": True} if self._queue.saves_power() else {}
@@ -258,9 +258,9 @@ def request_of(line: Line, defaults: CompletionRequest) -> CompletionRequest:
     return replace(defaults, **given)
 
 
-def _as_dict(done: Completion | CompletionFailure, line: Line) -> dict[str, Any]:
-    if isinstance(done, CompletionFailure):
-        return {"error": done.message}
+def _as_dict(done: Completion | Failed, line: Line) -> dict[str, Any]:
+    if isinstance(done, Failed):
+        return {"error": describe(done.error)}
     stats = {
         name: round(value, 4) if isinstance(value, float) else value
         for name, value in done.stats.as_dict().items()

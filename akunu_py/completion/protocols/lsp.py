@@ -23,7 +23,6 @@ from urllib.parse import unquote, urlsplit
 
 from akunu_py.completion.completion_queue import (
     DEFAULT_QUEUE_OPTIONS,
-    CompletionFailure,
     CompletionQueue,
     QueueOptions,
     Ticket,
@@ -32,6 +31,7 @@ from akunu_py.completion.completion_queue import (
 from akunu_py.completion.prompt.next_edit import RecentEdits
 from akunu_py.completion.prompt.project_imports import head_of_file
 from akunu_py.completion.request import Completion, CompletionRequest, SourceFile
+from akunu_py.decoding.events import Failed
 from akunu_py.decoding.generate.model_host import ModelLoop, State
 from akunu_py.errors import INTERRUPTED, AkunuError, describe
 from akunu_py.interrupts import exit_without_teardown
@@ -358,9 +358,9 @@ class LanguageServer(JsonRpc):
         alternatives: int = 0,
     ) -> Completion:
         """Wait for the completion. Raises RpcError if it failed or was superseded."""
-        future: asyncio.Future[Completion | CompletionFailure] = self.loop.create_future()
+        future: asyncio.Future[Completion | Failed] = self.loop.create_future()
 
-        def on_done(done: Completion | CompletionFailure) -> None:
+        def on_done(done: Completion | Failed) -> None:
             self.call_soon(lambda: None if future.done() else future.set_result(done))
 
         def on_text(text: str) -> None:
@@ -378,8 +378,8 @@ class LanguageServer(JsonRpc):
         finally:
             if parts is not None:
                 parts.end()
-        if isinstance(done, CompletionFailure):
-            raise RpcError(done.message, REQUEST_FAILED)
+        if isinstance(done, Failed):
+            raise RpcError(describe(done.error), REQUEST_FAILED)
         if done.finish_reason == "cancelled":
             words = "superseded by a newer request for the same document"
             raise RpcError(words, CONTENT_MODIFIED)
