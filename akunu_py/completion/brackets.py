@@ -138,11 +138,9 @@ class OpenBrackets:
         self._unseen = len(window) < len(prefix) and top is None and "\n" in window
         self._window, self._start = window, window.rfind("\n") + 1
         above, self._before = window[: self._start], window[self._start :]
-        found, self._above_inside = scan(above, syntax=self._syntax)
+        found, self._above_inside = scan(self._syntax, above)
         self._above = [replace(each, at=each.at - self._start) for each in _match(found)[0]]
-        found, self.inside = scan(
-            self._before, self._above_inside, ended=False, syntax=self._syntax
-        )
+        found, self.inside = scan(self._syntax, self._before, self._above_inside, ended=False)
         self._open = _match([*self._above, *found])[0]
         if self.inside in _STRINGS:
             self._open.append(Bracket(self._before.rfind(self.inside), self.inside, True))
@@ -160,7 +158,7 @@ class OpenBrackets:
             if bracket.opens:
                 stack.append(bracket)
                 continue
-            at = _closes([each.kind for each in stack], bracket.kind)
+            at = _closes(stack, bracket.kind)
             after_cursor = bracket.at + len(closer_of(bracket.kind)) - len(self._before)
             if after_cursor > 0:
                 label = bracket.kind == "(" and self._is_label(text, bracket.at)
@@ -210,9 +208,8 @@ class OpenBrackets:
 
     def _scan(self, text: str, *, ended: bool = True) -> list[Bracket]:
         """Return the brackets of the cursor's line followed by `text`."""
-        cursor = len(self._before)
-        line, syntax = self._before + text, self._syntax
-        return scan(line, self._above_inside, ended=ended, cursor=cursor, syntax=syntax)[0]
+        line, cursor = self._before + text, len(self._before)
+        return scan(self._syntax, line, self._above_inside, ended=ended, cursor=cursor)[0]
 
     def _is_closed(self, bracket: Bracket) -> bool:
         return bracket.at in self._closed_at
@@ -244,9 +241,9 @@ class OpenBrackets:
         deeper = takewhile(lambda line: width(line) > width(self._before), below.split("\n"))
         statement = "\n".join([rest, *islice(deeper, _STATEMENT)])
         opened = sum(each.at >= 0 and each.kind in _PAIRS for each in self._open)
-        found, _ = scan(statement, inside, syntax=self._syntax)
+        found, _ = scan(self._syntax, statement, inside)
         all_closed = len(_match(found)[1]) >= opened
-        found, after = scan(rest, inside, syntax=self._syntax)
+        found, after = scan(self._syntax, rest, inside)
         for kind in _match(found)[1]:
             free = [each.at for each in self._free(kind)]
             on_line = [at for at in free if at >= 0]
@@ -262,7 +259,7 @@ class OpenBrackets:
         """
         lowest, closing = 10**6, True  # least indentation so far; its lines all close brackets
         unmatched = Counter(each.kind for each in self._open if not self._is_closed(each))
-        scanned, _ = scan(below, inside, syntax=self._syntax)
+        scanned, _ = scan(self._syntax, below, inside)
         excess = Counter(_match(scanned)[1])
         all_closed = {kind for kind in unmatched if excess[kind] >= unmatched[kind]}
         hidden = _hidden(below, scanned, inside)
@@ -293,12 +290,7 @@ class OpenBrackets:
 
 
 def scan(
-    text: str,
-    inside: str = "",
-    *,
-    ended: bool = True,
-    cursor: int = -1,
-    syntax: Syntax | None = None,
+    syntax: Syntax, text: str, inside: str = "", *, ended: bool = True, cursor: int = -1
 ) -> tuple[list[Bracket], str]:
     """Return the brackets of `text` in order, and the state at its end.
 
@@ -321,11 +313,11 @@ def scan(
     elif inside in _REST and (closed := _REST[inside].match(text)):
         found.append(Bracket(closed.end() - 1, inside, False))
         at = closed.end()
-    return _scan_code(text, at, found, ended, cursor, syntax or _make_syntax(""))
+    return _scan_code(syntax, text, at, found, ended, cursor)
 
 
 def _scan_code(
-    text: str, at: int, found: list[Bracket], ended: bool, cursor: int, syntax: Syntax
+    syntax: Syntax, text: str, at: int, found: list[Bracket], ended: bool, cursor: int
 ) -> tuple[list[Bracket], str]:
     """Add the brackets of `text` from `at` on to `found`; return it, and the state at the end.
 
@@ -406,7 +398,7 @@ def _is_closed_in(suffix: str, kind: str, syntax: Syntax) -> bool:
     """Return True if `suffix` closes `kind` before it opens another one."""
     closer = closer_of(kind)
     if kind.endswith("\n"):
-        return scan(suffix, syntax=syntax)[1] == kind  # as code, a closing quote opens a new string
+        return scan(syntax, suffix)[1] == kind  # as code, a closing quote opens a new string
     if closer == kind:
         return suffix.count(closer) % 2 == 1
     end = _find_end(suffix, kind, 0)
@@ -423,7 +415,7 @@ def _match(found: Sequence[Bracket]) -> tuple[list[Bracket], list[str], int]:
     for bracket in found:
         if bracket.opens:
             unmatched.append(bracket)
-        elif (at := _closes([each.kind for each in unmatched], bracket.kind)) is not None:
+        elif (at := _closes(unmatched, bracket.kind)) is not None:
             dropped += len(unmatched) - at - 1
             del unmatched[at:]
         else:
@@ -457,14 +449,14 @@ def width(line: str) -> int:
     return len("".join(takewhile(str.isspace, line.partition("\n")[0])).expandtabs())
 
 
-def _closes(stack: list[str], kind: str) -> int | None:
+def _closes(stack: Sequence[Bracket], kind: str) -> int | None:
     """Return the index of the bracket that `kind` closes, None for none.
 
     An open brace or long string hides the brackets outside of it.
     """
     for at in range(len(stack) - 1, -1, -1):
-        if stack[at] == kind:
+        if stack[at].kind == kind:
             return at
-        if stack[at] == "{" or is_long(stack[at]):
+        if stack[at].kind == "{" or is_long(stack[at].kind):
             return None
     return None

@@ -225,13 +225,11 @@ class CompletionRun:
         self._new: list[Event] = []  # text since the last step
         self._sampling = replace(sampling, temperature=request.temperature)
         self._edit: EditAnswer | None = None
-        self._stops: CompletionStops | EditAnswer
         if request.edits is None:
             self._prompt = completer.prompt(request, session)
-            self._stops = CompletionStops(request)
         else:
             self._prompt, self._edit = completer.edit_prompt(request)
-            self._stops = self._edit
+        self._stops = self._edit or CompletionStops(request)
         self._stats = Stats(prompt_tokens=len(self._prompt.tokens))
         fenced = completer.family is not None and completer.family.fenced
         self._fenced = fenced and not is_markdown(request.path, request.language)

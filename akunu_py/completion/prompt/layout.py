@@ -93,7 +93,9 @@ def make_prompt(
     draft_context += encode_pieces(code, [prefix[max(0, start - _DRAFT_CONTEXT) : start]])
     draft_context += encode_pieces(code, [suffix[end : end + _DRAFT_CONTEXT]])
     before = prefix[start:]
-    shown = family and (family.has_path or (related and family.reads_files))
+    shown = family and (  # the format has the path
+        family.path_alone or "{path}" in family.prompt or (related and family.reads_files)
+    )
     if names.known and not shown:
         before = comment_line(names.path) + before
     if family is None:
@@ -285,11 +287,6 @@ class FimFamily:
     def reads_files(self) -> bool:
         """Return True if the prompt can contain other files."""
         return bool(self.file)
-
-    @property
-    def has_path(self) -> bool:
-        """Return True if the prompt of a single file contains its path."""
-        return self.path_alone or "{path}" in self.prompt
 
     @property
     def markers(self) -> tuple[str, ...]:
