@@ -39,7 +39,7 @@ from akunu_py.completion.request import (
     SourceFile,
 )
 from akunu_py.decoding.events import Failed
-from akunu_py.decoding.generate.model_host import ModelLoop, State
+from akunu_py.decoding.generate.model_host import ModelLoop
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError, describe
 from akunu_py.interrupts import exit_without_teardown, interruptible
 
@@ -176,15 +176,7 @@ def serve_jsonl(
     load: see `CompletionQueue`. base: the default limits. Raises ModelError if the model did not
     load.
     """
-    failed: list[str] = []
-
-    def on_state(state: State) -> None:
-        if state == "ready":
-            failed.clear()
-        elif state == "failed":
-            failed.append(describe(queue.host.error))
-
-    queue = CompletionQueue(load, options, on_state=on_state)
+    queue = CompletionQueue(load, options)
     queue.start()
     try:
         with interruptible(sys.stdin.buffer) as stdin:
@@ -195,8 +187,8 @@ def serve_jsonl(
         if queue.close_or_exit(code) and type(error) in codes:
             exit_without_teardown(code)
         raise
-    if failed:
-        raise ModelError(failed[0])
+    if queue.host.state == "failed":
+        raise ModelError(describe(queue.host.error))
 
 
 def _write(line: bytes) -> None:
