@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _CLOSE_S = 2.0  # for the current pass; loading a model takes longer
 _TEMPERATURE = 0.8  # of alternatives, if the request has none
+LoadModel = Callable[[], "Completer | ModelLoop"]  # called in the model's thread; see `ModelHost`
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]+:")  # of a URI; a drive of Windows has one letter
 
 
@@ -98,12 +99,12 @@ DEFAULT_QUEUE_OPTIONS = QueueOptions()
 class CompletionQueue:
     """Requests to the model that `load` returns, one after the other.
 
-    load: called in the model's thread; see `ModelHost`. on_state: called in the model's thread.
+    on_state: called in the model's thread.
     """
 
     def __init__(
         self,
-        load: Callable[[], Completer | ModelLoop],
+        load: LoadModel,
         options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
         *,
         on_state: Callable[[State], None] = lambda state: None,

@@ -139,15 +139,13 @@ def window_after(code: CodeTokens, text: str, budget: int) -> int:
     if budget < 1:
         return 0
     room = min(len(text), _LONGEST * budget)
-    tokens = len(code.encode(text[:room]))
-    while tokens > budget:
+    while (tokens := len(code.encode(text[:room]))) > budget:
         room = max(1, min(room - 1, room * budget // tokens))
-        tokens = len(code.encode(text[:room]))
     line = text.rfind("\n", 0, room) + 1
     end = room if room == len(text) or line < room // 2 else line
-    while end > 1 and len(code.encode(text[:end])) > budget:  # the last token may have split
+    while end and len(code.encode(text[:end])) > budget:  # the last token may have split
         end -= 1
-    return end if len(code.encode(text[:end])) <= budget else 0
+    return end
 
 
 def comment_line(path: str) -> str:
@@ -434,7 +432,7 @@ class CodeTokens:
             return tokens, ""
         start = max(0, len(text) - _MAX_HEALED)
         for last in range(len(tokens) - 1, max(0, len(tokens) - 4), -1):
-            rest = self._decode(tokens[:last])
+            rest = str(self._backend.decode(tokens[:last], skip_special_tokens=False))
             if len(rest) >= start and text.startswith(rest):
                 return tokens[:last], text[len(rest) :]
         return tokens, ""
@@ -483,9 +481,6 @@ class CodeTokens:
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids if text else []
         return ids
-
-    def _decode(self, tokens: tuple[int, ...]) -> str:
-        return str(self._backend.decode(list(tokens), skip_special_tokens=False))
 
     @cached_property
     def _table(self) -> tuple[list[str], list[int]]:

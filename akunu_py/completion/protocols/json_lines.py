@@ -19,13 +19,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from akunu_py.completion.completion_queue import (
     DEFAULT_QUEUE_OPTIONS,
     CompletionQueue,
+    LoadModel,
     QueueOptions,
     Ticket,
     submit_with_alternatives,
@@ -39,12 +40,8 @@ from akunu_py.completion.request import (
     SourceFile,
 )
 from akunu_py.decoding.events import Failed
-from akunu_py.decoding.generate.model_host import ModelLoop
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError, describe
 from akunu_py.interrupts import exit_without_teardown, interruptible
-
-if TYPE_CHECKING:
-    from akunu_py.completion.completer import Completer
 
 MAX_LINE = 64 << 20  # bytes; longer lines are rejected without being stored
 _LARGEST = 10**9  # of a number that is no integer
@@ -107,8 +104,9 @@ class JsonLines:
         for line in read_lines(stream):
             self.handle(line)
             if self._write_error:
-                raise self._write_error
-        self._queue.close(drain=True)
+                break
+        else:
+            self._queue.close(drain=True)
         if self._write_error:
             raise self._write_error
 
@@ -167,14 +165,13 @@ class JsonLines:
 
 
 def serve_jsonl(
-    load: Callable[[], Completer | ModelLoop],
+    load: LoadModel,
     base: CompletionRequest,
     options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
 ) -> None:
     """Answer the lines of stdin on stdout until stdin ends.
 
-    load: see `CompletionQueue`. base: the default limits. Raises ModelError if the model did not
-    load.
+    base: the default limits. Raises ModelError if the model did not load.
     """
     queue = CompletionQueue(load, options)
     queue.start()

@@ -18,12 +18,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from akunu_py.completion.completion_queue import (
     DEFAULT_QUEUE_OPTIONS,
     CompletionQueue,
+    LoadModel,
     QueueOptions,
     Ticket,
     submit_with_alternatives,
@@ -32,13 +33,10 @@ from akunu_py.completion.prompt.next_edit import RecentEdits
 from akunu_py.completion.prompt.project_imports import head_of_file
 from akunu_py.completion.request import Completion, CompletionRequest, SourceFile
 from akunu_py.decoding.events import Failed
-from akunu_py.decoding.generate.model_host import ModelLoop, State
+from akunu_py.decoding.generate.model_host import State
 from akunu_py.errors import INTERRUPTED, AkunuError, describe
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.version import __version__
-
-if TYPE_CHECKING:
-    from akunu_py.completion.completer import Completer
 
 _SECONDS = 3.0  # time limit of a completion; later ghost text is useless
 _ALTERNATIVES = 2  # samples for an explicit request
@@ -226,7 +224,7 @@ class LanguageServer(JsonRpc):
 
     def __init__(
         self,
-        load: Callable[[], Completer | ModelLoop],
+        load: LoadModel,
         base: CompletionRequest,
         options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
     ) -> None:
@@ -481,14 +479,14 @@ class _PartialAnswer:
 
 
 def serve_lsp(
-    load: Callable[[], Completer | ModelLoop],
+    load: LoadModel,
     base: CompletionRequest,
     options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
 ) -> None:
     """Speak LSP on stdin and stdout until the client sends exit.
 
-    load: runs in the thread that owns the model. base: the limits (default: 3 seconds). Output of
-    libraries goes to stderr. Raises AkunuError if the client exits without shutdown.
+    base: the limits (default: 3 seconds). Output of libraries goes to stderr. Raises AkunuError if
+    the client exits without shutdown.
     """
     # Duplicates, because Python aborts at its end if a thread still reads sys.stdin.
     stdin = open(os.dup(sys.stdin.fileno()), "rb")  # noqa: SIM115 - open until the end
