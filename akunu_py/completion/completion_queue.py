@@ -429,6 +429,4 @@ def without_excluded(request: CompletionRequest, patterns: Sequence[str]) -> Com
     edits = request.edits
     if edits is not None:
         edits = tuple(edit for edit in edits if not is_excluded(edit.path, patterns))
-    if len(files) == len(request.files) and edits == request.edits:
-        return request
     return replace(request, files=files, edits=edits)

@@ -101,10 +101,18 @@ def make_prompt(
     if family is None:
         begun, healed = code.heal(before)
         return Prompt([*code.opening, *begun], 0, healed, draft_context, others)
-    values = {"prefix": before, "suffix": suffix[:end]}
+    template, ahead = family.prompt, fill(family, family.before, {})
     pieces = related if family.reads_files else ()
-    tokens, ahead = _fill_template(code, family, values, names, pieces)
-    return Prompt(tokens, ahead, "", draft_context, others)
+    if pieces or (family.path_alone and names.known):
+        template = family.prompt_with_files
+        ahead += fill(family, family.repository, {"repository": names.repository})
+        for path, text in pieces:
+            ahead += fill(family, family.file, {"path": path, "text": text})
+    values = {"prefix": before, "suffix": suffix[:end], "path": names.path}
+    tokens = code.encode_parts(
+        [*ahead, *fill(family, template, values), *fill(family, family.after, {})]
+    )
+    return Prompt(tokens, len(code.encode_parts(ahead)), "", draft_context, others)
 
 
 def window_before(code: CodeTokens, text: str, budget: int) -> int:
@@ -186,29 +194,6 @@ def encode_pieces(code: CodeTokens, texts: Sequence[str]) -> list[tuple[int, ...
         if tokens:
             draft_context.append(tuple(tokens))
     return draft_context
-
-
-def _fill_template(
-    code: CodeTokens,
-    family: FimFamily,
-    values: dict[str, str],
-    names: Names,
-    related: Sequence[tuple[str, str]],
-) -> tuple[list[int], int]:
-    """Return the prompt tokens, and the number of tokens before the buffer.
-
-    values: text for each placeholder of the template. related: (path, text) of pieces of other
-    files.
-    """
-    template, ahead = family.prompt, fill(family, family.before, {})
-    if related or (family.path_alone and names.known):
-        template = family.prompt_with_files
-        ahead += fill(family, family.repository, {"repository": names.repository})
-        for path, text in related:
-            ahead += fill(family, family.file, {"path": path, "text": text})
-    buffer = fill(family, template, {**values, "path": names.path})
-    parts = [*ahead, *buffer, *fill(family, family.after, {})]
-    return code.encode_parts(parts), len(code.encode_parts(ahead))
 
 
 def name_files(path: str, language: str, root: str, others: Sequence[str]) -> Names:

@@ -165,9 +165,7 @@ class JsonLines:
 
 
 def serve_jsonl(
-    load: LoadModel,
-    base: CompletionRequest,
-    options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
+    load: LoadModel, base: CompletionRequest, options: QueueOptions = DEFAULT_QUEUE_OPTIONS
 ) -> None:
     """Answer the lines of stdin on stdout until stdin ends.
 

@@ -479,9 +479,7 @@ class _PartialAnswer:
 
 
 def serve_lsp(
-    load: LoadModel,
-    base: CompletionRequest,
-    options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
+    load: LoadModel, base: CompletionRequest, options: QueueOptions = DEFAULT_QUEUE_OPTIONS
 ) -> None:
     """Speak LSP on stdin and stdout until the client sends exit.
 
