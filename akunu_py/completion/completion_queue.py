@@ -112,8 +112,8 @@ class CompletionQueue:
     ) -> None:
         self._exclude, self._pause_s = options.exclude, options.pause_s
         self.saves_power = options.saves_power
-        self._next: Ticket | None = None  # the completion after the last one, until it is queued
-        self._pause: threading.Timer | None = None  # queues it
+        # The completion after the last one, until it is queued, and the timer that queues it.
+        self._next: tuple[Ticket, threading.Timer] | None = None
         self._load = load
         self._completer: Completer | None = None
         self._cache = CompletionCache()
@@ -254,16 +254,17 @@ class CompletionQueue:
             pause = threading.Timer(self._pause_s, self.accepted)
             pause.daemon = True
             with self._lock:
-                self._next = Ticket(following, channel=ticket.channel, ahead=True)
-                self._pause = pause
+                self._next = Ticket(following, channel=ticket.channel, ahead=True), pause
             pause.start()
 
     def _take_next(self) -> Ticket | None:
         """Return the next completion to make, if it still waits for the end of the pause."""
         with self._lock:
-            ticket, pause, self._next, self._pause = self._next, self._pause, None, None
-        if pause is not None:
-            pause.cancel()
+            waiting, self._next = self._next, None
+        if waiting is None:
+            return None
+        ticket, pause = waiting
+        pause.cancel()
         return ticket
 
     def _on_event(self, served: _ServedTicket, event: Event) -> None:
@@ -352,9 +353,8 @@ class _ServedTicket:
     def _fits(self, ticket: Ticket) -> bool:
         """Return True if the text so far starts with the text typed before `ticket`."""
         typed = typed_since(self.request, ticket.request)
-        if typed is None or ticket.cancelled.is_set() or not self.request.max_tokens:
-            return False
-        if self.request.edits is not None or ticket.request.edits is not None:
+        is_text = self.request.max_tokens and self.request.edits is None
+        if typed is None or ticket.cancelled.is_set() or not is_text:
             return False
         same = ticket.request.suffix == self.request.suffix
         another = self.request.temperature and not typed  # the client requests another sample

@@ -45,10 +45,8 @@ class Window:
 
     def with_cursor(self, mark: str) -> str:
         """Return the text with a mark at the cursor."""
-        lines = list(self.lines)
-        line = lines[self.row]
-        lines[self.row] = line[: self.column] + mark + line[self.column :]
-        return "".join(line + "\n" for line in lines)
+        at = sum(len(line) + 1 for line in self.lines[: self.row]) + self.column
+        return self.text[:at] + mark + self.text[at:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +82,9 @@ class EditAnswer:
         if not written or written == "NO_EDITS":
             return None
         old, new = list(window.lines), written.split("\n")
-        while new and not new[-1].strip():  # models do not preserve trailing empty lines
-            new.pop()
-        while old and not old[-1].strip():
-            old.pop()
+        for lines in (old, new):  # models do not preserve trailing empty lines
+            while lines and not lines[-1].strip():
+                lines.pop()
         before = _common(old, new)
         after = _common(old[before:], new[before:], backward=True)
         if before + after == len(old) == len(new):

@@ -7,6 +7,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from pathlib import Path
 
 from akunu_py.completion.prompt.layout import find_root
 from akunu_py.completion.request import CompletionRequest, SourceFile
@@ -180,10 +181,6 @@ def _read_head(path: str, characters: int, version: tuple[int, int]) -> str:
 
 def _above(path: str, root: str) -> list[str]:
     """Return the directories from that of `path` up to `root`, then the usual source roots."""
-    found, directory, root = [], os.path.dirname(path), os.path.normpath(root)
-    while directory.startswith(root):
-        found.append(directory)
-        if directory == root:
-            break
-        directory = os.path.dirname(directory)
-    return found + [os.path.join(root, each) for each in _SOURCE_ROOTS]
+    root = os.path.normpath(root)
+    above = [str(each) for each in Path(path).parents if str(each).startswith(root)]
+    return above + [os.path.join(root, each) for each in _SOURCE_ROOTS]
