@@ -162,7 +162,7 @@ class OpenBrackets:
             after_cursor = bracket.at + len(closer_of(bracket.kind)) - len(self._before)
             if after_cursor > 0:
                 label = bracket.kind == "(" and self._is_label(text, bracket.at)
-                known = at is not None and self._is_closed(stack[at])
+                known = at is not None and stack[at].at in self._closed_at
                 if known or (at is None and not (label or self._unseen)):
                     return max(0, bracket.at - len(self._before))
             del stack[len(stack) if at is None else at :]
@@ -170,8 +170,8 @@ class OpenBrackets:
 
     def depth(self, text: str) -> int:
         """Count the brackets open after `text`, without those closed after the cursor."""
-        unmatched = _match(self._scan(text))[0]
-        return sum(each.kind not in _STRINGS and not self._is_closed(each) for each in unmatched)
+        left = [each for each in _match(self._scan(text))[0] if each.at not in self._closed_at]
+        return sum(each.kind not in _STRINGS for each in left)
 
     def imbalance(self, text: str) -> int:
         """Count the unmatched brackets of the cursor's line followed by `text`."""
@@ -202,7 +202,7 @@ class OpenBrackets:
 
     def undecided(self, text: str) -> int:
         """Count the last characters of `text` that may be part of a closing delimiter."""
-        closed = [each.kind for each in self._open if self._is_closed(each)]
+        closed = [each.kind for each in self._open if each.at in self._closed_at]
         closers = [closer_of(kind) for kind in closed if is_long(kind)]
         return max((overlap(text, closer[:-1]) for closer in closers), default=0)
 
@@ -210,9 +210,6 @@ class OpenBrackets:
         """Return the brackets of the cursor's line followed by `text`."""
         line, cursor = self._before + text, len(self._before)
         return scan(self._syntax, line, self._above_inside, ended=ended, cursor=cursor)[0]
-
-    def _is_closed(self, bracket: Bracket) -> bool:
-        return bracket.at in self._closed_at
 
     def _is_label(self, text: str, at: int) -> bool:
         """Return True if the line before `at` is a case label or a list number."""
@@ -232,9 +229,10 @@ class OpenBrackets:
         inside = self._mark_on_line(rest, below, inside if closed or inside == _COMMENT else "")
         self._mark_below(below, inside if is_long(inside) else "")
 
-    def _free(self, kind: str) -> list[Bracket]:
-        """Return the open brackets of this kind that no text after the cursor has closed yet."""
-        return [each for each in self._open if each.kind == kind and not self._is_closed(each)]
+    def _free(self, kind: str) -> list[int]:
+        """Return the positions of open brackets that no text after the cursor has closed yet."""
+        free = [each for each in self._open if each.at not in self._closed_at]
+        return [each.at for each in free if each.kind == kind]
 
     def _mark_on_line(self, rest: str, below: str, inside: str) -> str:
         """Mark brackets that the rest of the line closes; return the end state of `scan`."""
@@ -245,7 +243,7 @@ class OpenBrackets:
         all_closed = len(_match(found)[1]) >= opened
         found, after = scan(self._syntax, rest, inside)
         for kind in _match(found)[1]:
-            free = [each.at for each in self._free(kind)]
+            free = self._free(kind)
             on_line = [at for at in free if at >= 0]
             if free:  # the outermost of the line, but the innermost if the lines below close all
                 self._closed_at.add(on_line[0] if on_line and not all_closed else free[-1])
@@ -258,7 +256,7 @@ class OpenBrackets:
         first, because the last one is new.
         """
         lowest, closing = 10**6, True  # least indentation so far; its lines all close brackets
-        unmatched = Counter(each.kind for each in self._open if not self._is_closed(each))
+        unmatched = Counter(each.kind for each in self._open if each.at not in self._closed_at)
         scanned, _ = scan(self._syntax, below, inside)
         excess = Counter(_match(scanned)[1])
         all_closed = {kind for kind in unmatched if excess[kind] >= unmatched[kind]}
@@ -280,7 +278,7 @@ class OpenBrackets:
             lowest = depth
             while found := _LEADING.match(content):
                 kind = _OPENERS.get(found.group(), {"*/": "/*"}.get(found.group(), found.group()))
-                free = [each.at for each in self._free(kind) if widths[each.at] == depth]
+                free = [at for at in self._free(kind) if widths[at] == depth]
                 if free:
                     choose = max if kind in all_closed else min
                     self._closed_at.add(choose(free, key=lines.__getitem__))
