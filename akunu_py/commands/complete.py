@@ -114,8 +114,8 @@ def load_completer(
         from akunu_py.serve.own.remote_loop import RemoteLoop
 
         client, facts = found
-        if not facts.supports_fim and _expects_fim(args):
-            print_warnings([_fim_warning(facts.name)])
+        if not facts.supports_fim:
+            _warn_without_fim(args, facts.name)
         return RemoteLoop(client, facts.model, options)
     from akunu_py.decoding.load import open_model, warn_about_memory
 
@@ -127,24 +127,22 @@ def load_completer(
     if args.prompt_cache_memory is None and not load_settings().prompt_cache_memory:
         engine = with_small_caches(engine)
     completer = Completer(engine, options, learned)
-    if completer.family is None and not completer.edit_format and _expects_fim(args):
-        print_warnings([_fim_warning(engine.name)])
+    if completer.family is None and not completer.edit_format:
+        _warn_without_fim(args, engine.name)
     return completer
 
 
-def _expects_fim(args: argparse.Namespace) -> bool:
-    """Return True if a model without fill-in-the-middle deserves a warning."""
-    return args.fim == "auto" and not (args.filter or args.lsp)
-
-
-def _fim_warning(name: str) -> str:
-    """Return the warning for a model that cannot fill in the middle."""
+def _warn_without_fim(args: argparse.Namespace, name: str) -> None:
+    """Warn that a model cannot fill in the middle; not with --fim, --filter or --lsp."""
+    if args.fim != "auto" or args.filter or args.lsp:
+        return
     from akunu_py.decoding import device
 
     machine = device.machine()
     best = recommend(machine.memory, machine.suits)[1].entry
     line = f"{name} is not known to fill in the middle, so it ignores text after the cursor"
-    return f"{line}; for a model that can, run: akunu models pull {best.name}" if best else line
+    advice = f"; for a model that can, run: akunu models pull {best.name}" if best else ""
+    print_warnings([line + advice])
 
 
 def base_request(args: argparse.Namespace) -> CompletionRequest:

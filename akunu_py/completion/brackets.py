@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice, takewhile
 
@@ -115,25 +115,9 @@ def _make_syntax(name: str) -> Syntax:
 class Bracket:
     """A bracket in a text."""
 
-    at: int
+    at: int  # its position; in `OpenBrackets` relative to the cursor's line, so negative above it
     kind: str  # the opening bracket
     opens: bool  # False for the closing bracket
-
-
-@dataclass(slots=True)
-class OpenBracket:
-    """A bracket that is open at the cursor."""
-
-    kind: str
-    at: int  # in the cursor's line, -1 if above
-    width: int  # the indentation of its line
-    line: int = 0  # where its line starts
-    closed: bool = False  # by the text after the cursor
-
-    @property
-    def on_line(self) -> bool:
-        """Return True if the bracket was opened in the cursor's line."""
-        return self.at >= 0
 
 
 class OpenBrackets:
@@ -152,22 +136,16 @@ class OpenBrackets:
             window = window[top.end() :]
         # Without a line in the first column, text before the window may have opened brackets.
         self._unseen = len(window) < len(prefix) and top is None and "\n" in window
-        start = window.rfind("\n") + 1
-        above, self._before = window[:start], window[start:]
-        found, self._above_inside = scan(above, syntax=self._syntax)
-        self._above = []
-        for each in _match(found)[0]:
-            line = above.rfind("\n", 0, each.at) + 1
-            self._above.append(OpenBracket(each.kind, -1, width(above[line:]), line))
-        self._closed_at: set[int] = set()  # positions of brackets closed after the cursor
-        found, self.inside = scan(
-            self._before, self._above_inside, ended=False, syntax=self._syntax
-        )
-        self._open = self._add(self._above, found)
+        self._window, self._start = window, window.rfind("\n") + 1
+        above, self._before = window[: self._start], window[self._start :]
+        found, self._above_inside = scan(self._syntax, above)
+        self._above = [replace(each, at=each.at - self._start) for each in _match(found)[0]]
+        found, self.inside = scan(self._syntax, self._before, self._above_inside, ended=False)
+        self._open = _match([*self._above, *found])[0]
         if self.inside in _STRINGS:
-            self._open.append(OpenBracket(self.inside, self._before.rfind(self.inside), 0, 10**9))
+            self._open.append(Bracket(self._before.rfind(self.inside), self.inside, True))
+        self._closed_at: set[int] = set()  # positions of brackets closed after the cursor
         self._mark_closed(suffix)
-        self._closed_at = {each.at for each in self._open if each.on_line and each.closed}
 
     def first_excess(self, text: str, *, ended: bool = True) -> int | None:
         """Return the position of the first unmatched closing bracket in `text`, None for none.
@@ -178,22 +156,22 @@ class OpenBrackets:
         stack = list(self._above)
         for bracket in self._scan(text, ended=ended):
             if bracket.opens:
-                closed = bracket.at in self._closed_at
-                stack.append(OpenBracket(bracket.kind, bracket.at, 0, 0, closed))
+                stack.append(bracket)
                 continue
-            at = _closes([each.kind for each in stack], bracket.kind)
+            at = _closes(stack, bracket.kind)
             after_cursor = bracket.at + len(closer_of(bracket.kind)) - len(self._before)
             if after_cursor > 0:
                 label = bracket.kind == "(" and self._is_label(text, bracket.at)
-                if stack[at].closed if at is not None else not (label or self._unseen):
+                known = at is not None and stack[at].at in self._closed_at
+                if known or (at is None and not (label or self._unseen)):
                     return max(0, bracket.at - len(self._before))
             del stack[len(stack) if at is None else at :]
         return None
 
     def depth(self, text: str) -> int:
         """Count the brackets open after `text`, without those closed after the cursor."""
-        stack = self._add([], self._scan(text))
-        return sum(each.kind not in _STRINGS and not each.closed for each in stack)
+        left = [each for each in _match(self._scan(text))[0] if each.at not in self._closed_at]
+        return sum(each.kind not in _STRINGS for each in left)
 
     def imbalance(self, text: str) -> int:
         """Count the unmatched brackets of the cursor's line followed by `text`."""
@@ -215,7 +193,7 @@ class OpenBrackets:
     @property
     def between_braces(self) -> bool:
         """Return True if the last open bracket is a brace of the cursor's line."""
-        return bool(self._open) and self._open[-1].on_line and self._open[-1].kind == "{"
+        return bool(self._open) and self._open[-1].at >= 0 and self._open[-1].kind == "{"
 
     @property
     def outermost(self) -> bool:
@@ -224,32 +202,14 @@ class OpenBrackets:
 
     def undecided(self, text: str) -> int:
         """Count the last characters of `text` that may be part of a closing delimiter."""
-        closers = [
-            closer_of(each.kind) for each in self._open if each.closed and is_long(each.kind)
-        ]
-        return max(
-            (n for closer in closers for n in range(len(closer)) if text.endswith(closer[:n])),
-            default=0,
-        )
+        closed = [each.kind for each in self._open if each.at in self._closed_at]
+        closers = [closer_of(kind) for kind in closed if is_long(kind)]
+        return max((overlap(text, closer[:-1]) for closer in closers), default=0)
 
     def _scan(self, text: str, *, ended: bool = True) -> list[Bracket]:
         """Return the brackets of the cursor's line followed by `text`."""
-        cursor = len(self._before)
-        line, syntax = self._before + text, self._syntax
-        return scan(line, self._above_inside, ended=ended, cursor=cursor, syntax=syntax)[0]
-
-    def _add(self, stack: Sequence[OpenBracket], found: Sequence[Bracket]) -> list[OpenBracket]:
-        """Return the brackets of `stack` that are open after `found`, of the cursor's line."""
-        stack = list(stack)
-        for bracket in found:
-            if bracket.opens:
-                closed = bracket.at in self._closed_at
-                stack.append(
-                    OpenBracket(bracket.kind, bracket.at, width(self._before), 10**9, closed)
-                )
-            elif (at := _closes([each.kind for each in stack], bracket.kind)) is not None:
-                del stack[at:]
-        return stack
+        line, cursor = self._before + text, len(self._before)
+        return scan(self._syntax, line, self._above_inside, ended=ended, cursor=cursor)[0]
 
     def _is_label(self, text: str, at: int) -> bool:
         """Return True if the line before `at` is a case label or a list number."""
@@ -263,25 +223,30 @@ class OpenBrackets:
         if is_long(inside):
             closed = _is_closed_in(suffix, inside, self._syntax)
             if closed and inside.endswith("\n") and self._open:
-                self._open[-1].closed = True
+                self._closed_at.add(self._open[-1].at)
         else:
             closed = inside in _STRINGS and len(re.findall(rf"(?<!\\){inside}", rest)) % 2 == 1
         inside = self._mark_on_line(rest, below, inside if closed or inside == _COMMENT else "")
         self._mark_below(below, inside if is_long(inside) else "")
 
+    def _free(self, kind: str) -> list[int]:
+        """Return the positions of open brackets that no text after the cursor has closed yet."""
+        free = [each for each in self._open if each.at not in self._closed_at]
+        return [each.at for each in free if each.kind == kind]
+
     def _mark_on_line(self, rest: str, below: str, inside: str) -> str:
         """Mark brackets that the rest of the line closes; return the end state of `scan`."""
         deeper = takewhile(lambda line: width(line) > width(self._before), below.split("\n"))
         statement = "\n".join([rest, *islice(deeper, _STATEMENT)])
-        opened = sum(each.on_line and each.kind in _PAIRS for each in self._open)
-        found, _ = scan(statement, inside, syntax=self._syntax)
+        opened = sum(each.at >= 0 and each.kind in _PAIRS for each in self._open)
+        found, _ = scan(self._syntax, statement, inside)
         all_closed = len(_match(found)[1]) >= opened
-        found, after = scan(rest, inside, syntax=self._syntax)
+        found, after = scan(self._syntax, rest, inside)
         for kind in _match(found)[1]:
-            free = [each for each in self._open if each.kind == kind and not each.closed]
-            on_line = [each for each in free if each.on_line]
+            free = self._free(kind)
+            on_line = [at for at in free if at >= 0]
             if free:  # the outermost of the line, but the innermost if the lines below close all
-                (on_line[0] if on_line and not all_closed else free[-1]).closed = True
+                self._closed_at.add(on_line[0] if on_line and not all_closed else free[-1])
         return after
 
     def _mark_below(self, below: str, inside: str) -> None:
@@ -291,11 +256,15 @@ class OpenBrackets:
         first, because the last one is new.
         """
         lowest, closing = 10**6, True  # least indentation so far; its lines all close brackets
-        unmatched = Counter(each.kind for each in self._open if not each.closed)
-        scanned, _ = scan(below, inside, syntax=self._syntax)
+        unmatched = Counter(each.kind for each in self._open if each.at not in self._closed_at)
+        scanned, _ = scan(self._syntax, below, inside)
         excess = Counter(_match(scanned)[1])
         all_closed = {kind for kind in unmatched if excess[kind] >= unmatched[kind]}
         hidden = _hidden(below, scanned, inside)
+        lines = {  # where the line of each open bracket starts in the window
+            each.at: self._window.rfind("\n", 0, self._start + each.at) + 1 for each in self._open
+        }
+        widths = {at: width(self._window[line:]) for at, line in lines.items()}
         at = 0
         for line in below.split("\n"):
             start, at = at, at + len(line) + 1
@@ -309,26 +278,17 @@ class OpenBrackets:
             lowest = depth
             while found := _LEADING.match(content):
                 kind = _OPENERS.get(found.group(), {"*/": "/*"}.get(found.group(), found.group()))
-                free = [
-                    each
-                    for each in self._open
-                    if each.kind == kind and each.width == depth and not each.closed
-                ]
+                free = [at for at in self._free(kind) if widths[at] == depth]
                 if free:
                     choose = max if kind in all_closed else min
-                    choose(free, key=lambda each: each.line).closed = True
+                    self._closed_at.add(choose(free, key=lines.__getitem__))
                 content = content[found.end() :].lstrip()
             if not depth and not closing:
                 break
 
 
 def scan(
-    text: str,
-    inside: str = "",
-    *,
-    ended: bool = True,
-    cursor: int = -1,
-    syntax: Syntax | None = None,
+    syntax: Syntax, text: str, inside: str = "", *, ended: bool = True, cursor: int = -1
 ) -> tuple[list[Bracket], str]:
     """Return the brackets of `text` in order, and the state at its end.
 
@@ -351,11 +311,11 @@ def scan(
     elif inside in _REST and (closed := _REST[inside].match(text)):
         found.append(Bracket(closed.end() - 1, inside, False))
         at = closed.end()
-    return _scan_code(text, at, found, ended, cursor, syntax or _make_syntax(""))
+    return _scan_code(syntax, text, at, found, ended, cursor)
 
 
 def _scan_code(
-    text: str, at: int, found: list[Bracket], ended: bool, cursor: int, syntax: Syntax
+    syntax: Syntax, text: str, at: int, found: list[Bracket], ended: bool, cursor: int
 ) -> tuple[list[Bracket], str]:
     """Add the brackets of `text` from `at` on to `found`; return it, and the state at the end.
 
@@ -436,7 +396,7 @@ def _is_closed_in(suffix: str, kind: str, syntax: Syntax) -> bool:
     """Return True if `suffix` closes `kind` before it opens another one."""
     closer = closer_of(kind)
     if kind.endswith("\n"):
-        return scan(suffix, syntax=syntax)[1] == kind  # as code, a closing quote opens a new string
+        return scan(syntax, suffix)[1] == kind  # as code, a closing quote opens a new string
     if closer == kind:
         return suffix.count(closer) % 2 == 1
     end = _find_end(suffix, kind, 0)
@@ -453,7 +413,7 @@ def _match(found: Sequence[Bracket]) -> tuple[list[Bracket], list[str], int]:
     for bracket in found:
         if bracket.opens:
             unmatched.append(bracket)
-        elif (at := _closes([each.kind for each in unmatched], bracket.kind)) is not None:
+        elif (at := _closes(unmatched, bracket.kind)) is not None:
             dropped += len(unmatched) - at - 1
             del unmatched[at:]
         else:
@@ -476,19 +436,25 @@ def _hidden(text: str, found: Sequence[Bracket], inside: str) -> list[tuple[int,
     return spans
 
 
+def overlap(text: str, other: str) -> int:
+    """Return the number of characters at the end of `text` that `other` starts with."""
+    longest = min(len(text), len(other))
+    return next((n for n in range(longest, 0, -1) if text.endswith(other[:n])), 0)
+
+
 def width(line: str) -> int:
     """Return the indentation of a line in columns; a tab stop is every 8 columns."""
     return len("".join(takewhile(str.isspace, line.partition("\n")[0])).expandtabs())
 
 
-def _closes(stack: list[str], kind: str) -> int | None:
+def _closes(stack: Sequence[Bracket], kind: str) -> int | None:
     """Return the index of the bracket that `kind` closes, None for none.
 
     An open brace or long string hides the brackets outside of it.
     """
     for at in range(len(stack) - 1, -1, -1):
-        if stack[at] == kind:
+        if stack[at].kind == kind:
             return at
-        if stack[at] == "{" or is_long(stack[at]):
+        if stack[at].kind == "{" or is_long(stack[at].kind):
             return None
     return None

@@ -113,14 +113,13 @@ class Completer:
         check_request(request)
         crlf = has_crlf(request)
         unix = with_unix_newlines(request) if crlf else request
-        known = self.cache.find(unix) if unix.max_tokens else None
+        known = self.cache.find(request) if request.max_tokens else None
         text = unix.prefix + (unix.suffix if self.family or unix.edits else "")
         if ended() == "cancelled":
             known = Completion("", "cancelled", Stats())
         elif known is None and not text.strip():
             known = Completion("", "stop", Stats())  # without text, models invent some
         if known is not None:
-            known = with_crlf(known) if crlf else known
             if known.text:
                 on_text(known.text)
             return KnownCompletion(known)
@@ -226,13 +225,11 @@ class CompletionRun:
         self._new: list[Event] = []  # text since the last step
         self._sampling = replace(sampling, temperature=request.temperature)
         self._edit: EditAnswer | None = None
-        self._stops: CompletionStops | EditAnswer
         if request.edits is None:
             self._prompt = completer.prompt(request, session)
-            self._stops = CompletionStops(request)
         else:
             self._prompt, self._edit = completer.edit_prompt(request)
-            self._stops = self._edit
+        self._stops = self._edit or CompletionStops(request)
         self._stats = Stats(prompt_tokens=len(self._prompt.tokens))
         fenced = completer.family is not None and completer.family.fenced
         self._fenced = fenced and not is_markdown(request.path, request.language)
@@ -248,26 +245,21 @@ class CompletionRun:
 
     def _begin_next(self) -> None:
         """Begin the next request: one token for each step of token healing, then the rest."""
+        sampling, shared = self._sampling, self._completer.options
+        max_tokens = self._edit.room if self._edit else max(1, self._request.max_tokens)
         if self._healed:
             allowed = self._completer.code.compatible_tokens(self._healed)
-            self.request = self._new_request(1, allowed)
-        else:
-            room = self._edit.room if self._edit else max(1, self._request.max_tokens)
-            self.request = self._new_request(room)
-
-    def _new_request(self, max_tokens: int, allowed_tokens: tuple[int, ...] = ()) -> Request:
-        """Return a request after the known tokens. allowed_tokens: empty allows all."""
-        shared = self._completer.options
+            sampling, max_tokens = replace(sampling, allowed_tokens=allowed), 1
         options = GenerateOptions(
             max_tokens,
             shared.draft,
             shared.draft_tokens,
-            replace(self._sampling, allowed_tokens=allowed_tokens),
+            sampling,
             stop_tokens=tuple(self._completer.engine.tokens.stop_tokens),
             may_store=False,
             conversation=self._completer.conversation,
         )
-        return self._session.generate(self._tokens, options, self._prompt.draft_context)
+        self.request = self._session.generate(self._tokens, options, self._prompt.draft_context)
 
     def add(self, steps: Sequence[Step]) -> list[Event]:
         """Add the results of a step of `request`; return progress, new text and the end."""

@@ -48,8 +48,6 @@ class CompletionCache:
 
         A repeated request is found only at temperature 0, if no time limit ended its completion.
         """
-        if request.edits is not None:
-            return None
         if has_crlf(request):
             found = self.find(with_unix_newlines(request))
             return with_crlf(found) if found is not None else None
@@ -90,4 +88,4 @@ def typed_since(earlier: CompletionRequest, request: CompletionRequest) -> str |
 
 def _limits(request: CompletionRequest) -> tuple[object, ...]:
     """Return the fields that two requests must share, besides the texts and max_tokens."""
-    return request.path, request.language, request.max_lines, request.temperature
+    return request.path, request.language, request.max_lines, request.temperature, request.edits

@@ -30,7 +30,7 @@ from akunu_py.completion.request import (
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.job import RunningJob
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
-from akunu_py.errors import AkunuError, UsageError, describe
+from akunu_py.errors import UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.settings import SECRET_FILES
 from akunu_py.types import Stats
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _CLOSE_S = 2.0  # for the current pass; loading a model takes longer
 _TEMPERATURE = 0.8  # of alternatives, if the request has none
+LoadModel = Callable[[], "Completer | ModelLoop"]  # called in the model's thread; see `ModelHost`
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]+:")  # of a URI; a drive of Windows has one letter
 
 
@@ -58,14 +59,6 @@ class CompletionJob:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionFailure:
-    """The reason for a missing completion, in one line."""
-
-    message: str
-    error: Exception = field(default_factory=lambda: AkunuError("failed"), compare=False)
-
-
-@dataclass(frozen=True, slots=True)
 class QueueOptions:
     """The user's settings for all requests."""
 
@@ -80,7 +73,7 @@ class Ticket:
     """One request in the queue. `cancel` is thread-safe."""
 
     request: CompletionRequest
-    on_done: Callable[[Completion | CompletionFailure], None] = lambda done: None  # called once
+    on_done: Callable[[Completion | Failed], None] = lambda done: None  # called once
     channel: str = ""  # a newer request supersedes those on its channel; not on ""
     on_text: Callable[[str], None] = lambda text: None  # gets parts as they become certain
     ahead: bool = False  # no client waits for it
@@ -106,12 +99,12 @@ DEFAULT_QUEUE_OPTIONS = QueueOptions()
 class CompletionQueue:
     """Requests to the model that `load` returns, one after the other.
 
-    load: called in the model's thread; see `ModelHost`. on_state: called in the model's thread.
+    on_state: called in the model's thread.
     """
 
     def __init__(
         self,
-        load: Callable[[], Completer | ModelLoop],
+        load: LoadModel,
         options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
         *,
         on_state: Callable[[State], None] = lambda state: None,
@@ -119,8 +112,8 @@ class CompletionQueue:
     ) -> None:
         self._exclude, self._pause_s = options.exclude, options.pause_s
         self.saves_power = options.saves_power
-        self._next: Ticket | None = None  # the completion after the last one, until it is queued
-        self._pause: threading.Timer | None = None  # queues it
+        # The completion after the last one, until it is queued, and the timer that queues it.
+        self._next: tuple[Ticket, threading.Timer] | None = None
         self._load = load
         self._completer: Completer | None = None
         self._cache = CompletionCache()
@@ -141,10 +134,10 @@ class CompletionQueue:
 
     def complete(self, request: CompletionRequest) -> Completion:
         """Block until the request completes. Raises the error if loading or completion fails."""
-        outcome = Future[Completion | CompletionFailure]()
+        outcome = Future[Completion | Failed]()
         self.submit(Ticket(request, outcome.set_result))
         done = outcome.result()
-        if isinstance(done, CompletionFailure):
+        if isinstance(done, Failed):
             raise done.error
         return done
 
@@ -158,7 +151,7 @@ class CompletionQueue:
         try:
             check_request(ticket.request)
         except UsageError as error:
-            self.finish(ticket, CompletionFailure(describe(error), error))
+            self.finish(ticket, Failed(error))
             return
         if is_excluded(ticket.request.path, self._exclude):
             self.finish(ticket, Completion("", "stop", Stats()))
@@ -261,16 +254,17 @@ class CompletionQueue:
             pause = threading.Timer(self._pause_s, self.accepted)
             pause.daemon = True
             with self._lock:
-                self._next = Ticket(following, channel=ticket.channel, ahead=True)
-                self._pause = pause
+                self._next = Ticket(following, channel=ticket.channel, ahead=True), pause
             pause.start()
 
     def _take_next(self) -> Ticket | None:
         """Return the next completion to make, if it still waits for the end of the pause."""
         with self._lock:
-            ticket, pause, self._next, self._pause = self._next, self._pause, None, None
-        if pause is not None:
-            pause.cancel()
+            waiting, self._next = self._next, None
+        if waiting is None:
+            return None
+        ticket, pause = waiting
+        pause.cancel()
         return ticket
 
     def _on_event(self, served: _ServedTicket, event: Event) -> None:
@@ -284,17 +278,15 @@ class CompletionQueue:
                     self._make_next(ticket, done)  # first: the client's next request drops it
                 self.finish(ticket, done)
 
-    def _outcome(
-        self, served: _ServedTicket, event: Finished | Failed
-    ) -> Completion | CompletionFailure:
+    def _outcome(self, served: _ServedTicket, event: Finished | Failed) -> Completion | Failed:
         if isinstance(event, Finished) and isinstance(event.details, Completion):
             self._cache.add(served.request, event.details)
             return replace(event.details, text=served.rest(event.details.text))
         if isinstance(event, Failed) and not self._closing:
-            return CompletionFailure(describe(event.error), event.error)
+            return event
         return Completion("", "cancelled", Stats())
 
-    def finish(self, ticket: Ticket, done: Completion | CompletionFailure) -> None:
+    def finish(self, ticket: Ticket, done: Completion | Failed) -> None:
         with self._lock:
             ticket.done = True
             self._waiting.discard(ticket)
@@ -361,9 +353,8 @@ class _ServedTicket:
     def _fits(self, ticket: Ticket) -> bool:
         """Return True if the text so far starts with the text typed before `ticket`."""
         typed = typed_since(self.request, ticket.request)
-        if typed is None or ticket.cancelled.is_set() or not self.request.max_tokens:
-            return False
-        if self.request.edits is not None or ticket.request.edits is not None:
+        is_text = self.request.max_tokens and self.request.edits is None
+        if typed is None or ticket.cancelled.is_set() or not is_text:
             return False
         same = ticket.request.suffix == self.request.suffix
         another = self.request.temperature and not typed  # the client requests another sample
@@ -397,8 +388,8 @@ def submit_with_alternatives(queue: CompletionQueue, ticket: Ticket, count: int)
     sample, on_done = replace(ticket.request, temperature=temperature), ticket.on_done
     found: list[Completion] = []
 
-    def add(done: Completion | CompletionFailure) -> None:
-        if isinstance(done, CompletionFailure) or done.finish_reason == "cancelled":
+    def add(done: Completion | Failed) -> None:
+        if isinstance(done, Failed) or done.finish_reason == "cancelled":
             on_done(done)
             return
         found.append(done)
@@ -438,6 +429,4 @@ def without_excluded(request: CompletionRequest, patterns: Sequence[str]) -> Com
     edits = request.edits
     if edits is not None:
         edits = tuple(edit for edit in edits if not is_excluded(edit.path, patterns))
-    if len(files) == len(request.files) and edits == request.edits:
-        return request
     return replace(request, files=files, edits=edits)

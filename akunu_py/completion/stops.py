@@ -19,8 +19,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from akunu_py.completion.brackets import OpenBrackets, syntax_of, width
+from akunu_py.completion.brackets import OpenBrackets, overlap, syntax_of, width
 from akunu_py.completion.request import CompletionRequest
 
 _LONGEST = 20_000  # maximum characters of the cursor's line, and of each side for other rules
@@ -201,8 +202,7 @@ class CompletionStops:
         if done or final:  # keeps the line break before the text after the cursor
             kept += lines[len(kept) :]
             return Cut("\n".join(kept) if "".join(kept).strip() else "", done)
-        text = _trimmed(kept)
-        return Cut(text[: self._held_from(text)].rstrip())
+        return Cut(self._before_rest(_trimmed(kept)))
 
     def _cut_one_line(self, lines: Sequence[str], final: bool, done: bool) -> Cut:
         """Return the end of the cursor's line, without a repeat of the text after the cursor.
@@ -214,24 +214,17 @@ class CompletionStops:
         if len(lines) > 1:
             line, final, done = line.rstrip(), True, True
         if not final:
-            return Cut(line[: self._held_from(line)].rstrip())
+            return Cut(self._before_rest(line))
         shorter = line[: len(line) - len(self._rest_of_line)]
         if line.endswith(self._rest_of_line):
             rest, imbalance = self._rest_of_line, self._brackets.imbalance
             line = shorter if imbalance(shorter + rest) <= imbalance(line + rest) else line
         return Cut(line, done)
 
-    def _held_from(self, text: str) -> int:
-        """Return where an end of `text` starts that may repeat the text after the cursor."""
-        return min(
-            (
-                len(part) - length
-                for part in (text, text.rstrip())
-                for length in range(1, min(len(part), len(self._rest_of_line)) + 1)
-                if part.endswith(self._rest_of_line[:length])
-            ),
-            default=len(text),
-        )
+    def _before_rest(self, text: str) -> str:
+        """Return `text` without an end that may repeat the text after the cursor."""
+        parts = text, text.rstrip()
+        return text[: min(len(part) - overlap(part, self._rest_of_line) for part in parts)].rstrip()
 
     def _end_before_rest(self, text: str, end: int) -> int:
         """Return where to cut `text` if its bracket at `end` already stands after the cursor."""
@@ -397,9 +390,7 @@ def strip_fence(text: str, *, final: bool) -> tuple[str, bool]:
     code, closing, _ = text[opening.end() :].partition(_FENCE_CLOSING)
     if closing or final:
         return code, bool(closing)
-    lengths = range(len(_FENCE_CLOSING) - 1, -1, -1)
-    held_back = next(n for n in lengths if code.endswith(_FENCE_CLOSING[:n]))
-    return code[: len(code) - held_back], False
+    return code[: len(code) - overlap(code, _FENCE_CLOSING[:-1])], False
 
 
 # ---- loops and echoes: where a model repeats itself, or the lines above the cursor
@@ -457,15 +448,17 @@ class RepetitionStops:
         if self._before.strip():
             return none
         start = len(text) - len(text.lstrip("\n"))
-        lines = (text[start:] if start else self._before + text).split("\n")
-        whole = lines if final else lines[:-1]
+        output = text[start:] if start else self._before + text
+        lines = [line.rstrip() for line in output.split("\n")]
+        whole = len(lines) if final else len(lines) - 1
         for size in range(1, len(self._above) + 1):
             above = self._above[-size:]
             if not self._is_distinct(above):
                 continue
-            if [line.rstrip() for line in whole[:size]] == above:
+            if whole >= size and lines[:size] == above:
                 return RepetitionEnd(0, is_loop=True)
-            if not final and len(whole) < size and _begins(above, whole, lines[-1]):
+            begins = whole < size and lines[:whole] == above[:whole]
+            if begins and not final and above[whole].startswith(lines[whole]):
                 none = RepetitionEnd(0)
         return none
 
@@ -482,9 +475,8 @@ class RepetitionStops:
         """Find the same line, or the same few lines, five times."""
         lines = (self._before + text).split("\n")
         whole = len(lines) if final else len(lines) - 1
-        starts = [0]
-        for line in lines:
-            starts.append(starts[-1] + len(line) + 1)
+        places = accumulate((len(line) + 1 for line in lines), initial=-len(self._before))
+        starts = [max(0, at) for at in places]  # of the lines in the output
         alike = [0] * (_MAX_GROUP + 1)  # by size: lines in a row that equal those `size` before
         pending = len(lines)
         for number in range(1, len(lines)):
@@ -494,37 +486,29 @@ class RepetitionStops:
                 same = other.rstrip() == one if complete else one.startswith(other.rstrip())
                 alike[size] = alike[size] + 1 if same else 0
                 first = number + 1 - alike[size]
-                if not alike[size] or not _has_words(lines[first - size : first]):
+                if not alike[size] or not any(map(_WORDS.search, lines[first - size : first])):
                     continue
                 if complete and alike[size] >= (_LOOP_REPEATS - 1) * size:
-                    return RepetitionEnd(self._offset(starts[first]), is_loop=True)
+                    return RepetitionEnd(starts[first], is_loop=True)
                 if number == len(lines) - 1 and not final:
                     pending = min(pending, first)
-        return RepetitionEnd(self._offset(starts[pending]) if pending < len(lines) else len(text))
-
-    def _offset(self, start: int) -> int:
-        """Return the place of a line's start in the output."""
-        return max(0, start - len(self._before))
+        return RepetitionEnd(min(starts[pending], len(text)))
 
     def _inline_loop(self, text: str, *, final: bool) -> RepetitionEnd:
         """Find a text that is repeated many times within a line."""
         lines = text.split("\n")
         at = 0
         for number, line in enumerate(lines):
-            found = self._inline_loop_end(line) if _REPEATED.search(line) else None
-            if found is not None:
-                end, is_loop = found
-                if is_loop or (number == len(lines) - 1 and not final):
-                    return RepetitionEnd(at + end, is_loop)
+            if _REPEATED.search(line):
+                end = self._inline_loop_end(line)
+                if end.is_loop or (number == len(lines) - 1 and not final):
+                    return RepetitionEnd(at + end.at, end.is_loop)
             at += len(line) + 1
         return RepetitionEnd(len(text))
 
-    def _inline_loop_end(self, line: str) -> tuple[int, bool] | None:
-        """Return where a repetition in `line` is to be cut, and whether it is a loop.
-
-        A repetition that is no loop counts only at the end of the line.
-        """
-        pending: int | None = None
+    def _inline_loop_end(self, line: str) -> RepetitionEnd:
+        """Return where to end `line`. Only at its end counts a repetition that is no loop."""
+        pending = len(line)
         for period in range(1, min(_MAX_PERIOD, len(line) // 3) + 1):
             least = max(3 * period, _KEPT_LENGTH)
             loop = _CHARACTER_LOOP_LENGTH if period == 1 else _LOOP_LENGTH
@@ -537,10 +521,10 @@ class RepetitionStops:
                     continue
                 kept = start + least
                 if length >= loop:
-                    return kept, True
+                    return RepetitionEnd(kept, is_loop=True)
                 if end == len(line) - 1:
-                    pending = min(kept, len(line) if pending is None else pending)
-        return None if pending is None else (pending, False)
+                    pending = min(kept, pending)
+        return RepetitionEnd(pending)
 
     def _may_repeat(self, part: str) -> bool:
         """Return True if `part` may be repeated: punctuation, or a text that the user repeats."""
@@ -558,13 +542,3 @@ class RepetitionStops:
             if partial and at_start and (not final or len(partial.group(1)) == _MARKER):
                 return RepetitionEnd(partial.start(1), is_loop=final)
         return RepetitionEnd(len(text))
-
-
-def _begins(above: Sequence[str], whole: Sequence[str], partial: str) -> bool:
-    """Return True if the output so far is a beginning of the lines `above`."""
-    same = all(one.rstrip() == two for one, two in zip(whole, above, strict=False))
-    return same and above[len(whole)].startswith(partial.rstrip())
-
-
-def _has_words(lines: Sequence[str]) -> bool:
-    return any(_WORDS.search(line) for line in lines)

@@ -15,16 +15,15 @@ import pytest
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_queue import (
-    CompletionFailure,
     CompletionQueue,
     QueueOptions,
     Ticket,
     submit_with_alternatives,
 )
 from akunu_py.completion.request import Completion, CompletionRequest, EndCheck
-from akunu_py.decoding.events import Finished
+from akunu_py.decoding.events import Failed, Finished
 from akunu_py.decoding.model.engine import Engine
-from akunu_py.errors import UsageError
+from akunu_py.errors import UsageError, describe
 from akunu_py.types import Stats
 from tests.support.command import until
 from tests.support.complete import complete
@@ -55,7 +54,7 @@ class Requested:
 
     request: CompletionRequest
     parts: list[str] = field(default_factory=list)
-    done: list[Completion | CompletionFailure] = field(default_factory=list)
+    done: list[Completion | Failed] = field(default_factory=list)
     thread: threading.Thread | None = None
     ticket: Ticket = field(init=False)
 
@@ -128,7 +127,7 @@ class Host:
             requested.parts.append(text)
             on_part(requested)
 
-        def on_done(done: Completion | CompletionFailure) -> None:
+        def on_done(done: Completion | Failed) -> None:
             with self.changed:
                 requested.done.append(done)
                 requested.thread = threading.current_thread()
@@ -271,6 +270,11 @@ def test_a_request_can_be_cancelled_before_and_while_it_runs(host: Host) -> None
     assert (first.reason, second.reason) == ("cancelled", "cancelled")
 
 
+def failure(done: Completion | Failed) -> str:
+    assert isinstance(done, Failed)
+    return describe(done.error)
+
+
 def test_a_bad_request_and_a_bug_fail_alone(host: Host) -> None:
     def broken(requested: Requested) -> None:
         raise RuntimeError("no reader")
@@ -282,7 +286,7 @@ def test_a_bad_request_and_a_bug_fail_alone(host: Host) -> None:
     good = host.submit_now(replace(REQUESTED, max_tokens=2))
     host.wait_done(*bad, good)
     expected = ["max_tokens must be from 0 to 1024, got -1", "RuntimeError: no reader"]
-    assert [each.done for each in bad] == [[CompletionFailure(text)] for text in expected]
+    assert [failure(*each.done) for each in bad] == expected
     assert good.reason == "length"
 
 
@@ -295,10 +299,10 @@ def test_loading_is_tried_again_with_later_requests(engine: Engine) -> None:
         return Completer(engine)
 
     queue = CompletionQueue(load, on_state=states.append, clock=lambda: now[0])
-    early = Future[Completion | CompletionFailure]()
+    early = Future[Completion | Failed]()
     queue.submit(Ticket(REQUESTED, early.set_result))
     queue.start()
-    assert early.result() == CompletionFailure("no such model")
+    assert failure(early.result()) == "no such model"
     failed = []
     for wait in (0.9, 0.1, 1.9, 0.1, 4.0, 7.9, 0.1):
         now[0] += wait

@@ -93,16 +93,26 @@ def make_prompt(
     draft_context += encode_pieces(code, [prefix[max(0, start - _DRAFT_CONTEXT) : start]])
     draft_context += encode_pieces(code, [suffix[end : end + _DRAFT_CONTEXT]])
     before = prefix[start:]
-    shown = family and (family.has_path or (related and family.reads_files))
+    shown = family and (  # the format has the path
+        family.path_alone or "{path}" in family.prompt or (related and family.reads_files)
+    )
     if names.known and not shown:
         before = comment_line(names.path) + before
     if family is None:
         begun, healed = code.heal(before)
         return Prompt([*code.opening, *begun], 0, healed, draft_context, others)
-    values = {"prefix": before, "suffix": suffix[:end]}
+    template, ahead = family.prompt, fill(family, family.before, {})
     pieces = related if family.reads_files else ()
-    tokens, ahead = _fill_template(code, family, values, names, pieces)
-    return Prompt(tokens, ahead, "", draft_context, others)
+    if pieces or (family.path_alone and names.known):
+        template = family.prompt_with_files
+        ahead += fill(family, family.repository, {"repository": names.repository})
+        for path, text in pieces:
+            ahead += fill(family, family.file, {"path": path, "text": text})
+    values = {"prefix": before, "suffix": suffix[:end], "path": names.path}
+    tokens = code.encode_parts(
+        [*ahead, *fill(family, template, values), *fill(family, family.after, {})]
+    )
+    return Prompt(tokens, len(code.encode_parts(ahead)), "", draft_context, others)
 
 
 def window_before(code: CodeTokens, text: str, budget: int) -> int:
@@ -119,14 +129,17 @@ def window_before(code: CodeTokens, text: str, budget: int) -> int:
         line = text.find("\n", at - 1) + 1 if at else 0
         return line if 0 < line < len(text) and line - at < 2 * budget else at
 
+    def fits(step: int) -> bool:
+        return len(code.encode(text[start(step) :])) <= budget
+
     step = max(0, -(-(len(text) - _CHARACTERS_PER_TOKEN * budget) // budget))
-    fits = len(code.encode(text[start(step) :])) <= budget
-    while not fits and step * budget < len(text):
+    while not fits(step):
+        if step * budget >= len(text):
+            return len(text)
         step += 1
-        fits = len(code.encode(text[start(step) :])) <= budget
-    while fits and step > 0 and len(code.encode(text[start(step - 1) :])) <= budget:
+    while step > 0 and fits(step - 1):
         step -= 1
-    return start(step) if fits else len(text)
+    return start(step)
 
 
 def window_after(code: CodeTokens, text: str, budget: int) -> int:
@@ -134,15 +147,13 @@ def window_after(code: CodeTokens, text: str, budget: int) -> int:
     if budget < 1:
         return 0
     room = min(len(text), _LONGEST * budget)
-    tokens = len(code.encode(text[:room]))
-    while tokens > budget:
+    while (tokens := len(code.encode(text[:room]))) > budget:
         room = max(1, min(room - 1, room * budget // tokens))
-        tokens = len(code.encode(text[:room]))
     line = text.rfind("\n", 0, room) + 1
     end = room if room == len(text) or line < room // 2 else line
-    while end > 1 and len(code.encode(text[:end])) > budget:  # the last token may have split
+    while end and len(code.encode(text[:end])) > budget:  # the last token may have split
         end -= 1
-    return end if len(code.encode(text[:end])) <= budget else 0
+    return end
 
 
 def comment_line(path: str) -> str:
@@ -183,41 +194,6 @@ def encode_pieces(code: CodeTokens, texts: Sequence[str]) -> list[tuple[int, ...
         if tokens:
             draft_context.append(tuple(tokens))
     return draft_context
-
-
-def _fill_template(
-    code: CodeTokens,
-    family: FimFamily,
-    values: dict[str, str],
-    names: Names,
-    related: Sequence[tuple[str, str]],
-) -> tuple[list[int], int]:
-    """Return the prompt tokens, and the number of tokens before the buffer.
-
-    values: text for each placeholder of the template. related: (path, text) of pieces of other
-    files.
-    """
-    template, files = family.prompt, []
-    if related or (family.path_alone and names.known):
-        template = family.prompt_with_files
-        files = fill(family, family.repository, {"repository": names.repository})
-        for path, text in related:
-            files += fill(family, family.file, {"path": path, "text": text})
-    ahead = [*fill(family, family.before, {}), *files]
-    buffer = fill(family, template, {**values, "path": names.path})
-    parts = [*ahead, *buffer, *fill(family, family.after, {})]
-    tokens = list(code.opening)
-    count, text = 0, ""
-    for number, part in enumerate(parts):
-        if number == len(ahead):
-            count = len(tokens) + len(code.encode(text))
-        if part.kind == "text":
-            text += part.text  # neighboring texts of two templates are encoded together
-            continue
-        tokens += code.encode(text)
-        text = ""
-        tokens += code.encode_bare(part.text) if part.kind == "suffix" else [code.token(part.text)]
-    return tokens + list(code.encode(text)), count
 
 
 def name_files(path: str, language: str, root: str, others: Sequence[str]) -> Names:
@@ -294,11 +270,6 @@ class FimFamily:
     def reads_files(self) -> bool:
         """Return True if the prompt can contain other files."""
         return bool(self.file)
-
-    @property
-    def has_path(self) -> bool:
-        """Return True if the prompt of a single file contains its path."""
-        return self.path_alone or "{path}" in self.prompt
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -415,6 +386,19 @@ class CodeTokens:
         known = self._markers.intersection(texts, self._vocabulary)
         return frozenset(self._vocabulary[text] for text in known)
 
+    def encode_parts(self, parts: Sequence[PromptPart]) -> list[int]:
+        """Return a whole prompt. A marker outside the vocabulary counts as text."""
+        tokens, text = list(self.opening), ""
+        for part in parts:
+            if part.kind == "text" or (part.kind == "token" and part.text not in self):
+                text += part.text  # neighboring texts are encoded together
+                continue
+            tokens += self.encode(text)
+            text = ""
+            bare = part.kind == "suffix"
+            tokens += self.encode_bare(part.text) if bare else [self.token(part.text)]
+        return [*tokens, *self.encode(text)]
+
     def encode_bare(self, text: str) -> list[int]:
         """Encode without the leading space of SentencePiece.
 
@@ -433,7 +417,7 @@ class CodeTokens:
             return tokens, ""
         start = max(0, len(text) - _MAX_HEALED)
         for last in range(len(tokens) - 1, max(0, len(tokens) - 4), -1):
-            rest = self._decode(tokens[:last])
+            rest = str(self._backend.decode(tokens[:last], skip_special_tokens=False))
             if len(rest) >= start and text.startswith(rest):
                 return tokens[:last], text[len(rest) :]
         return tokens, ""
@@ -482,9 +466,6 @@ class CodeTokens:
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids if text else []
         return ids
-
-    def _decode(self, tokens: tuple[int, ...]) -> str:
-        return str(self._backend.decode(list(tokens), skip_special_tokens=False))
 
     @cached_property
     def _table(self) -> tuple[list[str], list[int]]:

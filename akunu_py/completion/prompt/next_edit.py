@@ -45,10 +45,8 @@ class Window:
 
     def with_cursor(self, mark: str) -> str:
         """Return the text with a mark at the cursor."""
-        lines = list(self.lines)
-        line = lines[self.row]
-        lines[self.row] = line[: self.column] + mark + line[self.column :]
-        return "".join(line + "\n" for line in lines)
+        at = sum(len(line) + 1 for line in self.lines[: self.row]) + self.column
+        return self.text[:at] + mark + self.text[at:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +82,9 @@ class EditAnswer:
         if not written or written == "NO_EDITS":
             return None
         old, new = list(window.lines), written.split("\n")
-        while new and not new[-1].strip():  # models do not preserve trailing empty lines
-            new.pop()
-        while old and not old[-1].strip():
-            old.pop()
+        for lines in (old, new):  # models do not preserve trailing empty lines
+            while lines and not lines[-1].strip():
+                lines.pop()
         before = _common(old, new)
         after = _common(old[before:], new[before:], backward=True)
         if before + after == len(old) == len(new):
@@ -109,7 +106,7 @@ def make_edit_prompt(
         )
         for each in (request.edits or ())[-LATEST:]
     ]
-    tokens = [*code.opening, *_encode(code, edit_format.write(window, edits, names.path))]
+    tokens = code.encode_parts(edit_format.write(window, edits, names.path))
     copied = code.encode(window.text)
     # The answer starts like the window, so the first token already has a draft.
     draft = (*tokens[-_HEADER:], *copied)
@@ -225,19 +222,6 @@ FORMATS = (
         ("<|endoftext|>", "<|file_sep|>", "<|im_end|>", "<|fim_prefix|>", "<|repo_name|>"),
     ),
 )
-
-
-def _encode(code: CodeTokens, parts: Sequence[PromptPart]) -> Iterator[int]:
-    """Yield the tokens of `parts`; a marker outside the vocabulary counts as text."""
-    text = ""
-    for part in parts:
-        if part.kind == "token" and part.text in code:
-            yield from code.encode(text)
-            yield code.token(part.text)
-            text = ""
-        else:
-            text += part.text
-    yield from code.encode(text)
 
 
 def _with_lf(text: str) -> str:

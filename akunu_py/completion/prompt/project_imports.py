@@ -7,6 +7,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from pathlib import Path
 
 from akunu_py.completion.prompt.layout import find_root
 from akunu_py.completion.request import CompletionRequest, SourceFile
@@ -39,6 +40,7 @@ _PHP = re.compile(
 
 _MODULES = (".py", "/__init__.py", ".pyi")
 Candidates = Iterator[list[str]]  # for each import, the paths to try in order
+Finder = Callable[[str, str, list[str]], Candidates]  # the buffer's text and path, source roots
 
 
 def _python(text: str, path: str, roots: list[str]) -> Candidates:
@@ -62,9 +64,7 @@ def _below(bases: list[str], name: str, ends: Sequence[str], separator: str = ".
     return [stem + end for stem in stems for end in ends]
 
 
-def _in_same_directory(
-    pattern: re.Pattern[str], *ends: str
-) -> Callable[[str, str, list[str]], Candidates]:
+def _in_same_directory(pattern: re.Pattern[str], *ends: str) -> Finder:
     """Return a function that finds files relative to the buffer, the path with each of `ends`."""
 
     def find(text: str, path: str, roots: list[str]) -> Candidates:
@@ -97,9 +97,7 @@ def _style(text: str, path: str, roots: list[str]) -> Candidates:
         yield [os.path.join(directory, each) for each in names]
 
 
-def _below_roots(
-    pattern: re.Pattern[str], *ends: str, separator: str = "."
-) -> Callable[[str, str, list[str]], Candidates]:
+def _below_roots(pattern: re.Pattern[str], *ends: str, separator: str = ".") -> Finder:
     """Return a function that finds files by their names below the source roots."""
 
     def find(text: str, path: str, roots: list[str]) -> Candidates:
@@ -109,8 +107,7 @@ def _below_roots(
     return find
 
 
-# By file type: the functions get the buffer's text and path, and the source roots.
-_FINDERS: dict[str, Callable[[str, str, list[str]], Candidates]] = {
+_FINDERS: dict[str, Finder] = {  # by file type
     **dict.fromkeys((".py", ".pyi"), _python),
     **dict.fromkeys(
         (".js", ".jsx", ".mjs", ".cjs", ".ts", ".tsx", ".vue", ".svelte"),
@@ -184,10 +181,6 @@ def _read_head(path: str, characters: int, version: tuple[int, int]) -> str:
 
 def _above(path: str, root: str) -> list[str]:
     """Return the directories from that of `path` up to `root`, then the usual source roots."""
-    found, directory, root = [], os.path.dirname(path), os.path.normpath(root)
-    while directory.startswith(root):
-        found.append(directory)
-        if directory == root:
-            break
-        directory = os.path.dirname(directory)
-    return found + [os.path.join(root, each) for each in _SOURCE_ROOTS]
+    root = os.path.normpath(root)
+    above = [str(each) for each in Path(path).parents if str(each).startswith(root)]
+    return above + [os.path.join(root, each) for each in _SOURCE_ROOTS]

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from akunu_py.completion.completion_queue import CompletionQueue, QueueOptions, is_excluded
+from akunu_py.completion.completion_queue import (
+    CompletionQueue,
+    LoadModel,
+    QueueOptions,
+    is_excluded,
+)
 from akunu_py.completion.request import CompletionRequest, SourceFile
-from akunu_py.decoding.generate.model_host import ModelLoop
 from akunu_py.errors import INTERRUPTED, UsageError
 from akunu_py.files import read_bounded
-
-if TYPE_CHECKING:
-    from akunu_py.completion.completer import Completer
 
 MAX_FILE = 64 << 20  # bytes, as of a line of `jsonl`
 
 
 def run_filter(
-    load: Callable[[], Completer | ModelLoop],
+    load: LoadModel,
     base: CompletionRequest,
     cursor: str | None,
     offset: str | None,

@@ -19,14 +19,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from akunu_py.completion.completion_queue import (
     DEFAULT_QUEUE_OPTIONS,
-    CompletionFailure,
     CompletionQueue,
+    LoadModel,
     QueueOptions,
     Ticket,
     submit_with_alternatives,
@@ -39,12 +39,9 @@ from akunu_py.completion.request import (
     CompletionRequest,
     SourceFile,
 )
-from akunu_py.decoding.generate.model_host import ModelLoop, State
+from akunu_py.decoding.events import Failed
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError, describe
 from akunu_py.interrupts import exit_without_teardown, interruptible
-
-if TYPE_CHECKING:
-    from akunu_py.completion.completer import Completer
 
 MAX_LINE = 64 << 20  # bytes; longer lines are rejected without being stored
 _LARGEST = 10**9  # of a number that is no integer
@@ -107,8 +104,9 @@ class JsonLines:
         for line in read_lines(stream):
             self.handle(line)
             if self._write_error:
-                raise self._write_error
-        self._queue.close(drain=True)
+                break
+        else:
+            self._queue.close(drain=True)
         if self._write_error:
             raise self._write_error
 
@@ -137,7 +135,7 @@ class JsonLines:
             if line.stream:
                 self._reply({"id": line.id, "delta": text})
 
-        def on_done(done: Completion | CompletionFailure) -> None:
+        def on_done(done: Completion | Failed) -> None:
             with self._lock:
                 del self._tickets[line.id]
             power = {"battery": True} if self._queue.saves_power() else {}
@@ -167,24 +165,13 @@ class JsonLines:
 
 
 def serve_jsonl(
-    load: Callable[[], Completer | ModelLoop],
-    base: CompletionRequest,
-    options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
+    load: LoadModel, base: CompletionRequest, options: QueueOptions = DEFAULT_QUEUE_OPTIONS
 ) -> None:
     """Answer the lines of stdin on stdout until stdin ends.
 
-    load: see `CompletionQueue`. base: the default limits. Raises ModelError if the model did not
-    load.
+    base: the default limits. Raises ModelError if the model did not load.
     """
-    failed: list[str] = []
-
-    def on_state(state: State) -> None:
-        if state == "ready":
-            failed.clear()
-        elif state == "failed":
-            failed.append(describe(queue.host.error))
-
-    queue = CompletionQueue(load, options, on_state=on_state)
+    queue = CompletionQueue(load, options)
     queue.start()
     try:
         with interruptible(sys.stdin.buffer) as stdin:
@@ -195,8 +182,8 @@ def serve_jsonl(
         if queue.close_or_exit(code) and type(error) in codes:
             exit_without_teardown(code)
         raise
-    if failed:
-        raise ModelError(failed[0])
+    if queue.host.state == "failed":
+        raise ModelError(describe(queue.host.error))
 
 
 def _write(line: bytes) -> None:
@@ -258,9 +245,9 @@ def request_of(line: Line, defaults: CompletionRequest) -> CompletionRequest:
     return replace(defaults, **given)
 
 
-def _as_dict(done: Completion | CompletionFailure, line: Line) -> dict[str, Any]:
-    if isinstance(done, CompletionFailure):
-        return {"error": done.message}
+def _as_dict(done: Completion | Failed, line: Line) -> dict[str, Any]:
+    if isinstance(done, Failed):
+        return {"error": describe(done.error)}
     stats = {
         name: round(value, 4) if isinstance(value, float) else value
         for name, value in done.stats.as_dict().items()

@@ -18,13 +18,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from akunu_py.completion.completion_queue import (
     DEFAULT_QUEUE_OPTIONS,
-    CompletionFailure,
     CompletionQueue,
+    LoadModel,
     QueueOptions,
     Ticket,
     submit_with_alternatives,
@@ -32,13 +32,11 @@ from akunu_py.completion.completion_queue import (
 from akunu_py.completion.prompt.next_edit import RecentEdits
 from akunu_py.completion.prompt.project_imports import head_of_file
 from akunu_py.completion.request import Completion, CompletionRequest, SourceFile
-from akunu_py.decoding.generate.model_host import ModelLoop, State
+from akunu_py.decoding.events import Failed
+from akunu_py.decoding.generate.model_host import State
 from akunu_py.errors import INTERRUPTED, AkunuError, describe
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.version import __version__
-
-if TYPE_CHECKING:
-    from akunu_py.completion.completer import Completer
 
 _SECONDS = 3.0  # time limit of a completion; later ghost text is useless
 _ALTERNATIVES = 2  # samples for an explicit request
@@ -226,7 +224,7 @@ class LanguageServer(JsonRpc):
 
     def __init__(
         self,
-        load: Callable[[], Completer | ModelLoop],
+        load: LoadModel,
         base: CompletionRequest,
         options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
     ) -> None:
@@ -358,9 +356,9 @@ class LanguageServer(JsonRpc):
         alternatives: int = 0,
     ) -> Completion:
         """Wait for the completion. Raises RpcError if it failed or was superseded."""
-        future: asyncio.Future[Completion | CompletionFailure] = self.loop.create_future()
+        future: asyncio.Future[Completion | Failed] = self.loop.create_future()
 
-        def on_done(done: Completion | CompletionFailure) -> None:
+        def on_done(done: Completion | Failed) -> None:
             self.call_soon(lambda: None if future.done() else future.set_result(done))
 
         def on_text(text: str) -> None:
@@ -378,8 +376,8 @@ class LanguageServer(JsonRpc):
         finally:
             if parts is not None:
                 parts.end()
-        if isinstance(done, CompletionFailure):
-            raise RpcError(done.message, REQUEST_FAILED)
+        if isinstance(done, Failed):
+            raise RpcError(describe(done.error), REQUEST_FAILED)
         if done.finish_reason == "cancelled":
             words = "superseded by a newer request for the same document"
             raise RpcError(words, CONTENT_MODIFIED)
@@ -481,14 +479,12 @@ class _PartialAnswer:
 
 
 def serve_lsp(
-    load: Callable[[], Completer | ModelLoop],
-    base: CompletionRequest,
-    options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
+    load: LoadModel, base: CompletionRequest, options: QueueOptions = DEFAULT_QUEUE_OPTIONS
 ) -> None:
     """Speak LSP on stdin and stdout until the client sends exit.
 
-    load: runs in the thread that owns the model. base: the limits (default: 3 seconds). Output of
-    libraries goes to stderr. Raises AkunuError if the client exits without shutdown.
+    base: the limits (default: 3 seconds). Output of libraries goes to stderr. Raises AkunuError if
+    the client exits without shutdown.
     """
     # Duplicates, because Python aborts at its end if a thread still reads sys.stdin.
     stdin = open(os.dup(sys.stdin.fileno()), "rb")  # noqa: SIM115 - open until the end
