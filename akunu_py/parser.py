@@ -118,10 +118,24 @@ def number(text: str, allowed: Callable[[float], bool], expected: str) -> float:
     return value
 
 
-Option = tuple[str, str, Any, Any, str]  # name, metavar, type, default, help
+Option = tuple[str, str | None, Any, Any, str]  # name, metavar, type or choices, default, help
 
 
 def add_values(group: argparse._ActionsContainer, *options: Option) -> None:
     """Add options that have a value."""
     for name, metavar, kind, default, text in options:
-        group.add_argument(name, metavar=metavar, type=kind, default=default, help=text)
+        values = {"choices" if isinstance(kind, tuple) else "type": kind}
+        group.add_argument(name, metavar=metavar, default=default, help=text, **values)
+
+
+def add_flags(group: argparse._ActionsContainer, *flags: tuple[str, str]) -> None:
+    """Add options without a value, by name and help."""
+    for name, text in flags:
+        group.add_argument(name, action="store_true", help=text)
+
+
+def add_repeatable(
+    group: argparse._ActionsContainer, name: str, metavar: str, kind: Any, text: str
+) -> None:
+    """Add an option that collects its values in a list, None without one."""
+    group.add_argument(name, metavar=metavar, type=kind, action="append", help=text)
