@@ -18,7 +18,14 @@ from typing import Any
 from akunu_py.arguments import add_hosts, parse_temperature
 from akunu_py.bench.workloads import NAMES
 from akunu_py.errors import INTERRUPTED
-from akunu_py.parser import Parser, add_format, add_values, positive
+from akunu_py.parser import (
+    Parser,
+    add_flags,
+    add_format,
+    add_repeatable,
+    add_values,
+    positive,
+)
 from akunu_py.text import rewrite_line
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DEFAULT_MODEL, WEIGHT_MODES
 
@@ -84,7 +91,7 @@ def add_lengths(parser: Options, *names: str, default: Sequence[int], what: str)
 def add_model(parser: argparse.ArgumentParser, *, weights: bool = True) -> None:
     add_values(parser, ("--model", "NAME_OR_PATH", str, DEFAULT_MODEL, "Model name or directory"))
     if weights:
-        parser.add_argument("--weights", choices=WEIGHT_MODES, default="auto", help="Weight format")
+        add_values(parser, ("--weights", None, WEIGHT_MODES, "auto", "Weight format"))
 
 
 def add_count(parser: Options, name: str, default: int, what: str) -> None:
@@ -97,8 +104,7 @@ def add_repeats(parser: argparse.ArgumentParser, default: int) -> None:
 
 
 def add_workloads(parser: Options) -> None:
-    text = "Workload; repeatable (default: all)"
-    parser.add_argument("--workload", action="append", metavar="NAME", help=text)
+    add_repeatable(parser, "--workload", "NAME", str, "Workload; repeatable (default: all)")
 
 
 def progress(line: str) -> None:
@@ -146,24 +152,15 @@ FULL = DefaultScope(NAMES, ("off", "fixed", "auto"), 256)
 
 def add_speed_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `akunu bench speed`."""
-    parser.add_argument(
-        "--full",
-        action="store_true",
-        help="Measure all workloads, all draft modes, and longer answers",
-    )
+    add_flags(parser, ("--full", "Measure all workloads, all draft modes, and longer answers"))
     group = parser.add_argument_group("tests of given lengths, as in llama-bench (0: none)")
     cached = "Numbers of tokens in the cache before each test (default: 0)"
     add_lengths(group, "-p", "--n-prompt", default=[], what="Prompt lengths to prefill")
     add_lengths(group, "-n", "--n-gen", default=[], what="Numbers of tokens to generate")
     add_lengths(group, "-d", "--n-depth", default=[0], what=cached)
     group = parser.add_argument_group("workloads")
-    group.add_argument(
-        "--workload",
-        action="append",
-        metavar="NAME",
-        help=f"{', '.join(NAMES)}, or none; repeatable (default: {', '.join(QUICK.workloads)}; "
-        "none with -p or -n)",
-    )
+    workloads = f"{', '.join(NAMES)}, or none; repeatable (default: {', '.join(QUICK.workloads)}; "
+    add_repeatable(group, "--workload", "NAME", str, f"{workloads}none with -p or -n)")
     group.add_argument(
         "--draft",
         action="append",
@@ -173,26 +170,17 @@ def add_speed_options(parser: argparse.ArgumentParser) -> None:
         f"(default: {', '.join(QUICK.modes)})",
     )
     add_count(group, "--draft-tokens", DEFAULT_DRAFT_TOKENS, "Draft length of --draft fixed")
-    group.add_argument(
-        "--memory-from", type=Path, metavar="TRACES", help="Recorded answers for --draft memory"
+    add_values(
+        group, ("--memory-from", "TRACES", Path, None, "Recorded answers for --draft memory")
     )
-    group.add_argument(
-        "--temperature",
-        type=parse_temperature,
-        action="append",
-        metavar="T",
-        help="Sampling temperature; repeatable (default: 0)",
+    temperatures = "Sampling temperature; repeatable (default: 0)"
+    add_repeatable(group, "--temperature", "T", parse_temperature, temperatures)
+    default = f"(default: {QUICK.max_tokens}, with --full {FULL.max_tokens})"
+    add_values(
+        group, ("--max-tokens", "N", positive, None, f"Maximum tokens of an answer {default}")
     )
-    group.add_argument(
-        "--max-tokens",
-        type=positive,
-        metavar="N",
-        help=f"Maximum tokens of an answer (default: {QUICK.max_tokens}, with --full "
-        f"{FULL.max_tokens})",
-    )
-    parser.add_argument(
-        "--draft-model", metavar="NAME_OR_PATH", help="Draft model for akunu and mlx-lm"
-    )
+    drafts = "Draft model for akunu and mlx-lm"
+    add_values(parser, ("--draft-model", "NAME_OR_PATH", str, None, drafts))
     add_repeats(parser, 3)
     add_model(parser)
     add_hosts(parser)

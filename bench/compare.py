@@ -18,7 +18,7 @@ from akunu_py.bench.command import FAILED, show
 from akunu_py.bench.result import Result, load_result, median
 from akunu_py.bench.tables import to_text
 from akunu_py.errors import UsageError
-from akunu_py.parser import add_format, number
+from akunu_py.parser import add_flags, add_format, number
 
 Verdict = Literal["slower", "faster", "no difference", "too few repetitions"]
 ALL = "all of them"
@@ -34,11 +34,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--alpha", 0.01, "Significance level of the rank test (default: 1)"),
     ):
         parser.add_argument(name, type=_percent, default=default, metavar="PERCENT", help=what)
-    parser.add_argument(
-        "--against-baseline",
-        action="store_true",
-        help="Compare speedups over the plain loop of the same round, for unsteady machines",
-    )
+    what = "Compare speedups over the plain loop of the same round, for unsteady machines"
+    add_flags(parser, ("--against-baseline", what))
     add_format(parser)
 
 

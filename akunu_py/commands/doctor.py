@@ -16,6 +16,7 @@ from akunu_py import paths
 from akunu_py.commands.info import describe_blas, describe_memory, describe_server
 from akunu_py.errors import AkunuError
 from akunu_py.files import read_bounded
+from akunu_py.parser import add_flags
 from akunu_py.text import human_size, say, table
 from akunu_py.types import DEFAULT_MODEL
 from akunu_py.version import __version__, package_version
@@ -50,9 +51,7 @@ Check = Callable[[], Iterator[Finding]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--hub", action="store_true", help="Connect to the Hugging Face hub (default: stay offline)"
-    )
+    add_flags(parser, ("--hub", "Connect to the Hugging Face hub (default: stay offline)"))
 
 
 def run(args: argparse.Namespace) -> int:
