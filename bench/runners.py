@@ -72,12 +72,10 @@ class Run:
     peak_bytes: int = 0  # of MLX's memory, 0 if not measured
     text: str = ""
 
-    def add(
-        self, prompt: list[int], output: list[int], ttft_s: float, decode_s: float, first: int = 1
-    ) -> None:
-        """Add an answer. first: number of output tokens that the prefill yielded."""
+    def add(self, prompt: list[int], output: list[int], ttft_s: float, decode_s: float) -> None:
+        """Add an answer; the prefill yielded its first token."""
         self.turns.append((prompt, output))
-        self.decoded += max(0, len(output) - first)
+        self.decoded += max(0, len(output) - 1)
         self.ttft_s.append(ttft_s)
         self.decode_s += decode_s
 
@@ -114,9 +112,8 @@ class MlxLm:
         cached: list[int] = []
         mx.random.seed(conditions.seed)
 
-        def answer(messages: list[Message]) -> str:
+        def answer(prompt: list[int]) -> list[int]:
             nonlocal cache, cached
-            prompt = engine.tokens.encode_chat(messages)
             shared = min(common_prefix(cached, prompt), len(prompt) - 1)
             if cached and can_trim_prompt_cache(cache):
                 trim_prompt_cache(cache, len(cached) - shared)
@@ -132,10 +129,9 @@ class MlxLm:
             output = _time_answer(run, prompt, steps, engine.tokens.stop_tokens)
             # The cache has the last token, because mlx-lm's step runs ahead.
             cached = [*prompt, *output]
-            return decode_text(engine, output)
+            return output
 
-        run_conversation(run, workload, answer)
-        return run
+        return run_conversation(engine, run, workload, answer)
 
 
 class MlxLmDraftModel:
@@ -161,8 +157,7 @@ class MlxLmDraftModel:
         engine, run = self._engine, Run()
         mx.random.seed(conditions.seed)
 
-        def answer(messages: list[Message]) -> str:
-            prompt = engine.tokens.encode_chat(messages)
+        def answer(prompt: list[int]) -> list[int]:
             steps = speculative_generate_step(
                 mx.array(prompt),
                 engine.model,
@@ -171,22 +166,27 @@ class MlxLmDraftModel:
                 max_tokens=conditions.max_tokens,
                 sampler=make_sampler(temp=conditions.temperature),
             )
-            return decode_text(engine, _time_answer(run, prompt, steps, engine.tokens.stop_tokens))
+            return _time_answer(run, prompt, steps, engine.tokens.stop_tokens)
 
-        run_conversation(run, workload, answer)
-        return run
+        return run_conversation(engine, run, workload, answer)
 
 
-def run_conversation(run: Run, workload: Workload, answer: Callable[[list[Message]], str]) -> None:
-    """Answer the turns of `workload`; store text and peak memory in `run`."""
+def run_conversation(
+    engine: Engine, run: Run, workload: Workload, answer: Callable[[list[int]], list[int]]
+) -> Run:
+    """Answer the turns of `workload`; return `run` with their text and the peak memory.
+
+    answer: adds the answer to a prompt to `run`, and returns its tokens.
+    """
+
+    def answer_text(messages: list[Message]) -> str:
+        output = answer(engine.tokens.encode_chat(messages))
+        return str(engine.tokens.tokenizer.decode(output, skip_special_tokens=True)).strip()
+
     mx.reset_peak_memory()
-    run.text = _TURN_BREAK.join(workload.run_turns(answer))
+    run.text = _TURN_BREAK.join(workload.run_turns(answer_text))
     run.peak_bytes = mx.get_peak_memory()
-
-
-def decode_text(engine: Engine, tokens: list[int]) -> str:
-    """Return the text of an answer for the prompt of the next turn."""
-    return str(engine.tokens.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+    return run
 
 
 def _time_answer(
@@ -253,15 +253,13 @@ class Akunu:
             draft_tokens=self._draft_tokens,
         )
 
-        def answer(messages: list[Message]) -> str:
-            prompt = engine.tokens.encode_chat(messages)
+        def answer(prompt: list[int]) -> list[int]:
             context = prompt_rewrites(engine, prompt, options)
             done = session.generate(prompt, options, context).answer()
             run.add(prompt, list(done.tokens), done.stats.prefill_s, done.stats.decode_s)
-            return decode_text(engine, list(done.tokens))
+            return list(done.tokens)
 
-        run_conversation(run, workload, answer)
-        return run
+        return run_conversation(engine, run, workload, answer)
 
 
 def record_passes(session: Session, passes: Passes) -> None:

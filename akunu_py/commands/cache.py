@@ -25,12 +25,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     removed = add("rm", "Delete prompt caches; the next prompt takes longer", remove_caches)
     verified = add("verify", "Verify the data of prompt caches", verify_caches)
     for action, default in ((removed, ""), (verified, " (default: all)")):
-        action.add_argument(
-            "id",
-            nargs="*",
-            metavar="ID",
-            help=f"Id or its beginning, see akunu cache list{default}",
-        )
+        text = f"Id or its beginning, see akunu cache list{default}"
+        action.add_argument("id", nargs="*", metavar="ID", help=text)
     removed.add_argument("--all", action="store_true", help="Delete all prompt caches")
     removed.add_argument("--model", metavar="NAME", help="Delete the prompt caches of this model")
 

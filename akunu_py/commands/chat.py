@@ -33,21 +33,13 @@ _TIMEOUT_S = 2.0  # for a running decode step; loading a model takes longer
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="Model name or path (default: the model in the settings)",
-    )
+    model = "Model name or path (default: the model in the settings)"
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=model)
     parser.add_argument(
         "--continue", dest="latest", action="store_true", help="Continue the most recent chat"
     )
-    parser.add_argument(
-        "--resume",
-        nargs="*",
-        metavar="WORD",
-        help="Resume the chat with this id or these words; without words, choose from a list",
-    )
+    words = "Resume the chat with this id or these words; without words, choose from a list"
+    parser.add_argument("--resume", nargs="*", metavar="WORD", help=words)
     # Not greedy: small models repeat themselves.
     add_generation(parser, temperature=None, top_p=0.95, max_tokens=None)
     add_server(parser)
