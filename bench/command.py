@@ -1,6 +1,6 @@
 """`akunu bench`; imports only the module of the requested action.
 
-Also what the actions share: types of options, progress, output, exit codes.
+Also what the actions share: types of options, progress and output.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 from akunu_py.arguments import add_hosts, parse_temperature
 from akunu_py.bench.workloads import NAMES
-from akunu_py.errors import INTERRUPTED
 from akunu_py.parser import (
     Parser,
     add_flags,
@@ -125,12 +124,6 @@ def show(options: argparse.Namespace, as_json: Any, print_text: Callable[[], Non
         print(json.dumps(as_json, indent=1))
     else:
         print_text()
-
-
-def exit_code(interrupted: bool) -> int:
-    if interrupted:
-        print("interrupted: only the results measured so far are shown", file=sys.stderr)
-    return INTERRUPTED if interrupted else 0
 
 
 # The options of the default action are here, because `speed` loads MLX.
