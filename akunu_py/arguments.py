@@ -158,9 +158,7 @@ def options_from(args: argparse.Namespace) -> GenerateOptions:
     return GenerateOptions(**given)
 
 
-def _values(
-    options: type[LoadOptions | GenerateOptions | SamplingOptions], args: argparse.Namespace
-) -> dict[str, Any]:
+def _values(options: Any, args: argparse.Namespace) -> dict[str, Any]:
     """Return the values in `args` that have the names of fields of `options`."""
     return {each.name: vars(args)[each.name] for each in fields(options) if each.name in args}
 

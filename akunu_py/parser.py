@@ -87,17 +87,8 @@ def add_format(parser: argparse.ArgumentParser, *others: str) -> None:
     parser.add_argument("--format", choices=formats, default="text", help="Output format")
 
 
-def positive(text: str) -> int:
-    """Parse the value of an option that must be a positive integer."""
-    return _integer(text, 1)
-
-
-def count(text: str) -> int:
-    """Parse the value of an option that must be 0 or a positive integer."""
-    return _integer(text, 0)
-
-
-def _integer(text: str, least: int) -> int:
+def _integer(least: int, text: str) -> int:
+    """Parse the value of an option that must be an integer of `least` or more."""
     try:
         value = int(text)
     except ValueError:
@@ -105,6 +96,9 @@ def _integer(text: str, least: int) -> int:
     if value < least:
         raise argparse.ArgumentTypeError(f"expected an integer of {least} or more, got {text!r}")
     return value
+
+
+positive, count = partial(_integer, 1), partial(_integer, 0)
 
 
 def number(text: str, allowed: Callable[[float], bool], expected: str) -> float:

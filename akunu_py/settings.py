@@ -183,17 +183,16 @@ def _set(document: TOMLDocument, name: str, value: Any) -> None:
 
     if value == getattr(Settings(), name):
         document.pop(name, None)
-    elif isinstance(value, dict) and isinstance(table := document.get(name), Table):
+    elif isinstance(value, dict):
+        found = document.get(name)
+        table = found if isinstance(found, Table) else tomlkit.table()
         for key in [key for key in table if key not in value]:
             del table[key]
         for key, text in value.items():
             if table.get(key) != text:
                 table[key] = _text(text)
-    elif isinstance(value, dict):
-        table = tomlkit.table()
-        for key, text in value.items():
-            table.add(key, _text(text))
-        document[name] = table
+        if table is not found:
+            document[name] = table
     elif document.get(name) != (list(value) if isinstance(value, tuple) else value):
         document[name] = _text(value) if isinstance(value, str) else value
 

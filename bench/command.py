@@ -29,7 +29,7 @@ from akunu_py.text import rewrite_line
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DEFAULT_MODEL, WEIGHT_MODES
 
 FAILED = 1  # the exit code of a comparison or check that fails
-Options = argparse.ArgumentParser | argparse._ArgumentGroup
+Options = argparse._ActionsContainer
 
 
 ACTIONS = {  # name of the action: summary

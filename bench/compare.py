@@ -58,7 +58,8 @@ def run(options: argparse.Namespace) -> int:
             f"{options.before} and {options.after} share no test of the same loop; "
             "measure both with the same options of akunu bench"
         )
-    slower = any_slower(comparisons)
+    # A slower baseline means a slower machine.
+    slower = any(each.verdict == "slower" and not each.plain for each in comparisons)
     rows = [asdict(comparison) for comparison in comparisons]
     unit = "x plain" if options.against_baseline else "t/s"
     show(
@@ -115,11 +116,6 @@ def compare(
         plain = runner in baselines
         found.append(Comparison(runner, test, before, after, ratio, p, verdict, plain))
     return found
-
-
-def any_slower(comparisons: Sequence[Comparison]) -> bool:
-    """Return True if any of our runners is slower; a slower baseline means a slower machine."""
-    return any(c.verdict == "slower" and not c.plain for c in comparisons)
 
 
 def _rates(result: Result, against_baseline: bool) -> dict[tuple[str, str], list[float]]:

@@ -234,12 +234,8 @@ class ReplayCounts:
         """Return the counts and the derived rates, ready for JSON."""
         draft_us = 1e6 * self.draft_s / max(1, self.tokens)
         prompt_us = 1e6 * self.prompt_s / max(1, self.prompt_tokens)
-        return {
-            "items": self.items,
-            "tokens": self.tokens,
-            "passes": self.passes,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
+        counts = ("items", "tokens", "passes", "drafted", "accepted")
+        return {name: getattr(self, name) for name in counts} | {
             "tokens_per_pass": round(self.tokens / self.passes, 4) if self.passes else 0.0,
             "score": round(self.tokens / self.cost, 4) if self.cost else 0.0,
             "draft_us_per_token": round(draft_us, 2),
