@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step, speculative_generate_step
@@ -80,31 +80,29 @@ class Run:
         self.decode_s += decode_s
 
 
-class Runner(Protocol):
+class Runner:
     """A loop that answers workloads."""
 
     name: str
-    baseline: str  # the runner whose speed is 1.00
-    foreign: bool  # not our code; its failure does not end the bench
-
-    def reference(self, temperature: float) -> str | None:
-        """Return the name of the runner whose output must be identical, if any."""
-
-    def run(self, workload: Workload, conditions: Conditions) -> Run:
-        """Answer the turns of `workload`."""
-
-
-class MlxLm:
-    """mlx-lm's plain loop, `generate_step`, without detokenizing. Turns share the cache."""
-
-    name = baseline = PLAIN
-    foreign = True
+    baseline = PLAIN  # the runner whose speed is 1.00
+    foreign = True  # not our code; its failure does not end the bench
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def reference(self, temperature: float) -> str | None:
+        """Return the name of the runner whose output must be identical, if any."""
         return None
+
+    def run(self, workload: Workload, conditions: Conditions) -> Run:
+        """Answer the turns of `workload`."""
+        raise NotImplementedError
+
+
+class MlxLm(Runner):
+    """mlx-lm's plain loop, `generate_step`, without detokenizing. Turns share the cache."""
+
+    name = PLAIN
 
     def run(self, workload: Workload, conditions: Conditions) -> Run:
         engine, run = self._engine, Run()
@@ -134,12 +132,10 @@ class MlxLm:
         return run_conversation(engine, run, workload, answer)
 
 
-class MlxLmDraftModel:
+class MlxLmDraftModel(Runner):
     """mlx-lm's speculative loop with a draft model and new caches in each turn."""
 
     name = f"{PLAIN} + draft model"
-    baseline = PLAIN
-    foreign = True
 
     def __init__(self, engine: Engine, draft_model: Engine) -> None:
         """Raises UsageError if the vocabularies of the models differ."""
@@ -210,7 +206,7 @@ def _time_answer(
     return output
 
 
-class Akunu:
+class Akunu(Runner):
     """Our engine, with a new session for each conversation. Times include detokenizing.
 
     curve: learned costs of passes, shared by runs. memory: read-only answers by workload.
@@ -232,7 +228,7 @@ class Akunu:
         self._neural_drafters: dict[str, LearnedDrafter] = {}  # learned state, shared by runs
         self.baseline = PLAIN if engine.host_group is None else OFF
         self._draft_tokens = draft_tokens or DEFAULT_DRAFT_TOKENS
-        self.name: str = name or (mode if memory is None else f"{mode} + memory")
+        self.name = name or (mode if memory is None else f"{mode} + memory")
         if draft_tokens is not None:
             self.name += f" {draft_tokens}"
 
