@@ -61,19 +61,13 @@ def add_model(parser: argparse.ArgumentParser, default: str = "as in the setting
 
 
 def add_generation(
-    parser: argparse.ArgumentParser,
-    *,
-    temperature: float | None,
-    top_p: float,
-    max_tokens: int | None = DEFAULT_MAX_TOKENS,
+    parser: argparse.ArgumentParser, *, top_p: float = 1.0, from_settings: bool = False
 ) -> None:
-    """Add the options of one answer.
-
-    temperature, max_tokens: None for the values in the settings.
-    """
+    """Add the options of one answer. from_settings: its default limits and temperature."""
+    temperature, max_tokens = (None, None) if from_settings else (0.0, DEFAULT_MAX_TOKENS)
     limit, budget = "Maximum tokens to generate", "Maximum thinking tokens"
-    limit += "" if max_tokens else " (default: as in the settings)"
-    budget += f" (default: {'no limit' if max_tokens else 'as in the settings'})"
+    limit += " (default: as in the settings)" if from_settings else ""
+    budget += f" (default: {'as in the settings' if from_settings else 'no limit'})"
     add_values(
         parser,
         ("--max-tokens", "N", positive, max_tokens, limit),
@@ -88,7 +82,7 @@ def add_generation(
         ("--lenience", "L", float, 1.0, f"{accept} below 1: lenient, 1: exact"),
         ("--typical", "E", float, 0.0, f"{accept} above 0: typical acceptance, 0: exact"),
     )
-    default = "as in the settings" if temperature is None else "%(default)g, greedy"
+    default = "as in the settings" if from_settings else "%(default)g, greedy"
     about_temperature = f"Sampling temperature, 0 to {MAX_TEMPERATURE:g} (default: {default})"
     add_values(
         parser.add_argument_group("sampling"),

@@ -224,17 +224,16 @@ def _validate_table(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the valid values of one table, and the errors."""
     known = {each.name: getattr(defaults, each.name) for each in fields(defaults)}
-    serve = isinstance(defaults, ServeSettings)
+    table = "serve." if isinstance(defaults, ServeSettings) else ""
     valid: dict[str, Any] = {}
     wrong = []
     for key, value in content.items():
-        name = f"serve.{key}" if serve else key
-        kind = type(known.get(key))
+        name, kind = f"{table}{key}", type(known.get(key))
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
-            names = f"settings{' of [serve]' if serve else ''}: {', '.join(known)}"
+            names = f"settings{' of [serve]' if table else ''}: {', '.join(known)}"
             hint = f"did you mean {close[0]}?" if close else names
-            wrong.append(f"unknown setting {'serve.' if serve else ''}{_abbreviate(key)}; {hint}")
+            wrong.append(f"unknown setting {table}{_abbreviate(key)}; {hint}")
         elif kind is ServeSettings and isinstance(value, dict):
             inner, lines = _validate_table(value, known[key])
             valid[key] = ServeSettings(**inner)

@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     words = "Resume the chat with this id or these words; without words, choose from a list"
     parser.add_argument("--resume", nargs="*", metavar="WORD", help=words)
     # Not greedy: small models repeat themselves.
-    add_generation(parser, temperature=None, top_p=0.95, max_tokens=None)
+    add_generation(parser, top_p=0.95, from_settings=True)
     add_server(parser)
     add_hosts(parser)
 

@@ -125,7 +125,8 @@ def _read(file: str) -> str:
 def _print_results(results: Sequence[SearchResult], form: str) -> None:
     """Print chats as a table or JSON, each with the snippet that a search found."""
     if form == "json":
-        content = [_json_row(each) for each in results]
+        found = [{"found": each.hit.snippet} if each.hit.snippet else {} for each in results]
+        content = [asdict(each.info) | more for each, more in zip(results, found, strict=True)]
         print(for_output(json.dumps(content, indent=2, ensure_ascii=False)))
         return
     if not results:
@@ -144,8 +145,3 @@ def _print_results(results: Sequence[SearchResult], form: str) -> None:
         say(line)
         if each.hit.snippet:
             say(f"{'':<{_ID_DIGITS}}  {collapse(each.hit.snippet)}")
-
-
-def _json_row(result: SearchResult) -> dict[str, object]:
-    values: dict[str, object] = asdict(result.info)
-    return values | {"found": result.hit.snippet} if result.hit.snippet else values

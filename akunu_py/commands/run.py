@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "Load cached tokens from FILE if it exists, and save prompt and answer to it"
     add_values(parser, ("--prompt-cache", "FILE", Path, None, text))
     add_constraint(parser)
-    add_generation(parser, temperature=0.0, top_p=1.0)
+    add_generation(parser)
     add_hosts(parser)
 
 
