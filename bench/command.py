@@ -25,7 +25,7 @@ from akunu_py.parser import (
     add_values,
     positive,
 )
-from akunu_py.text import rewrite_line
+from akunu_py.text import on_one_line
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DEFAULT_MODEL, WEIGHT_MODES
 
 FAILED = 1  # the exit code of a comparison or check that fails
@@ -98,10 +98,6 @@ def add_count(parser: Options, name: str, default: int, what: str) -> None:
     add_values(parser, (name, "N", positive, default, what))
 
 
-def add_repeats(parser: argparse.ArgumentParser, default: int) -> None:
-    add_count(parser, "--repeats", default, "Number of repetitions")
-
-
 def add_workloads(parser: Options) -> None:
     add_repeatable(parser, "--workload", "NAME", str, "Workload; repeatable (default: all)")
 
@@ -109,7 +105,7 @@ def add_workloads(parser: Options) -> None:
 def progress(line: str) -> None:
     """Show progress on stderr: one rewritten line on a terminal, separate lines elsewhere."""
     if sys.stderr.isatty():
-        rewrite_line(line)
+        print(f"\r\x1b[K{on_one_line(line)}", end="", file=sys.stderr, flush=True)
     elif line:
         print_line(line)
 
@@ -174,7 +170,7 @@ def add_speed_options(parser: argparse.ArgumentParser) -> None:
     )
     drafts = "Draft model for akunu and mlx-lm"
     add_values(parser, ("--draft-model", "NAME_OR_PATH", str, None, drafts))
-    add_repeats(parser, 3)
+    add_count(parser, "--repeats", 3, "Number of repetitions")
     add_model(parser)
     add_hosts(parser)
     add_format(parser, "md")

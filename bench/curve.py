@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from akunu_py.bench.command import add_count, add_model, add_repeats, show
+from akunu_py.bench.command import add_count, add_model, show
 from akunu_py.errors import UsageError
 from akunu_py.ngram.cost import interpolate
 from akunu_py.ngram.planner import best_draft
@@ -30,7 +30,7 @@ CURVES: dict[str, str] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_repeats(parser, 7)
+    add_count(parser, "--repeats", 7, "Number of repetitions")
     add_count(parser, "--context", CONTEXT, "Number of tokens in the cache")
     add_model(parser)
     add_format(parser)
