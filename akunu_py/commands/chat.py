@@ -47,7 +47,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    require_terminal()
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        raise UsageError("chat needs a terminal; for scripts use: akunu run")
     settings, problems = read_settings()
     hosts_server = start_hosts_server(args)
     server = "off" if hosts_server else args.server or settings.server
@@ -219,12 +220,6 @@ def check_draft_model(args: argparse.Namespace) -> list[str]:
             args.draft_model = ""
             return [f"--draft-model is not used: {error}"]
     return []
-
-
-def require_terminal() -> None:
-    """Raise UsageError unless all standard streams are terminals."""
-    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
-        raise UsageError("chat needs a terminal; for scripts use: akunu run")
 
 
 def find_model(model_name: str) -> model_store.StoredModel | None:

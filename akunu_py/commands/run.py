@@ -164,17 +164,14 @@ def stream(generation: Request) -> None:
 
 def as_dict(engine: Engine, generation: Request) -> dict[str, object]:
     """Return the object for `--format json`."""
+    hosts = engine.host_group if generation.finish_reason else None
     return {
         "text": generation.text,
         **({"thinking": generation.thinking} if generation.thinking else {}),
         "tokens": generation.tokens,
         "finish_reason": generation.finish_reason,
         "stats": generation.stats.as_dict() | {"load_s": round(engine.load_s, 4)},
-        **(
-            {"hosts": engine.host_group.as_dict()}
-            if engine.host_group and generation.finish_reason
-            else {}
-        ),
+        **({"hosts": hosts.as_dict()} if hosts else {}),
     }
 
 
