@@ -10,7 +10,7 @@ from typing import Any
 
 from akunu_py.errors import UsageError
 from akunu_py.files import parse_json, read_bounded
-from akunu_py.parser import add_flags, add_repeatable, add_values, count, number, positive
+from akunu_py.parser import add_flags, add_values, count, number, positive
 from akunu_py.text import parse_size
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
@@ -73,7 +73,8 @@ def add_generation(
         ("--max-tokens", "N", positive, max_tokens, limit),
         ("--thinking-budget", "N", count, None, budget),
     )
-    add_repeatable(parser, "--stop", "TEXT", str, "Stop at this text; repeatable")
+    stop = "Stop at this text; repeatable"
+    add_values(parser, ("--stop", "TEXT", str, None, stop), action="append")
     drafting = parser.add_argument_group("drafting")
     add_drafting(drafting)
     accept = "Accept more draft tokens, which CHANGES the output;"
@@ -96,7 +97,7 @@ def add_generation(
         ("--seed", "N", int, None, "Random seed (default: random)"),
     )
     bias = "Add X to the logit of a token id; repeatable"
-    add_repeatable(parser, "--logit-bias", "ID=X", _bias, bias)
+    add_values(parser, ("--logit-bias", "ID=X", _bias, None, bias), action="append")
     add_loading(parser)
 
 
@@ -165,10 +166,11 @@ def add_constraint(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("structured output")
     kinds = group.add_mutually_exclusive_group()
     schema = "Generate JSON that matches this JSON schema"
+    choice = "Answer with one of the choices; repeatable"
     add_values(kinds, ("--json-schema", "FILE|JSON", str, None, schema))
     add_flags(kinds, ("--json", "Generate JSON of any shape"))
     add_values(kinds, ("--regex", "RE", str, None, "Match this regular expression as a whole"))
-    add_repeatable(kinds, "--choice", "TEXT", str, "Answer with one of the choices; repeatable")
+    add_values(kinds, ("--choice", "TEXT", str, None, choice), action="append")
     add_values(kinds, ("--grammar", "FILE", str, None, "Match the Lark grammar in this file"))
     add_flags(group, ("--compact", "Generate JSON without whitespace, which CHANGES the output"))
 

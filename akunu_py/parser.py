@@ -115,10 +115,10 @@ def number(text: str, allowed: Callable[[float], bool], expected: str) -> float:
 Option = tuple[str, str | None, Any, Any, str]  # name, metavar, type or choices, default, help
 
 
-def add_values(group: argparse._ActionsContainer, *options: Option) -> None:
-    """Add options that have a value."""
+def add_values(group: argparse._ActionsContainer, *options: Option, action: str = "store") -> None:
+    """Add options that have a value; with the action "append", they are repeatable."""
     for name, metavar, kind, default, text in options:
-        values = {"choices" if isinstance(kind, tuple) else "type": kind}
+        values: Any = {"choices" if isinstance(kind, tuple) else "type": kind, "action": action}
         group.add_argument(name, metavar=metavar, default=default, help=text, **values)
 
 
@@ -126,10 +126,3 @@ def add_flags(group: argparse._ActionsContainer, *flags: tuple[str, str]) -> Non
     """Add options without a value, by name and help."""
     for name, text in flags:
         group.add_argument(name, action="store_true", help=text)
-
-
-def add_repeatable(
-    group: argparse._ActionsContainer, name: str, metavar: str, kind: Any, text: str
-) -> None:
-    """Add an option that collects its values in a list, None without one."""
-    group.add_argument(name, metavar=metavar, type=kind, action="append", help=text)

@@ -17,14 +17,7 @@ from typing import Any
 
 from akunu_py.arguments import add_hosts, parse_temperature
 from akunu_py.bench.workloads import NAMES
-from akunu_py.parser import (
-    Parser,
-    add_flags,
-    add_format,
-    add_repeatable,
-    add_values,
-    positive,
-)
+from akunu_py.parser import Parser, add_flags, add_format, add_values, positive
 from akunu_py.text import on_one_line
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DEFAULT_MODEL, WEIGHT_MODES
 
@@ -99,7 +92,8 @@ def add_count(parser: Options, name: str, default: int, what: str) -> None:
 
 
 def add_workloads(parser: Options) -> None:
-    add_repeatable(parser, "--workload", "NAME", str, "Workload; repeatable (default: all)")
+    workload = "Workload; repeatable (default: all)"
+    add_values(parser, ("--workload", "NAME", str, None, workload), action="append")
 
 
 def progress(line: str) -> None:
@@ -124,6 +118,7 @@ def show(options: argparse.Namespace, as_json: Any, print_text: Callable[[], Non
 
 # The options of the default action are here, because `speed` loads MLX.
 MEMORY = "memory"
+MODES = ("off", "fixed", "auto", "ngram", "mtp", "exit", MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +144,21 @@ def add_speed_options(parser: argparse.ArgumentParser) -> None:
     add_lengths(group, "-d", "--n-depth", default=[0], what=cached)
     group = parser.add_argument_group("workloads")
     workloads = f"{', '.join(NAMES)}, or none; repeatable (default: {', '.join(QUICK.workloads)}; "
-    add_repeatable(group, "--workload", "NAME", str, f"{workloads}none with -p or -n)")
-    group.add_argument(
-        "--draft",
+    modes = "Draft mode; memory is auto with the answers to the other workloads; repeatable "
+    add_values(
+        group,
+        ("--workload", "NAME", str, None, f"{workloads}none with -p or -n)"),
+        ("--draft", "MODE", MODES, None, f"{modes}(default: {', '.join(QUICK.modes)})"),
         action="append",
-        choices=("off", "fixed", "auto", "ngram", "mtp", "exit", MEMORY),
-        metavar="MODE",
-        help="Draft mode; memory is auto with the answers to the other workloads; repeatable "
-        f"(default: {', '.join(QUICK.modes)})",
     )
     add_count(group, "--draft-tokens", DEFAULT_DRAFT_TOKENS, "Draft length of --draft fixed")
     add_values(
         group, ("--memory-from", "TRACES", Path, None, "Recorded answers for --draft memory")
     )
     temperatures = "Sampling temperature; repeatable (default: 0)"
-    add_repeatable(group, "--temperature", "T", parse_temperature, temperatures)
+    add_values(
+        group, ("--temperature", "T", parse_temperature, None, temperatures), action="append"
+    )
     default = f"(default: {QUICK.max_tokens}, with --full {FULL.max_tokens})"
     add_values(
         group, ("--max-tokens", "N", positive, None, f"Maximum tokens of an answer {default}")

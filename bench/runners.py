@@ -106,7 +106,7 @@ class MlxLm(Runner):
 
     def run(self, workload: Workload, conditions: Conditions) -> Run:
         engine, run = self._engine, Run()
-        cache = make_prompt_cache(engine.model)
+        cache: Any = None
         cached: list[int] = []
         mx.random.seed(conditions.seed)
 

@@ -208,13 +208,11 @@ def make_runners(
             Akunu(drafted, "auto", curve, name="auto + draft model"),
         ]
     for mode in modes:
-        if mode == MEMORY:
-            runners.append(Akunu(engine, "auto", curve, memory=memories))
-        elif mode == "fixed":
-            runners.append(Akunu(engine, "fixed", curve, draft_tokens=plan.draft_tokens))
-        else:
-            check_mode(engine, named := cast(DraftMode, mode))
-            runners.append(Akunu(engine, named, curve))
+        memory = memories if mode == MEMORY else None
+        named = cast(DraftMode, "auto" if mode == MEMORY else mode)
+        check_mode(engine, named)
+        draft_tokens = plan.draft_tokens if mode == "fixed" else None
+        runners.append(Akunu(engine, named, curve, draft_tokens=draft_tokens, memory=memory))
     return runners
 
 
