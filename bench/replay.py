@@ -144,12 +144,12 @@ def replay_trace(
     if drafter not in ("auto", "ngram"):
         rewrites = None
     found = {}
+
+    def make() -> Drafter:
+        return drafter_named(drafter, CostCurve(curve.points), learned, draft_tokens)
+
     for name, items in trace.workloads.items():
         learned = AnswerCache() if memory else None
-
-        def make(learned: AnswerCache | None = learned) -> Drafter:
-            return drafter_named(drafter, CostCurve(curve.points), learned, draft_tokens)
-
         found[name] = replay(items, make, curve, learned, rewrites)
     return found
 
