@@ -107,14 +107,13 @@ def _files_with_ids(ids: list[str]) -> list[Path]:
 def _facts(path: Path) -> dict[str, Any]:
     """Return the facts in a file's header and status."""
     status = path.stat()
-    facts: dict[str, Any] = {"id": path.stem, "model": path.parent.name.rpartition("-")[0]}
-    tokens, problem = 0, ""
+    model, tokens, problem = path.parent.name.rpartition("-")[0], 0, ""
     try:
         about = cache_file.read(path).metadata
-        facts["model"], tokens = about.model, len(about.tokens)
+        model, tokens = about.model, len(about.tokens)
     except DamagedCache:
         problem = "damaged"
     except AkunuError:
         problem = "other version"
-    sizes = {"tokens": tokens, "bytes": status.st_size, "used": status.st_mtime}
-    return facts | sizes | {"problem": problem}
+    facts: dict[str, Any] = {"id": path.stem, "model": model, "tokens": tokens}
+    return facts | {"bytes": status.st_size, "used": status.st_mtime, "problem": problem}
