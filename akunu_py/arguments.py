@@ -63,7 +63,7 @@ def add_model(parser: argparse.ArgumentParser, default: str = "as in the setting
 def add_generation(
     parser: argparse.ArgumentParser, *, top_p: float = 1.0, from_settings: bool = False
 ) -> None:
-    """Add the options of one answer. from_settings: its default limits and temperature."""
+    """Add the options of one answer. from_settings: limits and temperature have no default."""
     temperature, max_tokens = (None, None) if from_settings else (0.0, DEFAULT_MAX_TOKENS)
     limit, budget = "Maximum tokens to generate", "Maximum thinking tokens"
     limit += " (default: as in the settings)" if from_settings else ""

@@ -94,10 +94,7 @@ class ServeProcess:
             env=os.environ | environment,
             start_new_session=True,  # Ctrl-C does not reach the server
         )
-
-    @property
-    def id(self) -> int:
-        return self._process.pid
+        self.id = self._process.pid
 
     @property
     def running(self) -> bool:
