@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from akunu_py.errors import UsageError
 from akunu_py.files import parse_json, read_bounded
-from akunu_py.parser import add_values, count, number, positive
+from akunu_py.parser import add_flags, add_values, count, number, positive
 from akunu_py.text import parse_size
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
@@ -60,27 +61,20 @@ def add_model(parser: argparse.ArgumentParser, default: str = "as in the setting
 
 
 def add_generation(
-    parser: argparse.ArgumentParser,
-    *,
-    temperature: float | None,
-    top_p: float,
-    max_tokens: int | None = DEFAULT_MAX_TOKENS,
+    parser: argparse.ArgumentParser, *, top_p: float = 1.0, from_settings: bool = False
 ) -> None:
-    """Add the options of one answer.
-
-    temperature, max_tokens: None for the values in the settings.
-    """
+    """Add the options of one answer. from_settings: limits and temperature have no default."""
+    temperature, max_tokens = (None, None) if from_settings else (0.0, DEFAULT_MAX_TOKENS)
     limit, budget = "Maximum tokens to generate", "Maximum thinking tokens"
-    limit += "" if max_tokens else " (default: as in the settings)"
-    budget += f" (default: {'no limit' if max_tokens else 'as in the settings'})"
+    limit += " (default: as in the settings)" if from_settings else ""
+    budget += f" (default: {'as in the settings' if from_settings else 'no limit'})"
     add_values(
         parser,
         ("--max-tokens", "N", positive, max_tokens, limit),
         ("--thinking-budget", "N", count, None, budget),
     )
-    parser.add_argument(
-        "--stop", action="append", metavar="TEXT", help="Stop at this text; repeatable"
-    )
+    stop = "Stop at this text; repeatable"
+    add_values(parser, ("--stop", "TEXT", str, None, stop), action="append")
     drafting = parser.add_argument_group("drafting")
     add_drafting(drafting)
     accept = "Accept more draft tokens, which CHANGES the output;"
@@ -89,7 +83,7 @@ def add_generation(
         ("--lenience", "L", float, 1.0, f"{accept} below 1: lenient, 1: exact"),
         ("--typical", "E", float, 0.0, f"{accept} above 0: typical acceptance, 0: exact"),
     )
-    default = "as in the settings" if temperature is None else "%(default)g, greedy"
+    default = "as in the settings" if from_settings else "%(default)g, greedy"
     about_temperature = f"Sampling temperature, 0 to {MAX_TEMPERATURE:g} (default: {default})"
     add_values(
         parser.add_argument_group("sampling"),
@@ -103,51 +97,34 @@ def add_generation(
         ("--seed", "N", int, None, "Random seed (default: random)"),
     )
     bias = "Add X to the logit of a token id; repeatable"
-    parser.add_argument("--logit-bias", type=_bias, action="append", metavar="ID=X", help=bias)
+    add_values(parser, ("--logit-bias", "ID=X", _bias, None, bias), action="append")
     add_loading(parser)
 
 
 def add_loading(parser: argparse.ArgumentParser) -> None:
     """Add the options of loading a model."""
     group = parser.add_argument_group("model loading")
-    group.add_argument(
-        "--weights",
-        choices=WEIGHT_MODES,
-        default="auto",
-        help="Data type of the weights; auto: float32 on a CPU, unchanged on a GPU",
-    )
-    group.add_argument(
-        "--wire",
-        choices=WIRE_MODES,
-        help="Memory that macOS may not evict; all: weights and, once idle, KV caches "
-        f"(default: {DEFAULT_WIRE}, or as in the settings)",
-    )
+    weights = "Data type of the weights; auto: float32 on a CPU, unchanged on a GPU"
+    wire = "Memory that macOS may not evict; all: weights and, once idle, KV caches "
+    wire += f"(default: {DEFAULT_WIRE}, or as in the settings)"
+    caches = "Limit for prompt caches (default: the rest; completions: 1/16 of the memory)"
     add_values(
         group,
+        ("--weights", None, WEIGHT_MODES, "auto", weights),
+        ("--wire", None, WIRE_MODES, None, wire),
         ("--kv-bits", "4|8", int, None, "Quantize the KV cache to 4 or 8 bits (default: off)"),
         ("--context", "N", positive, None, "Context length (default: the longest that fits)"),
         ("--memory-limit", "SIZE", _size, None, "Memory limit, e.g. 12GB (default: all available)"),
-        (
-            "--prompt-cache-memory",
-            "SIZE",
-            _size,
-            None,
-            "Limit for prompt caches (default: the rest; completions: 1/16 of the memory)",
-        ),
+        ("--prompt-cache-memory", "SIZE", _size, None, caches),
     )
-    group.add_argument(
-        "--force", action="store_true", help="Load models and prompts that exceed the memory limit"
-    )
+    add_flags(group, ("--force", "Load models and prompts that exceed the memory limit"))
 
 
 def add_hosts(parser: argparse.ArgumentParser) -> None:
     """Add --hosts."""
-    parser.add_argument(
-        "--hosts",
-        metavar="FILE|N",
-        help="Split the model over the hosts in an mlx.launch hostfile, starting with this one, "
-        "or over N local processes (default: no split)",
-    )
+    text = "Split the model over the hosts in an mlx.launch hostfile, starting with this one, "
+    text += "or over N local processes (default: no split)"
+    add_values(parser, ("--hosts", "FILE|N", str, None, text))
 
 
 def check_hosts(hosts: str | None, drafts: Iterable[str] = (), **others: object) -> None:
@@ -163,35 +140,22 @@ def check_hosts(hosts: str | None, drafts: Iterable[str] = (), **others: object)
 
 def loading_from(args: argparse.Namespace) -> LoadOptions:
     """Return the options of `add_loading`. Raises UsageError if options conflict."""
-    hosts = getattr(args, "hosts", None)
-    check_hosts(hosts, [args.draft], kv_bits=args.kv_bits, draft_model=args.draft_model)
-    return LoadOptions(
-        args.weights,
-        args.kv_bits,
-        args.context,
-        args.force,
-        args.prompt_cache_memory,
-        args.memory_limit,
-        draft_model=args.draft_model,
-        hosts=hosts,
-        wire=args.wire,
-    )
+    options = LoadOptions(**_values(LoadOptions, args))
+    check_hosts(options.hosts, [args.draft], kv_bits=args.kv_bits, draft_model=args.draft_model)
+    return options
 
 
 def options_from(args: argparse.Namespace) -> GenerateOptions:
     """Return the options of `add_generation`; generation checks their ranges."""
-    given = {
-        each.name: vars(args)[each.name] for each in fields(SamplingOptions) if each.name in args
-    }
-    sampling = SamplingOptions(**given | {"logit_bias": tuple(args.logit_bias or ())})
-    return GenerateOptions(
-        args.max_tokens,
-        args.draft,
-        args.draft_tokens,
-        sampling,
-        stop=tuple(args.stop or ()),
-        thinking_budget=args.thinking_budget,
-    )
+    bias, stop = tuple(args.logit_bias or ()), tuple(args.stop or ())
+    sampling = SamplingOptions(**_values(SamplingOptions, args) | {"logit_bias": bias})
+    given = _values(GenerateOptions, args) | {"sampling": sampling, "stop": stop}
+    return GenerateOptions(**given)
+
+
+def _values(options: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the values in `args` that have the names of fields of `options`."""
+    return {each.name: vars(args)[each.name] for each in fields(options) if each.name in args}
 
 
 MAX_CONSTRAINT_FILE = 4 << 20  # bytes of a schema or a grammar
@@ -201,23 +165,14 @@ def add_constraint(parser: argparse.ArgumentParser) -> None:
     """Add the options of structured output."""
     group = parser.add_argument_group("structured output")
     kinds = group.add_mutually_exclusive_group()
-    kinds.add_argument(
-        "--json-schema", metavar="FILE|JSON", help="Generate JSON that matches this JSON schema"
-    )
-    kinds.add_argument("--json", action="store_true", help="Generate JSON of any shape")
-    kinds.add_argument("--regex", metavar="RE", help="Match this regular expression as a whole")
-    kinds.add_argument(
-        "--choice",
-        action="append",
-        metavar="TEXT",
-        help="Answer with one of the choices; repeatable",
-    )
-    kinds.add_argument("--grammar", metavar="FILE", help="Match the Lark grammar in this file")
-    group.add_argument(
-        "--compact",
-        action="store_true",
-        help="Generate JSON without whitespace, which CHANGES the output",
-    )
+    schema = "Generate JSON that matches this JSON schema"
+    choice = "Answer with one of the choices; repeatable"
+    add_values(kinds, ("--json-schema", "FILE|JSON", str, None, schema))
+    add_flags(kinds, ("--json", "Generate JSON of any shape"))
+    add_values(kinds, ("--regex", "RE", str, None, "Match this regular expression as a whole"))
+    add_values(kinds, ("--choice", "TEXT", str, None, choice), action="append")
+    add_values(kinds, ("--grammar", "FILE", str, None, "Match the Lark grammar in this file"))
+    add_flags(group, ("--compact", "Generate JSON without whitespace, which CHANGES the output"))
 
 
 def constraint_from(args: argparse.Namespace) -> Constraint | None:
@@ -265,25 +220,19 @@ def _text_of(path: str, option: str) -> str:
 
 def add_drafting(group: argparse._ArgumentGroup) -> None:
     """Add the options of drafting."""
-    group.add_argument(
-        "--draft",
-        choices=DRAFT_MODES,
-        metavar="MODE",
-        default="auto",
-        help="Drafters to use. auto: all but exit, when expected to be faster; ngram, mtp, model "
-        "or exit: only n-grams, MTP heads, the draft model or early exit; fixed: always up to "
-        "N draft tokens; off: no drafting",
+    modes = (
+        "Drafters to use. auto: all but exit, when expected to be faster; ngram, mtp, model or "
+        "exit: only n-grams, MTP heads, the draft model or early exit; fixed: always up to N "
+        "draft tokens; off: no drafting"
     )
     add_values(
         group,
+        ("--draft", "MODE", DRAFT_MODES, "auto", modes),
         ("--draft-tokens", "N", positive, DEFAULT_DRAFT_TOKENS, "Draft tokens with --draft fixed"),
         ("--draft-model", "NAME_OR_PATH", str, None, "Draft model (default: as in the settings)"),
     )
-    group.add_argument(
-        "--no-answer-cache",
-        action="store_true",
-        help="Do not use or store earlier answers and prompt caches",
-    )
+    no_cache = "Do not use or store earlier answers and prompt caches"
+    add_flags(group, ("--no-answer-cache", no_cache))
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -25,7 +25,11 @@ def report(error: BaseException, *, debug: bool = False) -> None:
     file = save_report(error)
     where = f"details are in {file}" if file else "for details, run it again with --debug"
     how = "please report them with the output of akunu info"
-    print_warnings([f"this is a bug: {_summary(error)}; {where}; {how}"])
+    try:
+        summary = describe(error)[:_MAX_SUMMARY]
+    except Exception:  # noqa: BLE001 - str() of the exception can fail
+        summary = type(error).__name__
+    print_warnings([f"this is a bug: {summary}; {where}; {how}"])
 
 
 def save_report(error: BaseException) -> Path | None:
@@ -59,10 +63,3 @@ def _details(error: BaseException) -> str:
     if len(text) > 2 * _MAX_PART:
         text = f"{text[:_MAX_PART]}\n[...]\n{text[-_MAX_PART:]}"
     return f"akunu {__version__}, Python {sys.version}, {platform.platform()}\n\n{text}"
-
-
-def _summary(error: BaseException) -> str:
-    try:
-        return describe(error)[:_MAX_SUMMARY]
-    except Exception:  # noqa: BLE001 - as above
-        return type(error).__name__

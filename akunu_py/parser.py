@@ -87,17 +87,8 @@ def add_format(parser: argparse.ArgumentParser, *others: str) -> None:
     parser.add_argument("--format", choices=formats, default="text", help="Output format")
 
 
-def positive(text: str) -> int:
-    """Parse the value of an option that must be a positive integer."""
-    return _integer(text, 1)
-
-
-def count(text: str) -> int:
-    """Parse the value of an option that must be 0 or a positive integer."""
-    return _integer(text, 0)
-
-
-def _integer(text: str, least: int) -> int:
+def _integer(least: int, text: str) -> int:
+    """Parse the value of an option that must be an integer of `least` or more."""
     try:
         value = int(text)
     except ValueError:
@@ -105,6 +96,9 @@ def _integer(text: str, least: int) -> int:
     if value < least:
         raise argparse.ArgumentTypeError(f"expected an integer of {least} or more, got {text!r}")
     return value
+
+
+positive, count = partial(_integer, 1), partial(_integer, 0)
 
 
 def number(text: str, allowed: Callable[[float], bool], expected: str) -> float:
@@ -118,10 +112,17 @@ def number(text: str, allowed: Callable[[float], bool], expected: str) -> float:
     return value
 
 
-Option = tuple[str, str, Any, Any, str]  # name, metavar, type, default, help
+Option = tuple[str, str | None, Any, Any, str]  # name, metavar, type or choices, default, help
 
 
-def add_values(group: argparse._ActionsContainer, *options: Option) -> None:
-    """Add options that have a value."""
+def add_values(group: argparse._ActionsContainer, *options: Option, action: str = "store") -> None:
+    """Add options that have a value; with the action "append", they are repeatable."""
     for name, metavar, kind, default, text in options:
-        group.add_argument(name, metavar=metavar, type=kind, default=default, help=text)
+        values: Any = {"choices" if isinstance(kind, tuple) else "type": kind, "action": action}
+        group.add_argument(name, metavar=metavar, default=default, help=text, **values)
+
+
+def add_flags(group: argparse._ActionsContainer, *flags: tuple[str, str]) -> None:
+    """Add options without a value, by name and help."""
+    for name, text in flags:
+        group.add_argument(name, action="store_true", help=text)

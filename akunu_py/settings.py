@@ -183,17 +183,16 @@ def _set(document: TOMLDocument, name: str, value: Any) -> None:
 
     if value == getattr(Settings(), name):
         document.pop(name, None)
-    elif isinstance(value, dict) and isinstance(table := document.get(name), Table):
+    elif isinstance(value, dict):
+        found = document.get(name)
+        table = found if isinstance(found, Table) else tomlkit.table()
         for key in [key for key in table if key not in value]:
             del table[key]
         for key, text in value.items():
             if table.get(key) != text:
                 table[key] = _text(text)
-    elif isinstance(value, dict):
-        table = tomlkit.table()
-        for key, text in value.items():
-            table.add(key, _text(text))
-        document[name] = table
+        if table is not found:
+            document[name] = table
     elif document.get(name) != (list(value) if isinstance(value, tuple) else value):
         document[name] = _text(value) if isinstance(value, str) else value
 
@@ -225,17 +224,16 @@ def _validate_table(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the valid values of one table, and the errors."""
     known = {each.name: getattr(defaults, each.name) for each in fields(defaults)}
-    serve = isinstance(defaults, ServeSettings)
+    table = "serve." if isinstance(defaults, ServeSettings) else ""
     valid: dict[str, Any] = {}
     wrong = []
     for key, value in content.items():
-        name = f"serve.{key}" if serve else key
-        kind = type(known.get(key))
+        name, kind = f"{table}{key}", type(known.get(key))
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
-            names = f"settings{' of [serve]' if serve else ''}: {', '.join(known)}"
+            names = f"settings{' of [serve]' if table else ''}: {', '.join(known)}"
             hint = f"did you mean {close[0]}?" if close else names
-            wrong.append(f"unknown setting {'serve.' if serve else ''}{_abbreviate(key)}; {hint}")
+            wrong.append(f"unknown setting {table}{_abbreviate(key)}; {hint}")
         elif kind is ServeSettings and isinstance(value, dict):
             inner, lines = _validate_table(value, known[key])
             valid[key] = ServeSettings(**inner)

@@ -95,11 +95,6 @@ def confirm(question: str, command: str) -> bool:
     return input(f"{on_one_line(question)} [y/N] ").strip().lower() in ("y", "yes")
 
 
-def rewrite_line(line: str) -> None:
-    """Replace the last line on a terminal's stderr; an empty line clears it."""
-    print(f"\r\x1b[K{on_one_line(line)}", end="", file=sys.stderr, flush=True)
-
-
 def print_warnings(warnings: Iterable[str]) -> None:
     """Print each warning or error as a line on stderr, if it is open."""
     with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 """`akunu bench`; imports only the module of the requested action.
 
-Also what the actions share: types of options, progress, output, exit codes.
+Also what the actions share: types of options, progress and output.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from typing import Any
 
 from akunu_py.arguments import add_hosts, parse_temperature
 from akunu_py.bench.workloads import NAMES
-from akunu_py.errors import INTERRUPTED
-from akunu_py.parser import Parser, add_format, add_values, positive
-from akunu_py.text import rewrite_line
+from akunu_py.parser import Parser, add_flags, add_format, add_values, positive
+from akunu_py.text import on_one_line
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DEFAULT_MODEL, WEIGHT_MODES
 
 FAILED = 1  # the exit code of a comparison or check that fails
-Options = argparse.ArgumentParser | argparse._ArgumentGroup
+Options = argparse._ActionsContainer
 
 
 ACTIONS = {  # name of the action: summary
@@ -84,7 +83,7 @@ def add_lengths(parser: Options, *names: str, default: Sequence[int], what: str)
 def add_model(parser: argparse.ArgumentParser, *, weights: bool = True) -> None:
     add_values(parser, ("--model", "NAME_OR_PATH", str, DEFAULT_MODEL, "Model name or directory"))
     if weights:
-        parser.add_argument("--weights", choices=WEIGHT_MODES, default="auto", help="Weight format")
+        add_values(parser, ("--weights", None, WEIGHT_MODES, "auto", "Weight format"))
 
 
 def add_count(parser: Options, name: str, default: int, what: str) -> None:
@@ -92,19 +91,15 @@ def add_count(parser: Options, name: str, default: int, what: str) -> None:
     add_values(parser, (name, "N", positive, default, what))
 
 
-def add_repeats(parser: argparse.ArgumentParser, default: int) -> None:
-    add_count(parser, "--repeats", default, "Number of repetitions")
-
-
 def add_workloads(parser: Options) -> None:
-    text = "Workload; repeatable (default: all)"
-    parser.add_argument("--workload", action="append", metavar="NAME", help=text)
+    workload = "Workload; repeatable (default: all)"
+    add_values(parser, ("--workload", "NAME", str, None, workload), action="append")
 
 
 def progress(line: str) -> None:
     """Show progress on stderr: one rewritten line on a terminal, separate lines elsewhere."""
     if sys.stderr.isatty():
-        rewrite_line(line)
+        print(f"\r\x1b[K{on_one_line(line)}", end="", file=sys.stderr, flush=True)
     elif line:
         print_line(line)
 
@@ -121,14 +116,9 @@ def show(options: argparse.Namespace, as_json: Any, print_text: Callable[[], Non
         print_text()
 
 
-def exit_code(interrupted: bool) -> int:
-    if interrupted:
-        print("interrupted: only the results measured so far are shown", file=sys.stderr)
-    return INTERRUPTED if interrupted else 0
-
-
 # The options of the default action are here, because `speed` loads MLX.
 MEMORY = "memory"
+MODES = ("off", "fixed", "auto", "ngram", "mtp", "exit", MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,54 +136,36 @@ FULL = DefaultScope(NAMES, ("off", "fixed", "auto"), 256)
 
 def add_speed_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `akunu bench speed`."""
-    parser.add_argument(
-        "--full",
-        action="store_true",
-        help="Measure all workloads, all draft modes, and longer answers",
-    )
+    add_flags(parser, ("--full", "Measure all workloads, all draft modes, and longer answers"))
     group = parser.add_argument_group("tests of given lengths, as in llama-bench (0: none)")
     cached = "Numbers of tokens in the cache before each test (default: 0)"
     add_lengths(group, "-p", "--n-prompt", default=[], what="Prompt lengths to prefill")
     add_lengths(group, "-n", "--n-gen", default=[], what="Numbers of tokens to generate")
     add_lengths(group, "-d", "--n-depth", default=[0], what=cached)
     group = parser.add_argument_group("workloads")
-    group.add_argument(
-        "--workload",
+    workloads = f"{', '.join(NAMES)}, or none; repeatable (default: {', '.join(QUICK.workloads)}; "
+    modes = "Draft mode; memory is auto with the answers to the other workloads; repeatable "
+    add_values(
+        group,
+        ("--workload", "NAME", str, None, f"{workloads}none with -p or -n)"),
+        ("--draft", "MODE", MODES, None, f"{modes}(default: {', '.join(QUICK.modes)})"),
         action="append",
-        metavar="NAME",
-        help=f"{', '.join(NAMES)}, or none; repeatable (default: {', '.join(QUICK.workloads)}; "
-        "none with -p or -n)",
-    )
-    group.add_argument(
-        "--draft",
-        action="append",
-        choices=("off", "fixed", "auto", "ngram", "mtp", "exit", MEMORY),
-        metavar="MODE",
-        help="Draft mode; memory is auto with the answers to the other workloads; repeatable "
-        f"(default: {', '.join(QUICK.modes)})",
     )
     add_count(group, "--draft-tokens", DEFAULT_DRAFT_TOKENS, "Draft length of --draft fixed")
-    group.add_argument(
-        "--memory-from", type=Path, metavar="TRACES", help="Recorded answers for --draft memory"
+    add_values(
+        group, ("--memory-from", "TRACES", Path, None, "Recorded answers for --draft memory")
     )
-    group.add_argument(
-        "--temperature",
-        type=parse_temperature,
-        action="append",
-        metavar="T",
-        help="Sampling temperature; repeatable (default: 0)",
+    temperatures = "Sampling temperature; repeatable (default: 0)"
+    add_values(
+        group, ("--temperature", "T", parse_temperature, None, temperatures), action="append"
     )
-    group.add_argument(
-        "--max-tokens",
-        type=positive,
-        metavar="N",
-        help=f"Maximum tokens of an answer (default: {QUICK.max_tokens}, with --full "
-        f"{FULL.max_tokens})",
+    default = f"(default: {QUICK.max_tokens}, with --full {FULL.max_tokens})"
+    add_values(
+        group, ("--max-tokens", "N", positive, None, f"Maximum tokens of an answer {default}")
     )
-    parser.add_argument(
-        "--draft-model", metavar="NAME_OR_PATH", help="Draft model for akunu and mlx-lm"
-    )
-    add_repeats(parser, 3)
+    drafts = "Draft model for akunu and mlx-lm"
+    add_values(parser, ("--draft-model", "NAME_OR_PATH", str, None, drafts))
+    add_count(parser, "--repeats", 3, "Number of repetitions")
     add_model(parser)
     add_hosts(parser)
     add_format(parser, "md")

@@ -18,7 +18,7 @@ from akunu_py.bench.command import FAILED, show
 from akunu_py.bench.result import Result, load_result, median
 from akunu_py.bench.tables import to_text
 from akunu_py.errors import UsageError
-from akunu_py.parser import add_format, number
+from akunu_py.parser import add_flags, add_format, number
 
 Verdict = Literal["slower", "faster", "no difference", "too few repetitions"]
 ALL = "all of them"
@@ -34,11 +34,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--alpha", 0.01, "Significance level of the rank test (default: 1)"),
     ):
         parser.add_argument(name, type=_percent, default=default, metavar="PERCENT", help=what)
-    parser.add_argument(
-        "--against-baseline",
-        action="store_true",
-        help="Compare speedups over the plain loop of the same round, for unsteady machines",
-    )
+    what = "Compare speedups over the plain loop of the same round, for unsteady machines"
+    add_flags(parser, ("--against-baseline", what))
     add_format(parser)
 
 
@@ -61,7 +58,8 @@ def run(options: argparse.Namespace) -> int:
             f"{options.before} and {options.after} share no test of the same loop; "
             "measure both with the same options of akunu bench"
         )
-    slower = any_slower(comparisons)
+    # A slower baseline means a slower machine.
+    slower = any(each.verdict == "slower" and not each.plain for each in comparisons)
     rows = [asdict(comparison) for comparison in comparisons]
     unit = "x plain" if options.against_baseline else "t/s"
     show(
@@ -118,11 +116,6 @@ def compare(
         plain = runner in baselines
         found.append(Comparison(runner, test, before, after, ratio, p, verdict, plain))
     return found
-
-
-def any_slower(comparisons: Sequence[Comparison]) -> bool:
-    """Return True if any of our runners is slower; a slower baseline means a slower machine."""
-    return any(c.verdict == "slower" and not c.plain for c in comparisons)
 
 
 def _rates(result: Result, against_baseline: bool) -> dict[tuple[str, str], list[float]]:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from akunu_py.bench.command import add_count, add_model, add_repeats, show
+from akunu_py.bench.command import add_count, add_model, show
 from akunu_py.errors import UsageError
 from akunu_py.ngram.cost import interpolate
 from akunu_py.ngram.planner import best_draft
-from akunu_py.parser import add_format
+from akunu_py.parser import add_format, add_values
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ CURVES: dict[str, str] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_repeats(parser, 7)
+    add_count(parser, "--repeats", 7, "Number of repetitions")
     add_count(parser, "--context", CONTEXT, "Number of tokens in the cache")
     add_model(parser)
     add_format(parser)
@@ -38,13 +38,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def add_curve_option(parser: argparse.ArgumentParser) -> None:
     """Add the option that chooses a curve, for other actions."""
-    parser.add_argument(
-        "--curve",
-        default="m5max",
-        metavar="CURVE",
-        help=f"Cost of passes: {', '.join(CURVES)}, points such as 1:1,3:1.11,5:1.42, or both as "
-        "in m5max,33:7",
-    )
+    points = "points such as 1:1,3:1.11,5:1.42, or both as in m5max,33:7"
+    text = f"Cost of passes: {', '.join(CURVES)}, {points}"
+    add_values(parser, ("--curve", "CURVE", str, "m5max", text))
 
 
 def run(options: argparse.Namespace) -> int:

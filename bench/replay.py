@@ -34,7 +34,7 @@ from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
-from akunu_py.parser import add_format, number
+from akunu_py.parser import add_flags, add_format, add_values, number
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter, LoadOptions
 
 COMPARED_DRAFTERS = ("fixed 4", "prompt lookup", "auto")
@@ -43,36 +43,22 @@ COMPARED_DRAFTERS = ("fixed 4", "prompt lookup", "auto")
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", metavar="TRACES", help="Trace file, gzipped or not")
     add_curve_option(parser)
-    parser.add_argument(
-        "--draft",
-        choices=("auto", "ngram", "fixed", "off"),
-        default="auto",
-        help="Draft mode (default: %(default)s)",
-    )
-    command.add_count(
-        parser, "--draft-tokens", DEFAULT_DRAFT_TOKENS, "Draft length of --draft fixed"
-    )
-    parser.add_argument(
-        "--memory",
-        action="store_true",
-        help="Learn from each answer for the next ones, as the answer cache does",
-    )
+    memory = "Learn from each answer for the next ones, as the answer cache does"
+    latency = "Network latency of each pass, for a model on several hosts"
+    prompts = "Prompts for --record, one a line or JSON lines (default: the bench's workloads)"
+    draft_modes = ("auto", "ngram", "fixed", "off")
+    add_values(parser, ("--draft", None, draft_modes, "auto", "Draft mode"))
+    draft_tokens = "Draft length of --draft fixed"
+    command.add_count(parser, "--draft-tokens", DEFAULT_DRAFT_TOKENS, draft_tokens)
+    add_flags(parser, ("--memory", memory))
     command.add_workloads(parser)
-    parser.add_argument(
-        "--compare", action="store_true", help="Compare auto with fixed drafts and prompt lookup"
-    )
-    for name, default, what in (
-        ("--latency", 0.0, "Network latency of each pass, for a model on several hosts"),
-        ("--step", 25.0, "Duration of a plain step without --latency"),
-    ):
-        text = f"{what} (default: {default:g})"
-        parser.add_argument(name, type=_milliseconds, default=default, metavar="MS", help=text)
-    parser.add_argument("--record", metavar="OUT", help="Answer prompts and write a trace file")
-    parser.add_argument(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help="Prompts for --record, one a line or JSON lines (default: the bench's workloads)",
+    add_flags(parser, ("--compare", "Compare auto with fixed drafts and prompt lookup"))
+    add_values(
+        parser,
+        ("--latency", "MS", _milliseconds, 0.0, latency),
+        ("--step", "MS", _milliseconds, 25.0, "Duration of a plain step without --latency"),
+        ("--record", "OUT", str, None, "Answer prompts and write a trace file"),
+        ("--prompts", "FILE", Path, None, prompts),
     )
     command.add_count(parser, "--max-tokens", 256, "Maximum tokens of each recorded answer")
     command.add_model(parser)
@@ -158,12 +144,12 @@ def replay_trace(
     if drafter not in ("auto", "ngram"):
         rewrites = None
     found = {}
+
+    def make() -> Drafter:
+        return drafter_named(drafter, CostCurve(curve.points), learned, draft_tokens)
+
     for name, items in trace.workloads.items():
         learned = AnswerCache() if memory else None
-
-        def make(learned: AnswerCache | None = learned) -> Drafter:
-            return drafter_named(drafter, CostCurve(curve.points), learned, draft_tokens)
-
         found[name] = replay(items, make, curve, learned, rewrites)
     return found
 
@@ -248,12 +234,8 @@ class ReplayCounts:
         """Return the counts and the derived rates, ready for JSON."""
         draft_us = 1e6 * self.draft_s / max(1, self.tokens)
         prompt_us = 1e6 * self.prompt_s / max(1, self.prompt_tokens)
-        return {
-            "items": self.items,
-            "tokens": self.tokens,
-            "passes": self.passes,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
+        counts = ("items", "tokens", "passes", "drafted", "accepted")
+        return {name: getattr(self, name) for name in counts} | {
             "tokens_per_pass": round(self.tokens / self.passes, 4) if self.passes else 0.0,
             "score": round(self.tokens / self.cost, 4) if self.cost else 0.0,
             "draft_us_per_token": round(draft_us, 2),

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step, speculative_generate_step
@@ -72,51 +72,46 @@ class Run:
     peak_bytes: int = 0  # of MLX's memory, 0 if not measured
     text: str = ""
 
-    def add(
-        self, prompt: list[int], output: list[int], ttft_s: float, decode_s: float, first: int = 1
-    ) -> None:
-        """Add an answer. first: number of output tokens that the prefill yielded."""
+    def add(self, prompt: list[int], output: list[int], ttft_s: float, decode_s: float) -> None:
+        """Add an answer; the prefill yielded its first token."""
         self.turns.append((prompt, output))
-        self.decoded += max(0, len(output) - first)
+        self.decoded += max(0, len(output) - 1)
         self.ttft_s.append(ttft_s)
         self.decode_s += decode_s
 
 
-class Runner(Protocol):
+class Runner:
     """A loop that answers workloads."""
 
     name: str
-    baseline: str  # the runner whose speed is 1.00
-    foreign: bool  # not our code; its failure does not end the bench
-
-    def reference(self, temperature: float) -> str | None:
-        """Return the name of the runner whose output must be identical, if any."""
-
-    def run(self, workload: Workload, conditions: Conditions) -> Run:
-        """Answer the turns of `workload`."""
-
-
-class MlxLm:
-    """mlx-lm's plain loop, `generate_step`, without detokenizing. Turns share the cache."""
-
-    name = baseline = PLAIN
-    foreign = True
+    baseline = PLAIN  # the runner whose speed is 1.00
+    foreign = True  # not our code; its failure does not end the bench
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def reference(self, temperature: float) -> str | None:
+        """Return the name of the runner whose output must be identical, if any."""
         return None
 
     def run(self, workload: Workload, conditions: Conditions) -> Run:
+        """Answer the turns of `workload`."""
+        raise NotImplementedError
+
+
+class MlxLm(Runner):
+    """mlx-lm's plain loop, `generate_step`, without detokenizing. Turns share the cache."""
+
+    name = PLAIN
+
+    def run(self, workload: Workload, conditions: Conditions) -> Run:
         engine, run = self._engine, Run()
-        cache = make_prompt_cache(engine.model)
+        cache: Any = None
         cached: list[int] = []
         mx.random.seed(conditions.seed)
 
-        def answer(messages: list[Message]) -> str:
+        def answer(prompt: list[int]) -> list[int]:
             nonlocal cache, cached
-            prompt = engine.tokens.encode_chat(messages)
             shared = min(common_prefix(cached, prompt), len(prompt) - 1)
             if cached and can_trim_prompt_cache(cache):
                 trim_prompt_cache(cache, len(cached) - shared)
@@ -132,18 +127,15 @@ class MlxLm:
             output = _time_answer(run, prompt, steps, engine.tokens.stop_tokens)
             # The cache has the last token, because mlx-lm's step runs ahead.
             cached = [*prompt, *output]
-            return decode_text(engine, output)
+            return output
 
-        run_conversation(run, workload, answer)
-        return run
+        return run_conversation(engine, run, workload, answer)
 
 
-class MlxLmDraftModel:
+class MlxLmDraftModel(Runner):
     """mlx-lm's speculative loop with a draft model and new caches in each turn."""
 
     name = f"{PLAIN} + draft model"
-    baseline = PLAIN
-    foreign = True
 
     def __init__(self, engine: Engine, draft_model: Engine) -> None:
         """Raises UsageError if the vocabularies of the models differ."""
@@ -161,8 +153,7 @@ class MlxLmDraftModel:
         engine, run = self._engine, Run()
         mx.random.seed(conditions.seed)
 
-        def answer(messages: list[Message]) -> str:
-            prompt = engine.tokens.encode_chat(messages)
+        def answer(prompt: list[int]) -> list[int]:
             steps = speculative_generate_step(
                 mx.array(prompt),
                 engine.model,
@@ -171,22 +162,27 @@ class MlxLmDraftModel:
                 max_tokens=conditions.max_tokens,
                 sampler=make_sampler(temp=conditions.temperature),
             )
-            return decode_text(engine, _time_answer(run, prompt, steps, engine.tokens.stop_tokens))
+            return _time_answer(run, prompt, steps, engine.tokens.stop_tokens)
 
-        run_conversation(run, workload, answer)
-        return run
+        return run_conversation(engine, run, workload, answer)
 
 
-def run_conversation(run: Run, workload: Workload, answer: Callable[[list[Message]], str]) -> None:
-    """Answer the turns of `workload`; store text and peak memory in `run`."""
+def run_conversation(
+    engine: Engine, run: Run, workload: Workload, answer: Callable[[list[int]], list[int]]
+) -> Run:
+    """Answer the turns of `workload`; return `run` with their text and the peak memory.
+
+    answer: adds the answer to a prompt to `run`, and returns its tokens.
+    """
+
+    def answer_text(messages: list[Message]) -> str:
+        output = answer(engine.tokens.encode_chat(messages))
+        return str(engine.tokens.tokenizer.decode(output, skip_special_tokens=True)).strip()
+
     mx.reset_peak_memory()
-    run.text = _TURN_BREAK.join(workload.run_turns(answer))
+    run.text = _TURN_BREAK.join(workload.run_turns(answer_text))
     run.peak_bytes = mx.get_peak_memory()
-
-
-def decode_text(engine: Engine, tokens: list[int]) -> str:
-    """Return the text of an answer for the prompt of the next turn."""
-    return str(engine.tokens.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+    return run
 
 
 def _time_answer(
@@ -210,7 +206,7 @@ def _time_answer(
     return output
 
 
-class Akunu:
+class Akunu(Runner):
     """Our engine, with a new session for each conversation. Times include detokenizing.
 
     curve: learned costs of passes, shared by runs. memory: read-only answers by workload.
@@ -232,7 +228,7 @@ class Akunu:
         self._neural_drafters: dict[str, LearnedDrafter] = {}  # learned state, shared by runs
         self.baseline = PLAIN if engine.host_group is None else OFF
         self._draft_tokens = draft_tokens or DEFAULT_DRAFT_TOKENS
-        self.name: str = name or (mode if memory is None else f"{mode} + memory")
+        self.name = name or (mode if memory is None else f"{mode} + memory")
         if draft_tokens is not None:
             self.name += f" {draft_tokens}"
 
@@ -253,15 +249,13 @@ class Akunu:
             draft_tokens=self._draft_tokens,
         )
 
-        def answer(messages: list[Message]) -> str:
-            prompt = engine.tokens.encode_chat(messages)
+        def answer(prompt: list[int]) -> list[int]:
             context = prompt_rewrites(engine, prompt, options)
             done = session.generate(prompt, options, context).answer()
             run.add(prompt, list(done.tokens), done.stats.prefill_s, done.stats.decode_s)
-            return decode_text(engine, list(done.tokens))
+            return list(done.tokens)
 
-        run_conversation(run, workload, answer)
-        return run
+        return run_conversation(engine, run, workload, answer)
 
 
 def record_passes(session: Session, passes: Passes) -> None:

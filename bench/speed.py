@@ -55,7 +55,7 @@ from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.token_ids import common_prefix
-from akunu_py.errors import HostLost, UsageError
+from akunu_py.errors import INTERRUPTED, HostLost, UsageError
 from akunu_py.ngram.answer_cache import CAPACITY_BITS, AnswerCache
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DraftMode, GenerateOptions, LoadOptions
@@ -100,7 +100,10 @@ def run(options: argparse.Namespace) -> int:
     print_speed(result, options.format, _not_measured(options) if workloads else "")
     if result.lost:
         raise HostLost(result.lost)
-    return command.exit_code(not result.complete)
+    if result.complete:
+        return 0
+    command.print_line("interrupted: only the results measured so far are shown")
+    return INTERRUPTED
 
 
 def _not_measured(options: argparse.Namespace) -> str:
@@ -205,13 +208,11 @@ def make_runners(
             Akunu(drafted, "auto", curve, name="auto + draft model"),
         ]
     for mode in modes:
-        if mode == MEMORY:
-            runners.append(Akunu(engine, "auto", curve, memory=memories))
-        elif mode == "fixed":
-            runners.append(Akunu(engine, "fixed", curve, draft_tokens=plan.draft_tokens))
-        else:
-            check_mode(engine, named := cast(DraftMode, mode))
-            runners.append(Akunu(engine, named, curve))
+        memory = memories if mode == MEMORY else None
+        named = cast(DraftMode, "auto" if mode == MEMORY else mode)
+        check_mode(engine, named)
+        draft_tokens = plan.draft_tokens if mode == "fixed" else None
+        runners.append(Akunu(engine, named, curve, draft_tokens=draft_tokens, memory=memory))
     return runners
 
 
@@ -245,13 +246,13 @@ def measure(engine: Engine, runners: Sequence[Runner], plan: SpeedPlan, runs: li
     active, names = list(runners), {runner.name for runner in runners}
     groups = list(itertools.product(plan.workloads, plan.temperatures))
     for number, (workload, temperature) in enumerate(groups):
-        references = [runner.reference(temperature) for runner in active]
-        group = [
-            Series(workload.name, temperature, runner.name, runner.baseline,
-                   reference if reference in names else None)
-            for runner, reference in zip(active, references, strict=True)
-        ]  # fmt: skip
-        runs += group
+        pairs = []
+        for runner in active:
+            series = Series(workload.name, temperature, runner.name, runner.baseline)
+            if (reference := runner.reference(temperature)) in names:
+                series.reference = reference
+            pairs.append((runner, series))
+        runs += [series for _, series in pairs]
         limit = min(plan.max_tokens, workload.max_tokens)
         # Round -1 warms up, with its own seed.
         for repeat in range(-1, plan.repeats):
@@ -261,12 +262,11 @@ def measure(engine: Engine, runners: Sequence[Runner], plan: SpeedPlan, runs: li
             conditions = Conditions(limit, temperature, repeat + 1)
             if repeat < 0:
                 conditions = replace(conditions, max_tokens=min(limit, _WARM_UP_TOKENS))
-            pairs = list(zip(active, group, strict=True))
             answers = _run_round(pairs, workload, conditions, repeat)
+            pairs = [(runner, series) for runner, series in pairs if series.failed is None]
             if repeat >= 0:
-                _record_round(engine, group, answers)
-            active = [runner for runner, series in pairs if series.failed is None]
-            group = [series for series in group if series.failed is None]
+                _record_round(engine, [series for _, series in pairs], answers)
+        active = [runner for runner, _ in pairs]
 
 
 def _run_round(
@@ -295,9 +295,7 @@ def _run_round(
 def _record_round(engine: Engine, group: Sequence[Series], answers: dict[str, Run]) -> None:
     """Compare each output with its reference, and store the text and passes of this round."""
     for series in group:
-        run, reference = answers.get(series.runner), answers.get(series.reference or "")
-        if run is None:
-            continue
+        run, reference = answers[series.runner], answers.get(series.reference or "")
         if reference is not None:
             weights = engine if series.baseline in (PLAIN, OFF) else None
             divergence = first_divergence(weights, reference.turns, run.turns)

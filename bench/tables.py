@@ -20,13 +20,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="Result file of akunu bench"
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="OUT.md",
-        help="Markdown file to write (default: text to stdout)",
-    )
+    output = "Markdown file to write (default: text to stdout)"
+    parser.add_argument("-o", "--output", type=Path, metavar="OUT.md", help=output)
 
 
 def run(options: argparse.Namespace) -> int:

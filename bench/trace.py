@@ -122,16 +122,16 @@ def record(
 
     workloads: dict[str, list[dict[str, list[int]]]] = {}
     session = Session(engine)
+
+    def answer(messages: list[Message]) -> str:
+        prompt = engine.tokens.encode_chat(messages)
+        done = session.generate(prompt, GenerateOptions(max_tokens=max_tokens)).answer()
+        items.append({"prompt": prompt, "output": list(done.tokens)})
+        return done.text
+
     for number, workload in enumerate(prompts, 1):
         progress(f"{workload.name}: prompt {number}")
         items = workloads.setdefault(workload.name, [])
-
-        def answer(messages: list[Message], items: list[dict[str, list[int]]] = items) -> str:
-            prompt = engine.tokens.encode_chat(messages)
-            done = session.generate(prompt, GenerateOptions(max_tokens=max_tokens)).answer()
-            items.append({"prompt": prompt, "output": list(done.tokens)})
-            return done.text
-
         workload.run_turns(answer)
     count = sum(len(item["output"]) for items in workloads.values() for item in items)
     data = json.dumps({"tokenizer": engine.name, "workloads": workloads}).encode()

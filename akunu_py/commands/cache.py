@@ -25,12 +25,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     removed = add("rm", "Delete prompt caches; the next prompt takes longer", remove_caches)
     verified = add("verify", "Verify the data of prompt caches", verify_caches)
     for action, default in ((removed, ""), (verified, " (default: all)")):
-        action.add_argument(
-            "id",
-            nargs="*",
-            metavar="ID",
-            help=f"Id or its beginning, see akunu cache list{default}",
-        )
+        text = f"Id or its beginning, see akunu cache list{default}"
+        action.add_argument("id", nargs="*", metavar="ID", help=text)
     removed.add_argument("--all", action="store_true", help="Delete all prompt caches")
     removed.add_argument("--model", metavar="NAME", help="Delete the prompt caches of this model")
 
@@ -111,14 +107,13 @@ def _files_with_ids(ids: list[str]) -> list[Path]:
 def _facts(path: Path) -> dict[str, Any]:
     """Return the facts in a file's header and status."""
     status = path.stat()
-    facts: dict[str, Any] = {"id": path.stem, "model": path.parent.name.rpartition("-")[0]}
-    tokens, problem = 0, ""
+    model, tokens, problem = path.parent.name.rpartition("-")[0], 0, ""
     try:
         about = cache_file.read(path).metadata
-        facts["model"], tokens = about.model, len(about.tokens)
+        model, tokens = about.model, len(about.tokens)
     except DamagedCache:
         problem = "damaged"
     except AkunuError:
         problem = "other version"
-    sizes = {"tokens": tokens, "bytes": status.st_size, "used": status.st_mtime}
-    return facts | sizes | {"problem": problem}
+    facts: dict[str, Any] = {"id": path.stem, "model": model, "tokens": tokens}
+    return facts | {"bytes": status.st_size, "used": status.st_mtime, "problem": problem}

@@ -33,29 +33,22 @@ _TIMEOUT_S = 2.0  # for a running decode step; loading a model takes longer
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="Model name or path (default: the model in the settings)",
-    )
+    model = "Model name or path (default: the model in the settings)"
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=model)
     parser.add_argument(
         "--continue", dest="latest", action="store_true", help="Continue the most recent chat"
     )
-    parser.add_argument(
-        "--resume",
-        nargs="*",
-        metavar="WORD",
-        help="Resume the chat with this id or these words; without words, choose from a list",
-    )
+    words = "Resume the chat with this id or these words; without words, choose from a list"
+    parser.add_argument("--resume", nargs="*", metavar="WORD", help=words)
     # Not greedy: small models repeat themselves.
-    add_generation(parser, temperature=None, top_p=0.95, max_tokens=None)
+    add_generation(parser, top_p=0.95, from_settings=True)
     add_server(parser)
     add_hosts(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    require_terminal()
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        raise UsageError("chat needs a terminal; for scripts use: akunu run")
     settings, problems = read_settings()
     hosts_server = start_hosts_server(args)
     server = "off" if hosts_server else args.server or settings.server
@@ -227,12 +220,6 @@ def check_draft_model(args: argparse.Namespace) -> list[str]:
             args.draft_model = ""
             return [f"--draft-model is not used: {error}"]
     return []
-
-
-def require_terminal() -> None:
-    """Raise UsageError unless all standard streams are terminals."""
-    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
-        raise UsageError("chat needs a terminal; for scripts use: akunu run")
 
 
 def find_model(model_name: str) -> model_store.StoredModel | None:

@@ -18,7 +18,7 @@ from akunu_py.chats.search import SearchHit
 from akunu_py.decoding.prompt_cache.prompt_cache_store import forget_conversation
 from akunu_py.errors import ConversationError, UsageError
 from akunu_py.files import read_bounded, read_stream
-from akunu_py.parser import add_actions, add_format
+from akunu_py.parser import add_actions, add_flags, add_format
 from akunu_py.text import collapse, confirm, for_output, print_warnings, say, table
 
 MAX_IMPORT = 256 << 20  # bytes, about 200,000 messages
@@ -32,25 +32,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     searched.add_argument("words", nargs="+", metavar="WORD", help="Word or its beginning")
     add_format(searched)
     exported = add("export", "Export one chat or all chats as Markdown or JSON", export)
-    exported.add_argument(
-        "id", nargs="?", metavar="ID", help="Id or its beginning, see akunu chats list"
-    )
-    exported.add_argument("--all", action="store_true", help="Export all chats, as JSON only")
-    exported.add_argument(
-        "--format",
-        choices=("markdown", "json"),
-        help="Output format (default: by the suffix of FILE, otherwise markdown; json with --all)",
-    )
+    id_text = "Id or its beginning, see akunu chats list"
+    exported.add_argument("id", nargs="?", metavar="ID", help=id_text)
+    add_flags(exported, ("--all", "Export all chats, as JSON only"))
+    form = "Output format (default: by the suffix of FILE, otherwise markdown; json with --all)"
+    exported.add_argument("--format", choices=("markdown", "json"), help=form)
     exported.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="New file (default: standard output)"
     )
     imported = add("import", "Import chats that were exported as JSON", import_chats)
     imported.add_argument("file", metavar="FILE", help="JSON file of up to 256 MiB; - reads stdin")
     removed = add("rm", "Delete chats permanently", remove)
-    removed.add_argument(
-        "id", nargs="+", metavar="ID", help="Id or its beginning, see akunu chats list"
-    )
-    removed.add_argument("--yes", action="store_true", help="Do not ask for confirmation")
+    removed.add_argument("id", nargs="+", metavar="ID", help=id_text)
+    add_flags(removed, ("--yes", "Do not ask for confirmation"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -131,7 +125,8 @@ def _read(file: str) -> str:
 def _print_results(results: Sequence[SearchResult], form: str) -> None:
     """Print chats as a table or JSON, each with the snippet that a search found."""
     if form == "json":
-        content = [_json_row(each) for each in results]
+        found = [{"found": each.hit.snippet} if each.hit.snippet else {} for each in results]
+        content = [asdict(each.info) | more for each, more in zip(results, found, strict=True)]
         print(for_output(json.dumps(content, indent=2, ensure_ascii=False)))
         return
     if not results:
@@ -150,8 +145,3 @@ def _print_results(results: Sequence[SearchResult], form: str) -> None:
         say(line)
         if each.hit.snippet:
             say(f"{'':<{_ID_DIGITS}}  {collapse(each.hit.snippet)}")
-
-
-def _json_row(result: SearchResult) -> dict[str, object]:
-    values: dict[str, object] = asdict(result.info)
-    return values | {"found": result.hit.snippet} if result.hit.snippet else values

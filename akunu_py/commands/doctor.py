@@ -16,6 +16,10 @@ from akunu_py import paths
 from akunu_py.commands.info import describe_blas, describe_memory, describe_server
 from akunu_py.errors import AkunuError
 from akunu_py.files import read_bounded
+from akunu_py.models.store import model_store
+from akunu_py.parser import add_flags
+from akunu_py.serve.own.discovery import running_servers
+from akunu_py.settings import load_settings, settings_file
 from akunu_py.text import human_size, say, table
 from akunu_py.types import DEFAULT_MODEL
 from akunu_py.version import __version__, package_version
@@ -50,9 +54,7 @@ Check = Callable[[], Iterator[Finding]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--hub", action="store_true", help="Connect to the Hugging Face hub (default: stay offline)"
-    )
+    add_flags(parser, ("--hub", "Connect to the Hugging Face hub (default: stay offline)"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -120,8 +122,6 @@ def _disk() -> Iterator[Finding]:
 
 
 def _models() -> Iterator[Finding]:
-    from akunu_py.models.store import model_store
-
     found = model_store.list_models()
     if not found:
         advice = f"none installed; run: akunu models pull {DEFAULT_MODEL}"
@@ -136,9 +136,6 @@ def _models() -> Iterator[Finding]:
 
 
 def _drafting() -> Iterator[Finding]:
-    from akunu_py.models.store import model_store
-    from akunu_py.settings import load_settings, settings_file
-
     settings = load_settings()
     if settings_file().exists():
         yield Finding("settings", "ok", str(settings_file()))
@@ -150,8 +147,6 @@ def _drafting() -> Iterator[Finding]:
 
 
 def _servers() -> Iterator[Finding]:
-    from akunu_py.serve.own.discovery import running_servers
-
     servers = running_servers()
     if not servers:
         yield Finding("server", "ok", "not running (start: akunu serve)")

@@ -26,7 +26,7 @@ from akunu_py.decoding.load import open_model, warn_about_memory
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.files import read_stream
 from akunu_py.interrupts import exit_after_interrupt
-from akunu_py.parser import add_format
+from akunu_py.parser import add_flags, add_format, add_values
 from akunu_py.text import displayable, for_output, print_warnings, say
 from akunu_py.types import FinishReason, Message
 
@@ -50,19 +50,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "prompt", nargs="?", metavar="PROMPT", help="Prompt; - reads stdin (default: piped stdin)"
     )
     add_model(parser)
-    parser.add_argument(
-        "--raw", action="store_true", help="Continue PROMPT without the chat template"
-    )
+    add_flags(parser, ("--raw", "Continue PROMPT without the chat template"))
     add_format(parser)
-    parser.add_argument("--quiet", action="store_true", help="Do not print statistics")
-    parser.add_argument(
-        "--prompt-cache",
-        type=Path,
-        metavar="FILE",
-        help="Load cached tokens from FILE if it exists, and save prompt and answer to it",
-    )
+    add_flags(parser, ("--quiet", "Do not print statistics"))
+    text = "Load cached tokens from FILE if it exists, and save prompt and answer to it"
+    add_values(parser, ("--prompt-cache", "FILE", Path, None, text))
     add_constraint(parser)
-    add_generation(parser, temperature=0.0, top_p=1.0)
+    add_generation(parser)
     add_hosts(parser)
 
 
@@ -170,17 +164,14 @@ def stream(generation: Request) -> None:
 
 def as_dict(engine: Engine, generation: Request) -> dict[str, object]:
     """Return the object for `--format json`."""
+    hosts = engine.host_group if generation.finish_reason else None
     return {
         "text": generation.text,
         **({"thinking": generation.thinking} if generation.thinking else {}),
         "tokens": generation.tokens,
         "finish_reason": generation.finish_reason,
         "stats": generation.stats.as_dict() | {"load_s": round(engine.load_s, 4)},
-        **(
-            {"hosts": engine.host_group.as_dict()}
-            if engine.host_group and generation.finish_reason
-            else {}
-        ),
+        **({"hosts": hosts.as_dict()} if hosts else {}),
     }
 
 

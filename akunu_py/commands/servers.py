@@ -20,7 +20,7 @@ from akunu_py.commands.serve import KEY_VARIABLE
 from akunu_py.errors import AkunuError, ServerGone
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
-from akunu_py.parser import Parser
+from akunu_py.parser import Parser, add_values
 from akunu_py.serve.own.client import ServerClient, ServerFacts, matching_server, server_at
 from akunu_py.serve.own.discovery import running_servers
 from akunu_py.types import LoadOptions
@@ -35,12 +35,9 @@ Found = TypeVar("Found")
 
 def add_server(parser: argparse.ArgumentParser) -> None:
     """Add --server."""
-    parser.add_argument(
-        "--server",
-        metavar="auto|off|URL",
-        help="Server to use. auto: a running akunu serve with the model, if any; off: load the "
-        "model in this process; URL: this server (default: auto, or as in the settings)",
-    )
+    text = "Server to use. auto: a running akunu serve with the model, if any; off: load the "
+    text += "model in this process; URL: this server (default: auto, or as in the settings)"
+    add_values(parser, ("--server", "auto|off|URL", str, None, text))
 
 
 def server_for(
@@ -97,10 +94,7 @@ class ServeProcess:
             env=os.environ | environment,
             start_new_session=True,  # Ctrl-C does not reach the server
         )
-
-    @property
-    def id(self) -> int:
-        return self._process.pid
+        self.id = self._process.pid
 
     @property
     def running(self) -> bool:

@@ -16,11 +16,8 @@ _FILES = {"FILE", "PATH", "FILE|JSON", "FILE|N"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "shell",
-        choices=(*SHELLS, "models"),
-        help="Shell whose script to print; models: print the model names that scripts complete",
-    )
+    text = "Shell whose script to print; models: print the model names that scripts complete"
+    parser.add_argument("shell", choices=(*SHELLS, "models"), help=text)
 
 
 def run(args: argparse.Namespace) -> int:

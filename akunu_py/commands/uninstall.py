@@ -12,6 +12,7 @@ from akunu_py import paths
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.models.store import model_store
 from akunu_py.models.store.directories import store_errors
+from akunu_py.parser import add_flags
 from akunu_py.serve.own import system_service
 from akunu_py.text import confirm, human_size, say
 
@@ -23,12 +24,11 @@ _INSTALLERS = (  # part of the path of the environment, and the command that rem
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data",
-        action="store_true",
-        help="Delete models, chats, caches and settings, after a confirmation",
+    add_flags(
+        parser,
+        ("--data", "Delete models, chats, caches and settings, after a confirmation"),
+        ("--yes", "Do not ask for confirmation"),
     )
-    parser.add_argument("--yes", action="store_true", help="Do not ask for confirmation")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from akunu_py.bench.command import add_count, add_model, add_repeats, progress, show
+from akunu_py.bench.command import add_count, add_model, progress, show
 from akunu_py.bench.result import describe_machine, half_range, median, today
 from akunu_py.bench.tables import to_text
 from akunu_py.bench.workloads import load_workloads
@@ -284,7 +284,7 @@ def _visible_text(shown: bytes | bytearray) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_repeats(parser, 4)
+    add_count(parser, "--repeats", 4, "Number of repetitions")
     add_count(parser, "--max-tokens", 96, "Maximum tokens of an answer")
     add_count(parser, "--keys", 24, "Keys to type during the answers of each repetition")
     parser.add_argument("--draft", choices=DRAFT_MODES, default="auto")
