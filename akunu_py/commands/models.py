@@ -95,7 +95,8 @@ def list_models(args: argparse.Namespace) -> None:
     if rows:
         print(*table([("NAME", "SIZE", "CONTEXT", "FROM"), *rows]), sep="\n")
     more = f", and {len(others)} of other programs" if others else ""
-    say(f"{len(installed) or 'no'} models of akunu{more}")
+    word = "model" if len(installed) == 1 else "models"
+    say(f"{len(installed) or 'no'} {word} of akunu{more}")
     names = {model.name for model in installed}
     for each in cleanup.unfinished_pulls():
         say(f"{each.what}; to resume, run: akunu models pull {each.repository}")
