@@ -97,8 +97,14 @@ class Detokenizer:
         """last_prompt_token: context for the first token, as for SentencePiece's leading space."""
         self._tokenizer = tokenizer
         self._context: list[int] = [] if last_prompt_token is None else [last_prompt_token]
-        self._stream = DecodeStream(self._context, skip_special_tokens=True)
         self._pending: list[int] = []  # tokens whose text was not returned
+        self._restart()
+
+    def _restart(self) -> None:
+        self._stream = DecodeStream(self._context, skip_special_tokens=True)
+        text = self._tokenizer.backend_tokenizer.decode(self._context)
+        # The stream returns the text of a context that ends within a character.
+        self._repeated = text if text.endswith("\ufffd") else ""
 
     def add(self, token: int) -> str:
         """Return the text that became complete with `token`."""
@@ -110,6 +116,7 @@ class Detokenizer:
             return self.finish()
         if text is not None:
             self._context, self._pending = self._pending, []
+            text, self._repeated = text.removeprefix(self._repeated), ""
             return text
         return "" if len(self._pending) < _MAX_PENDING else self.finish()
 
@@ -119,6 +126,6 @@ class Detokenizer:
             return ""
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         text = str(self._tokenizer.decode(self._pending, **options))
-        self._stream = DecodeStream(self._context, skip_special_tokens=True)
         self._pending = []
+        self._restart()
         return text
