@@ -2,38 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from akunu_py.types import DraftGuide
 
 ORDERS = (2, 3, 4)  # of the n-gram; its context is one token shorter
 LONGEST_CONTEXT = ORDERS[-1] - 1
+WINDOW = 512
 DEFAULT_LIMIT = 4
+
+FNV_OFFSET_BASIS = 14695981039346656037
+FNV_PRIME = 1099511628211
+_MASK = (1 << 64) - 1
+
+
+def fnv1a(tokens: Iterable[int]) -> int:
+    """Return the 64-bit FNV-1a hash of `tokens` (Fowler, Noll and Vo), one round per token."""
+    digest = FNV_OFFSET_BASIS
+    for token in tokens:
+        digest = ((digest ^ token) * FNV_PRIME) & _MASK
+    return digest
 
 
 class Predictor:
-    """Counts n-grams of orders 2, 3 and 4, and drafts the most frequent continuation."""
+    """Counts n-grams of orders 2, 3 and 4, and drafts the most frequent continuation.
+
+    `history` is bounded by `WINDOW`; the tables keep all counts.
+    """
 
     def __init__(self) -> None:
-        self.context: list[int] = []  # the last tokens
-        # By order: the order - 1 tokens of context -> {next token: count}.
-        self.tables: dict[int, dict[tuple[int, ...], dict[int, int]]] = {
-            order: {} for order in ORDERS
-        }
+        self.history: list[int] = []
+        # By order: FNV-1a hash of the order - 1 tokens of context -> {next token: count}.
+        self.tables: dict[int, dict[int, dict[int, int]]] = {order: {} for order in ORDERS}
 
     def update(self, token: int) -> None:
         """Count `token` after each context, then append it."""
+        history = self.history
         for order in ORDERS:
-            if len(self.context) < order - 1:
+            if len(history) < order - 1:
                 break
-            counts = self.tables[order].setdefault(tuple(self.context[1 - order :]), {})
+            counts = self.tables[order].setdefault(fnv1a(history[1 - order :]), {})
             counts[token] = counts.get(token, 0) + 1
-        self.context = [*self.context[1 - LONGEST_CONTEXT :], token]
+        history.append(token)
+        if len(history) > 2 * WINDOW:  # trimmed in blocks; `window` is exact
+            del history[:-WINDOW]
 
     def update_batch(self, tokens: Sequence[int]) -> None:
         """Call `update` for each of `tokens`."""
         for token in tokens:
             self.update(token)
+
+    @property
+    def window(self) -> list[int]:
+        return self.history[-WINDOW:]
 
     def predict(self, limit: int = DEFAULT_LIMIT, guide: DraftGuide | None = None) -> list[int]:
         """Draft up to `limit` tokens, each after the longest known context.
@@ -41,7 +62,7 @@ class Predictor:
         Of equally frequent continuations the first seen wins. A grammar's forced tokens come first,
         and a forbidden token ends the draft.
         """
-        context = self.context
+        context = self.history[-LONGEST_CONTEXT:]
         draft: list[int] = []
         forced: list[int] = []
         while len(draft) < limit:
@@ -58,7 +79,7 @@ class Predictor:
         for order in reversed(ORDERS):
             if len(context) < order - 1:
                 continue
-            counts = self.tables[order].get(tuple(context[1 - order :]))
+            counts = self.tables[order].get(fnv1a(context[1 - order :]))
             if counts is not None:
                 # Dictionaries keep insertion order and max() keeps the first of equals.
                 return max(counts, key=counts.__getitem__)

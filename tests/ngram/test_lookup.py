@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from akunu_py.ngram import answer_cache
 from akunu_py.ngram.answer_cache import AnswerCache, AnswerMatch
-from akunu_py.ngram.fixed import LONGEST_CONTEXT, ORDERS, FixedDrafter, Predictor
+from akunu_py.ngram.fixed import ORDERS, WINDOW, FixedDrafter, Predictor, fnv1a
 from akunu_py.ngram.index import LONGEST_MATCH, MAX_CHAIN_1, SuffixIndex, earlier_answers
 from akunu_py.types import Drafter
 
@@ -174,7 +174,7 @@ def test_truncated_altered_and_foreign_bytes_are_refused() -> None:
             AnswerCache(bits)
 
 
-Tables = dict[int, dict[tuple[int, ...], dict[int, int]]]
+Tables = dict[int, dict[int, dict[int, int]]]
 
 # Few different tokens, so that contexts repeat.
 token_lists = st.lists(st.integers(0, 3), max_size=80)
@@ -192,7 +192,7 @@ def count_from_scratch(tokens: list[int]) -> Tables:
     for i, token in enumerate(tokens):
         for order in ORDERS:
             if i >= order - 1:
-                counts = tables[order].setdefault(tuple(tokens[i - order + 1 : i]), {})
+                counts = tables[order].setdefault(fnv1a(tokens[i - order + 1 : i]), {})
                 counts[token] = counts.get(token, 0) + 1
     return tables
 
@@ -217,6 +217,19 @@ def predict_from_scratch(tokens: list[int], limit: int) -> list[int]:
     return draft
 
 
+@pytest.mark.parametrize(
+    ("tokens", "digest"),
+    [
+        ([], 0xCBF29CE484222325),
+        (b"a", 0xAF63DC4C8601EC8C),  # test vectors from the FNV draft, appendix C
+        (b"foobar", 0x85944171F73967E8),
+        ([49151], ((0xCBF29CE484222325 ^ 49151) * 0x100000001B3) % 2**64),  # mixed in whole
+    ],
+)
+def test_hashes(tokens: list[int], digest: int) -> None:
+    assert fnv1a(tokens) == digest
+
+
 @given(token_lists, st.integers(0, 80), st.integers(0, 8))
 def test_any_batches_predict_as_counting_from_scratch(
     tokens: list[int], cut: int, limit: int
@@ -224,13 +237,14 @@ def test_any_batches_predict_as_counting_from_scratch(
     predictor = predictor_of(tokens[:cut], tokens[cut:])
     assert predictor.predict(limit) == predict_from_scratch(tokens, limit)
     assert predictor.tables == count_from_scratch(tokens)  # predicting changes nothing
-    assert predictor.context == tokens[-LONGEST_CONTEXT:]
+    assert predictor.window == tokens
 
 
-def test_context_is_bounded_and_tables_outlive_it() -> None:
-    early, filler = [1, 2, 3, 4, 5], list(range(1000, 2536))
+def test_window_is_bounded_and_tables_outlive_it() -> None:
+    early, filler = [1, 2, 3, 4, 5], list(range(1000, 1000 + 3 * WINDOW))
     predictor = predictor_of(early + filler)
-    assert predictor.context == filler[-LONGEST_CONTEXT:]
+    assert predictor.window == filler[-WINDOW:]
+    assert len(predictor.history) <= 2 * WINDOW
     assert predictor.tables == count_from_scratch(early + filler)
     predictor.update_batch([1, 2])
     assert predictor.predict(3) == [3, 4, 5]
