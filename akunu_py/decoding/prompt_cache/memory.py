@@ -159,6 +159,7 @@ class PrefixStats:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[int, ...], tuple[int, int]] = {}  # oldest first
+        self._chances: dict[tuple[int, ...], float] = {}  # results of `chance` since the last `add`
 
     def add(self, tokens: Sequence[int], *, continued: bool) -> None:
         """Count a text: started, or continued for the first time (`continued`)."""
@@ -167,10 +168,16 @@ class PrefixStats:
         self._counts[key] = (starts + (not continued), continuations + continued)
         if len(self._counts) > _MAX_PREFIXES:
             del self._counts[next(iter(self._counts))]
+        self._chances = {}
 
     def chance(self, tokens: Sequence[int]) -> float:
         """Return the chance that a text added once is continued."""
         key = tuple(tokens[:_PREFIX_LENGTH])
+        if key not in self._chances:
+            self._chances[key] = self._chance(key)
+        return self._chances[key]
+
+    def _chance(self, key: tuple[int, ...]) -> float:
         others = [
             (common_prefix(each, key), starts - (each == key), continuations)
             for each, (starts, continuations) in self._counts.items()
