@@ -71,10 +71,19 @@ class PromptCaches:
             self._cached.append(_CachedHistory(history, self._requests, self._prefixes(history)))
 
     def _prefixes(self, history: TokenHistory) -> dict[int, int]:
-        """Compare a new history with the cached ones, so that evicting needs no comparison."""
+        """Compare a new history with the cached ones, so that evicting needs no comparison.
+
+        The entry with the longest common prefix so far answers for most of the others, so each
+        token of the new history is compared about once.
+        """
         prefixes = dict[int, int]()
+        nearest: _CachedHistory | None = None
+        longest = 0
         for each in self._cached:
-            length = common_prefix(each.history.tokens, history.tokens)
+            length = longest if nearest is None else min(longest, nearest.shared_with(each))
+            if nearest is None or nearest.shared_with(each) == longest:
+                length = common_prefix(each.history.tokens, history.tokens, longest)
+                nearest, longest = each, length
             prefixes[id(each.history)] = each.prefixes[id(history)] = length
         return prefixes
 

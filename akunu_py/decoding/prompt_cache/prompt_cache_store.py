@@ -168,7 +168,7 @@ class PromptCacheStore:
         now = self._clock()
         with contextlib.suppress(OSError):
             ledger = json.dumps([*_recent_writes(now), (now, nbytes)])
-            write_atomically(paths.prompt_caches_dir() / _LEDGER, ledger.encode())
+            write_atomically(_root() / _LEDGER, ledger.encode())
 
     @contextlib.contextmanager
     def _lock_for_writing(self) -> Iterator[bool]:
@@ -176,7 +176,7 @@ class PromptCacheStore:
         with contextlib.ExitStack() as stack:
             is_locked = False
             with contextlib.suppress(OSError):
-                stack.enter_context(locked(paths.prompt_caches_dir() / _LOCK, wait=False))
+                stack.enter_context(locked(_root() / _LOCK, wait=False))
                 is_locked = True
             yield is_locked
 
@@ -302,9 +302,7 @@ def remove(path: Path) -> int:
 
 def forget(model: Path | None = None) -> int:
     """Delete all files of `model` or of every model; return the bytes freed. Raises StoreError."""
-    directories = (
-        [paths.prompt_caches_dir() / paths.model_directory_name(model)] if model else _directories()
-    )
+    directories = [_root() / paths.model_directory_name(model)] if model else _directories()
     with cache_file.disk_errors("cannot read the prompt caches"):
         return sum(remove(path) for each in directories if each.is_dir() for path in each.iterdir())
 
@@ -338,13 +336,13 @@ def sweep(limits: DiskLimits, now: float) -> None:
             total += size
 
 
+def _root() -> Path:
+    return paths.prompt_caches_dir()
+
+
 def _directories() -> list[Path]:
     try:
-        return [
-            path
-            for path in paths.prompt_caches_dir().iterdir()
-            if path.is_dir() and not path.is_symlink()
-        ]
+        return [path for path in _root().iterdir() if path.is_dir() and not path.is_symlink()]
     except OSError:
         return []
 
@@ -376,8 +374,7 @@ def _recent_writes(now: float) -> list[tuple[float, int]]:
     """Return (time, bytes) of the writes in the last hour."""
     try:
         found = [
-            (float(at), int(size))
-            for at, size in read_json(paths.prompt_caches_dir() / _LEDGER, _MAX_LEDGER_BYTES)
+            (float(at), int(size)) for at, size in read_json(_root() / _LEDGER, _MAX_LEDGER_BYTES)
         ]
     except (OSError, ValueError, TypeError, OverflowError):
         return []
