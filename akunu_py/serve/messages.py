@@ -272,7 +272,7 @@ class MessageEncoder(Encoder):
     def __init__(self, model: str, *, thinks: bool = False) -> None:
         """thinks: see `set_thinks`."""
         self._model, self._thinks = model, thinks
-        self._prompt = 0  # tokens, as far as known
+        self._prompt = 0  # known prompt tokens
         self._started = False
         self._open_type = ""  # type of the open block, or ""
         self._index = -1  # of the last block
