@@ -54,7 +54,7 @@ reliability: $(VENV)/.installed-dev ## inject faults and fuzz, for hours (docs/r
 lint: $(VENV)/.installed-dev ## check format, style, types and import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy akunu_py tests docs/pictures.py packaging/homebrew/make_formula.py
+	$(BIN)/mypy akunu_py tests docs/pictures.py docs/race.py packaging/homebrew/make_formula.py
 	$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/.installed-dev ## format the sources
@@ -70,9 +70,10 @@ check-mac: $(VENV)/.installed ## check what only a Mac can show (docs/bench.md)
 	@$(BIN)/python -m tests.measure.chat $(if $(MODEL),--model $(MODEL))
 	@$(BIN)/python -m tests.measure.check $(if $(MODEL),--model $(MODEL)) $(if $(SOAK),--soak $(SOAK))
 
-pictures: $(VENV)/.installed ## draw the README's pictures from a real conversation
+pictures: $(VENV)/.installed ## draw the README's pictures from real answers
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	$(BIN)/python docs/pictures.py docs/images
+	$(BIN)/python docs/race.py docs/images
 
 wheel: $(VENV)/.installed-dev ## build the sdist and the wheel into dist/
 	@rm -rf build dist

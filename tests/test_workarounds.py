@@ -158,7 +158,7 @@ def test_a_directory_is_read_once_however_it_is_named() -> None:
 def test_chat_handles_keys_typed_before_the_start_and_ends_with_its_terminal() -> None:
     """It ends even if no parent passes SIGHUP on."""
     terminal, inside = os.openpty()
-    os.write(terminal, b"/options\r")
+    os.write(terminal, b"/settings\r")
     # Without a controlling terminal the kernel sends no signal either.
     chat = subprocess.Popen(
         [sys.executable, "-m", "akunu_py", "chat"],
@@ -170,7 +170,7 @@ def test_chat_handles_keys_typed_before_the_start_and_ends_with_its_terminal() -
     os.close(inside)
     try:
         screen = b""
-        while b"Options of this chat" not in screen:
+        while b"all chats" not in screen:
             screen += os.read(terminal, 65536)
         os.close(terminal)
         assert chat.wait(30) == -signal.SIGHUP
