@@ -109,7 +109,7 @@ def _draw(left: float, row: int, column: int, text: str, drafted: bool) -> str:
 
 
 def draw(plain: Recording, drafted: Recording) -> str:
-    """Return the SVG of two answers beside each other. Raises ValueError if they differ."""
+    """Return the SVG of two answers next to each other. Raises ValueError if they differ."""
     if plain.tokens != drafted.tokens:
         raise ValueError("the answers differ")
     seconds = max(each.pieces[-1][0] for each in (plain, drafted)) + _PAUSE_S

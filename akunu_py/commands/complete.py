@@ -26,7 +26,7 @@ from akunu_py.completion.request import (
 from akunu_py.errors import UsageError
 from akunu_py.models.catalog import recommend
 from akunu_py.models.store import model_store
-from akunu_py.parser import Parser, add_values, count, positive
+from akunu_py.parser import Parser, add_flags, add_values, count, positive
 from akunu_py.paths import program_words
 from akunu_py.settings import load_settings
 from akunu_py.text import print_warnings
@@ -38,12 +38,8 @@ if TYPE_CHECKING:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_model(parser, "completion_model or model in the settings")
-    parser.add_argument(
-        "--fim",
-        default="auto",
-        metavar="NAME",
-        help="Fill-in-the-middle or next-edit format of the model; none: use only the prefix",
-    )
+    fim = "Fill-in-the-middle or next-edit format of the model; none: use only the prefix"
+    add_values(parser, ("--fim", "NAME", str, "auto", fim))
     _add_modes(parser)
     _add_limits(parser)
     add_drafting(parser.add_argument_group("drafting"))
@@ -170,15 +166,10 @@ def changed_options(args: argparse.Namespace) -> list[str]:
 def _add_modes(parser: argparse.ArgumentParser) -> None:
     """Add the options that select the protocol, and those of --filter."""
     modes = parser.add_argument_group("modes", "Default: JSON lines on stdin and stdout.")
-    modes.add_argument("--lsp", action="store_true", help="Run as a language server")
-    modes.add_argument(
-        "--print-config",
-        choices=EDITORS,
-        help="Print the configuration for an editor, with the other options in its command",
-    )
-    modes.add_argument(
-        "--filter", action="store_true", help="Complete the text on stdin, then exit"
-    )
+    config = "Print the configuration for an editor, with the other options in its command"
+    add_flags(modes, ("--lsp", "Run as a language server"))
+    add_values(modes, ("--print-config", None, EDITORS, None, config))
+    add_flags(modes, ("--filter", "Complete the text on stdin, then exit"))
     group = parser.add_argument_group("filter options")
     add_values(
         group,
@@ -186,16 +177,9 @@ def _add_modes(parser: argparse.ArgumentParser) -> None:
         ("--offset", "N", str, None, "Cursor position in characters, from 0, instead of --cursor"),
         ("--path", "PATH", str, "", "Path of the text (default: unknown)"),
     )
-    group.add_argument(
-        "--whole", action="store_true", help="Print the whole text, not only the completion"
-    )
-    group.add_argument(
-        "--file",
-        action="append",
-        type=Path,
-        metavar="PATH",
-        help="Another file of the project, for context and drafts; repeatable",
-    )
+    add_flags(group, ("--whole", "Print the whole text, not only the completion"))
+    file = "Another file of the project, for context and drafts; repeatable"
+    add_values(group, ("--file", "PATH", Path, None, file), action="append")
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:

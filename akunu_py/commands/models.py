@@ -19,7 +19,7 @@ from akunu_py.models.store import cleanup, hub_cache, model_store
 from akunu_py.models.store.hub_cache import parse_reference
 from akunu_py.models.store.progress import Progress, ProgressMeter
 from akunu_py.models.store.scan import REMOVAL
-from akunu_py.parser import add_actions, add_format, add_values
+from akunu_py.parser import add_actions, add_flags, add_format, add_values
 from akunu_py.text import confirm, human_size, on_one_line, parse_size, say, table
 
 if TYPE_CHECKING:
@@ -30,14 +30,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = add_actions(parser)
     add("list", "List installed and available models", list_models)
     pull = add("pull", "Download a model", pull_model)
-    pull.add_argument(
-        "model",
-        metavar="MODEL",
-        help="Catalog name or OWNER/REPOSITORY on the Hugging Face hub; append @REVISION to pin it",
-    )
-    pull.add_argument(
-        "--if-missing", action="store_true", help="Print nothing if the model is installed"
-    )
+    model = "Catalog name or OWNER/REPOSITORY on the Hugging Face hub; append @REVISION to pin it"
+    pull.add_argument("model", metavar="MODEL", help=model)
+    add_flags(pull, ("--if-missing", "Print nothing if the model is installed"))
     add_values(
         pull,
         ("--name", "NAME", str, None, "Local name (default: derived from MODEL)"),
@@ -59,18 +54,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     shown = add("show", "Show details of a model", show)
     shown.add_argument("name", metavar="NAME", help="Installed model or catalog name")
-    shown.add_argument("--verify", action="store_true", help="Also verify the hashes of its files")
+    add_flags(shown, ("--verify", "Also verify the hashes of its files"))
     verified = add("verify", "Verify the hashes of one model or all models", verify)
     verified.add_argument("name", nargs="?", metavar="NAME", help="Model (default: all models)")
     clean = add("gc", "Delete files of interrupted downloads and removed models", remove_leftovers)
-    clean.add_argument("--dry-run", action="store_true", help="Only list the files")
+    add_flags(clean, ("--dry-run", "Only list the files"))
     forgotten = add("forget", "Delete the answer cache and prompt caches of a model", forget)
     forgotten.add_argument("name", metavar="NAME", help="Model name or path")
     removed = add("rm", "Remove a model", remove)
     removed.add_argument("name", metavar="NAME", help="Installed model")
-    removed.add_argument("--yes", action="store_true", help="Do not ask for confirmation")
-    removed.add_argument(
-        "--hub-files", action="store_true", help="Also delete its files from the hub's cache"
+    add_flags(
+        removed,
+        ("--yes", "Do not ask for confirmation"),
+        ("--hub-files", "Also delete its files from the hub's cache"),
     )
 
 

@@ -21,7 +21,7 @@ from akunu_py.errors import HostLost, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
-from akunu_py.parser import Parser, add_values, count, positive
+from akunu_py.parser import Parser, add_flags, add_values, count, positive
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.serve.own.discovery import RunningServer, loopback_url, running_servers
 from akunu_py.serve.own.system_service import (
@@ -50,30 +50,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Without --model, --host, --port or --api-key, the values of AKUNU_MODEL, AKUNU_HOST, "
         "AKUNU_PORT and AKUNU_API_KEY apply, then those under [serve] in settings.toml."
     )
-    parser.add_argument(
-        "--model",
+    model = "Model to serve; repeatable: requests name one, and unknown names mean the first "
+    alias = "Additional name of a model (default: of the first) in requests; repeatable"
+    add_values(
+        parser,
+        ("--model", "NAME_OR_PATH", str, None, f"{model}(default: as in the settings)"),
+        ("--alias", "NAME[=MODEL]", str, None, alias),
         action="append",
-        metavar="NAME_OR_PATH",
-        help="Model to serve; repeatable: requests name one, and unknown names mean the first "
-        "(default: as in the settings)",
-    )
-    parser.add_argument(
-        "--alias",
-        action="append",
-        metavar="NAME[=MODEL]",
-        help="Additional name of a model (default: of the first) in requests; repeatable",
     )
     embedding = "Model for /v1/embeddings, such as Qwen3-Embedding (default: none)"
     add_values(parser, ("--embedding-model", "NAME_OR_PATH", str, None, embedding))
     service = parser.add_argument_group(
         "service", "Run at each login, by launchd or systemd. See docs/install.md."
     ).add_mutually_exclusive_group()
-    for option, help_text in (
+    add_flags(
+        service,
         ("--install", "Install and start the service, with the other options"),
         ("--uninstall", "Stop and remove the service"),
         ("--status", "Show the service and all running servers"),
-    ):
-        service.add_argument(option, action="store_true", help=help_text)
+    )
     access = parser.add_argument_group("network")
     add_values(
         access,
@@ -81,12 +76,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--port", "N", int, None, f"Port; 0: any free port (default: {DEFAULT_PORT})"),
         ("--api-key", "KEY", str, None, f"Required API key (default: the value of {KEY_VARIABLE})"),
     )
-    access.add_argument(
-        "--cors",
-        action="append",
-        metavar="ORIGIN",
-        help="Website that may send requests; * for all; repeatable",
-    )
+    cors = "Website that may send requests; * for all; repeatable"
+    add_values(access, ("--cors", "ORIGIN", str, None, cors), action="append")
     add_values(
         parser.add_argument_group("generation", "Defaults for requests that do not set them."),
         ("--temperature", "T", float, None, "Sampling temperature (default: the model's, or 1)"),
@@ -98,16 +89,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--grace", "S", float, 20.0, "Grace period for running requests on shutdown, in seconds"),
         ("--idle", "MIN", float, 30.0, "Minutes without requests before unloading; 0: never"),
     )
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="Refuse requests with fields that have no effect, or with unknown names of models",
+    strict = "Refuse requests with fields that have no effect, or with unknown names of models"
+    add_flags(
+        parser,
+        ("--strict", strict),
+        ("--quiet", "Do not log requests"),
+        ("--log-content", "Log the content of requests and answers"),
+        ("--until-eof", "Shut down when stdin is closed"),
     )
-    parser.add_argument("--quiet", action="store_true", help="Do not log requests")
-    parser.add_argument(
-        "--log-content", action="store_true", help="Log the content of requests and answers"
-    )
-    parser.add_argument("--until-eof", action="store_true", help="Shut down when stdin is closed")
     add_drafting(parser.add_argument_group("drafting"))
     add_loading(parser)
     add_hosts(parser)

@@ -271,7 +271,7 @@ def test_recurrent_state_cannot_be_trimmed_only_rolled_back() -> None:
 
 def test_an_unknown_cache_kind_is_named_and_does_not_draft() -> None:
     class MyCache(KVCache):  # type: ignore[misc]
-        """May keep state of its own."""
+        """May keep state besides the cache."""
 
     class LayerCache(KVCache):  # type: ignore[misc]
         """Only by name the one that is known."""

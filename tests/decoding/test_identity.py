@@ -418,7 +418,7 @@ def test_pieces_join_to_the_decoded_text_and_mark_accepted_drafts(starter_engine
     assert request.stats.accepted > 20
     for piece in pieces:
         assert all(0 <= start < end <= len(piece.text) for start, end in piece.drafted)
-    # Every token of this text is whole characters, so each accepted one has a range of its own.
+    # Every token of this text is whole characters, so each accepted one has its own range.
     assert sum(len(piece.drafted) for piece in pieces) == request.stats.accepted
     assert request.stats.target_passes < request.stats.generated_tokens - 1
     assert request.stats.tokens_per_pass > 2

@@ -267,7 +267,7 @@ async def test_failure_before_first_frame_has_its_own_status(
 
 
 class ScriptedHost(ModelHost):
-    """Runs a scripted job in a thread of its own."""
+    """Runs a scripted job in its own thread."""
 
     def __init__(self, script: Callable[[JobHandle], Iterator[Event]]) -> None:
         self.script, self.finished = script, threading.Event()

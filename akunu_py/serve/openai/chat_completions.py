@@ -84,7 +84,7 @@ class MessageBody(Body):
     def text(self) -> str:
         if isinstance(self.content, str):
             return self.content
-        # A part that is no text gets a line of its own.
+        # A part that is no text gets its own line.
         return "".join(
             f"{part.text}\n" if isinstance(part, OtherPart) else part.text
             for part in self.content or ()
