@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from textual.message import Message as TextualMessage
 
-from akunu_py.decoding.events import AnnotatedPiece, Gauges
+from akunu_py.decoding.events import AnnotatedPiece, Event, Finished, Gauges
+from akunu_py.decoding.generate.job import JobHandle
 from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
@@ -36,6 +37,20 @@ OPTIONS = GenerateOptions(max_tokens=24)
 ENDLESS = GenerateOptions(max_tokens=4000)
 
 
+class RecordedLoop(StepLoop):
+    """Appends the statistics of finished answers to `answered`."""
+
+    def __init__(self, session: Session, answered: list[Stats]) -> None:
+        super().__init__(session, 1)
+        self._answered = answered
+
+    def step(self) -> list[tuple[JobHandle, list[Event]]]:
+        found = super().step()
+        for _, events in found:
+            self._answered += [each.stats for each in events if isinstance(each, Finished)]
+        return found
+
+
 class Recorder:
     """A session thread and what it posts."""
 
@@ -45,16 +60,13 @@ class Recorder:
         self.starter = starter
         self.answered: list[Stats] = []
         self.loading: list[bool] = []  # at each load
-        self.thread = ChatClient("starter", self.load, on_answered=self.record)
+        self.thread = ChatClient("starter", self.load)
 
     def load(self, name: str) -> StepLoop:
         self.loading.append(self.thread.is_loading)
         if self.broken:
             raise DamagedModel("model 'starter' is damaged")
-        return StepLoop(Session(altered(self.starter, name=name)), 1)
-
-    def record(self, engine: Engine, stats: Stats) -> None:
-        self.answered.append(stats)
+        return RecordedLoop(Session(altered(self.starter, name=name)), self.answered)
 
     def next(self) -> Any:
         return self.messages.get(timeout=60)

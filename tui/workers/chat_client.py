@@ -37,7 +37,7 @@ from akunu_py.types import (
 )
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.model.engine import Engine
+    pass
 
 Span = tuple[int, int]  # half-open range of characters
 Rejected = tuple[int, str]  # the position of a rejected draft in a text, and the draft's text
@@ -186,7 +186,6 @@ class ChatClient:
         model: str,
         load: Callable[[str], ModelLoop],  # called in the model's thread with a model's name
         unload_s: float | None = None,
-        on_answered: Callable[[Engine, Stats], None] = lambda engine, stats: None,
     ) -> None:
         self._model = model
         self._post: Callable[[AnswerMessage], object] = lambda message: None
@@ -196,7 +195,6 @@ class ChatClient:
             idle_s=unload_s,
             retry_s=(0.0, 0.0),
             on_state=self._on_state,
-            on_answered=on_answered,
         )
 
     def start(self, post: Callable[[AnswerMessage], object], *, load: bool = True) -> None:

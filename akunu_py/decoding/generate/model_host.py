@@ -124,8 +124,6 @@ class ModelHost:
         retry_s: tuple[float, float] = _RETRY_S,
         awake: SleepBlocker | None = None,  # keeps the machine awake while there is work
         on_state: Callable[[State], None] = lambda state: None,  # called in the thread
-        # Called in the thread after every finished answer of a model loaded here:
-        on_answered: Callable[[Engine, Stats], None] = lambda engine, stats: None,
         clock: Callable[[], float] = time.monotonic,
         save_after_s: float = _SAVE_AFTER_S,  # idle time before prompt caches are saved
     ) -> None:
@@ -135,7 +133,6 @@ class ModelHost:
         self._retry_s = retry_s
         self._awake = awake or SleepBlocker()
         self.on_state = on_state
-        self._on_answered = on_answered
         self._clock = clock
         self.state: State = "unloaded"
         self.error: Exception = AkunuError("the model was not loaded yet")  # of the last load
@@ -369,7 +366,7 @@ class ModelHost:
             wanted = bool(needs_model) and not self._closing
             reload = self._reload and not (self._waiting or self._running or self._closing)
         for handle in gone:
-            self._end(handle, Finished("cancelled", Stats()))
+            handle.deliver(Finished("cancelled", Stats()))
         if reload:
             self._reload = False
             self._unload()
@@ -410,7 +407,7 @@ class ModelHost:
         if gone:
             self._unload()
         if settled or not gone:
-            self._end(handle, event)
+            handle.deliver(event)
 
     def _begin(self) -> None:
         """Start waiting jobs while slots are free."""
@@ -421,7 +418,7 @@ class ModelHost:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
             for handle in waiting:
-                self._end(handle, Failed(self.error))
+                handle.deliver(Failed(self.error))
 
     def _next_waiting(self, loop: ModelLoop) -> JobHandle | None:
         """Take the next job: short ones first, then clients with few running jobs, then FIFO.
@@ -445,11 +442,6 @@ class ModelHost:
                 self._waiting.remove(chosen)
                 self._running.append(chosen)
         return chosen
-
-    def _end(self, handle: JobHandle, event: Finished | Failed) -> None:
-        if isinstance(event, Finished) and (engine := self.engine) is not None:
-            self._on_answered(engine, event.stats)
-        handle.deliver(event)
 
 
 _MOMENT_S = 5.0  # shorter work does not start `caffeinate`; macOS waits at least a minute
