@@ -386,15 +386,16 @@ class Transcript(SteadyScroll, can_focus=False):
             view.unfold()
         elif not self.drafting:
             where, index = section_of_hit(view, view.sections, index, pattern)
-        hits, deadline = list(hits_in(where, pattern)), time.monotonic() + _LAYOUT_S
-        while len(hits) <= index and time.monotonic() < deadline:  # text that is not laid out yet
+        hits, deadline = list[ShownHit](), time.monotonic() + _LAYOUT_S
+        while len(hits) <= index and time.monotonic() < deadline:
             if isinstance(where, MarkdownSection) and where.is_unmounted:
                 # First, because sections far from the screen are unmounted.
                 self.scroll_to_widget(where, animate=False, top=True, immediate=True)
                 async with self._mounting:
                     await where.restore()
-            await asyncio.sleep(_UPDATE_DELAY_S)
             hits = list(hits_in(where, pattern))
+            if len(hits) <= index:  # not laid out yet
+                await asyncio.sleep(_UPDATE_DELAY_S)
         if hits:
             self.mark_hit(hits[min(index, len(hits) - 1)])
         else:
@@ -655,6 +656,7 @@ class Transcript(SteadyScroll, can_focus=False):
         if self.drafting or self.screen.selections:
             return
         here, below = self.region, list[MarkdownSection]()
+        kept = self._hit.ancestors if self._hit is not None else []  # its mark would be lost
         for section in [each for view in self._column.answers for each in view.sections]:
             region = section.region
             distance = max(here.y - region.bottom, region.y - here.bottom)
@@ -665,7 +667,7 @@ class Transcript(SteadyScroll, can_focus=False):
                     await self.adjust_above(section.restore())
                 else:
                     below.append(section)
-            elif not section.is_unmounted and distance > _FAR * here.height:
+            elif not section.is_unmounted and distance > _FAR * here.height and section not in kept:
                 await section.unmount()
         if self._adjusting and below:
             self._after_scroll()  # restores the sections below after those above have a height
