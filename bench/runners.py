@@ -19,7 +19,7 @@ from mlx_lm.sample_utils import make_sampler
 
 from akunu_py.bench.workloads import Workload
 from akunu_py.decoding.generate.answer_jobs import prompt_rewrites
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.token_ids import common_prefix
@@ -207,7 +207,7 @@ def _time_answer(
 
 
 class Akunu(Runner):
-    """Our engine, with a new session for each conversation. Times include detokenizing.
+    """Our engine, with a new loop for each conversation. Times include detokenizing.
 
     curve: learned costs of passes, shared by runs. memory: read-only answers by workload.
     """
@@ -240,8 +240,8 @@ class Akunu(Runner):
     def run(self, workload: Workload, conditions: Conditions) -> Run:
         engine, run = self._engine, Run()
         memory = self._memory.get(workload.name) if self._memory else None
-        session = Session(engine, UnsavedState(self._curve, memory, self._neural_drafters))
-        record_passes(session, run.passes)
+        loop = StepLoop(engine, UnsavedState(self._curve, memory, self._neural_drafters))
+        record_passes(loop, run.passes)
         options = GenerateOptions(
             max_tokens=conditions.max_tokens,
             draft=self._mode,
@@ -251,16 +251,16 @@ class Akunu(Runner):
 
         def answer(prompt: list[int]) -> list[int]:
             context = prompt_rewrites(engine, prompt, options)
-            done = session.generate(prompt, options, context).answer()
+            done = loop.answer(prompt, options, draft_context=context)
             run.add(prompt, list(done.tokens), done.stats.prefill_s, done.stats.decode_s)
             return list(done.tokens)
 
         return run_conversation(engine, run, workload, answer)
 
 
-def record_passes(session: Session, passes: Passes) -> None:
-    """Add all later passes of `session` to `passes`."""
-    session.drafting.wrap = lambda drafter: RecordingDrafter(drafter, passes)
+def record_passes(loop: StepLoop, passes: Passes) -> None:
+    """Add all later passes of `loop` to `passes`."""
+    loop.runner.drafters.wrap = lambda drafter, _: RecordingDrafter(drafter, passes)
 
 
 class RecordingDrafter:

@@ -51,7 +51,7 @@ from akunu_py.bench.trace import Trace, load_trace
 from akunu_py.bench.workloads import Workload, load_workloads
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.drafting.drafter import check_mode
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.token_ids import common_prefix
@@ -445,11 +445,11 @@ def _time_akunu(engine: Engine, test: LengthTest, tokens: list[int]) -> float:
 
     Scaled to `test.prompt` tokens, because a cache that cannot be trimmed prefills more.
     """
-    session = Session(engine)
+    loop = StepLoop(engine)
     if test.prompt and test.depth:
-        session.generate(tokens[: test.depth], GenerateOptions(max_tokens=1, draft="off")).answer()
+        loop.answer(tokens[: test.depth], GenerateOptions(max_tokens=1, draft="off"))
     options = GenerateOptions(max_tokens=1 + test.generate, draft="off")
-    stats = session.generate(tokens, options).answer().stats
+    stats = loop.answer(tokens, options).stats
     if test.generate:
         return stats.decode_s
     return stats.prefill_s * test.prompt / (stats.prompt_tokens - stats.cached_tokens)

@@ -118,14 +118,14 @@ def record(
 
     Raises StoreError if the file cannot be written.
     """
-    from akunu_py.decoding.generate.session import Session
+    from akunu_py.decoding.generate.step_loop import StepLoop
 
     workloads: dict[str, list[dict[str, list[int]]]] = {}
-    session = Session(engine)
+    loop = StepLoop(engine)
 
     def answer(messages: list[Message]) -> str:
         prompt = engine.tokens.encode_chat(messages)
-        done = session.generate(prompt, GenerateOptions(max_tokens=max_tokens)).answer()
+        done = loop.answer(prompt, GenerateOptions(max_tokens=max_tokens))
         items.append({"prompt": prompt, "output": list(done.tokens)})
         return done.text
 

@@ -33,13 +33,12 @@ _TIMEOUT_S = 300.0
 async def take(directory: Path) -> list[Path]:
     """Chats with the starter and saves the same conversation in both views; gives the paths."""
     os.environ["COLORTERM"] = "truecolor"  # as the theme needs
-    from akunu_py.decoding.generate.session import Session
     from akunu_py.decoding.generate.step_loop import StepLoop
     from akunu_py.decoding.model.engine import Engine
 
     model = model_store.get(DEFAULT_MODEL)
     session = ChatClient(
-        model.name, lambda name: StepLoop(Session(Engine.load(model.path, name=name)), 1)
+        model.name, lambda name: StepLoop(Engine.load(model.path, name=name), slots=1)
     )
     options = GenerateOptions(max_tokens=220)
     app = ChatApp(ChatConfig(model.name, options, Settings(theme="dark"), session))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.decoding.generate.answer_jobs import prompt_rewrites
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store import model_store
 from akunu_py.types import DEFAULT_MODEL, DraftMode, GenerateOptions, Message, TextPiece
@@ -49,11 +49,14 @@ class Recording:
 
 
 def record(engine: Engine, messages: Sequence[Message], draft: DraftMode) -> Recording:
-    """Generate an answer in a new session. Time starts with the first token."""
+    """Generate an answer in a new loop. Time starts with the first token."""
     options = GenerateOptions(max_tokens=MAX_TOKENS, draft=draft)
     prompt = engine.tokens.encode_chat(list(messages))
-    request = Session(engine).generate(prompt, options, prompt_rewrites(engine, prompt, options))
-    pieces = [(time.perf_counter(), piece) for piece in request]
+    loop = StepLoop(engine)
+    request = loop.request(prompt, options, prompt_rewrites(engine, prompt, options))
+    pieces = [
+        (time.perf_counter(), step) for step in loop.stream(request) if isinstance(step, TextPiece)
+    ]
     start = pieces[0][0]
     return Recording(
         [(seconds - start, piece) for seconds, piece in pieces],

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, MutableMapping, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_RATE, AcceptanceModel
@@ -80,7 +80,6 @@ class AutoDrafter:
         neural_drafters: Sequence[NeuralDrafter] = (),
         learned: MutableMapping[str, LearnedDrafter] | None = None,
         ngrams: bool = True,
-        can_pipeline: Callable[[], bool] = lambda: True,
         max_outcomes: int = MAX_OUTCOMES,
     ) -> None:
         self.curve = CostCurve() if curve is None else curve  # keeps learning
@@ -88,7 +87,7 @@ class AutoDrafter:
         self.rerun_on_reject = rerun_on_reject  # recurrent cache: the next pass repeats tokens
         self.draft_only_tokens = 0  # at the start of the history: not in the prompt
         self.guide: DraftGuide | None = None  # the grammar of the answer
-        self._can_pipeline = can_pipeline  # a pass may be launched while the previous one runs
+        self.can_pipeline = True  # a pass may be launched while the previous one runs
         self.pipelines = False  # whether it is worth it, by the last proposal
         self._max_outcomes = max_outcomes  # per kind, after each answer
         self.model = AcceptanceModel()
@@ -198,7 +197,7 @@ class AutoDrafter:
         context = self._context
         costs, pipelined = self.curve.table(context), self.curve.pipelined(context)
         self.pipelines = False
-        if self._can_pipeline() and self.guide is None:
+        if self.can_pipeline and self.guide is None:
             cost = self._pipelining.plain_cost(costs, pipelined, gain, upcoming)
             if cost < costs[0]:
                 self.pipelines, costs = True, [cost, *costs[1:]]

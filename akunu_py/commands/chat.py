@@ -203,10 +203,9 @@ def chat_client(
             settings=settings,
             warnings=warnings,
         )
-        from akunu_py.decoding.generate.session import Session
         from akunu_py.decoding.generate.step_loop import StepLoop
 
-        return StepLoop(Session(*opened), 1)
+        return StepLoop(*opened, 1)
 
     return ChatClient(name, load, settings.unload_s)
 

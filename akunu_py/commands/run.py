@@ -31,7 +31,8 @@ from akunu_py.text import displayable, for_output, print_warnings, say
 from akunu_py.types import FinishReason, Message
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.generate.session import Request
+    from akunu_py.decoding.generate.request import Request
+    from akunu_py.decoding.generate.step_loop import StepLoop
     from akunu_py.decoding.model.engine import Engine
 
 _INTERRUPT_S = 3.0  # for a decode step to end after Ctrl-C
@@ -72,16 +73,16 @@ def run(args: argparse.Namespace) -> int:
     # Slow imports, so after all usage errors.
     from akunu_py.decoding.constraint.answer_limits import can_limit_thinking
     from akunu_py.decoding.generate.answer_jobs import prompt_rewrites
-    from akunu_py.decoding.generate.session import Session
+    from akunu_py.decoding.generate.step_loop import StepLoop
 
     encoder = engine.tokens
     tokens = encoder.encode(prompt) if args.raw else encoder.encode_chat([Message("user", prompt)])
-    session = Session(engine, learned)
+    loop = StepLoop(engine, learned)
     if args.prompt_cache:
-        session.disk_caches = None
+        loop.runner.disk_caches = None
         if args.prompt_cache.exists():
-            session.load_prompt_cache(args.prompt_cache)
-    generation = session.generate(tokens, options, prompt_rewrites(engine, tokens, options))
+            loop.load_prompt_cache(args.prompt_cache)
+    generation = loop.request(tokens, options, prompt_rewrites(engine, tokens, options))
     if options.draft != "off" and engine.no_draft_reason:
         print_warnings([f"{engine.name} runs without drafting: {engine.no_draft_reason}"])
     if options.thinking_budget is not None and not can_limit_thinking(encoder.tokenizer):
@@ -89,23 +90,24 @@ def run(args: argparse.Namespace) -> int:
     with cancelled_by_interrupt(generation):
         if args.format == "json":
             try:
-                generation.answer()
+                for _ in loop.stream(generation):
+                    pass
             finally:  # even if another host is lost
                 if generation.tokens:
                     line = json.dumps(as_dict(engine, generation), ensure_ascii=False)
                     print(for_output(line))
         else:
-            stream(generation)
+            stream(loop, generation)
     learned.flush()
     print_warnings(learned.warnings)
     if constraint and generation.finish_reason in ("length", "context"):
         print_warnings([f"the answer is incomplete: {_ENDINGS[generation.finish_reason]}"])
     if args.prompt_cache:
-        session.save_prompt_cache(args.prompt_cache)
+        loop.save_prompt_cache(generation, args.prompt_cache)
     if not args.quiet and args.format == "text":
         say(f"[{summary(generation, args.draft)}]", error=True)
     if generation.finish_reason != "cancelled":
-        session.save_idle(seconds=_SAVE_S)
+        loop.save_idle(seconds=_SAVE_S)
     return INTERRUPTED if generation.finish_reason == "cancelled" else 0
 
 
@@ -150,9 +152,13 @@ def cancelled_by_interrupt(generation: Request) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def stream(generation: Request) -> None:
+def stream(loop: StepLoop, generation: Request) -> None:
     """Print the answer as it is generated; only terminals get thinking."""
-    for piece in generation:
+    from akunu_py.decoding.events import PrefillProgress
+
+    for piece in loop.stream(generation):
+        if isinstance(piece, PrefillProgress):
+            continue
         if piece.thinking and sys.stderr.isatty():
             sys.stderr.write(f"\x1b[2m{displayable(piece.thinking)}\x1b[0m")
             sys.stderr.flush()

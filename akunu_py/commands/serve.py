@@ -258,12 +258,11 @@ def _load(
         found, options, answer_cache=keep, settings=settings, warnings=warnings
     )
     warn_about_memory(engine)
-    from akunu_py.decoding.generate.session import Session
     from akunu_py.decoding.generate.step_loop import StepLoop
 
     if engine.host_group is not None:
         engine.host_group.on_lost = on_lost
-    loop = StepLoop(Session(engine, learned))
+    loop = StepLoop(engine, learned)
     if not loop.runner.can_batch():  # decided here, so that no request waits for the trial
         print_warnings([f"requests to {engine.name} take turns: {loop.runner.not_batched}"])
     return loop
@@ -271,7 +270,6 @@ def _load(
 
 def _load_embedding(args: argparse.Namespace, model: StoredModel, reserved: int) -> StepLoop:
     """Load the embedding model; call in the thread of its host. reserved: see `LoadOptions`."""
-    from akunu_py.decoding.generate.session import Session
     from akunu_py.decoding.generate.step_loop import StepLoop
     from akunu_py.decoding.load import load_stored
 
@@ -285,7 +283,7 @@ def _load_embedding(args: argparse.Namespace, model: StoredModel, reserved: int)
         reserved=reserved,
         draft_model="",
     )
-    return StepLoop(Session(load_stored(model, options)))
+    return StepLoop(load_stored(model, options))
 
 
 def _exit_on_eof(grace: float) -> None:

@@ -47,7 +47,8 @@ from akunu_py.completion.stops import (
 from akunu_py.decoding import device
 from akunu_py.decoding.events import Event, PrefillProgress, PromptProcessed, TextDelta
 from akunu_py.decoding.generate.job import RunningJob
-from akunu_py.decoding.generate.session import Request, Session, Status, Step
+from akunu_py.decoding.generate.request import Request, Status, Step
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
@@ -71,7 +72,7 @@ class Completer:
         engine: Engine,
         options: CompleteOptions = _DEFAULT,
         learned: LearnedState | None = None,
-        session: Session | None = None,
+        loop: StepLoop | None = None,
     ) -> None:
         """learned: source of drafts; completions are not added, as each keystroke repeats them.
 
@@ -93,19 +94,17 @@ class Completer:
         self._budgets = _budgets(options, engine.plan.context_length)
         self.cache = CompletionCache()
         self._related = RelatedFiles()
-        self.session = session or Session(self.engine, learned)
-        if session is None:
-            self.session.chunk_seconds = _SLICE_S
+        self.loop = loop or StepLoop(self.engine, learned, 1, chunk_seconds=_SLICE_S)
 
     def begin(
         self,
-        session: Session,
+        loop: StepLoop,
         request: CompletionRequest,
         ended: EndCheck,
         on_text: Callable[[str], None],
         sampling: SamplingOptions = _GREEDY,
     ) -> RunningJob:
-        """Begin the completion in `session`.
+        """Begin the completion.
 
         ended: polled around every step. on_text: gets the final parts. sampling: options except
         the temperature. Raises UsageError for an invalid request.
@@ -123,7 +122,7 @@ class Completer:
             if known.text:
                 on_text(known.text)
             return KnownCompletion(known)
-        return CompletionRun(self, session, unix, ended, on_text, sampling, crlf=crlf)
+        return CompletionRun(self, loop, unix, ended, on_text, sampling, crlf=crlf)
 
     def edit_prompt(self, request: CompletionRequest) -> tuple[Prompt, EditAnswer]:
         """Return the prompt for the next change and the parser of its answer.
@@ -139,16 +138,15 @@ class Completer:
         names = name_files(request.path, request.language, request.root, ())
         return make_edit_prompt(self.code, self.edit_format, request, names)
 
-    def prompt(self, request: CompletionRequest, session: Session | None = None) -> Prompt:
-        """Return the prompt for `request`. session: has the cached prefix (default: own)."""
-        session = session or self.session
+    def prompt(self, request: CompletionRequest, loop: StepLoop | None = None) -> Prompt:
+        """Return the prompt for `request`. loop: has the cached prefix (default: own)."""
         others = [file for file in request.files if not request.path or file.path != request.path]
         paths = [file.path for file in others]
         names = name_files(request.path, request.language, request.root, paths)
         files = [(relative(file.path, names.root), file.text) for file in others]
         prompt = self._make_prompt(request, names, files)
         if files and self._budgets.files and self.family and self.family.reads_files:
-            cached = session.target.reach(prompt.tokens)
+            cached = (loop or self.loop).reach(prompt.tokens)
             if self._choose_related(request, files, prompt.ahead, cached):
                 prompt = self._make_prompt(request, names, files)
         return prompt
@@ -208,7 +206,7 @@ class CompletionRun:
     def __init__(
         self,
         completer: Completer,
-        session: Session,
+        loop: StepLoop,
         request: CompletionRequest,
         ended: EndCheck,
         on_text: Callable[[str], None],
@@ -218,7 +216,7 @@ class CompletionRun:
     ) -> None:
         """request: with LF newlines. crlf: the completion gets CRLF newlines."""
         self._completer = completer
-        self._session = session
+        self._loop = loop
         self._request = request
         self._ended = ended
         self._on_text, self._crlf = on_text, crlf
@@ -226,7 +224,7 @@ class CompletionRun:
         self._sampling = replace(sampling, temperature=request.temperature)
         self._edit: EditAnswer | None = None
         if request.edits is None:
-            self._prompt = completer.prompt(request, session)
+            self._prompt = completer.prompt(request, loop)
         else:
             self._prompt, self._edit = completer.edit_prompt(request)
         self._stops = self._edit or CompletionStops(request)
@@ -259,7 +257,7 @@ class CompletionRun:
             may_store=False,
             conversation=self._completer.conversation,
         )
-        self.request = self._session.generate(self._tokens, options, self._prompt.draft_context)
+        self.request = self._loop.request(self._tokens, options, self._prompt.draft_context)
 
     def add(self, steps: Sequence[Step]) -> list[Event]:
         """Add the results of a step of `request`; return progress, new text and the end."""
@@ -270,7 +268,7 @@ class CompletionRun:
                 break
             events += self._add(request, step)
         if self._reason and self._begun:
-            request.close()
+            self._loop.close_request(request)
         if request.status is Status.FINISHED:
             self._end_request(request)
         end = [finished(self._complete())] if self.request is None else []

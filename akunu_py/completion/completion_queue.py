@@ -37,7 +37,7 @@ from akunu_py.types import Stats
 
 if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
-    from akunu_py.decoding.generate.session import Session
+    from akunu_py.decoding.generate.step_loop import StepLoop
 
 _CLOSE_S = 2.0  # for the current pass; loading a model takes longer
 _TEMPERATURE = 0.8  # of alternatives, if the request has none
@@ -50,12 +50,12 @@ class CompletionJob:
     """The job of a completion, which comes with the last event, in `Finished.details`."""
 
     request: CompletionRequest
-    get_completer: Callable[[Session], Completer]  # called in the session's thread
+    get_completer: Callable[[StepLoop], Completer]  # called in the loop's thread
     ended: EndCheck  # polled, instead of the request's time limit
     on_text: Callable[[str], None] = lambda text: None  # gets new text before the next poll
 
-    def __call__(self, session: Session) -> RunningJob:
-        return self.get_completer(session).begin(session, self.request, self.ended, self.on_text)
+    def __call__(self, loop: StepLoop) -> RunningJob:
+        return self.get_completer(loop).begin(loop, self.request, self.ended, self.on_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +213,10 @@ class CompletionQueue:
         loaded = self._load()
         if isinstance(loaded, ModelLoop):
             return loaded
-        from akunu_py.decoding.generate.step_loop import StepLoop
-
         self._completer = loaded
-        return StepLoop(loaded.session, 1)
+        return loaded.loop
 
-    def _get_completer(self, session: Session) -> Completer:
+    def _get_completer(self, loop: StepLoop) -> Completer:
         assert self._completer is not None
         return self._completer
 

@@ -41,7 +41,7 @@ _LearnedCosts = tuple[CostCurve, dict[str, LearnedDrafter], SharedWeights]
 
 
 class UnsavedState:
-    """What the sessions of one model learn and share. It never touches the disk."""
+    """What the requests of one model learn and share. It never touches the disk."""
 
     caches: PromptCacheStore | None = None  # on disk
 

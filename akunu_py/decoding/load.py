@@ -45,7 +45,7 @@ def open_model(
     settings: Settings | None = None,
     warnings: list[str] | None = None,
 ) -> tuple[Engine, LearnedState]:
-    """Load a model with its learned state, for a session. None is the model in the settings.
+    """Load a model with its learned state. None is the model in the settings.
 
     answer_cache: store answers and prompt caches, if the settings allow it. settings: read from the
     file if None. warnings: see `LearnedState`.

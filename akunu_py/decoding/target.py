@@ -1,4 +1,4 @@
-"""The target model and its current token history."""
+"""The target model and the token history of one request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from akunu_py.decoding import kv_cache, output_rows
+from akunu_py.decoding import batched_pass, kv_cache
+from akunu_py.decoding.batched_pass import Part, PassFollower
 from akunu_py.decoding.constraint.masks import TokenMasks
 from akunu_py.decoding.prompt_cache.history import NO_OWNER, Owner, TokenHistory
 from akunu_py.decoding.prompt_cache.memory import MIN_CACHED, PromptCaches
@@ -32,7 +33,7 @@ class Reuse:
 
 
 class Target:
-    """A model and its current token history: a KV cache with the tokens in it."""
+    """A model, the token history of a request, and the rules to sample its tokens."""
 
     def __init__(
         self, model: Any, kv_bits: int | None = None, caches: PromptCaches | None = None
@@ -42,32 +43,31 @@ class Target:
         self.vocabulary: int | None = None  # width of the logits, known after a pass
         self._kv_bits = kv_bits
         self.caches = caches or PromptCaches()  # histories of other targets are copied, not taken
-        self.alone = True  # no other request is ready, so passes may be launched ahead
-        # Runs a pass; drafters that need the hidden states replace it.
-        self.run: Callable[[mx.array, kv_cache.Cache, int], mx.array] = self.run_model
-        self._history: TokenHistory | None = None
-        self.owner: Owner = NO_OWNER  # the request that runs now
+        self._history: TokenHistory | None = None  # made when it is needed
+        self.followers: Sequence[PassFollower] = ()  # of its passes
+        self.owner: Owner = NO_OWNER  # the request
         self.sampler = Sampler(SamplingOptions())
-        self.constraint: TokenMasks | None = None  # of the answer that is being sampled
-        self.reset()
+        self.constraint: TokenMasks | None = None
 
     def reset(self) -> None:
         """Drop the current history and start with an empty one."""
         self.history = TokenHistory(kv_cache.new_cache(self.model, self._kv_bits), self.owner)
 
     def release(self) -> None:
-        """Return the history to the shared caches, if they keep histories of its length."""
+        """Return the history to the shared caches."""
+        if self._history is None:
+            return
         if not kv_cache.has_length(self.cache, len(self.tokens)):  # a failed pass left rows behind
             self.reset()
-        self.history.reserved, self.history.pending = 0, []
-        mx.async_eval(kv_cache.own_states(self.cache))
-        if self.caches.limit and len(self.tokens) >= MIN_CACHED:
-            self.caches.add(self.history)
-            self.reset()
-            self.caches.reserve(0, self.history)
+        history, self._history = self.history, None
+        history.reserved, history.pending = 0, []
+        mx.async_eval(kv_cache.own_states(history.cache))
+        self.caches.release(history)
 
     @property
     def history(self) -> TokenHistory:
+        if self._history is None:
+            self.reset()
         assert self._history is not None
         return self._history
 
@@ -75,14 +75,6 @@ class Target:
     def history(self, history: TokenHistory) -> None:
         self.caches.replace_in_use(self._history, history)
         self._history = history
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether a pass may be launched before the previous one's tokens are delivered.
-
-        Under a constraint, sampling depends on those tokens.
-        """
-        return self.alone and (self.constraint is None or self.constraint.free)
 
     def adopt(self, history: TokenHistory) -> None:
         """Continue a loaded history."""
@@ -117,7 +109,11 @@ class Target:
 
         Returns lazy logits [wanted, vocab] of the last rows, by default of all.
         """
-        return self.run(tokens, self.cache, wanted or tokens.shape[0])
+        return batched_pass.run(self.model, [self.part(tokens, wanted)])[0]
+
+    def part(self, tokens: mx.array, wanted: int | None = None) -> Part:
+        """Return the part in a pass that runs `tokens`; see `forward`."""
+        return Part(tokens, self.cache, wanted, self.followers)
 
     def prefill(self, tokens: mx.array) -> None:
         """Run a pass without logits; evaluate `kv_cache.states` afterwards."""
@@ -130,26 +126,6 @@ class Target:
         """Let the worker processes of other hosts sleep until the next pass."""
         if isinstance(self.cache, kv_cache.SharedCache):
             self.model.pause_workers()
-
-    def run_model(self, tokens: mx.array, cache: kv_cache.Cache, wanted: int) -> mx.array:
-        """The default of `run`."""
-        if wanted == tokens.shape[0]:
-            return self.model(tokens[None], cache=cache)[0]
-        return output_rows.run(self.model, tokens[None], cache, lambda rows: rows[:, -wanted:])[0]
-
-    def launch(self, rows: Sequence[int], wanted: int, after: mx.array | None = None) -> mx.array:
-        """Launch a pass over `rows`; return the tokens [wanted] sampled after its last rows.
-
-        after: the running plain step's token, as the first row; not under a constraint.
-        """
-        tokens = mx.array(rows, mx.int32)
-        if after is not None:
-            tokens = mx.concatenate([after, tokens]) if rows else after
-        drafted = rows[len(rows) - wanted + 1 :]
-        logits = self.forward(tokens, wanted)
-        sampled = self.sample(logits, tokens, drafted, ahead=after is not None)
-        mx.async_eval(sampled)
-        return sampled
 
     def sample(
         self, logits: mx.array, tokens: mx.array, drafted: Sequence[int], *, ahead: bool = False
@@ -176,10 +152,6 @@ class Target:
             logits = self.constraint.masked_ahead(logits)
         before = mx.array(known[-max(1, self.sampler.window) :], mx.int32)
         return self.sampler.sample_draft(logits, before, len(known))
-
-    def read(self, sampled: mx.array) -> list[int]:
-        """Wait for the result of `launch`."""
-        return [int(token) for token in sampled.tolist()]
 
     def pass_state(self) -> Any:
         return kv_cache.pass_state(self.cache)

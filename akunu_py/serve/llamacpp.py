@@ -16,7 +16,8 @@ from akunu_py.completion.request import (
     SourceFile,
 )
 from akunu_py.decoding.events import Event, Finished, PrefillProgress, PromptProcessed, TextDelta
-from akunu_py.decoding.generate.session import Request, Session, Step
+from akunu_py.decoding.generate.request import Request, Step
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.text.stop_sequences import StopText
 from akunu_py.serve.dialect.bodies import Body, Ignored
 from akunu_py.serve.dialect.fields import SamplingBody, generate_options
@@ -88,7 +89,7 @@ def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
     )
     sampling = generate_options(fields, service, 1).sampling
     return PreparedRequest(
-        [lambda session: _InfillRun(session, service, request, sampling, body)],
+        [lambda loop: _InfillRun(loop, service, request, sampling, body)],
         lambda answers: build_infill_reply(service.name, body.response_fields, answers),
         short=True,
     )
@@ -99,7 +100,7 @@ class _InfillRun:
 
     def __init__(
         self,
-        session: Session,
+        loop: StepLoop,
         service: Service,
         request: CompletionRequest,
         sampling: SamplingOptions,
@@ -112,8 +113,8 @@ class _InfillRun:
         self._prefilled_at: float | None = None  # monotonic seconds
         defaults = service.defaults
         options = CompleteOptions(draft=defaults.draft, draft_tokens=defaults.draft_tokens)
-        completer = service.completer(session, options)
-        self._inner = completer.begin(session, request, self._end_reason, self._add_text, sampling)
+        completer = service.completer(loop, options)
+        self._inner = completer.begin(loop, request, self._end_reason, self._add_text, sampling)
 
     @property
     def request(self) -> Request | None:

@@ -1,1 +1,1 @@
-"""Neural drafters, and the drafter of a session with its n-grams."""
+"""Neural drafters, and the pool of drafters with their n-grams."""

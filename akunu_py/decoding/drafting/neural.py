@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +23,15 @@ from akunu_py.models.load.model_files import as_error
 from akunu_py.models.mtp import Head, Trunk
 from akunu_py.ngram.cost import PRIOR_SHAPE, interpolate
 from akunu_py.ngram.neural_plan import TokenView
-from akunu_py.types import NeuralDrafter
 
 
 class NeuralDrafterBase:
     """Base class of neural drafters, which sample with the target's sampler."""
 
+    name: str
+    key: str
+    relative_cost: float
+    longest: int
     in_auto = True  # whether `--draft auto` uses it
 
     @classmethod
@@ -38,13 +40,38 @@ class NeuralDrafterBase:
         raise NotImplementedError
 
     @classmethod
-    def create(cls, engine: Engine, target: Target) -> NeuralDrafter:
+    def create(cls, engine: Engine, target: Target) -> NeuralDrafterBase:
         """Create a drafter for the history of `target`."""
         raise NotImplementedError
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._known = TokenView(())  # the history, then the draft
+
+    trunk: Trunk | None = None  # for a `PassFollower`
+
+    def attach(self, target: Target) -> None:
+        """Draft for another target, of the same model, from now on."""
+        self._target = target
+
+    def before_pass(self, cache: kv_cache.Cache) -> None:
+        """See `PassFollower`."""
+
+    def keep_states(self, hidden: mx.array) -> None:
+        """See `PassFollower`."""
+
+    @property
+    def prefilled(self) -> int:
+        raise NotImplementedError
+
+    def start_draft(self, known: Sequence[int]) -> bool:
+        raise NotImplementedError
+
+    def draft_token(self) -> tuple[int, float]:
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Release state that does not belong to the target's history."""
 
     def clock(self) -> float:
         return self._target.clock()
@@ -221,19 +248,17 @@ class MtpDrafter(NeuralDrafterBase):
         super().__init__(target)
         self._kept = kept
         self.relative_cost, self._head = share, head
-        self._trunk = Trunk(target.model, normed=head.normed)
+        self.trunk = self._trunk = Trunk(target.model, normed=head.normed)
+        self._position = 0  # of the first row of the target's pass
         self.release()
-        target.run = self._run
 
     @property
     def prefilled(self) -> int:
         return max(self._first + len(self._seen), self._states.start)
 
     def release(self) -> None:
-        self._states, self._history_ref = (
-            HiddenStates(self._kept),
-            weakref.ref(self._target.history),
-        )
+        self._states = HiddenStates(self._kept)
+        self._history: TokenHistory | None = None  # that the states belong to
         self._restart()
 
     def _restart(self) -> None:
@@ -243,18 +268,20 @@ class MtpDrafter(NeuralDrafterBase):
         self._seen: list[int] = []  # tokens of the rows that used the target's hidden states
         self._state: mx.array | None = None  # hidden state of the last row
 
-    def _run(self, tokens: mx.array, cache: kv_cache.Cache, wanted: int) -> mx.array:
-        """Run a target pass (`Target.run`) and keep its hidden states."""
-        history: TokenHistory = self._target.history
-        if self._history_ref() is not history:
+    def before_pass(self, cache: kv_cache.Cache) -> None:
+        if self._history is not self._target.history:
             self.release()
-        position = next(e.offset for e in kv_cache.leaves(cache) if type(e) in kv_cache.GROWING)
-        normed, hidden = self._trunk.forward(tokens[None], cache)
+            self._history = self._target.history
+        self._position = next(
+            e.offset for e in kv_cache.leaves(cache) if type(e) in kv_cache.GROWING
+        )
+
+    def keep_states(self, hidden: mx.array) -> None:
+        end = self._position + hidden.shape[1]
         if hidden.shape[1] > _PASS:  # of a prompt, whose logits are not computed
             hidden = mx.contiguous(hidden[:, -self._kept :])
             mx.async_eval(hidden)
-        self._states.write(position + tokens.shape[0] - hidden.shape[1], hidden)
-        return self._trunk.logits(normed[:, -wanted:])[0]
+        self._states.write(end - hidden.shape[1], hidden)
 
     def start_draft(self, known: Sequence[int]) -> bool:
         self._known = TokenView.of(known)
@@ -276,7 +303,7 @@ class MtpDrafter(NeuralDrafterBase):
     def _process_states(self) -> None:
         """Process the target's new hidden states of this history."""
         target, states = self._target, self._states
-        if self._history_ref() is not target.history:
+        if self._history is not target.history:
             return
         # Later states may belong to rejected drafts.
         end = min(states.end, len(target.tokens) + len(target.pending) - 1, len(self._known) - 1)
@@ -374,14 +401,10 @@ class ExitDrafter(NeuralDrafterBase):
         self.relative_cost, self.key = share, f"exit {layers.count}"
         self._layers = layers
         self._ahead = 0  # tokens that only the first layers have processed
-        target.run = self._run
 
     @property
     def prefilled(self) -> int:
         return len(self._target.tokens)
-
-    def release(self) -> None:
-        """Do nothing: all state is the target's."""
 
     def start_draft(self, known: Sequence[int]) -> bool:
         self._known = TokenView.of(known)
@@ -394,11 +417,10 @@ class ExitDrafter(NeuralDrafterBase):
         self._ahead += len(rows)
         return self._sample(logits[-1:])
 
-    def _run(self, tokens: mx.array, cache: kv_cache.Cache, wanted: int) -> mx.array:
-        """Run a target pass (`Target.run`) without the rows of the draft."""
+    def before_pass(self, cache: kv_cache.Cache) -> None:
+        """Remove the rows of the draft."""
         kv_cache.trim(cache[: self._layers.count], self._ahead)
         self._ahead = 0
-        return self._target.run_model(tokens, cache, wanted)
 
 
 @dataclass(frozen=True, slots=True)

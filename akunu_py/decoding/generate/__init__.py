@@ -1,1 +1,1 @@
-"""Answers: the session, prefill, the decode loop, and the thread that owns a model."""
+"""Answers: requests, prefill, the decode loop, and the thread that owns a model."""

@@ -19,7 +19,7 @@ from akunu_py.decoding.events import (
     PrefillProgress,
     TextDelta,
 )
-from akunu_py.decoding.generate.job import PromptJob, RunningJob
+from akunu_py.decoding.generate.job import BeginJob, RunningJob
 from akunu_py.types import (
     FinishReason,
     GenerateOptions,
@@ -31,7 +31,8 @@ from akunu_py.types import (
 )
 
 if TYPE_CHECKING:  # a second or two, which the thread of the model spends
-    from akunu_py.decoding.generate.session import Session, Step
+    from akunu_py.decoding.generate.request import Step
+    from akunu_py.decoding.generate.step_loop import StepLoop
     from akunu_py.decoding.model.engine import Engine
 
 _GAUGES_INTERVAL_S = 1 / 16  # between two updates
@@ -47,7 +48,7 @@ class AnnotatedAnswerJob:
     stop_requested: Callable[[], bool] = lambda: False  # polled; True ends the answer
     tools: Sequence[Tool] = ()  # that the answer may call
 
-    def prepare(self, engine: Engine) -> PromptJob:
+    def prepare(self, engine: Engine) -> BeginJob:
         """Encode the conversation, and compile the grammar of the answer."""
         from akunu_py.decoding.generate.answer_jobs import chat_job, thinking_for
 
@@ -63,19 +64,16 @@ class AnnotatedAnswerJob:
             variables=thinking.variables,
             enforce=True,
         )
-        return PromptJob(
-            lambda session: AnnotatedAnswer(session, self, job.begin(session)), job.prompt
-        )
+        return lambda loop: AnnotatedAnswer(loop, self, job(loop))
 
 
 class AnnotatedAnswer:
     """A running `AnnotatedAnswerJob`."""
 
-    def __init__(self, session: Session, job: AnnotatedAnswerJob, answer: RunningJob) -> None:
+    def __init__(self, loop: StepLoop, job: AnnotatedAnswerJob, answer: RunningJob) -> None:
         assert answer.request is not None
-        self._session, self._job, self.request = session, job, answer.request
+        self._loop, self._job, self.request = loop, job, answer.request
         self._tool_answer = ToolCallSplitter(answer) if job.tools else None
-        self._before = session.drafting.neural_seconds
         self._rows: Counter[int] = Counter()  # passes by rows
         self._gauges_time = 0.0
 
@@ -114,7 +112,7 @@ class AnnotatedAnswer:
         drafted = piece.piece.rejected
         if not drafted:
             return ""
-        tokenizer, tokens = self._session.engine.tokens.tokenizer, self.request.tokens
+        tokenizer, tokens = self._loop.engine.tokens.tokenizer, self.request.tokens
         # A draft may reach beyond the end of the answer.
         decode = partial(tokenizer.decode, skip_special_tokens=True)
         before = len(tokens) - len(piece.piece.tokens) + piece.piece.accepted
@@ -124,13 +122,13 @@ class AnnotatedAnswer:
     def _gauges(self) -> Gauges:
         """Return memory and speedup: plain cost of the tokens over the cost of the passes."""
         stats = self.request.stats
-        costs = self._session.drafting.costs(stats.prompt_tokens + stats.generated_tokens)
-        speedup = None
-        if costs is not None and stats.drafted:
+        curve, speedup = self._loop.runner.curve, None
+        if curve.measured(1) and stats.drafted:
+            costs = curve.table(stats.prompt_tokens + stats.generated_tokens)
             spent = sum(
                 costs[min(each, len(costs)) - 1] * count for each, count in self._rows.items()
             )
-            spent += max(0.0, self._session.drafting.neural_seconds - self._before)
+            spent += self.request.drafter.neural_seconds
             speedup = stats.decoded_tokens * costs[0] / spent
         return Gauges(memory(), speedup)
 

@@ -24,8 +24,9 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.decoding.generate.job import PromptJob
-from akunu_py.decoding.generate.session import Request, Session, Status, Step
+from akunu_py.decoding.generate.job import BeginJob
+from akunu_py.decoding.generate.request import Request, Status, Step
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.tools.tool_call_parser import ToolCallParser, parser_for
 from akunu_py.errors import UsageError
@@ -61,7 +62,7 @@ def chat_job(
     enforce: bool = False,
     predicted: str = "",
     variables: Mapping[str, Any] = {},
-) -> PromptJob:
+) -> BeginJob:
     """Return a job that answers a conversation.
 
     choice: default "auto". parallel: allow several calls; otherwise the answer ends after one.
@@ -86,15 +87,15 @@ def chat_job(
     exclusive = options.sampling.constraint is not None and chosen.mode in ("auto", "none")
     one_call = not parallel or chosen.mode == "named"
 
-    def begin(session: Session) -> AnswerEvents:
+    def begin(loop: StepLoop) -> AnswerEvents:
         allowed = chosen.mode != "none"
         parser = parser_for(codec.tokenizer, tools, allowed=allowed, exclusive=exclusive)
-        request = session.generate(prompt, asked, context, stable)
+        request = loop.request(prompt, asked, context, stable)
         may_call = bool(tools) and allowed and not exclusive
         thought = parser_for(codec.tokenizer, tools) if may_call else None
         return AnswerEvents(request, parser, thought, one_call=one_call)
 
-    return PromptJob(begin, prompt)
+    return begin
 
 
 def prompt_rewrites(
@@ -110,15 +111,15 @@ def text_job(
     prompt: Sequence[int],
     options: GenerateOptions,
     draft_context: Sequence[Sequence[int]] = (),
-) -> PromptJob:
-    """Return a job that continues token ids. draft_context: see `Session.generate`."""
+) -> BeginJob:
+    """Return a job that continues token ids. draft_context: see `Request`."""
 
-    def begin(session: Session) -> AnswerEvents:
-        request = session.generate(prompt, options, draft_context)
-        parser = parser_for(session.engine.tokens.tokenizer, ())
+    def begin(loop: StepLoop) -> AnswerEvents:
+        request = loop.request(prompt, options, draft_context)
+        parser = parser_for(loop.engine.tokens.tokenizer, ())
         return AnswerEvents(request, parser, one_call=False)
 
-    return PromptJob(begin, prompt)
+    return begin
 
 
 def prompt_job(
@@ -126,7 +127,7 @@ def prompt_job(
     prompt: Sequence[int],
     options: GenerateOptions,
     draft_context: Sequence[Sequence[int]] = (),
-) -> PromptJob:
+) -> BeginJob:
     """Return a `text_job` with the rewrites of its prompt. Compiles its grammar, as `chat_job`."""
     compile_rules(engine.tokens, options)
     return text_job(prompt, options, [*draft_context, *prompt_rewrites(engine, prompt, options)])

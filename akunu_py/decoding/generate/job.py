@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress, PromptProcessed
 
 if TYPE_CHECKING:  # front ends without a model never import MLX
-    from akunu_py.decoding.generate.session import Request, Session, Step
+    from akunu_py.decoding.generate.request import Request, Step
     from akunu_py.decoding.model.engine import Engine
 
 
@@ -25,7 +24,7 @@ class RunningJob(Protocol):
         """Return the events for the results of a step; the last one at the end is Finished."""
 
 
-BeginJob = Callable[["Session"], RunningJob]  # called in the model's thread, for each attempt
+BeginJob = Callable[[Any], RunningJob]  # called with the `StepLoop` in its thread
 
 
 @runtime_checkable
@@ -37,17 +36,6 @@ class DeferredJob(Protocol):
 
 
 Job = BeginJob | DeferredJob
-
-
-@dataclass(frozen=True, slots=True)
-class PromptJob:
-    """A job with a known prompt, which the step loop can choose a session for."""
-
-    begin: BeginJob
-    prompt: Sequence[int]
-
-    def __call__(self, session: Session) -> RunningJob:
-        return self.begin(session)
 
 
 class JobHandle:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from akunu_py.ngram.cost import PRIOR_PREFILL_RATE
 
@@ -22,37 +23,42 @@ _LATE_S, _LATE = 2.0, 2.0  # a prompt waits for shorter ones this long, plus tim
 _LEAST_JOINING, _MOST_JOINING = 64, 256
 
 
-@dataclass(slots=True, eq=False)
-class Slot:
-    """What the scheduler knows of a running request."""
+class Schedulable(Protocol):
+    """What the scheduler knows of a request."""
 
     short: bool  # small prompt and few tokens
-    since: float  # when it began
+    since: float  # when it was added
     spent: float  # weighted decode time, starting at the others' minimum
-    begun: bool = False
-    cancelled: bool = False
-    can_share: bool = False  # its next decode pass may be shared
-    is_running: bool = False  # has launched a pass
-    prompt_tokens_left: int = 0
-    joining_tokens: int = 0  # prompt tokens that run in its first decode pass
-    stepped_s: float = 0.0  # all time given since `since`
-    pass_s: float = 0.0  # time of its last pass
+    begun: bool
+    prompt_tokens_left: int
+    stepped_s: float  # all time given since `since`
+    pass_s: float  # time of its last pass
 
     @property
-    def decodes(self) -> bool:
-        """Whether its prompt is prefilled."""
-        return self.begun and self.prompt_tokens_left == 0
+    def cancelled(self) -> bool: ...
+
+    @property
+    def is_running(self) -> bool: ...  # has launched a pass
+
+    @property
+    def joining_tokens(self) -> int: ...  # prompt tokens that run in its first decode pass
+
+    @property
+    def decodes(self) -> bool: ...  # its prompt is prefilled
+
+
+R = TypeVar("R", bound=Schedulable)
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(Generic[R]):
     """The next step: a prefill chunk or decode pass of one request, or a shared decode pass."""
 
-    slots: Sequence[Slot]  # several share a pass
-    alone: bool  # no request outside it is ready
-    chunk: bool  # it begins a request or prefills
-    mixed: bool  # some requests prefill while others decode
-    chunk_seconds: float | None  # time limit of a prefill chunk; None: the fastest size
+    requests: Sequence[R]  # several share a pass
+    alone: bool = True  # no request outside it is ready
+    chunk: bool = False  # it begins a request or prefills
+    mixed: bool = False  # some requests prefill while others decode
+    chunk_seconds: float | None = None  # time limit of a prefill chunk; None: the fastest size
 
 
 class Scheduler:
@@ -69,45 +75,51 @@ class Scheduler:
         self._chunk_s, self._patience_s = chunk_s, patience_s
         self._prefill_ahead_s = 0.0  # prefill time minus decode time
 
-    def schedule(self, ready: Sequence[Slot], prefill_rate: float | None) -> StepPlan:
-        """Return the next step. ready: at least one slot. prefill_rate: tokens per second."""
-        chosen = self._choose(ready, prefill_rate or PRIOR_PREFILL_RATE)
-        shared = self._sharing(ready, chosen, prefill_rate or PRIOR_PREFILL_RATE)
-        slots = shared if chosen in shared else [chosen]
-        alone, chunk = len(slots) == len(ready), not chosen.decodes
-        mixed = chunk in [each.decodes for each in ready if each not in slots]
-        seconds = None if alone else self._chunk_seconds(ready, chosen)
-        return StepPlan(slots, alone, chunk, mixed, seconds)
+    def schedule(
+        self, ready: Sequence[R], sharing: Sequence[R], prefill_rate: float | None
+    ) -> StepPlan[R]:
+        """Return the next step.
 
-    def charge(self, plan: StepPlan, seconds: float) -> None:
+        ready: at least one request. sharing: those whose next decode pass may be shared.
+        prefill_rate: tokens per second.
+        """
+        rate = prefill_rate or PRIOR_PREFILL_RATE
+        chosen = self._choose(ready, rate)
+        shared = self._fitting(sharing, chosen, rate)
+        requests = shared if chosen in shared else [chosen]
+        alone, chunk = len(requests) == len(ready), not chosen.decodes
+        mixed = chunk in [each.decodes for each in ready if each not in requests]
+        seconds = None if alone else self._chunk_seconds(ready, chosen)
+        return StepPlan(requests, alone, chunk, mixed, seconds)
+
+    def charge(self, plan: StepPlan[R], seconds: float) -> None:
         """Record the time of the last step."""
-        chunk = plan.chunk
-        first = plan.slots[0]
-        weighed = seconds / (_SHORT_WEIGHT if first.short and len(plan.slots) == 1 else 1.0)
-        for each in plan.slots:
+        chunk, requests = plan.chunk, plan.requests
+        weighed = seconds / (_SHORT_WEIGHT if requests[0].short and len(requests) == 1 else 1.0)
+        for each in requests:
             each.stepped_s += seconds
             if not chunk:
-                each.spent += weighed / len(plan.slots)
+                each.spent += weighed / len(requests)
                 each.pass_s = seconds
         if plan.mixed:
             self._prefill_ahead_s += weighed if chunk else -seconds
         else:
             self._prefill_ahead_s = 0.0
 
-    def _sharing(self, ready: Sequence[Slot], chosen: Slot, rate: float) -> list[Slot]:
-        """Return the slots that can share a pass, with as many joining prompts as fit.
+    def _fitting(self, sharing: Sequence[R], chosen: R, rate: float) -> list[R]:
+        """Return the requests that share the next pass; the shortest joining prompts fit first.
 
         If `chosen` joins, its prompt always fits.
         """
         room = min(max(_LEAST_JOINING, rate * self._chunk_s), _MOST_JOINING)
-        shared = [each for each in ready if each.can_share and each.decodes]
+        shared = [each for each in sharing if each.decodes]
         for each in sorted(shared, key=lambda each: (each is not chosen, each.joining_tokens)):
             room -= each.joining_tokens
             if room < 0 and each is not chosen and each.joining_tokens:
                 shared.remove(each)
         return shared
 
-    def _choose(self, ready: Sequence[Slot], rate: float) -> Slot:
+    def _choose(self, ready: Sequence[R], rate: float) -> R:
         for each in ready:
             if each.is_running:  # its pass is collected first
                 return each
@@ -120,8 +132,8 @@ class Scheduler:
             return self._shortest(prefilling, rate)
         return min(decoding, key=lambda each: each.spent)
 
-    def _shortest(self, prefilling: Sequence[Slot], rate: float) -> Slot:
-        """Return the slot with the least prompt left, or one that waited too long."""
+    def _shortest(self, prefilling: Sequence[R], rate: float) -> R:
+        """Return the request with the least prompt left, or one that waited too long."""
         now = self._clock()
         waited = {id(each): now - each.since - each.stepped_s for each in prefilling}
         late = [
@@ -133,7 +145,7 @@ class Scheduler:
             return max(late, key=lambda each: waited[id(each)])
         return min(prefilling, key=lambda each: each.prompt_tokens_left)
 
-    def _chunk_seconds(self, ready: Sequence[Slot], chosen: Slot) -> float:
+    def _chunk_seconds(self, ready: Sequence[R], chosen: R) -> float:
         """Return the time limit of a prefill chunk: short, or a few passes of other answers."""
         passes = [each.pass_s for each in ready if each.decodes and each is not chosen]
         most = _CHUNK_PASSES * max(passes, default=self._patience_s)

@@ -1,47 +1,56 @@
-"""The step loop: schedule, run, and turn results into events."""
+"""The step loop of a model: schedule, run, and turn results into events."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
+
+from akunu_py.decoding import wired
 from akunu_py.decoding.events import Event, Failed, Finished
-from akunu_py.decoding.generate.job import BeginJob, DeferredJob, JobHandle, PromptJob, RunningJob
+from akunu_py.decoding.generate.job import BeginJob, DeferredJob, JobHandle, RunningJob
 from akunu_py.decoding.generate.model_host import LoadedModelFacts, SharedPasses, facts_of
-from akunu_py.decoding.generate.model_runner import ModelRunner
-from akunu_py.decoding.generate.scheduler import Scheduler, Slot, StepPlan
-from akunu_py.decoding.generate.session import Request, Session, Step
+from akunu_py.decoding.generate.prefill import release_under_pressure
+from akunu_py.decoding.generate.request import Request, Status, Step
+from akunu_py.decoding.generate.runner import ModelRunner, Results
+from akunu_py.decoding.generate.scheduler import Scheduler
+from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.prompt_cache import disk
+from akunu_py.types import Answer, GenerateOptions
 
-Results = list[Step] | Exception
 DEFAULT_SLOTS = 16
 _PREPARING_S = 0.02  # wait for a job's preparation, until other jobs can begin
 
 
 class StepLoop:
-    """Runs the jobs of one model."""
+    """Runs the requests to one model, step by step. It belongs to one thread."""
 
     def __init__(
         self,
-        session: Session,
+        engine: Engine,
+        learned: UnsavedState | None = None,
         slots: int = DEFAULT_SLOTS,
+        *,
         clock: Callable[[], float] = time.perf_counter,
         scheduler: Scheduler | None = None,
+        **options: Any,
     ) -> None:
-        self._clock = clock
+        """learned: what to learn into. slots: jobs that may run at a time. options: of `runner`."""
+        self.engine = engine
+        self.learned = learned or UnsavedState()
         self.slots = slots
-        self._sessions = [session]
-        self._preparing: list[tuple[JobHandle, Future[BeginJob]]] = []
-        self._threads = ThreadPoolExecutor(thread_name_prefix="prepare")
-        self._running: list[_ScheduledJob] = []
+        self.runner = ModelRunner(engine, self.learned, **options)
+        self._clock = clock
         self._scheduler = scheduler or Scheduler(clock)
-        self.runner = ModelRunner(session.engine, session.drafting.curve)
-
-    @property
-    def engine(self) -> Engine:
-        return self._sessions[0].engine
+        self._starting: list[tuple[JobHandle, Future[BeginJob]]] = []
+        self._jobs: list[_RunningJob] = []
+        self._threads = ThreadPoolExecutor(thread_name_prefix="prepare")
 
     @property
     def facts(self) -> LoadedModelFacts:
@@ -49,179 +58,194 @@ class StepLoop:
 
     @property
     def shared(self) -> SharedPasses:
-        return SharedPasses(self.runner.passes, self.runner.requests)
+        return SharedPasses(self.runner.shared_passes, self.runner.shared_requests)
 
-    def close(self) -> None:
-        """Save the learned costs for the next run."""
-        self._threads.shutdown()
-        self._sessions[0].learned.close()
+    # Requests
 
-    def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
-        return self._sessions[0].save_idle(stopped, seconds)
+    def request(
+        self,
+        prompt: Sequence[int],
+        options: GenerateOptions,
+        draft_context: Sequence[Sequence[int]] = (),
+        stable: int | None = None,
+    ) -> Request:
+        """Return a new request; see `Request`, also for errors."""
+        target = self.runner.new_target()
+        return Request(self.engine, target, prompt, options, draft_context, stable)
+
+    def answer(self, prompt: Sequence[int], options: GenerateOptions, **more: Any) -> Answer:
+        """Answer `prompt` (token ids) and return the whole answer. more: see `request`."""
+        request = self.request(prompt, options, **more)
+        for _ in self.stream(request):
+            pass
+        return request.answer
+
+    def stream(self, request: Request) -> Iterator[Step]:
+        """Run a request: yield prefill progress, then pieces, some of them empty.
+
+        Closing the generator ends the answer and keeps the prefilled tokens.
+        """
+        try:
+            while request.status is not Status.FINISHED:
+                (results,) = self.advance([request]).values()
+                if isinstance(results, Exception):
+                    raise results
+                yield from results
+        finally:
+            self.runner.close(request)
+
+    def advance(self, requests: Sequence[Request]) -> dict[Request, Results]:
+        """Run a step of the requests that the scheduler chooses; return their results.
+
+        Once one request is blocked, later ones with a condition wait too. Cancelled requests never
+        wait, so that they can end.
+        """
+        ready, crowded = list[Request](), list[Request]()
+        for number, each in enumerate(requests):
+            behind = len(ready) < number
+            if behind:
+                crowded.append(each)
+            if each.cancelled or not each.conditions or not (behind or each.blocked):
+                ready.append(each)
+        ready = ready or list(requests[:1])
+        rate = self.runner.curve.prefill_rate
+        plan = self._scheduler.schedule(ready, self.runner.sharing(ready), rate)
+        for each in plan.requests:
+            each.begun = True
+        started = self._clock()
+        results = self.runner.run(plan, crowded)
+        self._scheduler.charge(plan, self._clock() - started)
+        return dict(zip(plan.requests, results, strict=True))
+
+    def close_request(self, request: Request) -> None:
+        """End an answer between two steps and keep the prefilled tokens."""
+        self.runner.close(request)
+
+    def reach(self, prompt: Sequence[int]) -> int:
+        """Return how many tokens of `prompt` need no prefill."""
+        return self.runner.new_target().reach(prompt)
+
+    # Jobs
 
     def begin(self, handle: JobHandle) -> None:
         """Start or prepare a job."""
         if isinstance(handle.job, DeferredJob):
-            self._preparing.append((handle, self._threads.submit(handle.job.prepare, self.engine)))
+            future = self._threads.submit(handle.job.prepare, self.engine)
         else:
-            self._start(handle, handle.job)
-
-    def _start(self, handle: JobHandle, job: BeginJob) -> None:
-        """Start a job in a free session, or else in a new one."""
-        session = self._free_session(job)
-        spent, now = min((each.spent for each in self._running), default=0.0), self._clock()
-        self._running.append(
-            _ScheduledJob(handle.short, now, spent, handle=handle, job=job, session=session)
-        )
-
-    def _start_prepared(self) -> list[tuple[JobHandle, list[Event]]]:
-        """Start the prepared jobs; return the events of those that failed.
-
-        If no other job runs, wait a moment until one is prepared.
-        """
-        if self._preparing and not self._running:
-            futures = [future for _, future in self._preparing]
-            wait(futures, _PREPARING_S, return_when=FIRST_COMPLETED)
-        done = [each for each in self._preparing if each[1].done()]
-        failed: list[tuple[JobHandle, list[Event]]] = []
-        for handle, future in done:
-            self._preparing.remove((handle, future))
-            try:
-                self._start(handle, future.result())
-            except Exception as error:  # noqa: BLE001 - one bad request must not end the others
-                failed.append((handle, [Failed(error)]))
-        return failed
-
-    def _free_session(self, job: BeginJob) -> Session:
-        """Return the free session whose drafter has the fewest tokens to learn and to lose."""
-        used = [each.session for each in self._running]
-        free = [session for session in self._sessions if session not in used]
-        if not free:
-            first = self._sessions[0]
-            free = [Session(first.engine, sibling=first)]
-            self._sessions += free
-        if len(free) == 1 or not isinstance(job, PromptJob):
-            return free[0]
-        return max(free, key=lambda each: each.drafting.overlap(job.prompt))
+            future = Future()
+            future.set_result(handle.job)
+        self._starting.append((handle, future))
 
     def step(self) -> list[tuple[JobHandle, list[Event]]]:
         """Start the prepared jobs, then run a step of the jobs that the scheduler chooses.
 
         Returns their events, or only those of failed starts. A last event frees the slot.
         """
-        if (failed := self._start_prepared()) or not self._running:
+        if (failed := self._start_prepared()) or not self._jobs:
             return failed
-        ready = self._ready()
-        rate = self._sessions[0].drafting.curve.prefill_rate
-        plan = self._scheduler.schedule(ready, rate)
-        members = [each for each in ready if each in plan.slots]
-        for each in members:
-            each.apply_plan(plan)
-        requests = [each.request for each in members if each.request is not None]
-        started = self._clock()
-        if len(requests) > 1:
-            results = self.runner.run(requests, ahead=plan.alone)
-        else:
-            results = [members[0].step_alone()]
-        events = [
-            (each.handle, each.add(result)) for each, result in zip(members, results, strict=True)
+        for job in self._jobs:
+            if job.request is None:
+                return [(job.handle, self._add(job, []))]
+            if job.handle.cancelled:
+                job.request.cancel()
+        jobs = {job.request: job for job in self._jobs if job.request is not None}
+        results = self.advance(list(jobs))
+        return [
+            (jobs[each].handle, self._add(jobs[each], found)) for each, found in results.items()
         ]
-        self._scheduler.charge(plan, self._clock() - started)
-        self._running = [each for each in self._running if not each.ended]
-        return events
 
-    def _ready(self) -> list[_ScheduledJob]:
-        """Update all jobs and return the runnable ones, or the first job if none is runnable.
+    def _start_prepared(self) -> list[tuple[JobHandle, list[Event]]]:
+        """Start the prepared jobs; return the events of those that failed.
 
-        Once one job is blocked, later jobs with a wait condition are blocked too. Cancelled jobs
-        are always runnable, so that they can end.
+        If no other job runs, wait a moment until one is prepared.
         """
-        ready = list[_ScheduledJob]()
-        for number, each in enumerate(self._running):
-            if each.update(crowded=len(ready) < number):
-                ready.append(each)
-        ready = ready or self._running[:1]
-        if len(ready) > 1 and self.runner.can_batch():
-            self._mark_shareable(ready)
-        return ready
+        if self._starting and not self._jobs:
+            futures = [future for _, future in self._starting]
+            wait(futures, _PREPARING_S, return_when=FIRST_COMPLETED)
+        failed: list[tuple[JobHandle, list[Event]]] = []
+        for each in [each for each in self._starting if each[1].done()]:
+            self._starting.remove(each)
+            handle, future = each
+            try:
+                job = _RunningJob(handle, future.result()(self))
+            except Exception as error:  # noqa: BLE001 - one bad request must not end the others
+                failed.append((handle, [Failed(error)]))
+            else:
+                self._jobs.append(job)
+                self._admit(job)
+        return failed
 
-    def _mark_shareable(self, ready: Sequence[_ScheduledJob]) -> None:
-        """Find the jobs whose next decode pass may be shared."""
-        sharing = [
-            (each, each.request)
-            for each in ready
-            if each.request is not None and each.request.can_share and not each.cancelled
-        ]
-        for each, request in sharing:
-            alone = not each.is_running and self.runner.prefers_alone(request, len(sharing))
-            each.can_share = not alone
+    def _admit(self, job: _RunningJob) -> None:
+        """Schedule the next request of a job."""
+        request = job.request = job.running.request
+        if request is not None:
+            others = [each.request for each in self._jobs if each is not job]
+            spent = (each.spent for each in others if each is not None)
+            request.short, request.since = job.handle.short, self._clock()
+            request.spent = min(spent, default=0.0)
 
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _ScheduledJob(Slot):
-    """A running job and its session."""
-
-    handle: JobHandle
-    job: BeginJob
-    session: Session
-    ended: bool = False
-    _running_job: RunningJob | None = None
-
-    @property
-    def request(self) -> Request | None:
-        """The request that runs now."""
-        return None if self._running_job is None else self._running_job.request
-
-    def update(self, *, crowded: bool) -> bool:
-        """Update it before a step; return whether it can run. crowded: an earlier one cannot."""
-        request, self.cancelled = self.request, self.handle.cancelled
-        self.can_share = self.is_running = False
-        self.prompt_tokens_left = self.joining_tokens = 0
-        if request is None:
-            return True
-        request.crowded = crowded
-        self.prompt_tokens_left = request.prompt_tokens_left
-        self.joining_tokens = request.joining_tokens
-        self.is_running = request.is_running
-        blocked = request.blocked
-        return blocked is None or self.cancelled or not (crowded or blocked())
-
-    def apply_plan(self, plan: StepPlan) -> None:
-        """Prepare the next step."""
-        self.begun, self.session.target.alone = True, plan.alone
-        if (request := self.request) is not None:
-            request.chunk_seconds = plan.chunk_seconds or self.session.chunk_seconds
-
-    def step_alone(self) -> Results:
-        """Begin the job, or run a step of its request."""
-        try:
-            if self._running_job is None:
-                self._running_job = self.job(self.session)
-            if (request := self.request) is None:
-                return []
-            if self.cancelled:
-                request.cancel()
-            return request.step()
-        except Exception as error:  # noqa: BLE001 - one bad request must not end the others
-            return error
-
-    def add(self, results: Results) -> list[Event]:
+    def _add(self, job: _RunningJob, results: Results) -> list[Event]:
         """Return the events for the results. An exception becomes the final `Failed` event."""
         try:
             if isinstance(results, Exception):
                 raise results
-            assert self._running_job is not None
-            events = list(self._running_job.add(results))
+            events = list(job.running.add(results))
         except Exception as error:  # noqa: BLE001 - one bad request must not end the others
             events = [Failed(error)]
-        self.ended = bool(events) and isinstance(events[-1], Finished | Failed)
-        if self.ended:
-            self._close()
+        if events and isinstance(events[-1], Finished | Failed):
+            self._jobs.remove(job)
+            if job.request is not None:
+                self.runner.close(job.request)
+        elif job.running.request is not job.request:
+            self._admit(job)
         return events
 
-    def _close(self) -> None:
-        """Make the session ready for another job."""
-        try:
-            self.session.release()
-        except Exception:  # noqa: BLE001 - a failing device
-            self.session.target.reset()
+    # State that outlives requests
+
+    def save_idle(
+        self, stopped: Callable[[], bool] = lambda: False, seconds: float | None = None
+    ) -> bool:
+        """Save one prompt cache to disk and release memory. Call only when idle.
+
+        stopped: polled during the save; returning True aborts it. seconds: time limit. Returns True
+        if a cache was saved (there may be more to save).
+        """
+        self.learned.flush()
+        caches, disk_caches = self.runner.caches, self.runner.disk_caches
+        self.runner.drafters.trim(1)
+        release_under_pressure(caches)
+        mx.clear_cache()  # MLX keeps the buffers of every prompt length
+        histories = [*caches.in_use, *caches.histories()]
+        wired.adjust(self.engine.model, sum(each.nbytes for each in histories))
+        return disk_caches is not None and disk_caches.write(histories, stopped, seconds)
+
+    def save_prompt_cache(self, request: Request, path: Path) -> None:
+        """Write the KV cache of an ended request to a file in mlx-lm's prompt cache format.
+
+        Raises UsageError if nothing can be saved, StoreError on disk errors; an older file stays
+        intact.
+        """
+        known = [*request.prompt, *request.tokens, 0]
+        disk.save(self.runner.new_target().best(known), self.engine, path)
+
+    def load_prompt_cache(self, path: Path) -> None:
+        """Continue from the prompt cache in a file that `save_prompt_cache` wrote.
+
+        Raises StoreError, DamagedCache, or UsageError for another model's file; nothing has changed
+        then.
+        """
+        self.runner.caches.release(disk.load(self.engine, path))
+
+    def close(self) -> None:
+        """Save the learned costs for the next run."""
+        self._threads.shutdown()
+        self.learned.close()
+
+
+@dataclass(slots=True, eq=False)
+class _RunningJob:
+    """A running job, and its request that is scheduled."""
+
+    handle: JobHandle
+    running: RunningJob
+    request: Request | None = None

@@ -1,4 +1,4 @@
-"""Engine: a loaded model, immutable. Front ends use it through sessions."""
+"""Engine: a loaded model, immutable. Front ends use it through a `StepLoop`."""
 
 from __future__ import annotations
 

@@ -34,12 +34,13 @@ class _CachedHistory:
 
 
 class PromptCaches:
-    """Token histories in use, and cached for later requests."""
+    """Token histories in use, and kept for later requests."""
 
     def __init__(self, limit: int = 0) -> None:
         """limit: bytes for all histories including those in use; 0 caches none."""
         self.limit = limit
         self.in_use: list[TokenHistory] = []
+        self.spare: TokenHistory | None = None  # the last one in use, if it was not cached
         self.evicted: list[list[int]] = []  # tokens of the last evicted histories, oldest first
         self._cached: list[_CachedHistory] = []
         self._requests = 0
@@ -47,10 +48,12 @@ class PromptCaches:
 
     @property
     def nbytes(self) -> int:
-        return sum(each.history.nbytes for each in self._cached)
+        return sum(each.nbytes for each in self.histories())
 
     def histories(self) -> list[TokenHistory]:
-        return [each.history for each in self._cached]
+        """Return the histories not in use."""
+        spare = [] if self.spare is None else [self.spare]
+        return [*spare, *(each.history for each in self._cached)]
 
     def allows(self, nbytes: int) -> bool:
         """Return whether histories of `nbytes` bytes may be cached."""
@@ -97,8 +100,21 @@ class PromptCaches:
         if len(history.tokens) >= MIN_CACHED:
             self.evicted = [*self.evicted[1 - _MAX_EVICTED :], list(history.tokens)]
 
+    def release(self, history: TokenHistory) -> None:
+        """Cache a history that its request no longer needs, or keep it as the spare one."""
+        self.in_use = self.others(history)
+        if self.limit and len(history.tokens) >= MIN_CACHED:
+            self.add(history)
+            self.make_room(self._reserved_by_others(None))
+        elif history.tokens:
+            if self.spare is not None:
+                self.record_eviction(self.spare)
+            self.spare = history
+
     def take(self, history: TokenHistory) -> None:
-        """Remove a history from the cached ones."""
+        """Remove a history from those not in use."""
+        if history is self.spare:
+            self.spare = None
         for entry in self._cached:
             if entry.history is history:
                 self._remove(entry)
@@ -129,6 +145,10 @@ class PromptCaches:
 
     def make_room(self, needed: int, protected: TokenHistory | None = None) -> None:
         """Evict histories or their ends until `needed` more bytes fit, but not `protected`."""
+        over = self.nbytes + needed - self.limit
+        if self.spare is not None and self.spare is not protected and over > 0:
+            self.record_eviction(self.spare)
+            self.spare = None
         while victims := [each for each in self._cached if each.history is not protected]:
             over = self.nbytes + needed - self.limit
             if over <= 0 and len(self._cached) <= MAX_HISTORIES:

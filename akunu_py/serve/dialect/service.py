@@ -16,7 +16,7 @@ from akunu_py.completion.prompt.layout import (
     name_files,
 )
 from akunu_py.completion.request import CompleteOptions
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.types import GenerateOptions
@@ -36,12 +36,12 @@ class Service:
     # ids of requests that akunu's own clients want to stop with the text so far
     ending: Collection[str] = ()
 
-    def completer(self, session: Session, options: CompleteOptions) -> Completer:
-        """Return the completer for these options; call in the session's thread."""
+    def completer(self, loop: StepLoop, options: CompleteOptions) -> Completer:
+        """Return the completer for these options; call in the loop's thread."""
         if options not in self.completers:
             while len(self.completers) >= _MAX_COMPLETERS:
                 del self.completers[next(iter(self.completers))]
-            self.completers[options] = Completer(self.engine, options, session=session)
+            self.completers[options] = Completer(self.engine, options, loop=loop)
         return self.completers[options]
 
     @cached_property

@@ -69,7 +69,7 @@ def prepare_complete(body: AkunuCompleteBody, service: Service) -> PreparedReque
     options = _parse_dataclass(CompleteOptions, body.options, "options")
     job = CompletionJob(
         request,
-        lambda session: service.completer(session, options),
+        lambda loop: service.completer(loop, options),
         lambda: "time" if body.id in service.ending else None,
     )
     return PreparedRequest([job], short=True)

@@ -16,8 +16,9 @@ from pydantic_core import from_json
 from akunu_py.decoding import events
 from akunu_py.decoding.constraint.matcher import compile_constraint, matches
 from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
-from akunu_py.decoding.generate.job import PromptJob, RunningJob
-from akunu_py.decoding.generate.session import Request, Step
+from akunu_py.decoding.generate.job import Job, RunningJob
+from akunu_py.decoding.generate.request import Request, Step
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.serve.dialect.bodies import choose_tool, merge_messages, text_of
 from akunu_py.serve.dialect.fields import (
     JSON_OBJECT,
@@ -235,7 +236,11 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
     if grammar_tool is not None:
         prompt = engine.tokens.encode_chat(messages, tools.tools, thinking.variables)
         inner, tool = prompt_job(engine, prompt, options), grammar_tool
-        job = PromptJob(lambda session: GrammarToolCall(inner(session), tool), inner.prompt)
+
+        def begin(loop: StepLoop) -> RunningJob:
+            return GrammarToolCall(inner(loop), tool)
+
+        job: Job = begin
     else:
         job = chat_job(
             engine,

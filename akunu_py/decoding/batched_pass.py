@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx_lm.models import base
@@ -25,9 +25,22 @@ from mlx_lm.models.cache import (
 
 from akunu_py.decoding import kv_cache, output_rows
 from akunu_py.errors import one_line
+from akunu_py.models.mtp import Trunk
 
 _ATTENTION = (KVCache, QuantizedKVCache, RotatingKVCache)
 _TOLERANCE = 0.05  # of the logits' deviation; half precision rounds a batch differently
+
+
+class PassFollower(Protocol):
+    """A neural drafter that follows the passes of a request."""
+
+    trunk: Trunk | None  # runs the passes if the drafter uses their hidden states
+
+    def before_pass(self, cache: kv_cache.Cache) -> None:
+        """Prepare for a pass on `cache`."""
+
+    def keep_states(self, hidden: mx.array) -> None:
+        """Keep the hidden states [1, rows, width] of that pass, if there is a `trunk`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +50,21 @@ class Part:
     tokens: mx.array  # [rows]
     cache: kv_cache.Cache
     wanted: int | None = None  # last rows to compute logits for; None: all
+    followers: Sequence[PassFollower] = ()
 
 
 def run(model: Any, parts: Sequence[Part]) -> list[mx.array]:
     """Run one pass over all parts. Returns lazy logits [wanted, vocab] for each part.
 
-    Parts of recurrent caches have one row; see `why_not_batched`.
+    Parts of recurrent caches have one row if there are several; see `why_not_batched`.
     """
+    trunk = None
+    for part in parts:
+        for each in part.followers:
+            each.before_pass(part.cache)
+            trunk = trunk or each.trunk
+    if len(parts) == 1:
+        return [_run_alone(model, parts[0], trunk)]
     _route_attention()
     spans, end = [], 0
     for part in parts:
@@ -52,14 +73,36 @@ def run(model: Any, parts: Sequence[Part]) -> list[mx.array]:
     views = _views([part.cache for part in parts], spans)
     tokens = mx.concatenate([part.tokens for part in parts])
     counts = [part.wanted or part.tokens.size for part in parts]
-    if sum(counts) == end:
+    ends_and_counts = zip((end for _, end in spans), counts, strict=True)
+    wanted = mx.array([row for end, n in ends_and_counts for row in range(end - n, end)])
+    if trunk is not None:
+        normed, hidden = trunk.forward(tokens[:, None], views)
+        logits = trunk.logits(normed[wanted])
+        for part, (start, stop) in zip(parts, spans, strict=True):
+            _keep_states(part, hidden[start:stop].swapaxes(0, 1))
+    elif sum(counts) == end:
         logits = model(tokens[:, None], cache=views)
     else:
-        ends_and_counts = zip((end for _, end in spans), counts, strict=True)
-        wanted = mx.array([row for end, n in ends_and_counts for row in range(end - n, end)])
         logits = output_rows.run(model, tokens[:, None], views, lambda rows: rows[wanted])
     ends = list(accumulate(counts))
     return mx.split(logits[:, 0], ends[:-1])
+
+
+def _run_alone(model: Any, part: Part, trunk: Trunk | None) -> mx.array:
+    """Run a pass of one request. Returns lazy logits [wanted, vocab]."""
+    tokens, wanted = part.tokens[None], part.wanted or part.tokens.size
+    if trunk is not None:
+        normed, hidden = trunk.forward(tokens, part.cache)
+        _keep_states(part, hidden)
+        return trunk.logits(normed[:, -wanted:])[0]
+    if wanted == part.tokens.size:
+        return model(tokens, cache=part.cache)[0]
+    return output_rows.run(model, tokens, part.cache, lambda rows: rows[:, -wanted:])[0]
+
+
+def _keep_states(part: Part, hidden: mx.array) -> None:
+    for each in part.followers:
+        each.keep_states(hidden)
 
 
 def _views(caches: Sequence[kv_cache.Cache], spans: Sequence[tuple[int, int]]) -> list[Any]:
