@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     if constraint and generation.finish_reason in ("length", "context"):
         print_warnings([f"the answer is incomplete: {_ENDINGS[generation.finish_reason]}"])
     if args.prompt_cache:
-        loop.save_prompt_cache(generation, args.prompt_cache)
+        loop.save_prompt_cache(args.prompt_cache)
     if not args.quiet and args.format == "text":
         say(f"[{summary(generation, args.draft)}]", error=True)
     if generation.finish_reason != "cancelled":

@@ -206,12 +206,12 @@ class Target:
     def reach(self, prompt: Sequence[int]) -> int:
         """Return how many tokens of `prompt` need no prefill."""
         best = self.best(prompt)
-        return best.reach(best.shared(prompt))
+        return 0 if best is None else best.reach(best.shared(prompt))
 
-    def best(self, prompt: Sequence[int]) -> TokenHistory:
-        """Return the history that leaves the least of `prompt` to prefill."""
-        histories = [self.history, *self.caches.histories()]
-        return max(histories, key=lambda each: each.reach(each.shared(prompt)))
+    def best(self, prompt: Sequence[int]) -> TokenHistory | None:
+        """Return the history that leaves the least of `prompt` to prefill, if there is any."""
+        histories = [*filter(None, [self._history]), *self.caches.histories()]
+        return max(histories, key=lambda each: each.reach(each.shared(prompt)), default=None)
 
     def find_concurrent_prefill(self, prompt: Sequence[int]) -> Callable[[], bool] | None:
         """Return a check whether another target still prefills a prefix worth waiting for."""

@@ -29,7 +29,7 @@ from akunu_py.completion.request import (
 )
 from akunu_py.completion.stops import strip_fence
 from akunu_py.decoding import device
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
 from akunu_py.errors import UsageError
@@ -37,6 +37,7 @@ from akunu_py.parser import Parser
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.complete import complete
 from tests.support.fixed_request import answering
+from tests.support.targets import last_tokens
 from tests.support.tiny_fim import byte_level, load_tiny, sentence_piece, write_model
 
 END = "<|endoftext|>"
@@ -112,7 +113,7 @@ def test_cancelling_takes_effect_within_one_pass(tiny: Completer) -> None:
         answers: list[CompletionReason | None] = [None] * limit
         answers += ["cancelled"]  # a further poll would raise
         done = complete(tiny, CompletionRequest("a = ("), ended=partial(answers.pop, 0))
-        tiny.session.target.reset()
+        tiny.loop.runner.caches.spare = None
         assert done.finish_reason in ("cancelled", "stop")
         # Polled twice before the first token, then once a pass.
         assert done.stats.target_passes <= limit
@@ -163,7 +164,7 @@ def test_a_prefill_ends_in_time_and_the_next_one_continues_it(
             break
         # While the speed is unknown, the first slice has a fixed length.
         assert now[0] - before <= seconds + (0.1 if prefilled else 0.16) + 0.021
-        prefilled = len(slow.session.target.tokens)
+        prefilled = len(last_tokens(slow.loop))
     assert done.finish_reason != "time"
     assert now[0] <= tokens / 400 + 1  # no token was prefilled twice
 
@@ -209,8 +210,8 @@ def test_the_prompt_caches_of_completion_are_bounded(
         return completer
 
     chosen = load("--prompt-cache-memory", "5MB")
-    assert chosen.session.target.caches.limit == 5_000_000
-    assert load().session.target.caches.limit in range(1 << 20, 1 << 21)
+    assert chosen.loop.runner.caches.limit == 5_000_000
+    assert load().loop.runner.caches.limit in range(1 << 20, 1 << 21)
 
 
 # Markdown fences
@@ -261,10 +262,10 @@ def test_an_answer_in_a_fence_is_its_code(tmp_path: Path) -> None:
 
 def test_only_what_changed_is_learned_again(tmp_path: Path) -> None:
     engine = load_tiny(tmp_path, [END])
-    session = Session(engine)
+    loop = StepLoop(engine)
     calls: list[Sequence[int]] = []  # tokens that the session's drafters observe
 
-    def watched(drafter: Any) -> Any:
+    def watched(drafter: Any, target: Target) -> Any:
         extend = drafter.extend
 
         def record(tokens: Sequence[int]) -> None:
@@ -274,19 +275,19 @@ def test_only_what_changed_is_learned_again(tmp_path: Path) -> None:
         drafter.extend = record
         return drafter
 
-    session.drafting.wrap = watched
+    loop.runner.drafters.wrap = watched
     options = GenerateOptions(max_tokens=8)
     draft_context = [tuple(range(10, 60)), tuple(range(60, 90))]
     prompt = engine.tokens.encode("def compute(first, second):\n    return fir")
-    session.generate(prompt, options, draft_context).answer()
+    loop.answer(prompt, options, draft_context)
     assert sum(map(len, calls)) >= 82 + len(prompt)
     calls.clear()
     typed = [*prompt, *engine.tokens.encode("s")]
-    answer = session.generate(typed, options, draft_context).answer()
+    answer = loop.answer(typed, options, draft_context)
     # The letter, unless the model had sampled it anyhow, and the answer.
     assert sum(map(len, calls)) <= 1 + len(answer.tokens) + 1
     calls.clear()
-    session.generate(typed, options, [draft_context[0], (1, 2, 3)]).answer()
+    loop.answer(typed, options, [draft_context[0], (1, 2, 3)])
     assert 4 + len(typed) <= sum(map(len, calls)) <= 4 + len(typed) + 9
 
 

@@ -22,14 +22,17 @@ from akunu_py.completion.completion_queue import (
 )
 from akunu_py.completion.request import Completion, CompletionRequest, EndCheck
 from akunu_py.decoding.events import Failed, Finished
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError, describe
 from akunu_py.types import Stats
 from tests.support.command import until
 from tests.support.complete import complete
+from tests.support.engines import altered
 from tests.support.jobs import open_jobs
 from tests.support.scripted_loop import ScriptedLoop
 from tests.support.slow import slow
+from tests.support.targets import Counting
 from tests.support.tiny_fim import sentence_piece, write_model
 
 END = "<|endoftext|>"
@@ -49,6 +52,19 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 @dataclass
+class Watched(Counting):
+    """A model that records its passes in `recorder`."""
+
+    def __init__(self, model: Any, recorder: Any) -> None:
+        super().__init__(model)
+        self._recorder = recorder
+
+    def __call__(self, tokens: Any, *args: Any, **options: Any) -> Any:
+        self._recorder.rows.append(tokens.size)
+        self._recorder.on_pass()
+        return super().__call__(tokens, *args, **options)
+
+
 class Requested:
     """A request and its outcome."""
 
@@ -104,15 +120,8 @@ class Host:
         return len(self.rows)
 
     def counted(self, completer: Completer) -> Completer:
-        target = completer.session.target
-        forward = target.forward
-
-        def count(tokens: Any, wanted: int | None = None) -> Any:
-            self.rows.append(tokens.size)
-            self.on_pass()
-            return forward(tokens, wanted)
-
-        target.forward = count  # type: ignore[method-assign]
+        engine = altered(completer.engine, model=Watched(completer.engine.model, self))
+        completer.loop = StepLoop(engine, slots=1)
         return completer
 
     def submit_now(

@@ -17,7 +17,6 @@ from akunu_py.decoding.device import chip_bandwidth, cores_in
 from akunu_py.decoding.events import Finished
 from akunu_py.decoding.generate.answer_jobs import text_job
 from akunu_py.decoding.generate.job import JobHandle
-from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.load import load_stored
 from akunu_py.decoding.model.engine import Engine
@@ -84,7 +83,7 @@ def test_weights_are_wired_from_load_to_unload(
     second = load(model)  # a pass of the first may be running
     del first
     gc.collect()
-    Session(second).generate([1, 2], GenerateOptions(max_tokens=2)).answer()
+    StepLoop(second).answer([1, 2], GenerateOptions(max_tokens=2))
     assert limits == expected
     del second
     gc.collect()
@@ -103,7 +102,7 @@ def test_the_weights_of_a_draft_model_are_wired_too(limits: list[int], model: Pa
     expected = 2 * weights_of(small) + HEAP
     del small
     gc.collect()
-    Session(engine).save_idle()
+    StepLoop(engine).save_idle()
     assert limits == [BEFORE, expected]
 
 
@@ -115,17 +114,17 @@ def test_caches_are_wired_in_steps_while_idle_with_the_mode_all(
     for mode in WIRE_MODES:
         del limits[1:]
         engine = load(model, mode)
-        limit, session = weights_of(engine) + HEAP, Session(engine)
+        limit, loop = weights_of(engine) + HEAP, StepLoop(engine)
         for held, steps in ((1, 1), (STEP, 1), (STEP + 1, 2), (5, 1)):
             size, before = 0, list(limits)
-            session.generate([1, 2], GenerateOptions(max_tokens=4)).answer()
+            loop.answer([1, 2], GenerateOptions(max_tokens=4))
             assert limits == before  # never between two passes
             size = held
-            session.save_idle()
+            loop.save_idle()
             expected = {"off": BEFORE, "weights": limit, "all": limit + steps * STEP}[mode]
             assert limits[-1] == expected
         assert len(limits) == {"off": 1, "weights": 2, "all": 5}[mode]
-        del engine, session
+        del engine, loop
         gc.collect()
 
 
@@ -249,7 +248,7 @@ def test_decoding_adapts_the_threads_all_the_time(
 ) -> None:
     adapted: list[int] = []
     monkeypatch.setattr(BlasThreads, "adapt", lambda self: adapted.append(1))
-    loop = StepLoop(Session(load_tiny(tmp_path, ["<|endoftext|>"])))
+    loop = StepLoop(load_tiny(tmp_path, ["<|endoftext|>"]))
     for seed in range(requests):
         job = text_job(some(20, seed), GenerateOptions(max_tokens=12, draft="off"))
         loop.begin(JobHandle(job, lambda event: None, "", lambda: None, short=False))

@@ -22,14 +22,14 @@ import pytest
 from akunu_py.decoding.drafting.neural import NeuralDrafterBase
 from akunu_py.decoding.events import Finished
 from akunu_py.decoding.generate import prefill
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.drafters import DraftModel
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.prompt_cache_store import forget
 from akunu_py.decoding.target import Target
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
 from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.types import Drafter, DraftMode, GenerateOptions, Message
+from akunu_py.types import Drafter, DraftMode, GenerateOptions, Message, TextPiece
 from tests.support.drafters import Mixture
 from tests.support.engines import altered
 from tests.support.families import build
@@ -48,7 +48,7 @@ from tests.support.identity import (
     plain,
     prompt_of,
 )
-from tests.support.jobs import chat_request
+from tests.support.jobs import chat_answer
 from tests.support.prompts import REWRITE, VARIED_PROMPTS
 from tests.support.slow import slow
 from tests.support.targets import some
@@ -401,15 +401,16 @@ def test_greedy_tokens_equal_mlx_lm(
     expected = plain(starter_engine, prompt, count)
     for mode in modes:
         options = GenerateOptions(max_tokens=count, draft=mode)
-        answer = Session(starter_engine).generate(prompt, options).answer()
+        answer = StepLoop(starter_engine).answer(prompt, options)
         assert list(answer.tokens) == expected, mode
         assert answer.stats.generated_tokens == len(expected)
 
 
 def test_pieces_join_to_the_decoded_text_and_mark_accepted_drafts(starter_engine: Engine) -> None:
     prompt = starter_engine.tokens.encode_chat([Message("user", REWRITE)])
-    request = Session(starter_engine).generate(prompt, GenerateOptions(max_tokens=60))
-    pieces = list(request)
+    loop = StepLoop(starter_engine)
+    request = loop.request(prompt, GenerateOptions(max_tokens=60))
+    pieces = [each for each in loop.stream(request) if isinstance(each, TextPiece)]
     tokenizer, stops = starter_engine.tokens.tokenizer, starter_engine.tokens.stop_tokens
     shown = [token for token in request.tokens if token not in stops]
     text = "".join(piece.text for piece in pieces)
@@ -426,7 +427,7 @@ def test_pieces_join_to_the_decoded_text_and_mark_accepted_drafts(starter_engine
 
 def test_a_stop_token_ends_the_answer_and_is_not_shown(starter_engine: Engine) -> None:
     messages = [Message("user", "Answer with one word: yes or no?")]
-    answer = chat_request(Session(starter_engine), messages, GenerateOptions()).answer()
+    answer = chat_answer(StepLoop(starter_engine), messages, GenerateOptions())
     assert answer.finish_reason == "stop"
     assert answer.tokens[-1] in starter_engine.tokens.stop_tokens
     assert "<|im_end|>" not in answer.text

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from akunu_py.bench.trace import TraceItem
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState, answer_cache_bytes, delete_answer_cache
 from akunu_py.ngram.acceptance_model import AcceptanceModel
 from akunu_py.ngram.auto import AutoDrafter
@@ -201,14 +201,12 @@ def test_acceptance_weights_are_shared_by_sessions_and_saved(tmp_path: Path) -> 
     engine = load_tiny(tmp_path / "model", ["<|end|>"])
     prior, prompt = AcceptanceModel().weights, list(b"one two three, one two three")
     learned = LearnedState(engine.path, "t", "test", answer_cache=False)
-    first = Session(engine, learned)
+    first = StepLoop(engine, learned)
     for options in (GenerateOptions(24, may_store=False), GenerateOptions(24, side_request=True)):
-        first.generate(prompt, options).answer()
+        first.answer(prompt, options)
     assert learned.weights.to_list() == prior
-    first.generate(prompt, GenerateOptions(24)).answer()
+    first.answer(prompt, GenerateOptions(24))
     assert learned.weights.to_list() != prior
-    second = Session(engine, learned, first)
-    assert second.learned.weights is learned.weights
     learned.flush()
     reopened = LearnedState(engine.path, "t", "test", answer_cache=False)
     assert reopened.weights.to_list() == learned.weights.to_list()

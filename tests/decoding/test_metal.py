@@ -10,7 +10,7 @@ import pytest
 
 from akunu_py.bench.speed import first_divergence
 from akunu_py.decoding import device
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.types import DraftMode, GenerateOptions, LoadOptions, Message
@@ -34,7 +34,7 @@ def answer(engine: Engine, mode: DraftMode, count: int = 48) -> tuple[list[int],
     """A prompt that repeats itself, and the greedy answer to it."""
     prompt = engine.tokens.encode_chat([Message("user", f"Repeat this text: {TEXT * 3}")])
     options = GenerateOptions(max_tokens=count, draft=mode)
-    return prompt, list(Session(engine).generate(prompt, options).answer().tokens)
+    return prompt, list(StepLoop(engine).answer(prompt, options).tokens)
 
 
 @pytest.mark.parametrize("mode", ["fixed", "auto"])
@@ -50,6 +50,6 @@ def test_the_memory_of_a_prompt_is_what_was_expected(kept: Engine) -> None:
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    Session(kept).generate(prompt, GenerateOptions(max_tokens=1, draft="off")).answer()
+    StepLoop(kept).answer(prompt, GenerateOptions(max_tokens=1, draft="off"))
     estimate = kept.plan.fit.at(len(prompt))
     assert mx.get_peak_memory() - before <= 1.1 * (estimate.total - estimate.weights)

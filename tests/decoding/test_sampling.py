@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.decoding import sampling
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import (
     Sampler,
@@ -303,8 +303,9 @@ def test_logprobs_are_the_models_at_every_position(
     options = SamplingOptions(
         temperature=temperature, seed=1, logprobs=count, logit_bias=((70, 2.0),), top_k=9
     )
-    generation = Session(engine).generate(prompt, GenerateOptions(20, draft, sampling=options))
-    generation.answer()
+    loop = StepLoop(engine)
+    generation = loop.request(prompt, GenerateOptions(20, draft, sampling=options))
+    list(loop.stream(generation))
     logits = engine.model(mx.array([prompt + generation.tokens]))[0].astype(mx.float32)
     expected = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     assert len(generation.logprobs) == len(generation.tokens)

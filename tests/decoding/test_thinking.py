@@ -19,7 +19,7 @@ from akunu_py.decoding.events import AnnotatedPiece, Event, Finished
 from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswer, AnnotatedAnswerJob
 from akunu_py.decoding.generate.answer_jobs import thinking_for
 from akunu_py.decoding.generate.job import RunningJob
-from akunu_py.decoding.generate.session import Session, Status
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.types import (
@@ -78,12 +78,16 @@ def test_a_mode_is_a_variable_of_the_template_or_a_budget(
 
 
 def test_the_mode_reaches_the_prompt_and_the_answer(models: dict[str, Engine]) -> None:
-    session = Session(models["switch"])
+    loop = StepLoop(models["switch"])
     for mode, end in (("default", "<think>"), ("on", "<think>"), ("off", "</think>")):
         options = GenerateOptions(3, "off", thinking=mode)  # type: ignore[arg-type]
         job = AnnotatedAnswerJob(PROMPTED, options)
-        assert models["switch"].tokens.decode(job.prepare(session.engine).prompt).endswith(end)
-        pieces = [event for event in run_job(job, session) if isinstance(event, AnnotatedPiece)]
+        assert (
+            models["switch"]
+            .tokens.decode(job.prepare(loop.engine)(loop).request.prompt)
+            .endswith(end)
+        )
+        pieces = [event for event in run_job(job, loop) if isinstance(event, AnnotatedPiece)]
         thought = "".join(event.piece.thinking for event in pieces)
         assert bool(thought) == (mode != "off")
 
@@ -96,18 +100,20 @@ def test_a_model_that_always_thinks_says_so(tmp_path: Path) -> None:
 
 
 def test_rejected_drafts_are_shown_without_special_tokens(models: dict[str, Engine]) -> None:
-    session, options = Session(models["neither"]), GenerateOptions(20, "fixed", draft_tokens=12)
-    prompt = session.engine.tokens.encode("A question?")
-    plain = session.generate(prompt, options).answer()
-    (special,) = session.engine.tokens.encode_text("<|im_start|>")
-    wrong = session.engine.tokens.encode("wr")
+    loop, options = StepLoop(models["neither"]), GenerateOptions(20, "fixed", draft_tokens=12)
+    prompt = loop.engine.tokens.encode("A question?")
+    plain = loop.answer(prompt, options)
+    (special,) = loop.engine.tokens.encode_text("<|im_start|>")
+    wrong = loop.engine.tokens.encode("wr")
     context = [*prompt[-3:], plain.tokens[0], *wrong, special, *wrong]
-    request = session.generate(prompt, options, [context])
+    request = loop.request(prompt, options, [context])
     job = AnnotatedAnswerJob(PROMPTED, options)
-    answer = AnnotatedAnswer(session, job, cast(RunningJob, SimpleNamespace(request=request)))
+    answer = AnnotatedAnswer(loop, job, cast(RunningJob, SimpleNamespace(request=request)))
     events: list[Event] = []
     while not events or not isinstance(events[-1], Finished):
-        events += answer.add(request.step())
+        (results,) = loop.advance([request]).values()
+        assert not isinstance(results, Exception)
+        events += answer.add(results)
     pieces = [event for event in events if isinstance(event, AnnotatedPiece)]
     assert "".join(each.piece.text for each in pieces) == plain.text
     assert any("wr" in each.rejected for each in pieces)
@@ -190,11 +196,9 @@ def test_a_distant_budget_changes_nothing(engine: Engine, monkeypatch: pytest.Mo
     prompt = prompt_of(engine)
     monkeypatch.setattr(answer_limits, "_FAR", 10)
     for mode in MODES:
-        session = Session(engine)
-        request = session.generate(prompt, replace(options(15, 3), draft=mode))
-        ahead = [
-            session.target.runs_ahead for _ in request.steps() if request.status is Status.DECODING
-        ]
+        loop = StepLoop(engine)
+        request = loop.request(prompt, replace(options(15, 3), draft=mode))
+        ahead = [bool(request.launched) for _ in loop.stream(request)]
         assert request.tokens == limited(engine, prompt, options(15, 3))
         assert (True in ahead, False in ahead) == (True, True)
         assert ahead[-1]  # the answer has no mask
@@ -203,8 +207,7 @@ def test_a_distant_budget_changes_nothing(engine: Engine, monkeypatch: pytest.Mo
 def test_a_grammar_follows_the_thinking(engine: Engine) -> None:
     prompt = prompt_of(engine)
     answers = [
-        Session(engine).generate(prompt, replace(options(5, 1, YES), draft=mode)).answer()
-        for mode in MODES
+        StepLoop(engine).answer(prompt, replace(options(5, 1, YES), draft=mode)) for mode in MODES
     ]
     assert len({each.tokens for each in answers}) == 1
     assert answers[0].text in YES.choices
@@ -249,10 +252,9 @@ def test_channels(harmony: Engine) -> None:
 def test_models_without_thinking_ignore_a_budget(tmp_path: Path) -> None:
     plain = load_tiny(tmp_path, [END])
     assert not can_limit_thinking(plain.tokens.tokenizer)
-    session = Session(plain)
-    request = session.generate([5, 6], options(0))
-    request.answer()
-    assert session.target.constraint is None
+    loop = StepLoop(plain)
+    request = loop.request([5, 6], options(0))
+    assert request.target.constraint is None
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -261,6 +263,6 @@ def test_minimum_length(engine: Engine, mode: DraftMode) -> None:
     requested = GenerateOptions(
         TOKENS, mode, sampling=SamplingOptions(logit_bias=bias), min_tokens=6
     )
-    answer = Session(engine).generate(prompt_of(engine, opened=False), requested).answer()
+    answer = StepLoop(engine).answer(prompt_of(engine, opened=False), requested)
     assert len(answer.tokens) == 7
     assert answer.finish_reason == "stop"

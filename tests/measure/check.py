@@ -37,7 +37,7 @@ from akunu_py.bench.speed import OURS, SpeedPlan, run_speed
 from akunu_py.bench.tables import to_text
 from akunu_py.bench.workloads import load_workloads
 from akunu_py.decoding import device, wired
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.load import load_stored
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import INTERRUPTED, AkunuError, one_line
@@ -399,12 +399,12 @@ def _check_memory(engine: Engine, check: Check) -> None:
 
 def _check_idle(engine: Engine, check: Check) -> None:
     """Check a cached prompt, at once and after an idle time, and the wired limit."""
-    session = Session(engine)
+    loop = StepLoop(engine)
     prompt = engine.tokens.encode_chat([Message("user", "hi")])
     options = GenerateOptions(max_tokens=1, draft="off", may_store=False)
 
     def first_token_s() -> float:
-        return session.generate(prompt, options).answer().stats.prefill_s
+        return loop.answer(prompt, options).stats.prefill_s
 
     warm = median([first_token_s() for _ in range(6)][1:])
     time.sleep(check.plan.idle_s)

@@ -27,6 +27,7 @@ from akunu_py.bench.replay import (
     sharing,
 )
 from akunu_py.bench.trace import Trace, TraceItem
+from akunu_py.decoding.generate.request import DecodePass, Request
 from akunu_py.decoding.prompt_cache.history import NO_OWNER, TokenHistory
 from akunu_py.decoding.prompt_cache.memory import PromptCaches
 from akunu_py.decoding.target import Target
@@ -38,7 +39,7 @@ from akunu_py.parser import add_format
 from akunu_py.types import DRAFT_MODES, NEURAL_MODES, Drafter, DraftMode
 from tests.measure.neural_drafters import DrafterFigures, SimulatedDrafters, mixture_drafter
 from tests.measure.tool import run_tool
-from tests.support.decoding import decode
+from tests.support.decoding import BareRunner, decode
 from tests.support.drafters import FixedCosts
 
 _OUTLIER_FACTOR = 10.0  # times as long as usual takes an outlier
@@ -153,7 +154,29 @@ class Device:
 @dataclass(frozen=True, slots=True)
 class _Launched:
     tokens: list[int]
+    device: Device
     done: Times
+
+    def tolist(self) -> list[int]:
+        self.device.wait(self.done)
+        return list(self.tokens)
+
+
+class SimulatedRunner(BareRunner):
+    """Launches passes on the device of the target, instead of a model."""
+
+    def _launch(
+        self, requests: Sequence[Request], drafts: Sequence[list[int]], *, behind: bool = False
+    ) -> None:
+        (request,), (drafted,) = requests, drafts
+        target: Any = request.target
+        known = request.launched[0].sampled.tokens if behind else target.pending
+        rows: Any = [*known, *drafted]
+        sampled = target.launch(rows, 1 + len(drafted), behind=behind)
+        request.launched.append(DecodePass(drafted, None, behind, rows, sampled))
+
+    def _wait_for(self, running: Sequence[Request]) -> None:
+        running[0].launched[0].sampled.tolist()
 
 
 class SimulatedTarget(Target):
@@ -162,30 +185,19 @@ class SimulatedTarget(Target):
     def __init__(self, device: Device, item: TraceItem) -> None:
         self.vocabulary = None
         self.constraint = None
-        self.caches, self._history, self.alone = PromptCaches(), None, True
+        self.caches, self._history = PromptCaches(), None
         self.history = TokenHistory([], NO_OWNER, item.prompt, item.output[:1])
         self._device = device
         self._truth = [*item.prompt, *item.output]
 
-    # The decode loop passes the MLX array on without reading it.
-    def launch(self, rows: Sequence[int], wanted: int, after: Any = None) -> Any:
-        start = len(self.tokens)
-        if after is not None:
-            start += len(self.pending)
-            rows = [*after.tokens, *rows]
+    def launch(self, rows: Sequence[int], wanted: int, *, behind: bool) -> _Launched:
+        start = len(self.tokens) + len(self.pending) * behind
         expected = self._truth[start : start + len(rows) + 1]
         matching = next(
             (i for i, row in enumerate(rows) if expected[i : i + 1] != [row]), len(rows)
         )
         sampled = [token if i <= matching else -1 for i, token in enumerate(expected)][1:]
-        return _Launched(sampled[-wanted:], self._device.launch(len(rows)))
-
-    def read(self, sampled: Any) -> list[int]:
-        self._device.wait(sampled.done)
-        return list(sampled.tokens)
-
-    def pass_state(self) -> None:
-        """Do nothing: a trace has no cache."""
+        return _Launched(sampled[-wanted:], self._device, self._device.launch(len(rows)))
 
     def roll_back(self, before: Any, written: int, kept: int) -> int:
         return kept
@@ -240,7 +252,7 @@ def replay_items(
         target = SimulatedTarget(device, item)
         output = [item.output[0]]
         with sharing(weights, drafter):
-            for piece in decode(target, drafter, limit, ()):
+            for piece in decode(target, drafter, limit, (), SimulatedRunner()):
                 output += piece.tokens
                 counts.passes += 1
                 counts.drafted += piece.accepted + len(piece.rejected)

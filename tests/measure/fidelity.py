@@ -28,14 +28,13 @@ from akunu_py.bench.runners import Passes, record_passes
 from akunu_py.bench.speed import first_divergence, next_logits, top_two_margin
 from akunu_py.bench.tables import to_text
 from akunu_py.decoding.device import on_metal
-from akunu_py.decoding.drafting.drafter import Drafting
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.load import load_engine
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import filtered, race
 from akunu_py.errors import INTERRUPTED, UsageError
-from akunu_py.ngram.cost import PRIOR_SHAPE, CostCurve
+from akunu_py.ngram.cost import PRIOR_SHAPE
 from akunu_py.parser import add_format, add_values
 from akunu_py.types import (
     DraftMode,
@@ -125,15 +124,14 @@ def compare_answers(
         {"weights": weights, "mode": mode, **totals, "differences": []} for mode in MODES
     ]
     rows += new
-    session = Session(engine, UnsavedState(CostCurve()))
     for seed, text in enumerate(prompts):
         command.progress(f"{weights}: {seed + 1} of {len(prompts)} answers")
         prompt = engine.tokens.encode_chat([Message("user", text)])
         sampling = SamplingOptions(temperature, seed=seed)
         options = GenerateOptions(max_tokens, "off", sampling=sampling)
-        alone, _ = _generate(session, prompt, options)
+        alone, _ = _generate(engine, prompt, options)
         for row in new:
-            answer, drafted = _generate(session, prompt, replace(options, draft=row["mode"]))
+            answer, drafted = _generate(engine, prompt, replace(options, draft=row["mode"]))
             row["answers"] += 1
             row["tokens"] += len(alone)
             row["drafted"] += sum(drafted)
@@ -156,13 +154,13 @@ def scores(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> 
 
 
 def _generate(
-    session: Session, prompt: list[int], options: GenerateOptions
+    engine: Engine, prompt: list[int], options: GenerateOptions
 ) -> tuple[list[int], list[int]]:
     """Return an answer by a drafter that has learned nothing, and the drafted tokens by pass."""
     passes, state = Passes(), UnsavedState(FixedCosts(PRIOR_SHAPE))
-    session.drafting = Drafting(session.engine, session.target, state)
-    record_passes(session, passes)
-    return list(session.generate(prompt, options).answer().tokens), passes.drafted
+    loop = StepLoop(engine, state)
+    record_passes(loop, passes)
+    return list(loop.answer(prompt, options).tokens), passes.drafted
 
 
 def print_fidelity(rows: Sequence[dict[str, Any]]) -> None:

@@ -20,7 +20,6 @@ from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.answer_jobs import text_job
 from akunu_py.decoding.generate.model_host import ModelHost
 from akunu_py.decoding.generate.prefill import unused_limit
-from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.history import MAX_CHECKPOINTS
@@ -51,7 +50,7 @@ def sampling_speed(
 
     def seconds(sampling: SamplingOptions) -> float:
         options = GenerateOptions(max_tokens, draft="off", may_store=False, sampling=sampling)
-        stats = Session(engine).generate(prompt, options).answer().stats
+        stats = StepLoop(engine).answer(prompt, options).stats
         return stats.decode_s / max(1, stats.generated_tokens - 1)
 
     before, after = ([seconds(each) for _ in range(_REPEATS)] for each in (plain, changed))
@@ -67,7 +66,7 @@ def near_ties(engine: Engine, kind: mx.Dtype, positions: int) -> tuple[float, fl
     """
     prompt = engine.tokens.encode_chat([Message("user", "Write a story about a lighthouse.")])
     options = GenerateOptions(positions, draft="off", may_store=False)
-    text = [*prompt, *Session(engine).generate(prompt, options).answer().tokens]
+    text = [*prompt, *StepLoop(engine).answer(prompt, options).tokens]
     original = engine.model.parameters()
     engine.model.set_dtype(kind)
     try:
@@ -99,12 +98,14 @@ def counted_memory(engine: Engine, length: int) -> tuple[float, float]:
     length = min(length, engine.plan.context_length - 2)
     gc.collect()
     mx.clear_cache()
-    before, session = mx.get_active_memory(), Session(engine)
+    before, loop = mx.get_active_memory(), StepLoop(engine)
     prompt = [number % engine.tokens.vocabulary for number in range(length)]
     options = GenerateOptions(1, draft="off", may_store=False)
-    session.generate(prompt, options).answer()
+    loop.answer(prompt, options)
     held = mx.get_active_memory() - before
-    return held / session.target.history.nbytes, mx.get_cache_memory() / unused_limit()
+    return held / sum(
+        each.nbytes for each in loop.runner.caches.histories()
+    ), mx.get_cache_memory() / unused_limit()
 
 
 def metal_buffers(engine: Engine) -> int:
@@ -142,10 +143,10 @@ def run_soak(engine: Engine, seconds: float, length: int) -> Soak:
     length = max(2, min(length, engine.plan.context_length - max(_ANSWERS) - 1))
 
     def load() -> StepLoop:
-        session = Session(engine)
+        loop = StepLoop(engine)
         prompt = engine.plan.fit.needs.cache.at(length)
-        session.target.caches.limit = (_STREAMS + _CACHED_PROMPTS) * prompt
-        return StepLoop(session)
+        loop.runner.caches.limit = (_STREAMS + _CACHED_PROMPTS) * prompt
+        return loop
 
     found, started, host = Soak(), time.monotonic(), ModelHost(load)
     host.start()

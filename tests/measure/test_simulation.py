@@ -19,6 +19,7 @@ from akunu_py.types import DraftMode
 from tests.measure.device import (
     Device,
     DeviceOptions,
+    SimulatedRunner,
     SimulatedTarget,
     known_costs,
     replay_items,
@@ -121,7 +122,7 @@ def test_costs_learned_under_load_recover_within_a_thousand_tokens() -> None:
         device = Device(curve, options)
         target = SimulatedTarget(device, TraceItem(tuple(source), tuple(edited)))
         done, started = 1, 0.0
-        for piece in decode(target, drafter, len(edited) - 1, ()):
+        for piece in decode(target, drafter, len(edited) - 1, (), SimulatedRunner()):
             done += len(piece.tokens)
             if done < 1000:
                 started, counted = device.true.now, done

@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 
 from akunu_py.decoding import device, kv_cache
 from akunu_py.decoding import load_plan as plan
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import DoesNotFit, UsageError
 from akunu_py.models.load import fit
@@ -104,10 +104,8 @@ def test_weights_and_peak_of_the_starter(starter: StoredModel, chunks: int) -> N
     tokens = {1: 100, 2: 540}[chunks]
     mx.clear_cache()
     mx.reset_peak_memory()
-    session = Session(engine)
-    session.generate(
-        list(range(5, 5 + tokens)), GenerateOptions(max_tokens=2, draft="off")
-    ).answer()
+    loop = StepLoop(engine)
+    loop.answer(list(range(5, 5 + tokens)), GenerateOptions(max_tokens=2, draft="off"))
     peak = mx.get_peak_memory() - before
     assert abs(needs.at(tokens).total - peak) / peak < 0.1
 

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("in_process")  # test_worker has the proces
 
 
 def test_a_pull_makes_a_model_that_runs(server: Hub, home: Path) -> None:
-    from akunu_py.decoding.generate.session import Session
+    from akunu_py.decoding.generate.step_loop import StepLoop
     from akunu_py.decoding.model.engine import Engine
     from akunu_py.types import GenerateOptions
 
@@ -48,7 +48,7 @@ def test_a_pull_makes_a_model_that_runs(server: Hub, home: Path) -> None:
     assert model.license == "mit"
     model_store.verify(model)
     engine = Engine.load(model.path)
-    answer = Session(engine).generate([1, 2, 3], GenerateOptions(max_tokens=4)).answer()
+    answer = StepLoop(engine).answer([1, 2, 3], GenerateOptions(max_tokens=4))
     assert len(answer.tokens) == 4
     fetched = {name for name, _, _ in server.requests if name in server.files}
     settings = {"config.json", "tokenizer.json", "tokenizer_config.json"}

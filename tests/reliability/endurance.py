@@ -25,7 +25,6 @@ import mlx.core as mx
 from akunu_py import paths
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import CompletionRequest
-from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
@@ -36,7 +35,7 @@ from akunu_py.tui.workers.chat_client import ChatClient
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, LoadOptions, Message, SamplingOptions
 from tests.support.complete import complete
-from tests.support.jobs import chat_request
+from tests.support.jobs import chat_answer
 from tests.support.serving import fetch, served
 from tests.support.tiny_fim import byte_level, write_model
 
@@ -113,13 +112,13 @@ def options(tokens: int) -> GenerateOptions:
 
 
 def chat(model: Path, turns: int, tokens: int, length: int = 0) -> list[Sample]:
-    """One session. length: of each conversation in turns, 0 for a single one."""
+    """One loop. length: of each conversation in turns, 0 for a single one."""
     engine = Engine.load(model, LOAD)
     learned = LearnedState(model, engine.tokens.digest, "x", answer_cache=True)
-    session, messages, watch = Session(engine, learned), list[Message](), Watch(turns)
+    loop, messages, watch = StepLoop(engine, learned), list[Message](), Watch(turns)
     for number, prompt in enumerate(prompts(turns), 1):
         messages.append(Message("user", prompt))
-        answer = chat_request(session, messages, options(tokens)).answer()
+        answer = chat_answer(loop, messages, options(tokens))
         messages.append(Message("assistant", answer.text or "."))
         learned.flush()  # no file is open while files are counted
         watch.step(number, answer.stats.target_passes)
@@ -130,11 +129,11 @@ def chat(model: Path, turns: int, tokens: int, length: int = 0) -> list[Sample]:
 
 async def chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]:
     """Type into the chat with its threads and its database."""
-    session = ChatClient(
-        model.name, lambda name: StepLoop(Session(Engine.load(model, LOAD, name=name)), 1)
+    client = ChatClient(
+        model.name, lambda name: StepLoop(Engine.load(model, LOAD, name=name), slots=1)
     )
     store_thread = StoreThread(paths.conversations_file())
-    app = ChatApp(ChatConfig(model.name, options(tokens), session=session, store=store_thread))
+    app = ChatApp(ChatConfig(model.name, options(tokens), session=client, store=store_thread))
     watch = Watch(turns)
     async with app.run_test(size=(80, 24)) as pilot:
         status, box = app.query_one(StatusLine), app.query_one(PromptBox)
@@ -147,7 +146,7 @@ async def chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]:
             stats = app.conversation.tree.active_branch()[-1].stats
             watch.step(number, stats.target_passes if stats else 0)
     store_thread.close(10)
-    assert session.close(10)
+    assert client.close(10)
     return watch.samples
 
 

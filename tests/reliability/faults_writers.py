@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from akunu_py import paths
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache import cache_file
@@ -74,9 +74,9 @@ def write_caches(directory: Path) -> Iterator[str]:
     engine = tiny(directory)
     histories = []
     for seed in range(TEXTS):
-        session = Session(engine)
-        session.generate(some(LENGTH, seed), OPTIONS).answer()
-        histories.append(session.target.history)
+        loop = StepLoop(engine)
+        loop.answer(some(LENGTH, seed), OPTIONS)
+        histories.append(loop.runner.caches.histories()[-1])
     store, draw = PromptCacheStore(engine.path, LIMITS), Random(os.getpid())
     while True:
         seed = draw.randrange(TEXTS)
@@ -90,13 +90,12 @@ def check_caches(engine: Engine, outcome: Outcome, safe: set[str]) -> None:
         store, prompt = PromptCacheStore(engine.path, LIMITS), [*some(LENGTH, seed), 5]
         learned = LearnedState(paths.cache_dir(), "t", "l", answer_cache=False, caches=store)
         learned.curve.prefill_rate = 1.0
-        generation = Session(engine, learned).generate(prompt, OPTIONS)
-        tokens = list(generation.answer().tokens)
-        cached = generation.stats.cached_tokens
+        answer = StepLoop(engine, learned).answer(prompt, OPTIONS)
+        tokens, cached = list(answer.tokens), answer.stats.cached_tokens
         outcome.check(
             str(seed) not in safe or cached >= LENGTH, f"text {seed} was safe and is gone"
         )
-        fresh = list(Session(engine).generate(prompt, OPTIONS).answer().tokens)
+        fresh = list(StepLoop(engine).answer(prompt, OPTIONS).tokens)
         outcome.check(tokens == fresh, f"another answer to text {seed}")
     left = [path for path in paths.prompt_caches_dir().rglob("*") if path.name.startswith(".")]
     outcome.check(not left, f"left behind: {left}")

@@ -1,4 +1,4 @@
-"""Damaged and forged prompt caches are refused in one line, or continue as a fresh session would.
+"""Damaged and forged prompt caches are refused in one line, or continue as a fresh loop would.
 
 Damage changes bytes or values at random. A forged file has a right digest and a wrong header.
 """
@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import StoreError
 from akunu_py.types import GenerateOptions
 from tests.reliability.fuzz import SCALARS, changed, clear, damaged, explore, lengths
 from tests.support.engines import altered
 from tests.support.families import build
+from tests.support.targets import last_tokens
 from tests.support.tiny_fim import load_tiny
 
 OPTIONS = GenerateOptions(max_tokens=3, draft="off")
@@ -41,10 +42,10 @@ def engine(tiny: Engine) -> Engine:
 
 @pytest.fixture
 def saved(engine: Engine, tmp_path: Path) -> Path:
-    session = Session(engine)
-    session.generate(PROMPT, OPTIONS).answer()
+    loop = StepLoop(engine)
+    loop.answer(PROMPT, OPTIONS)
     path = tmp_path / "saved.safetensors"
-    session.save_prompt_cache(path)
+    loop.save_prompt_cache(path)
     return path
 
 
@@ -62,16 +63,16 @@ def joined(header: Any, tensors: bytes) -> bytes:
 
 def opened(engine: Engine, path: Path, *, compare: bool = False) -> str:
     """Return the kind of error, or "answered". compare: with a fresh session's answer."""
-    session = Session(engine)
+    loop = StepLoop(engine)
     with clear() as errors:
-        session.load_prompt_cache(path)
+        loop.load_prompt_cache(path)
     if errors:
-        assert session.target.tokens == []
+        assert last_tokens(loop) == []
         return type(errors[0]).__name__
-    prompt = PROMPT if compare else [*session.target.tokens, 5]
-    tokens = session.generate(prompt, OPTIONS).answer().tokens
+    prompt = PROMPT if compare else [*last_tokens(loop), 5]
+    tokens = loop.answer(prompt, OPTIONS).tokens
     assert all(0 <= token < engine.tokens.vocabulary for token in tokens)
-    assert not compare or tokens == Session(engine).generate(prompt, OPTIONS).answer().tokens
+    assert not compare or tokens == StepLoop(engine).answer(prompt, OPTIONS).tokens
     return "answered"
 
 
@@ -134,10 +135,10 @@ def test_forged_metadata_is_refused(examples: int, engine: Engine, saved: Path) 
 
 
 def test_special_files_are_refused_at_once(engine: Engine, tmp_path: Path) -> None:
-    session = Session(engine)
+    loop = StepLoop(engine)
     os.mkfifo(tmp_path / "fifo.safetensors")
     (tmp_path / "zero.safetensors").symlink_to("/dev/zero")
     (tmp_path / "directory.safetensors").mkdir()
     for name in ("fifo", "zero", "directory"):
         with pytest.raises(StoreError, match="cannot read"):
-            session.load_prompt_cache(tmp_path / f"{name}.safetensors")
+            loop.load_prompt_cache(tmp_path / f"{name}.safetensors")

@@ -24,7 +24,7 @@ from akunu_py import paths
 from akunu_py.bench import trace
 from akunu_py.bench.result import CHECK_FORMAT, Result, load_result, load_results
 from akunu_py.bench.trace import load_trace
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.models.gguf.convert import plan_import
@@ -137,7 +137,7 @@ def open_model(path: Path) -> None:
     engine = Engine.load(path.parent)
     engine.tokens.encode_chat([Message("user", "Hello")])
     options = GenerateOptions(max_tokens=2, sampling=SamplingOptions(temperature=0))
-    answer = Session(engine).generate(engine.tokens.encode("Hello"), options).answer()
+    answer = StepLoop(engine).answer(engine.tokens.encode("Hello"), options)
     assert answer.tokens
 
 

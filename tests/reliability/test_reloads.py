@@ -13,7 +13,6 @@ import pytest
 from akunu_py.decoding.events import Event, Finished, PromptProcessed
 from akunu_py.decoding.generate.answer_jobs import text_job
 from akunu_py.decoding.generate.model_host import ModelHost
-from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
@@ -65,7 +64,7 @@ def test_a_few_loads_leave_no_objects_and_no_bytes(tmp_path: Path) -> None:
         engine = Engine.load(model, LoadOptions(prompt_cache_memory=10_000_000))
         caches = PromptCacheStore(model)
         learned = LearnedState(model, "t", "l", answer_cache=True, caches=caches)
-        return StepLoop(Session(engine, learned), 4)
+        return StepLoop(engine, learned, slots=4)
 
     host = ModelHost(load)
     host.start()

@@ -27,7 +27,6 @@ from akunu_py.completion.request import (
 from akunu_py.decoding.events import AnnotatedPiece, Event, Failed, Finished
 from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop
-from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, ServerGone, UsageError
@@ -81,7 +80,7 @@ def complete(
     return event.details
 
 
-def no_model(session: Session) -> Completer:
+def no_model(loop: StepLoop) -> Completer:
     raise AssertionError("the model is on the server")
 
 
@@ -256,7 +255,7 @@ def test_served_chat_equals_local_chat(
     sampling = SamplingOptions(temperature=0.0 if seed is None else 0.9, seed=seed)
     options = replace(CHAT, sampling=sampling)
     path = tiny.model.service().engine.path
-    own = Chat(lambda: StepLoop(Session(Engine.load(path, name=NAME)), 1))
+    own = Chat(lambda: StepLoop(Engine.load(path, name=NAME), slots=1))
     served = Chat(lambda: remote(client))
     try:
         expected, found = own.send(options), served.send(options)
@@ -296,7 +295,7 @@ def test_chat_survives_server_stop(tiny: Served) -> None:
     def load() -> ModelLoop:
         loads.append(url)
         if len(loads) > 1:
-            return StepLoop(Session(Engine.load(path, name=NAME)), 1)
+            return StepLoop(Engine.load(path, name=NAME), slots=1)
         return remote(ServerClient(url, TOKEN))
 
     with at_a_socket(create_app(tiny.backend(RequestRecords()), AccessRules(token=TOKEN))) as url:

@@ -27,7 +27,6 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.decoding.generate.job import Job, JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, SharedPasses
-from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import DEFAULT_SLOTS, StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import AkunuError, PromptTooLong
@@ -69,7 +68,7 @@ class Gate:
         assert self.opened.wait(60)
         if self._error is not None:
             raise self._error
-        return StepLoop(Session(Engine.load(self._directory, name="m")))
+        return StepLoop(Engine.load(self._directory, name="m"))
 
     async def reply(self, name: str, body: dict[str, Any], beats: int = 0) -> Reply:
         """Send a request. beats: heartbeats before the gate opens; 0: disconnect after two."""
@@ -284,7 +283,7 @@ class ScriptedHost(ModelHost):
         return self.handle
 
 
-NO_JOB = scripted(lambda session: iter([]))
+NO_JOB = scripted(lambda loop: iter([]))
 
 
 async def test_queued_events_are_merged_for_slow_reader() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from akunu_py.commands import serve
 from akunu_py.decoding.chat_format.effort import EFFORT_BUDGETS, Effort
-from akunu_py.decoding.generate.job import PromptJob
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.dialect import bodies
 from akunu_py.serve.dialect.bodies import Body
@@ -76,8 +76,9 @@ def prepared(service: Service, path: str, *, strict: bool = False, **more: Any) 
     if not isinstance(found, PreparedRequest):
         return "x" * (found["input_tokens"] - len(TOKENS)), body
     (job,) = found.jobs
-    assert isinstance(job, PromptJob)
-    text: str = service.engine.tokens.tokenizer.decode(job.prompt)
+    begin: Any = job
+    request = begin(StepLoop(service.engine)).request
+    text: str = service.engine.tokens.tokenizer.decode(request.prompt)
     return text.partition("<|im_start|>")[0], body
 
 

@@ -20,10 +20,13 @@ def complete(
     """ended: default: the time limit of the request."""
     ended = ended or time_limit(request.seconds)
     sampling = sampling or SamplingOptions()
-    run = completer.begin(completer.session, request, ended, on_text, sampling)
+    run = completer.begin(completer.loop, request, ended, on_text, sampling)
     events: Sequence[Event] = [] if run.request else run.add(())
     while run.request is not None:
-        events = run.add(run.request.step())
+        (results,) = completer.loop.advance([run.request]).values()
+        if isinstance(results, Exception):
+            raise results
+        events = run.add(results)
     assert isinstance(events[-1], Finished)
     assert isinstance(events[-1].details, Completion)
     return events[-1].details

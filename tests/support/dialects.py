@@ -12,7 +12,7 @@ from typing import Any
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import CompleteOptions, CompletionRequest
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.types import DraftMode, GenerateOptions, Message, SamplingOptions
 from tests.support.complete import complete
@@ -70,7 +70,7 @@ class DialectClient:
     body: Callable[[DialectRequest], Mapping[str, Any]]  # without `stream`
     accumulate: Callable[[list[Value]], Value]  # the reply that is not streamed, from a stream
     data: Callable[[Value], ReplyData]  # of a reply that is not streamed
-    expected: Callable[[DialectRequest, Engine], ReplyData]  # from a session without drafts
+    expected: Callable[[DialectRequest, Engine], ReplyData]  # from a loop without drafts
     streams: bool = True  # the body may set `stream`
     seeded: bool = True  # the body may set a seed
     requests_usage: bool = False  # a stream has usage only if the body requests it
@@ -379,7 +379,7 @@ def _run(
 ) -> ReplyData:
     """Return the reply of `akunu run --draft off`."""
     options = GenerateOptions(request.tokens, "off", sampling=request.sampling)
-    answer = Session(engine).generate(encode(engine, request), options).answer()
+    answer = StepLoop(engine).answer(encode(engine, request), options)
     return ReplyData(answer.text, answer.stats.prompt_tokens, generated=len(answer.tokens))
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.request import CompleteOptions
-from akunu_py.decoding.generate.session import Status, Step
+from akunu_py.decoding.generate.request import Status, Step
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.types import FinishReason, Piece, Stats, TextPiece
 
 
 class FixedRequest:
     """Yields `answer` letter by letter, then ends with `finish_reason`."""
-
-    crowded = is_running = can_share = False
-    chunk_seconds = blocked = None
-    prompt_tokens_left = joining_tokens = 0
 
     def __init__(self, answer: str, finish_reason: FinishReason = "stop") -> None:
         self.tokens: list[int] = []
@@ -42,5 +40,8 @@ def answering(
 ) -> Completer:
     """Return a completer whose model generates `answer`."""
     completer = Completer(engine, CompleteOptions(fim=fim))
-    completer.session.generate = lambda *_: FixedRequest(answer, reason)  # type: ignore[assignment, method-assign]
+    loop: Any = completer.loop
+    loop.request = lambda *_: FixedRequest(answer, reason)
+    loop.advance = lambda requests: {each: each.step() for each in requests}
+    loop.close_request = lambda request: request.close()
     return completer

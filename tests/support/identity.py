@@ -14,15 +14,15 @@ from mlx_lm.generate import generate_step
 
 from akunu_py.decoding import kv_cache
 from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress
-from akunu_py.decoding.generate.decode import cut
-from akunu_py.decoding.generate.job import JobHandle, PromptJob
+from akunu_py.decoding.generate.job import JobHandle
+from akunu_py.decoding.generate.request import Request, Status, Step, cut
 from akunu_py.decoding.generate.scheduler import Scheduler
-from akunu_py.decoding.generate.session import Request, Session, Status, Step
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState, UnsavedState
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore
 from akunu_py.decoding.sampling import Sampler
+from akunu_py.decoding.target import Target
 from akunu_py.types import (
     Answer,
     Constraint,
@@ -187,16 +187,16 @@ def answers_in_all_modes(
 ) -> list[Answer]:
     """Return answers in each draft mode, and with an `Adversary` of each seed; all are `truth`."""
     modes: tuple[DraftMode, ...] = ("off", "fixed", "auto")
-    answers = [Session(engine).generate(prompt, replace(options, draft=m)).answer() for m in modes]
+    answers = [StepLoop(engine).answer(prompt, replace(options, draft=m)) for m in modes]
     for seed in seeds:
-        session = Session(engine)
-        session.drafting.wrap = partial(_adversary, Adversary(prompt, truth, seed))
-        answers.append(session.generate(prompt, replace(options, draft="auto")).answer())
+        loop = StepLoop(engine)
+        loop.runner.drafters.wrap = partial(_adversary, Adversary(prompt, truth, seed))
+        answers.append(loop.answer(prompt, replace(options, draft="auto")))
     assert all(list(each.tokens) == truth for each in answers)
     return answers
 
 
-def _adversary(adversary: Adversary, _: Drafter) -> Drafter:
+def _adversary(adversary: Adversary, drafter: Drafter, target: Target) -> Drafter:
     return adversary
 
 
@@ -216,9 +216,8 @@ class Submitted:
     evicted: bool = False  # whether it lost its history while it decoded
     request: Request | None = None
 
-    def __call__(self, session: Session) -> Submitted:
-        session.drafting.wrap = self.wrap
-        self.request = session.generate(self.prompt, self.options, self.draft_context, self.stable)
+    def __call__(self, loop: StepLoop) -> Submitted:
+        self.request = loop.request(self.prompt, self.options, self.draft_context, self.stable)
         return self
 
     def add(self, steps: Sequence[Step]) -> list[Event]:
@@ -264,10 +263,16 @@ class Served:
     ) -> None:
         """chunk_s: time of a prefill chunk while other requests run."""
         self.engine = engine
-        session = Session(engine, learned, reserved_tokens=reserved_tokens)
+        more = {"reserved_tokens": reserved_tokens} if reserved_tokens else {}
         scheduler = Scheduler(clock, chunk_s, chunk_s) if chunk_s else None
-        self.loop = StepLoop(session, slots, clock, scheduler)
+        self.loop = StepLoop(engine, learned, slots, clock=clock, scheduler=scheduler, **more)
+        self.loop.runner.drafters.wrap = self._wrap
         self.steps: list[list[Submitted]] = []  # the requests of each step
+
+    def _wrap(self, drafter: Drafter, target: Target) -> Drafter:
+        """Wrap a new drafter as the request with this target says."""
+        started = (each for each in self.submitted if each.request is not None)
+        return next((e.wrap(drafter) for e in started if e.started.target is target), drafter)
 
     @property
     def shared(self) -> int:
@@ -278,6 +283,7 @@ class Served:
         self, requests: Sequence[Submitted], at_step: Callable[[], None] = lambda: None
     ) -> None:
         """Run `requests` to their ends. at_step: called before each step."""
+        self.submitted = list(requests)
         waiting = sorted(requests, key=lambda each: each.after)
         running: dict[JobHandle, Submitted] = {}
         start = len(self.steps)
@@ -286,8 +292,7 @@ class Served:
                 if len(running) >= self.loop.slots + waiting[0].short:
                     break
                 each = waiting.pop(0)
-                job = PromptJob(each, each.prompt)
-                handle = JobHandle(job, lambda _: None, "", lambda: None, short=each.short)
+                handle = JobHandle(each, lambda _: None, "", lambda: None, short=each.short)
                 running[handle] = each
                 self.loop.begin(handle)
             at_step()

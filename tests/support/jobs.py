@@ -8,10 +8,11 @@ from typing import Any
 
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.answer_jobs import chat_job
-from akunu_py.decoding.generate.job import BeginJob, DeferredJob, Job
+from akunu_py.decoding.generate.job import BeginJob, Job, JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost
-from akunu_py.decoding.generate.session import Request, Session, Step
-from akunu_py.types import GenerateOptions, Message
+from akunu_py.decoding.generate.request import Request, Step
+from akunu_py.decoding.generate.step_loop import StepLoop
+from akunu_py.types import Answer, GenerateOptions, Message
 
 
 class ScriptedAnswer:
@@ -28,9 +29,9 @@ class ScriptedAnswer:
         return [] if event is None else [event]
 
 
-def scripted(events: Callable[[Session], Iterator[Event | None]]) -> BeginJob:
+def scripted(events: Callable[[StepLoop], Iterator[Event | None]]) -> BeginJob:
     """Return a job with these events."""
-    return lambda session: ScriptedAnswer(events(session))
+    return lambda loop: ScriptedAnswer(events(loop))
 
 
 Events = queue.SimpleQueue[Event]
@@ -55,13 +56,16 @@ def end_of(events: Events) -> Event:
     return all_of(events)[-1]
 
 
-def run_job(job: Job, session: Session) -> list[Event]:
+def run_job(job: Job, loop: StepLoop) -> list[Event]:
     """Run a job alone and return its events."""
-    begin = job.prepare(session.engine) if isinstance(job, DeferredJob) else job
-    answering, events = begin(session), list[Event]()
+    handle = JobHandle(job, lambda event: None, "", lambda: None, short=False)
+    loop.begin(handle)
+    events = list[Event]()
     while not events or not isinstance(events[-1], Finished):
-        request = answering.request
-        events += answering.add([] if request is None else request.step())
+        for _, more in loop.step():
+            events += more
+        if events and isinstance(events[-1], Failed):
+            raise events[-1].error
     return events
 
 
@@ -71,10 +75,17 @@ def open_jobs(host: ModelHost) -> tuple[int, int]:
         return len(host._waiting), len(host._running)
 
 
-def chat_request(
-    session: Session, messages: Sequence[Message], options: GenerateOptions
-) -> Request:
+def chat_answer(loop: StepLoop, messages: Sequence[Message], options: GenerateOptions) -> Answer:
+    """Return the answer to a conversation."""
+    request = chat_job(loop.engine, messages, options)(loop).request
+    assert request is not None
+    for _ in loop.stream(request):
+        pass
+    return request.answer
+
+
+def chat_request(loop: StepLoop, messages: Sequence[Message], options: GenerateOptions) -> Request:
     """Return the request to answer a conversation."""
-    request = chat_job(session.engine, messages, options).begin(session).request
+    request = chat_job(loop.engine, messages, options)(loop).request
     assert request is not None
     return request

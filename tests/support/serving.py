@@ -19,7 +19,6 @@ from starlette.types import ASGIApp
 from akunu_py.decoding.events import Event
 from akunu_py.decoding.generate.job import Job
 from akunu_py.decoding.generate.model_host import ModelHost
-from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.http.asgi import Backend, create_app
@@ -187,7 +186,7 @@ def served(directory: Path, name: str = "tiny-qwen2.5-coder") -> Iterator[Served
     options = ServeOptions(AccessRules(), GenerateOptions(), temperature=0.0, max_tokens=16)
     model = ServedModel(
         (name, "alias"),
-        lambda reserved: StepLoop(Session(Engine.load(directory, name=name))),
+        lambda reserved: StepLoop(Engine.load(directory, name=name)),
         options.service,
     )
     model.host.start()

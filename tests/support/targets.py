@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.target import Target
 from tests.support.decoding import decode
 from tests.support.families import build
@@ -83,3 +84,9 @@ def _fresh(name: str, prompt: tuple[int, ...], count: int) -> list[int]:
     target = Target(build(name))
     assert target.reuse_prefix([*prompt]).cached == 0
     return answer(target, [*prompt], [], count)
+
+
+def last_tokens(loop: StepLoop) -> list[int]:
+    """Return the tokens that the last request left in its KV cache."""
+    history = loop.runner.caches.last
+    return [] if history is None else history.tokens

@@ -13,7 +13,6 @@ from textual.message import Message as TextualMessage
 
 from akunu_py.decoding.events import AnnotatedPiece, Event, Finished, Gauges
 from akunu_py.decoding.generate.job import JobHandle
-from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import DamagedModel
@@ -30,7 +29,7 @@ from akunu_py.tui.workers.chat_client import (
 from akunu_py.types import GenerateOptions, Message, Piece, Stats, TextPiece, Tool
 from tests.support.command import until
 from tests.support.engines import altered
-from tests.support.jobs import chat_request
+from tests.support.jobs import chat_answer
 
 QUESTION = [Message("user", "Say the word sea three times, then tell me about the sea.")]
 OPTIONS = GenerateOptions(max_tokens=24)
@@ -40,8 +39,8 @@ ENDLESS = GenerateOptions(max_tokens=4000)
 class RecordedLoop(StepLoop):
     """Appends the statistics of finished answers to `answered`."""
 
-    def __init__(self, session: Session, answered: list[Stats]) -> None:
-        super().__init__(session, 1)
+    def __init__(self, engine: Engine, answered: list[Stats]) -> None:
+        super().__init__(engine, slots=1)
         self._answered = answered
 
     def step(self) -> list[tuple[JobHandle, list[Event]]]:
@@ -52,7 +51,7 @@ class RecordedLoop(StepLoop):
 
 
 class Recorder:
-    """A session thread and what it posts."""
+    """A loop thread and what it posts."""
 
     def __init__(self, starter: Engine) -> None:
         self.messages: queue.Queue[TextualMessage] = queue.Queue()
@@ -66,7 +65,7 @@ class Recorder:
         self.loading.append(self.thread.is_loading)
         if self.broken:
             raise DamagedModel("model 'starter' is damaged")
-        return RecordedLoop(Session(altered(self.starter, name=name)), self.answered)
+        return RecordedLoop(altered(self.starter, name=name), self.answered)
 
     def next(self) -> Any:
         return self.messages.get(timeout=60)
@@ -113,7 +112,7 @@ def recorder(shallow_starter: Engine) -> Iterator[Recorder]:
 @pytest.mark.long
 def test_the_answer_is_that_of_the_engine(recorder: Recorder, shallow_starter: Engine) -> None:
     text, end = recorder.answer(1, QUESTION, OPTIONS)
-    expected = chat_request(Session(shallow_starter), QUESTION, OPTIONS).answer()
+    expected = chat_answer(StepLoop(shallow_starter), QUESTION, OPTIONS)
     assert (text, end.reason) == (expected.text, expected.finish_reason)
     assert end.stats.generated_tokens == len(expected.tokens)
 

@@ -141,7 +141,7 @@ class DrafterPool:
         self._learned = learned
         self._free: list[TrackedDrafter] = []  # the last one given back is last
         # Wraps each new drafter, for callers that count.
-        self.wrap: Callable[[Drafter, Sequence[int]], Drafter] = lambda drafter, prompt: drafter
+        self.wrap: Callable[[Drafter, Target], Drafter] = lambda drafter, target: drafter
 
     def take(
         self, target: Target, options: GenerateOptions, prompt: Sequence[int]
@@ -158,7 +158,7 @@ class DrafterPool:
             drafter = max(fitting, key=lambda each: each.overlap(prompt))
             self._free.remove(drafter)
         else:
-            drafter = self._create(target, mode, options.draft_tokens, prompt)
+            drafter = self._create(target, mode, options.draft_tokens)
         drafter.attach(target)
         return drafter
 
@@ -199,9 +199,7 @@ class DrafterPool:
         end = sorted(self._engine.tokens.stop_tokens)[:1]
         return [token for tokens in draft_context for token in (*tokens, *end)]
 
-    def _create(
-        self, target: Target, mode: DraftMode, draft_tokens: int, prompt: Sequence[int]
-    ) -> TrackedDrafter:
+    def _create(self, target: Target, mode: DraftMode, draft_tokens: int) -> TrackedDrafter:
         neural = [
             kind.create(self._engine, target)
             for name, kind in NEURAL_DRAFTERS.items()
@@ -225,7 +223,7 @@ class DrafterPool:
                     learned=self._learned.neural_drafters,
                     ngrams=mode in ("auto", "ngram"),
                 )
-            return drafter, self.wrap(drafter, prompt)
+            return drafter, self.wrap(drafter, target)
 
         return TrackedDrafter(create, neural, (mode, draft_tokens))
 

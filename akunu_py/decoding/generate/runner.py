@@ -319,12 +319,12 @@ class ModelRunner:
         running = [each for each in requests if each.is_running]
         try:
             if not running:
-                self._last = time.perf_counter()
+                self._last = requests[0].target.clock()
                 self._launch(requests, self._drafts(requests, alone=alone))
                 running = list(requests)
             self._launch_behind(requests, running, alone=alone)
-            mx.eval([each.launched[0].sampled for each in running])
-            started, self._last = self._last, time.perf_counter()
+            self._wait_for(running)
+            started, self._last = self._last, requests[0].target.clock()
             pieces = self._accept(running, self._last - started)
             self._launch_next(requests, alone=alone)
         except BaseException as error:  # noqa: BLE001 - every request reports it
@@ -435,6 +435,10 @@ class ModelRunner:
             pipelined=behind,
             joined=any(each.joining_tokens for each in requests),
         )
+
+    def _wait_for(self, running: Sequence[Request]) -> None:
+        """Wait for the launched pass."""
+        mx.eval([each.launched[0].sampled for each in running])
 
     def _accept(self, running: Sequence[Request], seconds: float) -> dict[Request, Piece]:
         """Accept the tokens of the launched pass, and learn its cost."""

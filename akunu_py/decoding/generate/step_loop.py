@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,14 +73,20 @@ class StepLoop:
         target = self.runner.new_target()
         return Request(self.engine, target, prompt, options, draft_context, stable)
 
-    def answer(self, prompt: Sequence[int], options: GenerateOptions, **more: Any) -> Answer:
-        """Answer `prompt` (token ids) and return the whole answer. more: see `request`."""
-        request = self.request(prompt, options, **more)
+    def answer(
+        self,
+        prompt: Sequence[int],
+        options: GenerateOptions,
+        draft_context: Sequence[Sequence[int]] = (),
+        stable: int | None = None,
+    ) -> Answer:
+        """Answer `prompt` (token ids) and return the whole answer; see `request`."""
+        request = self.request(prompt, options, draft_context, stable)
         for _ in self.stream(request):
             pass
         return request.answer
 
-    def stream(self, request: Request) -> Iterator[Step]:
+    def stream(self, request: Request) -> Generator[Step]:
         """Run a request: yield prefill progress, then pieces, some of them empty.
 
         Closing the generator ends the answer and keeps the prefilled tokens.
@@ -219,14 +225,13 @@ class StepLoop:
         wired.adjust(self.engine.model, sum(each.nbytes for each in histories))
         return disk_caches is not None and disk_caches.write(histories, stopped, seconds)
 
-    def save_prompt_cache(self, request: Request, path: Path) -> None:
-        """Write the KV cache of an ended request to a file in mlx-lm's prompt cache format.
+    def save_prompt_cache(self, path: Path) -> None:
+        """Write the KV cache of the last request to a file in mlx-lm's prompt cache format.
 
         Raises UsageError if nothing can be saved, StoreError on disk errors; an older file stays
         intact.
         """
-        known = [*request.prompt, *request.tokens, 0]
-        disk.save(self.runner.new_target().best(known), self.engine, path)
+        disk.save(self.runner.caches.last, self.engine, path)
 
     def load_prompt_cache(self, path: Path) -> None:
         """Continue from the prompt cache in a file that `save_prompt_cache` wrote.

@@ -37,11 +37,11 @@ _DTYPES = {
 
 
 def save(
-    history: TokenHistory, engine: Engine, path: Path, stopped: Stopped = lambda: False
+    history: TokenHistory | None, engine: Engine, path: Path, stopped: Stopped = lambda: False
 ) -> None:
     """Write a history to `path`. Raises UsageError, StoreError, SaveStopped."""
     _check_name(path)
-    if not history.tokens:
+    if history is None or not history.tokens:
         raise UsageError("nothing to save: the session has not processed a prompt yet")
     if why := kv_cache.no_prompt_cache_reason(history.cache):
         raise UsageError(f"a session of {engine.name} cannot be saved: {why}")

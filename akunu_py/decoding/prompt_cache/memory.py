@@ -8,7 +8,8 @@ GreedyDual-Size-Frequency.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from akunu_py.decoding.prompt_cache.history import TokenHistory
@@ -41,6 +42,7 @@ class PromptCaches:
         self.limit = limit
         self.in_use: list[TokenHistory] = []
         self.spare: TokenHistory | None = None  # the last one in use, if it was not cached
+        self._last: Callable[[], TokenHistory | None] = lambda: None
         self.evicted: list[list[int]] = []  # tokens of the last evicted histories, oldest first
         self._cached: list[_CachedHistory] = []
         self._requests = 0
@@ -49,6 +51,11 @@ class PromptCaches:
     @property
     def nbytes(self) -> int:
         return sum(each.nbytes for each in self.histories())
+
+    @property
+    def last(self) -> TokenHistory | None:
+        """The history that was released last, None if it was evicted."""
+        return self._last()
 
     def histories(self) -> list[TokenHistory]:
         """Return the histories not in use."""
@@ -103,6 +110,7 @@ class PromptCaches:
     def release(self, history: TokenHistory) -> None:
         """Cache a history that its request no longer needs, or keep it as the spare one."""
         self.in_use = self.others(history)
+        self._last = weakref.ref(history)
         if self.limit and len(history.tokens) >= MIN_CACHED:
             self.add(history)
             self.make_room(self._reserved_by_others(None))

@@ -29,13 +29,20 @@ from akunu_py.decoding.constraint.matcher import (
     lark,
     token_tables,
 )
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.json_schema.layouts import COMPACT, FREE, Layout
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.types import Answer, Constraint, DraftMode, GenerateOptions, SamplingOptions
+from akunu_py.types import (
+    Answer,
+    Constraint,
+    DraftMode,
+    GenerateOptions,
+    SamplingOptions,
+    TextPiece,
+)
 from tests.support.engines import altered
 from tests.support.identity import answers_in_all_modes, naive
 from tests.support.json_schema import exactly, is_valid
@@ -97,7 +104,7 @@ def engine(shallow_starter: Engine) -> Engine:
 
 
 def answered(engine: Engine, prompt: list[int], options: GenerateOptions) -> Answer:
-    return Session(engine).generate(prompt, options).answer()
+    return StepLoop(engine).answer(prompt, options)
 
 
 @pytest.mark.long
@@ -180,7 +187,7 @@ def test_constraints_that_cannot_be_enforced_are_refused_before_the_prefill(
     constraint, message = REFUSED[name]
     options = GenerateOptions(sampling=SamplingOptions(constraint=constraint))
     with pytest.raises(UsageError, match=re.escape(message)):
-        Session(engine).generate([5], options)
+        StepLoop(engine).request([5], options)
 
 
 def test_a_constraint_that_compiles_for_too_long_is_refused(engine: Engine) -> None:
@@ -195,25 +202,26 @@ def test_forced_text_is_drafted_and_verified(engine: Engine, mode: DraftMode) ->
     text = "the quick brown (fox|dog) jumps over the lazy (cat|cow) and never comes back"
     sampling = SamplingOptions(constraint=Constraint("regex", text))
     plain = answered(engine, [5, 6], GenerateOptions(200, "off", sampling=sampling))
-    session = Session(engine)
-    curve = session.drafting.curve
+    loop = StepLoop(engine)
+    curve = loop.runner.curve
     for rows, seconds in ((1, 1.0), (33, 1.1)):
         for _ in range(20):
             curve.observe(rows, seconds, 0)
-    answer = session.generate([5, 6], GenerateOptions(200, mode, 4, sampling)).answer()
+    answer = loop.answer([5, 6], GenerateOptions(200, mode, 4, sampling))
     assert answer.tokens == plain.tokens
     assert re.fullmatch(text, answer.text)
     assert answer.stats.accepted
     # The random model likes to spell the text in tokens of its own, so not all is accepted.
     assert answer.stats.tokens_per_pass > 1.2
-    assert session.generate([5, 6], GenerateOptions(9, mode)).answer().finish_reason == "length"
+    assert loop.answer([5, 6], GenerateOptions(9, mode)).finish_reason == "length"
 
 
 def test_forbidden_predictions_are_not_drafted(engine: Engine) -> None:
     prompt = engine.tokens.encode("one two one two one two one")
     sampling = SamplingOptions(constraint=Constraint("regex", "[x-z]{30}"))
-    request = Session(engine).generate(prompt, GenerateOptions(20, "fixed", 4, sampling))
-    pieces = [each.piece for each in request]
+    loop = StepLoop(engine)
+    request = loop.request(prompt, GenerateOptions(20, "fixed", 4, sampling))
+    pieces = [each.piece for each in loop.stream(request) if isinstance(each, TextPiece)]
     assert not set(prompt) & {token for each in pieces for token in (*each.tokens, *each.rejected)}
 
 

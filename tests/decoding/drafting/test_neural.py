@@ -28,7 +28,7 @@ from akunu_py.decoding.drafting.neural import (
     choose_exit,
     measure_exits,
 )
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.model.drafters import DraftModel, difference
 from akunu_py.decoding.model.engine import Engine
@@ -157,9 +157,9 @@ def test_drafts_follow_the_grammar(copied: Engine) -> None:
             temperature=temperature, seed=2, constraint=Constraint("regex", "[a-e ]{40}")
         )
         options = GenerateOptions(40, draft="model", sampling=sampling)
-        session, prompt = Session(copied), copied.tokens.encode("Say: ")
-        plain = session.generate(prompt, replace(options, draft="off")).answer()
-        drafted = Session(copied).generate(prompt, options).answer()
+        loop, prompt = StepLoop(copied), copied.tokens.encode("Say: ")
+        plain = loop.answer(prompt, replace(options, draft="off"))
+        drafted = StepLoop(copied).answer(prompt, options)
         assert drafted.tokens == plain.tokens
         assert drafted.stats.drafted > 10
         assert drafted.stats.acceptance_rate > 0.9
@@ -167,30 +167,27 @@ def test_drafts_follow_the_grammar(copied: Engine) -> None:
 
 @pytest.mark.long
 def test_its_prompt_cache_stays_for_the_next_request(copied: Engine) -> None:
-    """Another session that continues the history prefills only new tokens."""
+    """Another loop that continues the history prefills only new tokens."""
     assert copied.draft_model is not None
     counting = Counting(copied.draft_model.model)
     small = replace(copied.draft_model, model=counting)
     engine = altered(copied, draft_model=small, prompt_cache_memory=1 << 30)
-    first, prompt = Session(engine), engine.tokens.encode("once upon a time " * 20)
+    first, prompt = StepLoop(engine), engine.tokens.encode("once upon a time " * 20)
     options = GenerateOptions(20, draft="model")
-    reported = first.generate(prompt, options).answer().tokens
+    reported = first.answer(prompt, options).tokens
     assert counting.rows > len(prompt)
-    (history,) = first.target.history.drafter_histories.values()
-    assert first.target.history.nbytes > history.nbytes > 0
-    second = Session(engine, sibling=first)
-    first.release()
+    (cached,) = first.runner.caches.histories()
+    (history,) = cached.drafter_histories.values()
+    assert cached.nbytes > history.nbytes > 0
     counting.rows = 0
     more = [*prompt, *reported, *engine.tokens.encode(" and then")]
-    again = second.generate(more, options).answer()
-    assert (
-        again.tokens
-        == Session(engine).generate(more, replace(options, draft="off")).answer().tokens
-    )
+    again = first.answer(more, options)
+    assert again.tokens == StepLoop(engine).answer(more, replace(options, draft="off")).tokens
     assert again.stats.drafted
     assert 0 < counting.rows < len(prompt) / 2
-    assert second.target.history.shorten(1)
-    assert not second.target.history.drafter_histories
+    (cached,) = first.runner.caches.histories()
+    assert cached.shorten(1)
+    assert not cached.drafter_histories
 
 
 def test_a_model_of_other_tokens_is_refused(tmp_path: Path) -> None:
@@ -201,7 +198,7 @@ def test_a_model_of_other_tokens_is_refused(tmp_path: Path) -> None:
     modes: tuple[DraftMode, ...] = ("model", "mtp")
     for mode in modes:
         with pytest.raises(UsageError, match=f"--draft {mode}: "):
-            Session(Engine.load(target)).generate([1], GenerateOptions(draft=mode))
+            StepLoop(Engine.load(target)).request([1], GenerateOptions(draft=mode))
 
 
 HEADS = [
@@ -299,11 +296,10 @@ def directory(tmp_path: Path) -> Path:
 def run(engine: Engine, mode: DraftMode, sampling: SamplingOptions = GREEDY) -> Any:
     options = GenerateOptions(max_tokens=24, draft=mode, sampling=sampling)
     head = replace(engine.mtp_head, relative_cost=1e-6) if engine.mtp_head else None
-    session = Session(replace(engine, mtp_head=head))
-    session.drafting.curve = CostCurve(FREE)
-    first = session.generate(PROMPT, options).answer()
+    loop = StepLoop(replace(engine, mtp_head=head), UnsavedState(CostCurve(FREE)))
+    first = loop.answer(PROMPT, options)
     again = [*PROMPT, *first.tokens, 5, 6, 7]  # the next turn
-    return [first, session.generate(again, options).answer()]
+    return [first, loop.answer(again, options)]
 
 
 @pytest.mark.long
@@ -333,7 +329,7 @@ def test_its_memory_counts_and_what_has_none_says_so(directory: Path) -> None:
     write_checkpoint(directory, "qwen3_5", head=False)
     without = Engine.load(directory)
     with pytest.raises(UsageError, match="no MTP head"):
-        Session(without).generate(PROMPT, GenerateOptions(draft="mtp"))
+        StepLoop(without).request(PROMPT, GenerateOptions(draft="mtp"))
     write_checkpoint(directory, "qwen3_5")
     engine = Engine.load(directory)
     assert engine.mtp_head is not None
@@ -402,11 +398,11 @@ def test_a_perfect_exit_saves_passes_if_the_client_chooses_it(
     prompt, passes = engine.tokens.encode("def first(items):\n"), {}
     modes: tuple[DraftMode, ...] = ("off", "exit", "auto")
     for mode in modes:
-        session = Session(engine, UnsavedState(CostCurve(FREE)))
-        answer = session.generate(prompt, GenerateOptions(60, mode)).answer()
+        loop = StepLoop(engine, UnsavedState(CostCurve(FREE)))
+        answer = loop.answer(prompt, GenerateOptions(60, mode))
         passes[mode] = answer.stats.target_passes
-        assert ("exit 1" in session.learned.neural_drafters) == (mode == "exit")
+        assert ("exit 1" in loop.learned.neural_drafters) == (mode == "exit")
     assert passes["exit"] < 0.7 * passes["off"]
     sliding = replace(engine, model=build("llama-sliding"))
     with pytest.raises(UsageError, match=r"--draft exit: .*RotatingKVCache"):
-        Session(sliding).generate(prompt, GenerateOptions(draft="exit"))
+        StepLoop(sliding).request(prompt, GenerateOptions(draft="exit"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.replay import ReplayCounts, replay_item, replay_trace, trace_rewrites
 from akunu_py.bench.trace import Trace, TraceItem
+from akunu_py.decoding.drafting.drafter import DrafterPool, TrackedDrafter
 from akunu_py.decoding.generate.answer_jobs import prompt_rewrites
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.learned_state import UnsavedState
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.decoding.target import Target
 from akunu_py.decoding.text.prompt_rewrites import PromptRewrites, rewrite
 from akunu_py.types import GenerateOptions
 
@@ -118,13 +121,23 @@ WRITTEN = {  # the forms in which a prompt shows the code, and an answer repeats
 }
 
 
+def drafter_of(
+    engine: Engine, options: GenerateOptions, prompt: list[int], context: Sequence[list[int]]
+) -> TrackedDrafter:
+    """Return a drafter that knows `prompt` and draft context."""
+    pool, target = DrafterPool(engine, UnsavedState()), Target(engine.model)
+    drafter = pool.take(target, options, prompt)
+    pool.follow(drafter, options, prompt, draft_context=context)
+    return drafter
+
+
 @pytest.mark.parametrize("form", WRITTEN)
-def test_sessions_and_replays_draft_the_rewritten_text(shallow_starter: Engine, form: str) -> None:
+def test_requests_and_replays_draft_the_rewritten_text(shallow_starter: Engine, form: str) -> None:
     shown, answer = WRITTEN[form]
     encode, counts = shallow_starter.tokens.encode_text, ReplayCounts()
     prompt, output = encode(f"{shown}\nAnswer:\n"), tuple(encode(answer))
     rewrites = prompt_rewrites(shallow_starter, prompt, OPTIONS)
-    drafter = Session(shallow_starter).drafting.drafter(OPTIONS, prompt, draft_context=rewrites)
+    drafter = drafter_of(shallow_starter, OPTIONS, prompt, rewrites)
     replay_item(TraceItem((), output), drafter, parse_curve("m5max"), counts)
     assert counts.passes < len(output) / 8
     item = TraceItem(tuple(prompt), output)
@@ -136,13 +149,12 @@ def test_sessions_and_replays_draft_the_rewritten_text(shallow_starter: Engine, 
     assert scores[1] > 1.5 * scores[0]
 
 
-def test_session_that_knows_a_listing_suits_it(shallow_starter: Engine) -> None:
+def test_drafter_that_knows_a_listing_suits_it(shallow_starter: Engine) -> None:
     """Its rewrites stand before the history, and count neither as known nor as lost."""
-    drafting = Session(shallow_starter).drafting
     text = "".join(f"{number:6}\tvalue = {number}\n" for number in range(20))
     prompt = shallow_starter.tokens.encode_text(text)
     rewrites = prompt_rewrites(shallow_starter, prompt, GenerateOptions())
     assert rewrites
-    drafting.drafter(GenerateOptions(), prompt, draft_context=rewrites)
-    assert drafting.overlap(prompt) == len(prompt)
-    assert drafting.overlap(prompt[:-3]) == len(prompt) - 6
+    drafter = drafter_of(shallow_starter, GenerateOptions(), prompt, rewrites)
+    assert drafter.overlap(prompt) == len(prompt)
+    assert drafter.overlap(prompt[:-3]) == len(prompt) - 6

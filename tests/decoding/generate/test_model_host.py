@@ -26,7 +26,6 @@ from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
 from akunu_py.decoding.generate.answer_jobs import chat_job
 from akunu_py.decoding.generate.job import BeginJob, Job, JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost, SleepBlocker
-from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine
@@ -52,7 +51,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def load(directory: Path) -> Callable[[], StepLoop]:
-    return lambda: StepLoop(Session(Engine.load(directory)))
+    return lambda: StepLoop(Engine.load(directory))
 
 
 @pytest.fixture
@@ -120,7 +119,7 @@ class Gate:
         self.handle = host.submit(self, self.events.put, **options)
         return self
 
-    def __call__(self, session: object) -> ScriptedAnswer:
+    def __call__(self, loop: object) -> ScriptedAnswer:
         def events() -> Iterator[Event | None]:
             self.begun.set()
             while not self.open.is_set() and not (self.handle and self.handle.cancelled):
@@ -156,7 +155,7 @@ def test_an_idle_job_neither_loads_a_model_nor_is_retried(load: Callable[[], Ste
         loads.append(load())
         return loads[-1]
 
-    def failing(session: Session) -> Iterator[Event]:
+    def failing(loop: StepLoop) -> Iterator[Event]:
         yield Failed(error)
 
     host = ModelHost(counted)
@@ -168,11 +167,11 @@ def test_an_idle_job_neither_loads_a_model_nor_is_retried(load: Callable[[], Ste
 
 
 def test_failing_jobs_are_reported_and_harm_no_other_job(host: ModelHost) -> None:
-    def failing(session: Session) -> Iterator[Event]:
+    def failing(loop: StepLoop) -> Iterator[Event]:
         yield PrefillProgress(0, 1)
         raise RuntimeError("out of memory")
 
-    def unfinished(session: Session) -> Iterator[Event]:
+    def unfinished(loop: StepLoop) -> Iterator[Event]:
         yield TextDelta("and")
 
     def broken(event: Event) -> None:
@@ -202,7 +201,7 @@ def test_a_failing_step_loop_fails_its_jobs_and_no_later_ones(directory: Path) -
                 raise RuntimeError("a fault of the loop")
             return super().step()
 
-    host = ModelHost(lambda: FailingOnce(Session(Engine.load(directory))))
+    host = ModelHost(lambda: FailingOnce(Engine.load(directory)))
     jobs = [submit(host, text_job()) for _ in range(3)]
     host.start()
     for events in jobs:
@@ -253,7 +252,7 @@ def test_an_abandoned_step_delays_nothing(load: Callable[[], StepLoop]) -> None:
     """Every job fails at once and only once."""
     begun, may_end, too_late = threading.Event(), threading.Event(), threading.Event()
 
-    def endless(session: Session) -> Iterator[Event | None]:
+    def endless(loop: StepLoop) -> Iterator[Event | None]:
         begun.set()
         may_end.wait()
         yield TextDelta("too late")
@@ -286,7 +285,7 @@ def test_an_idle_model_is_unloaded_and_the_next_job_loads_it(
     models: list[weakref.ref[Any]] = []
 
     def load() -> StepLoop:
-        loop = StepLoop(Session(Engine.load(directory)))
+        loop = StepLoop(Engine.load(directory))
         loop.itself = loop  # type: ignore[attr-defined]  # only garbage collection frees it
         models.append(weakref.ref(loop.engine.model))
         return loop
@@ -358,7 +357,7 @@ def test_closing_saves_all_prompt_caches_within_the_time_limit(save_s: float, sa
 @pytest.mark.long
 def test_a_job_without_output_is_retried_once_after_its_server_is_gone() -> None:
     tries: list[CompletionRequest] = []
-    job = CompletionJob(CompletionRequest("a"), lambda session: pytest.fail("none"), lambda: None)
+    job = CompletionJob(CompletionRequest("a"), lambda loop: pytest.fail("none"), lambda: None)
 
     def complete(request: CompletionRequest, *_: object) -> Completion:
         tries.append(request)
@@ -401,7 +400,7 @@ def engine(tmp_path: Path) -> Engine:
 
 
 def started(engine: Engine, learned: LearnedState | None = None) -> ModelHost:
-    host = ModelHost(lambda: StepLoop(Session(engine, learned)))
+    host = ModelHost(lambda: StepLoop(engine, learned))
     host.start()
     return host
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
-from akunu_py.decoding.generate.scheduler import Scheduler, Slot, StepPlan
+from akunu_py.decoding.generate.scheduler import Scheduler, StepPlan
 from akunu_py.models.load.fit import PREFILL_ROWS, WIDE_PREFILL_ROWS
 from akunu_py.ngram.cost import CostCurve
 from tests.support.families import build
@@ -21,6 +21,31 @@ from tests.support.slow import cover
 from tests.support.targets import Timed, answer, fresh, some
 
 RATE = 1000.0  # prompt tokens per second
+
+
+@dataclass(eq=False)
+class Slot:
+    """The fields of a request."""
+
+    short: bool
+    since: float
+    spent: float
+    begun: bool = False
+    cancelled: bool = False
+    can_share: bool = False
+    is_running: bool = False
+    prompt_tokens_left: int = 0
+    joining_tokens: int = 0
+    stepped_s: float = 0.0
+    pass_s: float = 0.0
+
+    @property
+    def decodes(self) -> bool:
+        return self.begun and self.prompt_tokens_left == 0
+
+
+def planned(scheduler: Scheduler, slots: Sequence[Slot], rate: float | None) -> StepPlan[Slot]:
+    return scheduler.schedule(slots, [each for each in slots if each.can_share], rate)
 
 
 @dataclass(eq=False)
@@ -49,12 +74,12 @@ class Simulation:
         work.slot = Slot(work.short, self.now, spent)
         self.running.append(work)
 
-    def step(self, unshared: Work | None = None) -> StepPlan:
+    def step(self, unshared: Work | None = None) -> StepPlan[Slot]:
         ready = [each.slot for each in self.running]
         for each in self.running:
             each.slot.can_share = self.shared and each.slot.decodes and each is not unshared
-        plan = self._scheduler.schedule(ready, RATE)
-        members = [each for each in self.running if each.slot in plan.slots]
+        plan = planned(self._scheduler, ready, RATE)
+        members = [each for each in self.running if each.slot in plan.requests]
         started = self.now
         begun = members[0].slot.begun
         if not begun:  # nothing runs yet
@@ -146,13 +171,13 @@ def test_requests_that_share_a_pass_all_take_part_and_others_get_equal_time() ->
         simulation.begin(each)
     for _ in range(10):
         simulation.step()
-    assert simulation.step().slots == [each.slot for each in works]
+    assert simulation.step().requests == [each.slot for each in works]
     alone = Work(0, 400)
     simulation.begin(alone)
     simulation.step()
     for _ in range(200):
         plan = simulation.step(alone)
-        assert alone.slot not in plan.slots or len(plan.slots) == 1
+        assert alone.slot not in plan.requests or len(plan.requests) == 1
     assert len(alone.times) == pytest.approx(200 / 5, abs=3)  # a fifth of the time
 
 
@@ -171,14 +196,14 @@ def test_short_prompts_join_a_pass_while_there_is_room(seed: int, rate: float | 
     while waiting:
         passes += 1
         assert passes <= len(slots)
-        plan = scheduler.schedule(slots, rate)
-        joining = [each.joining_tokens for each in plan.slots]
+        plan = planned(scheduler, slots, rate)
+        joining = [each.joining_tokens for each in plan.requests]
         assert sum(joining) <= room
-        assert all(each in plan.slots for each in slots if not each.joining_tokens)
-        left_out = [each.joining_tokens for each in slots if each not in plan.slots]
+        assert all(each in plan.requests for each in slots if not each.joining_tokens)
+        left_out = [each.joining_tokens for each in slots if each not in plan.requests]
         assert plan.alone == (not left_out)
         assert not left_out or sum(joining) + min(left_out) > room
-        for each in plan.slots:
+        for each in plan.requests:
             each.joining_tokens = 0
             waiting.discard(id(each))
         scheduler.charge(plan, 0.1)
@@ -189,7 +214,7 @@ def test_running_passes_cancellations_and_new_requests_come_first(change: dict[s
     slots = [Slot(short=False, since=0.0, spent=spent, begun=True) for spent in (0.0, 1.0, 9.0)]
     for name, value in change.items():
         setattr(slots[2], name, value)
-    assert Scheduler(lambda: 0.0).schedule(slots, None).slots == [slots[2]]
+    assert planned(Scheduler(lambda: 0.0), slots, None).requests == [slots[2]]
 
 
 NAMES = ["llama", "llama-sliding", "llama4", "llama-kv8", "qwen3_next", "mamba2"]

@@ -16,7 +16,7 @@ from akunu_py.completion.request import CompleteOptions, CompletionRequest
 from akunu_py.decoding import device
 from akunu_py.decoding.events import PrefillProgress
 from akunu_py.decoding.generate import prefill
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.token_ids import first_invalid, in_vocabulary
@@ -32,7 +32,7 @@ from akunu_py.models.load.fit import Activations, CacheGrowth, FittedContext, Me
 from akunu_py.types import Answer, DraftMode, GenerateOptions, Message, SamplingOptions
 from tests.support.complete import complete
 from tests.support.engines import altered
-from tests.support.targets import Counting, some
+from tests.support.targets import Counting, last_tokens, some
 from tests.support.tiny_fim import byte_level, load_tiny, write_model
 
 MODES: tuple[DraftMode, ...] = ("off", "fixed", "auto")
@@ -49,7 +49,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 def fresh(engine: Engine, prompt: list[int], options: GenerateOptions) -> Answer:
-    return Session(engine).generate(prompt, options).answer()
+    return StepLoop(engine).answer(prompt, options)
 
 
 @every_mode
@@ -72,47 +72,47 @@ def test_answers_end_at_max_tokens_at_a_full_context_and_at_a_stop_token(
 def test_cancelled_and_abandoned_answers_leave_a_usable_cache(
     tiny: Engine, mode: DraftMode
 ) -> None:
-    options, session, prompt = GenerateOptions(24, mode), Session(tiny), some(40, 1)
-    first = session.generate(prompt, options).answer()
+    options, loop, prompt = GenerateOptions(24, mode), StepLoop(tiny), some(40, 1)
+    first = loop.answer(prompt, options)
     turn = [*prompt, *first.tokens, *some(9, 2)]
     expected = fresh(tiny, turn, options)
-    request = session.generate(turn, options)
-    for number, _ in enumerate(request):
+    request = loop.request(turn, options)
+    for number, _ in enumerate(loop.stream(request)):
         if number == 1:
             request.cancel()
     assert request.finish_reason == "cancelled"
     assert 1 <= len(request.tokens) < 24
     assert expected.text.startswith(request.text)
-    pieces = iter(session.generate(prompt, options))
+    pieces = loop.stream(loop.request(prompt, options))
     next(pieces)
-    pieces.close()  # type: ignore[attr-defined]
-    assert session.generate(prompt, options).answer().tokens == first.tokens
-    assert session.generate(turn, options).answer().tokens == expected.tokens
+    pieces.close()
+    assert loop.answer(prompt, options).tokens == first.tokens
+    assert loop.answer(turn, options).tokens == expected.tokens
 
 
 def test_prefill_reports_its_progress_and_is_cancelled_between_chunks(tiny: Engine) -> None:
-    session, seen = Session(tiny), []
-    request = session.generate(some(1400, 1), OFF)
-    for step in request.steps():
+    loop, seen = StepLoop(tiny), []
+    request = loop.request(some(1400, 1), OFF)
+    for step in loop.stream(request):
         seen.append(step)
         if step == PrefillProgress(512, 1399):
             request.cancel()
     assert (request.finish_reason, request.tokens) == ("cancelled", [])
     assert seen == [PrefillProgress(0, 1399), PrefillProgress(512, 1399)]
-    assert session.generate(some(1400, 1), OFF).answer().stats.cached_tokens == 512
+    assert loop.answer(some(1400, 1), OFF).stats.cached_tokens == 512
 
 
 def test_invalid_requests_are_refused(tiny: Engine, tmp_path: Path) -> None:
-    session = Session(tiny)
+    loop = StepLoop(tiny)
     with pytest.raises(EmptyPrompt):
-        session.generate([], OFF)
+        loop.request([], OFF)
     with pytest.raises(PromptTooLong, match="4096"):
-        session.generate([5] * 4096, OFF)
-    session.generate([5] * 4095, OFF)
+        loop.request([5] * 4096, OFF)
+    loop.request([5] * 4095, OFF)
     with pytest.raises(UsageError, match="max_tokens"):
-        session.generate([5], GenerateOptions(max_tokens=0))
+        loop.request([5], GenerateOptions(max_tokens=0))
     with pytest.raises(UsageError, match="draft_tokens"):
-        session.generate([5], GenerateOptions(draft_tokens=0))
+        loop.request([5], GenerateOptions(draft_tokens=0))
     with pytest.raises(UnknownModel, match="no config"):
         Engine.load(tmp_path)
 
@@ -134,12 +134,12 @@ class Failing(Counting):
 @pytest.mark.parametrize("failing", [1, 2, 5])
 def test_a_failed_pass_leaves_no_history(tiny: Engine, mode: DraftMode, failing: int) -> None:
     options, model = GenerateOptions(12, mode), Failing(tiny.model)
-    session = Session(altered(tiny, model=model))
+    loop = StepLoop(altered(tiny, model=model))
     model.passes_left = failing
     with pytest.raises(RuntimeError, match="out of memory"):
-        session.generate(PROMPT, options).answer()
-    assert session.target.tokens == []
-    answer = session.generate(PROMPT, options).answer()
+        loop.answer(PROMPT, options)
+    assert last_tokens(loop) == []
+    answer = loop.answer(PROMPT, options)
     assert answer.tokens == fresh(tiny, PROMPT, options).tokens
 
 
@@ -173,27 +173,27 @@ def test_the_stable_prefix_is_found_by_rendering_another_turn(
 def test_critical_memory_pressure_evicts_unused_prompt_caches(
     tiny: Engine, monkeypatch: pytest.MonkeyPatch, pressure: str, kept: int, idle: bool
 ) -> None:
-    session = Session(tiny)
+    loop = StepLoop(tiny)
     first, second = [5] * 100, [6] * 100
     for prompt in (first, second):
-        session.generate(prompt, OFF).answer()
+        loop.answer(prompt, OFF)
     monkeypatch.setattr(device, "memory_pressure", lambda: pressure)
     if idle:
-        session.save_idle()
-        assert len(session.target.caches.histories()) == kept
-    stats = session.generate([*second, 7], OFF).answer().stats
+        loop.save_idle()
+        assert len(loop.runner.caches.histories()) == kept
+    stats = loop.answer([*second, 7], OFF).stats
     assert stats.cached_tokens >= len(second)
-    again = session.generate(first, OFF).answer().stats
+    again = loop.answer(first, OFF).stats
     assert (again.cached_tokens > 0, again.not_cached) == (kept > 0, "" if kept else "evicted")
 
 
 def test_an_idle_session_keeps_no_unused_buffers(tiny: Engine) -> None:
     """MLX keeps those of every prompt length, and an editor sends many files."""
-    session = Session(tiny)
+    loop = StepLoop(tiny)
     for length in range(20, 220, 20):
-        session.generate(some(length, length), OFF).answer()
+        loop.answer(some(length, length), OFF)
     assert mx.get_cache_memory() > 0
-    session.save_idle()
+    loop.save_idle()
     assert mx.get_cache_memory() == 0
 
 
@@ -211,63 +211,65 @@ def small(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 def session_with(
     engine: Engine, tokens: int, monkeypatch: pytest.MonkeyPatch, *, forced: bool = False
-) -> Session:
-    """Return a session on a machine with memory for some tokens."""
-    session = Session(altered(engine, forced=forced))
+) -> StepLoop:
+    """Return a loop on a machine with memory for some tokens."""
+    loop = StepLoop(altered(engine, forced=forced))
+    caches = loop.runner.caches
 
     def left(limit: int | None = None) -> int:
-        return tokens * TOKEN - session.target.history.nbytes - session.target.caches.nbytes
+        return tokens * TOKEN - sum(each.nbytes for each in [*caches.in_use, *caches.histories()])
 
     monkeypatch.setattr(device, "memory_left", left)
-    return session
+    return loop
 
 
-def texts(session: Session) -> int:
-    return len(session.target.caches.histories()) + bool(session.target.tokens)
+def texts(loop: StepLoop) -> int:
+    return len(loop.runner.caches.histories())
 
 
 @pytest.mark.long
 def test_other_histories_are_evicted_before_a_prompt_is_refused(
     small: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = session_with(small, 1700, monkeypatch)
+    loop = session_with(small, 1700, monkeypatch)
     for seed in (1, 2, 3):
-        session.generate(some(200, seed), OFF).answer()
-    assert session.target.history.nbytes == TOKEN * 256
-    assert texts(session) == 3
-    session.generate(some(1000, 4), OFF).answer()
-    assert texts(session) == 3  # evicting one was enough
-    again = session.generate([*some(1000, 4), 5], OFF).answer()
+        loop.answer(some(200, seed), OFF)
+    assert loop.runner.caches.nbytes == 3 * TOKEN * 256
+    assert texts(loop) == 3
+    loop.answer(some(1000, 4), OFF)
+    assert texts(loop) == 3  # evicting one was enough
+    again = loop.answer([*some(1000, 4), 5], OFF)
     assert again.stats.cached_tokens >= 1000
     for length, seed in ((300, 5), (1300, 6)):
-        session.generate(some(length, seed), OFF).answer()
-    assert texts(session) == 1
+        loop.answer(some(length, seed), OFF)
+    assert texts(loop) == 1
 
 
 def test_a_refused_prompt_names_a_length_that_fits_and_loses_nothing(
     small: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, kept = session_with(small, 1600, monkeypatch), some(300, 1)
-    session.generate(kept, OFF).answer()
+    loop, kept = session_with(small, 1600, monkeypatch), some(300, 1)
+    loop.answer(kept, OFF)
     with pytest.raises(DoesNotFit, match="2,000 tokens") as refused:
-        session.generate([*kept, *some(1700, 2)], OFF).answer()
-    assert session.generate([*kept, 5], OFF).answer().stats.cached_tokens >= len(kept)
+        loop.answer([*kept, *some(1700, 2)], OFF)
+    assert loop.answer([*kept, 5], OFF).stats.cached_tokens >= len(kept)
     fits = int(str(refused.value).split("shorten it to ")[1].split()[0].replace(",", ""))
     assert fits > 1000
-    session_with(small, 1600, monkeypatch).generate(some(fits, 1), OFF).answer()
+    session_with(small, 1600, monkeypatch).answer(some(fits, 1), OFF)
 
 
 def test_only_the_prompt_and_a_short_answer_must_fit_and_force_tries_anything(
     small: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = session_with(small, 800, monkeypatch)
-    request = session.generate(some(200, 1), replace(OFF, max_tokens=3000))
-    steps = iter(request)
-    assert next(steps).piece.tokens
+    loop = session_with(small, 800, monkeypatch)
+    request = loop.request(some(200, 1), replace(OFF, max_tokens=3000))
+    steps = loop.stream(request)
+    while not request.tokens:
+        next(steps)
     request.cancel()
     list(steps)
-    session = session_with(small, 100, monkeypatch, forced=True)
-    assert session.generate(some(1000, 1), OFF).answer().tokens
+    loop = session_with(small, 100, monkeypatch, forced=True)
+    assert loop.answer(some(1000, 1), OFF).tokens
 
 
 def test_a_memory_limit_counts_all_that_mlx_holds() -> None:
@@ -327,15 +329,15 @@ def test_invalid_ids_in_sampling_options_have_no_effect(
 
 @given(IDS)
 def test_prompts_and_biases_with_invalid_ids_are_refused(surplus: Engine, token: int) -> None:
-    session = Session(surplus)
+    loop = StepLoop(surplus)
     biased = replace(OFF, sampling=SamplingOptions(logit_bias=((token, 1.0),)))
     if 0 <= token < WEIGHTS:
-        session.generate([token], biased)
+        loop.request([token], biased)
         return
     with pytest.raises(DamagedModel, match="its weights have only 258 tokens"):
-        session.generate([5, token, 6], OFF)
+        loop.request([5, token, 6], OFF)
     with pytest.raises(UsageError, match=f"has 258 tokens, no id {token}"):
-        session.generate([5], biased)
+        loop.request([5], biased)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -354,9 +356,9 @@ def test_invalid_ids_are_never_drafted(surplus: Engine) -> None:
     plain = fresh(surplus, [5, 6, 7], replace(options, draft="off"))
     stops = altered(surplus, stop_tokens=frozenset({WEIGHTS + 20}))
     context = [[5, 6, 7, plain.tokens[0]], [5, 6, 7, *plain.tokens[:2]]]
-    assert Session(stops).generate([5, 6, 7], options, context).answer().tokens == plain.tokens
+    assert StepLoop(stops).answer([5, 6, 7], options, context).tokens == plain.tokens
     for token in (len(surplus.tokens.tokenizer), 2**31, 2**32 - 2):
         context = [[6, 7, *plain.tokens[:2], token, 7]]
-        answer = Session(surplus).generate([5, 6, 7], options, context).answer()
+        answer = StepLoop(surplus).answer([5, 6, 7], options, context)
         assert answer.tokens == plain.tokens
         assert answer.stats.drafted > 0

@@ -16,11 +16,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from akunu_py.decoding import kv_cache, output_rows
+from akunu_py.decoding import batched_pass, kv_cache, output_rows
+from akunu_py.decoding.batched_pass import Part, why_not_batched
 from akunu_py.decoding.events import Failed, Finished
-from akunu_py.decoding.generate import batched_pass
-from akunu_py.decoding.generate.batched_pass import Part, why_not_batched
-from akunu_py.decoding.generate.session import Session
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.target import Target
@@ -124,7 +122,7 @@ def test_recurrent_model_drafts_alone_where_that_beats_sharing(
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "why"), [("llama", None), ("llama4", "ChunkedKVCache")])
 def test_facts_say_why_requests_take_turns(name: str, why: str | None, tiny: Engine) -> None:
-    loop = StepLoop(Session(engine_of(tiny, name)))
+    loop = StepLoop(engine_of(tiny, name))
     assert loop.runner.can_batch() == (why is None)
     assert (loop.facts.not_batched is None) == (why is None)
     assert why is None or why in str(loop.facts.not_batched)
@@ -147,8 +145,10 @@ def test_texts_and_logprobs_of_shared_passes_are_those_alone(tiny: Engine) -> No
     served.serve(requests)
     assert served.shared > 10
     for each in requests:
-        alone = Session(tiny).generate(prompt, each.options)
-        assert each.tokens == list(alone.answer().tokens)
+        loop = StepLoop(tiny)
+        alone = loop.request(prompt, each.options)
+        list(loop.stream(alone))
+        assert each.tokens == alone.tokens
         assert each.started.text == alone.text
         assert [token.text for token in each.started.logprobs] == [
             token.text for token in alone.logprobs
@@ -237,11 +237,11 @@ def test_plain_decoding_computes_one_row_for_each_token(tiny: Engine) -> None:
 def test_few_new_prompt_tokens_join_the_first_decode_pass(tiny: Engine, new_tokens: int) -> None:
     clock = Clock()
     engine = engine_of(tiny, "llama", model=Costly(build("llama"), clock, 1000.0))
-    session = Session(engine)
-    first = session.generate(BASE[:100], GenerateOptions(3, "off")).answer()
+    loop = StepLoop(engine)
+    first = loop.answer(BASE[:100], GenerateOptions(3, "off"))
     passes = clock.now // 1000
     prompt = [*BASE[:100], *first.tokens[:2], *some(new_tokens, 8)]
-    later = session.generate(prompt, GenerateOptions(1, "off")).answer()
+    later = loop.answer(prompt, GenerateOptions(1, "off"))
     assert later.stats.cached_tokens == 102
     assert clock.now // 1000 - passes == (1 if new_tokens <= 64 else 2)
 
@@ -381,7 +381,7 @@ def test_the_head_computes_only_the_wanted_rows(name: str) -> None:
         wanted = 1 + len(drafted)
         before = target.pass_state()
         with counted_rows(target.model) as counts:
-            target.read(target.launch(rows, wanted))
+            mx.eval(target.forward(mx.array(rows), wanted))
         assert counts == [wanted]
         target.roll_back(before, len(rows), 0)
 

@@ -20,7 +20,7 @@ from mlx_lm.models.cache import load_prompt_cache
 from akunu_py import paths
 from akunu_py.decoding import device
 from akunu_py.decoding.events import Finished
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model import engine as engine_module
 from akunu_py.decoding.model.engine import Engine, model_digest
@@ -43,7 +43,7 @@ from tests.support.families import build, families_of_each_kind
 from tests.support.full_disk import full_disk
 from tests.support.identity import Served, Submitted
 from tests.support.slow import slow
-from tests.support.targets import answer, fresh, some
+from tests.support.targets import answer, fresh, last_tokens, some
 from tests.support.tiny import VOCABULARY, write_tiny_llama
 from tests.support.tiny_fim import byte_level, load_tiny, write_chat_model, write_model
 
@@ -102,19 +102,19 @@ def learned(
     return found
 
 
-def opened(engine: Engine, *arguments: Any, **options: Any) -> Session:
-    return Session(engine, learned(engine, *arguments, **options))
+def opened(engine: Engine, *arguments: Any, **options: Any) -> StepLoop:
+    return StepLoop(engine, learned(engine, *arguments, **options))
 
 
-def prompt(session: Session, tokens: list[int], options: GenerateOptions = OPTIONS) -> int:
+def prompt(loop: StepLoop, tokens: list[int], options: GenerateOptions = OPTIONS) -> int:
     """Answer a prompt and return the number of cached tokens."""
-    return session.generate(tokens, options).answer().stats.cached_tokens
+    return loop.answer(tokens, options).stats.cached_tokens
 
 
-def save(session: Session, seed: int) -> bool:
+def save(loop: StepLoop, seed: int) -> bool:
     """Prompt with a text of this seed; return whether it was saved."""
-    prompt(session, some(LENGTH, seed))
-    return session.save_idle()
+    prompt(loop, some(LENGTH, seed))
+    return loop.save_idle()
 
 
 def test_saved_caches_are_private_to_the_user_and_found_again(tiny: Engine) -> None:
@@ -128,56 +128,56 @@ def test_saved_caches_are_private_to_the_user_and_found_again(tiny: Engine) -> N
         assert stat.S_IMODE(each.stat().st_mode) == mode
     assert prompt(opened(tiny), [*some(LENGTH, 1), 5]) >= LENGTH
     assert prompt(opened(tiny), some(LENGTH, 2)) == 0
-    stats = opened(tiny).generate(some(LENGTH, 1), PRIVATE).answer().stats
+    stats = opened(tiny).answer(some(LENGTH, 1), PRIVATE).stats
     assert (stats.cached_tokens, stats.known_tokens, stats.not_cached) == (0, 0, "")
     for other in ({"kv_bits": 8}, {"digest": "x"}, {"weights": "x"}):
         assert PromptCacheStore(tiny.path).saved(altered(tiny, **other)) == []
 
 
 def test_longer_texts_replace_their_prefix_and_branches_do_not(tiny: Engine) -> None:
-    session = opened(tiny)
-    assert save(session, 1)
+    loop = opened(tiny)
+    assert save(loop, 1)
     first = all_files()
-    assert not session.save_idle()
-    prompt(session, [*some(LENGTH, 1), *some(20, 2)])
-    assert not session.save_idle()  # too few new tokens
-    prompt(session, [*some(LENGTH, 1), *some(LENGTH, 2)])
-    assert session.save_idle()
+    assert not loop.save_idle()
+    prompt(loop, [*some(LENGTH, 1), *some(20, 2)])
+    assert not loop.save_idle()  # too few new tokens
+    prompt(loop, [*some(LENGTH, 1), *some(LENGTH, 2)])
+    assert loop.save_idle()
     (second,) = all_files()
     assert [second] != first
-    prompt(session, [*some(LENGTH, 1)[:100], *some(LENGTH, 3)])
-    assert session.save_idle()
+    prompt(loop, [*some(LENGTH, 1)[:100], *some(LENGTH, 3)])
+    assert loop.save_idle()
     assert len(all_files()) == 2
 
 
 @dataclass
 class Loss:
-    """A text that one session prefilled, and a way to lose it."""
+    """A text that one loop prefilled, and a way to lose it."""
 
     engine: Engine
     text: list[int]
-    session: Session | None = None
+    loop: StepLoop | None = None
 
-    def open(self, rate: float = 1.0, **changes: Any) -> Session:
+    def open(self, rate: float = 1.0, **changes: Any) -> StepLoop:
         self.engine = altered(self.engine, **changes)
         self.session = opened(self.engine, rate=rate)
         return self.session
 
-    def prefilled(self, options: GenerateOptions = OPTIONS, **changes: Any) -> Session:
-        session = self.open(**changes)
-        prompt(session, self.text, options)
-        return session
+    def prefilled(self, options: GenerateOptions = OPTIONS, **changes: Any) -> StepLoop:
+        loop = self.open(**changes)
+        prompt(loop, self.text, options)
+        return loop
 
     def saved(self, **changes: Any) -> Path:
         assert self.prefilled(**changes).save_idle()
         (path,) = all_files()
-        self.session = None
+        self.loop = None
         return path
 
     def prompt_other(self, memory: int) -> None:
-        session = self.prefilled(prompt_cache_memory=memory)
-        prompt(session, some(300, 99))
-        session.target.caches.make_room(session.target.caches.limit)
+        loop = self.prefilled(prompt_cache_memory=memory)
+        prompt(loop, some(300, 99))
+        loop.runner.caches.make_room(loop.runner.caches.limit)
 
 
 def flip(path: Path, at: int = -9) -> None:
@@ -215,26 +215,26 @@ def test_statistics_explain_why_a_prefix_is_not_cached(way: str, tiny: Engine) -
     shared = draw.randrange(300, len(loss.text) - 50)
     lose, reason, is_known = WAYS[way]
     lose(loss)
-    session = loss.session or loss.open()
+    loop = loss.session or loss.open()
     tokens = [*loss.text[:shared], *([95 - loss.text[shared]] * 20)]
-    answer = session.generate(tokens, OPTIONS).answer()
+    answer = loop.answer(tokens, OPTIONS)
     assert answer.stats.not_cached == reason
     assert answer.stats.known_tokens == (shared if is_known else 0)
     assert (answer.stats.cached_tokens < answer.stats.known_tokens) == (
         reason not in ("", "changed")
     )
-    assert answer.tokens == Session(loss.engine).generate(tokens, OPTIONS).answer().tokens
+    assert answer.tokens == StepLoop(loss.engine).answer(tokens, OPTIONS).tokens
 
 
 def test_deleted_conversations_leave_no_file_and_are_not_saved_again(tiny: Engine) -> None:
     first, second, third = (replace(OPTIONS, conversation=name) for name in ("a", "b", "c"))
-    session = opened(tiny)
-    prompt(session, some(LENGTH, 1), first)
-    prompt(session, some(LENGTH, 2), second)
-    assert session.save_idle()
-    assert session.save_idle()
-    prompt(session, [*some(LENGTH, 2), *some(LENGTH, 3)], third)  # continues the second
-    assert session.save_idle()
+    loop = opened(tiny)
+    prompt(loop, some(LENGTH, 1), first)
+    prompt(loop, some(LENGTH, 2), second)
+    assert loop.save_idle()
+    assert loop.save_idle()
+    prompt(loop, [*some(LENGTH, 2), *some(LENGTH, 3)], third)  # continues the second
+    assert loop.save_idle()
     files = all_files()
     assert sorted(cache_file.read(path).metadata.conversation for path in files) == ["a", "c"]
     forget_conversation("b")
@@ -242,32 +242,32 @@ def test_deleted_conversations_leave_no_file_and_are_not_saved_again(tiny: Engin
     forget_conversation("a")
     (left,) = all_files()
     assert cache_file.read(left).metadata.conversation == "c"
-    assert not session.save_idle()  # although it is still in memory
+    assert not loop.save_idle()  # although it is still in memory
     assert all_files() == [left]
-    prompt(session, [*some(LENGTH, 1), 5], first)  # restored by the user
-    assert session.save_idle()
+    prompt(loop, [*some(LENGTH, 1), 5], first)  # restored by the user
+    assert loop.save_idle()
     assert len(all_files()) == 2
-    prompt(session, some(LENGTH, 4), second)
+    prompt(loop, some(LENGTH, 4), second)
 
     def delete() -> bool:
         forget_conversation("b")
         return False
 
-    session.save_idle(delete)  # deleted while its file is being written
-    assert not session.save_idle()
+    loop.save_idle(delete)  # deleted while its file is being written
+    assert not loop.save_idle()
     assert len(all_files()) == 2
 
 
 def test_a_branch_of_a_deleted_conversation_is_saved_without_its_end(tiny: Engine) -> None:
-    session = opened(tiny)
-    prompt(session, some(600, 1), replace(OPTIONS, conversation="a"))
-    assert session.save_idle()
-    session = opened(tiny)
+    loop = opened(tiny)
+    prompt(loop, some(600, 1), replace(OPTIONS, conversation="a"))
+    assert loop.save_idle()
+    loop = opened(tiny)
     branch = [*some(600, 1)[:200], *some(200, 2)]
-    prompt(session, branch, replace(OPTIONS, conversation="b"))
+    prompt(loop, branch, replace(OPTIONS, conversation="b"))
     forget_conversation("a")
-    assert session.save_idle()
-    assert not session.save_idle()
+    assert loop.save_idle()
+    assert not loop.save_idle()
     (path,) = all_files()
     assert cache_file.read(path).metadata.tokens[:400] == branch
 
@@ -282,29 +282,27 @@ def test_the_list_of_deleted_conversations_is_bounded_and_ignores_damage(tiny: E
     assert path.stat().st_size < 1 << 18
     assert [is_forgotten(name, 2.0) for name in "abcd"] == [False, False, True, True]
     assert is_forgotten("b", 1.0)
-    session = opened(tiny)
-    prompt(session, some(LENGTH, 1), replace(OPTIONS, conversation="b"))
-    assert session.save_idle()
+    loop = opened(tiny)
+    prompt(loop, some(LENGTH, 1), replace(OPTIONS, conversation="b"))
+    assert loop.save_idle()
 
 
 def test_a_side_request_leaves_only_the_prefix_of_its_conversation(tiny: Engine) -> None:
     """Neither prompt cache nor answer cache keeps its text."""
-    session, options = opened(tiny), GenerateOptions(8, conversation="a")
-    turn = [*some(600, 1), *session.generate(some(600, 1), options).answer().tokens]
-    session.release()
-    answers = session.learned.answer_cache
+    loop, options = opened(tiny), GenerateOptions(8, conversation="a")
+    turn = [*some(600, 1), *loop.answer(some(600, 1), options).tokens]
+    answers = loop.learned.answer_cache
     assert answers is not None
     total = answers.total
     aside = replace(options, side_request=True)
     side = [*turn, *some(20, 2)]
-    assert session.generate(side, aside, stable=len(turn)).answer().tokens
-    session.release()
+    assert loop.answer(side, aside, stable=len(turn)).tokens
     assert answers.total == total
-    assert session.save_idle()
+    assert loop.save_idle()
     (path,) = all_files()
     metadata = cache_file.read(path).metadata
     assert (metadata.tokens, metadata.conversation) == (turn, "a")
-    assert prompt(session, [*turn, *some(20, 3)], options) == len(turn)
+    assert prompt(loop, [*turn, *some(20, 3)], options) == len(turn)
 
 
 def test_files_stay_within_the_limits(tiny: Engine) -> None:
@@ -312,15 +310,15 @@ def test_files_stay_within_the_limits(tiny: Engine) -> None:
     size = all_files()[0].stat().st_size
     clock = Clock()
     limits = replace(NO_LIMITS, size=3 * size + size // 2, hourly=5 * size + size // 2)
-    session = opened(tiny, limits, clock=clock)
+    loop = opened(tiny, limits, clock=clock)
     saved = 0
     for seed in range(2, 8):
         clock.now += 60
-        saved += save(session, seed)
+        saved += save(loop, seed)
         assert sum(path.stat().st_size for path in all_files()) <= limits.size
     assert saved in (4, 5)  # by the hourly limit; sizes of histories are estimates
     clock.now += 3600
-    assert save(session, 9)
+    assert save(loop, 9)
     assert not save(opened(tiny, replace(NO_LIMITS, reserve=1 << 60)), 10)
     assert not save(opened(tiny, replace(NO_LIMITS, size=1000)), 11)
     for path in all_files():
@@ -345,14 +343,14 @@ def test_only_the_process_with_the_lock_writes_and_cleans_up(tiny: Engine) -> No
 
 
 def test_a_request_aborts_the_save_at_once(tiny: Engine) -> None:
-    session = opened(tiny)
-    prompt(session, some(LENGTH, 1))
+    loop = opened(tiny)
+    prompt(loop, some(LENGTH, 1))
     polls = iter([False, False, True])
-    assert not session.save_idle(lambda: next(polls))
+    assert not loop.save_idle(lambda: next(polls))
     assert all_files() == []
     assert [*paths.prompt_caches_dir().rglob(f"*{cache_file.SUFFIX}")] == []
-    assert not session.save_idle(seconds=0.0)
-    assert session.save_idle()
+    assert not loop.save_idle(seconds=0.0)
+    assert loop.save_idle()
 
 
 def test_a_disk_that_was_slow_once_is_tried_again(tiny: Engine) -> None:
@@ -361,25 +359,25 @@ def test_a_disk_that_was_slow_once_is_tried_again(tiny: Engine) -> None:
     slow_rate = path.stat().st_size / (2 * LENGTH)  # loading takes twice as long as prefill
     cached = []
     for others in (0, 9):
-        session = opened(tiny, rate=0.75)
-        curve = session.learned.curve
+        loop = opened(tiny, rate=0.75)
+        curve = loop.learned.curve
         curve.load_rate = slow_rate
         for number in range(others):
-            prompt(session, some(LENGTH, 100 + number))
-        cached.append(prompt(session, some(LENGTH, 1)) > 0)
+            prompt(loop, some(LENGTH, 100 + number))
+        cached.append(prompt(loop, some(LENGTH, 1)) > 0)
     assert cached == [False, True]
     assert (curve.load_rate or 0) > 10 * slow_rate  # measured
 
 
 def test_a_full_disk_is_tried_again_after_ten_minutes(tiny: Engine) -> None:
     clock = Clock()
-    session = opened(tiny, clock=clock)
+    loop = opened(tiny, clock=clock)
     with full_disk(1000):
-        assert not save(session, 1)
+        assert not save(loop, 1)
     clock.now += 599
-    assert not session.save_idle()
+    assert not loop.save_idle()
     clock.now += 2
-    assert session.save_idle()
+    assert loop.save_idle()
 
 
 def set_newer_format(path: Path) -> None:
@@ -394,10 +392,10 @@ def test_unusable_files_are_deleted_but_newer_ones_stay(tiny: Engine) -> None:
         assert save(opened(tiny), 1)
         (path,) = all_files()
         do(path)
-        session = opened(tiny)
-        assert prompt(session, some(LENGTH, 1)) == 0
+        loop = opened(tiny)
+        assert prompt(loop, some(LENGTH, 1)) == 0
         assert path.exists() == stays
-        assert session.save_idle()
+        assert loop.save_idle()
         run_here("cache", "rm", "--all")
 
 
@@ -509,11 +507,11 @@ PROMPT = some(40, 1)
 
 @pytest.fixture(scope="module")
 def saved(tiny: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a session with one answer."""
-    session = Session(tiny)
-    session.generate(PROMPT, OPTIONS).answer()
+    """The file of a loop with one answer."""
+    loop = StepLoop(tiny)
+    loop.answer(PROMPT, OPTIONS)
     path = tmp_path_factory.mktemp("saved") / "session.safetensors"
-    session.save_prompt_cache(path)
+    loop.save_prompt_cache(path)
     return path
 
 
@@ -544,13 +542,13 @@ def test_every_family_continues_from_a_file(name: str, tiny: Engine, tmp_path: P
 
 
 def test_a_family_that_mlx_lm_cannot_save_is_refused(tiny: Engine, tmp_path: Path) -> None:
-    session = Session(altered(tiny, model=build("deepseek_v41"), vocabulary=VOCABULARY))
+    loop = StepLoop(altered(tiny, model=build("deepseek_v41"), vocabulary=VOCABULARY))
     path = tmp_path / "x.safetensors"
     with pytest.raises(UsageError, match="nothing to save"):
-        session.save_prompt_cache(path)
-    session.generate(PROMPT, GenerateOptions(2)).answer()
+        loop.save_prompt_cache(path)
+    loop.answer(PROMPT, GenerateOptions(2))
     with pytest.raises(UsageError, match="LayerCache"):
-        session.save_prompt_cache(path)
+        loop.save_prompt_cache(path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -571,15 +569,15 @@ def test_unusable_files_are_refused_and_the_session_is_unchanged(
         path.write_bytes(content[: int(len(content) * part)])
         cases.append((tiny, path, DamagedCache, str(path)))
     for engine, path, error, words in cases:
-        session = Session(altered(engine, context_length=4096))
-        session.generate(PROMPT, OPTIONS).answer()
-        session.engine = engine
-        before = list(session.target.tokens)
+        loop = StepLoop(altered(engine, context_length=4096))
+        loop.answer(PROMPT, OPTIONS)
+        loop.engine = engine
+        before = list(last_tokens(loop))
         with pytest.raises(error) as raised:
-            session.load_prompt_cache(path)
+            loop.load_prompt_cache(path)
         assert "\n" not in str(raised.value)
         assert words in str(raised.value)
-        assert session.target.tokens == before
+        assert last_tokens(loop) == before
 
 
 def test_models_differ_by_each_tensor_and_by_versions_and_device(
@@ -606,15 +604,15 @@ def test_models_differ_by_each_tensor_and_by_versions_and_device(
 
 
 def test_a_full_disk_leaves_the_older_file(tiny: Engine, saved: Path) -> None:
-    session = Session(tiny)
-    session.load_prompt_cache(saved)
+    loop = StepLoop(tiny)
+    loop.load_prompt_cache(saved)
     content = saved.read_bytes()
     with full_disk(1000), pytest.raises(StoreError, match="cannot write"):
-        session.save_prompt_cache(saved)
+        loop.save_prompt_cache(saved)
     assert saved.read_bytes() == content
     assert list(saved.parent.iterdir()) == [saved]
     with pytest.raises(StoreError, match="cannot write"):
-        session.save_prompt_cache(saved.parent / "none" / "x.safetensors")
+        loop.save_prompt_cache(saved.parent / "none" / "x.safetensors")
 
 
 @pytest.mark.usefixtures("own_directories")

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from akunu_py.decoding.generate.session import Session
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.text.stop_sequences import Kind, StopText, TextRun
 from akunu_py.decoding.text.stream_decoder import Detokenizer
@@ -31,8 +31,8 @@ from akunu_py.decoding.text.thinking import (
     unfinished_thinking,
 )
 from akunu_py.errors import UsageError
-from akunu_py.types import DraftMode, GenerateOptions, Message, SamplingOptions
-from tests.support.jobs import chat_request
+from akunu_py.types import DraftMode, GenerateOptions, Message, SamplingOptions, TextPiece
+from tests.support.jobs import chat_answer, chat_request
 from tests.support.tiny_fim import HARMONY_MARKERS, load_tiny
 
 START, END = "<think>", "</think>"
@@ -366,10 +366,11 @@ def test_a_stop_sequence_ends_the_answer_before_it(model: Engine, mode: DraftMod
     letters = tuple((token, 1000.0) for token in model.tokens.encode_text("abc"))
     sampling = SamplingOptions(1.0, seed=3, logit_bias=letters)
     options = GenerateOptions(60, mode, sampling=sampling)
-    whole = chat_request(Session(model), MESSAGES, options).answer().text
+    whole = chat_answer(StepLoop(model), MESSAGES, options).text
     stop = whole[20:26]
-    request = chat_request(Session(model), MESSAGES, replace(options, stop=("never", stop)))
-    pieces = list(request)
+    loop = StepLoop(model)
+    request = chat_request(loop, MESSAGES, replace(options, stop=("never", stop)))
+    pieces = [each for each in loop.stream(request) if isinstance(each, TextPiece)]
     assert request.text == "".join(piece.text for piece in pieces) == whole[: whole.index(stop)]
     assert request.finish_reason == "stop"
     assert whole.index(stop) < len(request.tokens) == request.stats.generated_tokens < 60
@@ -382,14 +383,14 @@ def test_continued_thinking_equals_uninterrupted_thinking_and_its_budget(model: 
     letters = tuple((token, 1000.0) for token in model.tokens.encode_text("abcdefgh"))
     sampling, budget = SamplingOptions(logit_bias=letters), len(THOUGHT) + 5
     options = GenerateOptions(45, "off", sampling=sampling, thinking_budget=budget)
-    whole = chat_request(Session(model), partial(THOUGHT), options).answer()
+    whole = chat_answer(StepLoop(model), partial(THOUGHT), options)
     assert len(whole.thinking) == 5
     for end in range(1, len(whole.thinking)):
         left = replace(options, max_tokens=options.max_tokens - end)
         messages = partial(THOUGHT + whole.thinking[:end])
-        rest = chat_request(Session(model), messages, left).answer()
+        rest = chat_answer(StepLoop(model), messages, left)
         assert whole.thinking[:end] + rest.thinking == whole.thinking
         assert rest.text == whole.text
     newline = tuple(model.tokens.encode_text("\n"))
     options = GenerateOptions(3, "off", sampling=SamplingOptions(allowed_tokens=newline))
-    assert chat_request(Session(model), partial(THOUGHT), options).answer().thinking == "\n\n\n"
+    assert chat_answer(StepLoop(model), partial(THOUGHT), options).thinking == "\n\n\n"

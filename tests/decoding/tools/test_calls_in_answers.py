@@ -24,7 +24,8 @@ from akunu_py.decoding.generate.annotated_answer import (
     ToolCallSplitter,
 )
 from akunu_py.decoding.generate.answer_jobs import AnswerEvents, chat_job
-from akunu_py.decoding.generate.session import Session, Status, Step
+from akunu_py.decoding.generate.request import Status, Step
+from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.text.thinking import ThinkingSplitter
 from akunu_py.decoding.tools.formats import FORMATS
@@ -82,7 +83,7 @@ def calls_of(events: Sequence[Event]) -> Calls:
 def test_forced_calls_are_made_and_their_results_reach_the_next_prompt(engine: Engine) -> None:
     requested = options(engine)
     job = chat_job(engine, MESSAGES, requested, SWITCHES, OTHER, parallel=False)
-    events = run_job(job, Session(engine))
+    events = run_job(job, StepLoop(engine))
     assert isinstance(events[0], PrefillProgress | PromptProcessed)
     assert text_of(events) == ""
     [(name, arguments)] = calls_of(events)
@@ -102,7 +103,7 @@ def test_calls_that_the_model_starts_fit_the_schema(engine: Engine) -> None:
     tools = [*SWITCHES, Tool("strange", "", UNKNOWN)]  # without a grammar
     requested = with_bias(options(engine), opener, 12.0)
     job = AnnotatedAnswerJob(MESSAGES, requested, tools=tools)
-    calls = calls_of(run_job(job, Session(engine)))
+    calls = calls_of(run_job(job, StepLoop(engine)))
     assert calls
     for name, arguments in calls:
         assert name in ("switch", "other", "strange")
@@ -115,7 +116,7 @@ def test_forbidden_calls_are_not_made(engine: Engine) -> None:
     token = engine.tokens.tokenizer.backend_tokenizer.token_to_id(opener)
     requested = with_bias(replace(options(engine), max_tokens=4), token, 50.0)
     none, free = (
-        text_of(run_job(job, Session(engine)))
+        text_of(run_job(job, StepLoop(engine)))
         for job in (
             chat_job(engine, MESSAGES, requested, SWITCHES, ToolChoice("none")),
             chat_job(engine, MESSAGES, requested, SWITCHES[1:]),
@@ -134,7 +135,7 @@ def test_a_template_without_tools_still_has_calls(tmp_path: Path) -> None:
     assert format_of(engine.tokens.tokenizer).name == "hermes"
     required = ToolChoice("required")
     job = chat_job(engine, MESSAGES, options(engine), SWITCHES, required, parallel=False)
-    assert len(calls_of(run_job(job, Session(engine)))) == 1
+    assert len(calls_of(run_job(job, StepLoop(engine)))) == 1
 
 
 class ScriptedRequest:
@@ -187,10 +188,10 @@ def test_the_first_call_ends_an_answer_that_may_have_one(one_call: bool) -> None
     call = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
     texts = (call + call[:9], call[9:], "So.")
     request: Any = ScriptedRequest([TextPiece(text, Piece(())) for text in texts], None)
-    session: Any = None
+    loop: Any = None
     parser = ToolCallParser(FORMATS["hermes"], SWITCHES)
     answer = AnswerEvents(request, parser, one_call=one_call)
-    events = run_job(lambda session: answer, session)
+    events = run_job(lambda loop: answer, loop)
     assert calls_of(events) == [("other", {})] * (1 if one_call else 2)
     assert isinstance(events[-1], Finished)
     assert events[-1].reason == ("stop" if one_call else "cancelled")
@@ -271,8 +272,8 @@ def events_of(format: str, pieces: Sequence[str], *, one_call: bool = False) -> 
     ]
     request: Any = ScriptedRequest(steps)
     parser, thought = (ToolCallParser(FORMATS[format], EDITING) for _ in range(2))
-    answer, session = AnswerEvents(request, parser, thought, one_call=one_call), None
-    return run_job(lambda session: answer, session)  # type: ignore[arg-type]
+    answer, loop = AnswerEvents(request, parser, thought, one_call=one_call), None
+    return run_job(lambda loop: answer, loop)  # type: ignore[arg-type]
 
 
 def in_pieces(text: Any, size: int) -> list[Any]:
