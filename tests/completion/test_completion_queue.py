@@ -51,7 +51,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return Engine.load(write_model(directory, sentence_piece([END]), end=END))
 
 
-@dataclass
 class Watched(Counting):
     """A model that records its passes in `recorder`."""
 
@@ -65,6 +64,7 @@ class Watched(Counting):
         return super().__call__(tokens, *args, **options)
 
 
+@dataclass
 class Requested:
     """A request and its outcome."""
 

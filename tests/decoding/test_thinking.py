@@ -82,11 +82,9 @@ def test_the_mode_reaches_the_prompt_and_the_answer(models: dict[str, Engine]) -
     for mode, end in (("default", "<think>"), ("on", "<think>"), ("off", "</think>")):
         options = GenerateOptions(3, "off", thinking=mode)  # type: ignore[arg-type]
         job = AnnotatedAnswerJob(PROMPTED, options)
-        assert (
-            models["switch"]
-            .tokens.decode(job.prepare(loop.engine)(loop).request.prompt)
-            .endswith(end)
-        )
+        request = job.prepare(loop.engine)(loop).request
+        assert request is not None
+        assert models["switch"].tokens.decode(request.prompt).endswith(end)
         pieces = [event for event in run_job(job, loop) if isinstance(event, AnnotatedPiece)]
         thought = "".join(event.piece.thinking for event in pieces)
         assert bool(thought) == (mode != "off")
@@ -198,7 +196,10 @@ def test_a_distant_budget_changes_nothing(engine: Engine, monkeypatch: pytest.Mo
     for mode in MODES:
         loop = StepLoop(engine)
         request = loop.request(prompt, replace(options(15, 3), draft=mode))
-        ahead = [bool(request.launched) for _ in loop.stream(request)]
+        rules, ahead = request.target.constraint, list[bool]()
+        assert rules is not None
+        for _ in loop.stream(request):
+            ahead.append(rules.free)
         assert request.tokens == limited(engine, prompt, options(15, 3))
         assert (True in ahead, False in ahead) == (True, True)
         assert ahead[-1]  # the answer has no mask

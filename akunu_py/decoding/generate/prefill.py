@@ -165,10 +165,10 @@ def unused_limit() -> int:
 
 
 def release_under_pressure(caches: PromptCaches) -> None:
-    """Release MLX's buffers, and unused prompt caches at critical pressure."""
+    """Release MLX's buffers, and at critical pressure all prompt caches but the last one."""
     pressure = device.memory_pressure()
     if pressure == "critical":
-        caches.make_room(caches.limit)
+        caches.make_room(caches.limit, caches.last)
     if pressure != "normal":
         mx.clear_cache()
 

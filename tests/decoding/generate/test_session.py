@@ -169,7 +169,7 @@ def test_the_stable_prefix_is_found_by_rendering_another_turn(
 
 
 @pytest.mark.parametrize("idle", [False, True])
-@pytest.mark.parametrize(("pressure", "kept"), [("warning", 1), ("critical", 0)])
+@pytest.mark.parametrize(("pressure", "kept"), [("warning", 2), ("critical", 1)])
 def test_critical_memory_pressure_evicts_unused_prompt_caches(
     tiny: Engine, monkeypatch: pytest.MonkeyPatch, pressure: str, kept: int, idle: bool
 ) -> None:
@@ -184,7 +184,7 @@ def test_critical_memory_pressure_evicts_unused_prompt_caches(
     stats = loop.answer([*second, 7], OFF).stats
     assert stats.cached_tokens >= len(second)
     again = loop.answer(first, OFF).stats
-    assert (again.cached_tokens > 0, again.not_cached) == (kept > 0, "" if kept else "evicted")
+    assert (again.cached_tokens > 0, again.not_cached) == (kept > 1, "evicted" if kept < 2 else "")
 
 
 def test_an_idle_session_keeps_no_unused_buffers(tiny: Engine) -> None:

@@ -160,8 +160,8 @@ class Loss:
 
     def open(self, rate: float = 1.0, **changes: Any) -> StepLoop:
         self.engine = altered(self.engine, **changes)
-        self.session = opened(self.engine, rate=rate)
-        return self.session
+        self.loop = opened(self.engine, rate=rate)
+        return self.loop
 
     def prefilled(self, options: GenerateOptions = OPTIONS, **changes: Any) -> StepLoop:
         loop = self.open(**changes)
@@ -215,7 +215,7 @@ def test_statistics_explain_why_a_prefix_is_not_cached(way: str, tiny: Engine) -
     shared = draw.randrange(300, len(loss.text) - 50)
     lose, reason, is_known = WAYS[way]
     lose(loss)
-    loop = loss.session or loss.open()
+    loop = loss.loop or loss.open()
     tokens = [*loss.text[:shared], *([95 - loss.text[shared]] * 20)]
     answer = loop.answer(tokens, OPTIONS)
     assert answer.stats.not_cached == reason

@@ -272,8 +272,10 @@ def events_of(format: str, pieces: Sequence[str], *, one_call: bool = False) -> 
     ]
     request: Any = ScriptedRequest(steps)
     parser, thought = (ToolCallParser(FORMATS[format], EDITING) for _ in range(2))
-    answer, loop = AnswerEvents(request, parser, thought, one_call=one_call), None
-    return run_job(lambda loop: answer, loop)  # type: ignore[arg-type]
+    answer, events = AnswerEvents(request, parser, thought, one_call=one_call), list[Event]()
+    while not events or not isinstance(events[-1], Finished):
+        events += answer.add(request.step())
+    return events
 
 
 def in_pieces(text: Any, size: int) -> list[Any]:
