@@ -98,7 +98,7 @@ class StepLoop:
                     raise results
                 yield from results
         finally:
-            self.runner.close(request)
+            self.close_request(request)
 
     def advance(self, requests: Sequence[Request]) -> dict[Request, Results]:
         """Run a step of the requests that the scheduler chooses; return their results.
@@ -201,7 +201,7 @@ class StepLoop:
         if events and isinstance(events[-1], Finished | Failed):
             self._jobs.remove(job)
             if job.request is not None:
-                self.runner.close(job.request)
+                self.close_request(job.request)
         elif job.running.request is not job.request:
             self._admit(job)
         return events
