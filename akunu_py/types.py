@@ -26,6 +26,14 @@ DEFAULT_MAX_TOKENS = 1024
 NO_TOKEN_LIMIT = 1 << 30  # The context ends the answer first.
 
 
+@dataclass(frozen=True, slots=True)
+class PassCosts:
+    """Costs of the next pass of several requests."""
+
+    costs: Sequence[float]  # with 0, 1, ... draft tokens of all requests
+    rate: float  # tokens of all requests per unit of cost, in the long run
+
+
 class Drafter(Protocol):
     """Proposes draft tokens from the token history.
 
@@ -43,8 +51,11 @@ class Drafter(Protocol):
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         """Draft up to `limit` tokens after the history; `ahead`: after its unknown next token."""
 
-    def offer(self, limit: int) -> list[float]:
-        """Return the chances of up to `limit` tokens, each given the ones before it."""
+    def offer(self, limit: int, known: PassCosts | None = None) -> list[float]:
+        """Return the chances of up to `limit` tokens, each given the ones before it.
+
+        known: costs of the pass; a neural drafter drafts where that pays. None: n-grams only.
+        """
 
     def take(self, count: int) -> list[int]:
         """Return the first `count` of the offered tokens as the draft of a shared pass."""

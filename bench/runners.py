@@ -33,6 +33,7 @@ from akunu_py.types import (
     DraftMode,
     GenerateOptions,
     Message,
+    PassCosts,
     SamplingOptions,
 )
 
@@ -286,8 +287,8 @@ class RecordingDrafter:
         self._passes.draft_s += time.perf_counter() - started
         return draft
 
-    def offer(self, limit: int) -> list[float]:
-        return self._drafter.offer(limit)
+    def offer(self, limit: int, known: PassCosts | None = None) -> list[float]:
+        return self._drafter.offer(limit, known)
 
     def take(self, count: int) -> list[int]:
         return self._drafter.take(count)

@@ -30,7 +30,7 @@ from akunu_py.ngram.prediction import (
     TokenPrediction,
     TokenPredictor,
 )
-from akunu_py.types import DraftGuide, NeuralDrafter
+from akunu_py.types import DraftGuide, NeuralDrafter, PassCosts
 
 MAX_DRAFT = 32
 HORIZON = MAX_DRAFT + 1  # maximum predictions: the longest draft and the bonus token
@@ -172,7 +172,7 @@ class AutoDrafter:
         self._pipelining.add_pass(drafted=bool(draft))
         return draft
 
-    def offer(self, limit: int) -> list[float]:
+    def offer(self, limit: int, known: PassCosts | None = None) -> list[float]:
         self._proposal = Proposal(self._look_ahead(max(1, min(HORIZON, limit + 1))))
         self._answering = True
         found = [
@@ -180,10 +180,57 @@ class AutoDrafter:
             for prediction in self._proposal.predictions
             if prediction.token >= 0
         ]
-        return found[: max(0, min(limit, MAX_DRAFT))]
+        neural = self._offer_neural(limit, known) if known and self.neural_drafters else None
+        return found[: max(0, min(limit, MAX_DRAFT))] if neural is None else neural
+
+    def plan_neural(self, limit: int, known: PassCosts) -> DraftPlan | None:
+        """Return the best neural draft after the last `offer`, None for none; do not draft."""
+        choice, _ = self._choose_neural(limit, known)
+        return None if choice is None else choice[0]
+
+    def _offer_neural(self, limit: int, known: PassCosts) -> list[float] | None:
+        """Draft with a neural drafter if that beats the predictions; return the new chances."""
+        choice, limits = self._choose_neural(limit, known)
+        if choice is None:
+            return None
+        proposal = self._proposal
+        self._add_neural_tokens(proposal, *choice, limits)
+        leading, trailing = proposal.predictions[: proposal.end], proposal.trailing
+        chances = [each.probability for each in leading], [each.probability for each in trailing]
+        return [*chances[0], *choice[1].chances, *chances[1]]
+
+    def _choose_neural(
+        self, limit: int, known: PassCosts
+    ) -> tuple[tuple[DraftPlan, PlannedDrafter] | None, PlanningLimits]:
+        """Return the best neural draft after the last `offer`, and the limits of its plan."""
+        predictions = [each for each in self._proposal.predictions if each.token >= 0]
+        longest = min(limit, MAX_DRAFT, len(known.costs) - 1)
+        context = self._context
+        plain, timed = self.curve.table(context)[0], self.curve.timed
+        limits = PlanningLimits(
+            known.costs, known.rate, plain, timed, context, limit, False, self.rerun_on_reject
+        )
+        stops = bool(predictions) and predictions[-1].token in self.stop_tokens
+        chances = [each.probability for each in predictions]
+        choose = self._chooser.choose
+        return choose(chances, limits, longest, stops=stops) if longest > 0 else None, limits
+
+    @property
+    def drafting_cost(self) -> float:
+        """Cost of the neural tokens of the last proposal."""
+        neural_drafter = self._proposal.neural_drafter
+        return 0.0 if neural_drafter is None else neural_drafter.cost
 
     def take(self, count: int) -> list[int]:
-        self._proposal.end = self._drafted = count
+        proposal = self._proposal
+        if proposal.neural_drafter is None:
+            proposal.end = count
+        else:
+            proposal.end = min(count, proposal.end)
+            proposal.neural_tokens = proposal.neural_tokens[: count - proposal.end]
+            left = count - proposal.end - len(proposal.neural_tokens)
+            proposal.trailing = proposal.trailing[:left]
+        self._drafted = count
         self._pipelining.add_pass(drafted=bool(count))
         return self._proposal.tokens
 
@@ -266,9 +313,9 @@ class AutoDrafter:
     ) -> None:
         self._drafted = drafted
         curve, context = self.curve, self._context
-        neural_drafter, drafting = self._proposal.neural_drafter, 0.0
+        neural_drafter, drafting = self._proposal.neural_drafter, self.drafting_cost
         if neural_drafter is not None:
-            seconds, drafting = seconds - neural_drafter.seconds, neural_drafter.cost
+            seconds -= neural_drafter.seconds
         pipelined_cost = curve.pipelined(context)
         hidden = curve.table(context)[0] - pipelined_cost if pipelined else 0.0
         if drafted and self._proposal.is_probe:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from akunu_py.types import DraftGuide
+from akunu_py.types import DraftGuide, PassCosts
 
 ORDERS = (2, 3, 4)  # of the n-gram; its context is one token shorter
 LONGEST_CONTEXT = ORDERS[-1] - 1
@@ -97,7 +97,7 @@ class NoDrafter:
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         return []
 
-    def offer(self, limit: int) -> list[float]:
+    def offer(self, limit: int, known: PassCosts | None = None) -> list[float]:
         return []
 
     def take(self, count: int) -> list[int]:
@@ -133,7 +133,7 @@ class FixedDrafter(NoDrafter):
         self.guide.end_draft()
         return draft
 
-    def offer(self, limit: int) -> list[float]:
+    def offer(self, limit: int, known: PassCosts | None = None) -> list[float]:
         """Return a chance of 1 for each token, because all of them are always drafted."""
         self._offered = self.propose(limit)
         return [1.0] * len(self._offered)

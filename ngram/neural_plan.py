@@ -186,6 +186,11 @@ class PlannedDrafter:
                     break
         return best
 
+    @property
+    def chances(self) -> list[float]:
+        """The chances of the neural tokens to verify, each given the ones before it."""
+        return [each.chance for each in self._drafted[: self.verified]]
+
     def would_draft(self, longest: int, limits: PlanningLimits) -> bool:
         """Return whether drafting is expected to be faster if there are no n-gram predictions."""
         return self.plan((), (), longest, limits).value > 1.0 - limits.rate * limits.costs[0]

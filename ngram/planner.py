@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from operator import mul, sub, truediv
 
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve, RecentGain
+from akunu_py.types import PassCosts
 
 _MAX_FORESIGHT = 64.0  # tokens; a chance near 1 would promise more
 _NEGLIGIBLE = 0.01  # chance of a draft token of several requests
@@ -132,6 +133,7 @@ class SharedPass:
     context: int  # mean tokens per request
     pipelined: bool  # launched while another pass was running
     joined: bool = False  # prompts are among the rows
+    drafting: float = 0.0  # cost of the neural drafts
 
 
 class JointPlanner:
@@ -164,16 +166,22 @@ class JointPlanner:
         lengths = [0] * len(offers)
         if not self.curve.measured(rows) and self._since_plain >= _PLAIN_EVERY:
             return lengths
-        costs = self.curve.table(context)
-        plain = costs[min(rows, MAX_ROWS) - 1] * (1.0 - self._hidden * pipelined)
-        rate = self._gain.value * len(offers) / plain
+        known = self.pass_costs(len(offers), rows, context, pipelined=pipelined)
         queue = heapq.merge(*map(_tokens, offers, itertools.count()))
         drafted = list(itertools.islice(queue, max(0, MAX_ROWS - rows)))
         chances = [-chance for chance, _ in drafted]
-        count, _ = best_count(chances, costs[rows:], rate, plain)
+        count, _ = best_count(chances, known.costs[1:], known.rate, known.costs[0])
         for _, index in drafted[:count]:
             lengths[index] += 1
         return lengths
+
+    def pass_costs(
+        self, requests: int, rows: int, context: int, *, pipelined: bool = False
+    ) -> PassCosts:
+        """Return the costs of a pass over `rows` rows and draft tokens; see `lengths`."""
+        costs = self.curve.table(context)
+        plain = costs[min(rows, MAX_ROWS) - 1] * (1.0 - self._hidden * pipelined)
+        return PassCosts([plain, *costs[rows:]], self._gain.value * requests / plain)
 
     def observe(self, done: SharedPass, tokens: int, seconds: float) -> None:
         """Record a pass that yielded `tokens` tokens in all."""
@@ -191,7 +199,7 @@ class JointPlanner:
         shown = 1.0 - self._hidden
         plain = costs[min(done.requests, MAX_ROWS) - 1] * shown / done.requests
         cost = costs[min(done.rows, MAX_ROWS) - 1] * (shown if done.pipelined else 1.0)
-        self._gain.add(tokens, cost / plain)
+        self._gain.add(tokens, (cost + done.drafting) / plain)
 
 
 def _tokens(offer: Sequence[float], index: int) -> Iterator[tuple[float, int]]:

@@ -230,10 +230,14 @@ def alone(cell: Cell) -> None:
 
 def shared_passes(cell: Cell) -> None:
     """Four requests at the same time, in passes that they share if the model allows it."""
-    served, request = Served(cell.engine), cell.submit(some(41, 5), after=2)
+    served, request = Served(cell.engine, 5), cell.submit(some(41, 5), after=2)
     others = cell.companions()
+    if neural := cell.case.drafter in NEURAL:  # two requests with drafts of their own
+        others.append(cell.submit(some(23, 9), after=1))
     served.serve([request, *others])
     cell.check(request, *others)
+    if neural and not cell.engine.recurrent and served.loop.runner.can_batch():
+        assert served.drafted[True] > 0
 
 
 def restored_from_disk(cell: Cell) -> None:
@@ -310,9 +314,11 @@ def covering() -> list[Case]:
             cases.append(Case(family, drafter, situation, sampling))
         cases.append(Case(("llama", "llama-kv8")[at % 2], "exit", situation, samplings[at % 3]))
         cases.append(Case(MTP[at % 2], "mtp", situation, samplings[(at + 1) % 3]))
+    for family, drafter in (("llama", "model"), ("llama", "exit"), ("mimo", "mtp")):
+        cases += [Case(family, drafter, "shared_passes", sampling) for sampling in SAMPLINGS]
     cases.append(Case("deepseek_v3", "fixed", "shared_passes", "seeded"))  # masks are arrays
     cases.append(Case("deepseek_v3", "exit", "alone", "greedy"))
-    return cases
+    return list(dict.fromkeys(cases))
 
 
 @pytest.fixture

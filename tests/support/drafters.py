@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.types import NeuralDrafter
+from akunu_py.types import NeuralDrafter, PassCosts
 
 
 class FixedCosts(CostCurve):
@@ -24,7 +24,7 @@ class OffersAll:
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
         raise NotImplementedError
 
-    def offer(self, limit: int) -> list[float]:
+    def offer(self, limit: int, known: PassCosts | None = None) -> list[float]:
         self._offered = self.propose(limit)
         return [1.0] * len(self._offered)
 

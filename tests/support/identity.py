@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -24,6 +25,7 @@ from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, Prompt
 from akunu_py.decoding.sampling import Sampler
 from akunu_py.decoding.target import Target
 from akunu_py.types import (
+    NEURAL_MODES,
     Answer,
     Constraint,
     Drafter,
@@ -237,6 +239,10 @@ class Submitted:
         return self.started.tokens
 
     @property
+    def drafted(self) -> int:
+        return 0 if self.request is None else self.stats.drafted
+
+    @property
     def stats(self) -> Stats:
         return self.started.stats
 
@@ -268,6 +274,7 @@ class Served:
         self.loop = StepLoop(engine, learned, slots, clock=clock, scheduler=scheduler, **more)
         self.loop.runner.drafters.wrap = self._wrap
         self.steps: list[list[Submitted]] = []  # the requests of each step
+        self.drafted = Counter[bool]()  # draft tokens of neural modes; True: in shared passes
 
     def _wrap(self, drafter: Drafter, target: Target) -> Drafter:
         """Wrap a new drafter as the request with this target says."""
@@ -297,8 +304,11 @@ class Served:
                 self.loop.begin(handle)
             at_step()
             self.steps.append([])
-            for handle, events in self.loop.step():
+            before = {each: each.drafted for each in running.values()}
+            for handle, events in (stepped := self.loop.step()):
                 each = running[handle]
+                if each.options.draft in NEURAL_MODES:
+                    self.drafted[len(stepped) > 1] += each.drafted - before[each]
                 each.events += events or [None]
                 self.steps[-1].append(each)
                 if len(each.events) == each.cancel_after:

@@ -17,7 +17,8 @@ from akunu_py.decoding.token_ids import common_prefix
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
-from akunu_py.types import Drafter, DraftGuide, DraftMode, GenerateOptions
+from akunu_py.ngram.neural_plan import DraftPlan
+from akunu_py.types import Drafter, DraftGuide, DraftMode, GenerateOptions, PassCosts
 
 _MOST_FREE = 16  # drafters
 
@@ -57,10 +58,19 @@ class TrackedDrafter:
     def pipelines(self) -> bool:
         return self._drafter.pipelines
 
+    @property
+    def drafting_cost(self) -> float:
+        """Cost of the neural draft of the last offer."""
+        return self.auto.drafting_cost if self.auto else 0.0
+
     def allow_pipelining(self, allowed: bool) -> None:
         """Set whether a pass may be launched while the previous one runs."""
         if self.auto is not None:
             self.auto.can_pipeline = allowed
+
+    def plan_neural(self, limit: int, known: PassCosts) -> DraftPlan | None:
+        """Return the best neural draft after the last `offer`, without drafting."""
+        return self.auto.plan_neural(limit, known) if self.auto and self.neural else None
 
     def extend(self, tokens: Sequence[int]) -> None:
         if tokens:

@@ -408,6 +408,7 @@ class ExitDrafter(NeuralDrafterBase):
 
     def start_draft(self, known: Sequence[int]) -> bool:
         self._known = TokenView.of(known)
+        self.before_pass(self._target.cache)  # no pass may have followed the last draft
         return True
 
     def draft_token(self) -> tuple[int, float]:

@@ -33,7 +33,7 @@ from akunu_py.decoding.target import Target
 from akunu_py.errors import DoesNotFit
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
 from akunu_py.ngram.planner import JointPlanner, SharedPass, best_draft
-from akunu_py.types import NotCached, Piece, TextPiece
+from akunu_py.types import NotCached, PassCosts, Piece, TextPiece
 
 _RESERVED_TOKENS = 1024  # answer tokens that memory is reserved for at once
 _FEW = 64  # pending prompt tokens that join the first decode pass instead of a prefill pass
@@ -106,11 +106,13 @@ class ModelRunner:
             return False
         context = len(request.target.tokens)
         shared, own = self._planner.curve.table(context), self.curve.table(context)
-        rate = sharing * shared[0] / shared[sharing - 1]  # tokens per plain step
-        costs = [cost / own[0] for cost in own]
+        rate = sharing * shared[0] / shared[sharing - 1] / own[0]  # tokens per unit of cost
         offer = _offer(request)
-        length, values = best_draft(offer, costs, rate, len(offer), rerun_on_reject=True)
-        return length > 0 and values[0] > 0
+        length, values = best_draft(offer, own, rate, len(offer), rerun_on_reject=True)
+        if length > 0 and values[0] > 0:
+            return True
+        plan = request.drafter.plan_neural(_room(request), PassCosts(own, rate))
+        return plan is not None and plan.value > 0
 
     def run(self, plan: StepPlan[Request], crowded: Collection[Request]) -> list[Results]:
         """Run the next step of the requests in `plan`; return their results.
@@ -320,7 +322,10 @@ class ModelRunner:
         try:
             if not running:
                 self._last = requests[0].target.clock()
-                self._launch(requests, self._drafts(requests, alone=alone))
+                drafts = self._drafts(requests, alone=alone)
+                if len(requests) > 1:  # the time of neural drafters is not that of the pass
+                    self._last = requests[0].target.clock()
+                self._launch(requests, drafts)
                 running = list(requests)
             self._launch_behind(requests, running, alone=alone)
             self._wait_for(running)
@@ -357,11 +362,27 @@ class ModelRunner:
 
     def _joint_lengths(self, requests: Sequence[Request], *, alone: bool) -> list[int]:
         """Return the number of draft tokens for each request of a shared pass."""
-        assert self._planner is not None
-        offers = [[] if self._engine.recurrent else _offer(each) for each in requests]
+        planner, context = self._planner, _context(requests)
+        assert planner is not None
+        if self._engine.recurrent:
+            return [0] * len(requests)
         rows = sum(len(each.target.pending) for each in requests)
         pipelined = alone and all(each.target.constraint is None for each in requests)
-        return self._planner.lengths(offers, rows, _context(requests), pipelined=pipelined)
+        known = planner.pass_costs(len(requests), rows, context, pipelined=pipelined)
+        offers = [_offer(each, known) for each in requests]
+        return planner.lengths(offers, rows, context, pipelined=pipelined)
+
+    def _waiting_pays(self, requests: Sequence[Request]) -> bool:
+        """Return whether the next pass should wait for the tokens of this one, to have drafts."""
+        if self._engine.recurrent:
+            return any(self._prefers_alone(each, len(requests)) for each in requests)
+        planner, context = self._planner, _context(requests)
+        assert planner is not None
+        offers = [_offer(each) for each in requests]
+        if any(planner.lengths(offers, len(requests), context, pipelined=True)):
+            return True
+        known = planner.pass_costs(len(requests), len(requests), context, pipelined=True)
+        return any(each.drafter.plan_neural(_room(each), known) for each in requests)
 
     def _launch_behind(
         self, requests: Sequence[Request], running: Sequence[Request], *, alone: bool
@@ -387,10 +408,7 @@ class ModelRunner:
         first = requests[0]
         if len(requests) > 1:
             left = [each for each in requests if each.is_running]
-            self._drafts_pay = bool(left) and (
-                any(self._joint_lengths(left, alone=alone))
-                or any(self._prefers_alone(each, len(left)) for each in left)
-            )
+            self._drafts_pay = bool(left) and self._waiting_pays(left)
         elif alone and first.limit > 0 and not first.is_running and first.tokens:
             rules = first.target.constraint
             if rules is None or rules.free:  # sampling does not depend on the piece
@@ -434,6 +452,7 @@ class ModelRunner:
             _context(requests),
             pipelined=behind,
             joined=any(each.joining_tokens for each in requests),
+            drafting=0.0 if behind else sum(each.drafter.drafting_cost for each in requests),
         )
 
     def _wait_for(self, running: Sequence[Request]) -> None:
@@ -473,10 +492,16 @@ class ModelRunner:
         return [text]
 
 
-def _offer(request: Request) -> list[float]:
-    """Return the acceptance chances of draft tokens for the next shared pass."""
+def _offer(request: Request, known: PassCosts | None = None) -> list[float]:
+    """Return the chances of draft tokens for the next pass; see `Drafter.offer`."""
     few = len(request.target.pending) <= _MAX_PENDING
-    return request.drafter.offer(request.limit - 1) if few and request.answering else []
+    return request.drafter.offer(request.limit - 1, known) if few and request.answering else []
+
+
+def _room(request: Request) -> int:
+    """Return the maximum number of draft tokens in the next pass."""
+    few = len(request.target.pending) <= _MAX_PENDING
+    return request.limit - 1 if few and request.answering else 0
 
 
 def _context(requests: Sequence[Request]) -> int:

@@ -277,6 +277,7 @@ def test_its_cache_follows_the_targets(family: str, kept: int) -> None:
     target = Target(model)
     drafts = Scripted(head, target, [*PROMPT, *truth], kept)
     drafter = AutoDrafter(CostCurve(FREE), neural_drafters=[drafts], ngrams=False)
+    target.followers = [drafts]
     target.reuse_prefix(PROMPT)
     read(target)
     drafter.extend(PROMPT)
