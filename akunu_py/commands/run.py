@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     engine, learned = open_model(args.model, loading_from(args), answer_cache=keep)
     warn_about_memory(engine)
     # Slow imports, so after all usage errors.
-    from akunu_py.decoding.constraint.answer_limits import can_limit_thinking
+    from akunu_py.decoding.constraint.answer_limits import can_limit_thinking, compile_rules
     from akunu_py.decoding.generate.answer_jobs import prompt_rewrites
     from akunu_py.decoding.generate.step_loop import StepLoop
 
@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
         loop.runner.disk_caches = None
         if args.prompt_cache.exists():
             loop.load_prompt_cache(args.prompt_cache)
-    generation = loop.request(tokens, options, prompt_rewrites(engine, tokens, options))
+    context, rules = prompt_rewrites(engine, tokens, options), compile_rules(encoder, options)
+    generation = loop.request(tokens, options, context, rules=rules)
     if options.draft != "off" and engine.no_draft_reason:
         print_warnings([f"{engine.name} runs without drafting: {engine.no_draft_reason}"])
     if options.thinking_budget is not None and not can_limit_thinking(encoder.tokenizer):

@@ -8,7 +8,7 @@ weights (projections, MLP, experts, output head) runs once. Caches are neither m
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
@@ -107,13 +107,22 @@ def _keep_states(part: Part, hidden: mx.array) -> None:
 
 def _views(caches: Sequence[kv_cache.Cache], spans: Sequence[tuple[int, int]]) -> list[Any]:
     views: list[Any] = []
+    known: dict[tuple[int, ...], mx.array] = {}  # positions by offsets: one array for most layers
     for entries in zip(*caches, strict=True):
         if type(entries[0]) is CacheList:
             views.append(_views([entry.caches for entry in entries], spans))
         elif type(entries[0]) is ArraysCache:
             views.append(_StateView(entries))
         else:
-            views.append(_AttentionView(entries, spans))
+            offsets = tuple(entry.offset for entry in entries)
+            if offsets not in known:
+                rows = [
+                    offset + row
+                    for offset, (start, end) in zip(offsets, spans, strict=True)
+                    for row in range(end - start)
+                ]
+                known[offsets] = mx.array(rows, mx.int32)
+            views.append(_AttentionView(entries, spans, known[offsets]))
     return views
 
 
@@ -147,15 +156,13 @@ class _Fetched(_PerRequest):
 class _AttentionView:
     """One layer's KV caches."""
 
-    def __init__(self, entries: Sequence[Any], spans: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self, entries: Sequence[Any], spans: Sequence[tuple[int, int]], positions: mx.array
+    ) -> None:
+        """positions: of all rows, [rows]."""
         self.entries = entries
         self.spans = spans
-        positions = [
-            entry.offset + row
-            for entry, (start, end) in zip(entries, spans, strict=True)
-            for row in range(end - start)
-        ]
-        self.offset = mx.array(positions, mx.int32)  # [rows]
+        self.offset = positions
 
     def make_mask(self, rows: int, **options: Any) -> _PerRequest | None:
         """Return the masks of all requests, None if `_attention` needs none."""
@@ -259,9 +266,19 @@ def _route_attention() -> None:
 
 
 def why_not_batched(model: Any, kv_bits: int | None = None) -> str | None:
-    """Return why requests to `model` cannot share a pass, None if they can.
+    """Return why requests to `model` cannot share a pass, None if they can."""
+    trial = try_batching(model, kv_bits)
+    while True:
+        try:
+            next(trial)
+        except StopIteration as done:
+            return done.value
 
-    Compares passes over two requests with passes over each of them alone.
+
+def try_batching(model: Any, kv_bits: int | None = None) -> Generator[None, None, str | None]:
+    """Compare passes over two requests with passes over each of them alone.
+
+    Yields after each pass. Returns why requests cannot share a pass, None if they can.
     """
     empty = kv_cache.new_cache(model, kv_bits)
     unknown = [
@@ -275,7 +292,8 @@ def why_not_batched(model: Any, kv_bits: int | None = None) -> str | None:
         return f"its cache ({', '.join(sorted(set(unknown)))}) cannot be batched"
     rows = (1, 1) if kv_cache.is_recurrent(empty) else (1, 3)
     try:
-        together, alone = (_trial(model, kv_bits, rows, batched=each) for each in (True, False))
+        together = yield from _trial(model, kv_bits, rows, batched=True)
+        alone = yield from _trial(model, kv_bits, rows, batched=False)
         deviation = mx.std(alone).item()
         difference = mx.sqrt(mx.mean(mx.square(together - alone))).item()
     except Exception as error:  # noqa: BLE001 - any failure of a model's code means no batching
@@ -288,12 +306,15 @@ def why_not_batched(model: Any, kv_bits: int | None = None) -> str | None:
 _PROMPTS = (1, 2, 3, 4, 5), (3, 1, 2)
 
 
-def _trial(model: Any, kv_bits: int | None, rows: Sequence[int], *, batched: bool) -> mx.array:
+def _trial(
+    model: Any, kv_bits: int | None, rows: Sequence[int], *, batched: bool
+) -> Generator[None, None, mx.array]:
     """Return the logits of two passes over two requests, [rows, vocab] of float32."""
     caches = [kv_cache.new_cache(model, kv_bits) for _ in _PROMPTS]
     logits = []
     for prompt, cache in zip(_PROMPTS, caches, strict=True):
         mx.eval(model(mx.array([prompt]), cache=cache))
+        yield
     for _ in range(2):
         parts = [
             Part(mx.array(prompt[:count]), cache)
@@ -303,4 +324,6 @@ def _trial(model: Any, kv_bits: int | None, rows: Sequence[int], *, batched: boo
             logits += run(model, parts)
         else:
             logits += [model(part.tokens[None], cache=part.cache)[0] for part in parts]
+        mx.eval(logits)
+        yield
     return mx.concatenate(logits).astype(mx.float32)

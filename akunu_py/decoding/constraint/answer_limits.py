@@ -7,10 +7,12 @@ batching and seeds do not change where thinking ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
 from akunu_py.decoding.chat_format.chat_template import cached_per_tokenizer
+from akunu_py.decoding.constraint.likely_json import Compiled
 from akunu_py.decoding.constraint.masks import TokenMasks
 from akunu_py.decoding.constraint.matcher import ConstraintMatcher, compile_ahead
 from akunu_py.decoding.model.tokens import TokenCodec
@@ -190,14 +192,16 @@ class AnswerLimits(TokenMasks):
         return self._matcher.failure() if self._matcher is not None else "thinking did not end"
 
 
-def compile_rules(codec: TokenCodec, options: GenerateOptions) -> None:
+def compile_rules(codec: TokenCodec, options: GenerateOptions) -> list[Future[Compiled]]:
     """Compile the grammars of an answer, so that `answer_rules` is quick. Callable in any thread.
 
-    Raises UsageError if the constraint of the options cannot be enforced.
+    Returns them; keep them until then. Raises UsageError if the constraint of the options cannot be
+    enforced.
     """
-    if (constraint := options.sampling.constraint) is not None:
-        ends = codec.stop_tokens.union(options.stop_tokens)
-        compile_ahead(replace(codec, stop_tokens=ends), constraint)
+    if (constraint := options.sampling.constraint) is None:
+        return []
+    ends = codec.stop_tokens.union(options.stop_tokens)
+    return compile_ahead(replace(codec, stop_tokens=ends), constraint)
 
 
 def answer_rules(

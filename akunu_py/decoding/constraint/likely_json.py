@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from llguidance import LLMatcher
 
+Compiled = tuple[LLMatcher, str]  # at its start; and why it cannot be used, "" if it can
 _SPACE = b" \t\r\n"
 _OPEN, _CLOSE = b"{[", b"}]"
 _DIGITS, _STRUCTURE = b"0123456789", b"{}[],:"
@@ -37,10 +39,10 @@ class LikelyText:
 
     def __init__(
         self,
-        grammars: Sequence[Callable[[], LLMatcher | None]],
+        grammars: Sequence[Callable[[], Future[Compiled]]],
         encode: Callable[[bytes], list[int]],
     ) -> None:
-        """grammars: factories of matchers, the narrowest first. encode: of text to tokens."""
+        """grammars: start to compile, the narrowest first. encode: of text to tokens."""
         self._grammars, self._encode = list(grammars), encode
         self._matcher: LLMatcher | None = None
         self._tokens: list[int] = []
@@ -58,9 +60,10 @@ class LikelyText:
         while self._matcher is None or (
             self._mismatch_at is not None and self._mismatch_at < accepted
         ):
-            if not self._grammars:
-                return []
-            self._matcher = self._grammars.pop(0)()
+            if not self._grammars or not (future := self._grammars[0]()).done():
+                return []  # the thread of the model waits for no other thread
+            del self._grammars[0]
+            self._matcher = None if future.exception() else _usable(*future.result())
             if self._matcher is not None:
                 self._restart(tokens)
         if self._mismatch_at is not None or self._matcher.is_stopped():
@@ -107,12 +110,17 @@ class LikelyText:
         self._consumed.append(consumed)
 
 
+def _usable(matcher: LLMatcher, error: str) -> LLMatcher | None:
+    """Return a copy of a compiled grammar, None if it is too large or useless."""
+    return None if error else matcher.deep_copy()
+
+
 class LikelyJson(LikelyText):
     """Draft tokens of JSON, from byte matchers without whitespace."""
 
     def __init__(
         self,
-        grammars: Sequence[Callable[[], LLMatcher | None]],
+        grammars: Sequence[Callable[[], Future[Compiled]]],
         decode: Callable[[int], bytes],
         encode: Callable[[bytes], list[int]],
         *,

@@ -16,10 +16,11 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLTokenizer
 
-from akunu_py.decoding.constraint.likely_json import LikelyJson, LikelyText
+from akunu_py.decoding.constraint.likely_json import Compiled, LikelyJson, LikelyText
 from akunu_py.decoding.constraint.masks import TokenMasks
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.decoding.text.thinking import thinking_markers, unfinished_thinking
@@ -42,7 +43,6 @@ _NAMES = {
     "choice": "the choices",
     "grammar": "the grammar",
 }
-Compiled = tuple[LLMatcher, str]  # at its start; and why it cannot be used, "" if it can
 _State = Literal["start", "thinking", "thought", "structure"]  # "start": thinking may open
 
 
@@ -59,6 +59,7 @@ class ConstraintMatcher(TokenMasks):
         self._name = _NAMES[constraint.kind]
         self._codec, self._constraint = codec, constraint
         self._matcher = compile_constraint(codec, constraint)
+        self._tables = token_tables(codec)
         self._likely = self._make_likely_text()
         self._saved: tuple[Any, ...] = ()
         self._structure: list[int] = []  # tokens consumed by the matcher
@@ -84,7 +85,7 @@ class ConstraintMatcher(TokenMasks):
         if likely is not None and (tokens := likely.forced(self._structure, self._saved[2])):
             return tokens, False
         text = self._matcher.compute_ff_bytes()
-        return forced_tokens(token_tables(self._codec), text), True
+        return forced_tokens(self._tables, text), True
 
     def ending(self) -> tuple[list[int], int]:
         if self._state != "structure" or self._likely is None:
@@ -99,9 +100,10 @@ class ConstraintMatcher(TokenMasks):
                 self._likely.rewind(length)
 
     def _make_likely_text(self) -> LikelyText | None:
-        constraint, tables = self._constraint, token_tables(self._codec)
+        constraint, tables = self._constraint, self._tables
         made = _draft_grammars(constraint)
-        grammars = [partial(_draft_matcher, self._codec, *each) for each in made]
+        compile = partial(_start_compiling, self._codec, draft=True)
+        grammars = [partial(compile, *each) for each in made]
         if not grammars or constraint.likely:
             return LikelyText(grammars, partial(forced_tokens, tables)) if grammars else None
         return LikelyJson(
@@ -142,15 +144,6 @@ class ConstraintMatcher(TokenMasks):
         return f"{self._name} cannot be followed any further: {reason}; make it simpler"
 
 
-def _draft_matcher(codec: TokenCodec, constraint: Constraint, layout: Layout) -> LLMatcher | None:
-    """Return a grammar to draft from; None if it is too large or useless."""
-    future = _start_compiling(codec, constraint, layout, draft=True)
-    if future.exception() is not None:
-        return None
-    matcher, error = future.result()
-    return None if error else matcher.deep_copy()
-
-
 def _draft_grammars(constraint: Constraint) -> list[tuple[Constraint, Layout]]:
     """Return the grammars to draft from, the narrowest first."""
     if constraint.likely:
@@ -186,15 +179,18 @@ def compile_constraint(
     return matcher.deep_copy()
 
 
-def compile_ahead(codec: TokenCodec, constraint: Constraint) -> None:
+def compile_ahead(codec: TokenCodec, constraint: Constraint) -> list[Future[Compiled]]:
     """Compile all grammars of a constraint, so that the model's thread need not.
 
-    Returns when the first two are ready. Raises UsageError as `compile_constraint` does.
+    Returns them when the first two are ready; they stay available while the caller keeps them.
+    Raises UsageError as `compile_constraint` does.
     """
     compile_constraint(codec, constraint)
-    made = _draft_grammars(constraint)
-    futures = [_start_compiling(codec, *each, draft=True) for each in made]
-    wait(futures[:1])
+    layout = COMPACT if constraint.compact else FREE
+    made = [_start_compiling(codec, constraint, layout)]
+    drafts = [_start_compiling(codec, *each, draft=True) for each in _draft_grammars(constraint)]
+    wait(drafts[:1])
+    return [*made, *drafts]
 
 
 def _start_compiling(
@@ -210,6 +206,7 @@ def _start_compiling(
 
 _MOST = 32  # grammars; a request with strict tools has three
 _grammars: OrderedDict[Hashable, Future[Compiled]] = OrderedDict()  # least recently used first
+_alive: WeakValueDictionary[Hashable, Future[Compiled]] = WeakValueDictionary()  # all in use
 _lock = threading.Lock()
 
 
@@ -220,10 +217,11 @@ def compiled(key: Hashable, work: Callable[[], Compiled]) -> Future[Compiled]:
     limits its own work, so a compile that is too slow ends later.
     """
     with _lock:
-        if (known := _grammars.get(key)) is not None:
-            _grammars.move_to_end(key)
+        if (known := _alive.get(key)) is not None:
+            if key in _grammars:
+                _grammars.move_to_end(key)
             return known
-        future = _grammars[key] = Future[Compiled]()
+        future = _grammars[key] = _alive[key] = Future[Compiled]()
         while len(_grammars) > _MOST:
             _grammars.popitem(last=False)
 
@@ -232,8 +230,9 @@ def compiled(key: Hashable, work: Callable[[], Compiled]) -> Future[Compiled]:
             future.set_result(work())
         except BaseException as error:  # noqa: BLE001  (a Rust panic is no Exception)
             with _lock:
-                if _grammars.get(key) is future:
-                    del _grammars[key]
+                if _alive.get(key) is future:
+                    del _alive[key]
+                    _grammars.pop(key, None)
             future.set_exception(error)
 
     threading.Thread(target=run, name="grammar", daemon=True).start()
@@ -320,13 +319,14 @@ def _thinking_tokens(codec: TokenCodec) -> tuple[tuple[int, ...], tuple[int, ...
     return start if len(start) == 1 else (), end, newlines
 
 
-_cached_tables: dict[tuple[str, int, frozenset[int]], LLTokenizer] = {}  # of the last model only
+_TABLES = 8  # models and sets of stop tokens; making a table takes up to some seconds
+_tables: OrderedDict[tuple[str, int, frozenset[int]], LLTokenizer] = OrderedDict()
 
 
 def token_tables(codec: TokenCodec) -> LLTokenizer:
     """Return a model's tables. Raises UsageError for tokenizers that llguidance does not know."""
     key = tables_key(codec)
-    if (tables := _cached_tables.get(key)) is None:
+    if (tables := _tables.get(key)) is None:
         text, ends = codec.tokenizer.backend_tokenizer.to_str(), sorted(codec.stop_tokens)
         try:
             tables = LLTokenizer(text, n_vocab=codec.vocabulary, eos_token=ends)
@@ -335,8 +335,10 @@ def token_tables(codec: TokenCodec) -> LLTokenizer:
             raise UsageError(
                 f"constrained answers do not support the tokenizer of {codec.name}: {reason}"
             ) from error
-        _cached_tables.clear()
-        _cached_tables[key] = tables
+        with _lock:
+            _tables[key] = tables
+            while len(_tables) > _TABLES:
+                _tables.popitem(last=False)
     return tables
 
 

@@ -83,14 +83,14 @@ def chat_job(
     )
     markers = parser_for(codec.tokenizer, tools).markers
     asked = replace(options, sampling=sampling, markers=(*options.markers, *markers))
-    compile_rules(codec, asked)  # here, because the model's thread answers others, too
+    rules = compile_rules(codec, asked)  # here, because the model's thread answers others, too
     exclusive = options.sampling.constraint is not None and chosen.mode in ("auto", "none")
     one_call = not parallel or chosen.mode == "named"
 
     def begin(loop: StepLoop) -> AnswerEvents:
         allowed = chosen.mode != "none"
         parser = parser_for(codec.tokenizer, tools, allowed=allowed, exclusive=exclusive)
-        request = loop.request(prompt, asked, context, stable)
+        request = loop.request(prompt, asked, context, stable, rules)
         may_call = bool(tools) and allowed and not exclusive
         thought = parser_for(codec.tokenizer, tools) if may_call else None
         return AnswerEvents(request, parser, thought, one_call=one_call)
@@ -111,11 +111,12 @@ def text_job(
     prompt: Sequence[int],
     options: GenerateOptions,
     draft_context: Sequence[Sequence[int]] = (),
+    rules: Sequence[object] = (),
 ) -> BeginJob:
-    """Return a job that continues token ids. draft_context: see `Request`."""
+    """Return a job that continues token ids. draft_context, rules: see `Request`."""
 
     def begin(loop: StepLoop) -> AnswerEvents:
-        request = loop.request(prompt, options, draft_context)
+        request = loop.request(prompt, options, draft_context, rules=rules)
         parser = parser_for(loop.engine.tokens.tokenizer, ())
         return AnswerEvents(request, parser, one_call=False)
 
@@ -129,8 +130,9 @@ def prompt_job(
     draft_context: Sequence[Sequence[int]] = (),
 ) -> BeginJob:
     """Return a `text_job` with the rewrites of its prompt. Compiles its grammar, as `chat_job`."""
-    compile_rules(engine.tokens, options)
-    return text_job(prompt, options, [*draft_context, *prompt_rewrites(engine, prompt, options)])
+    rules = compile_rules(engine.tokens, options)
+    context = [*draft_context, *prompt_rewrites(engine, prompt, options)]
+    return text_job(prompt, options, context, rules)
 
 
 class AnswerEvents:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.job import Job, JobHandle
-from akunu_py.errors import AkunuError, ServerGone
+from akunu_py.errors import AkunuError, ServerGone, one_line
 from akunu_py.types import Stats
 
 if TYPE_CHECKING:  # a second or two, which the thread spends
@@ -200,7 +200,7 @@ class ModelHost:
             if not closing:
                 self._waiting.append(handle)
         if closing:
-            handle.deliver(Failed(closed()))
+            handle.deliver(Failed(self.error if self._abandoned else closed()))
         self._wake.set()
         return handle
 
@@ -290,6 +290,10 @@ class ModelHost:
                 self._awake.allow_sleep()
                 if not closing:
                     self._wait()
+        except BaseException as error:
+            # A failing callback or device; without this, clients would wait for ever.
+            self.abandon(AkunuError(f"the model's thread ended: {one_line(error)}"))
+            raise
         finally:
             try:
                 end = time.monotonic() + self._save_s
@@ -350,8 +354,9 @@ class ModelHost:
         loaded = self._loop is not None
         if (loop := self._loop) is not None:
             self._shared += loop.shared
+            self._loop = None
             loop.close()
-            self._loop = loop = None
+            loop = None
         release_memory()
         if loaded:
             self._report_state("unloaded")

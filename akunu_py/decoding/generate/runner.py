@@ -67,7 +67,9 @@ class ModelRunner:
         if learned.caches is not None:
             self.disk_caches = DiskPromptCaches(engine, learned.caches, self.curve)
         self._planner: JointPlanner | None = None
-        self.not_batched: str | None = None  # why requests take turns, once `can_batch` was called
+        self._trial = batched_pass.try_batching(engine.model, engine.plan.kv_bits)
+        self._is_tried = False
+        self.not_batched: str | None = None  # why requests take turns, once it was tried
         self._last = 0.0  # end of the previous pass, or start of this one
         self._drafts_pay = False  # the next pass waits for the launched one, to have drafts
         self._passes = 0
@@ -80,13 +82,23 @@ class ModelRunner:
     def can_batch(self) -> bool:
         """Return whether requests can share passes. Runs a trial once: about eight passes."""
         if self._planner is None:
-            model, kv_bits = self._engine.model, self._engine.plan.kv_bits
-            self.not_batched = batched_pass.why_not_batched(model, kv_bits)
+            self.try_batching()
             known = self.curve.table(0)
             costs = CostCurve({rows: known[rows - 1] for rows in range(1, MAX_ROWS + 1)})
             costs.preset = False
             self._planner = JointPlanner(costs)
         return self.not_batched is None
+
+    def try_batching(self, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Find out whether requests can share passes; return False if `stopped` ended that."""
+        while not self._is_tried:
+            if stopped():
+                return False
+            try:
+                next(self._trial)
+            except StopIteration as done:
+                self._is_tried, self.not_batched = True, done.value
+        return True
 
     def sharing(self, requests: Sequence[Request]) -> list[Request]:
         """Return the requests whose next decode pass is shared, none if that is impossible."""

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from akunu_py.decoding import wired
+from akunu_py.decoding.constraint.answer_limits import compile_rules
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.job import BeginJob, DeferredJob, JobHandle, RunningJob
 from akunu_py.decoding.generate.model_host import LoadedModelFacts, SharedPasses, facts_of
@@ -68,10 +69,11 @@ class StepLoop:
         options: GenerateOptions,
         draft_context: Sequence[Sequence[int]] = (),
         stable: int | None = None,
+        rules: Sequence[object] = (),
     ) -> Request:
         """Return a new request; see `Request`, also for errors."""
         target = self.runner.new_target()
-        return Request(self.engine, target, prompt, options, draft_context, stable)
+        return Request(self.engine, target, prompt, options, draft_context, stable, rules)
 
     def answer(
         self,
@@ -81,7 +83,8 @@ class StepLoop:
         stable: int | None = None,
     ) -> Answer:
         """Answer `prompt` (token ids) and return the whole answer; see `request`."""
-        request = self.request(prompt, options, draft_context, stable)
+        rules = compile_rules(self.engine.tokens, options)
+        request = self.request(prompt, options, draft_context, stable, rules)
         for _ in self.stream(request):
             pass
         return request.answer
@@ -217,6 +220,8 @@ class StepLoop:
         if a cache was saved (there may be more to save).
         """
         self.learned.flush()
+        if self.slots > 1 and not self.runner.try_batching(stopped):
+            return False
         caches, disk_caches = self.runner.caches, self.runner.disk_caches
         self.runner.drafters.trim(1)
         release_under_pressure(caches)

@@ -7,6 +7,8 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
 from typing import Any
 
 import llguidance
@@ -22,9 +24,11 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from akunu_py.decoding.constraint import matcher as constraint_module
+from akunu_py.decoding.constraint.answer_limits import compile_rules
 from akunu_py.decoding.constraint.matcher import (
     MAX_CONSTRAINT,
     ConstraintMatcher,
+    compile_ahead,
     compile_constraint,
     lark,
     token_tables,
@@ -243,6 +247,7 @@ def test_the_text_after_the_end_of_a_value_is_predicted(
     text = json.dumps(value, **layout)
     tokens = shallow_starter.tokens.tokenizer.encode(text, add_special_tokens=False)
     constraint = Constraint("json_schema", json.dumps(schema), compact=compact)
+    wait(compile_ahead(shallow_starter.tokens, constraint))
     matcher = ConstraintMatcher(shallow_starter.tokens, constraint, [5])
     found = 0
     for place, token in enumerate(tokens):
@@ -265,6 +270,7 @@ def test_forced_text_replaces_a_forbidden_prediction(shallow_starter: Engine) ->
     schema = {"properties": {"topic": {"type": "string"}}, "required": ["topic"]}
     constraint = Constraint("json_schema", json.dumps({"type": "object"} | schema))
     prompt, begun = encode('"topic": {"a": 1}, ' * 9), encode('{"topic":', add_special_tokens=False)
+    wait(compile_ahead(shallow_starter.tokens, constraint))
     matcher = ConstraintMatcher(shallow_starter.tokens, constraint, prompt)
     drafter = AutoDrafter(CostCurve({1: 1.0, 33: 1.1}))
     drafter.extend([*prompt, *begun])
@@ -337,3 +343,32 @@ def test_rejected_drafts_leave_no_trace_in_the_matcher(engine: Engine) -> None:
             ahead = matcher.masked_ahead(mx.zeros((1, engine.tokens.vocabulary)))
             assert mx.array_equal(ahead, found[-1][:1])
         assert mx.array_equal(*found), (drafted, written)
+
+
+def test_tables_of_several_models_and_stop_tokens_are_made_once(engine: Engine) -> None:
+    codecs = [
+        replace(engine.tokens, stop_tokens=engine.tokens.stop_tokens | {token})
+        for token in range(5, 9)
+    ]
+    made = [token_tables(each) for each in codecs]
+    assert all(token_tables(each) is tables for each, tables in zip(codecs, made, strict=True))
+
+
+def test_the_thread_of_the_model_waits_for_no_grammar(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Grammars to draft from that never compile, and all others evicted, change no token."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    constraint = Constraint("json_schema", json.dumps(schema | {"additionalProperties": False}))
+    options = GenerateOptions(60, sampling=SamplingOptions(constraint=constraint))
+    expected = StepLoop(engine).answer([5, 6], options).tokens
+    start, rules = constraint_module._start_compiling, compile_rules(engine.tokens, options)
+
+    def never(*args: Any, draft: bool = False) -> Any:
+        return Future() if draft else start(*args)
+
+    monkeypatch.setattr(constraint_module, "_start_compiling", never)
+    constraint_module._grammars.clear()
+    monkeypatch.setattr(constraint_module, "_compile", lambda *args: pytest.fail("compiled again"))
+    assert StepLoop(engine).answer([5, 6], options).tokens == expected
+    assert rules

@@ -524,3 +524,52 @@ def test_the_least_recently_used_grammar_is_forgotten_and_a_failed_one_at_once()
     assert compiled.count("0") == 2
     assert isinstance(get("bad", UsageError("no")), UsageError)
     assert get("bad") is None
+
+
+class Breaking(StepLoop):
+    """A loop of which one method fails."""
+
+    broken = ""
+
+    def begin(self, handle: JobHandle) -> None:
+        self._break("begin")
+        super().begin(handle)
+
+    def close(self) -> None:
+        self._break("close")
+        super().close()
+
+    def _break(self, method: str) -> None:
+        if self.broken == method:
+            raise RuntimeError(f"{method} is broken")
+
+
+@pytest.mark.parametrize("broken", ["begin", "close", "loading", "ready", "unloaded"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_in_the_thread_ends_all_requests_and_later_ones_fail_at_once(
+    directory: Path, broken: str
+) -> None:
+    """Whichever method or callback fails."""
+
+    def load() -> StepLoop:
+        loop = Breaking(Engine.load(directory))
+        loop.broken = broken
+        return loop
+
+    def on_state(state: str) -> None:
+        if state == broken:
+            raise RuntimeError(f"{state} is broken")
+
+    host = ModelHost(load, on_state=on_state)
+    waiting = [submit(host, text_job()) for _ in range(2)]
+    host.start()
+    if broken in ("close", "unloaded"):
+        assert all(isinstance(end_of(each), Finished) for each in waiting)
+        host.reload()
+    else:
+        assert all(isinstance(end_of(each), Failed) for each in waiting)
+    host._thread.join(60)
+    ended = end_of(submit(host, text_job()))
+    assert isinstance(ended, Failed)
+    assert "broken" in str(ended.error)
+    assert not host.close()

@@ -255,15 +255,19 @@ def test_a_failed_shared_pass_fails_its_requests_and_no_later_ones(
     engine = engine_of(tiny, "llama")
     served = Served(engine)
 
-    def fail(*args: object) -> None:
+    run = batched_pass.run
+    assert served.loop.runner.can_batch()
+
+    def fail(*args: object, **options: object) -> None:
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
         if part == "planning":
             patch.setattr(JointPlanner, "lengths", fail)
         else:
-            patch.setattr(batched_pass, "run", fail)
-            patch.setattr(batched_pass, "why_not_batched", lambda *args: None)
+            patch.setattr(
+                batched_pass, "run", lambda model, parts: (fail if parts[1:] else run)(model, parts)
+            )
         bad = [submit(some(30, seed), 20) for seed in (1, 2)]
         served.serve(bad)
     assert all(isinstance(each.last, Failed) for each in bad)
