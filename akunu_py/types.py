@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Protocol, get_args
 
 DraftMode = Literal["auto", "ngram", "mtp", "model", "exit", "fixed", "off"]
-FinishReason = Literal["stop", "length", "context", "cancelled"]
+FinishReason = Literal["stop", "length", "context", "cancelled", "repetition"]
 ConstraintKind = Literal["json_schema", "json", "regex", "choice", "grammar"]
 WeightMode = Literal["auto", "keep", "float32", "bfloat16"]
 WireMode = Literal["off", "weights", "all"]
@@ -184,6 +184,7 @@ class GenerateOptions:
     thinking: ThinkingMode = "default"  # of a conversation: on, off, or how much
     thinking_budget: int | None = None  # maximum thinking tokens; None: no limit
     min_tokens: int = 0  # tokens before the answer may end
+    loop_guard: bool = False  # end an answer that repeats a block of tokens again and again
     conversation: str = ""  # its id, so that its prompt caches can be deleted with it
     # About the conversation, but no part of it, such as its title. It runs only while no other
     # request does, and leaves behind only the conversation's own prefix, as a prompt cache.

@@ -30,6 +30,7 @@ _ENDINGS: dict[FinishReason | None, str] = {
     "length": "reached the token limit",
     "context": "reached the context limit",
     "cancelled": "stopped",
+    "repetition": "repeated itself",
     None: "not finished",
 }
 _END_MARK = "akunu-end-of-message"

@@ -41,6 +41,7 @@ _SAVE_S = 0.2  # for saving the prompt cache after the answer
 _ENDINGS: dict[FinishReason | None, str] = {
     "length": "cut off at --max-tokens",
     "context": "cut off: the context is full",
+    "repetition": "cut off: it repeated itself",
     "cancelled": "interrupted",
 }
 MAX_PROMPT = 64 << 20  # bytes, more than any context length

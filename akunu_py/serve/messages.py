@@ -179,6 +179,7 @@ _STOP_REASONS: dict[FinishReason, str] = {
     "stop": "end_turn",
     "length": "max_tokens",
     "context": "model_context_window_exceeded",
+    "repetition": "end_turn",
     "cancelled": "end_turn",  # never sent
 }
 _ERRORS: dict[ErrorKind, str] = {

@@ -58,7 +58,12 @@ class TitleController:
     def on_end(self, conversation: Conversation, turn: ChatTurn) -> None:
         """Request a title after an answer, unless the conversation has one or the model is busy."""
         tree = conversation.tree
-        is_answered = turn.is_answered and turn.finish_reason in ("stop", "length", "context")
+        is_answered = turn.is_answered and turn.finish_reason in (
+            "stop",
+            "length",
+            "context",
+            "repetition",
+        )
         if (
             self._client is not None
             and self._settings.current.model_titles
@@ -142,7 +147,7 @@ class CompactionController:
             self._propose(conversation, turn)
             return
         turn.summarizes = ()
-        if turn.finish_reason in ("stop", "length", "context") and turn.answer.strip():
+        if turn.finish_reason not in (None, "cancelled") and turn.answer.strip():
             turn.stats = None  # Its request filled the context, the next one does not.
             conversation.save(turn)
             conversation.copy_turns(kept)

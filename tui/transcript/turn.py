@@ -172,6 +172,7 @@ _ENDINGS: dict[FinishReason | None, str] = {
     "length": "… reached the token limit (Ctrl+S); F9 continues",
     "context": "… the context is full; /compact makes room",
     "cancelled": "■ stopped",
+    "repetition": "… stopped, because the answer repeated itself; r tries again",
     None: "… interrupted; F9 continues",
 }
 # The pause after an update, as a multiple of its duration: drawing must not slow decoding.

@@ -53,7 +53,7 @@ class AnnotatedAnswerJob:
         from akunu_py.decoding.generate.answer_jobs import chat_job, thinking_for
 
         thinking = thinking_for(engine, self.options)
-        options = replace(self.options, thinking_budget=thinking.budget)
+        options = replace(self.options, thinking_budget=thinking.budget, loop_guard=True)
         choice = ToolChoice("none") if options.side_request else None
         job = chat_job(
             engine,

@@ -34,6 +34,10 @@ from akunu_py.types import (
     TokenLogprobs,
 )
 
+# A loop: as long as this, and as many blocks. Answers that were to repeat a text stay shorter.
+_LOOP_TOKENS, _LOOP_BLOCKS, _LONGEST_BLOCK = 768, 6, 256
+_GUARD_EVERY = 32  # tokens between two looks for a loop
+
 Step = PrefillProgress | TextPiece  # a result of one step
 
 
@@ -119,6 +123,7 @@ class Request:
         self.tokens_left = min(options.max_tokens, self.room)
         self._cancelled = threading.Event()
         self._complete = False  # a stop token, or no tokens left
+        self._loops = False  # see `repeats`
         self._decoder = StreamDecoder(
             engine.tokens.tokenizer,
             engine.tokens.stop_tokens,
@@ -187,7 +192,7 @@ class Request:
     @property
     def ends(self) -> bool:
         """Whether no pass follows."""
-        return self.cancelled or self._complete or self._decoder.stopped
+        return self.cancelled or self._complete or self._loops or self._decoder.stopped
 
     @property
     def answer(self) -> Answer:
@@ -235,7 +240,11 @@ class Request:
             last = [*self.prompt[-1:], *self.tokens][-1]
             position = len(self.prompt) + len(self.tokens)
             self.logprobs += self.logprob_sampler.pop_logprobs(position, shown, last)
+        before = len(self.tokens)
         self.tokens += piece.tokens[:used]
+        # Every few tokens, because it takes 0.2 ms.
+        if self.options.loop_guard and before // _GUARD_EVERY < len(self.tokens) // _GUARD_EVERY:
+            self._loops = self.target.constraint is None and repeats(self.tokens)
         self.measure(now)
         return self._counted(decoded)
 
@@ -279,7 +288,28 @@ class Request:
             return "stop"
         if len(self.tokens) == self.options.max_tokens:
             return "length"
-        return "context" if len(self.tokens) == self.room else "cancelled"
+        if len(self.tokens) == self.room:
+            return "context"
+        return "repetition" if self._loops else "cancelled"
+
+
+def repeats(tokens: Sequence[int]) -> bool:
+    """Return whether the last tokens are one block again and again.
+
+    They are at least _LOOP_TOKENS tokens and _LOOP_BLOCKS blocks. The block's length is the period
+    of the reversed text, by the failure function of Knuth, Morris and Pratt (1977).
+    """
+    last = tokens[: -_LOOP_BLOCKS * _LONGEST_BLOCK - 1 : -1]
+    failure, length = [0] * len(last), 0
+    for place in range(1, len(last)):
+        while length and last[place] != last[length]:
+            length = failure[length - 1]
+        length += last[place] == last[length]
+        failure[place] = length
+        span = place + 1
+        if span >= max(_LOOP_TOKENS, _LOOP_BLOCKS * (span - length)):
+            return True
+    return False
 
 
 def cut(tokens: list[int], stop: frozenset[int]) -> list[int]:

@@ -370,5 +370,7 @@ def test_the_thread_of_the_model_waits_for_no_grammar(
     monkeypatch.setattr(constraint_module, "_start_compiling", never)
     constraint_module._grammars.clear()
     monkeypatch.setattr(constraint_module, "_compile", lambda *args: pytest.fail("compiled again"))
-    assert StepLoop(engine).answer([5, 6], options).tokens == expected
-    assert rules
+    loop = StepLoop(engine)
+    request = loop.request([5, 6], options, rules=rules)
+    list(loop.stream(request))
+    assert tuple(request.tokens) == expected

@@ -1,14 +1,15 @@
-"""Sessions: ends, cancellation, failing passes, memory, and token ids outside the vocabulary."""
+"""Requests: ends, cancellation, failing passes, memory, and token ids outside the vocabulary."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.completion.completer import Completer
@@ -16,6 +17,7 @@ from akunu_py.completion.request import CompleteOptions, CompletionRequest
 from akunu_py.decoding import device
 from akunu_py.decoding.events import PrefillProgress
 from akunu_py.decoding.generate import prefill
+from akunu_py.decoding.generate.request import repeats
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.sampling import Sampler
@@ -29,7 +31,7 @@ from akunu_py.errors import (
     UsageError,
 )
 from akunu_py.models.load.fit import Activations, CacheGrowth, FittedContext, MemoryNeeds
-from akunu_py.types import Answer, DraftMode, GenerateOptions, Message, SamplingOptions
+from akunu_py.types import Answer, Constraint, DraftMode, GenerateOptions, Message, SamplingOptions
 from tests.support.complete import complete
 from tests.support.engines import altered
 from tests.support.targets import Counting, last_tokens, some
@@ -362,3 +364,44 @@ def test_invalid_ids_are_never_drafted(surplus: Engine) -> None:
         answer = StepLoop(surplus).answer([5, 6, 7], options, context)
         assert answer.tokens == plain.tokens
         assert answer.stats.drafted > 0
+
+
+# --- Answers that repeat themselves ---
+
+
+def ends_in_a_loop(tokens: list[int]) -> bool:
+    """By definition: the longest end of each period."""
+    for period in range(1, 257):
+        pairs = zip(reversed(tokens), reversed(tokens[:-period]), strict=False)
+        span = period + len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        if span >= max(768, 6 * period):
+            return True
+    return False
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=40),
+    st.lists(st.integers(0, 3), min_size=1, max_size=280),
+    st.integers(700, 1800),
+    st.integers(0, 2),
+)
+@settings(max_examples=30)
+def test_only_a_long_exact_repetition_is_a_loop(
+    text: list[int], block: list[int], length: int, other: int
+) -> None:
+    tokens = [*text, *itertools.islice(itertools.cycle(block), length), *[other] * other]
+    assert repeats(tokens) == ends_in_a_loop(tokens)
+
+
+def test_the_loop_guard_ends_a_looping_answer_and_no_other(tiny: Engine) -> None:
+    model = tiny.tokens.encode_text("ab")
+    bias = SamplingOptions(logit_bias=((model[0], 1000.0),))
+    looping = GenerateOptions(1000, sampling=bias, loop_guard=True)
+    answer = fresh(tiny, PROMPT, looping)
+    assert answer.finish_reason == "repetition"
+    assert 768 <= len(answer.tokens) < 768 + 64
+    assert fresh(tiny, PROMPT, replace(looping, loop_guard=False)).finish_reason == "length"
+    fixed = Constraint("regex", "a{900}")
+    rules = SamplingOptions(constraint=fixed)
+    constrained = replace(looping, sampling=rules, stop_tokens=(3,))
+    assert len(fresh(tiny, PROMPT, constrained).tokens) >= 900
