@@ -46,6 +46,14 @@ async def test_sampling_fields_set_the_options(tiny: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_choices_share_passes(tiny: Served, stream: bool) -> None:
+    before = tiny.scheduler.shared.requests
+    body = {"messages": TURNS, "max_tokens": 40, "temperature": 0.9, "seed": 5, "n": 4}
+    await fetch(tiny.app, CHAT, body | {"stream": stream})
+    assert tiny.scheduler.shared.requests - before > 40
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("echo", [False, True])
 @pytest.mark.parametrize("as_tokens", [False, True])
 async def test_completions_of_several_prompts(

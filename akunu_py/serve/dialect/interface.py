@@ -103,7 +103,7 @@ class CollectedAnswer:
 class PreparedRequest:
     """A parsed request, ready to run."""
 
-    jobs: Sequence[Job]  # one for each choice, run one after the other
+    jobs: Sequence[Job]  # one for each choice
     # Builds the body of a reply that is not streamed.
     build_reply: Callable[[Sequence[CollectedAnswer]], Mapping[str, Any]] = lambda answers: {}
     # Sets what the stream's encoder needs of the loaded model, before the first event.

@@ -137,9 +137,16 @@ class RequestHandler:
 async def _run_jobs(
     prepared: PreparedRequest, run: RunJob, on_event: Callable[[Event], None]
 ) -> AsyncGenerator[ChoiceEvent]:
-    """Yield the events of all jobs. Raises RequestError."""
-    for choice, job in enumerate(prepared.jobs):
-        async with contextlib.aclosing(run(job)) as events:
+    """Run all jobs at the same time, so that they share passes; yield their events in order.
+
+    Raises RequestError.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        streams = [run(job) for job in prepared.jobs]
+        if len(streams) > 1:
+            streams = [await stack.enter_async_context(_ahead(each)) for each in streams]
+        for choice, stream in enumerate(streams):
+            events = await stack.enter_async_context(contextlib.aclosing(stream))
             async for event in events:
                 if isinstance(event, Failed):
                     raise request_error(event.error) from event.error
@@ -150,6 +157,32 @@ async def _run_jobs(
                     raise ServerStopping  # after a disconnect this code does not run
                 if prepared.shows_thinking or not isinstance(event, ThinkingDelta):
                     yield choice, event
+
+
+@contextlib.asynccontextmanager
+async def _ahead(events: AsyncGenerator[Event]) -> AsyncGenerator[AsyncGenerator[Event]]:
+    """Begin to collect `events` at once; return a generator of them."""
+    queue = asyncio.Queue[Event | None]()
+
+    async def collect() -> None:
+        try:
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    queue.put_nowait(event)
+        finally:
+            queue.put_nowait(None)
+
+    async def collected() -> AsyncGenerator[Event]:
+        while (event := await queue.get()) is not None:
+            yield event
+        await task
+
+    task = asyncio.create_task(collect())
+    try:
+        yield collected()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 class _Stream:
