@@ -189,7 +189,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         group,
         ("--max-tokens", "N", positive, DEFAULT_COMPLETION_TOKENS, "Maximum tokens to generate"),
         ("--max-lines", "N", positive, 0, "Maximum lines (default: inferred from the cursor)"),
-        ("--time-ms", "MS", positive, None, "Time limit in milliseconds (default: none)"),
+        ("--time-ms", "MS", positive, None, "Milliseconds from the first text (default: no limit)"),
         ("--temperature", "T", float, 0.0, "Sampling temperature; 0: greedy"),
         ("--prefix-tokens", "N", positive, 1536, "Maximum prompt tokens before the cursor"),
         ("--suffix-tokens", "N", count, 512, "Maximum prompt tokens after the cursor"),

@@ -330,7 +330,7 @@ class _ServedTicket:
         self.request = ticket.request
         self.first = self.ticket = ticket
         self.text = ""
-        self._timed_out: Callable[[], CompletionReason | None] | None = None  # None: not begun
+        self._timed_out: EndCheck | None = None  # None: no text yet
 
     def ended(self) -> CompletionReason | None:
         """Return the reason to end now, None to continue; called between two passes.
@@ -340,15 +340,17 @@ class _ServedTicket:
         """
         if self.ticket.done:  # with the completion of an earlier ticket
             return "cancelled"
-        if self._timed_out is None:
-            self._timed_out = time_limit(self.request.seconds)
         newest = self._queue.newest(self.ticket.channel)
         if newest is not None and newest is not self.ticket and self._fits(newest):
             superseded, self.ticket = self.ticket, newest
-            self._timed_out = time_limit(newest.request.seconds)
+            self._timed_out = None
             self._queue.reassign(superseded, newest)
             self.add("")
-        return self._timed_out() if self._queue.is_wanted(self.ticket) else "cancelled"
+        if not self._queue.is_wanted(self.ticket):
+            return "cancelled"
+        if self.text and self._timed_out is None:  # no limit for the prefill, or no text would come
+            self._timed_out = time_limit(self.ticket.request.seconds)
+        return self._timed_out() if self._timed_out else None
 
     def _fits(self, ticket: Ticket) -> bool:
         """Return True if the text so far starts with the text typed before `ticket`."""

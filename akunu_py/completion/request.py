@@ -59,7 +59,7 @@ class CompletionRequest:
     recent: tuple[str, ...] = ()  # copied, changed or visited texts, the last one first
     max_tokens: int = DEFAULT_COMPLETION_TOKENS  # 0 only prefills the prompt
     max_lines: int = 0  # 0: inferred from the cursor position
-    seconds: float | None = None  # time limit; then the best text so far is returned
+    seconds: float | None = None  # time limit from the first text on; returns the text so far
     temperature: float = 0.0  # 0 is greedy
     edits: tuple[BufferEdit, ...] | None = None  # to request the next change; the last one last
 

@@ -275,6 +275,15 @@ def failure(done: Completion | Failed) -> str:
     return describe(done.error)
 
 
+def test_the_time_limit_starts_with_the_first_text(host: Host, engine: Engine) -> None:
+    """A prefill may take longer than the limit, and the text still comes."""
+    request = CompletionRequest(LONG, max_tokens=12, seconds=1e-6)
+    done = host.answer(request)
+    assert done.finish_reason == "time"
+    assert done.text
+    assert complete(Completer(engine), replace(request, seconds=None)).text.startswith(done.text)
+
+
 def test_a_bad_request_and_a_bug_fail_alone(host: Host) -> None:
     def broken(requested: Requested) -> None:
         raise RuntimeError("no reader")

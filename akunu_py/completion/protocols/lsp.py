@@ -38,7 +38,7 @@ from akunu_py.errors import INTERRUPTED, AkunuError, describe
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.version import __version__
 
-_SECONDS = 3.0  # time limit of a completion; later ghost text is useless
+_SECONDS = 3.0  # time limit of a completion
 _ALTERNATIVES = 2  # samples for an explicit request
 _PAUSE_S = 0.1  # of typing, before the prefill; clients send requests after about 0.2
 CONTEXT = "akunu/context"  # a notification: recent texts, paths of files that are not open
