@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.completion.brackets import syntax_of
+from akunu_py.completion.syntax import syntax_of
 from tests.support.paths import ROOT
 
 SIZES = (20, 1000, 10_000)  # characters; exponential time shows with few of them
