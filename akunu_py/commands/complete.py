@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_model(parser, "completion_model or model in the settings")
-    fim = "Fill-in-the-middle or next-edit format of the model; none: use only the prefix"
+    fim = "Fill-in-the-middle format of the model; none: use only the prefix"
     add_values(parser, ("--fim", "NAME", str, "auto", fim))
     _add_modes(parser)
     _add_limits(parser)
@@ -123,7 +123,7 @@ def load_completer(
     if args.prompt_cache_memory is None and not load_settings().prompt_cache_memory:
         engine = with_small_caches(engine)
     completer = Completer(engine, options, learned)
-    if completer.family is None and not completer.edit_format:
+    if completer.family is None:
         _warn_without_fim(args, engine.name)
     return completer
 

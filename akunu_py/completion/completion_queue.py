@@ -144,7 +144,7 @@ class CompletionQueue:
     def submit(self, ticket: Ticket) -> None:
         """Queue a request, or answer it at once from the completion cache.
 
-        The completion in an excluded file is empty; excluded files and edits are dropped. It
+        The completion in an excluded file is empty; excluded files are dropped. It
         cancels the earlier request on its channel, or takes over its completion if that starts with
         the text typed since. A request for a prefill cancels nothing.
         """
@@ -355,8 +355,7 @@ class _ServedTicket:
     def _fits(self, ticket: Ticket) -> bool:
         """Return True if the text so far starts with the text typed before `ticket`."""
         typed = typed_since(self.request, ticket.request)
-        is_text = self.request.max_tokens and self.request.edits is None
-        if typed is None or ticket.cancelled.is_set() or not is_text:
+        if typed is None or ticket.cancelled.is_set() or not self.request.max_tokens:
             return False
         same = ticket.request.suffix == self.request.suffix
         another = self.request.temperature and not typed  # the client requests another sample
@@ -426,9 +425,6 @@ def is_excluded(path: str, patterns: Sequence[str]) -> bool:
 
 
 def without_excluded(request: CompletionRequest, patterns: Sequence[str]) -> CompletionRequest:
-    """Return the request without the files and edits whose paths match the patterns."""
+    """Return the request without the files whose paths match the patterns."""
     files = tuple(file for file in request.files if not is_excluded(file.path, patterns))
-    edits = request.edits
-    if edits is not None:
-        edits = tuple(edit for edit in edits if not is_excluded(edit.path, patterns))
-    return replace(request, files=files, edits=edits)
+    return replace(request, files=files)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from akunu_py.completion.completion_queue import CompletionQueue, is_excluded
-from akunu_py.completion.request import BufferEdit, Completion, CompletionRequest, SourceFile
+from akunu_py.completion.request import Completion, CompletionRequest, SourceFile
 from akunu_py.settings import SECRET_FILES
 from akunu_py.types import Stats
 from tests.support.command import assert_one_line_error, run_here
@@ -57,7 +57,7 @@ def test_a_pattern_with_a_slash_matches_the_end_of_a_path() -> None:
 
 
 def test_secrets_never_reach_the_model() -> None:
-    """Neither in the buffer, which is not prefilled either, nor as other files or edits."""
+    """Neither in the buffer, which is not prefilled either, nor as other files."""
     reached: list[CompletionRequest] = []
 
     def complete(request: CompletionRequest, *_: Any) -> Completion:
@@ -71,14 +71,12 @@ def test_secrets_never_reach_the_model() -> None:
             done = queue.complete(CompletionRequest("KEY=", path=path, max_tokens=tokens))
             assert (done.text, done.finish_reason) == ("", "stop")
     files = tuple(SourceFile(path, "TOKEN = 1\n") for path in [*SECRET, "/app/b.py"])
-    edits = tuple(BufferEdit(path, "a", "b") for path in [*SECRET, "/app/b.py"])
     request = CompletionRequest("a = ", path="/app/a.py", files=files)
-    for each in (replace(request, max_tokens=0), request, replace(request, edits=edits)):
+    for each in (replace(request, max_tokens=0), request):
         queue.complete(each)
     assert queue.close(60, drain=True)
-    assert [request.path for request in reached] == ["/app/a.py"] * 3
-    assert [[file.path for file in request.files] for request in reached] == [["/app/b.py"]] * 3
-    assert [edit.path for edit in reached[-1].edits or ()] == ["/app/b.py"]
+    assert [request.path for request in reached] == ["/app/a.py"] * 2
+    assert [[file.path for file in request.files] for request in reached] == [["/app/b.py"]] * 2
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -34,7 +34,6 @@ from akunu_py.completion.completion_queue import (
 from akunu_py.completion.request import (
     DEFAULT_COMPLETION_TOKENS,
     MAX_ALTERNATIVES,
-    BufferEdit,
     Completion,
     CompletionRequest,
     SourceFile,
@@ -64,7 +63,6 @@ class Line(BaseModel):
     root: str = ""
     files: tuple[SourceFile, ...] = ()
     recent: tuple[str, ...] = ()
-    edits: tuple[BufferEdit, ...] = ()
     max_tokens: int = DEFAULT_COMPLETION_TOKENS
     max_lines: int = 0
     temperature: float = Field(0.0, le=_LARGEST)
@@ -224,8 +222,8 @@ def parse(line: bytes | None) -> Line | None:
             raise BadLine('no "id": every request needs one, a string or an integer')
         if "prefix" not in given:
             raise BadLine('no "prefix": the buffer before the cursor', found.id)
-        if found.alternatives and ("edits" in given or not found.max_tokens):
-            raise BadLine("alternatives need a completion, not edits or a prefill", found.id)
+        if found.alternatives and not found.max_tokens:
+            raise BadLine("alternatives need a completion, not a prefill", found.id)
     return found
 
 
@@ -254,8 +252,6 @@ def _as_dict(done: Completion | Failed, line: Line) -> dict[str, Any]:
     }
     more = {"evidence_tokens": done.draft_context_tokens, "reused": done.reused}
     answer: dict[str, Any] = {"text": done.text}
-    if "edits" in line.model_fields_set:
-        answer = {"edit": asdict(done.change) if done.change else None}
-    elif line.alternatives:
+    if line.alternatives:
         answer["alternatives"] = list(done.alternatives)
     return answer | {"finish_reason": done.finish_reason, "stats": stats | more}

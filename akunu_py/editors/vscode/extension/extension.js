@@ -4,7 +4,6 @@
 const vscode = require('vscode')
 const { Helper, windowStart } = require('./helper.js')
 const { Context } = require('./context.js')
-const { NextEdit } = require('./next_edit.js')
 const { Pace } = require('./pace.js')
 
 const MAX_CHARACTERS = 200000 // on either side of the cursor
@@ -17,7 +16,6 @@ let statusBar = null
 let resting = null
 let asked = null // the place of the last request: {document, offset}
 let whole = null // the completion whose first line is shown: {document, prefix, suffix, reply}
-let nextEdit = null // set to predict the next edit instead of text at the cursor
 // The last ghost: {document, end, id, rest, offset, taken, typed}; end: the text up to its end.
 let given = null
 const edited = new WeakSet() // documents that changed since the last prefill
@@ -137,7 +135,7 @@ const provider = {
     const chosen = context.selectedCompletionInfo
     const byHand = context.triggerKind === vscode.InlineCompletionTriggerKind.Invoke
     const byKey = settings().get('trigger') === 'key'
-    if (nextEdit || !isEnabled(document) || (byKey && (chosen || !byHand))) return []
+    if (!isEnabled(document) || (byKey && (chosen || !byHand))) return []
     const request = requestAt(document, position, chosen)
     const rest = wholeOf(document, request)
     const offset = document.offsetAt(position)
@@ -168,7 +166,7 @@ const provider = {
 // the last time. The model loads as soon as it rests in any document.
 function cursorMoved(editor) {
   clearTimeout(resting)
-  if (nextEdit || !editor || editor.document.uri.scheme === 'output') return
+  if (!editor || editor.document.uri.scheme === 'output') return
   const { document } = editor
   resting = setTimeout(() => {
     if (!isEnabled(document) || document.isClosed) return
@@ -193,27 +191,6 @@ function changed({ document, contentChanges }) {
   if (editor && editor.document === document) pace.key()
 }
 
-// The reply to a request for the next edit, or null.
-function askForEdit(document, position, edits, onCancel) {
-  if (!isEnabled(document)) return Promise.resolve(null)
-  const text = document.getText() // the whole text, because the reply has its line numbers
-  const at = document.offsetAt(position)
-  const [prefix, suffix] = [text.slice(0, at), text.slice(at)]
-  return helper.ask({ ...requestAt(document, position), prefix, suffix, files: [], edits }, onCancel)
-}
-
-function watchEdits(context) {
-  nextEdit = new NextEdit(askForEdit, (id) => helper.accepted(id))
-  vscode.workspace.textDocuments.forEach((document) => nextEdit.opened(document))
-  context.subscriptions.push(
-    nextEdit,
-    vscode.workspace.onDidOpenTextDocument((document) => nextEdit.opened(document)),
-    vscode.workspace.onDidChangeTextDocument(({ document, reason }) => nextEdit.changed(document, reason)),
-    vscode.commands.registerCommand('akunu.acceptNextEdit', () => nextEdit.accept()),
-    vscode.commands.registerCommand('akunu.hideNextEdit', () => nextEdit.hide()),
-  )
-}
-
 function shown(editor) {
   if (editor && editor.document.uri.scheme !== 'output') related.shown(editor.document)
 }
@@ -229,7 +206,6 @@ function activate(context) {
   showState('idle')
   statusBar.show()
   restart()
-  if (settings().get('nextEdit')) watchEdits(context)
   vscode.window.visibleTextEditors.forEach(shown)
   shown(vscode.window.activeTextEditor)
   cursorMoved(vscode.window.activeTextEditor)
