@@ -2,7 +2,8 @@
 
 A cached completion is returned in the caller's thread; all other callbacks run in the model's.
 Work ahead (a prefill, or the completion after the last one) runs while no request waits. The next
-completion is made after a pause or an acceptance, because typing makes most of them useless.
+completion is made after a pause or an acceptance, because typing makes most of them useless. For
+the same reason `Pace` delays the requests of a fast typist.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from akunu_py.completion.completion_cache import CompletionCache, typed_since
+from akunu_py.completion.pace import Pace
 from akunu_py.completion.prompt.project_imports import imported_files
 from akunu_py.completion.request import (
     Completion,
@@ -68,6 +71,10 @@ class QueueOptions:
     saves_power: Callable[[], bool] = lambda: False  # True: nothing is made ahead
 
 
+def _begun() -> None:
+    """Do nothing for a ticket that is not delayed."""
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """One request in the queue. `cancel` is thread-safe."""
@@ -78,6 +85,8 @@ class Ticket:
     on_text: Callable[[str], None] = lambda text: None  # gets parts as they become certain
     ahead: bool = False  # no client waits for it
     supersedes: bool = True  # False: a newer request on its channel cancels it instead
+    paced: bool = True  # False: runs at once
+    begin: Callable[[], None] = _begun  # ends the delay before it runs
     sent: int = 0  # characters passed to on_text
     done: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -85,6 +94,7 @@ class Ticket:
     def cancel(self) -> None:
         """Cancel within one pass. `on_done` still runs, with the reason "cancelled" if in time."""
         self.cancelled.set()
+        self.begin()
 
     def send(self, text: str) -> None:
         """Call `on_text` with the new part of `text`, the completion so far."""
@@ -117,6 +127,7 @@ class CompletionQueue:
         self._load = load
         self._completer: Completer | None = None
         self._cache = CompletionCache()
+        self._clock, self._paces = clock, defaultdict[str, Pace](Pace)  # by channel
         self._lock = threading.Lock()
         self._latest: dict[str, Ticket] = {}  # by channel
         self._waiting: set[Ticket] = set()  # queued tickets of clients
@@ -174,7 +185,7 @@ class CompletionQueue:
         if previous is not None:
             previous.cancel()
         if cached is None:
-            self._put(ticket)
+            self._delay(ticket)
         else:
             ticket.send(cached.text)
             self._make_next(ticket, cached)
@@ -182,6 +193,8 @@ class CompletionQueue:
 
     def accepted(self) -> None:
         """Make the next completion now, because the user accepted the last one."""
+        with self._lock:
+            self._paces.clear()  # the rhythm of typing ends
         if ticket := self._take_next():
             self._submit_ahead(ticket)
 
@@ -193,6 +206,10 @@ class CompletionQueue:
         self._take_next()
         with self._lock:
             self._draining = True
+            delayed = list(self._open)
+        for each in delayed:
+            each.begin()
+        with self._lock:
             if drain:
                 self._all_done.wait_for(lambda: not self._open, timeout)
             self._closing = True
@@ -221,6 +238,36 @@ class CompletionQueue:
     def _get_completer(self, session: Session) -> Completer:
         assert self._completer is not None
         return self._completer
+
+    def _delay(self, ticket: Ticket) -> None:
+        """Queue the job of a client after the delay that its typing speed justifies."""
+        seconds, on_battery = 0.0, self.saves_power()
+        with self._lock:
+            self._open.add(ticket)
+            if ticket.channel and ticket.paced:
+                pace = self._paces[ticket.channel]
+                seconds = pace.delay(self._clock(), on_battery=on_battery)
+
+        def begin() -> None:
+            with self._lock:
+                if ticket.begin is not begin:
+                    return
+                ticket.begin = _begun
+                self._paces[ticket.channel].begin(self._clock())
+            timer.cancel()
+            if ticket.cancelled.is_set():
+                self.finish(ticket, Completion("", "cancelled", Stats()))
+            else:
+                self._put(ticket)
+
+        timer = threading.Timer(seconds, begin)
+        timer.daemon, ticket.begin = True, begin
+        timer.start() if seconds else begin()
+
+    def note_text(self, ticket: Ticket) -> None:
+        """Note the first text of a request, for its latency."""
+        with self._lock:
+            self._paces[ticket.channel].text(self._clock())
 
     def _put(self, ticket: Ticket) -> None:
         """Queue a job, with the closed files that the buffer imports."""
@@ -270,6 +317,8 @@ class CompletionQueue:
     def _on_event(self, served: _ServedTicket, event: Event) -> None:
         if isinstance(event, Finished | Failed):
             ticket, done = served.ticket, self._outcome(served, event)
+            if isinstance(done, Completion) and done.finish_reason != "cancelled":
+                self.note_text(ticket)
             with self._lock:
                 if self._ahead is served.first:
                     self._ahead = None
@@ -363,6 +412,8 @@ class _ServedTicket:
 
     def add(self, text: str) -> None:
         """Send the new text to the client."""
+        if text and not self.text:
+            self._queue.note_text(self.ticket)
         self.text += text
         self.ticket.send(self.rest(self.text))
 
@@ -388,6 +439,7 @@ def submit_with_alternatives(queue: CompletionQueue, ticket: Ticket, count: int)
     temperature = ticket.request.temperature or _TEMPERATURE
     sample, on_done = replace(ticket.request, temperature=temperature), ticket.on_done
     found: list[Completion] = []
+    ticket.paced = not count  # the user requests alternatives with a key
 
     def add(done: Completion | Failed) -> None:
         if isinstance(done, Failed) or done.finish_reason == "cancelled":
@@ -395,7 +447,7 @@ def submit_with_alternatives(queue: CompletionQueue, ticket: Ticket, count: int)
             return
         found.append(done)
         if len(found) <= count:
-            more = Ticket(sample, add, ticket.channel, supersedes=False)
+            more = Ticket(sample, add, ticket.channel, supersedes=False, paced=False)
             more.cancelled = ticket.cancelled  # shared
             queue.submit(more)
             return

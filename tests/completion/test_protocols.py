@@ -206,7 +206,6 @@ def test_an_acceptance_prepares_the_next_completion_except_on_battery(battery: b
     lines.handle(b'{"accepted": 1}')
     until(lambda: made == (["a"] if battery else ["a", "atext"]))
     assert queue.close(60)
-    assert replies[0].get("battery") == (battery or None)
 
 
 def test_limits_of_the_command_hold_where_a_request_sets_none() -> None:

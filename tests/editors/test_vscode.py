@@ -186,47 +186,6 @@ def test_requests_have_the_files_of_other_tabs_and_the_root(
     assert len(files[2][1]) == 100_000
 
 
-PACE = """
-const { Pace } = require(process.argv[1])
-let now = 0
-const pace = new Pace(() => now)
-const found = []
-const type = (ms) => { for (let key = 0; key < 5; key++) { now += ms; pace.key() } }
-const ask = () => found.push(pace.delay(100, 1000))
-ask()
-type(150)
-ask()
-for (let request = 0; request < 2; request++) {
-  pace.asked()
-  now += 150
-  pace.key()
-}
-ask()
-const first = pace.asked()
-now += 300
-first()
-type(150)
-ask()
-type(500)
-ask()
-type(2000)
-ask()
-pace.onBattery = true
-ask()
-console.log(JSON.stringify(found))
-"""
-
-
-@needs_node
-def test_the_delay_follows_typing_and_latency() -> None:
-    """No request while the next key is likely to come before the answer."""
-    delays = node(PACE, DIRECTORY / "pace.js")
-    first, fast_answers, unanswered, slow_answers, *others = delays
-    assert [first, fast_answers, *others] == [100, 100, 100, 100, 200]
-    assert unanswered == 1.3 * 150
-    assert 1.3 * 150 <= slow_answers <= 1.3 * 300
-
-
 @pytest.mark.long
 @needs_node
 def test_a_failing_helper_is_reported_once() -> None:

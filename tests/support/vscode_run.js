@@ -33,7 +33,7 @@ class Position {
 const nothing = { dispose() {} }
 const tabOf = (fsPath) => ({ input: { uri: { scheme: 'file', fsPath } } })
 const settings = {
-  enabled: true, filetypes: { markdown: false }, readAhead: true, command, delay: 0, maxDelay: 0,
+  enabled: true, filetypes: { markdown: false }, readAhead: true, command, delay: 0,
   timeMs: 200000,
   trigger: process.env.TRIGGER || 'auto', maxLines: 0,
 }

@@ -136,8 +136,7 @@ class JsonLines:
         def on_done(done: Completion | Failed) -> None:
             with self._lock:
                 del self._tickets[line.id]
-            power = {"battery": True} if self._queue.saves_power() else {}
-            self._reply({"id": line.id} | _as_dict(done, line) | power)
+            self._reply({"id": line.id} | _as_dict(done, line))
 
         request = request_of(line, self._defaults)
         ticket = Ticket(request, on_done, line.channel, on_text)

@@ -4,7 +4,6 @@ vim9script
 # supersedes the older one ("channel").
 
 import autoload 'akunu/context.vim'
-import autoload 'akunu/pace.vim'
 
 const PROP = 'AkunuGhost'
 const MAX_LINES = 2000  # on either side of the cursor
@@ -84,7 +83,7 @@ def AskSoon()
   if IsByKey()
     return
   endif
-  timer = timer_start(pace.Delay(), (_) => Ask())
+  timer = timer_start(get(g:, 'akunu_delay', 100), (_) => Ask())
 enddef
 
 # The text or the cursor changed in insert mode.
@@ -98,14 +97,16 @@ export def Update()
   if now == spot
     return
   endif
-  pace.Key()
   const rest = ghost ==# '' ? '' : Rest(ghost, spot, now)
   spot = now
   if rest !=# ''
     Show(rest)
     return
   endif
-  Hide()
+  if ghost !=# ''
+    Hide()
+    Cancel()
+  endif
   AskSoon()
 enddef
 
@@ -120,6 +121,10 @@ enddef
 export def Dismiss()
   timer_stop(timer)
   Hide()
+  Cancel()
+enddef
+
+def Cancel()
   if !asked->empty()
     Send({cancel: asked.id})
     asked = {}
@@ -179,7 +184,6 @@ export def Ask(more: dict<any> = {})
   spot = Here()
   last_id += 1
   asked = {id: last_id, spot: spot, text: ''}
-  pace.Asked()
   Send(Request(spot)->extend({stream: true})->extend(more))
 enddef
 
@@ -283,7 +287,6 @@ def Answered(line: string)
     return
   endtry
   if reply->has_key('status')
-    pace.Forget()
     Loading()
     return
   endif
@@ -291,7 +294,6 @@ def Answered(line: string)
   # The reply to an invalid line has no id.
   const is_ours = !asked->empty() && (reply.id == v:null || reply.id == asked.id)
   if reply->has_key('error')
-    pace.Forget()
     asked = is_ours ? {} : asked
     Notify(reply.error)
     return
@@ -302,12 +304,10 @@ def Answered(line: string)
     shown_messages = {}
   endif
   if is_ours
-    pace.Answered()
     const then = asked.spot
     const text = reply->get('text', asked.text .. reply->get('delta', ''))
     asked.text = text
     if reply->has_key('text')
-      pace.Battery(reply->get('battery', false))
       asked = {}
     endif
     if IsWanted()

@@ -4,7 +4,6 @@
 const vscode = require('vscode')
 const { Helper, windowStart } = require('./helper.js')
 const { Context } = require('./context.js')
-const { Pace } = require('./pace.js')
 
 const MAX_CHARACTERS = 200000 // on either side of the cursor
 const FIRST_LINE_MS = 50 // before a first line is shown without the rest
@@ -20,7 +19,6 @@ let whole = null // the completion whose first line is shown: {document, prefix,
 let given = null
 const edited = new WeakSet() // documents that changed since the last prefill
 const related = new Context()
-const pace = new Pace()
 
 function settings() {
   return vscode.workspace.getConfiguration('akunu')
@@ -85,11 +83,8 @@ function firstLineOrAll(document, request, token) {
     let written = ''
     let early = false
     let timer = null
-    let onFirstText = pace.asked()
     const onCancel = (cancel) => token.onCancellationRequested(cancel)
     const onText = (text, id) => {
-      onFirstText()
-      onFirstText = () => {}
       written += text
       const line = /^\s*\S.*(?=\n)/.exec(written)
       if (timer || !line) return
@@ -100,10 +95,6 @@ function firstLineOrAll(document, request, token) {
     }
     helper.ask(request, onCancel, onText).then((reply) => {
       clearTimeout(timer)
-      if (reply) {
-        onFirstText()
-        pace.onBattery = Boolean(reply.battery)
-      }
       if (!early) resolve(reply || { text: '' })
       else if (reply && !token.isCancellationRequested) {
         whole = { document, prefix: request.prefix, suffix: request.suffix, reply }
@@ -143,8 +134,7 @@ const provider = {
     const again = !byKey || (asked && asked.document === document && asked.offset === offset)
     // The next ghost after a whole one may have been generated ahead.
     const accepted = given && given.document === document && given.end === request.prefix
-    const delay = pace.delay(settings().get('delay'), settings().get('maxDelay'))
-    if (!rest && !accepted && !byHand && !(await rests(delay, token))) return []
+    if (!rest && !accepted && !byHand && !(await rests(settings().get('delay'), token))) return []
     if (!rest) asked = { document, offset }
     const replies = rest
       ? [rest]
@@ -187,8 +177,6 @@ function cursorMoved(editor) {
 function changed({ document, contentChanges }) {
   if (document.uri.scheme === 'output' || !contentChanges.length) return
   edited.add(document)
-  const editor = vscode.window.activeTextEditor
-  if (editor && editor.document === document) pace.key()
 }
 
 function shown(editor) {
