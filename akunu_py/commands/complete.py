@@ -83,9 +83,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         from akunu_py.completion.protocols.json_lines import serve_jsonl
 
+        serve_jsonl(load, base, options, args.model or "")
         if not is_address(server):
-            model_store.check(model_store.resolve(args.model))  # fail before the first request
-        serve_jsonl(load, base, options)
+            model_store.check(
+                model_store.resolve(args.model)
+            )  # stdin may end before the model loads
     return 0
 
 

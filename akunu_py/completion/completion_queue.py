@@ -165,7 +165,11 @@ class CompletionQueue:
             self.finish(ticket, Failed(error))
             return
         if is_excluded(ticket.request.path, self._exclude):
-            self.finish(ticket, Completion("", "stop", Stats()))
+            with self._lock:
+                previous = self._latest.get(ticket.channel) if ticket.request.max_tokens else None
+            if previous is not None:
+                previous.cancel()
+            self.finish(ticket, Completion("", "stop", Stats(), excluded=True))
             return
         if not ticket.request.max_tokens:
             ticket.ahead = True
@@ -451,9 +455,10 @@ def submit_with_alternatives(queue: CompletionQueue, ticket: Ticket, count: int)
             more.cancelled = ticket.cancelled  # shared
             queue.submit(more)
             return
-        texts = dict.fromkeys(each.text for each in found if each.text.strip())
-        texts.pop(found[0].text, None)
-        on_done(replace(found[0], alternatives=tuple(texts)))
+        # Texts that look the same are one.
+        texts = {each.text.rstrip(): each.text for each in reversed(found) if each.text.strip()}
+        texts.pop(found[0].text.rstrip(), None)
+        on_done(replace(found[0], alternatives=tuple(reversed(texts.values()))))
 
     ticket.on_done = add
     queue.submit(ticket)

@@ -53,6 +53,7 @@ class Completion:
     stats: Stats
     draft_context_tokens: int = 0  # of the buffer and other files, drafted from only
     reused: bool = False  # the rest of an earlier completion, without a pass
+    excluded: bool = False  # the settings exclude the file
     alternatives: tuple[str, ...] = ()  # other samples, without repeated and empty ones
 
 

@@ -167,15 +167,15 @@ def test_without_a_ghost_keys_do_what_they_did(terminal: Terminal, tmp_path: Pat
     ("settings", "message"),
     [
         ("let g:akunu_command = ['no-such-program']\n", "akunu: no-such-program: no such program"),
-        ("let g:akunu_command += ['--model', 'nonesuch']\n", "ended with 1: .*no model called"),
+        ("let g:akunu_command += ['--model', 'nonesuch']\n", "no model called .nonesuch"),
     ],
 )
 def test_a_helper_that_is_missing_or_fails_is_reported_once(
     terminal: Terminal, tmp_path: Path, settings: str, message: str
 ) -> None:
-    vim = Vim(terminal, tmp_path, "first\n", settings)
+    vim = Vim(terminal, tmp_path, "first\n", settings + STATUS)
     vim.type("o", "a")
-    vim.wait_for("akunu: ")
+    vim.wait_for(r"^first *\na *\n(?:~ *\n)+.*(?:failed: |akunu models list)")  # no popup
     vim.type("Enter", "b", "Tab", "Escape")
     vim.type(":redir! > ", str(tmp_path / "messages"), " | messages | redir END", "Enter")
     vim.type("Enter")

@@ -353,7 +353,7 @@ end
 -- Starts the server in a buffer without a file type, which vim.lsp.enable skips.
 local function attach_untyped(buf)
   local bo = vim.bo[buf]
-  local wanted = bo.buftype == '' and bo.modifiable and vim.lsp.is_enabled('akunu')
+  local wanted = bo.buftype == '' and bo.modifiable and not bo.binary and vim.lsp.is_enabled('akunu')
   if not wanted or not can_run(vim.lsp.config.akunu.cmd) then return end
   if bo.filetype == '' and #vim.lsp.get_clients({ bufnr = buf, name = 'akunu' }) == 0 then
     vim.lsp.start(vim.tbl_extend('force', vim.lsp.config.akunu, { root_dir = vim.NIL }), { bufnr = buf })
@@ -368,7 +368,7 @@ function M.setup(options)
   vim.lsp.config('akunu', {
     cmd = options.cmd,
     root_dir = function(buf, start)
-      if filetypes[vim.bo[buf].filetype] ~= false then start() end
+      if filetypes[vim.bo[buf].filetype] ~= false and not vim.bo[buf].binary then start() end
     end,
     on_exit = on_exit,
     init_options = { inlineCompletionParts = true },

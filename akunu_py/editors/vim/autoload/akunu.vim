@@ -47,7 +47,7 @@ enddef
 def IsEnabled(): bool
   const of_type = FILETYPES->extendnew(get(g:, 'akunu_filetypes', {}))
     ->get(&filetype, get(g:, 'akunu_enabled', true))
-  return get(b:, 'akunu_enabled', of_type) && &buftype ==# '' && &modifiable
+  return get(b:, 'akunu_enabled', of_type) && &buftype ==# '' && &modifiable && !&binary
 enddef
 
 def IsWanted(): bool
@@ -286,7 +286,9 @@ def Answered(line: string)
     Notify($'not an answer: {strpart(line, 0, 60)}')
     return
   endtry
-  if reply->has_key('status')
+  if reply->has_key('hello')
+    return
+  elseif reply->has_key('status')
     Loading()
     return
   endif
@@ -337,16 +339,16 @@ def Loaded()
   popup_close(loading_popup)
 enddef
 
-# Shows each message once, because the next keystroke may repeat it. Also as a popup, because
-# "-- INSERT --" covers echoed text in insert mode. Cut, because a long message needs Enter.
+# Shows each message once, because the next keystroke may repeat it. Cut, because a long message
+# needs Enter. The status has it, too.
 def Notify(message: string)
   trouble = message
+  redrawstatus
   if !shown_messages->has_key(message)
     shown_messages[message] = true
     echohl WarningMsg
     echomsg strcharpart($'akunu: {message}', 0, &columns - 15)
     echohl None
-    popup_notification($'akunu: {message}', {time: 8000, maxwidth: 60})
   endif
 enddef
 
