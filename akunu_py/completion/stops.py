@@ -49,7 +49,7 @@ _TAG = re.compile(
 # The end of a line that continues on the next one.
 _UNFINISHED = re.compile(r"(?:[,\\=+|]|&&|(?<![-+])-|\b(?:and|or|not|in))\s*$")
 _DECORATOR = re.compile(
-    r"(?:\s*(?:@[\w.:]+(?:[ \t]*\((?:[^()]|\([^()]*\))*\))?|#!?\[[^\n]*\]|\[[A-Z][^\n]*\])"
+    r"(?:\s*(?:@(?!file:)[\w.:]+(?:[ \t]*\((?:[^()]|\([^()]*\))*\))?|#!?\[[^\n]*\]|\[[A-Z][^\n]*\])"
     r"[ \t]*(?:\n|$))+"
 )
 _ALLMAN = re.compile(r"\n[ \t]*\{[ \t]*\n")  # a brace alone in its line

@@ -64,6 +64,7 @@ _UNKNOWN = (
     r"|(?:define|if|ifn?def|el(?:if|se)|endif|include|undef|pragma|error|(?:end)?region)\b))[^\n]*"
     r"|(?<!\S):-?[()]|" + _BRACKETS
 )
+_TOKENS |= {"unknown": _UNKNOWN, "{{": r"\{\{[^\n{}]*\}\}|\{%[^\n%]*%\}|\{#[^\n#]*#\}"}
 _C = ("//", "/*", "#error")
 _SCRIPT = "js mjs cjs jsx javascript javascriptreact ts mts cts tsx typescript typescriptreact"
 # Names, the start and end of a comment, tokens, and quotes: `"`, and `'` without lifetimes, in one
@@ -94,7 +95,8 @@ _ROWS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("lisp el clj scm asm", ";", (";",), ('"\\\n',)),
     ("tex latex erl erlang", "%", ("%",), ('"',)),
     ("vue svelte", "<!-- -->", (), ('"', "'", "/", "`\\\n")),
-    ("html htm xml svg md markdown", "<!-- -->", (), ()),
+    ("html htm jinja j2 django-html", "<!-- -->", ("{{", "unknown"), tuple("\"'`/")),
+    ("xml svg md markdown", "<!-- -->", (), ()),
 )  # fmt: skip
 _BY_NAME = {name: row for row in _ROWS for name in row[0].split()}
 _SHEBANG = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")

@@ -64,6 +64,7 @@ FUNCTION = "def f(n):\n"
         ("a()\n", "", "def g():\n    b()\n\n    c()\nd()\n", "def g():\n    b()\n\n    c()"),
         ("a()\n", "", "\n@b\ndef c():\n    d()\ne()\n", "\n@b\ndef c():\n    d()"),
         ("a()\n", "", "b()\nc()\n", "b()"),
+        ("", "", '@file:JvmName("A")\n\npackage a\n', '@file:JvmName("A")'),
         # More code behind the cursor: this line, without what is there.
         ("f(", ", b)", "a, b)\ng()", "a"),
         ("f(", ")", "a, b)\ng()", "a, b"),
@@ -363,6 +364,7 @@ def test_brackets() -> None:
         ("css", "a { color: #fff; b: url(//x) /* { */", 1),
         ("yaml", "[a#(, 'x' # (", 2),
         ("php", '#[A(\n"(\n" // (\n# (\n', 2),
+        ("html", "{% if (a %}<p>{{ b }}</p> {# ( #} (", 1),
         ("haskell", "f (x' {- ( -}) -- (\n(", 1),
     ],
 )  # fmt: skip
