@@ -407,7 +407,7 @@ def test_an_idle_model_is_unloaded_and_loaded_again(engine: Engine) -> None:
 
 def test_alternatives_come_together_and_supersede_nothing() -> None:
     """Repeated and empty ones are dropped. A newer request is served instead of them."""
-    texts = iter(["a", "b", "a", " ", "b", "c"])
+    texts = iter(["a", "b", "a\n", " ", "b ", "c"])
     done: dict[str, Any] = {}
     newer = Ticket(CompletionRequest("newer"), lambda its: done.update(newer=its), "buffer")
 

@@ -249,6 +249,18 @@ def test_a_server_that_was_killed_comes_back_by_itself(nvim: Neovim) -> None:
     nvim.wait_for("one two three")
 
 
+def test_a_binary_buffer_has_no_ghost(nvim: Neovim, tmp_path: Path) -> None:
+    nvim.open(init="vim.o.binary = true", loads=False)
+    (tmp_path / "model").touch()
+    nvim.type("o", "x")
+    nvim.wait_for(r"first *\nx *\n(?s:.*)idle\.")
+    assert not (tmp_path / "requests").exists()
+    nvim.type("Escape", ":new", "Enter", ":set nobinary", "Enter", "i")
+    nvim.wait_for(r"ready\.")  # in this buffer
+    nvim.type("Escape", ":q!", "Enter")
+    assert nvim.written() == "first\nx\nlast\n"
+
+
 def test_a_missing_program_is_reported_without_a_prompt(nvim: Neovim) -> None:
     nvim.open("cmd = { 'no-such-program' }", loads=False)
     nvim.wait_for(r"failed: no-such-program: no such program\.")

@@ -185,6 +185,14 @@ def test_a_helper_that_is_missing_or_fails_is_reported_once(
     assert len(re.findall("akunu:", shown)) == 1
 
 
+def test_a_binary_buffer_has_no_ghost(terminal: Terminal, tmp_path: Path) -> None:
+    vim = Vim(terminal, tmp_path, "first\n", helper(tmp_path) + STATUS + "set binary\n")
+    vim.type("o")
+    vim.wait_for(r"off\.")
+    assert vim.written() == "first\n\n"
+    assert not (tmp_path / "log").exists()
+
+
 def test_a_helper_that_was_killed_comes_back_by_itself(terminal: Terminal, tmp_path: Path) -> None:
     vim = Vim(terminal, tmp_path, "first\n", helper(tmp_path) + STATUS)
     vim.type("o", "die")
