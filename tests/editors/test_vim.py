@@ -185,6 +185,20 @@ def test_a_helper_that_is_missing_or_fails_is_reported_once(
     assert len(re.findall("akunu:", shown)) == 1
 
 
+def test_another_letter_cancels_the_request_of_an_unfinished_ghost(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    endless = HELPER.replace('"text": text, "finish_reason": "stop", "stats": {}', '"delta": "one"')
+    assert endless != HELPER
+    vim = Vim(
+        terminal, tmp_path, "first\n", helper(tmp_path, endless) + "let g:akunu_delay = 9999\n"
+    )
+    vim.type(":inoremap <C-J> <Plug>(akunu-ask)", "Enter", "o", "C-j")
+    vim.wait_for(r"first *\none *\n")
+    vim.type("x")
+    until(lambda: '"cancel"' in (tmp_path / "log").read_text())
+
+
 def test_a_binary_buffer_has_no_ghost(terminal: Terminal, tmp_path: Path) -> None:
     vim = Vim(terminal, tmp_path, "first\n", helper(tmp_path) + STATUS + "set binary\n")
     vim.type("o")
