@@ -30,7 +30,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 # Names of files that usually contain passwords or private keys.
 SECRET_FILES = (
-    ".env*", "*.pem", "*.key", "*.crt", "*.cert", "*.p12", "*.pfx", "*.jks", "*.kdbx", "secrets.*",
+    ".env*", "*.env", "*.pem", "*.key", "*.crt", "*.cert", "*.p12", "*.pfx", "*.jks", "*.kdbx",
+    "secret.*", "secrets.*", "credentials*", "*.p8", "*.keystore", "*.tfvars", "*.tfstate",
+    "kubeconfig", ".npmrc", ".pypirc", ".aws/*", ".ssh/*",
     ".dev.vars", ".htpasswd", ".netrc", ".pgpass", ".git-credentials", "id_rsa", "id_ecdsa",
     "id_ed25519",
 )  # fmt: skip

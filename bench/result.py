@@ -186,8 +186,8 @@ class Result:
 def json_text(content: dict[str, Any]) -> str:
     """Return JSON with each list of plain values on one line."""
     text = json.dumps(content, indent=1, ensure_ascii=False)
-    lists = re.compile(r"\[\n\s+([^][{}\"]*?)\n\s+\]")
-    return lists.sub(lambda match: "[" + re.sub(r",\s+", ", ", match[1]) + "]", text) + "\n"
+    lists = re.compile(r"\[\n([^][{}\"]*)\]")
+    return lists.sub(lambda match: "[" + re.sub(r",\s+", ", ", match[1].strip()) + "]", text) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_model(parser, "completion_model or model in the settings")
-    fim = "Fill-in-the-middle or next-edit format of the model; none: use only the prefix"
+    fim = "Fill-in-the-middle format of the model; none: use only the prefix"
     add_values(parser, ("--fim", "NAME", str, "auto", fim))
     _add_modes(parser)
     _add_limits(parser)
@@ -83,9 +83,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         from akunu_py.completion.protocols.json_lines import serve_jsonl
 
+        serve_jsonl(load, base, options, args.model or "")
         if not is_address(server):
-            model_store.check(model_store.resolve(args.model))  # fail before the first request
-        serve_jsonl(load, base, options)
+            model_store.check(
+                model_store.resolve(args.model)
+            )  # stdin may end before the model loads
     return 0
 
 
@@ -123,7 +125,7 @@ def load_completer(
     if args.prompt_cache_memory is None and not load_settings().prompt_cache_memory:
         engine = with_small_caches(engine)
     completer = Completer(engine, options, learned)
-    if completer.family is None and not completer.edit_format:
+    if completer.family is None:
         _warn_without_fim(args, engine.name)
     return completer
 
@@ -189,7 +191,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         group,
         ("--max-tokens", "N", positive, DEFAULT_COMPLETION_TOKENS, "Maximum tokens to generate"),
         ("--max-lines", "N", positive, 0, "Maximum lines (default: inferred from the cursor)"),
-        ("--time-ms", "MS", positive, None, "Time limit in milliseconds (default: none)"),
+        ("--time-ms", "MS", positive, None, "Milliseconds from the first text (default: no limit)"),
         ("--temperature", "T", float, 0.0, "Sampling temperature; 0: greedy"),
         ("--prefix-tokens", "N", positive, 1536, "Maximum prompt tokens before the cursor"),
         ("--suffix-tokens", "N", count, 512, "Maximum prompt tokens after the cursor"),

@@ -4,111 +4,32 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import islice, takewhile
+
+from akunu_py.completion.syntax import (
+    PAIRS,
+    QUOTES,
+    STRINGS,
+    Syntax,
+    closer_of,
+    find_end,
+    is_long,
+    rest_of_string,
+    syntax_of,
+)
 
 _SCANNED = 40_000  # characters before the cursor; half as many after it
 _STATEMENT = 40  # maximum lines of a statement
-_PAIRS = {"(": ")", "[": "]", "{": "}"}
-_OPENERS = {closer: opener for opener, closer in _PAIRS.items()}
-_LONG = {'"""': '"""', "'''": "'''", "/*": "*/", "<!--": "-->", "--[[": "]]"}
-_SCRIPTS = (
-    *("js", "mjs", "cjs", "jsx", "javascript", "javascriptreact", "vue", "svelte"),
-    *("ts", "mts", "cts", "tsx", "typescript", "typescriptreact"),
-)
-_SHELLS = ("sh", "bash", "zsh", "ksh", "dash", "bats", "shellscript")
-_RUST = ("rs", "rust")
-# Quotes of strings that may span lines, by language or file suffix. Each kind is the quote and a
-# line break. A backslash between them means that the string has escapes.
-_LONG_QUOTES = {
-    **dict.fromkeys(_SCRIPTS, ("`\\\n",)),
-    **dict.fromkeys(_RUST, ('"\\\n',)),
-    **dict.fromkeys(_SHELLS, ('"\\\n', "'\n")),
-    **dict.fromkeys(("sql", "mysql", "pgsql", "postgresql"), ("'\n",)),
-    "go": ("`\n",),
-}
-_RAW_QUOTES = {
-    **dict.fromkeys(_RUST, r"(?<!\w)b?r#*\""),
-    **dict.fromkeys(
-        ("c", "cc", "cpp", "cxx", "h", "hh", "hpp", "hxx", "ino"),
-        r"(?<!\w)(?:u8|[uUL])?R\"[^\s()\\]{0,16}\(",
-    ),
-}
-_RAW = re.compile(r'b?r(#*)"|\w*R"([^\s()\\]{0,16})\(')
-_SHEBANG = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")
-_QUOTES = "\"'`"
+_OPENERS = {closer: opener for opener, closer in PAIRS.items()}
 _COMMENT = "#"  # any comment that ends with its line
-
-# Other strings end in their line. A quote inside or before a word is an apostrophe or a lifetime. A
-# very long string counts as code, because the search for its end takes too long. A regular
-# expression stands where no division can. #name {, #fff; and #define are not comments. Neither is
-# -- before a quote: it ends options. A here-document starts after <<WORD.
-_STRINGS = {
-    '"': r"\"(?:\\.|[^\"\\\n]){0,1000}+",
-    "'": r"(?<!\w)'(?:\\.|[^'\\\n]){0,1000}+",
-    "`": r"`[^`\n]{0,1000}+",
-    "/": r"(?:(?<=[(,=:!&|?;~])|(?<=[(,=:!&|?;~] )|(?<=return ))/(?![/*\s,)])"
-    r"(?:\\.|\[(?:\\.|[^\]\\\n]){0,300}+(?:\]|\Z)|[^/\\\[\n]){0,300}+",
-}
-_ENDS = {'"': '"', "'": r"'(?!\w)", "`": "`", "/": "/"}
-_OTHER = (
-    r"\"\"\"|(?<!')'''(?!')|(?<![^\s(){},;\[\]=])/\*|<!--|--\[\["
-    r"|(?<![^\s(=])<<[-~<]?([\"']?)[A-Z_]\w*\1(?=\W|\Z)"
-    r"|(?<!\S)(?://(?! *\$|=)|--(?!\S| *[\"'$])"
-    r"|#(?!!?[\[{(]|[\w-]+(?: ?[{(,.:>]|\))|[0-9a-fA-F]{3,8}[;,)]"
-    r"|(?:define|if|ifn?def|el(?:if|se)|endif|include|undef|pragma|error|(?:end)?region)\b))[^\n]*"
-    r"|(?<!\S):-?[()]|\\[()\[\]{}]|[()\[\]{}]"
-)
-# In a shell, a here-document may end with any word, and a backslash escapes a quote.
-_OTHER_OF_SHELL = r"(?<![^\s(=\d])<<-?([\"']?)[A-Za-z_]\w*\1(?=\W|\Z)|\\[\"'`]|" + _OTHER.replace(
-    r"\1", r"\2"
-)
-# The rest of a string, without its opening quote.
-_REST = {kind: re.compile(_STRINGS[kind].partition(kind)[2] + _ENDS[kind]) for kind in _QUOTES}
-# The text of an escaped string after its opening quote, with the closing one.
-_ESCAPED = {kind: re.compile(rf"(?s)(?:\\.|[^\\{kind}])*+{kind}") for kind in _QUOTES}
 _LABEL_LENGTH = 300  # maximum characters of a line with a label
 # Case labels and list numbers: `a | b)`, `1)`, `case $x in a)`, `;; b)`
 _PART = r"(?:\"[^\"\n]*\"|'[^'\n]*'|\\.|[^\s|;\"'])++"
 _LABEL = re.compile(rf"(?:.*(?:\bin|;[;&])[ \t]+|[ \t]*){_PART}(?:[ \t]*\|[ \t]*{_PART})*[ \t]*")
 _LEADING = re.compile(r"[)\]}]|\"\"\"|'''|\*/")
 _TOP_LINE = re.compile(r"\n(?=[^\s)\]}])")
-
-
-@dataclass(frozen=True, slots=True)
-class Syntax:
-    """The strings of a language."""
-
-    closed: re.Pattern[str]  # finds strings, comments and brackets
-    may_close: re.Pattern[str]  # also a string that is open at the end of the text
-    long_quotes: Mapping[str, str]  # the kind by its quote
-
-
-def syntax_of(path: str = "", language: str = "", prefix: str = "") -> Syntax:
-    """Return the syntax by the suffix of `path`, the language, or the first line of `prefix`."""
-    suffix = path.rpartition(".")[2].lower() if "." in path else ""
-    names = [suffix, language.lower(), "sh" if _SHEBANG.match(prefix) else ""]
-    known = (name for name in names if name in _LONG_QUOTES or name in _RAW_QUOTES)
-    return _make_syntax(next(known, ""))
-
-
-@cache
-def _make_syntax(name: str) -> Syntax:
-    """Return the syntax of a language or file suffix, "" for an unknown one."""
-    long_quotes = {kind[0]: kind for kind in _LONG_QUOTES.get(name, ())}
-    raw = [_RAW_QUOTES[name]] if name in _RAW_QUOTES else []
-    other = _OTHER_OF_SHELL if name in _SHELLS else _OTHER
-    other = "|".join([*raw, other, *map(re.escape, long_quotes)])
-    short = [kind for kind in _STRINGS if kind not in long_quotes]
-    return Syntax(
-        re.compile("|".join([other, *(_STRINGS[kind] + _ENDS[kind] for kind in short)])),
-        re.compile(
-            "|".join([other, *(rf"{_STRINGS[kind]}(?:{_ENDS[kind]}|\\?\Z)" for kind in short)])
-        ),
-        long_quotes,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +50,7 @@ class OpenBrackets:
     """
 
     def __init__(self, prefix: str, suffix: str, syntax: Syntax | None = None) -> None:
-        self._syntax = syntax or _make_syntax("")
+        self._syntax = syntax or syntax_of()
         window = prefix[-_SCANNED:]
         top = _TOP_LINE.search(window) if len(window) < len(prefix) else None
         if top is not None:
@@ -142,7 +63,7 @@ class OpenBrackets:
         self._above = [replace(each, at=each.at - self._start) for each in _match(found)[0]]
         found, self.inside = scan(self._syntax, self._before, self._above_inside, ended=False)
         self._open = _match([*self._above, *found])[0]
-        if self.inside in _STRINGS:
+        if self.inside in STRINGS:
             self._open.append(Bracket(self._before.rfind(self.inside), self.inside, True))
         self._closed_at: set[int] = set()  # positions of brackets closed after the cursor
         self._mark_closed(suffix)
@@ -171,7 +92,7 @@ class OpenBrackets:
     def depth(self, text: str) -> int:
         """Count the brackets open after `text`, without those closed after the cursor."""
         left = [each for each in _match(self._scan(text))[0] if each.at not in self._closed_at]
-        return sum(each.kind not in _STRINGS for each in left)
+        return sum(each.kind not in STRINGS for each in left)
 
     def imbalance(self, text: str) -> int:
         """Count the unmatched brackets of the cursor's line followed by `text`."""
@@ -179,9 +100,9 @@ class OpenBrackets:
         if self.inside:  # the cursor is in a comment or a string, so brackets inside it count
             line = self._before + text
             found = [
-                Bracket(at, _OPENERS.get(each, each), each in _PAIRS)
+                Bracket(at, _OPENERS.get(each, each), each in PAIRS)
                 for at, each in enumerate(line)
-                if each in _PAIRS or each in _OPENERS
+                if each in PAIRS or each in _OPENERS
             ]
         unmatched, excess, dropped = _match(found)
         return len(unmatched) + len(excess) + dropped
@@ -225,7 +146,7 @@ class OpenBrackets:
             if closed and inside.endswith("\n") and self._open:
                 self._closed_at.add(self._open[-1].at)
         else:
-            closed = inside in _STRINGS and len(re.findall(rf"(?<!\\){inside}", rest)) % 2 == 1
+            closed = inside in STRINGS and len(re.findall(rf"(?<!\\){inside}", rest)) % 2 == 1
         inside = self._mark_on_line(rest, below, inside if closed or inside == _COMMENT else "")
         self._mark_below(below, inside if is_long(inside) else "")
 
@@ -238,7 +159,7 @@ class OpenBrackets:
         """Mark brackets that the rest of the line closes; return the end state of `scan`."""
         deeper = takewhile(lambda line: width(line) > width(self._before), below.split("\n"))
         statement = "\n".join([rest, *islice(deeper, _STATEMENT)])
-        opened = sum(each.at >= 0 and each.kind in _PAIRS for each in self._open)
+        opened = sum(each.at >= 0 and each.kind in PAIRS for each in self._open)
         found, _ = scan(self._syntax, statement, inside)
         all_closed = len(_match(found)[1]) >= opened
         found, after = scan(self._syntax, rest, inside)
@@ -303,14 +224,13 @@ def scan(
         if at < 0:
             return found, inside
     elif is_long(inside):
-        end = _find_end(text, inside, 0)
+        end = find_end(text, inside, 0)
         if end is None:
             return found, inside
         found.append(Bracket(end[0], inside, False))
         at = end[1]
-    elif inside in _REST and (closed := _REST[inside].match(text)):
-        found.append(Bracket(closed.end() - 1, inside, False))
-        at = closed.end()
+    elif at := rest_of_string(text, inside):
+        found.append(Bracket(at - 1, inside, False))
     return _scan_code(syntax, text, at, found, ended, cursor)
 
 
@@ -329,7 +249,7 @@ def _scan_code(
         if token is None:
             if not here:
                 return found, inside
-            end = _find_end(text, here, line_end)
+            end = find_end(text, here, line_end)
             if end is None:
                 return found, here
             found.append(Bracket(end[0], here, False))
@@ -337,7 +257,7 @@ def _scan_code(
             continue
         start, at, kind = token.start(), token.end(), token.group()
         kind = syntax.long_quotes.get(kind, kind)
-        if kind in _PAIRS:
+        if kind in PAIRS:
             found.append(Bracket(start, kind, True))
         elif kind in _OPENERS:
             found.append(Bracket(start, _OPENERS[kind], False))
@@ -348,48 +268,21 @@ def _scan_code(
                 return found, kind
         elif is_long(kind):
             found.append(Bracket(start, kind, True))
-            end = _find_end(text, kind, at)
+            end = find_end(text, kind, at)
             if end is None:
                 return found, kind
             found.append(Bracket(end[0], kind, False))
             at = end[1]
-        elif kind[0] in _QUOTES and syntax.closed.match(text, start):
+        elif kind[0] in QUOTES and syntax.closed.match(text, start):
             if kind[0] == "'" and at == len(text) and not ended:
                 inside = kind[0]  # may still be an apostrophe
             elif start < cursor < at:
                 found += Bracket(start, kind[0], True), Bracket(at - 1, kind[0], False)
         elif at == len(text):
-            if kind[0] not in _STRINGS or kind.startswith("//"):
-                inside = _COMMENT if kind[0] not in ":\\" else ""
-            elif not ended:
-                inside = kind[0] if kind[0] in _QUOTES else ""
-
-
-def is_long(kind: str) -> bool:
-    """Return True if `kind` opens a string, comment or here-document of several lines."""
-    return kind in _LONG or kind.endswith("\n") or kind.startswith("<<") or bool(_RAW.match(kind))
-
-
-def closer_of(kind: str) -> str:
-    """Return the closing delimiter; for a here-document its word."""
-    if kind.endswith("\n"):
-        return kind[0]
-    if raw := _RAW.match(kind):
-        return f'){raw.group(2)}"' if raw.group(1) is None else f'"{raw.group(1)}'
-    return _PAIRS.get(kind) or _LONG.get(kind) or kind.strip("<-~\"'")
-
-
-def _find_end(text: str, kind: str, at: int) -> tuple[int, int] | None:
-    """Return the span of the first closing delimiter of `kind` after `at`."""
-    if kind.startswith("<<"):
-        found = re.compile(rf"(?m)^[ \t]*{closer_of(kind)}\b").search(text, at)
-        return found.span() if found else None
-    closer = closer_of(kind)
-    if kind.endswith("\\\n"):
-        ended = _ESCAPED[closer].match(text, at)
-        return (ended.end() - 1, ended.end()) if ended else None
-    start = text.find(closer, at)
-    return None if start < 0 else (start, start + len(closer))
+            if kind[0] in "#;%- \t" or kind.startswith("//"):
+                inside = _COMMENT
+            elif not ended and kind[0] in QUOTES:
+                inside = kind[0]
 
 
 def _is_closed_in(suffix: str, kind: str, syntax: Syntax) -> bool:
@@ -399,7 +292,7 @@ def _is_closed_in(suffix: str, kind: str, syntax: Syntax) -> bool:
         return scan(syntax, suffix)[1] == kind  # as code, a closing quote opens a new string
     if closer == kind:
         return suffix.count(closer) % 2 == 1
-    end = _find_end(suffix, kind, 0)
+    end = find_end(suffix, kind, 0)
     return end is not None and not 0 <= suffix.find(kind) < end[0]
 
 

@@ -19,12 +19,6 @@ from akunu_py.completion.prompt.layout import (
     name_files,
     relative,
 )
-from akunu_py.completion.prompt.next_edit import (
-    FORMATS,
-    EditAnswer,
-    find_edit_format,
-    make_edit_prompt,
-)
 from akunu_py.completion.prompt.related import RelatedFiles, names_near
 from akunu_py.completion.request import (
     CompleteOptions,
@@ -80,12 +74,9 @@ class Completer:
         """
         self.options = options
         self.code = CodeTokens(engine.tokens.tokenizer, engine.tokens.vocabulary)
-        # None if the model was not trained to predict changes, or to fill in the middle.
-        self.edit_format = find_edit_format(options.fim, self.code, engine.name)
-        fim = "none" if self.edit_format else options.fim
-        self.family = find_family(fim, self.code, engine.name)
+        # None if the model was not trained to fill in the middle.
+        self.family = find_family(options.fim, self.code, engine.name)
         others = [family.stop for family in load_families().values()]
-        others += [edit_format.stop for edit_format in FORMATS]
         ends = [self.family.stop] if self.family else others
         markers = tuple(token for stop in ends for token in stop)
         stops = engine.tokens.stop_tokens | self.code.marker_ids(markers)
@@ -113,7 +104,7 @@ class Completer:
         crlf = has_crlf(request)
         unix = with_unix_newlines(request) if crlf else request
         known = self.cache.find(request) if request.max_tokens else None
-        text = unix.prefix + (unix.suffix if self.family or unix.edits else "")
+        text = unix.prefix + (unix.suffix if self.family else "")
         if ended() == "cancelled":
             known = Completion("", "cancelled", Stats())
         elif known is None and not text.strip():
@@ -123,20 +114,6 @@ class Completer:
                 on_text(known.text)
             return KnownCompletion(known)
         return CompletionRun(self, loop, unix, ended, on_text, sampling, crlf=crlf)
-
-    def edit_prompt(self, request: CompletionRequest) -> tuple[Prompt, EditAnswer]:
-        """Return the prompt for the next change and the parser of its answer.
-
-        Raises UsageError if the model was not trained to predict changes.
-        """
-        if self.edit_format is None:
-            known = ", ".join(edit_format.name for edit_format in FORMATS)
-            raise UsageError(
-                f"{self.engine.name} is not known to predict edits; choose a format with --fim: "
-                f"{known}"
-            )
-        names = name_files(request.path, request.language, request.root, ())
-        return make_edit_prompt(self.code, self.edit_format, request, names)
 
     def prompt(self, request: CompletionRequest, loop: StepLoop | None = None) -> Prompt:
         """Return the prompt for `request`. loop: has the cached prefix (default: own)."""
@@ -222,12 +199,8 @@ class CompletionRun:
         self._on_text, self._crlf = on_text, crlf
         self._new: list[Event] = []  # text since the last step
         self._sampling = replace(sampling, temperature=request.temperature)
-        self._edit: EditAnswer | None = None
-        if request.edits is None:
-            self._prompt = completer.prompt(request, loop)
-        else:
-            self._prompt, self._edit = completer.edit_prompt(request)
-        self._stops = self._edit or CompletionStops(request)
+        self._prompt = completer.prompt(request, loop)
+        self._stops = CompletionStops(request)
         self._stats = Stats(prompt_tokens=len(self._prompt.tokens))
         fenced = completer.family is not None and completer.family.fenced
         self._fenced = fenced and not is_markdown(request.path, request.language)
@@ -244,7 +217,7 @@ class CompletionRun:
     def _begin_next(self) -> None:
         """Begin the next request: one token for each step of token healing, then the rest."""
         sampling, shared = self._sampling, self._completer.options
-        max_tokens = self._edit.room if self._edit else max(1, self._request.max_tokens)
+        max_tokens = max(1, self._request.max_tokens)
         if self._healed:
             allowed = self._completer.code.compatible_tokens(self._healed)
             sampling, max_tokens = replace(sampling, allowed_tokens=allowed), 1
@@ -349,9 +322,7 @@ class CompletionRun:
             self._reason = reason or self._reason or ("length" if self._out_of_tokens else "stop")
         assert self._reason is not None
         draft_only = sum(len(tokens) for tokens in self._prompt.draft_context)
-        stopped = self._reason == "stop"
-        change = self._edit.change(self._output) if self._edit and stopped else None
-        made = Completion(self._cut.text, self._reason, self._stats, draft_only, change=change)
+        made = Completion(self._cut.text, self._reason, self._stats, draft_only)
         self._completer.cache.add(self._request, made)
         return with_crlf(made) if self._crlf else made
 

@@ -34,9 +34,8 @@ class CompletionCache:
         self._lock = threading.Lock()
 
     def add(self, request: CompletionRequest, completion: Completion) -> None:
-        """Add a completion, but not of a cancelled request, a prefill or a next edit."""
-        is_text = request.max_tokens and request.edits is None
-        if completion.finish_reason != "cancelled" and is_text:
+        """Add a completion, but not of a cancelled request or a prefill."""
+        if completion.finish_reason != "cancelled" and request.max_tokens:
             if has_crlf(request):
                 request = with_unix_newlines(request)
                 completion = replace(completion, text=completion.text.replace("\r\n", "\n"))
@@ -88,4 +87,4 @@ def typed_since(earlier: CompletionRequest, request: CompletionRequest) -> str |
 
 def _limits(request: CompletionRequest) -> tuple[object, ...]:
     """Return the fields that two requests must share, besides the texts and max_tokens."""
-    return request.path, request.language, request.max_lines, request.temperature, request.edits
+    return request.path, request.language, request.max_lines, request.temperature

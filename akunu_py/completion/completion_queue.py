@@ -2,7 +2,8 @@
 
 A cached completion is returned in the caller's thread; all other callbacks run in the model's.
 Work ahead (a prefill, or the completion after the last one) runs while no request waits. The next
-completion is made after a pause or an acceptance, because typing makes most of them useless.
+completion is made after a pause or an acceptance, because typing makes most of them useless. For
+the same reason `Pace` delays the requests of a fast typist.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from akunu_py.completion.completion_cache import CompletionCache, typed_since
+from akunu_py.completion.pace import Pace
 from akunu_py.completion.prompt.project_imports import imported_files
 from akunu_py.completion.request import (
     Completion,
@@ -68,6 +71,10 @@ class QueueOptions:
     saves_power: Callable[[], bool] = lambda: False  # True: nothing is made ahead
 
 
+def _begun() -> None:
+    """Do nothing for a ticket that is not delayed."""
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """One request in the queue. `cancel` is thread-safe."""
@@ -78,6 +85,8 @@ class Ticket:
     on_text: Callable[[str], None] = lambda text: None  # gets parts as they become certain
     ahead: bool = False  # no client waits for it
     supersedes: bool = True  # False: a newer request on its channel cancels it instead
+    paced: bool = True  # False: runs at once
+    begin: Callable[[], None] = _begun  # ends the delay before it runs
     sent: int = 0  # characters passed to on_text
     done: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -85,6 +94,7 @@ class Ticket:
     def cancel(self) -> None:
         """Cancel within one pass. `on_done` still runs, with the reason "cancelled" if in time."""
         self.cancelled.set()
+        self.begin()
 
     def send(self, text: str) -> None:
         """Call `on_text` with the new part of `text`, the completion so far."""
@@ -117,6 +127,7 @@ class CompletionQueue:
         self._load = load
         self._completer: Completer | None = None
         self._cache = CompletionCache()
+        self._clock, self._paces = clock, defaultdict[str, Pace](Pace)  # by channel
         self._lock = threading.Lock()
         self._latest: dict[str, Ticket] = {}  # by channel
         self._waiting: set[Ticket] = set()  # queued tickets of clients
@@ -144,7 +155,7 @@ class CompletionQueue:
     def submit(self, ticket: Ticket) -> None:
         """Queue a request, or answer it at once from the completion cache.
 
-        The completion in an excluded file is empty; excluded files and edits are dropped. It
+        The completion in an excluded file is empty; excluded files are dropped. It
         cancels the earlier request on its channel, or takes over its completion if that starts with
         the text typed since. A request for a prefill cancels nothing.
         """
@@ -154,7 +165,11 @@ class CompletionQueue:
             self.finish(ticket, Failed(error))
             return
         if is_excluded(ticket.request.path, self._exclude):
-            self.finish(ticket, Completion("", "stop", Stats()))
+            with self._lock:
+                previous = self._latest.get(ticket.channel) if ticket.request.max_tokens else None
+            if previous is not None:
+                previous.cancel()
+            self.finish(ticket, Completion("", "stop", Stats(), excluded=True))
             return
         if not ticket.request.max_tokens:
             ticket.ahead = True
@@ -174,7 +189,7 @@ class CompletionQueue:
         if previous is not None:
             previous.cancel()
         if cached is None:
-            self._put(ticket)
+            self._delay(ticket)
         else:
             ticket.send(cached.text)
             self._make_next(ticket, cached)
@@ -182,6 +197,8 @@ class CompletionQueue:
 
     def accepted(self) -> None:
         """Make the next completion now, because the user accepted the last one."""
+        with self._lock:
+            self._paces.clear()  # the rhythm of typing ends
         if ticket := self._take_next():
             self._submit_ahead(ticket)
 
@@ -193,6 +210,10 @@ class CompletionQueue:
         self._take_next()
         with self._lock:
             self._draining = True
+            delayed = list(self._open)
+        for each in delayed:
+            each.begin()
+        with self._lock:
             if drain:
                 self._all_done.wait_for(lambda: not self._open, timeout)
             self._closing = True
@@ -219,6 +240,36 @@ class CompletionQueue:
     def _get_completer(self, loop: StepLoop) -> Completer:
         assert self._completer is not None
         return self._completer
+
+    def _delay(self, ticket: Ticket) -> None:
+        """Queue the job of a client after the delay that its typing speed justifies."""
+        seconds, on_battery = 0.0, self.saves_power()
+        with self._lock:
+            self._open.add(ticket)
+            if ticket.channel and ticket.paced:
+                pace = self._paces[ticket.channel]
+                seconds = pace.delay(self._clock(), on_battery=on_battery)
+
+        def begin() -> None:
+            with self._lock:
+                if ticket.begin is not begin:
+                    return
+                ticket.begin = _begun
+                self._paces[ticket.channel].begin(self._clock())
+            timer.cancel()
+            if ticket.cancelled.is_set():
+                self.finish(ticket, Completion("", "cancelled", Stats()))
+            else:
+                self._put(ticket)
+
+        timer = threading.Timer(seconds, begin)
+        timer.daemon, ticket.begin = True, begin
+        timer.start() if seconds else begin()
+
+    def note_text(self, ticket: Ticket) -> None:
+        """Note the first text of a request, for its latency."""
+        with self._lock:
+            self._paces[ticket.channel].text(self._clock())
 
     def _put(self, ticket: Ticket) -> None:
         """Queue a job, with the closed files that the buffer imports."""
@@ -268,6 +319,8 @@ class CompletionQueue:
     def _on_event(self, served: _ServedTicket, event: Event) -> None:
         if isinstance(event, Finished | Failed):
             ticket, done = served.ticket, self._outcome(served, event)
+            if isinstance(done, Completion) and done.finish_reason != "cancelled":
+                self.note_text(ticket)
             with self._lock:
                 if self._ahead is served.first:
                     self._ahead = None
@@ -328,7 +381,7 @@ class _ServedTicket:
         self.request = ticket.request
         self.first = self.ticket = ticket
         self.text = ""
-        self._timed_out: Callable[[], CompletionReason | None] | None = None  # None: not begun
+        self._timed_out: EndCheck | None = None  # None: no text yet
 
     def ended(self) -> CompletionReason | None:
         """Return the reason to end now, None to continue; called between two passes.
@@ -338,21 +391,22 @@ class _ServedTicket:
         """
         if self.ticket.done:  # with the completion of an earlier ticket
             return "cancelled"
-        if self._timed_out is None:
-            self._timed_out = time_limit(self.request.seconds)
         newest = self._queue.newest(self.ticket.channel)
         if newest is not None and newest is not self.ticket and self._fits(newest):
             superseded, self.ticket = self.ticket, newest
-            self._timed_out = time_limit(newest.request.seconds)
+            self._timed_out = None
             self._queue.reassign(superseded, newest)
             self.add("")
-        return self._timed_out() if self._queue.is_wanted(self.ticket) else "cancelled"
+        if not self._queue.is_wanted(self.ticket):
+            return "cancelled"
+        if self.text and self._timed_out is None:  # no limit for the prefill, or no text would come
+            self._timed_out = time_limit(self.ticket.request.seconds)
+        return self._timed_out() if self._timed_out else None
 
     def _fits(self, ticket: Ticket) -> bool:
         """Return True if the text so far starts with the text typed before `ticket`."""
         typed = typed_since(self.request, ticket.request)
-        is_text = self.request.max_tokens and self.request.edits is None
-        if typed is None or ticket.cancelled.is_set() or not is_text:
+        if typed is None or ticket.cancelled.is_set() or not self.request.max_tokens:
             return False
         same = ticket.request.suffix == self.request.suffix
         another = self.request.temperature and not typed  # the client requests another sample
@@ -360,6 +414,8 @@ class _ServedTicket:
 
     def add(self, text: str) -> None:
         """Send the new text to the client."""
+        if text and not self.text:
+            self._queue.note_text(self.ticket)
         self.text += text
         self.ticket.send(self.rest(self.text))
 
@@ -385,6 +441,7 @@ def submit_with_alternatives(queue: CompletionQueue, ticket: Ticket, count: int)
     temperature = ticket.request.temperature or _TEMPERATURE
     sample, on_done = replace(ticket.request, temperature=temperature), ticket.on_done
     found: list[Completion] = []
+    ticket.paced = not count  # the user requests alternatives with a key
 
     def add(done: Completion | Failed) -> None:
         if isinstance(done, Failed) or done.finish_reason == "cancelled":
@@ -392,13 +449,14 @@ def submit_with_alternatives(queue: CompletionQueue, ticket: Ticket, count: int)
             return
         found.append(done)
         if len(found) <= count:
-            more = Ticket(sample, add, ticket.channel, supersedes=False)
+            more = Ticket(sample, add, ticket.channel, supersedes=False, paced=False)
             more.cancelled = ticket.cancelled  # shared
             queue.submit(more)
             return
-        texts = dict.fromkeys(each.text for each in found if each.text.strip())
-        texts.pop(found[0].text, None)
-        on_done(replace(found[0], alternatives=tuple(texts)))
+        # Texts that look the same are one.
+        texts = {each.text.rstrip(): each.text for each in reversed(found) if each.text.strip()}
+        texts.pop(found[0].text.rstrip(), None)
+        on_done(replace(found[0], alternatives=tuple(reversed(texts.values()))))
 
     ticket.on_done = add
     queue.submit(ticket)
@@ -422,9 +480,6 @@ def is_excluded(path: str, patterns: Sequence[str]) -> bool:
 
 
 def without_excluded(request: CompletionRequest, patterns: Sequence[str]) -> CompletionRequest:
-    """Return the request without the files and edits whose paths match the patterns."""
+    """Return the request without the files whose paths match the patterns."""
     files = tuple(file for file in request.files if not is_excluded(file.path, patterns))
-    edits = request.edits
-    if edits is not None:
-        edits = tuple(edit for edit in edits if not is_excluded(edit.path, patterns))
-    return replace(request, files=files, edits=edits)
+    return replace(request, files=files)

@@ -28,25 +28,6 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class BufferEdit:
-    """A past change in a file: `before` became `after`, both with some context."""
-
-    path: str
-    before: str
-    after: str
-    line: int = 0  # number of the first line, from 0
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A predicted change: `lines` replace the lines first:last of the buffer, from 0."""
-
-    first: int
-    last: int
-    lines: tuple[str, ...]  # without their ends
-
-
-@dataclass(frozen=True, slots=True)
 class CompletionRequest:
     """The buffer around the cursor, its project and the limits."""
 
@@ -59,21 +40,20 @@ class CompletionRequest:
     recent: tuple[str, ...] = ()  # copied, changed or visited texts, the last one first
     max_tokens: int = DEFAULT_COMPLETION_TOKENS  # 0 only prefills the prompt
     max_lines: int = 0  # 0: inferred from the cursor position
-    seconds: float | None = None  # time limit; then the best text so far is returned
+    seconds: float | None = None  # time limit from the first text on; returns the text so far
     temperature: float = 0.0  # 0 is greedy
-    edits: tuple[BufferEdit, ...] | None = None  # to request the next change; the last one last
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The text that belongs at the cursor, maybe empty, or the next change."""
+    """The text that belongs at the cursor, maybe empty."""
 
     text: str
     finish_reason: CompletionReason  # "length": max_tokens, max_lines or the context ended it
     stats: Stats
     draft_context_tokens: int = 0  # of the buffer and other files, drafted from only
     reused: bool = False  # the rest of an earlier completion, without a pass
-    change: Change | None = None
+    excluded: bool = False  # the settings exclude the file
     alternatives: tuple[str, ...] = ()  # other samples, without repeated and empty ones
 
 
@@ -81,7 +61,7 @@ class Completion:
 class CompleteOptions:
     """Options that all requests of a completer share; budgets shrink with a short context."""
 
-    fim: str = "auto"  # a fill-in-the-middle family or edit format; "none": plain continuation
+    fim: str = "auto"  # a fill-in-the-middle family; "none": plain continuation
     prefix_tokens: int = 1536  # prompt tokens before the cursor at most
     suffix_tokens: int = 512  # after it
     file_tokens: int = 3072  # of other files

@@ -21,8 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from akunu_py.completion.brackets import OpenBrackets, overlap, syntax_of, width
+from akunu_py.completion.brackets import OpenBrackets, overlap, width
 from akunu_py.completion.request import CompletionRequest
+from akunu_py.completion.syntax import syntax_of
 
 _LONGEST = 20_000  # maximum characters of the cursor's line, and of each side for other rules
 _LEADING_LINES = 2  # maximum empty lines before the first line of code
@@ -36,19 +37,19 @@ _HEADER = re.compile(
     r"\s*(?:(?:local|return|export|default|public|private|protected|internal|static|abstract|final"
     r"|sealed|partial|async|open|[\w.]+ *=)\s+)*(?:(?:class|struct|interface|enum|namespace|trait"
     r"|impl|module|def|if|unless|while|until|for|case|switch|begin|elsif|when)\b|function\b[^;{]*\)\s*$"
-    r"|[\w-]+\(\)\s*$|[^\s()]+(?:\s*\|\s*[^\s()]+)*\)\s*$"
+    r"|[\w-]+\(\)\s*$|[^\s()|]+(?:\s*\|\s*[^\s()|]+)*\)\s*$"
     r"|sub\s+[\w:]+\s*$|=(?:head\d|item|over|begin|for)\b)"
 )
 # A tag at the end of its line, or an unfinished one; void elements open no block.
 _TAG = re.compile(
     r"\s*<(?:[^\n]*<)?"
-    r"(?!(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr)\b[^\n]*>)"
-    r"[A-Za-z][\w.:-]*(?:\s[^<>\n]*)?(?:(?<!/)>)?\s*$"
+    r"(?!(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr)\b[^<>\n]*>)"
+    r"[A-Za-z][\w.:-]*(?:\s[^<>\n]*+)?(?:(?<!/)>)?\s*$"
 )
 # The end of a line that continues on the next one.
 _UNFINISHED = re.compile(r"(?:[,\\=+|]|&&|(?<![-+])-|\b(?:and|or|not|in))\s*$")
 _DECORATOR = re.compile(
-    r"(?:\s*(?:@[\w.:]+[ \t]*(?:\((?:[^()]|\([^()]*\))*\))?|#!?\[[^\n]*\]|\[[A-Z][^\n]*\])"
+    r"(?:\s*(?:@(?!file:)[\w.:]+(?:[ \t]*\((?:[^()]|\([^()]*\))*\))?|#!?\[[^\n]*\]|\[[A-Z][^\n]*\])"
     r"[ \t]*(?:\n|$))+"
 )
 _ALLMAN = re.compile(r"\n[ \t]*\{[ \t]*\n")  # a brace alone in its line

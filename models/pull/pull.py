@@ -58,10 +58,11 @@ _PIP_STALLED_S = 120.0  # cancel a download with less than _MINIMUM new bytes in
 _MINIMUM = 64 << 10  # bytes
 _LOG_END = 1 << 20  # bytes read from the end of pip's log
 # pip reports a network failure in lines like these; its last line only says that it found nothing.
-_NETWORK_LINE = re.compile(r"Retrying|Could not fetch URL|ERROR|\w+Error")
+_NETWORK_LINE = re.compile(r"Retrying|Could not fetch URL|ERROR|\b\w+Error")
 _NETWORK_CAUSE = re.compile(
-    r"\[Errno -?\d+\] [\w ,]+|[\w ]*name resolution|[\w ]*timed out|certificate verify failed"
-    r"|cannot connect to proxy|connection (?:refused|reset|aborted)[\w ]*|network is unreachable",
+    r"\[Errno -?\d+\] [\w ,]+|(?<![\w ])[\w ]*(?:name resolution|timed out)"
+    r"|certificate verify failed|cannot connect to proxy"
+    r"|connection (?:refused|reset|aborted)[\w ]*|network is unreachable",
     re.IGNORECASE,
 )
 

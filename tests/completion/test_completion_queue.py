@@ -20,6 +20,7 @@ from akunu_py.completion.completion_queue import (
     Ticket,
     submit_with_alternatives,
 )
+from akunu_py.completion.pace import Pace
 from akunu_py.completion.request import Completion, CompletionRequest, EndCheck
 from akunu_py.decoding.events import Failed, Finished
 from akunu_py.decoding.generate.step_loop import StepLoop
@@ -284,6 +285,15 @@ def failure(done: Completion | Failed) -> str:
     return describe(done.error)
 
 
+def test_the_time_limit_starts_with_the_first_text(host: Host, engine: Engine) -> None:
+    """A prefill may take longer than the limit, and the text still comes."""
+    request = CompletionRequest(LONG, max_tokens=12, seconds=1e-6)
+    done = host.answer(request)
+    assert done.finish_reason == "time"
+    assert done.text
+    assert complete(Completer(engine), replace(request, seconds=None)).text.startswith(done.text)
+
+
 def test_a_bad_request_and_a_bug_fail_alone(host: Host) -> None:
     def broken(requested: Requested) -> None:
         raise RuntimeError("no reader")
@@ -339,6 +349,60 @@ def test_closing_answers_every_request(engine: Engine) -> None:
     assert {each.reason for each in requested} == {"cancelled"}
 
 
+def test_requests_of_a_fast_typist_wait_for_a_pause() -> None:
+    """Of text that would come after the next key, only the last is made; by key, at once."""
+    now, made = [0.0], []
+    done: dict[str, str] = {}
+
+    def complete(request: CompletionRequest, *_: Any) -> Completion:
+        made.append(request.prefix)
+        now[0] += 0.5 if request.prefix == "a" else 0.0
+        return Completion("x", "stop", Stats())
+
+    def submit(prefix: str, count: int = 0) -> Ticket:
+        def on_done(outcome: Completion | Failed) -> None:
+            assert isinstance(outcome, Completion)
+            done[prefix] = outcome.finish_reason
+
+        ticket = Ticket(CompletionRequest(prefix), on_done, "buffer")
+        submit_with_alternatives(queue, ticket, count)
+        return ticket
+
+    queue = CompletionQueue(lambda: ScriptedLoop("x", complete), clock=lambda: now[0])
+    queue.start()
+    submit("a")
+    until(lambda: "a" in done)
+    for prefix in "bcdef":
+        now[0] += 0.05
+        submit(prefix)
+    until(lambda: "f" in done)
+    assert made == ["a", "f"]
+    assert done == {"a": "stop", **dict.fromkeys("bcde", "cancelled"), "f": "stop"}
+    now[0] += 0.05
+    submit("g").cancel()  # while it waits
+    submit("h", 1)
+    assert done["g"] == "cancelled"
+    assert queue.close(60, drain=True)
+    assert done["h"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("gap", "latency", "expected"),
+    [(0.15, 0.0, 0.0), (0.15, 0.02, 0.0), (0.15, 0.3, 0.195), (0.5, 0.3, 0.0), (0.9, 2.0, 1.0),
+     (2.0, 3.0, 0.0)],
+)  # fmt: skip
+def test_the_delay_follows_typing_and_latency(gap: float, latency: float, expected: float) -> None:
+    pace, now = Pace(), 0.0
+    pace.delay(now)
+    pace.begin(now)
+    pace.text(now + latency)
+    for _ in range(5):
+        now += gap
+        delay = pace.delay(now)
+    assert delay == pytest.approx(expected)
+    assert pace.delay(now + 2, on_battery=True) == 0.1
+
+
 @pytest.mark.long
 def test_an_idle_model_is_unloaded_and_loaded_again(engine: Engine) -> None:
     host = Host(engine, QueueOptions(0.2))
@@ -352,7 +416,7 @@ def test_an_idle_model_is_unloaded_and_loaded_again(engine: Engine) -> None:
 
 def test_alternatives_come_together_and_supersede_nothing() -> None:
     """Repeated and empty ones are dropped. A newer request is served instead of them."""
-    texts = iter(["a", "b", "a", " ", "b", "c"])
+    texts = iter(["a", "b", "a\n", " ", "b ", "c"])
     done: dict[str, Any] = {}
     newer = Ticket(CompletionRequest("newer"), lambda its: done.update(newer=its), "buffer")
 

@@ -23,7 +23,6 @@ from pygls.lsp.client import LanguageClient
 from akunu_py.completion.completion_cache import CompletionCache
 from akunu_py.completion.protocols.lsp import (
     CONTEXT,
-    NEXT_EDIT,
     PART,
     LanguageServer,
     OpenDocument,
@@ -292,28 +291,6 @@ async def test_a_client_can_show_and_accept_parts_of_an_answer(
     assert accepted.call_count >= 2  # a pause in typing calls it, too
     assert await editor.leave() == 0
     assert editor.parts.empty()
-
-
-async def test_the_next_edit_follows_from_earlier_edits(editor: Editor, tmp_path: Path) -> None:
-    (tmp_path / "model").touch()
-    await editor.serve(Ghost(tmp_path).load)
-    editor.open("file:///a.py", "😀 old\nb\nold = 1\n")
-
-    async def submit(**params: Any) -> Any:
-        sent = {"textDocument": {"uri": "file:///a.py"}, "position": lsp.Position(0, 1)}
-        return await editor.client.protocol.send_request_async(NEXT_EDIT, sent | params)
-
-    assert await submit() is None
-    editor.change("file:///a.py", (0, 3, 0, 6, "new"))
-    edit = await submit()
-    assert (edit.first, edit.last, edit.lines) == (2, 3, ["new = 1"])
-    await editor.accept(edit.command)
-    editor.change("file:///a.py", (2, 0, 3, 0, "new = 1\n"))
-    assert await submit() is None
-    for wrong in ({"textDocument": None}, {"textDocument": {"uri": "file:///b"}}, {"position": 3}):
-        with pytest.raises(JsonRpcException, match=r"invalid params|not open"):
-            await submit(**wrong)
-    assert await editor.leave() == 0
 
 
 async def test_context_of_the_client_is_in_requests(editor: Editor, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.types import Stats
-from tests.support.command import AKUNU, assert_one_line_error, run_here, until
+from tests.support.command import AKUNU, run_here, until
 from tests.support.paths import DOCS
 from tests.support.scripted_loop import ScriptedLoop
 from tests.support.tiny_fim import sentence_piece, write_model
@@ -41,6 +41,7 @@ class Helper:
         command = [*AKUNU, "complete", "--no-answer-cache", *options, "--model", str(model)]
         pipe: Any = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+        self.hello: list[dict[str, Any]] = []
 
     def send(self, *lines: Any) -> None:
         assert self.process.stdin is not None
@@ -51,13 +52,18 @@ class Helper:
 
     def read(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        reply: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return reply
+        while True:
+            reply: dict[str, Any] = json.loads(self.process.stdout.readline())
+            if "hello" not in reply:
+                return reply
+            self.hello.append(reply["hello"])
 
     def end(self) -> tuple[int, list[dict[str, Any]], bytes]:
         """Closes stdin -> exit code, the replies that were left, stderr."""
         out, error = self.process.communicate(timeout=120)
-        return self.process.returncode, [json.loads(line) for line in out.splitlines()], error
+        replies = [json.loads(line) for line in out.splitlines()]
+        self.hello += [reply["hello"] for reply in replies if "hello" in reply]
+        return self.process.returncode, [each for each in replies if "hello" not in each], error
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +75,11 @@ def helper(starter: StoredModel) -> Iterator[Helper]:
         code, left, warning = made.end()
         assert (code, left) == (0, [])
         assert b"not known to fill in the middle" in warning
+        assert warning.count(b"ignored unknown fields: colour, x") == 1
+        first, *_, last = made.hello
+        assert (first["ready"], last["ready"]) == (False, True)
+        assert first["model"] == str(starter.path)
+        assert {"id", "prefix", "channel"} <= set(first["fields"])
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +146,14 @@ def test_garbage_is_named_and_survived(helper: Helper) -> None:
         ("files", {}, "files: Input should be a valid array"),
         ("stream", "yes", "stream: Input should be a valid boolean"),
         ("alternatives", 5, "less than or equal to 4"),
-        ("colour", "red", "colour: Extra inputs are not permitted"),
     ]:
         helper.send({"id": "bad", "prefix": "x"} | {field: value})
         reply = helper.read()
         assert reply["id"] == "bad"
         assert words in reply["error"]
+    for _ in range(2):
+        helper.send({"id": 1, "prefix": "x", "max_tokens": 1, "colour": "red", "x": math.nan})
+        assert helper.read()["finish_reason"]
     helper.send({"id": 1, "prefix": "x", "max_tokens": 0, "alternatives": 1})
     assert "alternatives need a completion" in helper.read()["error"]
     helper.send(b"\n", b"  \r\n", {"id": 1, "prefix": "import numpy as n", "alternatives": 1})
@@ -161,7 +174,7 @@ def test_half_a_line_then_the_end(helper: Helper) -> None:
     helper.send({"id": 1, "prefix": "import numpy as n", "suffix": "\n"}, b'{"id": 2, "pre')
     code, replies, error = helper.end()
     assert code == 0
-    assert error.count(b"\n") == 1  # the line about the model
+    assert error.count(b"\n") == 2  # the lines about the model and about unknown fields
     assert b"fill in the middle" in error
     assert sorted((str(r["id"]), r.get("text")) for r in replies) == [("1", "p"), ("None", None)]
 
@@ -206,7 +219,17 @@ def test_an_acceptance_prepares_the_next_completion_except_on_battery(battery: b
     lines.handle(b'{"accepted": 1}')
     until(lambda: made == (["a"] if battery else ["a", "atext"]))
     assert queue.close(60)
-    assert replies[0].get("battery") == (battery or None)
+
+
+def test_an_unknown_model_answers_the_open_request() -> None:
+    helper = Helper(Path("nonesuch"))
+    helper.send({"id": 7, "prefix": "x"})
+    reply = helper.read()
+    assert reply["id"] == 7
+    assert "nonesuch" in reply["error"]
+    code, left, error = helper.end()
+    assert (code, left) == (1, [])
+    assert b"nonesuch" in error
 
 
 def test_limits_of_the_command_hold_where_a_request_sets_none() -> None:
@@ -223,7 +246,9 @@ def test_completion_has_a_model_of_its_own(tmp_path: Path, starter: StoredModel)
     settings = tmp_path / "akunu" / "settings.toml"
     settings.parent.mkdir()
     settings.write_text('model = "starter"\ncompletion_model = "nonesuch"\n')
-    assert_one_line_error(run_here("complete", env=env), 1, "nonesuch")
+    done = run_here("complete", env=env)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "nonesuch" in done.stderr
     settings.write_text('model = "nonesuch"\ncompletion_model = "starter"\n')
     done = run_here("complete", env=env)
     assert done.returncode == 0

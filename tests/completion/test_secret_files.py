@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from akunu_py.completion.completion_queue import CompletionQueue, is_excluded
-from akunu_py.completion.request import BufferEdit, Completion, CompletionRequest, SourceFile
+from akunu_py.completion.completion_queue import CompletionQueue, Ticket, is_excluded
+from akunu_py.completion.request import Completion, CompletionRequest, EndCheck, SourceFile
+from akunu_py.decoding.events import Failed
 from akunu_py.settings import SECRET_FILES
 from akunu_py.types import Stats
-from tests.support.command import assert_one_line_error, run_here
+from tests.support.command import assert_one_line_error, run_here, until
 from tests.support.scripted_loop import ScriptedLoop
 from tests.support.tiny_fim import sentence_piece, write_model
 
@@ -27,6 +29,18 @@ SECRET = [
     "/app/secrets.yaml",
     "/home/me/.ssh/id_ed25519",
     "/home/me/.netrc",
+    "/app/prod.env",
+    "/app/secret.yaml",
+    "/home/me/.npmrc",
+    "/home/me/.pypirc",
+    "/app/credentials.json",
+    "/app/prod.tfvars",
+    "/app/terraform.tfstate",
+    "/home/me/kubeconfig",
+    "/app/AuthKey.p8",
+    "/app/release.keystore",
+    "/home/me/.aws/config",
+    "/home/me/.ssh/config",
     "vscode-remote://ssh-remote%2Bhost/home/me/%2Eenv",
     "git:/home/me/app/.env?%7B%22ref%22%3A%22HEAD%22%7D",
     "untitled:.env.local",
@@ -57,7 +71,7 @@ def test_a_pattern_with_a_slash_matches_the_end_of_a_path() -> None:
 
 
 def test_secrets_never_reach_the_model() -> None:
-    """Neither in the buffer, which is not prefilled either, nor as other files or edits."""
+    """Neither in the buffer, which is not prefilled either, nor as other files."""
     reached: list[CompletionRequest] = []
 
     def complete(request: CompletionRequest, *_: Any) -> Completion:
@@ -69,16 +83,34 @@ def test_secrets_never_reach_the_model() -> None:
     for path in SECRET:
         for tokens in (2, 0):
             done = queue.complete(CompletionRequest("KEY=", path=path, max_tokens=tokens))
-            assert (done.text, done.finish_reason) == ("", "stop")
+            assert (done.text, done.finish_reason, done.excluded) == ("", "stop", True)
     files = tuple(SourceFile(path, "TOKEN = 1\n") for path in [*SECRET, "/app/b.py"])
-    edits = tuple(BufferEdit(path, "a", "b") for path in [*SECRET, "/app/b.py"])
     request = CompletionRequest("a = ", path="/app/a.py", files=files)
-    for each in (replace(request, max_tokens=0), request, replace(request, edits=edits)):
+    for each in (replace(request, max_tokens=0), request):
         queue.complete(each)
     assert queue.close(60, drain=True)
-    assert [request.path for request in reached] == ["/app/a.py"] * 3
-    assert [[file.path for file in request.files] for request in reached] == [["/app/b.py"]] * 3
-    assert [edit.path for edit in reached[-1].edits or ()] == ["/app/b.py"]
+    assert [request.path for request in reached] == ["/app/a.py"] * 2
+    assert [[file.path for file in request.files] for request in reached] == [["/app/b.py"]] * 2
+
+
+def test_a_request_in_an_excluded_file_cancels_the_older_one_of_its_channel() -> None:
+    done: dict[str, Completion | Failed] = {}
+
+    def complete(request: CompletionRequest, ended: EndCheck, _: Any) -> Completion:
+        until(ended)
+        return Completion("", ended() or "stop", Stats())
+
+    queue = CompletionQueue(lambda: ScriptedLoop("x", complete))
+    queue.start()
+    for path in ("a.py", ".env"):
+        ticket = Ticket(
+            CompletionRequest("x", path=path), partial(done.__setitem__, path), "buffer"
+        )
+        queue.submit(ticket)
+    until(lambda: len(done) == 2)
+    assert queue.close(60)
+    reasons = {path: getattr(each, "finish_reason", "") for path, each in done.items()}
+    assert reasons == {"a.py": "cancelled", ".env": "stop"}
 
 
 @pytest.fixture
@@ -106,6 +138,7 @@ def test_the_setting_reaches_json_lines(directory: Path, settings: Path) -> None
         for path in ("/app/a.private", "/app/.env")
     )
     done = run_here("complete", "--no-answer-cache", "--model", str(directory), stdin=text)
-    replies = {reply["id"]: reply for reply in map(json.loads, done.stdout.splitlines())}
+    lines = map(json.loads, done.stdout.splitlines())
+    replies = {reply["id"]: reply for reply in lines if "hello" not in reply}
     assert replies["/app/a.private"]["stats"]["generated_tokens"] == 0
     assert replies["/app/.env"]["stats"]["generated_tokens"] == 2

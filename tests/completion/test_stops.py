@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from akunu_py.completion.brackets import OpenBrackets
 from akunu_py.completion.request import CompletionRequest
 from akunu_py.completion.stops import CompletionStops
+from akunu_py.completion.syntax import syntax_of
 
 
 def kept(prefix: str, suffix: str, output: str, path: str = "", **more: Any) -> str:
@@ -63,6 +64,7 @@ FUNCTION = "def f(n):\n"
         ("a()\n", "", "def g():\n    b()\n\n    c()\nd()\n", "def g():\n    b()\n\n    c()"),
         ("a()\n", "", "\n@b\ndef c():\n    d()\ne()\n", "\n@b\ndef c():\n    d()"),
         ("a()\n", "", "b()\nc()\n", "b()"),
+        ("", "", '@file:JvmName("A")\n\npackage a\n', '@file:JvmName("A")'),
         # More code behind the cursor: this line, without what is there.
         ("f(", ", b)", "a, b)\ng()", "a"),
         ("f(", ")", "a, b)\ng()", "a, b"),
@@ -336,6 +338,40 @@ def test_brackets() -> None:
     assert depth("x = /[)]/; s = `(`; -- (\n/* ( */ (") == 1
     assert depth("{ ( }") == 0  # what was left open inside is closed too
     assert depth("f(function() { a) b") == 2
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "depth"),
+    [
+        ("python", "int(a // b", 1),
+        ("python", "f(a, /*b, /", 1),
+        ("python", "f(r'[(]', rb'[', f'{', \"'\", x#(", 1),
+        ("shellscript", "(rm -rf ${dir}/*; ls //", 1),
+        ("shellscript", "x=${#a} ${b#(} $'\\'(' # (\n(", 1),
+        ("shellscript", "(cat <<-end\n(\n\tend\n", 1),
+        ("perl", "($a // $b, $#{x}, 1", 1),
+        ("javascript", "class A { #x = (1); get #y() {", 2),
+        ("typescript", "f(`(${a}\\`\n[`, x", 1),
+        ("lua", "f(#t, [[\n(]], --[==[ ( ]] ]==] 'x(' -- (", 1),
+        ("csharp", '(@"C:\\", $@"a""(" + x', 1),
+        ("rust", "fn f<'a>(x: &'a str, y: '(', r#\"(\"#", 1),
+        ("ruby", "f(<<~text, 1\n  (\n  text\n# (\n=begin\n(\n=end\n", 1),
+        ("sql", "SELECT f('it''s (', \"a\" -- (\n", 1),
+        ("pgsql", "AS $$ SELECT (1 # 2", 1),
+        ("powershell", 'f("a`"(" + \'\\\', <# ( #> 1', 1),
+        ("cpp", "f(1'000, '(', L\"(\", R\"x(()\" )x\"\n#error don't (\n", 1),
+        ("go", "f(`(\n`, '(', \"(\" /* ( */ // (", 1),
+        ("css", "a { color: #fff; b: url(//x) /* { */", 1),
+        ("yaml", "[a#(, 'x' # (", 2),
+        ("php", '#[A(\n"(\n" // (\n# (\n', 2),
+        ("html", "{% if (a %}<p>{{ b }}</p> {# ( #} (", 1),
+        ("haskell", "f (x' {- ( -}) -- (\n(", 1),
+    ],
+)  # fmt: skip
+def test_comments_and_strings_belong_to_the_language(language: str, text: str, depth: int) -> None:
+    brackets = OpenBrackets("", "", syntax_of(language=language))
+    assert brackets.depth(text) == depth
+    assert OpenBrackets(text, "", syntax_of(language=language)).inside in ("", "#")
 
 
 @pytest.mark.long

@@ -238,42 +238,6 @@ def test_entries_of_nvim_cmp_and_blink(nvim: Neovim, tmp_path: Path) -> None:
     assert nvim.written() == "é teh two four\nlast\n"
 
 
-def test_the_next_edit_is_shown_and_applied(nvim: Neovim) -> None:
-    """A name is changed in one line; the others follow with Tab, each a change to undo. What was
-    undone is not shown again."""
-    text = "old = 1\nprint(old)\n\nlast = old\n"
-    nvim.open("next_edit = true", text)
-    nvim.type("cw", "new")
-    nvim.wait_for(r"print\(old\)  → print\(new\)")  # the new line, after the old one
-    nvim.type("Tab")  # in insert mode
-    nvim.wait_for(r"last = old  → last = new")
-    nvim.type("Escape")
-    nvim.wait_for(r"\n(?!.*-- INSERT --)[^\n]*$")
-    nvim.type("Escape")  # hides it
-    nvim.wait_for(r"new = 1 *\nprint\(new\) *\n *\nlast = old *\n")
-    nvim.type("u")
-    for _ in range(5):
-        nvim.wait_for(r"print\(old\) *\n *\nlast = old *\n")
-        time.sleep(0.1)
-    nvim.type("C-r")
-    nvim.wait_for(r"last = old  → last = new")
-    nvim.type("Tab")  # in normal mode
-    nvim.wait_for(r"print\(new\) *\n *\nlast = new *\n")
-    assert nvim.written() == text.replace("old", "new")
-
-
-def test_a_next_edit_outside_the_window_is_a_jump_first(nvim: Neovim) -> None:
-    text = "old = 1\n" + "\n" * 50 + "long = old" + " " * 10 + "# " + "x" * 50 + "\n"
-    nvim.open("next_edit = true", text, at="old")
-    nvim.type("cw", "new")
-    nvim.wait_for(r"new = 1  ↓ next edit in line 52")
-    nvim.type("Tab")
-    nvim.wait_for(r"long = old +# x+ *\n *long = new +# x+")  # no room next to it
-    nvim.type("Tab")
-    nvim.wait_for(r"long = new +# x+ *\n[ ~]")
-    assert nvim.written() == text.replace("old", "new")
-
-
 def test_a_server_that_was_killed_comes_back_by_itself(nvim: Neovim) -> None:
     nvim.open()
     nvim.type("o", "die")
@@ -283,6 +247,18 @@ def test_a_server_that_was_killed_comes_back_by_itself(nvim: Neovim) -> None:
     nvim.wait_for(r"ready\.")
     nvim.type("x", "BSpace")
     nvim.wait_for("one two three")
+
+
+def test_a_binary_buffer_has_no_ghost(nvim: Neovim, tmp_path: Path) -> None:
+    nvim.open(init="vim.o.binary = true", loads=False)
+    (tmp_path / "model").touch()
+    nvim.type("o", "x")
+    nvim.wait_for(r"first *\nx *\n(?s:.*)idle\.")
+    assert not (tmp_path / "requests").exists()
+    nvim.type("Escape", ":new", "Enter", ":set nobinary", "Enter", "i")
+    nvim.wait_for(r"ready\.")  # in this buffer
+    nvim.type("Escape", ":q!", "Enter")
+    assert nvim.written() == "first\nx\nlast\n"
 
 
 def test_a_missing_program_is_reported_without_a_prompt(nvim: Neovim) -> None:

@@ -167,15 +167,15 @@ def test_without_a_ghost_keys_do_what_they_did(terminal: Terminal, tmp_path: Pat
     ("settings", "message"),
     [
         ("let g:akunu_command = ['no-such-program']\n", "akunu: no-such-program: no such program"),
-        ("let g:akunu_command += ['--model', 'nonesuch']\n", "ended with 1: .*no model called"),
+        ("let g:akunu_command += ['--model', 'nonesuch']\n", "no model called .nonesuch"),
     ],
 )
 def test_a_helper_that_is_missing_or_fails_is_reported_once(
     terminal: Terminal, tmp_path: Path, settings: str, message: str
 ) -> None:
-    vim = Vim(terminal, tmp_path, "first\n", settings)
+    vim = Vim(terminal, tmp_path, "first\n", settings + STATUS)
     vim.type("o", "a")
-    vim.wait_for("akunu: ")
+    vim.wait_for(r"^first *\na *\n(?:~ *\n)+.*(?:failed: |akunu models list)")  # no popup
     vim.type("Enter", "b", "Tab", "Escape")
     vim.type(":redir! > ", str(tmp_path / "messages"), " | messages | redir END", "Enter")
     vim.type("Enter")
@@ -183,6 +183,28 @@ def test_a_helper_that_is_missing_or_fails_is_reported_once(
     shown = (tmp_path / "messages").read_text().replace("\n", " ")
     assert len(re.findall(message, shown)) == 1
     assert len(re.findall("akunu:", shown)) == 1
+
+
+def test_another_letter_cancels_the_request_of_an_unfinished_ghost(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    endless = HELPER.replace('"text": text, "finish_reason": "stop", "stats": {}', '"delta": "one"')
+    assert endless != HELPER
+    vim = Vim(
+        terminal, tmp_path, "first\n", helper(tmp_path, endless) + "let g:akunu_delay = 9999\n"
+    )
+    vim.type(":inoremap <C-J> <Plug>(akunu-ask)", "Enter", "o", "C-j")
+    vim.wait_for(r"first *\none *\n")
+    vim.type("x")
+    until(lambda: '"cancel"' in (tmp_path / "log").read_text())
+
+
+def test_a_binary_buffer_has_no_ghost(terminal: Terminal, tmp_path: Path) -> None:
+    vim = Vim(terminal, tmp_path, "first\n", helper(tmp_path) + STATUS + "set binary\n")
+    vim.type("o")
+    vim.wait_for(r"off\.")
+    assert vim.written() == "first\n\n"
+    assert not (tmp_path / "log").exists()
 
 
 def test_a_helper_that_was_killed_comes_back_by_itself(terminal: Terminal, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ import pytest
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.version import __version__
 from tests.support.command import AKUNU, until
-from tests.support.lsp_servers import GHOST
 from tests.support.paths import EDITORS, ROOT
 
 DIRECTORY = EDITORS / "vscode" / "extension"
@@ -46,12 +45,6 @@ def node(code: str, *arguments: object) -> Any:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     return json.loads(done.stdout)
-
-
-def next_edits(directory: Path, **requested: Any) -> Any:
-    (directory / "model").touch()
-    (found,) = answers([*GHOST, str(directory), "--jsonl"], requested)
-    return found
 
 
 def answers(command: list[str], *requested: dict[str, Any]) -> list[dict[str, Any]]:
@@ -193,47 +186,6 @@ def test_requests_have_the_files_of_other_tabs_and_the_root(
     assert len(files[2][1]) == 100_000
 
 
-PACE = """
-const { Pace } = require(process.argv[1])
-let now = 0
-const pace = new Pace(() => now)
-const found = []
-const type = (ms) => { for (let key = 0; key < 5; key++) { now += ms; pace.key() } }
-const ask = () => found.push(pace.delay(100, 1000))
-ask()
-type(150)
-ask()
-for (let request = 0; request < 2; request++) {
-  pace.asked()
-  now += 150
-  pace.key()
-}
-ask()
-const first = pace.asked()
-now += 300
-first()
-type(150)
-ask()
-type(500)
-ask()
-type(2000)
-ask()
-pace.onBattery = true
-ask()
-console.log(JSON.stringify(found))
-"""
-
-
-@needs_node
-def test_the_delay_follows_typing_and_latency() -> None:
-    """No request while the next key is likely to come before the answer."""
-    delays = node(PACE, DIRECTORY / "pace.js")
-    first, fast_answers, unanswered, slow_answers, *others = delays
-    assert [first, fast_answers, *others] == [100, 100, 100, 100, 200]
-    assert unanswered == 1.3 * 150
-    assert 1.3 * 150 <= slow_answers <= 1.3 * 300
-
-
 @pytest.mark.long
 @needs_node
 def test_a_failing_helper_is_reported_once() -> None:
@@ -246,50 +198,6 @@ def test_a_failing_helper_is_reported_once() -> None:
         assert [answer["items"] for answer in found] == [[], []]
         (warning,) = [warning for answer in found for warning in answer["warnings"]]
         assert message in warning
-
-
-@pytest.mark.long
-@needs_node
-def test_the_next_edit_is_shown_and_applied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A name is changed in one line, letter by letter; the other lines follow, one by one."""
-    monkeypatch.setenv("NEXT_EDIT", "1")
-    before = "old = 1\nprint(old)\nreturn old"
-    typed = [word + before[3:] for word in ("ol", "o", "", "n", "ne", "new")]
-    found = next_edits(tmp_path, text=before, line=0, character=3, changes=typed, times=2)
-    assert found == [
-        {
-            "rows": [[1, "old"], [1, "→ print(new)"]],
-            "text": "new = 1\nprint(new)\nreturn old",
-            "cursor": {"line": 1, "character": 10},
-        },
-        {
-            "rows": [[2, "old"], [2, "→ return new"]],
-            "text": "new = 1\nprint(new)\nreturn new",
-            "cursor": {"line": 2, "character": 10},
-        },
-    ]
-
-
-@pytest.mark.long
-@needs_node
-def test_a_next_edit_outside_the_window_is_a_jump_and_an_undone_one_stays_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NEXT_EDIT", "1")
-    here: dict[str, Any] = {"line": 0, "character": 3, "times": 2}
-    text = "old = 1" + "\n" * 20 + "print(old)"
-    found = next_edits(tmp_path, text=text, changes=["new" + text[3:]], **here)
-    assert [sorted(each["rows"]) for each in found] == [
-        [[0, "↓ next edit in line 21"]],
-        [[20, "old"], [20, "→ print(new)"]],
-    ]
-    assert [each["cursor"]["line"] for each in found] == [20, 20]
-    assert found[1]["text"] == text.replace("old", "new")
-    text, undo = "old = 1\nprint(old)\nold", "new = 1\nprint()\nold"
-    found = next_edits(tmp_path, text=text, changes=["new" + text[3:]], undo=undo, **here)
-    assert [each["rows"][0] for each in found] == [[1, "old"], [2, "old"]]
 
 
 def test_the_manifest() -> None:

@@ -12,7 +12,7 @@
     auto        after a bracket that an editor closed       the contents; the closers stay
 
 Brackets, strings, comments and the ends of statements and blocks come from a real lexer (Pygments).
-This judge knows the languages; the rules of completion do not.
+This judge knows the languages; the rules of completion know only its comments and strings.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from zlib import crc32
 
@@ -186,6 +187,7 @@ def may_follow(line: str) -> bool:
     return bool(_GOES_ON.match(line.lstrip()))
 
 
+_MARKED = re.compile(r"//|/\*|#|\$\$|`")
 _LINES, _LENGTH = 60, 4000  # most lines and characters to remove
 _CLOSER = re.compile(r"\s*(?:[)\]};,]+|(?:end|fi|done|esac)\b[^\n]*|</[^>\n]*>)\s*$")
 
@@ -224,6 +226,11 @@ def choose_places(source: Source, count: int) -> list[Place]:
     lines = [found.start() for found in re.finditer(r"(?m)^(?=[^\n]*\S)", source.text)]
     rng = random.Random(crc32(source.text.encode()))
     rng.shuffle(lines)
+    # Every second line has a marker of a comment or a string, which a language may not know.
+    marked = [at for at in lines if _MARKED.search(source.line(at))]
+    others = [at for at in lines if not _MARKED.search(source.line(at))]
+    pairs = zip_longest(marked, others)
+    lines = [at for pair in pairs for at in pair if at is not None]
     kinds = [_places(source, lines, make, rng) for make in _KINDS]
     chosen: list[Place] = []
     while kinds and len(chosen) < count:

@@ -17,7 +17,6 @@ from akunu_py import paths
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_queue import CompletionJob
 from akunu_py.completion.request import (
-    BufferEdit,
     CompleteOptions,
     Completion,
     CompletionReason,
@@ -85,7 +84,6 @@ def no_model(loop: StepLoop) -> Completer:
 
 
 FILES = tuple(SourceFile(f"{name}.py", f"def total_{name}(b):\n    c\n" * 9) for name in "xyz")
-EDITS = (BufferEdit("b.py", "old\n", "new\n", 3),)
 
 
 @pytest.mark.long
@@ -95,19 +93,18 @@ EDITS = (BufferEdit("b.py", "old\n", "new\n", 3),)
         (OPTIONS, {"max_lines": 1}),
         (CompleteOptions(file_tokens=1000, fim="qwen2.5-coder"),
          {"files": FILES, "root": "/a", "recent": ("total_z",)}),
-        (CompleteOptions(fim="sweep-next-edit"), {"edits": EDITS}),
     ],
 )  # fmt: skip
 def test_completions_equal_local_completions(
     tiny: Served, client: ServerClient, options: CompleteOptions, more: dict[str, Any]
 ) -> None:
-    """Other files and edits cross the connection."""
+    """Other files cross the connection."""
     request = CompletionRequest("total_x(\r\n", ")\n", "a.py", max_tokens=12, **more)
     expected = tiny.in_thread(lambda engine: complete_locally(Completer(engine, options), request))
     parts: list[str] = []
     found = complete(client, options, request, on_text=parts.append)
-    assert "".join(parts) == found.text or found.change
-    for name in ("text", "change", "finish_reason", "draft_context_tokens"):
+    assert "".join(parts) == found.text
+    for name in ("text", "finish_reason", "draft_context_tokens"):
         assert getattr(found, name) == getattr(expected, name)
     assert found.stats.prompt_tokens == expected.stats.prompt_tokens
     assert found.stats.generated_tokens == expected.stats.generated_tokens
@@ -146,7 +143,6 @@ def test_invalid_options_are_usage_errors(client: ServerClient) -> None:
     for options, wrong in (
         (OPTIONS, replace(request, max_tokens=4000)),
         (OPTIONS, replace(request, temperature=-1.0)),
-        (OPTIONS, replace(request, edits=EDITS)),
         (CompleteOptions(fim="no such"), request),
     ):
         with pytest.raises(UsageError):

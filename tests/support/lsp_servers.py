@@ -8,8 +8,7 @@ stdout first, as a careless library might.
 waits for the file `model`, and fails if there is a file `missing`; requests are logged in
 `requests`. It completes empty lines, with "uno" as an alternative; on other lines it runs until
 cancelled, and after "die" it is killed. After "slow" it generates TEXT word by word, each when a
-file `word1`, `word2`... exists, and after "teh" two words. The next edit writes "new" for "old" in
-the next line with "old", once the user did. With --jsonl it speaks JSON lines.
+file `word1`, `word2`... exists, and after "teh" two words.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from akunu_py.completion.completion_cache import CompletionCache
-from akunu_py.completion.protocols.json_lines import serve_jsonl
 from akunu_py.completion.protocols.lsp import serve_lsp
-from akunu_py.completion.request import Change, Completion, CompletionRequest, EndCheck
+from akunu_py.completion.request import Completion, CompletionRequest, EndCheck
 from akunu_py.errors import UsageError
 from akunu_py.types import Stats
 from tests.support.command import AKUNU
@@ -82,8 +80,6 @@ class Ghost:
             log.write(json.dumps([files, request.recent]) + "\n")
         if not request.max_tokens:
             return Completion("", "length", Stats())
-        if request.edits is not None:
-            return Completion("", "stop", Stats(), change=next_edit(request))
         if "die" in request.prefix:
             os.kill(os.getpid(), signal.SIGKILL)
         if not request.prefix.split("\n")[-1].strip():
@@ -103,18 +99,9 @@ class Ghost:
         return Completion("", ended() or "stop", Stats())
 
 
-def next_edit(request: CompletionRequest) -> Change | None:
-    if request.edits and "new" in request.edits[-1].after:
-        for row, line in enumerate((request.prefix + request.suffix).split("\n")):
-            if "old" in line:
-                return Change(row, row + 1, (line.replace("old", "new"),))
-    return None
-
-
 if __name__ == "__main__":
     CompletionCache.find = lambda self, request: None  # type: ignore[method-assign]
     if sys.argv[1] == "ghost":
-        serve = serve_jsonl if "--jsonl" in sys.argv else serve_lsp
-        serve(Ghost(Path(sys.argv[2])).load, CompletionRequest("", seconds=200))
+        serve_lsp(Ghost(Path(sys.argv[2])).load, CompletionRequest("", seconds=200))
     else:
         serve_lsp(Echo().load, CompletionRequest("", max_lines=7))

@@ -62,7 +62,7 @@ def argument_choices(command: str) -> list[str]:
 
 
 # One word after the slash: "/usr/bin", "//" and "/ 2" are prompts.
-_CALL = re.compile(r"/([A-Za-z]+)(?:[ \t]+(\S.*?))?\s*", re.DOTALL)
+_CALL = re.compile(r"/([A-Za-z]+)(?:[ \t]+(\S(?:.*\S)?))?\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ _STYLES: dict[Any, str] = {Token: ""} | {
     string_to_tokentype(name): style for style, names in _TOKENS.items() for name in names.split()
 }
 _TYPE_NAMES = ("bool", "bytes", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple")
-_CAPITALIZED = re.compile(r"[A-Z]\w*[a-z]\w*")
+_CAPITALIZED = re.compile(r"[A-Z](?=\w*[a-z])\w*")
 
 
 def highlight(code: str, language: str) -> Content:

@@ -37,7 +37,7 @@ _NOT_CACHED: dict[NotCached, str] = {
 _PAYS = 1.05  # smallest estimated speedup that is worth mentioning
 _MIN_PASSES = 8  # decode steps before a missing draft means something
 _LINE_START = re.compile(r"[ \t]*")
-_LINE_BREAK = re.compile(r"[ \t]*\n\s*")
+_LINE_BREAK = re.compile(r"(?<![ \t])[ \t]*\n\s*")
 _EXPLANATION = "akunu guesses ahead, and the model checks several words at once."
 
 

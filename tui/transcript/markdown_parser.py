@@ -24,7 +24,7 @@ _TASK = re.compile(r"\[([ xX])\](?=\s)")
 # `$HOME/bin:$PATH` and `$5 to $10` are not math.
 _IN_DOLLARS = re.compile(r"\$(?![\s\d]*\$|\s)([^$\n]+?)(?<![\s\\])\$(?!\w)")
 _LEAVES = ("paragraph_open", "fence", "code_block", "table")
-_PROSE = re.compile(r"[^\W\d_]{2,}\W(.*\W)?[^\W\d_]{2,}")  # text between escaped brackets
+_PROSE = re.compile(r"[^\W\d_]{2}\W(?:.*\W)?[^\W\d_]{2}")  # text between escaped brackets
 _MATH = re.compile(r"[\\^_={}<>+*|]|^-?\w$|^\w\(\w+\)$")
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from akunu_py.completion.syntax import syntax_of
 from akunu_py.errors import UsageError
 
 _CHARACTERS_PER_TOKEN = 4  # typical of code
@@ -24,18 +25,6 @@ _LONGEST = 8  # maximum characters per token
 _PATH = 200  # maximum characters of a path in the prompt, from its end
 _VERSION_CONTROL = (".git", ".hg", ".svn", ".jj")
 _DRAFT_CONTEXT = 60_000  # characters of the buffer on each side of the cursor, and of other files
-# Start and end of a comment by file suffix or language.
-_COMMENTS = {
-    "#": "py pyi python sh bash shellscript zsh rb ruby pl pm perl yml yaml toml r jl ex exs "
-    "elixir mk makefile dockerfile tf nix coffee ps1",
-    "//": "js mjs cjs jsx ts tsx javascript typescript javascriptreact typescriptreact java kt cs "
-    "c kotlin swift h cc cpp hpp cxx m mm csharp go rs rust php scala dart zig scss less proto",
-    "--": "lua sql hs haskell elm adb ads vhd",
-    "<!-- -->": "html htm xml svg vue md markdown",
-    "/* */": "css",
-    ";": "lisp el clj scm asm",
-    "%": "tex latex erl erlang",
-}
 _PIECE = 1000  # minimum characters of a piece
 _ENDS = 4  # one in so many lines without indentation starts a piece
 _TOP_LINE = re.compile(r"(?<=\n)[^\s\n][^\n]*")
@@ -158,12 +147,8 @@ def window_after(code: CodeTokens, text: str, budget: int) -> int:
 
 def comment_line(path: str) -> str:
     """Return a comment with the path, in the language of its suffix; "" if unknown."""
-    ending = os.path.basename(path).rpartition(".")[2].lower()
-    for before, endings in _COMMENTS.items():
-        if ending in endings.split():
-            opening, _, closing = before.partition(" ")
-            return f"{opening} {path} {closing}".rstrip() + "\n"
-    return ""
+    opening, _, closing = syntax_of(path).comment.partition(" ")
+    return f"{opening} {path} {closing}".rstrip() + "\n" if opening else ""
 
 
 def _limit(texts: Sequence[str], room: int) -> list[str]:

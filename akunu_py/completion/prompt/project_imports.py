@@ -21,7 +21,7 @@ _SOURCE_ROOTS = ("src", "lib", "app", "source", "include", "src/main/java", "src
 
 _SCRIPTS = ("", ".ts", ".tsx", ".d.ts", ".js", ".jsx", ".mjs", ".vue", "/index.ts", "/index.js")
 _PYTHON = re.compile(
-    r"(?m)^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]+)"
+    r"(?m)^[ \t]*(?:from[ \t]++(\.*+)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]+)"
     r"|import[ \t]+([\w., \t]+))"
 )
 _QUOTED = re.compile(r"""(?:\bfrom|\brequire\(|\bimport\(?)[ \t]*['"](\.{1,2}/[^'"\n]+)['"]""")

@@ -1,5 +1,6 @@
 """Completion over stdio, one JSON object per line: the protocol of `akunu complete`.
 
+    <- {"hello": {"version": "0.1", "fields": ["id", ...], "model": "starter", "ready": false}}
     -> {"id": 1, "prefix": "def f(", "suffix": "", "channel": "a", "stream": true}
     <- {"id": 1, "delta": "x"}
     <- {"id": 1, "text": "x):", "finish_reason": "stop", "stats": {...}}
@@ -18,7 +19,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -34,14 +35,16 @@ from akunu_py.completion.completion_queue import (
 from akunu_py.completion.request import (
     DEFAULT_COMPLETION_TOKENS,
     MAX_ALTERNATIVES,
-    BufferEdit,
     Completion,
     CompletionRequest,
     SourceFile,
 )
 from akunu_py.decoding.events import Failed
+from akunu_py.decoding.generate.model_host import State
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError, describe
 from akunu_py.interrupts import exit_without_teardown, interruptible
+from akunu_py.text import print_warnings
+from akunu_py.version import __version__
 
 MAX_LINE = 64 << 20  # bytes; longer lines are rejected without being stored
 _LARGEST = 10**9  # of a number that is no integer
@@ -51,7 +54,7 @@ _FIELDS = {field.name for field in fields(CompletionRequest)}
 class Line(BaseModel):
     """The fields of a line that requests a completion, cancels one or reports an acceptance."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     id: int | str = ""
     cancel: int | str = ""
@@ -64,7 +67,6 @@ class Line(BaseModel):
     root: str = ""
     files: tuple[SourceFile, ...] = ()
     recent: tuple[str, ...] = ()
-    edits: tuple[BufferEdit, ...] = ()
     max_tokens: int = DEFAULT_COMPLETION_TOKENS
     max_lines: int = 0
     temperature: float = Field(0.0, le=_LARGEST)
@@ -98,6 +100,12 @@ class JsonLines:
         self._lock = threading.Lock()
         self._tickets: dict[str | int, Ticket] = {}
         self._write_error: OSError | None = None
+        self._ignored: set[str] = set()  # unknown fields that were named
+
+    def hello(self, model: str, *, ready: bool) -> None:
+        """Write what the client may need to know before its first request."""
+        known = {"version": __version__, "fields": list(Line.model_fields)}
+        self._reply({"hello": {**known, "model": model, "ready": ready}})
 
     def serve(self, stream: BinaryIO) -> None:
         """Answer every line of `stream`. Raises OSError if a reply cannot be written."""
@@ -116,6 +124,9 @@ class JsonLines:
             message = parse(line)
             if message is None:
                 return
+            if unknown := (message.model_extra or {}).keys() - self._ignored:
+                self._ignored |= unknown
+                print_warnings([f"ignored unknown fields: {', '.join(sorted(unknown))}"])
             if "cancel" in message.model_fields_set:
                 with self._lock:
                     ticket = self._tickets.get(message.cancel)
@@ -138,8 +149,7 @@ class JsonLines:
         def on_done(done: Completion | Failed) -> None:
             with self._lock:
                 del self._tickets[line.id]
-            power = {"battery": True} if self._queue.saves_power() else {}
-            self._reply({"id": line.id} | _as_dict(done, line) | power)
+            self._reply({"id": line.id} | _as_dict(done, line))
 
         request = request_of(line, self._defaults)
         ticket = Ticket(request, on_done, line.channel, on_text)
@@ -165,17 +175,28 @@ class JsonLines:
 
 
 def serve_jsonl(
-    load: LoadModel, base: CompletionRequest, options: QueueOptions = DEFAULT_QUEUE_OPTIONS
+    load: LoadModel,
+    base: CompletionRequest,
+    options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
+    model: str = "",
 ) -> None:
     """Answer the lines of stdin on stdout until stdin ends.
 
-    base: the default limits. Raises ModelError if the model did not load.
+    base: the default limits. model: its name before it is loaded. Raises ModelError if loading
+    failed.
     """
-    queue = CompletionQueue(load, options)
+
+    def on_state(state: State) -> None:
+        if state == "ready" and queue.host.facts:
+            lines.hello(queue.host.facts.name, ready=True)
+
+    queue = CompletionQueue(load, options, on_state=on_state)
+    lines = JsonLines(queue, _write, base)
+    lines.hello(model, ready=False)
     queue.start()
     try:
         with interruptible(sys.stdin.buffer) as stdin:
-            JsonLines(queue, _write, base).serve(stdin)
+            lines.serve(stdin)
     except BaseException as error:
         codes = {KeyboardInterrupt: INTERRUPTED, BrokenPipeError: 0}  # 0: the client has left
         code = codes.get(type(error), 1)
@@ -215,7 +236,7 @@ def parse(line: bytes | None) -> Line | None:
         place = ".".join(str(each) for each in first["loc"] if each not in ("int", "str"))
         words = f"{place}: {first['msg']}" if place else first["msg"]
         raise BadLine(words, _id_of(line)) from error
-    given = found.model_fields_set
+    given = found.model_fields_set & Line.model_fields.keys()
     for name in ("cancel", "accepted"):
         if name in given and given != {name}:
             raise BadLine(f'"{name}" needs a separate line, without other fields', _id_of(line))
@@ -224,8 +245,8 @@ def parse(line: bytes | None) -> Line | None:
             raise BadLine('no "id": every request needs one, a string or an integer')
         if "prefix" not in given:
             raise BadLine('no "prefix": the buffer before the cursor', found.id)
-        if found.alternatives and ("edits" in given or not found.max_tokens):
-            raise BadLine("alternatives need a completion, not edits or a prefill", found.id)
+        if found.alternatives and not found.max_tokens:
+            raise BadLine("alternatives need a completion, not a prefill", found.id)
     return found
 
 
@@ -252,10 +273,9 @@ def _as_dict(done: Completion | Failed, line: Line) -> dict[str, Any]:
         name: round(value, 4) if isinstance(value, float) else value
         for name, value in done.stats.as_dict().items()
     }
+    excluded = {"excluded": True} if done.excluded else {}
     more = {"evidence_tokens": done.draft_context_tokens, "reused": done.reused}
     answer: dict[str, Any] = {"text": done.text}
-    if "edits" in line.model_fields_set:
-        answer = {"edit": asdict(done.change) if done.change else None}
-    elif line.alternatives:
+    if line.alternatives:
         answer["alternatives"] = list(done.alternatives)
-    return answer | {"finish_reason": done.finish_reason, "stats": stats | more}
+    return answer | excluded | {"finish_reason": done.finish_reason, "stats": stats | more}

@@ -3,7 +3,6 @@
 Other open documents are draft context. A document is prefilled when it opens, and around the last
 change when typing pauses. The answer has at most one item; an explicit request gets alternatives
 too. A superseded request ends with ContentModified, a cancelled one with RequestCancelled.
-`akunu/nextEdit` is our own request for the next edit.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
@@ -29,7 +28,6 @@ from akunu_py.completion.completion_queue import (
     Ticket,
     submit_with_alternatives,
 )
-from akunu_py.completion.prompt.next_edit import RecentEdits
 from akunu_py.completion.prompt.project_imports import head_of_file
 from akunu_py.completion.request import Completion, CompletionRequest, SourceFile
 from akunu_py.decoding.events import Failed
@@ -38,13 +36,12 @@ from akunu_py.errors import INTERRUPTED, AkunuError, describe
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.version import __version__
 
-_SECONDS = 3.0  # time limit of a completion; later ghost text is useless
+_SECONDS = 3.0  # time limit of a completion
 _ALTERNATIVES = 2  # samples for an explicit request
 _PAUSE_S = 0.1  # of typing, before the prefill; clients send requests after about 0.2
 CONTEXT = "akunu/context"  # a notification: recent texts, paths of files that are not open
 _MAX_FILES = 8  # of these paths
 _MAX_FILE = 1 << 20  # characters of such a file
-NEXT_EDIT = "akunu/nextEdit"  # a request, with the params of a position request
 PART = "akunu/inlineCompletionPart"  # a notification: textDocument, position, text and command
 _PART_S = 0.05  # between two notifications
 _HEAD = 4096  # characters at the start of a document for the prefill when it opens
@@ -238,17 +235,14 @@ class LanguageServer(JsonRpc):
         self._encoding = "utf-16"
         self._root = ""  # directory of the project
         self._pause: asyncio.TimerHandle | None = None
-        self._edits = RecentEdits()
         self._recent: tuple[str, ...] = ()  # texts that the client sent
         self._paths: tuple[str, ...] = ()  # of files to read from disk
-        self._wants_edits = False  # the client requests next edits, not text at the cursor
         self._shows_parts = False  # the client shows parts of an unfinished answer
         self._shows_progress = False
         self.requests |= {
             "initialize": self._initialize,
             "textDocument/inlineCompletion": self._complete,
             "workspace/executeCommand": self._execute,
-            NEXT_EDIT: self._next_edit,
         }
         self.notifications |= {
             "initialized": self._initialized,
@@ -286,19 +280,16 @@ class LanguageServer(JsonRpc):
         document = OpenDocument(uri, text, opened.get("languageId") or "", self._encoding)
         self._documents.pop(uri, None)
         self._documents[uri] = document
-        self._edits.opened(document.path, document.text)
-        if not self._wants_edits:  # requests share the start of the document
-            head = document.text[: document.text.rfind("\n", 0, _HEAD) + 1 or _HEAD]
-            self._prefill(document, head)
+        # Requests share the start of the document.
+        self._prefill(document, document.text[: document.text.rfind("\n", 0, _HEAD) + 1 or _HEAD])
 
     def _changed(self, params: Any) -> None:
         document = self._document(params)
         changes: Sequence[dict[str, Any]] = params["contentChanges"]
         for change in changes:
             document.apply(change)
-        self._edits.changed(document.path, document.text)
         place = changes[-1].get("range") if changes else None
-        if self._wants_edits or place is None:
+        if place is None:
             return
         at = document.offset(place["start"]) + len(changes[-1]["text"])
         before, after = document.text[:at], document.text[at:]
@@ -337,16 +328,6 @@ class LanguageServer(JsonRpc):
             if text.strip()
         ]
         return {"items": items}
-
-    async def _next_edit(self, params: Any) -> dict[str, Any] | None:
-        """Return the next change, None if there is none. Raises RpcError as `_complete`."""
-        document = self._document(params)
-        before, after = document.split(params["position"], params["position"])
-        self._wants_edits = True
-        request = self._request(document, before, after)
-        request = replace(request, files=(), edits=tuple(self._edits))
-        change = (await self._completion(request, document)).change
-        return None if change is None else {**asdict(change), "command": _ACCEPTED}
 
     async def _completion(
         self,

@@ -27,7 +27,7 @@ _MISTRAL_NEXT = re.compile(r"[\w.-]+\s*(\[ARGS\]|\[CALL_ID\])")
 _MISTRAL_PARTIAL = re.compile(r"[\w.-]{0,256}\s*(?:\[[A-Z_]{0,8})?")
 _PYTHON_KEY = re.compile(r"""[^\s:=,{}()\[\]<>"']+""")  # more than Python allows
 _PYTHON_JSON = {"true": True, "false": False, "null": None}
-_ATTRIBUTE = re.compile(r"""([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
+_ATTRIBUTE = re.compile(r"""(?<![\w:])([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 _CDATA = "<![CDATA[", "]]>"
 _MAX_DEPTH = 60  # nested values of Gemma
 

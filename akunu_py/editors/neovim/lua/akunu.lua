@@ -4,7 +4,6 @@
 local M = {}
 
 local api = vim.api
-local keymap = require('akunu.keymap')
 local namespace = api.nvim_create_namespace('akunu')
 local native = api.nvim_create_namespace('nvim.lsp.inline_completion')
 local METHOD = 'textDocument/inlineCompletion'
@@ -221,10 +220,24 @@ function M.accept_rest(action)
   if rest then take(rest.text, rest.item, PATTERNS[action]) end
 end
 
+-- Maps the earlier function of `key` to the returned keys.
+local function keep_mapping(key, action)
+  local otherwise = ('<Plug>(akunu-else-%s)'):format(action)
+  local before = vim.fn.maparg(key, 'i', false, true)
+  if vim.tbl_isempty(before) then
+    -- The form feed of CTRL-L would be useless.
+    vim.keymap.set('i', otherwise, key:upper() == '<C-L>' and '<Nop>' or key)
+  else
+    before.lhs, before.lhsraw, before.lhsrawalt, before.buffer = otherwise, vim.keycode(otherwise), nil, 0
+    vim.fn.mapset('i', false, before)
+  end
+  return otherwise
+end
+
 -- Maps `key` to accept a part of a ghost, of a partial one, or of the rest of one, before the next key
 -- is processed. Without a ghost, `key` keeps its function.
 local function map(key, action)
-  local otherwise = keymap.keep('i', key, action)
+  local otherwise = keep_mapping(key, action)
   vim.keymap.set('i', key, function()
     if not PATTERNS[action] then
       local another = rest ~= nil or (not outdated and fits())
@@ -340,7 +353,7 @@ end
 -- Starts the server in a buffer without a file type, which vim.lsp.enable skips.
 local function attach_untyped(buf)
   local bo = vim.bo[buf]
-  local wanted = bo.buftype == '' and bo.modifiable and vim.lsp.is_enabled('akunu')
+  local wanted = bo.buftype == '' and bo.modifiable and not bo.binary and vim.lsp.is_enabled('akunu')
   if not wanted or not can_run(vim.lsp.config.akunu.cmd) then return end
   if bo.filetype == '' and #vim.lsp.get_clients({ bufnr = buf, name = 'akunu' }) == 0 then
     vim.lsp.start(vim.tbl_extend('force', vim.lsp.config.akunu, { root_dir = vim.NIL }), { bufnr = buf })
@@ -348,14 +361,14 @@ local function attach_untyped(buf)
 end
 
 -- cmd: the command of the server. keys: keys by action, '' for none. filetypes: false for file types
--- without ghosts. trigger: 'key' shows ghosts only after the key of `ask`. next_edit: true shows the next edit instead, with models that predict edits.
+-- without ghosts. trigger: 'key' shows ghosts only after the key of `ask`.
 function M.setup(options)
   local filetypes = { gitcommit = false, gitrebase = false }
   filetypes = vim.tbl_extend('force', filetypes, options.filetypes or {})
   vim.lsp.config('akunu', {
     cmd = options.cmd,
     root_dir = function(buf, start)
-      if filetypes[vim.bo[buf].filetype] ~= false then start() end
+      if filetypes[vim.bo[buf].filetype] ~= false and not vim.bo[buf].binary then start() end
     end,
     on_exit = on_exit,
     init_options = { inlineCompletionParts = true },
@@ -373,13 +386,11 @@ function M.setup(options)
   local keys = { accept = '<Tab>', ['accept-word'] = '<C-F>', ['accept-line'] = '<C-L>' }
   if by_key then keys.ask = '<C-Space>' end
   keys = vim.tbl_extend('force', keys, options.keys or {})
-  if options.next_edit then
-    require('akunu.next_edit').enable(keys.accept)
-  else
-    if not by_key then vim.lsp.inline_completion.enable() end
-    keymap.after_startup(function() map_keys(keys) end)
-    require('akunu.context').enable()
-  end
+  if not by_key then vim.lsp.inline_completion.enable() end
+  -- After the user's configuration, whose mappings are known then.
+  if vim.v.vim_did_enter == 1 then map_keys(keys) end
+  api.nvim_create_autocmd('VimEnter', { once = true, callback = function() map_keys(keys) end })
+  require('akunu.context').enable()
   local group = api.nvim_create_augroup('akunu', {})
   local function on(events, callback)
     api.nvim_create_autocmd(events, { group = group, callback = callback })

@@ -4,7 +4,6 @@ vim9script
 # supersedes the older one ("channel").
 
 import autoload 'akunu/context.vim'
-import autoload 'akunu/pace.vim'
 
 const PROP = 'AkunuGhost'
 const MAX_LINES = 2000  # on either side of the cursor
@@ -48,7 +47,7 @@ enddef
 def IsEnabled(): bool
   const of_type = FILETYPES->extendnew(get(g:, 'akunu_filetypes', {}))
     ->get(&filetype, get(g:, 'akunu_enabled', true))
-  return get(b:, 'akunu_enabled', of_type) && &buftype ==# '' && &modifiable
+  return get(b:, 'akunu_enabled', of_type) && &buftype ==# '' && &modifiable && !&binary
 enddef
 
 def IsWanted(): bool
@@ -84,7 +83,7 @@ def AskSoon()
   if IsByKey()
     return
   endif
-  timer = timer_start(pace.Delay(), (_) => Ask())
+  timer = timer_start(get(g:, 'akunu_delay', 100), (_) => Ask())
 enddef
 
 # The text or the cursor changed in insert mode.
@@ -98,14 +97,16 @@ export def Update()
   if now == spot
     return
   endif
-  pace.Key()
   const rest = ghost ==# '' ? '' : Rest(ghost, spot, now)
   spot = now
   if rest !=# ''
     Show(rest)
     return
   endif
-  Hide()
+  if ghost !=# ''
+    Hide()
+    Cancel()
+  endif
   AskSoon()
 enddef
 
@@ -120,6 +121,10 @@ enddef
 export def Dismiss()
   timer_stop(timer)
   Hide()
+  Cancel()
+enddef
+
+def Cancel()
   if !asked->empty()
     Send({cancel: asked.id})
     asked = {}
@@ -179,7 +184,6 @@ export def Ask(more: dict<any> = {})
   spot = Here()
   last_id += 1
   asked = {id: last_id, spot: spot, text: ''}
-  pace.Asked()
   Send(Request(spot)->extend({stream: true})->extend(more))
 enddef
 
@@ -282,8 +286,9 @@ def Answered(line: string)
     Notify($'not an answer: {strpart(line, 0, 60)}')
     return
   endtry
-  if reply->has_key('status')
-    pace.Forget()
+  if reply->has_key('hello')
+    return
+  elseif reply->has_key('status')
     Loading()
     return
   endif
@@ -291,7 +296,6 @@ def Answered(line: string)
   # The reply to an invalid line has no id.
   const is_ours = !asked->empty() && (reply.id == v:null || reply.id == asked.id)
   if reply->has_key('error')
-    pace.Forget()
     asked = is_ours ? {} : asked
     Notify(reply.error)
     return
@@ -302,12 +306,10 @@ def Answered(line: string)
     shown_messages = {}
   endif
   if is_ours
-    pace.Answered()
     const then = asked.spot
     const text = reply->get('text', asked.text .. reply->get('delta', ''))
     asked.text = text
     if reply->has_key('text')
-      pace.Battery(reply->get('battery', false))
       asked = {}
     endif
     if IsWanted()
@@ -337,16 +339,16 @@ def Loaded()
   popup_close(loading_popup)
 enddef
 
-# Shows each message once, because the next keystroke may repeat it. Also as a popup, because
-# "-- INSERT --" covers echoed text in insert mode. Cut, because a long message needs Enter.
+# Shows each message once, because the next keystroke may repeat it. Cut, because a long message
+# needs Enter. The status has it, too.
 def Notify(message: string)
   trouble = message
+  redrawstatus
   if !shown_messages->has_key(message)
     shown_messages[message] = true
     echohl WarningMsg
     echomsg strcharpart($'akunu: {message}', 0, &columns - 15)
     echohl None
-    popup_notification($'akunu: {message}', {time: 8000, maxwidth: 60})
   endif
 enddef
 

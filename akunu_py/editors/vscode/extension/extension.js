@@ -4,8 +4,6 @@
 const vscode = require('vscode')
 const { Helper, windowStart } = require('./helper.js')
 const { Context } = require('./context.js')
-const { NextEdit } = require('./next_edit.js')
-const { Pace } = require('./pace.js')
 
 const MAX_CHARACTERS = 200000 // on either side of the cursor
 const FIRST_LINE_MS = 50 // before a first line is shown without the rest
@@ -17,12 +15,10 @@ let statusBar = null
 let resting = null
 let asked = null // the place of the last request: {document, offset}
 let whole = null // the completion whose first line is shown: {document, prefix, suffix, reply}
-let nextEdit = null // set to predict the next edit instead of text at the cursor
 // The last ghost: {document, end, id, rest, offset, taken, typed}; end: the text up to its end.
 let given = null
 const edited = new WeakSet() // documents that changed since the last prefill
 const related = new Context()
-const pace = new Pace()
 
 function settings() {
   return vscode.workspace.getConfiguration('akunu')
@@ -87,11 +83,8 @@ function firstLineOrAll(document, request, token) {
     let written = ''
     let early = false
     let timer = null
-    let onFirstText = pace.asked()
     const onCancel = (cancel) => token.onCancellationRequested(cancel)
     const onText = (text, id) => {
-      onFirstText()
-      onFirstText = () => {}
       written += text
       const line = /^\s*\S.*(?=\n)/.exec(written)
       if (timer || !line) return
@@ -102,10 +95,6 @@ function firstLineOrAll(document, request, token) {
     }
     helper.ask(request, onCancel, onText).then((reply) => {
       clearTimeout(timer)
-      if (reply) {
-        onFirstText()
-        pace.onBattery = Boolean(reply.battery)
-      }
       if (!early) resolve(reply || { text: '' })
       else if (reply && !token.isCancellationRequested) {
         whole = { document, prefix: request.prefix, suffix: request.suffix, reply }
@@ -137,7 +126,7 @@ const provider = {
     const chosen = context.selectedCompletionInfo
     const byHand = context.triggerKind === vscode.InlineCompletionTriggerKind.Invoke
     const byKey = settings().get('trigger') === 'key'
-    if (nextEdit || !isEnabled(document) || (byKey && (chosen || !byHand))) return []
+    if (!isEnabled(document) || (byKey && (chosen || !byHand))) return []
     const request = requestAt(document, position, chosen)
     const rest = wholeOf(document, request)
     const offset = document.offsetAt(position)
@@ -145,8 +134,7 @@ const provider = {
     const again = !byKey || (asked && asked.document === document && asked.offset === offset)
     // The next ghost after a whole one may have been generated ahead.
     const accepted = given && given.document === document && given.end === request.prefix
-    const delay = pace.delay(settings().get('delay'), settings().get('maxDelay'))
-    if (!rest && !accepted && !byHand && !(await rests(delay, token))) return []
+    if (!rest && !accepted && !byHand && !(await rests(settings().get('delay'), token))) return []
     if (!rest) asked = { document, offset }
     const replies = rest
       ? [rest]
@@ -168,7 +156,7 @@ const provider = {
 // the last time. The model loads as soon as it rests in any document.
 function cursorMoved(editor) {
   clearTimeout(resting)
-  if (nextEdit || !editor || editor.document.uri.scheme === 'output') return
+  if (!editor || editor.document.uri.scheme === 'output') return
   const { document } = editor
   resting = setTimeout(() => {
     if (!isEnabled(document) || document.isClosed) return
@@ -189,29 +177,6 @@ function cursorMoved(editor) {
 function changed({ document, contentChanges }) {
   if (document.uri.scheme === 'output' || !contentChanges.length) return
   edited.add(document)
-  const editor = vscode.window.activeTextEditor
-  if (editor && editor.document === document) pace.key()
-}
-
-// The reply to a request for the next edit, or null.
-function askForEdit(document, position, edits, onCancel) {
-  if (!isEnabled(document)) return Promise.resolve(null)
-  const text = document.getText() // the whole text, because the reply has its line numbers
-  const at = document.offsetAt(position)
-  const [prefix, suffix] = [text.slice(0, at), text.slice(at)]
-  return helper.ask({ ...requestAt(document, position), prefix, suffix, files: [], edits }, onCancel)
-}
-
-function watchEdits(context) {
-  nextEdit = new NextEdit(askForEdit, (id) => helper.accepted(id))
-  vscode.workspace.textDocuments.forEach((document) => nextEdit.opened(document))
-  context.subscriptions.push(
-    nextEdit,
-    vscode.workspace.onDidOpenTextDocument((document) => nextEdit.opened(document)),
-    vscode.workspace.onDidChangeTextDocument(({ document, reason }) => nextEdit.changed(document, reason)),
-    vscode.commands.registerCommand('akunu.acceptNextEdit', () => nextEdit.accept()),
-    vscode.commands.registerCommand('akunu.hideNextEdit', () => nextEdit.hide()),
-  )
 }
 
 function shown(editor) {
@@ -229,7 +194,6 @@ function activate(context) {
   showState('idle')
   statusBar.show()
   restart()
-  if (settings().get('nextEdit')) watchEdits(context)
   vscode.window.visibleTextEditors.forEach(shown)
   shown(vscode.window.activeTextEditor)
   cursorMoved(vscode.window.activeTextEditor)

@@ -81,6 +81,7 @@ class Helper {
       return
     }
     const asked = this.waiting.get(reply.id)
+    if (reply.hello) return this.onState(reply.hello.ready ? 'ready' : 'loading')
     if (reply.status) return this.onState(reply.status)
     if (reply.delta) return asked && asked.onText(reply.delta, reply.id)
     this.waiting.delete(reply.id)
