@@ -22,6 +22,7 @@ from akunu_py.decoding.generate.job import Job
 from akunu_py.serve.dialect.bodies import Body, Ignored, describe
 from akunu_py.serve.dialect.fields import (
     ConversationFields,
+    FormatField,
     SamplingFields,
     ThinkingFields,
     ThinkingPlan,
@@ -56,7 +57,7 @@ class OllamaBody(ThinkingFields):
     model: str | None = None
     stream: bool = True
     options: OptionsBody | None = None
-    format: Literal["", "json"] | dict[str, Any] | None = None
+    format: FormatField = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
