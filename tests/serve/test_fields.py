@@ -261,6 +261,14 @@ def test_fields_of_other_servers_mean_the_same_everywhere(tiny: Served, kind: ty
 
     for theirs, ours in SHARED:
         assert options(theirs) == options(ours)
+    for named in ({"json_schema": {}}, {"guided_json": {}}, {"structured_outputs": {"json": {}}}):
+        for closed in (None, True, False):
+            outputs = named.get("structured_outputs", {}) | {
+                "disable_additional_properties": closed
+            }
+            constraint = options({**named, "structured_outputs": outputs}).sampling.constraint
+            assert constraint is not None
+            assert constraint.open_objects == (closed is False)
     assert options({"min_tokens": 2}).min_tokens == 2
     assert options({"stop_token_ids": [2]}).stop_tokens == (2,)
     never = options({"ignore_eos": True}).sampling.logit_bias

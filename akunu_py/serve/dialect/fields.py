@@ -56,7 +56,9 @@ class StructuredOutputs(Body):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    disable_any_whitespace: bool | None = None  # applies to `response_format`, too
+    # These apply to `response_format`, too.
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None  # False: `Constraint.open_objects`
 
 
 class ThinkingBody(Body):
@@ -306,11 +308,12 @@ def _only_constraint(body: SamplingFields, other: Constraint | None) -> Constrai
     if len(constraints) + (other is not None) > 1:
         raise invalid([*constraints][-1], "only one constraint is allowed")
     constraint = next(iter(constraints.values()), other)
-    if not outputs.disable_any_whitespace:
-        return constraint
     if constraint is None or constraint.kind != "json_schema":
-        raise invalid("structured_outputs.disable_any_whitespace", "requires a JSON schema")
-    return replace(constraint, compact=True)
+        if outputs.disable_any_whitespace:
+            raise invalid("structured_outputs.disable_any_whitespace", "requires a JSON schema")
+        return constraint
+    opens = outputs.disable_additional_properties is False
+    return replace(constraint, compact=bool(outputs.disable_any_whitespace), open_objects=opens)
 
 
 def _constraint(name: str, value: Any) -> Constraint:
