@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from akunu_py.serve.messages import MessagesBody
 from akunu_py.serve.ollama import OptionsBody
 from akunu_py.serve.responses.bodies import ResponsesBody
 from akunu_py.types import GenerateOptions
-from tests.support.serving import BODIES, Reply, Served, fetch
+from tests.support.serving import BODIES, Reply, Served, at_a_socket, fetch
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 RESPONSES, INFILL, OLLAMA = "/v1/responses", "/infill", "/api/chat"
@@ -189,6 +190,21 @@ async def test_a_long_list_of_names_stays_a_header(tiny: Served) -> None:
     assert reply.headers[IGNORED_HEADER].endswith("and 1980 more")
 
 
+@pytest.mark.parametrize("place", ["{}", "{}a", "a{}", "{} {}"])
+def test_any_name_is_safe_in_a_header(tiny: Served, place: str) -> None:
+    """h11 drops the connection instead of sending an invalid value."""
+    with at_a_socket(app_of(tiny, RequestRecords())) as url:
+        client = HTTPConnection(url.removeprefix("http://"))
+        for number in [*range(256), 0x2028, 0x1F600]:
+            name = place.format(chr(number), chr(number))
+            client.request("POST", "/akunu/end", json.dumps({"id": "1", name: 1}))
+            reply = client.getresponse()
+            reply.read()
+            value = reply.headers[IGNORED_HEADER]
+            assert (reply.status, value.isprintable(), value) == (200, True, value.strip())
+        client.close()
+
+
 LOOK = {"name": "look", "parameters": {"type": "object"}}
 OFFERED = {"tools": [{"type": "function", "function": LOOK | {"name": n}} for n in ("look", "x")]}
 ALLOWED = {"type": "function", "function": {"name": "look"}}
@@ -261,7 +277,12 @@ def test_fields_of_other_servers_mean_the_same_everywhere(tiny: Served, kind: ty
 
     for theirs, ours in SHARED:
         assert options(theirs) == options(ours)
-    for named in ({"json_schema": {}}, {"guided_json": {}}, {"structured_outputs": {"json": {}}}):
+    schemas: list[Any] = [
+        {"json_schema": {}},
+        {"guided_json": {}},
+        {"structured_outputs": {"json": {}}},
+    ]
+    for named in schemas:
         for closed in (None, True, False):
             outputs = named.get("structured_outputs", {}) | {
                 "disable_additional_properties": closed

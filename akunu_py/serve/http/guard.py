@@ -89,7 +89,7 @@ def _host_name(host: str) -> str:
 
 def _header_value(names: Sequence[str]) -> str:
     """Return a list of names that clients choose, safe and short enough for a header."""
-    shown = ", ".join(quote(name[:100], safe=".*[]_-/= ") for name in names[:_MAX_NAMED])
+    shown = ", ".join(quote(name[:100], safe=".*[]_-/=") for name in names[:_MAX_NAMED])
     more = len(names) - _MAX_NAMED
     return f"{shown}, and {more} more" if more > 0 else shown
 
