@@ -60,7 +60,8 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     """Return the prepared request. Raises RequestError."""
     format = (body.output_config and body.output_config.format) or body.output_format
     constraint = schema_constraint(format.schema_) if format else None
-    thinking = thinking_of(body, service)
+    messages, thinking = messages_of(body), thinking_of(body, service)
+    service.check_length(messages)
     options = generate_options(
         body, service, body.max_tokens, constraint, thinking_budget=thinking.budget
     )
@@ -70,7 +71,7 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     chosen = body.tool_choice if isinstance(body.tool_choice, ToolChoiceBody) else None
     job = chat_job(
         service.engine,
-        messages_of(body),
+        messages,
         options,
         list(tools.values()),
         choice,

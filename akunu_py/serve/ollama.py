@@ -178,6 +178,7 @@ def prepare_chat(body: OllamaChatBody, service: Service) -> PreparedRequest | Ma
     if not body.messages:  # the client only loads the model
         return head.line(done=True, done_reason="load")
     messages = body.check_continuation(messages_of(body.messages))
+    service.check_length(messages)
     thinking = plan_thinking(body, service)
     tools = tools_of([tool.function for tool in body.tools or ()])
     options, variables = _options(body, service, thinking), thinking.variables
@@ -195,6 +196,8 @@ def prepare_generate(
     head, engine = OllamaHead(service.name, chat=False), service.engine
     if not (body.prompt or body.images):
         return head.line(done=True, done_reason="load")
+    if not body.suffix:
+        service.check_length([body.system, body.prompt])
     thinking = plan_thinking(body, service)
     options = _options(body, service, thinking)
     if body.suffix:

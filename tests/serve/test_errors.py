@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
+from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.http.asgi import DIALECTS as SERVED_DIALECTS
 from akunu_py.serve.http.asgi import dialect_for_path
@@ -148,6 +149,30 @@ async def test_too_long_prompt_error_has_its_length(tiny: Served, name: str) -> 
         assert words[:4] == ["prompt", "is", "too", "long:"]
         assert int(words[4]) >= 9999
         assert words[5:] == ["tokens", ">", "4095", "maximum"]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in DIALECTS if name not in ("infill", "own complete")]
+)
+@pytest.mark.parametrize("word", ["a", " "])
+async def test_a_far_too_long_prompt_is_not_tokenized_as_a_whole(
+    tiny: Served, name: str, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    made = TokenCodec.encode_text
+
+    def encode_text(self: TokenCodec, text: str) -> list[int]:
+        lengths.append(len(text))
+        return made(self, text)
+
+    monkeypatch.setattr(TokenCodec, "encode_text", encode_text)
+    for whole in ("encode", "encode_chat"):
+        monkeypatch.setattr(TokenCodec, whole, lambda self, *values: pytest.fail("tokenized"))
+    body = DIALECTS[name].request_body(DialectRequest((word * 3_000_000,), 1), stream=False)
+    reply = await fetch(tiny.app, DIALECTS[name].path, body)
+    assert reply.status == 400
+    assert b"prompt is too long: 3000000 tokens > 4095 maximum" in reply.body
+    assert lengths == [8 * 4096]
 
 
 SERVER = "http://127.0.0.1:8012"

@@ -216,6 +216,7 @@ def tools_of(bodies: Sequence[FunctionTool]) -> list[Tool]:
 def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     """Return the prepared request. Raises RequestError."""
     messages = body.check_continuation(messages_of(body.messages))
+    service.check_length(messages)
     limit = body.max_completion_tokens or body.max_tokens
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "requires logprobs")

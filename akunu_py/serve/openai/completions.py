@@ -89,6 +89,7 @@ def _prompt(prompt: str | list[int], suffix: str | None, service: Service) -> Te
             raise invalid("suffix", "requires a prompt of text")
         return service.infill_prompt(prompt, suffix)
     if isinstance(prompt, str):
+        service.check_length([prompt])
         return TextPrompt(tokens.encode(prompt))
     if any(not 0 <= token < tokens.vocabulary for token in prompt):
         raise invalid("prompt", f"expected token ids from 0 to {tokens.vocabulary - 1}")

@@ -204,6 +204,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
         body, service, body.max_output_tokens, grammar, thinking_budget=thinking.budget
     )
     engine, messages = service.engine, messages_of(body)
+    service.check_length(messages)
     if grammar_tool is not None:
         prompt = engine.tokens.encode_chat(messages, tools.tools, thinking.variables)
         inner, tool = prompt_job(engine, prompt, options), grammar_tool
