@@ -96,7 +96,7 @@ def create_app(
         for dialect in DIALECTS
         for endpoint in dialect.endpoints
     ]
-    middleware = [Middleware(Guard, access, dialect_for_path)]
+    middleware = [Middleware(Guard, access, dialect_for_path, backend.records.refuse)]
     if access.origins:
         cors = Middleware(
             CORSMiddleware,
@@ -110,7 +110,8 @@ def create_app(
         routes=[*routes, *_get_routes(backend, access)],
         middleware=middleware,
         exception_handlers=dict.fromkeys(
-            (HTTPException, RequestError, AkunuError, Exception), _http_error
+            (HTTPException, RequestError, AkunuError, Exception),
+            partial(_http_error, backend.records.refuse),
         ),
     )
 
@@ -206,6 +207,7 @@ class _Post:
             except RequestError as error:
                 record.status = await handler.fail(error)
             finally:
+                record.error = handler.error
                 handler.close()
 
     async def _prepare(
@@ -249,8 +251,10 @@ class _Post:
         return prepared, model
 
 
-def _http_error(request: Request, error: Exception) -> Response:
-    """Return the reply for an unknown path or an exception."""
+def _http_error(
+    log: Callable[[str, RequestError], None], request: Request, error: Exception
+) -> Response:
+    """Log and return the reply for an unknown path or an exception."""
     headers = None
     if isinstance(error, HTTPException):
         kind = _ERROR_KINDS.get(error.status_code, "invalid")
@@ -262,6 +266,7 @@ def _http_error(request: Request, error: Exception) -> Response:
         failure = RequestError(message, kind)  # type: ignore[arg-type]
     else:
         failure = request_error(error)
+    log(request.url.path, failure)
     body = dialect_for_path(request.url.path).error(failure, request.scope.get("request_id", ""))
     return JSONResponse(dict(body), failure.status, headers=headers)
 
