@@ -134,7 +134,7 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
     pool = backend.pool
 
     def models(request: Request) -> dict[str, Any]:
-        data = [model.description() for model in pool.models]
+        data = [model.description() for model in pool.all_models]
         page = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
         return {"object": "list", "data": data} | page
 
@@ -150,12 +150,12 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
     replies: dict[str, Callable[[Request], Any]] = {
         "/": lambda request: "akunu is running\n",
         "/v1/models": models,
-        "/v1/models/{name:path}": lambda request: pool.get(
+        "/v1/models/{name:path}": lambda request: pool.described(
             request.path_params["name"]
         ).description(),
-        "/api/tags": lambda request: tags([model.description() for model in pool.models]),
+        "/api/tags": lambda request: tags([model.description() for model in pool.all_models]),
         "/api/ps": lambda request: tags(
-            [model.description() for model in pool.models if model.is_ready]
+            [model.description() for model in pool.all_models if model.is_ready]
         ),
         "/api/version": lambda request: {"version": __version__},
         "/health": health,
@@ -230,7 +230,7 @@ class _Post:
             record.ignored = body.ignored
             name = getattr(body, "model", None)
             if endpoint.needs == "embedder":
-                model = pool.embedding_model(name)
+                model = pool.embedding_model(name, strict=backend.strict)
             else:
                 model = pool.model_for(name, strict=backend.strict)
             if endpoint.needs in ("description", "ending"):

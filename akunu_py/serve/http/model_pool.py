@@ -167,17 +167,24 @@ class ModelPool:
             "start the server with: akunu serve --model NAME"
         )
 
-    def embedding_model(self, name: str | None) -> ServedModel:
-        """Return the embedding model. Raises RequestError if there is none of this name.
+    def embedding_model(self, name: str | None, *, strict: bool = False) -> ServedModel:
+        """Return the embedding model, whose name the reply has. Raises RequestError.
 
-        Vectors of another model would be worthless to the client.
+        strict: as in `model_for`.
         """
         model = self.embedding
         if model is None:
             raise _not_found("no embedding model; start the server with --embedding-model NAME")
-        if name and model.name not in (name, name.removesuffix(_LATEST)):
+        if strict and name and name.strip() and self.described(name) is not model:
             raise _not_found(f"the embedding model is {model.name}, not {name[:100]!r}")
         return model
+
+    def described(self, name: str) -> ServedModel:
+        """Return the chat or embedding model with a name. Raises RequestError if there is none."""
+        model = self.embedding
+        if model is not None and model.name in (name, name.removesuffix(_LATEST)):
+            return model
+        return self.get(name)
 
     @contextlib.asynccontextmanager
     async def use(self, model: ServedModel) -> AsyncIterator[ServedModel]:
