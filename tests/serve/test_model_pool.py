@@ -243,7 +243,7 @@ async def test_the_embedding_model_shares_the_memory_limit(
         metrics = (await fetch(app, "/metrics")).body.decode()
         assert 'akunu_model_loads_total{model="b"} 2' in metrics
         listed = (await fetch(app, "/v1/models")).json()["data"]
-        assert [each["id"] for each in listed] == ["a"]
+        assert [each["id"] for each in listed] == ["a", "b"]
         assert (await fetch(app, "/health")).json()["models"] == {"a": "unloaded", "b": "ready"}
 
 
