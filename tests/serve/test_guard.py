@@ -207,11 +207,14 @@ async def test_number_of_waiting_requests_is_limited(tiny: Served) -> None:
     records = RequestRecords()
     app = create_app(tiny.backend(records), AccessRules())
     with contextlib.ExitStack() as waiting:
-        for _ in range(256):
-            waiting.enter_context(records.request("/v1/completions"))
-        assert (await fetch(app, "/v1/completions", {"prompt": "x"})).status == 503
+        opened = [waiting.enter_context(records.request("/v1/completions")) for _ in range(256)]
+        request = {"prompt": "x", "max_tokens": 1}
+        assert (await fetch(app, "/v1/completions", request)).status == 200  # no body arrived
+        for record in opened:
+            record.arrived = True
+        assert (await fetch(app, "/v1/completions", request)).status == 503
         assert (await fetch(app, "/health")).status == 200
-    assert (await fetch(app, "/v1/completions", {"prompt": "x", "max_tokens": 1})).status == 200
+    assert (await fetch(app, "/v1/completions", request)).status == 200
 
 
 @pytest.mark.usefixtures("own_directories")

@@ -194,9 +194,10 @@ class _Post:
             # A connection is a client: programs with parallel requests open several.
             client = "{}:{}".format(*(scope.get("client") or ("", 0)))
             try:
+                data = await read_body(Request(scope, receive))
+                record.arrived = True
                 if records.waiting > _MAX_WAITING:
                     raise RequestError("too many waiting requests; try again later", "unavailable")
-                data = await read_body(Request(scope, receive))
                 async with contextlib.AsyncExitStack() as stack:
                     prepared, model = await self._prepare(data, handler, record, stack)
                     kind: dict[str, Any] = {"client": client}

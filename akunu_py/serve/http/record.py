@@ -58,6 +58,7 @@ class RequestRecord:
     status: int = _DISCONNECTED
     error: str = ""  # why the request failed
     model: str = ""  # if the server has several
+    arrived: bool = False  # the whole body
     running: bool = False  # the model has produced an event
     answers: list[Finished] = field(default_factory=list)
     keeps_content: bool = False
@@ -123,7 +124,7 @@ class RequestRecords:
     @property
     def waiting(self) -> int:
         """Number of requests that wait for the model."""
-        return len(self._open) - self.running
+        return sum(record.arrived and not record.running for record in self._open)
 
     @contextlib.contextmanager
     def request(self, path: str) -> Iterator[RequestRecord]:
