@@ -198,6 +198,23 @@ async def test_unknown_path_names_the_base_url(tiny: Served, path: str, base: st
     assert (await fetch(tiny.app, "/x", {})).json()["error"]["message"] == "unknown path /x"
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/pull", {"error"}),
+        ("/v1/messages/batches", {"type", "error", "request_id"}),
+        ("/v1/files", {"error"}),
+    ],
+)
+async def test_errors_of_unknown_paths_use_the_form_of_their_dialect(
+    tiny: Served, path: str, fields: set[str]
+) -> None:
+    for body in ({}, None):
+        reply = await fetch(tiny.app, path, body)
+        assert (reply.status, set(reply.json())) == (404, fields)
+        assert isinstance(reply.json()["error"], str) == path.startswith("/api/")
+
+
 async def test_refusals_of_the_server_use_the_form_of_the_dialect(tiny: Served) -> None:
     """On every path, before the body is received, with a request id."""
     for dialect in SERVED_DIALECTS:

@@ -49,14 +49,17 @@ _ERROR_KINDS = {404: "not_found", 405: "method"}
 
 DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OLLAMA, AKUNU)
 _DIALECT_BY_PATH = {endpoint.path: each for each in DIALECTS for endpoint in each.endpoints}
-
-
+# By the start of a path that this server does not have.
+_STARTS = {"/api/": OLLAMA, "/v1/messages/": MESSAGES, "/akunu/": AKUNU}
 _VERSION = "/v1"
 
 
 def dialect_for_path(path: str) -> Dialect:
-    """Return the dialect that encodes errors on `path`; OpenAI's for unknown paths."""
-    return _DIALECT_BY_PATH.get(_similar_path(path) or path, DIALECTS[0])
+    """Return the dialect that encodes errors on `path`; OpenAI's for other unknown paths."""
+    known = _DIALECT_BY_PATH.get(_similar_path(path) or path)
+    return known or next(
+        (each for start, each in _STARTS.items() if path.startswith(start)), OPENAI
+    )
 
 
 def _similar_path(path: str) -> str:
