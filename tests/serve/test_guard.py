@@ -111,10 +111,15 @@ def test_only_the_api_key_is_accepted(key: str, other: str, bearer: bool) -> Non
 async def test_allowed_origin_may_send_requests(tiny: Served) -> None:
     access = AccessRules(origins=("https://good.example",))
     app = create_app(tiny.backend(RequestRecords()), access)
-    headers = {"origin": "https://good.example", "access-control-request-method": "POST"}
+    headers = {
+        "origin": "https://good.example",
+        "access-control-request-method": "POST",
+        "access-control-request-private-network": "true",
+    }
     before = await fetch(app, "/v1/chat/completions", method="OPTIONS", headers=headers)
     assert before.status == 200
     assert before.headers["access-control-allow-origin"] == "https://good.example"
+    assert before.headers["access-control-allow-private-network"] == "true"
     reply = await fetch(app, "/v1/models", headers={"origin": "https://good.example"})
     assert reply.headers["access-control-allow-origin"] == "https://good.example"
     other = await fetch(app, "/v1/models", headers={"origin": "https://evil.example"})

@@ -106,6 +106,7 @@ def create_app(
             allow_origins=list(access.origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
+            allow_private_network=True,  # a public page may call this machine
             expose_headers=["x-request-id", "request-id", IGNORED_HEADER],
         )
         middleware.insert(0, cors)
