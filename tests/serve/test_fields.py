@@ -158,7 +158,7 @@ LEAST: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [USER]},
     COMPLETIONS: {"prompt": "x"},
     MESSAGES: {"model": "alias", "max_tokens": 2, "messages": [USER]},
-    RESPONSES: {"model": "alias", "input": "x"},
+    RESPONSES: {"input": "x"},
 }
 
 

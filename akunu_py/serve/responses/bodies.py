@@ -167,7 +167,7 @@ class ResponsesStreamOptions(Body):
 class ResponsesBody(GenerationFields, ConversationFields):
     """The body of /v1/responses."""
 
-    model: str
+    model: str | None = None
     input: str | list[InputItem]
     instructions: str | None = None
     max_output_tokens: TokenLimit | None = None
