@@ -258,6 +258,9 @@ async def test_paths_for_get(tiny: Served) -> None:
     assert {dialect.path for dialect in DIALECTS.values()} <= posts
     assert {"/v1/models", "/api/ps"} <= {*described} - posts
     for path in ("/api/tags", "/api/ps"):
-        assert [each["model"] for each in (await fetch(tiny.app, path)).json()["models"]] == [name]
+        (listed,) = (await fetch(tiny.app, path)).json()["models"]
+        assert listed["model"] == name
+        assert not {"size", "digest"} & {*listed}  # unknown
+    assert (await fetch(tiny.app, "/api/show", {"name": "none"})).status == 404
     shown = (await fetch(tiny.app, "/api/show", {"model": name})).json()
     assert shown["model_info"]["mlx.context_length"] == 4096

@@ -87,6 +87,11 @@ class Body(BaseModel):
         return bool(getattr(self, "stream", False))
 
     @property
+    def unloads(self) -> bool:
+        """Whether the model is unloaded after the reply. Only of a whole body."""
+        return False
+
+    @property
     def ignored(self) -> list[str]:
         """The fields of the request without effect, in order. Only of a whole body."""
         return list(self._ignored)

@@ -234,7 +234,9 @@ class _Post:
             body = await run_in_threadpool(parse, data, endpoint.body, strict=backend.strict)
             record.ignored = body.ignored
             name = getattr(body, "model", None)
-            if endpoint.needs == "embedder":
+            if endpoint.needs == "description" and name:
+                model = pool.described(name)
+            elif endpoint.needs == "embedder":
                 model = pool.embedding_model(name, strict=backend.strict)
             else:
                 model = pool.model_for(name, strict=backend.strict)
@@ -244,6 +246,8 @@ class _Post:
             record.model = model.name if len(pool.models) > 1 else ""
             if endpoint.encoder is not None and body.streams:
                 handler.stream(endpoint.encoder(body, model.name))
+            if body.unloads:
+                stack.callback(pool.release, model)
             await handler.wait(stack.enter_async_context(pool.use(model)))
             get = model.embedder if endpoint.needs == "embedder" else model.service
             prepare = run_in_threadpool(lambda: endpoint.prepare(body, get()))

@@ -64,6 +64,11 @@ class ServedModel:
         return self.host.engine is not None and not self.unloading
 
     @property
+    def may_unload(self) -> bool:
+        """Whether the model may be unloaded while no other one needs its memory."""
+        return self._idle_s is not None
+
+    @property
     def memory(self) -> int:
         """The bytes that the loaded model may use."""
         engine = self.host.engine
@@ -224,6 +229,21 @@ class ModelPool:
             if entry in self._waiting:
                 self._waiting.remove(entry)
             self._changed.set()
+
+    def release(self, model: ServedModel) -> None:
+        """Unload a model that no request uses, unless another one is being loaded."""
+        if self._loader is None or self._loader.done():
+            self._loader = asyncio.create_task(self._release(model))
+
+    async def _release(self, model: ServedModel) -> None:
+        """Unload a model, then load those that requests wait for."""
+        if model.is_ready and model.may_unload and not model.requests:
+            model.unloading = True
+            try:
+                await asyncio.to_thread(model.unload)
+            finally:
+                model.unloading = False
+        await self._load_waiting()
 
     async def _load_waiting(self) -> None:
         """Load the models that requests wait for, in the order of the first request of each."""
