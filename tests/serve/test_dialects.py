@@ -204,7 +204,7 @@ async def test_options_of_ollama(tiny: Served) -> None:
     assert len(answer["logprobs"]) == answer["eval_count"]
     assert len(answer["logprobs"][0]["top_logprobs"]) == 2
     for path in ("/api/chat", "/api/generate"):  # without a prompt, they load the model
-        answer = (await fetch(tiny.app, path, {"model": "alias", "keep_alive": 0})).json()
+        answer = (await fetch(tiny.app, path, {"model": "alias", "keep_alive": 60})).json()
         assert (answer["done"], answer["done_reason"]) == (True, "load")
     system = {"prompt": "x", "system": "s", "options": {"num_predict": 2}, "stream": False}
     with_system, images, raw, infill = [

@@ -209,7 +209,8 @@ async def test_unknown_path_names_the_base_url(tiny: Served, path: str, base: st
 async def test_errors_of_unknown_paths_use_the_form_of_their_dialect(
     tiny: Served, path: str, fields: set[str]
 ) -> None:
-    for body in ({}, None):
+    bodies: list[Any] = [{}, None]
+    for body in bodies:
         reply = await fetch(tiny.app, path, body)
         assert (reply.status, set(reply.json())) == (404, fields)
         assert isinstance(reply.json()["error"], str) == path.startswith("/api/")

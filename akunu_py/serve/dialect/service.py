@@ -61,6 +61,10 @@ class Service:
                 raise PromptTooLong("", tokens * len(text) // part, context - 1)
             part *= 2
 
+    def count_tokens(self, text: str) -> int:
+        """Return the number of tokens of a part of a text."""
+        return len(self.engine.tokens.encode_text(text))
+
     @cached_property
     def _fim(self) -> tuple[CodeTokens, FimFamily | None]:
         """The tokenizer for code, and the fill-in-the-middle format of the model, if known."""

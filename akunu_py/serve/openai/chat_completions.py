@@ -35,6 +35,7 @@ from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.dialect.tool_choice import ToolChoiceField, choose_tools
 from akunu_py.serve.openai.shapes import (
     ChunkEncoder,
+    CountTokens,
     ReplyHead,
     chat_logprobs,
     finish_reason,
@@ -240,9 +241,11 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
         for each in choice_options(options, body.n or 1)
     ]
     head = ReplyHead(service.name, "chatcmpl")
+    count = service.count_tokens
     return PreparedRequest(
         jobs,
-        lambda answers: build_chat_completion(head, answers, old=body.has_functions),
+        lambda answers: build_chat_completion(head, answers, count, old=body.has_functions),
+        lambda encoder: encoder.set_count_tokens(count),
         shows_thinking=thinking.shown,
     )
 
@@ -296,6 +299,8 @@ class ChatEncoder(ChunkEncoder):
         if delta is None:
             return []
         self._choice = choice
+        if isinstance(event, events.ThinkingDelta):
+            self._thinking += event.text
         if isinstance(event, events.ToolCallStarted):
             self._kind = self._delta(events.ToolCallArguments(""), choice) or {}
         elif delta and not isinstance(event, events.ToolCallArguments):
@@ -351,11 +356,15 @@ class ChatEncoder(ChunkEncoder):
 
 
 def build_chat_completion(
-    head: ReplyHead, answers: Sequence[CollectedAnswer], *, old: bool = False
+    head: ReplyHead,
+    answers: Sequence[CollectedAnswer],
+    count_tokens: CountTokens = len,
+    *,
+    old: bool = False,
 ) -> dict[str, Any]:
     """Return the body of a reply that is not streamed. old: as in `ChatEncoder`."""
     choices = [_choice(number, answer, old=old) for number, answer in enumerate(answers)]
-    return head.reply("chat.completion", choices, answers, len(answers))
+    return head.reply("chat.completion", choices, answers, len(answers), count_tokens)
 
 
 def _choice(index: int, answer: CollectedAnswer, *, old: bool) -> dict[str, Any]:

@@ -223,7 +223,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
         _echoed_parameters(body, service.name, service.defaults.sampling),
         tools,
         _ENCRYPTED_REASONING in (body.include or ()),
-        lambda text: len(engine.tokens.encode(text)),
+        service.count_tokens,
         lambda grammar, text: matches(engine.tokens, grammar, text),
     )
     return PreparedRequest(
