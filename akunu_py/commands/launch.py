@@ -22,7 +22,7 @@ from akunu_py.models.store import model_store
 from akunu_py.parser import add_values, positive
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.settings import DEFAULT_PORT, load_settings, serve_settings
-from akunu_py.text import for_output, say
+from akunu_py.text import for_output, print_warnings, say
 
 _NO_KEY = "none"  # clients require a key
 _CLAUDE_ANSWER = 32_000  # tokens; the default of Claude Code
@@ -144,6 +144,10 @@ CLIENTS: dict[str, Callable[[ModelEndpoint], Launch]] = {
 }
 
 
+# Tokens of the first prompt without arguments, as measured for docs/serve.md.
+FIRST_PROMPTS = {"codex": 9_100, "opencode": 7_600, "claude": 12_400}
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("client", choices=[*CLIENTS], help="Agent to start")
     add_model(parser, "that of the running server, or as in the settings")
@@ -178,6 +182,12 @@ def run(args: argparse.Namespace) -> int:
     if shutil.which(name) is None:
         raise UsageError(f"{name} is not installed; install it and try again")
     with contextlib.nullcontext(found) if found else temporary_server(args, url, key) as served:
+        if 0 < served.context < (prompt := FIRST_PROMPTS.get(name, 0)):
+            warning = (
+                f"{name} begins with about {prompt:,} tokens, but {served.model} has a context of "
+                f"{served.context:,}: its first prompt will not fit; use another model"
+            )
+            print_warnings([warning])
         return _wait(_launch(args, served))
 
 

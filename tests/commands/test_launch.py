@@ -166,9 +166,11 @@ def test_what_the_user_sets_for_claude_wins(
     monkeypatch.setenv("AKUNU_API_KEY", "secret")
     monkeypatch.setenv("CLAUDE_CODE_MAX_OUTPUT_TOKENS", "5")
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://elsewhere")
-    assert run_here("launch", "claude", "--port", str(port), "--", *given).returncode == 7
+    launched = run_here("launch", "claude", "--port", str(port), "--", *given)
+    assert launched.returncode == 7
     call = json.loads(client_call.read_text())
     assert call["arguments"] == ["--model", "served", *modes]
+    assert "its first prompt will not fit" in launched.stderr  # in 4,096 tokens
     assert call["environment"]["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "5"
     assert call["environment"]["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{port}"
 
