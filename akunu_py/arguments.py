@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -172,15 +172,23 @@ def add_constraint(parser: argparse.ArgumentParser) -> None:
     add_values(kinds, ("--regex", "RE", str, None, "Match this regular expression as a whole"))
     add_values(kinds, ("--choice", "TEXT", str, None, choice), action="append")
     add_values(kinds, ("--grammar", "FILE", str, None, "Match the Lark grammar in this file"))
-    add_flags(group, ("--compact", "Generate JSON without whitespace, which CHANGES the output"))
+    others = "Allow other properties where the schema lacks additionalProperties"
+    add_flags(
+        group,
+        ("--compact", "Generate JSON without whitespace, which CHANGES the output"),
+        ("--open-objects", others),
+    )
 
 
 def constraint_from(args: argparse.Namespace) -> Constraint | None:
     """Return the constraint of `add_constraint`. Raises UsageError for unreadable files."""
     if args.compact and args.json_schema is None and not args.json:
         raise UsageError("--compact requires --json-schema or --json")
+    if args.open_objects and args.json_schema is None:
+        raise UsageError("--open-objects requires --json-schema")
     if args.json_schema is not None:
-        return json_constraint(args.json_schema, "--json-schema", compact=args.compact)
+        constraint = json_constraint(args.json_schema, "--json-schema")
+        return replace(constraint, compact=args.compact, open_objects=args.open_objects)
     if args.json:
         return Constraint("json", compact=args.compact)
     if args.regex is not None:
@@ -192,7 +200,7 @@ def constraint_from(args: argparse.Namespace) -> Constraint | None:
     return None
 
 
-def json_constraint(schema: str, option: str, *, compact: bool = False) -> Constraint:
+def json_constraint(schema: str, option: str) -> Constraint:
     """Return the constraint of a JSON schema. Raises UsageError.
 
     schema: JSON text or the path of a file. option: its name, for errors.
@@ -204,7 +212,7 @@ def json_constraint(schema: str, option: str, *, compact: bool = False) -> Const
         parse_json(text)
     except ValueError as error:
         raise UsageError(f"{option}: the JSON schema is not valid JSON: {error}") from error
-    return Constraint("json_schema", text, compact=compact)
+    return Constraint("json_schema", text)
 
 
 def _text_of(path: str, option: str) -> str:

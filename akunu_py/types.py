@@ -128,6 +128,7 @@ class Constraint:
     text: str = ""  # JSON Schema, regular expression, or grammar in llguidance's Lark dialect
     choices: tuple[str, ...] = ()
     compact: bool = False  # JSON without whitespace
+    open_objects: bool = False  # `properties` without `additionalProperties` allows others
     likely: tuple[str, ...] = ()  # grammars of likely answers, to draft from; narrowest first
 
 

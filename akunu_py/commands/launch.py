@@ -22,10 +22,12 @@ from akunu_py.models.store import model_store
 from akunu_py.parser import add_values, positive
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.settings import DEFAULT_PORT, load_settings, serve_settings
-from akunu_py.text import for_output, say
+from akunu_py.text import for_output, print_warnings, say
 
 _NO_KEY = "none"  # clients require a key
 _CLAUDE_ANSWER = 32_000  # tokens; the default of Claude Code
+_CLAUDE_LEAST_WINDOW = 100_000  # tokens; Claude Code warns about a smaller auto-compact window
+_CLAUDE_MODES = ("--permission-mode", "--dangerously-skip-permissions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Launch:
 
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, str] = field(default_factory=dict)  # variables that the user may set
+    mode: tuple[str, ...] = ()  # arguments, unless the user passes one of `_CLAUDE_MODES`
 
 
 def _codex(served: ModelEndpoint) -> Launch:
@@ -98,9 +102,8 @@ def _aider(served: ModelEndpoint) -> Launch:
         {
             "OPENAI_API_BASE": f"{served.url}/v1",
             "OPENAI_API_KEY": served.key or _NO_KEY,
-            "AIDER_ANALYTICS": "false",
-            "AIDER_CHECK_UPDATE": "false",
         },
+        {"AIDER_ANALYTICS": "false", "AIDER_CHECK_UPDATE": "false"},
     )
 
 
@@ -109,6 +112,8 @@ def _claude(served: ModelEndpoint) -> Launch:
     environment = {
         "ANTHROPIC_BASE_URL": served.url,
         "ANTHROPIC_AUTH_TOKEN": served.key or _NO_KEY,
+    }
+    defaults = {
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         # Both change the prompt with every request.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
@@ -116,17 +121,19 @@ def _claude(served: ModelEndpoint) -> Launch:
     }
     sizes = ("FABLE", "OPUS", "SONNET", "HAIKU")
     models = [*(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in sizes), "CLAUDE_CODE_SUBAGENT_MODEL"]
-    environment |= dict.fromkeys(models, served.model)
+    defaults |= dict.fromkeys(models, served.model)
     if served.context:
-        # The client raises an auto-compact window below 100,000 tokens to 100,000. It compacts
-        # 13,000 tokens and an answer before the end of the context.
-        context = dict.fromkeys(
-            ("CLAUDE_CODE_AUTO_COMPACT_WINDOW", "CLAUDE_CODE_MAX_CONTEXT_TOKENS"), served.context
-        )
-        answer = min(_CLAUDE_ANSWER, served.context // 8)
-        tokens = {**context, "CLAUDE_CODE_MAX_OUTPUT_TOKENS": answer}
-        environment |= {name: str(value) for name, value in tokens.items()}
-    return Launch(["claude", "--model", served.model], environment)
+        # The client compacts 13,000 tokens and an answer before the end of the context.
+        tokens = {
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": served.context,
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": min(_CLAUDE_ANSWER, served.context // 8),
+        }
+        if served.context >= _CLAUDE_LEAST_WINDOW:
+            tokens["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = served.context
+        defaults |= {name: str(value) for name, value in tokens.items()}
+    # Its auto mode lets servers of its maker check each action; the first one would fail.
+    mode = ("--permission-mode", "default")
+    return Launch(["claude", "--model", served.model], environment, defaults, mode)
 
 
 CLIENTS: dict[str, Callable[[ModelEndpoint], Launch]] = {
@@ -135,6 +142,10 @@ CLIENTS: dict[str, Callable[[ModelEndpoint], Launch]] = {
     "aider": _aider,
     "claude": _claude,
 }
+
+
+# Tokens of the first prompt without arguments, as measured for docs/serve.md.
+FIRST_PROMPTS = {"codex": 9_100, "opencode": 7_600, "claude": 12_400}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -171,12 +182,21 @@ def run(args: argparse.Namespace) -> int:
     if shutil.which(name) is None:
         raise UsageError(f"{name} is not installed; install it and try again")
     with contextlib.nullcontext(found) if found else temporary_server(args, url, key) as served:
+        if 0 < served.context < (prompt := FIRST_PROMPTS.get(name, 0)):
+            warning = (
+                f"{name} begins with about {prompt:,} tokens, but {served.model} has a context of "
+                f"{served.context:,}: its first prompt will not fit; use another model"
+            )
+            print_warnings([warning])
         return _wait(_launch(args, served))
 
 
 def _launch(args: argparse.Namespace, served: ModelEndpoint) -> Launch:
     launch = CLIENTS[args.client](served)
-    return Launch([*launch.command, *args.rest], launch.environment)
+    names = {argument.partition("=")[0] for argument in args.rest}
+    mode = () if names.intersection(_CLAUDE_MODES) else launch.mode
+    defaults = {name: value for name, value in launch.defaults.items() if name not in os.environ}
+    return Launch([*launch.command, *mode, *args.rest], launch.environment | defaults)
 
 
 def shell_command(launch: Launch) -> str:

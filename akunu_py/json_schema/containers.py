@@ -254,7 +254,7 @@ class _Object:
         ]
         missing = self._required.keys() - {each.name for each in self._known}
         self.possible = not missing and (self._most is None or len(self._required) <= self._most)
-        self._others = self._other_names(names) if self.possible else []
+        self._others = self._other_names(names, literals) if self.possible else []
         if self._most is None and self._least <= len(self._required):
             self._least = 0
         self._count_cap = max(1, self._least, -1 if self._most is None else self._most)
@@ -270,12 +270,16 @@ class _Object:
         names += scalars.values(self._allowed_names) or []
         return list(dict.fromkeys(names))
 
-    def _other_names(self, names: list[str]) -> list[_Names]:
+    def _other_names(self, names: list[str], literals: Conjunction) -> list[_Names]:
         """Return the names that are not in the schema, grouped by the formula of their values."""
         listed = scalars.values(self._allowed_names) is not None
         if listed or any(not each[2] and each[3] == FALSE for each in self._properties):
             return []
-        if names and self._layout.closed and not self._least and not self._goals:
+        others = {each[1] for each in of_kind(literals, "others")}
+        closed = names and self._layout.closed and not self._least
+        if others == {"unmentioned"} and not self._layout.open_objects:
+            closed = self._least <= len(self._known)
+        if closed and not self._goals:
             return []
         every = self._allowed_names == TRUE
         content = None if every else scalars.string_content(self._allowed_names)

@@ -2,6 +2,7 @@
 
 A formula is a tuple whose first item is its kind. Subschemas are references, which are resolved
 when they are needed, so a schema may refer to itself. Values of other types fulfill an assertion.
+All values fulfill "others", which says whether the schema mentions further properties.
 Titles, unknown keywords and unknown formats have no effect, as the standard says.
 """
 
@@ -282,6 +283,8 @@ class _Keywords:
         if names or patterns or extra in schema:
             others = self._subschema(schema.get(extra, True), extra)
             yield "properties", tuple(names.items()), tuple(patterns.items()), others
+        if "properties" in schema and not patterns:
+            yield "others", "mentioned" if extra in schema else "unmentioned"
         if isinstance(schema.get("required"), bool):  # of draft 3; later ones know lists only
             raise SchemaError("required must be a list of names", self._place)
         for name in self._get("required", list, "a list of names") or []:

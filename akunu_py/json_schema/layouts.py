@@ -29,7 +29,8 @@ class Notation:
 
 
 JSON = Notation()
-_SPACE = r"[\x{20}\x{a}\x{d}\x{9}]*"
+# Without blank lines, which small models repeat without end.
+_SPACE = r"([\x{20}\x{9}]{0,8}(\x{d}?\x{a}[\x{20}\x{9}]{0,99})?)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Layout:
     colon: Expr
     ordered: bool  # properties are in the order of the schema
     closed: bool = False  # an object with named properties has no others
+    open_objects: bool = False  # `properties` alone allows others, as the standard says
     notation: Notation = JSON
     outermost: Layout | None = None  # of the outermost object, if it is another
 

@@ -21,7 +21,9 @@ from akunu_py.json_schema.regex import CHARACTER, CONTENT, NOTHING, Expr, both, 
 from akunu_py.json_schema.rules import Rule, Rules, Symbol
 
 SCALARS = ("null", "boolean", "number", "string")
-_NUMBER = Expr(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+\-]?[0-9]+)?")
+# Any number or integer; longer ones are digits that a small model repeats without end.
+_NUMBER = Expr(r"-?(?:0|[1-9][0-9]{0,39})(?:\.[0-9]{1,40})?(?:[eE][+\-]?[0-9]{1,4})?")
+_ANY_INTEGER = Expr(r"-?(?:0|[1-9][0-9]{0,39})")
 _PLAIN = Expr(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?")
 _INTEGER = Expr(r"-?(?:0|[1-9][0-9]*)")
 _FRACTION = Expr(r"-?(?:0|[1-9][0-9]*)\.[0-9]*[1-9][0-9]*")  # not an integer
@@ -145,6 +147,8 @@ def _number(formula: Formula) -> Expr:
     """Return the numbers that fit as one terminal. Raises SchemaError."""
     if formula == TRUE:
         return _NUMBER
+    if formula == ("integer",):
+        return _ANY_INTEGER
     if (found := values(formula)) is not None:
         return either(regex.raw_text(each) for value in found for each in _spellings(value))
     return _fitting_numbers(formula)

@@ -22,7 +22,7 @@ _TYPE_OF = {
     **dict.fromkeys(("length", "pattern"), "string"),
     **dict.fromkeys(("items", "minItems", "maxItems", "unique", "contains"), "array"),
     **dict.fromkeys(("properties", "required", "minProperties", "maxProperties"), "object"),
-    **dict.fromkeys(("names", "some"), "object"),
+    **dict.fromkeys(("names", "some", "others"), "object"),
 }
 _MAX_CONJUNCTIONS = 3000
 _PROOF_DEPTH = 3  # levels of a value that are compared between branches of a oneOf
@@ -207,6 +207,8 @@ def _has_property(name: str, value: Formula) -> Formula:
 def _negated(literal: Formula) -> Formula:
     """Return the negation of an assertion, for values of its own type: arrays or objects."""
     match literal:
+        case ("others", _):
+            return FALSE
         case ("required", name):
             return ("properties", ((name, FALSE),), (), TRUE)
         case ("minItems" | "minProperties" as kind, count):

@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from akunu_py.decoding import events
-from akunu_py.decoding.chat_format.effort import Effort
 from akunu_py.decoding.generate.answer_jobs import chat_job
 from akunu_py.serve.dialect.bodies import (
     BLANK_LINE,
@@ -26,14 +25,13 @@ from akunu_py.serve.dialect.bodies import (
     JsonText,
     ListEntry,
     OtherPart,
-    ToolMode,
-    choose_tool,
     describe,
     merge_messages,
     text_of,
 )
 from akunu_py.serve.dialect.fields import (
     ConversationFields,
+    EffortField,
     GenerationFields,
     ThinkingFields,
     ThinkingPlan,
@@ -54,33 +52,30 @@ from akunu_py.serve.dialect.interface import (
 )
 from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError, invalid
 from akunu_py.serve.dialect.service import Service
-from akunu_py.types import FinishReason, Message, Tool, ToolCall, ToolChoice
-
-_TOOL_CHOICES: dict[str, ToolMode] = {
-    "auto": "auto",
-    "any": "required",
-    "tool": "named",
-    "none": "none",
-}
+from akunu_py.serve.dialect.tool_choice import ToolChoiceBody, ToolChoiceField, choose_tools
+from akunu_py.types import FinishReason, Message, Tool, ToolCall
 
 
 def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     """Return the prepared request. Raises RequestError."""
     format = (body.output_config and body.output_config.format) or body.output_format
     constraint = schema_constraint(format.schema_) if format else None
-    thinking = thinking_of(body, service)
+    messages, thinking = messages_of(body), thinking_of(body, service)
+    service.check_length(messages)
     options = generate_options(
         body, service, body.max_tokens, constraint, thinking_budget=thinking.budget
     )
-    tools = tools_of(body)
-    choice, parallel = tool_choice_of(body, tools)
+    tools, choice = choose_tools(
+        body.tool_choice, {tool.name: tool for tool in tools_of(body)}, "tool_choice.name"
+    )
+    chosen = body.tool_choice if isinstance(body.tool_choice, ToolChoiceBody) else None
     job = chat_job(
         service.engine,
-        messages_of(body),
+        messages,
         options,
-        tools,
+        list(tools.values()),
         choice,
-        parallel=parallel,
+        parallel=chosen is None or not chosen.disable_parallel_tool_use,
         variables=thinking.variables,
     )
     return PreparedRequest(
@@ -163,16 +158,6 @@ def tools_of(body: PromptBody) -> list[Tool]:
         Tool(each.name, each.description or "", each.input_schema, bool(each.strict))
         for each in body.tools or ()
     ]
-
-
-def tool_choice_of(body: PromptBody, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
-    """Return the tool choice, and whether parallel calls are allowed. Raises RequestError."""
-    choice = body.tool_choice
-    if choice is None:
-        return ToolChoice(), True
-    mode, names = _TOOL_CHOICES[choice.type], [tool.name for tool in tools]
-    chosen = choose_tool(mode, choice.name or "", names, "tool_choice.name")
-    return chosen, not choice.disable_parallel_tool_use
 
 
 _STOP_REASONS: dict[FinishReason, str] = {
@@ -469,19 +454,15 @@ class MessagesTool(CachedPart, ListEntry):
     input_examples: Ignored = None
 
 
-class MessagesToolChoice(Body):
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
+class OutputFormat(ListEntry):
+    known_types = "json_schema"
 
-
-class OutputFormat(Body):
-    type: Literal["json_schema"]
+    type: str
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(Body):
-    effort: Effort | None = None
+    effort: EffortField = None
     format: OutputFormat | None = None
 
 
@@ -505,7 +486,7 @@ class PromptBody(CachedPart, ThinkingFields, ConversationFields):
     messages: list[MessagesTurn] = Field(min_length=1)
     system: str | list[TextBlock] | None = None
     tools: list[MessagesTool] | None = None
-    tool_choice: MessagesToolChoice | None = None
+    tool_choice: ToolChoiceField = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # older form of `output_config.format`
     context_management: ContextManagement | None = None

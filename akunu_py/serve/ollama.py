@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from akunu_py.decoding import events
 from akunu_py.decoding.embedding import Embedder
@@ -22,6 +23,7 @@ from akunu_py.decoding.generate.job import Job
 from akunu_py.serve.dialect.bodies import Body, Ignored, describe
 from akunu_py.serve.dialect.fields import (
     ConversationFields,
+    FormatField,
     SamplingFields,
     ThinkingFields,
     ThinkingPlan,
@@ -54,11 +56,20 @@ class OllamaBody(ThinkingFields):
     """Fields of both kinds of requests."""
 
     model: str | None = None
+    keep_alive: int | float | str | None = None  # 0: unload the model after the request
     stream: bool = True
     options: OptionsBody | None = None
-    format: Literal["", "json"] | dict[str, Any] | None = None
+    format: FormatField = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
+
+    @property
+    def unloads(self) -> bool:
+        return re.fullmatch(r"0+(\.0*)?(ms|s|m|h)?", str(self.keep_alive)) is not None
+
+    def loaded(self, head: OllamaHead) -> Mapping[str, Any]:
+        """Return the reply to a request without a prompt, which loads or unloads the model."""
+        return head.line(done=True, done_reason="unload" if self.unloads else "load")
 
 
 class OllamaCall(Body):
@@ -122,8 +133,8 @@ class OllamaEmbedBody(Body):
 class OllamaShowBody(Body):
     """The body of /api/show."""
 
-    model: str | None = None
-    name: Ignored = None  # of old clients
+    # The other name is that of old clients.
+    model: str = Field(default="", validation_alias=AliasChoices("model", "name"))
     verbose: Ignored = None
 
 
@@ -175,8 +186,9 @@ def prepare_chat(body: OllamaChatBody, service: Service) -> PreparedRequest | Ma
     """
     head = OllamaHead(service.name, chat=True)
     if not body.messages:  # the client only loads the model
-        return head.line(done=True, done_reason="load")
+        return body.loaded(head)
     messages = body.check_continuation(messages_of(body.messages))
+    service.check_length(messages)
     thinking = plan_thinking(body, service)
     tools = tools_of([tool.function for tool in body.tools or ()])
     options, variables = _options(body, service, thinking), thinking.variables
@@ -193,7 +205,9 @@ def prepare_generate(
     """
     head, engine = OllamaHead(service.name, chat=False), service.engine
     if not (body.prompt or body.images):
-        return head.line(done=True, done_reason="load")
+        return body.loaded(head)
+    if not body.suffix:
+        service.check_length([body.system, body.prompt])
     thinking = plan_thinking(body, service)
     options = _options(body, service, thinking)
     if body.suffix:
@@ -324,18 +338,19 @@ def embed(body: OllamaEmbedBody, embedder: Embedder) -> Mapping[str, Any]:
 
 def show(body: OllamaShowBody, description: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what is known about a model without loading it."""
-    context = {"general.architecture": "mlx", "mlx.context_length": description["context_length"]}
+    length = description["context_length"]
+    context = {"mlx.context_length": length} if length else {}
     return {
         "modified_at": description["created_at"],
         "details": _DETAILS,
-        "model_info": context,
+        "model_info": {"general.architecture": "mlx"} | context,
         "capabilities": ["completion", "tools"],
         "template": "",
         "parameters": "",
     }
 
 
-_DETAILS = {"format": "mlx", "family": "", "parameter_size": "", "quantization_level": ""}
+_DETAILS = {"format": "mlx"}
 
 
 def tags(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -346,8 +361,6 @@ def tags(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 "name": each["id"],
                 "model": each["id"],
                 "modified_at": each["created_at"],
-                "size": 0,
-                "digest": "",
                 "details": _DETAILS,
             }
             for each in descriptions

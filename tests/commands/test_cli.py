@@ -87,6 +87,7 @@ MISTAKES = {
     "bench --workload wibble": ["wibble", "multi-turn"],
     "chat": ["terminal", "akunu run"],
     "models rm starter": ["--yes"],
+    "run hi --model /no --json --open-objects": ["--open-objects requires --json-schema"],
     "run hi --model /no --regex a --compact": ["--compact requires --json-schema or --json"],
     "run hi --model /no --json --choice a": ["not allowed with argument --json"],
     "run hi --model /no --json-schema /nowhere.json": [

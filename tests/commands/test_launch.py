@@ -128,18 +128,51 @@ def test_a_new_server_ends_with_the_client(
         assert gone.connect_ex(("127.0.0.1", port))
 
 
-@pytest.mark.parametrize(("context", "answer"), [(65_536, 8192), (262_144, 32_000)])
-def test_claude_requests_no_other_model_and_changes_no_prompt(context: int, answer: int) -> None:
-    """It compacts before the context is full; it needs three variables for that."""
-    environment = CLIENTS["claude"](ModelEndpoint("http://h", "m", context)).environment
-    names = [name for name, value in environment.items() if value == "m"]
+@pytest.mark.parametrize(
+    ("context", "answer", "window"), [(65_536, 8192, None), (262_144, 32_000, "262144")]
+)
+def test_claude_requests_no_other_model_and_changes_no_prompt(
+    context: int, answer: int, window: str | None
+) -> None:
+    """It compacts before the context is full; it needs three variables for that.
+
+    It warns at each start about a window below 100,000 tokens.
+    """
+    defaults = CLIENTS["claude"](ModelEndpoint("http://h", "m", context)).defaults
+    names = [name for name, value in defaults.items() if value == "m"]
     sizes = [f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("FABLE", "OPUS", "SONNET", "HAIKU")]
     assert names == [*sizes, "CLAUDE_CODE_SUBAGENT_MODEL"]
-    assert environment["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
-    assert environment["CLAUDE_CODE_TOTAL_TOKENS_REMINDER"] == "off"
-    assert environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == str(context)
-    assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(context)
-    assert environment["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(answer)
+    assert defaults["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
+    assert defaults["CLAUDE_CODE_TOTAL_TOKENS_REMINDER"] == "off"
+    assert defaults.get("CLAUDE_CODE_AUTO_COMPACT_WINDOW") == window
+    assert defaults["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(context)
+    assert defaults["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(answer)
+
+
+@pytest.mark.usefixtures("own_directories")
+@pytest.mark.parametrize(
+    ("given", "modes"),
+    [
+        ([], ["--permission-mode", "default"]),
+        (["--permission-mode=plan"], ["--permission-mode=plan"]),
+        (["--dangerously-skip-permissions"], ["--dangerously-skip-permissions"]),
+    ],
+)
+def test_what_the_user_sets_for_claude_wins(
+    given: list[str], modes: list[str], client_call: Path, port: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Its mode and variables, except the address and the key of the server."""
+    monkeypatch.setenv("AKUNU_API_KEY", "secret")
+    monkeypatch.setenv("CLAUDE_CODE_MAX_OUTPUT_TOKENS", "5")
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://elsewhere")
+    launched = run_here("launch", "claude", "--port", str(port), "--", *given)
+    assert launched.returncode == 7
+    call = json.loads(client_call.read_text())
+    assert call["arguments"] == ["--model", "served", *modes]
+    assert "its first prompt will not fit" in launched.stderr  # in 4,096 tokens
+    assert call["environment"]["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "5"
+    assert call["environment"]["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{port}"
 
 
 @pytest.mark.usefixtures("own_directories")

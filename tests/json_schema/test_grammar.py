@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -23,7 +24,10 @@ from tests.support.json_schema import is_valid, schemas, values
 ATOMS = ["a", "b", ".", r"\d", r"\w", r"\s", "[a-c]", '[^a"]', r"\n", r"\x41", "é"]
 
 
-def matcher(schema: Any, layout: Layout = FREE) -> LLMatcher:
+OPEN = replace(FREE, open_objects=True)  # the meaning of the standard
+
+
+def matcher(schema: Any, layout: Layout = OPEN) -> LLMatcher:
     """Of bytes. Raises SchemaError."""
     written = grammar(schema, layout)
     return LLMatcher(
@@ -31,7 +35,7 @@ def matcher(schema: Any, layout: Layout = FREE) -> LLMatcher:
     )
 
 
-def allows(schema: Any, text: str, layout: Layout = FREE) -> bool:
+def allows(schema: Any, text: str, layout: Layout = OPEN) -> bool:
     made = matcher(schema, layout)
     assert not made.is_error(), made.get_error()
     data = list(text.encode())
@@ -168,6 +172,59 @@ def test_properties_come_in_any_order_but_not_twice() -> None:
     assert allows(schema, '{"a":2,"b":null}', COMPACT)
     assert not allows(schema, '{"b":null,"a":2}', COMPACT)
     assert not allows(schema, '{"a": 2,"b":null}', COMPACT)
+
+
+CLOSED = [
+    ({"properties": {"a": {}}}, [{}, {"a": 1}], [{"b": 1}, {"a": 1, "b": 1}]),
+    ({"properties": {}}, [{}], [{"a": 1}]),
+    ({"properties": {"a": {}}, "required": ["b"]}, [{"a": 1, "b": 2}], [{"a": 1}]),
+    ({"properties": {"a": {}}, "minProperties": 1}, [{"a": 1}], [{}, {"a": 1, "b": 1}]),
+    ({"properties": {"a": {}}, "minProperties": 2}, [{"a": 1, "b": 1}], [{"a": 1}]),
+    ({"properties": {"a": {}}, "additionalProperties": {}}, [{"a": 1, "b": 1}], []),
+    ({"properties": {"a": {}}, "additionalProperties": {"type": "null"}}, [{"b": None}], []),
+    ({"properties": {"a": {}}, "patternProperties": {"^b": {}}}, [{"b": 1, "c": 1}], []),
+    ({"required": ["a"]}, [{"a": 1, "b": 1}], []),
+    ({"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+     [{"a": 1, "b": 1}], [{"c": 1}]),
+    ({"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}},
+                                            "additionalProperties": True}]}, [{"c": 1}], []),
+    ({"oneOf": [{"properties": {"k": {"const": k}, k: {}}, "required": ["k"]} for k in "ab"]},
+     [{"k": "a", "a": 1}], [{"k": "a", "b": 1}, {"k": "b", "x": 1}]),
+    ({"properties": {"in": {"properties": {"a": {}}}}}, [{"in": {"a": 1}}], [{"in": {"b": 1}}]),
+    ({"properties": {"a": {}}, "not": {"properties": {"a": {"const": 1}}}},
+     [{"a": 2}], [{"a": 1}, {"a": 2, "b": 1}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "right", "wrong"), CLOSED)
+def test_answers_have_the_properties_that_a_schema_lists(
+    schema: Any, right: list[Any], wrong: list[Any]
+) -> None:
+    """Unless it mentions others, or the layout follows the standard."""
+    schema = {"type": "object", **schema}
+    for value in right:
+        assert allows(schema, json.dumps(value), FREE), value
+    for value in wrong:
+        assert not allows(schema, json.dumps(value), FREE), value
+        assert allows(schema, json.dumps(value)) == is_valid(schema, value)
+
+
+@pytest.mark.parametrize("indent", [None, 1, 4, "\t"])
+def test_json_has_line_breaks_but_no_blank_lines(indent: Any) -> None:
+    value = {"a": [1, {"b": [2, [], {}]}], "c": {}}
+    text = json.dumps(value, indent=indent)
+    for written in (text, text.replace("\n", "\r\n"), text.replace(",", ", ")):
+        assert allows(True, written)
+    for wrong in ("{\n\n\n}", '{"a":\n \n1}', "{" + " " * 200 + "}", "[1,\n\n2]"):
+        assert not allows(True, wrong)
+
+
+@pytest.mark.parametrize("kind", ["number", "integer"])
+def test_digits_end(kind: str) -> None:
+    for schema, most in (({"type": kind}, 40), ({"type": kind, "minimum": 10**60}, 10**3)):
+        assert allows(schema, "1" * most)
+        assert allows(schema, "1" * (most + 1)) == ("minimum" in schema)
+    assert not allows({}, "1." + "1" * 41)
 
 
 @pytest.mark.parametrize("layout", [FREE, COMPACT])

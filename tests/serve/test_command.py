@@ -23,7 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.decoding.sampling import Sampler
-from akunu_py.serve.http.server import _Server, model_defaults
+from akunu_py.serve.http import server as server_module
+from akunu_py.serve.http.server import _Protocol, _Server, model_defaults
 from akunu_py.types import SamplingOptions
 from tests.reliability.fuzz import SCALARS
 from tests.support.command import AKUNU, run_here, until
@@ -142,6 +143,33 @@ def test_the_event_loop_has_no_timer_while_nothing_happens(monkeypatch: pytest.M
 
     asyncio.run(both())
     assert finished == [1]
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: x\r\nX-"])
+def test_half_sent_headers_end_the_connection(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start of a connection, and after a reply."""
+    monkeypatch.setattr(server_module, "HEADERS_S", 0.05)
+    config = uvicorn.Config(app, http=_Protocol, ws="none", lifespan="off", log_config=None)
+    server = _Server(config, "ready", lambda: None)
+    whole = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    async def use(port: int) -> None:
+        for first in (b"", whole):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(first)
+            reply = await reader.readuntil(b"0\r\n\r\n") if first else b""
+            assert (b"hello" in reply) == bool(first)
+            writer.write(sent or whole[:1])
+            assert await reader.read() == b""
+            writer.close()
+        signal.raise_signal(signal.SIGTERM)
+
+    async def both() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port = listening.getsockname()[1]
+            await asyncio.gather(server.serve([listening]), use(port))
+
+    asyncio.run(both())
 
 
 def test_generation_config_sets_defaults(tmp_path: Path) -> None:

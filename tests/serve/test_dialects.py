@@ -204,7 +204,7 @@ async def test_options_of_ollama(tiny: Served) -> None:
     assert len(answer["logprobs"]) == answer["eval_count"]
     assert len(answer["logprobs"][0]["top_logprobs"]) == 2
     for path in ("/api/chat", "/api/generate"):  # without a prompt, they load the model
-        answer = (await fetch(tiny.app, path, {"model": "alias", "keep_alive": 0})).json()
+        answer = (await fetch(tiny.app, path, {"model": "alias", "keep_alive": 60})).json()
         assert (answer["done"], answer["done_reason"]) == (True, "load")
     system = {"prompt": "x", "system": "s", "options": {"num_predict": 2}, "stream": False}
     with_system, images, raw, infill = [
@@ -258,6 +258,9 @@ async def test_paths_for_get(tiny: Served) -> None:
     assert {dialect.path for dialect in DIALECTS.values()} <= posts
     assert {"/v1/models", "/api/ps"} <= {*described} - posts
     for path in ("/api/tags", "/api/ps"):
-        assert [each["model"] for each in (await fetch(tiny.app, path)).json()["models"]] == [name]
+        (listed,) = (await fetch(tiny.app, path)).json()["models"]
+        assert listed["model"] == name
+        assert not {"size", "digest"} & {*listed}  # unknown
+    assert (await fetch(tiny.app, "/api/show", {"name": "none"})).status == 404
     shown = (await fetch(tiny.app, "/api/show", {"model": name})).json()
     assert shown["model_info"]["mlx.context_length"] == 4096

@@ -6,6 +6,7 @@ import base64
 import math
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -83,8 +84,6 @@ async def test_embeddings_are_normalized_last_hidden_states(
         ({"input": "a" * 20_000}, 400, "too long"),
         ({"dimensions": 99_999}, 400, "dimensions"),
         ({"dimensions": 0}, 400, "dimensions"),
-        ({"encoding_format": "int8"}, 400, "encoding_format"),
-        ({"model": "text-embedding-3-small"}, 404, "embedding"),
     ],
 )
 async def test_invalid_requests_for_embeddings_are_named(
@@ -93,6 +92,26 @@ async def test_invalid_requests_for_embeddings_are_named(
     reply = await fetch(app, PATH, {"input": "x"} | more)
     assert reply.status == status
     assert names in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["embedding", "embedding:latest", " ", "text-embedding-3-small"])
+async def test_the_embedding_model_is_matched_and_listed_as_the_others(
+    tiny: Served, embedding: Served, name: str
+) -> None:
+    backend = Backend(ModelPool([tiny.model], embedding.model), RequestRecords())
+    app, strict = (
+        create_app(replace(backend, strict=each), AccessRules()) for each in (False, True)
+    )
+    listed = (await fetch(app, "/v1/models")).json()["data"]
+    assert [each["id"] for each in listed] == [tiny.model.name, "embedding"]
+    tags = (await fetch(app, "/api/tags")).json()["models"]
+    assert [each["name"] for each in tags] == [tiny.model.name, "embedding"]
+    unknown = name.startswith("text")
+    assert (await fetch(app, "/v1/models/embedding:latest")).json()["id"] == "embedding"
+    reply = await fetch(app, PATH, {"model": name, "input": "x"})
+    assert (reply.status, reply.json()["model"]) == (200, "embedding")
+    refused = await fetch(strict, PATH, {"model": name, "input": "x"})
+    assert refused.status == (404 if unknown else 200)
 
 
 async def test_a_server_without_an_embedding_model_names_the_option(tiny: Served) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
+from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.http.asgi import DIALECTS as SERVED_DIALECTS
 from akunu_py.serve.http.asgi import dialect_for_path
@@ -23,7 +24,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "chat": [
         ({"tools": [TOOL, TOOL]}, "tools.1.function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": NAMED}, "tool_choice"),
         ({"tools": [TOOL], "guided_grammar": "start: /a/"}, ""),
         ({"functions": [TOOL["function"]], "function_call": {"name": "other"}}, "tool_choice"),
@@ -34,7 +34,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages.0.name"),
-        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": -1}, "temperature"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -51,9 +51,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"n_predict": 0, "max_tokens": None}, "n_predict"),
         ({"min_tokens": -2}, "min_tokens"),
         ({"thinking_budget": "much"}, "thinking_budget"),
-        ({"think": "maybe"}, "think"),
         ({"enable_thinking": 3}, "enable_thinking"),
-        ({"format": "xml"}, "format"),
         ({"grammar": "root ::= ("}, "grammar"),
         ({"grammar": "x" * 2_000_000}, "grammar"),
         ({"grammar": 'root ::= "a"', "guided_regex": "a"}, "grammar"),
@@ -91,14 +89,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"tools": [{"type": "function", "name": "f"}] * 2}, ""),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name"),
-        ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
     ],
     "infill": [({"n_predict": "many"}, "n_predict")],
     "ollama chat": [
         ({"messages": "x"}, "messages"),
         ({"options": {"num_predict": -3}}, "num_predict"),
-        ({"format": "xml"}, "format"),
-        ({"think": "maybe"}, "think"),
         ({"messages": [{"role": "tool", "content": "1"}]}, "expected a call"),
     ],
     "ollama generate": [({"prompt": 1}, "prompt")],
@@ -156,6 +151,30 @@ async def test_too_long_prompt_error_has_its_length(tiny: Served, name: str) -> 
         assert words[5:] == ["tokens", ">", "4095", "maximum"]
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in DIALECTS if name not in ("infill", "own complete")]
+)
+@pytest.mark.parametrize("word", ["a", " "])
+async def test_a_far_too_long_prompt_is_not_tokenized_as_a_whole(
+    tiny: Served, name: str, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    made = TokenCodec.encode_text
+
+    def encode_text(self: TokenCodec, text: str) -> list[int]:
+        lengths.append(len(text))
+        return made(self, text)
+
+    monkeypatch.setattr(TokenCodec, "encode_text", encode_text)
+    for whole in ("encode", "encode_chat"):
+        monkeypatch.setattr(TokenCodec, whole, lambda self, *values: pytest.fail("tokenized"))
+    body = DIALECTS[name].request_body(DialectRequest((word * 3_000_000,), 1), stream=False)
+    reply = await fetch(tiny.app, DIALECTS[name].path, body)
+    assert reply.status == 400
+    assert b"prompt is too long: 3000000 tokens > 4095 maximum" in reply.body
+    assert lengths == [8 * 4096]
+
+
 SERVER = "http://127.0.0.1:8012"
 
 
@@ -177,6 +196,24 @@ async def test_unknown_path_names_the_base_url(tiny: Served, path: str, base: st
     assert message.startswith(f"unknown path {path}; ")
     assert f"set the client's base URL to {base}" in message
     assert (await fetch(tiny.app, "/x", {})).json()["error"]["message"] == "unknown path /x"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/pull", {"error"}),
+        ("/v1/messages/batches", {"type", "error", "request_id"}),
+        ("/v1/files", {"error"}),
+    ],
+)
+async def test_errors_of_unknown_paths_use_the_form_of_their_dialect(
+    tiny: Served, path: str, fields: set[str]
+) -> None:
+    bodies: list[Any] = [{}, None]
+    for body in bodies:
+        reply = await fetch(tiny.app, path, body)
+        assert (reply.status, set(reply.json())) == (404, fields)
+        assert isinstance(reply.json()["error"], str) == path.startswith("/api/")
 
 
 async def test_refusals_of_the_server_use_the_form_of_the_dialect(tiny: Served) -> None:

@@ -8,12 +8,13 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
 from starlette.types import ASGIApp
 
-from akunu_py.serve.dialect.bodies import Body, parse
+from akunu_py.serve.dialect.bodies import Body, KnownOnly, parse
 from akunu_py.serve.dialect.fields import SamplingFields, generate_options
 from akunu_py.serve.dialect.interface import Endpoint
 from akunu_py.serve.dialect.request_errors import RequestError
@@ -24,7 +25,7 @@ from akunu_py.serve.messages import MessagesBody
 from akunu_py.serve.ollama import OptionsBody
 from akunu_py.serve.responses.bodies import ResponsesBody
 from akunu_py.types import GenerateOptions
-from tests.support.serving import BODIES, Reply, Served, fetch
+from tests.support.serving import BODIES, Reply, Served, at_a_socket, fetch
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 RESPONSES, INFILL, OLLAMA = "/v1/responses", "/infill", "/api/chat"
@@ -60,16 +61,25 @@ def objects(value: Any) -> Iterator[dict[str, Any]]:
             yield from objects(inner)
 
 
-def with_more(body: dict[str, Any], choose: random.Random) -> tuple[dict[str, Any], int]:
-    """Return a body with unknown members at some places, and their number."""
+def with_more(
+    body: dict[str, Any], choose: random.Random, kind: type[Body]
+) -> tuple[dict[str, Any], int]:
+    """Return a body with unknown members at some places, unknown values, and their number."""
     body = copy.deepcopy(body)
+    sets = [
+        name
+        for name, field in kind.model_fields.items()
+        if name not in body and any(isinstance(each, KnownOnly) for each in field.metadata)
+    ]
+    unknown = choose.sample(sets, choose.randint(0, len(sets)))
+    body |= {name: choose.choice(["odd", "é\r\n", "X" * 200, "Auto"]) for name in unknown}
     places = list(objects(body))
     chosen = choose.sample(places, choose.randint(1, min(4, len(places))))
     values = [None, 0, 2.5, True, "x", "\x00é😀", [], {}, [{"type": "text"}], {"type": {"a": [1]}}]
     for place in chosen:
         name = choose.choice(["x_", "é", "", "0", "str", "list[Part]", "a.b", "X" * 200])
         place[f"{name}{choose.randint(0, 99)}"] = copy.deepcopy(choose.choice(values))
-    return body, len(chosen)
+    return body, len(chosen) + len(unknown)
 
 
 def answer(reply: Reply) -> Any:
@@ -87,12 +97,15 @@ def answer(reply: Reply) -> Any:
 
 @pytest.mark.parametrize("path", WHOLE)
 async def test_unknown_members_change_nothing(tiny: Served, path: str) -> None:
-    """Neither the parsed body nor the answer, at every depth; a strict server refuses them."""
+    """Unknown values of known fields, too. Neither the parsed body nor the answer changes.
+
+    At every depth. A strict server refuses them.
+    """
     choose, kind = random.Random(path), ENDPOINTS[path].body
     body = WHOLE[path] | {name: 1 for name in WHOLE[path] if name.startswith("max_")}
     plain = parse(json.dumps(body).encode(), kind)
     assert not plain.ignored
-    bodies = [with_more(body, choose) for _ in range(24)]
+    bodies = [with_more(body, choose, kind) for _ in range(170)]
     for changed, count in bodies:
         found = parse(json.dumps(changed).encode(), kind)
         assert found.model_dump() == plain.model_dump()
@@ -113,6 +126,18 @@ def app_of(tiny: Served, records: RequestRecords, *, strict: bool = False) -> AS
 USELESS = [
     (CHAT, {"mirostat": 2, "typical_p": 0.9}, "mirostat, typical_p"),
     (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
+    (CHAT, {"reasoning_effort": "odd", "think": "odd"}, "reasoning_effort=odd, think=odd"),
+    (CHAT, {"tool_choice": "maybe"}, "tool_choice=maybe"),
+    (CHAT, {"tool_choice": {"type": "mcp", "name": "x"}}, "tool_choice=mcp"),
+    (CHAT, {"response_format": {"type": "xml"}}, "response_format=xml"),
+    (CHAT, {"modalities": ["text", "audio"]}, "modalities.*.audio"),
+    (MESSAGES, {"thinking": {"type": "adaptive", "display": "updates"}},
+     "thinking.display=updates"),
+    (MESSAGES, {"output_config": {"effort": "odd", "format": {"type": "xml", "schema": {}}}},
+     "output_config.effort=odd, output_config.format=xml"),
+    (RESPONSES, {"reasoning": {"effort": "odd"}}, "reasoning.effort=odd"),
+    (RESPONSES, {"text": {"format": {"type": "xml"}}, "truncation": "odd"},
+     "truncation=odd, text.format=xml"),
     (CHAT, {"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.*.custom"),
     (CHAT, {"structured_outputs": {"pattern": "", "choice": ["a"]}}, "structured_outputs.pattern"),
     (COMPLETIONS, {"best_of": 3}, "best_of"),
@@ -133,7 +158,7 @@ LEAST: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [USER]},
     COMPLETIONS: {"prompt": "x"},
     MESSAGES: {"model": "alias", "max_tokens": 2, "messages": [USER]},
-    RESPONSES: {"model": "alias", "input": "x"},
+    RESPONSES: {"input": "x"},
 }
 
 
@@ -165,6 +190,30 @@ async def test_a_long_list_of_names_stays_a_header(tiny: Served) -> None:
     assert reply.headers[IGNORED_HEADER].endswith("and 1980 more")
 
 
+@pytest.mark.parametrize("place", ["{}", "{}a", "a{}", "{} {}"])
+def test_any_name_is_safe_in_a_header(tiny: Served, place: str) -> None:
+    """h11 drops the connection instead of sending an invalid value."""
+    with at_a_socket(app_of(tiny, RequestRecords())) as url:
+        client = HTTPConnection(url.removeprefix("http://"))
+        for number in [*range(256), 0x2028, 0x1F600]:
+            name = place.format(chr(number), chr(number))
+            client.request("POST", "/akunu/end", json.dumps({"id": "1", name: 1}))
+            reply = client.getresponse()
+            reply.read()
+            value = reply.headers[IGNORED_HEADER]
+            assert (reply.status, value.isprintable(), value) == (200, True, value.strip())
+        client.close()
+
+
+LOOK = {"name": "look", "parameters": {"type": "object"}}
+OFFERED = {"tools": [{"type": "function", "function": LOOK | {"name": n}} for n in ("look", "x")]}
+ALLOWED = {"type": "function", "function": {"name": "look"}}
+
+
+def choosing(choice: Any) -> dict[str, Any]:
+    return OFFERED | {"tool_choice": choice}
+
+
 # Fields of other servers, and the same request in our words.
 SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"repeat_penalty": 1.3}, {"repetition_penalty": 1.3}),
@@ -183,9 +232,22 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"repeat_last_n": 0, "repeat_penalty": 1.3}, {"repetition_penalty": 1.0}),
     ({"do_sample": False, "temperature": 1.0, "seed": 3}, {"temperature": 0.0, "seed": 3}),
     ({"do_sample": True, "temperature": 1.0, "seed": 3}, {"temperature": 1.0, "seed": 3}),
-]
+    ({"reasoning_effort": "auto"}, {}),
+    ({"reasoning_effort": "default", "reasoning": {"effort": "auto"}, "think": "auto"}, {}),
+    ({"thinking": {"type": "auto"}}, {"thinking": {"type": "adaptive"}}),
+    (choosing({"type": "auto"}), OFFERED),
+    (choosing({"type": "none"}), choosing("none")),
+    (choosing("any"), choosing("required")),
+    (choosing({"type": "any"}), choosing("required")),
+    (choosing({"type": "tool", "name": "look"}), choosing(ALLOWED)),
+    (choosing({"type": "allowed_tools", "allowed_tools": {"mode": "any", "tools": [ALLOWED]}}),
+     {"tools": [{"type": "function", "function": LOOK}], "tool_choice": "required"}),
+    (choosing({"type": "allowed_tools", "tools": [{"name": "look"}]}),
+     {"tools": [{"type": "function", "function": LOOK}]}),
+]  # fmt: skip
+CHOICES = {"tool_choice", "tools", "reasoning_effort", "thinking"}
 # Those of all dialects: the limit has another name, grammars are equal only in effect.
-SHARED = [pair for pair in SAME if not {*pair[0], *pair[1]} & {"max_tokens", "grammar"}]
+SHARED = [pair for pair in SAME if not {*pair[0], *pair[1]} & {"max_tokens", "grammar", *CHOICES}]
 
 
 @pytest.mark.parametrize(("theirs", "ours"), SAME)
@@ -215,6 +277,19 @@ def test_fields_of_other_servers_mean_the_same_everywhere(tiny: Served, kind: ty
 
     for theirs, ours in SHARED:
         assert options(theirs) == options(ours)
+    schemas: list[Any] = [
+        {"json_schema": {}},
+        {"guided_json": {}},
+        {"structured_outputs": {"json": {}}},
+    ]
+    for named in schemas:
+        for closed in (None, True, False):
+            outputs = named.get("structured_outputs", {}) | {
+                "disable_additional_properties": closed
+            }
+            constraint = options({**named, "structured_outputs": outputs}).sampling.constraint
+            assert constraint is not None
+            assert constraint.open_objects == (closed is False)
     assert options({"min_tokens": 2}).min_tokens == 2
     assert options({"stop_token_ids": [2]}).stop_tokens == (2,)
     never = options({"ignore_eos": True}).sampling.logit_bias

@@ -30,6 +30,32 @@ NAMES = st.from_regex(r"[a-z0-9.-]{1,20}", fullmatch=True) | st.text(
 )
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status", "words"),
+    [
+        ("/v1/chat/completions", {"messages": []}, {}, 400, "messages: list should have"),
+        ("/v1/chat/completions", {"messages": 1, "stream": True}, {}, 400, "messages: input"),
+        ("/v1/messages", b"{", {}, 400, "the body is not JSON"),
+        ("/v1/completions", b"", {"host": "evil.example"}, 403, "wrong Host header 'evil.example'"),
+        ("/v1/models/none", None, {}, 404, "not 'none'; request"),
+        ("/a\n\x1b[1m/v1/messages", {}, {}, 404, "for /v1/messages, set the client's base URL"),
+        ("/v1/messages", None, {}, 405, "/v1/messages expects POST, not GET"),
+    ],
+)
+async def test_the_log_has_the_reason_of_an_error(
+    tiny: Served, path: str, body: Any, headers: dict[str, str], status: int, words: str
+) -> None:
+    lines: list[str] = []
+    records = RequestRecords(lambda record: lines.append(record.line()))
+    app = create_app(tiny.backend(records), AccessRules())
+    reply = await fetch(app, path, body, headers=headers)
+    (line,) = lines
+    assert reply.status == status
+    assert f" {status} · 0.0 s · " in line
+    assert words in line
+    assert line.isprintable()
+
+
 @pytest.mark.parametrize("name", ["localhost", "LOCALHOST", "127.0.0.1", "127.9.9.9", "[::1]"])
 def test_loopback_host_names_are_accepted(name: str) -> None:
     for port in ("", ":8012"):
@@ -85,10 +111,15 @@ def test_only_the_api_key_is_accepted(key: str, other: str, bearer: bool) -> Non
 async def test_allowed_origin_may_send_requests(tiny: Served) -> None:
     access = AccessRules(origins=("https://good.example",))
     app = create_app(tiny.backend(RequestRecords()), access)
-    headers = {"origin": "https://good.example", "access-control-request-method": "POST"}
+    headers = {
+        "origin": "https://good.example",
+        "access-control-request-method": "POST",
+        "access-control-request-private-network": "true",
+    }
     before = await fetch(app, "/v1/chat/completions", method="OPTIONS", headers=headers)
     assert before.status == 200
     assert before.headers["access-control-allow-origin"] == "https://good.example"
+    assert before.headers["access-control-allow-private-network"] == "true"
     reply = await fetch(app, "/v1/models", headers={"origin": "https://good.example"})
     assert reply.headers["access-control-allow-origin"] == "https://good.example"
     other = await fetch(app, "/v1/models", headers={"origin": "https://evil.example"})
@@ -181,11 +212,14 @@ async def test_number_of_waiting_requests_is_limited(tiny: Served) -> None:
     records = RequestRecords()
     app = create_app(tiny.backend(records), AccessRules())
     with contextlib.ExitStack() as waiting:
-        for _ in range(256):
-            waiting.enter_context(records.request("/v1/completions"))
-        assert (await fetch(app, "/v1/completions", {"prompt": "x"})).status == 503
+        opened = [waiting.enter_context(records.request("/v1/completions")) for _ in range(256)]
+        request = {"prompt": "x", "max_tokens": 1}
+        assert (await fetch(app, "/v1/completions", request)).status == 200  # no body arrived
+        for record in opened:
+            record.arrived = True
+        assert (await fetch(app, "/v1/completions", request)).status == 503
         assert (await fetch(app, "/health")).status == 200
-    assert (await fetch(app, "/v1/completions", {"prompt": "x", "max_tokens": 1})).status == 200
+    assert (await fetch(app, "/v1/completions", request)).status == 200
 
 
 @pytest.mark.usefixtures("own_directories")

@@ -62,7 +62,10 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @contextmanager
 def pool_of(
-    directories: list[Path], *words: str, embedding: Path | None = None
+    directories: list[Path],
+    *words: str,
+    embedding: Path | None = None,
+    idle_s: float | None = None,
 ) -> Iterator[ModelPool]:
     """Make the pool of `akunu serve` with these models and options."""
     parser = argparse.ArgumentParser()
@@ -71,7 +74,7 @@ def pool_of(
     args = parser.parse_args([*models, "--no-answer-cache", *words])
     found = serve.served_models(args, ServeSettings())
     embedder = model_store.resolve(str(embedding)) if embedding else None
-    pool = serve._pool(args, found, OPTIONS, None, [], lambda *_: None, embedder)
+    pool = serve._pool(args, found, OPTIONS, idle_s, [], lambda *_: None, embedder)
     yield pool
     assert pool.close()
 
@@ -223,6 +226,29 @@ async def test_a_model_stays_when_the_client_of_the_next_one_disconnects(
             assert "first" in b.service().ending
 
 
+@pytest.mark.parametrize("idle_s", [600.0, None])
+async def test_ollamas_clients_unload_a_model_with_keep_alive(
+    directories: list[Path], idle_s: float | None
+) -> None:
+    """After the last request that uses it. `--idle 0` and `--hosts` keep it loaded."""
+    with pool_of(directories[:1], idle_s=idle_s) as pool:
+        app, (model,) = app_of(pool), pool.models
+        body = {"messages": [{"role": "user", "content": "x"}], "stream": False}
+        for loads, zero in enumerate((0, "0", "0s"), 1):
+            requests = [fetch(app, "/api/chat", body | {"keep_alive": zero}) for _ in range(3)]
+            assert [reply.status for reply in await asyncio.gather(*requests)] == [200] * 3
+            await asyncio.gather(*filter(None, [pool._loader]))
+            assert (model.loads, model.memory > 0) == (
+                (1, True) if idle_s is None else (loads, False)
+            )
+        for keep, reason in ((0, "unload"), ("5m", "load"), (-1, "load")):
+            reply = await fetch(app, "/api/generate", {"keep_alive": keep})
+            assert reply.json()["done_reason"] == reason
+            await asyncio.gather(*filter(None, [pool._loader]))
+        assert model.memory
+        assert (await fetch(app, "/api/show", {"model": "none"})).status == 404
+
+
 async def test_the_embedding_model_shares_the_memory_limit(
     directories: list[Path], size: int
 ) -> None:
@@ -243,7 +269,7 @@ async def test_the_embedding_model_shares_the_memory_limit(
         metrics = (await fetch(app, "/metrics")).body.decode()
         assert 'akunu_model_loads_total{model="b"} 2' in metrics
         listed = (await fetch(app, "/v1/models")).json()["data"]
-        assert [each["id"] for each in listed] == ["a"]
+        assert [each["id"] for each in listed] == ["a", "b"]
         assert (await fetch(app, "/health")).json()["models"] == {"a": "unloaded", "b": "ready"}
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, get_args
 
 import pytest
 
 from akunu_py.commands import serve
 from akunu_py.decoding.chat_format.effort import EFFORT_BUDGETS, Effort
+from akunu_py.decoding.events import Event, Finished, PromptProcessed, TextDelta, ThinkingDelta
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.serve.dialect import bodies
@@ -24,9 +25,9 @@ from akunu_py.serve.messages import CountBody, MessagesBody, count_tokens, prepa
 from akunu_py.serve.openai.chat_completions import ChatBody, prepare_chat
 from akunu_py.serve.responses.bodies import ResponsesBody
 from akunu_py.serve.responses.dialect import prepare_response
-from akunu_py.types import GenerateOptions
+from akunu_py.types import GenerateOptions, Stats
 from tests.support.dialects import DIALECTS, DialectRequest
-from tests.support.serving import TEMPLATE, Served, fetch, served
+from tests.support.serving import TEMPLATE, Served, fetch, scripted_app, served
 from tests.support.tiny_fim import byte_level, write_model
 
 END, THINKING = "<|end|>", ("<think>", "</think>")
@@ -204,3 +205,22 @@ async def test_a_budget_ends_the_thinking_of_an_answer(thinker: Served, name: st
         data = dialect.parse(await fetch(thinker.app, dialect.path, body | more))
         assert data.thinking or is_limited
         assert bool(data.text) == is_limited
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_usage_counts_thinking_tokens(tiny: Served, path: str) -> None:
+    """In a stream as in a whole reply."""
+
+    async def run(job: object) -> AsyncGenerator[Event]:
+        yield PromptProcessed(3, 0)
+        yield ThinkingDelta("think")
+        yield ThinkingDelta("ing")
+        yield TextDelta("x")
+        yield Finished("stop", Stats(prompt_tokens=3, generated_tokens=11))
+
+    app = scripted_app(run, tiny, 60)
+    body: dict[str, Any] = {"messages": USER} if "chat" in path else {"prompt": "x"}
+    whole = (await fetch(app, path, body)).json()["usage"]
+    assert whole["completion_tokens_details"] == {"reasoning_tokens": len("thinking")}
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    assert (await fetch(app, path, body | stream)).chunks()[-1]["usage"] == whole

@@ -22,6 +22,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from akunu_py.decoding.constraint.likely_json import Compiled, LikelyJson, LikelyText
 from akunu_py.decoding.constraint.masks import TokenMasks
+from akunu_py.decoding.constraint.unique_keys import NO_KEYS, KeyTokens, advanced
 from akunu_py.decoding.model.tokens import TokenCodec
 from akunu_py.decoding.text.thinking import thinking_markers, unfinished_thinking
 from akunu_py.errors import SchemaError, UsageError
@@ -63,6 +64,9 @@ class ConstraintMatcher(TokenMasks):
         self._likely = self._make_likely_text()
         self._saved: tuple[Any, ...] = ()
         self._structure: list[int] = []  # tokens consumed by the matcher
+        is_json = constraint.kind in ("json", "json_schema")
+        self._key_tokens = key_tokens(codec) if is_json else None
+        self._keys = NO_KEYS
         self._start, self._end, self._newlines = _thinking_tokens(codec)
         self._state: _State = "structure" if not self._end else "start"
         if self._end and unfinished_thinking(codec.tokenizer, prompt) is not None:
@@ -75,7 +79,9 @@ class ConstraintMatcher(TokenMasks):
 
     def begin_draft(self) -> None:
         # A copy takes 2 us. The rollback of llguidance 1.9.1 does not restore everything.
-        self._saved = self._state, self._thinking_tail, len(self._structure), self._matcher
+        self._saved = (
+            self._state, self._thinking_tail, len(self._structure), self._matcher, self._keys
+        )  # fmt: skip
         self._matcher = self._matcher.deep_copy()
 
     def forced(self) -> tuple[list[int], bool]:
@@ -93,7 +99,7 @@ class ConstraintMatcher(TokenMasks):
         return self._likely.ending()
 
     def end_draft(self) -> None:
-        self._state, self._thinking_tail, length, self._matcher = self._saved
+        self._state, self._thinking_tail, length, self._matcher, self._keys = self._saved
         if len(self._structure) > length:
             del self._structure[length:]
             if self._likely is not None:
@@ -119,6 +125,10 @@ class ConstraintMatcher(TokenMasks):
         bits = self._matcher.compute_bitmask()[: len(self._every_token)]
         if self._matcher.is_error() or not any(bits):
             raise UsageError(self.failure())
+        if self._key_tokens is not None and (repeated := self._key_tokens.repeating(self._keys)):
+            # A pattern may allow only names that the object already has.
+            others = self._without(bits, repeated)
+            bits = others if any(others) else bits
         return self._with(
             bits, {"start": self._start, "thought": self._newlines}.get(self._state, ())
         )
@@ -135,6 +145,8 @@ class ConstraintMatcher(TokenMasks):
         elif self._matcher.try_consume_tokens([token]) == 1:
             self._state = "structure"
             self._structure.append(token)
+            if self._key_tokens is not None:
+                self._keys = advanced(self._keys, self._key_tokens.texts[token])
         else:
             return self._state == "thought" and token in self._newlines
         return True
@@ -186,6 +198,8 @@ def compile_ahead(codec: TokenCodec, constraint: Constraint) -> list[Future[Comp
     Raises UsageError as `compile_constraint` does.
     """
     compile_constraint(codec, constraint)
+    if constraint.kind in ("json", "json_schema"):
+        key_tokens(codec)
     layout = COMPACT if constraint.compact else FREE
     made = [_start_compiling(codec, constraint, layout)]
     drafts = [_start_compiling(codec, *each, draft=True) for each in _draft_grammars(constraint)]
@@ -287,7 +301,7 @@ def _json_grammar(constraint: Constraint, layout: Layout, prefix: str) -> str:
     except ValueError as error:
         raise UsageError(f"the JSON schema is not JSON: {error}") from error
     try:
-        return json_grammar(schema, layout, prefix)
+        return json_grammar(schema, replace(layout, open_objects=constraint.open_objects), prefix)
     except SchemaError as error:
         raise refusal(_NAMES[constraint.kind], error) from error
 
@@ -319,8 +333,26 @@ def _thinking_tokens(codec: TokenCodec) -> tuple[tuple[int, ...], tuple[int, ...
     return start if len(start) == 1 else (), end, newlines
 
 
+TablesKey = tuple[str, int, frozenset[int]]
 _TABLES = 8  # models and sets of stop tokens; making a table takes up to some seconds
-_tables: OrderedDict[tuple[str, int, frozenset[int]], LLTokenizer] = OrderedDict()
+_tables: OrderedDict[TablesKey, LLTokenizer] = OrderedDict()
+_key_tokens: OrderedDict[TablesKey, KeyTokens] = OrderedDict()
+
+
+def key_tokens(codec: TokenCodec) -> KeyTokens:
+    """Return a model's tokens that can end a key. Raises UsageError as `token_tables` does."""
+    tables, key = token_tables(codec), tables_key(codec)
+    if (found := _key_tokens.get(key)) is None:
+        found = KeyTokens([tables.decode_bytes([token]) for token in range(codec.vocabulary)])
+        _keep(_key_tokens, key, found)
+    return found
+
+
+def _keep(cache: OrderedDict[TablesKey, Any], key: TablesKey, value: object) -> None:
+    with _lock:
+        cache[key] = value
+        while len(cache) > _TABLES:
+            cache.popitem(last=False)
 
 
 def token_tables(codec: TokenCodec) -> LLTokenizer:
@@ -335,14 +367,11 @@ def token_tables(codec: TokenCodec) -> LLTokenizer:
             raise UsageError(
                 f"constrained answers do not support the tokenizer of {codec.name}: {reason}"
             ) from error
-        with _lock:
-            _tables[key] = tables
-            while len(_tables) > _TABLES:
-                _tables.popitem(last=False)
+        _keep(_tables, key, tables)
     return tables
 
 
-def tables_key(codec: TokenCodec) -> tuple[str, int, frozenset[int]]:
+def tables_key(codec: TokenCodec) -> TablesKey:
     """Return what identifies a model's tables."""
     return codec.digest, codec.vocabulary, codec.stop_tokens
 

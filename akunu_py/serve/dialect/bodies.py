@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, get_args
 
@@ -16,15 +16,16 @@ from pydantic import (
     ModelWrapValidatorHandler,
     PrivateAttr,
     ValidationError,
+    ValidatorFunctionWrapHandler,
     model_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails
-from pydantic_core.core_schema import tagged_union_schema
+from pydantic_core.core_schema import no_info_wrap_validator_function, tagged_union_schema
 
 from akunu_py.files import parse_json
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.text import on_one_line
-from akunu_py.types import Message, ToolChoice
+from akunu_py.types import Message
 
 _KINDS = {  # names of a part's type or media type, by their content
     "image": "image",
@@ -86,6 +87,11 @@ class Body(BaseModel):
         return bool(getattr(self, "stream", False))
 
     @property
+    def unloads(self) -> bool:
+        """Whether the model is unloaded after the reply. Only of a whole body."""
+        return False
+
+    @property
     def ignored(self) -> list[str]:
         """The fields of the request without effect, in order. Only of a whole body."""
         return list(self._ignored)
@@ -99,14 +105,35 @@ class Body(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class UnknownEntry:
-    """An entry of a list that `parse` drops."""
+class UnknownValue:
+    """An entry of a list, or the value of a field, that `parse` drops."""
 
-    type: str
+    text: str  # an unknown type or text
+
+
+class KnownOnly:
+    """Marks a field with a fixed set of texts: `parse` drops other texts, as it drops fields."""
+
+    def __init__(self, **synonyms: Any) -> None:
+        """synonyms: other names of known values."""
+        self._synonyms = synonyms
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return no_info_wrap_validator_function(self._check, handler(source))
+
+    def _check(self, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        if not isinstance(value, str):
+            return handler(value)
+        try:
+            return handler(self._synonyms.get(value, value))
+        except ValidationError:
+            return UnknownValue(value)
 
 
 class ListEntry(Body):
-    """An entry of a list; entries of unknown types become an `UnknownEntry`."""
+    """An object with a type, mostly in a list; unknown types become an `UnknownValue`."""
 
     known_types: ClassVar[str]  # a regular expression
 
@@ -115,7 +142,7 @@ class ListEntry(Body):
     def _check_type(cls, value: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
         if isinstance(kind, str) and not re.fullmatch(cls.known_types, kind):
-            return UnknownEntry(kind)
+            return UnknownValue(kind)
         return handler(value)
 
 
@@ -178,9 +205,9 @@ class ByType:
 
 
 def parse(data: bytes, kind: type[BodyType], *, strict: bool = False) -> BodyType:
-    """Parse a body without its unknown fields, which `ignored` of the result names.
+    """Parse a body without its unknown fields and values, which `ignored` of the result names.
 
-    strict: refuse unknown fields. Raises RequestError, which names the invalid parameter.
+    strict: refuse them. Raises RequestError, which names the invalid parameter.
     """
     try:
         value = parse_json(data)
@@ -202,16 +229,20 @@ def parse(data: bytes, kind: type[BodyType], *, strict: bool = False) -> BodyTyp
 
 
 def _drop_unknown(value: Body | list[Any]) -> list[str]:
-    """Remove unknown fields and entries from a body; return their names."""
+    """Remove unknown fields, entries and values from a body; return their names."""
     members: Iterable[tuple[str, Any]]
     if isinstance(value, list):
-        names = [f"*.{each.type}" for each in value if isinstance(each, UnknownEntry)]
-        value[:] = [each for each in value if not isinstance(each, UnknownEntry)]
+        names = [f"*.{each.text}" for each in value if isinstance(each, UnknownValue)]
+        value[:] = [each for each in value if not isinstance(each, UnknownValue)]
         members = (("*", each) for each in value)
     else:
         extra = value.model_extra or {}
         names = list(extra)
         extra.clear()
+        for name, inner in value.__dict__.items():
+            if isinstance(inner, UnknownValue):
+                names.append(f"{name}={inner.text}")
+                value.__dict__[name] = type(value).model_fields[name].get_default()
         members = value.__dict__.items()
     for name, inner in members:
         if isinstance(inner, Body | list) and not isinstance(inner, OtherPart):
@@ -309,17 +340,3 @@ def merge_messages(messages: Iterable[Message], param: str) -> list[Message]:
     if not any(turn.role != "system" for turn in turns):
         raise invalid(param, "expected a message to answer")
     return turns
-
-
-ToolMode = Literal["auto", "none", "required", "named"]
-
-
-def choose_tool(
-    mode: ToolMode, name: str, offered: Collection[str], param: str = "tool_choice"
-) -> ToolChoice:
-    """Return a tool choice. Raises RequestError if no such tool is offered."""
-    if mode == "named" and name not in offered:
-        raise RequestError(f"tool_choice: unknown tool {name[:100]!r}", param=param)
-    if mode == "required" and not offered:
-        raise invalid("tool_choice", "requires tools")
-    return ToolChoice(mode, name)

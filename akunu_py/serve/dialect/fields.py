@@ -24,11 +24,13 @@ from akunu_py.decoding.constraint.answer_limits import can_limit_thinking
 from akunu_py.decoding.constraint.matcher import MAX_CONSTRAINT
 from akunu_py.decoding.model.tokens import continues_answer
 from akunu_py.errors import one_line
-from akunu_py.serve.dialect.bodies import Body, Ignored
+from akunu_py.serve.dialect.bodies import Body, Ignored, KnownOnly
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.service import Service
 from akunu_py.types import Constraint, ConstraintKind, GenerateOptions, Message
 
+# How much to think; "auto" is the model's default.
+EffortField = Annotated[Effort | None, KnownOnly(auto=None, default=None)]
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 
 
@@ -42,6 +44,10 @@ def _check_limit(value: int) -> int:
 TokenLimit = Annotated[int, AfterValidator(_check_limit)]
 
 
+# Ollama's: any JSON object, or a schema.
+FormatField = Annotated[Literal["", "json"] | dict[str, Any] | None, KnownOnly()]
+
+
 class StructuredOutputs(Body):
     """vLLM's replacement of `guided_*` from 0.12 on."""
 
@@ -50,21 +56,26 @@ class StructuredOutputs(Body):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    disable_any_whitespace: bool | None = None  # applies to `response_format`, too
+    # These apply to `response_format`, too.
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None  # False: `Constraint.open_objects`
 
 
 class ThinkingBody(Body):
     """Anthropic's, GLM's and DeepSeek's switch."""
 
-    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    type: Annotated[
+        Literal["enabled", "disabled", "adaptive", "between_tools"] | None,
+        KnownOnly(auto="adaptive"),
+    ] = None
     budget_tokens: int | None = Field(default=None, ge=0)
-    display: Literal["summarized", "omitted"] | None = None
+    display: Annotated[Literal["summarized", "omitted"] | None, KnownOnly()] = None
 
 
 class ReasoningBody(Body):
     """The switch of Responses and OpenRouter."""
 
-    effort: Effort | None = None
+    effort: EffortField = None
     enabled: bool | None = None
     max_tokens: int | None = Field(default=None, ge=0)
     exclude: bool | None = None  # leave thinking out of the reply
@@ -78,9 +89,9 @@ class ThinkingFields(Body):
 
     thinking: ThinkingBody | None = None
     reasoning: ReasoningBody | None = None
-    reasoning_effort: Effort | None = None
+    reasoning_effort: EffortField = None
     enable_thinking: bool | None = None  # Qwen's and SGLang's switch
-    think: bool | Effort | None = None  # Ollama's switch
+    think: bool | EffortField = None  # Ollama's switch
     # Maximum thinking tokens; -1: no limit. The other names are llama.cpp's and vLLM's.
     thinking_budget: int | None = Field(
         default=None,
@@ -128,7 +139,7 @@ class SamplingFields(Body):
     structured_outputs: StructuredOutputs | None = None
     grammar: str | None = None  # GBNF, or llguidance's dialect of Lark
     json_schema: dict[str, Any] | bool | None = None
-    format: Literal["", "json"] | dict[str, Any] | None = None
+    format: FormatField = None
     # These describe the caller, or what always happens here.
     cache_prompt: Ignored = None
     metadata: Ignored = None
@@ -297,11 +308,12 @@ def _only_constraint(body: SamplingFields, other: Constraint | None) -> Constrai
     if len(constraints) + (other is not None) > 1:
         raise invalid([*constraints][-1], "only one constraint is allowed")
     constraint = next(iter(constraints.values()), other)
-    if not outputs.disable_any_whitespace:
-        return constraint
     if constraint is None or constraint.kind != "json_schema":
-        raise invalid("structured_outputs.disable_any_whitespace", "requires a JSON schema")
-    return replace(constraint, compact=True)
+        if outputs.disable_any_whitespace:
+            raise invalid("structured_outputs.disable_any_whitespace", "requires a JSON schema")
+        return constraint
+    opens = outputs.disable_additional_properties is False
+    return replace(constraint, compact=bool(outputs.disable_any_whitespace), open_objects=opens)
 
 
 def _constraint(name: str, value: Any) -> Constraint:
@@ -362,7 +374,7 @@ def plan_thinking(
     name, effort = next(((k, v) for k, v in efforts.items() if v), ("", output_effort))
     enabled = _first(
         [
-            thinking.type != "disabled" if thinking else None,
+            thinking.type != "disabled" if thinking and thinking.type else None,
             body.enable_thinking,
             body.think if isinstance(body.think, bool) else None,
             reasoning.enabled if reasoning else None,

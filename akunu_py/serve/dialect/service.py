@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,9 +18,12 @@ from akunu_py.completion.prompt.layout import (
 from akunu_py.completion.request import CompleteOptions
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
+from akunu_py.errors import PromptTooLong
 from akunu_py.serve.dialect.request_errors import invalid
-from akunu_py.types import GenerateOptions
+from akunu_py.types import GenerateOptions, Message
 
+_USUAL_LENGTH = 8  # characters of a token, at most
+_CUT_TOKENS = 100  # more tokens, at most, if a text is cut within a word
 _MAX_COMPLETERS = 4  # kept, one for each set of options
 
 
@@ -43,6 +46,24 @@ class Service:
                 del self.completers[next(iter(self.completers))]
             self.completers[options] = Completer(self.engine, options, loop=loop)
         return self.completers[options]
+
+    def check_length(self, messages: Iterable[Message | str]) -> None:
+        """Raise PromptTooLong, with an estimate, if a prompt exceeds the context by far.
+
+        Tokenizing the whole of a prompt takes 2 s and 300 MB for each megabyte.
+        """
+        text = "".join(each if isinstance(each, str) else each.content for each in messages)
+        context = self.engine.plan.context_length
+        part = _USUAL_LENGTH * context
+        while part < len(text):
+            tokens = len(self.engine.tokens.encode_text(text[:part]))
+            if tokens > context + _CUT_TOKENS:
+                raise PromptTooLong("", tokens * len(text) // part, context - 1)
+            part *= 2
+
+    def count_tokens(self, text: str) -> int:
+        """Return the number of tokens of a part of a text."""
+        return len(self.engine.tokens.encode_text(text))
 
     @cached_property
     def _fim(self) -> tuple[CodeTokens, FimFamily | None]:

@@ -49,14 +49,17 @@ _ERROR_KINDS = {404: "not_found", 405: "method"}
 
 DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OLLAMA, AKUNU)
 _DIALECT_BY_PATH = {endpoint.path: each for each in DIALECTS for endpoint in each.endpoints}
-
-
+# By the start of a path that this server does not have.
+_STARTS = {"/api/": OLLAMA, "/v1/messages/": MESSAGES, "/akunu/": AKUNU}
 _VERSION = "/v1"
 
 
 def dialect_for_path(path: str) -> Dialect:
-    """Return the dialect that encodes errors on `path`; OpenAI's for unknown paths."""
-    return _DIALECT_BY_PATH.get(_similar_path(path) or path, DIALECTS[0])
+    """Return the dialect that encodes errors on `path`; OpenAI's for other unknown paths."""
+    known = _DIALECT_BY_PATH.get(_similar_path(path) or path)
+    return known or next(
+        (each for start, each in _STARTS.items() if path.startswith(start)), OPENAI
+    )
 
 
 def _similar_path(path: str) -> str:
@@ -96,13 +99,14 @@ def create_app(
         for dialect in DIALECTS
         for endpoint in dialect.endpoints
     ]
-    middleware = [Middleware(Guard, access, dialect_for_path)]
+    middleware = [Middleware(Guard, access, dialect_for_path, backend.records.refuse)]
     if access.origins:
         cors = Middleware(
             CORSMiddleware,
             allow_origins=list(access.origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
+            allow_private_network=True,  # a public page may call this machine
             expose_headers=["x-request-id", "request-id", IGNORED_HEADER],
         )
         middleware.insert(0, cors)
@@ -110,7 +114,8 @@ def create_app(
         routes=[*routes, *_get_routes(backend, access)],
         middleware=middleware,
         exception_handlers=dict.fromkeys(
-            (HTTPException, RequestError, AkunuError, Exception), _http_error
+            (HTTPException, RequestError, AkunuError, Exception),
+            partial(_http_error, backend.records.refuse),
         ),
     )
 
@@ -133,7 +138,7 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
     pool = backend.pool
 
     def models(request: Request) -> dict[str, Any]:
-        data = [model.description() for model in pool.models]
+        data = [model.description() for model in pool.all_models]
         page = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
         return {"object": "list", "data": data} | page
 
@@ -149,12 +154,12 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
     replies: dict[str, Callable[[Request], Any]] = {
         "/": lambda request: "akunu is running\n",
         "/v1/models": models,
-        "/v1/models/{name:path}": lambda request: pool.get(
+        "/v1/models/{name:path}": lambda request: pool.described(
             request.path_params["name"]
         ).description(),
-        "/api/tags": lambda request: tags([model.description() for model in pool.models]),
+        "/api/tags": lambda request: tags([model.description() for model in pool.all_models]),
         "/api/ps": lambda request: tags(
-            [model.description() for model in pool.models if model.is_ready]
+            [model.description() for model in pool.all_models if model.is_ready]
         ),
         "/api/version": lambda request: {"version": __version__},
         "/health": health,
@@ -193,9 +198,10 @@ class _Post:
             # A connection is a client: programs with parallel requests open several.
             client = "{}:{}".format(*(scope.get("client") or ("", 0)))
             try:
+                data = await read_body(Request(scope, receive))
+                record.arrived = True
                 if records.waiting > _MAX_WAITING:
                     raise RequestError("too many waiting requests; try again later", "unavailable")
-                data = await read_body(Request(scope, receive))
                 async with contextlib.AsyncExitStack() as stack:
                     prepared, model = await self._prepare(data, handler, record, stack)
                     kind: dict[str, Any] = {"client": client}
@@ -206,6 +212,7 @@ class _Post:
             except RequestError as error:
                 record.status = await handler.fail(error)
             finally:
+                record.error = handler.error
                 handler.close()
 
     async def _prepare(
@@ -227,8 +234,10 @@ class _Post:
             body = await run_in_threadpool(parse, data, endpoint.body, strict=backend.strict)
             record.ignored = body.ignored
             name = getattr(body, "model", None)
-            if endpoint.needs == "embedder":
-                model = pool.embedding_model(name)
+            if endpoint.needs == "description" and name:
+                model = pool.described(name)
+            elif endpoint.needs == "embedder":
+                model = pool.embedding_model(name, strict=backend.strict)
             else:
                 model = pool.model_for(name, strict=backend.strict)
             if endpoint.needs in ("description", "ending"):
@@ -237,6 +246,8 @@ class _Post:
             record.model = model.name if len(pool.models) > 1 else ""
             if endpoint.encoder is not None and body.streams:
                 handler.stream(endpoint.encoder(body, model.name))
+            if body.unloads:
+                stack.callback(pool.release, model)
             await handler.wait(stack.enter_async_context(pool.use(model)))
             get = model.embedder if endpoint.needs == "embedder" else model.service
             prepare = run_in_threadpool(lambda: endpoint.prepare(body, get()))
@@ -249,8 +260,10 @@ class _Post:
         return prepared, model
 
 
-def _http_error(request: Request, error: Exception) -> Response:
-    """Return the reply for an unknown path or an exception."""
+def _http_error(
+    log: Callable[[str, RequestError], None], request: Request, error: Exception
+) -> Response:
+    """Log and return the reply for an unknown path or an exception."""
     headers = None
     if isinstance(error, HTTPException):
         kind = _ERROR_KINDS.get(error.status_code, "invalid")
@@ -262,6 +275,7 @@ def _http_error(request: Request, error: Exception) -> Response:
         failure = RequestError(message, kind)  # type: ignore[arg-type]
     else:
         failure = request_error(error)
+    log(request.url.path, failure)
     body = dialect_for_path(request.url.path).error(failure, request.scope.get("request_id", ""))
     return JSONResponse(dict(body), failure.status, headers=headers)
 

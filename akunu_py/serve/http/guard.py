@@ -89,7 +89,7 @@ def _host_name(host: str) -> str:
 
 def _header_value(names: Sequence[str]) -> str:
     """Return a list of names that clients choose, safe and short enough for a header."""
-    shown = ", ".join(quote(name[:100], safe=".*[]_-/ ") for name in names[:_MAX_NAMED])
+    shown = ", ".join(quote(name[:100], safe=".*[]_-/=") for name in names[:_MAX_NAMED])
     more = len(names) - _MAX_NAMED
     return f"{shown}, and {more} more" if more > 0 else shown
 
@@ -101,9 +101,14 @@ class Guard:
     """
 
     def __init__(
-        self, app: ASGIApp, access: AccessRules, dialect_for_path: Callable[[str], Dialect]
+        self,
+        app: ASGIApp,
+        access: AccessRules,
+        dialect_for_path: Callable[[str], Dialect],
+        log: Callable[[str, RequestError], None],
     ) -> None:
-        self._app, self._access, self._dialect_of = app, access, dialect_for_path
+        """log: called with the path of a refused request, and the reason."""
+        self._app, self._access, self._dialect_of, self._log = app, access, dialect_for_path, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -121,6 +126,7 @@ class Guard:
             await send(message)
 
         if error := self._access.refusal(Headers(scope=scope), scope["path"]):
+            self._log(scope["path"], error)
             body = self._dialect_of(scope["path"]).error(error, request_id)
             await send_json(send_with_id, error.status, body)
             return

@@ -64,6 +64,11 @@ class ServedModel:
         return self.host.engine is not None and not self.unloading
 
     @property
+    def may_unload(self) -> bool:
+        """Whether the model may be unloaded while no other one needs its memory."""
+        return self._idle_s is not None
+
+    @property
     def memory(self) -> int:
         """The bytes that the loaded model may use."""
         engine = self.host.engine
@@ -167,17 +172,24 @@ class ModelPool:
             "start the server with: akunu serve --model NAME"
         )
 
-    def embedding_model(self, name: str | None) -> ServedModel:
-        """Return the embedding model. Raises RequestError if there is none of this name.
+    def embedding_model(self, name: str | None, *, strict: bool = False) -> ServedModel:
+        """Return the embedding model, whose name the reply has. Raises RequestError.
 
-        Vectors of another model would be worthless to the client.
+        strict: as in `model_for`.
         """
         model = self.embedding
         if model is None:
             raise _not_found("no embedding model; start the server with --embedding-model NAME")
-        if name and model.name not in (name, name.removesuffix(_LATEST)):
+        if strict and name and name.strip() and self.described(name) is not model:
             raise _not_found(f"the embedding model is {model.name}, not {name[:100]!r}")
         return model
+
+    def described(self, name: str) -> ServedModel:
+        """Return the chat or embedding model with a name. Raises RequestError if there is none."""
+        model = self.embedding
+        if model is not None and model.name in (name, name.removesuffix(_LATEST)):
+            return model
+        return self.get(name)
 
     @contextlib.asynccontextmanager
     async def use(self, model: ServedModel) -> AsyncIterator[ServedModel]:
@@ -217,6 +229,21 @@ class ModelPool:
             if entry in self._waiting:
                 self._waiting.remove(entry)
             self._changed.set()
+
+    def release(self, model: ServedModel) -> None:
+        """Unload a model that no request uses, unless another one is being loaded."""
+        if self._loader is None or self._loader.done():
+            self._loader = asyncio.create_task(self._release(model))
+
+    async def _release(self, model: ServedModel) -> None:
+        """Unload a model, then load those that requests wait for."""
+        if model.is_ready and model.may_unload and not model.requests:
+            model.unloading = True
+            try:
+                await asyncio.to_thread(model.unload)
+            finally:
+                model.unloading = False
+        await self._load_waiting()
 
     async def _load_waiting(self) -> None:
         """Load the models that requests wait for, in the order of the first request of each."""

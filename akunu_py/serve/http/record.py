@@ -19,8 +19,11 @@ from akunu_py.decoding.events import (
 )
 from akunu_py.decoding.generate.model_host import SharedPasses
 from akunu_py.serve.dialect.interface import statistics
+from akunu_py.serve.dialect.request_errors import RequestError
+from akunu_py.text import displayable, on_one_line
 
 _MAX_NAMED = 1000  # ignored fields in the log
+_MAX_PATH = 200  # characters
 _DISCONNECTED = 499  # nginx's status for a disconnected client
 _REQUEST_HELP = {
     "requests": "Requests by path and status; 499: the client disconnected.",
@@ -53,7 +56,9 @@ class RequestRecord:
     path: str
     started: float = field(default_factory=time.monotonic)
     status: int = _DISCONNECTED
+    error: str = ""  # why the request failed
     model: str = ""  # if the server has several
+    arrived: bool = False  # the whole body
     running: bool = False  # the model has produced an event
     answers: list[Finished] = field(default_factory=list)
     keeps_content: bool = False
@@ -92,7 +97,8 @@ class RequestRecord:
             if drafts["target_passes"] and drafts["decode_s"] > 0:
                 speed, per_pass = drafts["tokens_per_s"], drafts["tokens_per_pass"]
                 parts += [f"{speed:.1f} tokens/s, {per_pass:.2f} tokens/pass"]
-        return " · ".join([*parts, f"{self.seconds:.1f} s"])
+        whole = [*parts, f"{self.seconds:.1f} s", *filter(None, [self.error])]
+        return displayable(on_one_line(" · ".join(whole)))
 
 
 class RequestRecords:
@@ -118,7 +124,7 @@ class RequestRecords:
     @property
     def waiting(self) -> int:
         """Number of requests that wait for the model."""
-        return len(self._open) - self.running
+        return sum(record.arrived and not record.running for record in self._open)
 
     @contextlib.contextmanager
     def request(self, path: str) -> Iterator[RequestRecord]:
@@ -134,6 +140,10 @@ class RequestRecords:
                 record.first_ignored = [name for name in record.ignored if name not in self._named]
                 self._named.update(record.first_ignored)
             self._on_done(record)
+
+    def refuse(self, path: str, error: RequestError) -> None:
+        """Log a request that reached no endpoint."""
+        self._on_done(RequestRecord(path[:_MAX_PATH], status=error.status, error=error.message))
 
     def _count(self, record: RequestRecord) -> None:
         self._sums[f'requests{{path="{record.path}",status="{record.status}"}}'] += 1

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from akunu_py.decoding.model.engine import Engine
@@ -32,6 +33,7 @@ from akunu_py.types import GenerateOptions, SamplingOptions
 
 _BACKLOG = 128
 _KEEP_ALIVE_S = 60  # of a connection between two requests
+HEADERS_S = 60.0  # for the headers of a request
 _MAX_HEADERS = 64 << 10  # bytes
 _LAST_S = 5.0  # for the last bytes of replies after the grace period
 
@@ -95,7 +97,7 @@ def serve(pool: ModelPool, listening: socket.socket, options: ServeOptions, url:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=_Protocol,
             ws="none",
             loop="asyncio",
             lifespan="off",
@@ -112,6 +114,36 @@ def serve(pool: ModelPool, listening: socket.socket, options: ServeOptions, url:
             _Server(config, ready, lambda: pool.close(options.grace_s)).run([listening])
     finally:
         pool.close()
+
+
+class _Protocol(H11Protocol):
+    """A connection that is closed if the headers of its next request do not arrive in time."""
+
+    _due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unwatch()
+
+    def _watch(self) -> None:
+        """Start the timer while headers are due, unless it runs."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._unwatch()
+        elif self._due is None:
+            self._due = self.loop.call_later(HEADERS_S, self.transport.close)
+
+    def _unwatch(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
 
 
 class _ServerState(ServerState):

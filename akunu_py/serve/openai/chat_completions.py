@@ -14,10 +14,10 @@ from akunu_py.serve.dialect.bodies import (
     ByType,
     Ignored,
     JsonText,
+    KnownOnly,
     ListEntry,
     OtherPart,
     RefusalPart,
-    choose_tool,
 )
 from akunu_py.serve.dialect.fields import (
     JSON_OBJECT,
@@ -32,13 +32,15 @@ from akunu_py.serve.dialect.fields import (
 from akunu_py.serve.dialect.interface import CollectedAnswer, PreparedRequest
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.dialect.tool_choice import ToolChoiceField, choose_tools
 from akunu_py.serve.openai.shapes import (
     ChunkEncoder,
+    CountTokens,
     ReplyHead,
     chat_logprobs,
     finish_reason,
 )
-from akunu_py.types import Constraint, Message, TokenLogprobs, Tool, ToolCall, ToolChoice
+from akunu_py.types import Constraint, Message, TokenLogprobs, Tool, ToolCall
 
 
 class ChatText(Body):
@@ -55,7 +57,7 @@ class FunctionBody(Body):
 
 class CallBody(Body):
     id: str | None = None
-    type: Literal["function"] | None = None
+    type: Ignored = None
     function: FunctionBody
     index: Ignored = None  # of merged chunks
 
@@ -107,26 +109,6 @@ class ChatTool(ListEntry):
     function: FunctionTool
 
 
-class FunctionName(Body):
-    name: str
-
-
-class NamedTool(Body):
-    type: Literal["function"]
-    function: FunctionName
-
-
-ChoiceBody = Literal["none", "auto", "required"] | NamedTool
-
-
-class TextFormat(Body):
-    type: Literal["text"]
-
-
-class JsonObjectFormat(Body):
-    type: Literal["json_object"]
-
-
 class NamedSchema(Body):
     name: str = ""
     description: str | None = None
@@ -134,12 +116,11 @@ class NamedSchema(Body):
     strict: bool | None = None
 
 
-class SchemaFormat(Body):
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
+class Format(ListEntry):
+    known_types = "text|json_object|json_schema"
 
-
-Format = Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")]
+    type: str
+    json_schema: NamedSchema | None = None
 
 
 class PredictionBody(Body):
@@ -162,16 +143,16 @@ class ChatBody(SamplingBody, ConversationFields):
     max_completion_tokens: TokenLimit | None = None
     response_format: Format | None = None
     tools: list[ChatTool] | None = None
-    tool_choice: ChoiceBody | None = None
+    tool_choice: ToolChoiceField = None
     # OpenAI's older form of `tools` and `tool_choice`, with at most one call in an answer.
     functions: list[FunctionTool] | None = None
-    function_call: Literal["none", "auto"] | FunctionName | None = None
+    function_call: ToolChoiceField = None
     parallel_tool_calls: bool | None = None
     prediction: PredictionBody | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     verbosity: Ignored = None  # no template supports it
-    modalities: list[Literal["text"]] | None = None
+    modalities: list[Annotated[Literal["text"], KnownOnly()]] | None = None
 
     @property
     def has_functions(self) -> bool:
@@ -182,15 +163,6 @@ class ChatBody(SamplingBody, ConversationFields):
     def functions_offered(self) -> list[FunctionTool]:
         """The functions of both forms."""
         return [*(tool.function for tool in self.tools or ()), *(self.functions or ())]
-
-    @property
-    def choice(self) -> ChoiceBody | None:
-        """The tool choice of either form."""
-        if self.tool_choice is not None or self.function_call is None:
-            return self.tool_choice
-        if isinstance(self.function_call, FunctionName):
-            return NamedTool(type="function", function=self.function_call)
-        return self.function_call
 
 
 def messages_of(bodies: Sequence[MessageBody]) -> list[Message]:
@@ -242,17 +214,10 @@ def tools_of(bodies: Sequence[FunctionTool]) -> list[Tool]:
     return list(tools.values())
 
 
-def tool_choice_of(body: ChoiceBody | None, tools: Sequence[Tool]) -> ToolChoice:
-    """Convert a tool choice. Raises RequestError for a tool that is not among `tools`."""
-    names = [tool.name for tool in tools]
-    if isinstance(body, NamedTool):
-        return choose_tool("named", body.function.name, names)
-    return choose_tool(body or "auto", "", names)
-
-
 def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     """Return the prepared request. Raises RequestError."""
     messages = body.check_continuation(messages_of(body.messages))
+    service.check_length(messages)
     limit = body.max_completion_tokens or body.max_tokens
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "requires logprobs")
@@ -260,14 +225,14 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     constraint = _constraint(body.response_format)
     thinking = plan_thinking(body, service)
     options = generate_options(body, service, limit, constraint, logprobs, thinking.budget)
-    tools = tools_of(body.functions_offered)
-    choice = tool_choice_of(body.choice, tools)
+    tools = {tool.name: tool for tool in tools_of(body.functions_offered)}
+    tools, choice = choose_tools(body.tool_choice or body.function_call, tools)
     jobs = [
         chat_job(
             service.engine,
             messages,
             each,
-            tools,
+            list(tools.values()),
             choice,
             parallel=body.parallel_tool_calls is not False and not body.has_functions,
             predicted=body.prediction.text if body.prediction else "",
@@ -276,9 +241,11 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
         for each in choice_options(options, body.n or 1)
     ]
     head = ReplyHead(service.name, "chatcmpl")
+    count = service.count_tokens
     return PreparedRequest(
         jobs,
-        lambda answers: build_chat_completion(head, answers, old=body.has_functions),
+        lambda answers: build_chat_completion(head, answers, count, old=body.has_functions),
+        lambda encoder: encoder.set_count_tokens(count),
         shows_thinking=thinking.shown,
     )
 
@@ -290,9 +257,13 @@ def chat_encoder(body: ChatBody, name: str) -> ChatEncoder:
 
 
 def _constraint(format: Format | None) -> Constraint | None:
-    if isinstance(format, SchemaFormat):
-        return schema_constraint(format.json_schema.json_schema)
-    return JSON_OBJECT if isinstance(format, JsonObjectFormat) else None
+    if format is None or format.type == "text":
+        return None
+    if format.type == "json_object":
+        return JSON_OBJECT
+    if format.json_schema is None:
+        raise invalid("response_format.json_schema", "field required")
+    return schema_constraint(format.json_schema.json_schema)
 
 
 class ChatEncoder(ChunkEncoder):
@@ -328,6 +299,8 @@ class ChatEncoder(ChunkEncoder):
         if delta is None:
             return []
         self._choice = choice
+        if isinstance(event, events.ThinkingDelta):
+            self._thinking += event.text
         if isinstance(event, events.ToolCallStarted):
             self._kind = self._delta(events.ToolCallArguments(""), choice) or {}
         elif delta and not isinstance(event, events.ToolCallArguments):
@@ -383,11 +356,15 @@ class ChatEncoder(ChunkEncoder):
 
 
 def build_chat_completion(
-    head: ReplyHead, answers: Sequence[CollectedAnswer], *, old: bool = False
+    head: ReplyHead,
+    answers: Sequence[CollectedAnswer],
+    count_tokens: CountTokens = len,
+    *,
+    old: bool = False,
 ) -> dict[str, Any]:
     """Return the body of a reply that is not streamed. old: as in `ChatEncoder`."""
     choices = [_choice(number, answer, old=old) for number, answer in enumerate(answers)]
-    return head.reply("chat.completion", choices, answers, len(answers))
+    return head.reply("chat.completion", choices, answers, len(answers), count_tokens)
 
 
 def _choice(index: int, answer: CollectedAnswer, *, old: bool) -> dict[str, Any]:

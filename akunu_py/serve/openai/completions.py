@@ -23,6 +23,7 @@ from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.dialect.service import Service, TextPrompt
 from akunu_py.serve.openai.shapes import (
     ChunkEncoder,
+    CountTokens,
     ReplyHead,
     completion_logprobs,
     finish_reason,
@@ -71,8 +72,8 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
     head = ReplyHead(service.name, "cmpl")
     return PreparedRequest(
         jobs,
-        lambda answers: build_completions(head, answers, echoes, count),
-        lambda encoder: encoder.set_echoes(echoes),
+        lambda answers: build_completions(head, answers, echoes, count, service.count_tokens),
+        lambda encoder: encoder.prepare(echoes, service.count_tokens),
         short=options.max_tokens <= _SHORT_ANSWER
         and sum(len(each.tokens) for each in prompts) <= _SHORT_PROMPTS,
         shows_thinking=thinking.shown,
@@ -92,6 +93,7 @@ def _prompt(prompt: str | list[int], suffix: str | None, service: Service) -> Te
             raise invalid("suffix", "requires a prompt of text")
         return service.infill_prompt(prompt, suffix)
     if isinstance(prompt, str):
+        service.check_length([prompt])
         return TextPrompt(tokens.encode(prompt))
     if any(not 0 <= token < tokens.vocabulary for token in prompt):
         raise invalid("prompt", f"expected token ids from 0 to {tokens.vocabulary - 1}")
@@ -110,8 +112,9 @@ class CompletionsEncoder(ChunkEncoder):
     object_name = "text_completion"
     _echoes: Sequence[str] = ("",)
 
-    def set_echoes(self, echoes: Sequence[str]) -> None:
-        """Set the text before each choice: its prompt, or ""."""
+    def prepare(self, echoes: Sequence[str], count_tokens: CountTokens) -> None:
+        """Set the text before each choice (its prompt, or ""), and see `set_count_tokens`."""
+        self.set_count_tokens(count_tokens)
         self._echoes, self._offsets = echoes, [len(text) for text in echoes]
 
     def heartbeat(self) -> bytes:
@@ -125,6 +128,7 @@ class CompletionsEncoder(ChunkEncoder):
             case events.TextDelta(text):
                 return [self._frame(_choice(choice, text))]
             case events.ThinkingDelta(text):
+                self._thinking += text
                 return [self._frame(_choice(choice, "", text))]
             case events.Logprobs(tokens):  # sent in a separate chunk before the text
                 logprobs = completion_logprobs(tokens, self._offsets[choice])
@@ -138,7 +142,11 @@ class CompletionsEncoder(ChunkEncoder):
 
 
 def build_completions(
-    head: ReplyHead, answers: Sequence[CollectedAnswer], echoes: Sequence[str], count: int = 1
+    head: ReplyHead,
+    answers: Sequence[CollectedAnswer],
+    echoes: Sequence[str],
+    count: int = 1,
+    count_tokens: CountTokens = len,
 ) -> dict[str, Any]:
     """Return the body of a reply that is not streamed, with `count` answers to each prompt."""
     choices = []
@@ -147,7 +155,7 @@ def build_completions(
         choices.append(_choice(number, echo + answer.text, answer.thinking, reason))
         if answer.logprobs:
             choices[-1]["logprobs"] = completion_logprobs(answer.logprobs, len(echo))
-    return head.reply("text_completion", choices, answers, count)
+    return head.reply("text_completion", choices, answers, count, count_tokens)
 
 
 def _choice(index: int, text: str, thinking: str = "", reason: str | None = None) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from akunu_py.decoding.embedding import Embedder
-from akunu_py.serve.dialect.bodies import Body, Ignored
+from akunu_py.serve.dialect.bodies import Body, Ignored, KnownOnly
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.openai.shapes import texts_of
 
@@ -23,7 +23,7 @@ class EmbeddingsBody(Body):
     model: str | None = None
     input: str | list[str] | list[int] | list[list[int]]  # texts or token ids
     dimensions: int | None = Field(default=None, ge=1)
-    encoding_format: Literal["float", "base64"] | None = None
+    encoding_format: Annotated[Literal["float", "base64"] | None, KnownOnly()] = None
     user: Ignored = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -22,6 +22,9 @@ _ERROR_TYPES: dict[ErrorKind, str] = {
 }
 
 
+CountTokens = Callable[[str], int]
+
+
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
     """Fields that all chunks of a reply share."""
@@ -37,11 +40,16 @@ class ReplyHead:
         return {**common, "model": self.model, "choices": choices, **extra}
 
     def reply(
-        self, name: str, choices: Sequence[Any], answers: Sequence[CollectedAnswer], count: int
+        self,
+        name: str,
+        choices: Sequence[Any],
+        answers: Sequence[CollectedAnswer],
+        count: int,
+        count_tokens: CountTokens = len,
     ) -> dict[str, Any]:
         """Return a complete reply with `count` answers to each prompt."""
         finished = [answer.finished for answer in answers]
-        total = usage(finished, count)
+        total = usage(finished, count, count_tokens("".join(each.thinking for each in answers)))
         return self.object(name, choices, usage=total, akunu=statistics(*finished))
 
 
@@ -54,6 +62,12 @@ class ChunkEncoder(Encoder):
         """count: number of choices, of each prompt."""
         self._head, self._count, self._usage = head, count, usage
         self._finished: list[Finished] = []
+        self._thinking = ""  # of all choices
+        self._count_tokens: CountTokens = len
+
+    def set_count_tokens(self, count_tokens: CountTokens) -> None:
+        """Set the loaded model's function that returns the number of tokens of a text."""
+        self._count_tokens = count_tokens
 
     def _frame(self, choice: Mapping[str, Any], **extra: Any) -> bytes:
         none = {"usage": None} if self._usage else {}
@@ -66,7 +80,7 @@ class ChunkEncoder(Encoder):
         if len(self._finished) < total:
             return frames
         if self._usage:
-            whole = usage(self._finished, self._count)
+            whole = usage(self._finished, self._count, self._count_tokens(self._thinking))
             frames.append(frame(self._head.object(self.object_name, [], usage=whole)))
         return [*frames, DONE]
 
@@ -96,8 +110,8 @@ def finish_reason(event: Finished, *, calls: bool, old: bool = False) -> str:
     return ("function_call" if old else "tool_calls") if calls else "stop"
 
 
-def usage(answers: Sequence[Finished], count: int) -> dict[str, Any]:
-    """Return the token counts of `count` answers to each prompt."""
+def usage(answers: Sequence[Finished], count: int, thinking: int = 0) -> dict[str, Any]:
+    """Return the token counts of `count` answers to each prompt. thinking: tokens of all."""
     prompts = answers[::count]
     prompt = sum(each.stats.prompt_tokens for each in prompts)
     completion = sum(each.stats.generated_tokens for each in answers)
@@ -107,6 +121,7 @@ def usage(answers: Sequence[Finished], count: int) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": min(thinking, completion)},
     }
 
 

@@ -78,6 +78,7 @@ def prepare_complete(body: AkunuCompleteBody, service: Service) -> PreparedReque
 def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
     """Return the prepared request. Raises RequestError."""
     messages = _parse_dataclass(list[Message], body.messages, "messages")
+    service.check_length(messages)
     options = _parse_dataclass(GenerateOptions, body.options, "options")
     tools = _parse_dataclass(list[Tool], body.tools, "tools")
     job = AnnotatedAnswerJob(messages, options, lambda: body.id in service.ending, tools)

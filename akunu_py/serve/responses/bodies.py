@@ -12,11 +12,13 @@ from akunu_py.serve.dialect.bodies import (
     ByType,
     Ignored,
     JsonText,
+    KnownOnly,
     ListEntry,
     OtherPart,
     RefusalPart,
 )
 from akunu_py.serve.dialect.fields import ConversationFields, GenerationFields, TokenLimit
+from akunu_py.serve.dialect.tool_choice import ToolChoiceField
 
 
 class Item(Body):
@@ -116,14 +118,14 @@ InputItem = Annotated[
 ]
 
 
-class Grammar(Body):
-    type: Literal["grammar"]
-    syntax: Literal["lark", "regex"]
-    definition: str
+class InputFormat(ListEntry):
+    """The form of a custom tool's input: any text, or a grammar."""
 
+    known_types = "text|grammar"
 
-class PlainText(Body):
-    type: Literal["text"]
+    type: str
+    syntax: Annotated[Literal["lark", "regex"] | None, KnownOnly()] = None
+    definition: str = ""
 
 
 class ResponsesTool(ListEntry):
@@ -136,26 +138,17 @@ class ResponsesTool(ListEntry):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    format: Annotated[Grammar | PlainText, Field(discriminator="type")] | None = None
+    format: InputFormat | None = None
     tools: list[ResponsesTool] | None = None
     allowed_callers: Ignored = None
     defer_loading: Ignored = None
     output_schema: Ignored = None
 
 
-class ResponsesToolChoice(Body):
+class FormatBody(ListEntry):
+    known_types = "text|json_object|json_schema"
+
     type: str
-    name: str | None = None
-    namespace: str | None = None
-    mode: Literal["auto", "required"] | None = None
-    tools: list[dict[str, Any]] | None = None
-
-
-ChoiceBody = Literal["none", "auto", "required"] | ResponsesToolChoice
-
-
-class FormatBody(Body):
-    type: Literal["text", "json_object", "json_schema"]
     name: Ignored = None
     description: Ignored = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
@@ -174,19 +167,19 @@ class ResponsesStreamOptions(Body):
 class ResponsesBody(GenerationFields, ConversationFields):
     """The body of /v1/responses."""
 
-    model: str
+    model: str | None = None
     input: str | list[InputItem]
     instructions: str | None = None
     max_output_tokens: TokenLimit | None = None
     tools: list[ResponsesTool] | None = None
-    tool_choice: ChoiceBody | None = None
+    tool_choice: ToolChoiceField = None
     parallel_tool_calls: bool | None = None
     text: TextBody | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_logprobs: int | None = None
     stream: bool | None = None
     include: list[str] | None = None
-    truncation: Literal["auto", "disabled"] | None = None
+    truncation: Annotated[Literal["auto", "disabled"] | None, KnownOnly()] = None
     background: bool | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None

@@ -8,7 +8,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_core import from_json
@@ -19,7 +19,7 @@ from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
 from akunu_py.decoding.generate.job import Job, RunningJob
 from akunu_py.decoding.generate.request import Request, Step
 from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.serve.dialect.bodies import choose_tool, merge_messages, text_of
+from akunu_py.serve.dialect.bodies import merge_messages, text_of
 from akunu_py.serve.dialect.fields import (
     JSON_OBJECT,
     generate_options,
@@ -37,12 +37,11 @@ from akunu_py.serve.dialect.interface import (
 )
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.dialect.tool_choice import ToolChoiceBody, choose_tools, function_name
 from akunu_py.serve.openai.shapes import error_body
 from akunu_py.serve.responses.bodies import (
-    ChoiceBody,
     CustomToolCallItem,
     FunctionCallItem,
-    Grammar,
     InputItem,
     MessageItem,
     OutputItem,
@@ -53,7 +52,6 @@ from akunu_py.serve.responses.bodies import (
 from akunu_py.types import Constraint, Message, SamplingOptions, Tool, ToolCall, ToolChoice
 
 _INPUT = "input"  # the only argument of a custom tool
-_SEPARATOR = "__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +87,6 @@ class ToolMap:
         return self.by_name.get(name) or MappedTool(name, "", Tool(name))
 
 
-def function_name(name: str, namespace: str | None) -> str:
-    """Return the name under which the model calls a tool."""
-    return f"{namespace}{_SEPARATOR}{name}" if namespace else name
-
-
 def to_arguments(text: str) -> str:
     """Return the input of a custom tool as JSON arguments."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
@@ -109,7 +102,7 @@ def to_input(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-def map_tools(bodies: Sequence[ResponsesTool], choice: ChoiceBody | None) -> ToolMap:
+def map_tools(bodies: Sequence[ResponsesTool], choice: str | ToolChoiceBody | None) -> ToolMap:
     """Convert the tools and the choice. Raises RequestError.
 
     Chat templates support only functions. A custom tool, which takes a text, becomes a function
@@ -121,7 +114,7 @@ def map_tools(bodies: Sequence[ResponsesTool], choice: ChoiceBody | None) -> Too
             if mapped.tool.name in by_name:
                 raise RequestError(f"tools: duplicate tool {mapped.tool.name[:100]!r}")
             by_name[mapped.tool.name] = mapped
-    return _apply_choice(ToolMap(by_name), choice or "auto")
+    return ToolMap(*choose_tools(choice, by_name, "tool_choice.name"))
 
 
 def _map_tool(body: ResponsesTool, namespace: str, param: str) -> list[MappedTool]:
@@ -151,7 +144,7 @@ def _map_custom_tool(body: ResponsesTool, name: str, namespace: str) -> MappedTo
     assert body.name is not None
     description, grammar, strict = body.description or "", None, False
     schema: dict[str, Any] = {"type": "string", "description": "All of the input, a plain text."}
-    if isinstance(body.format, Grammar):
+    if body.format is not None and body.format.syntax:
         kind = "Lark grammar" if body.format.syntax == "lark" else "regular expression"
         description = (
             f"{description}\n\nThe input must match this {kind}:\n{body.format.definition}".strip()
@@ -162,27 +155,6 @@ def _map_custom_tool(body: ResponsesTool, name: str, namespace: str) -> MappedTo
     parameters = {"type": "object", "properties": {_INPUT: schema}, "required": [_INPUT]}
     tool = Tool(name, description, parameters, strict)
     return MappedTool(body.name, namespace, tool, True, grammar)
-
-
-def _apply_choice(mapped: ToolMap, choice: ChoiceBody) -> ToolMap:
-    """Apply `tool_choice` to the tools. Raises RequestError for an unknown tool."""
-    if isinstance(choice, str):
-        return replace(mapped, choice=choose_tool(choice, "", mapped.by_name))
-    if choice.type == "allowed_tools":
-        names = [
-            function_name(str(tool.get("name", "")), tool.get("namespace"))
-            for tool in choice.tools or []
-        ]
-        for name in names:
-            choose_tool("named", name, mapped.by_name, "tool_choice.name")
-        allowed = {name: mapped.by_name[name] for name in names}
-        return ToolMap(allowed, ToolChoice(choice.mode or "auto"))
-    if choice.type not in ("function", "custom"):
-        message = f"tool_choice: {choice.type[:100]} is not supported"
-        raise RequestError(message, param="tool_choice.type")
-    name = function_name(choice.name or "", choice.namespace)
-    chosen = choose_tool("named", name, mapped.by_name, "tool_choice.name")
-    return replace(mapped, choice=chosen)
 
 
 class GrammarToolCall:
@@ -233,6 +205,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
         body, service, body.max_output_tokens, grammar, thinking_budget=thinking.budget
     )
     engine, messages = service.engine, messages_of(body)
+    service.check_length(messages)
     if grammar_tool is not None:
         prompt = engine.tokens.encode_chat(messages, tools.tools, thinking.variables)
         inner, tool = prompt_job(engine, prompt, options), grammar_tool
@@ -255,7 +228,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
         _echoed_parameters(body, service.name, service.defaults.sampling),
         tools,
         _ENCRYPTED_REASONING in (body.include or ()),
-        lambda text: len(engine.tokens.encode(text)),
+        service.count_tokens,
         lambda grammar, text: matches(engine.tokens, grammar, text),
     )
     return PreparedRequest(

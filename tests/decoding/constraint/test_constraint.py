@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import llguidance
@@ -278,6 +279,43 @@ def test_forced_text_replaces_a_forbidden_prediction(shallow_starter: Engine) ->
     matcher.consume(begun)
     drafter.guide = matcher
     assert shallow_starter.tokens.tokenizer.decode(drafter.propose(1)) == ' "'
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "key", "repeats"),
+    [
+        ({}, '{"name": 1, "age": {"name": 2}, "', "name", True),
+        ({}, '{"name": 1, "age": {"', "name", False),
+        ({}, '[{"name": 1}, {"', "name", False),
+        ({}, '{"name": "a, ", "a": {"b": ["x", "', "name", False),
+        ({}, '{"a\\"b": 1, "', 'a\\"b', True),
+        ({}, '{"": 1, ', '"', True),
+        ({}, '{":": 1, ', '":', True),
+        (
+            {"patternProperties": {"^a$": {}}, "additionalProperties": False},
+            '{"a": 1, "',
+            "a",
+            False,
+        ),
+    ],
+)
+def test_no_key_is_written_twice(
+    shallow_starter: Engine, schema: Any, text: str, key: str, repeats: bool
+) -> None:
+    """Except where a pattern allows nothing else; at every place of a draft, too."""
+    encode = partial(shallow_starter.tokens.tokenizer.encode, add_special_tokens=False)
+    constraint = Constraint("json_schema", json.dumps({"type": ["object", "array"]} | schema))
+    matcher = ConstraintMatcher(shallow_starter.tokens, constraint, [5])
+    logits = mx.zeros((1, shallow_starter.tokens.vocabulary))
+
+    def allowed(token: int, draft: Sequence[int]) -> bool:
+        rows = mx.broadcast_to(logits, (1 + len(draft), logits.shape[1]))
+        return bool(np.isfinite(np.array(matcher.masked(rows, draft)[-1]))[token])
+
+    begun, (*inner, end) = encode(text), encode(key + '"')
+    assert allowed(end, [*begun, *inner]) is not repeats
+    matcher.consume([*begun, *inner])
+    assert allowed(end, []) is not repeats
 
 
 def test_an_answer_needs_no_grammar_to_draft_by(
