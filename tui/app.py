@@ -442,6 +442,13 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         if is_idle and self.view.consent.is_asking:
             self.view.consent.take_focus()
 
+    def action_focus_next(self) -> None:
+        """Move the focus from the prompt box to the question about a tool call, if there is one."""
+        if self.view.consent.is_asking and self.focused is self.view.prompt:
+            self.view.consent.take_focus()
+        else:
+            super().action_focus_next()
+
     def action_tools(self) -> None:
         self.push_screen(ToolsScreen(self.tools.offered, self._warn_of_tools))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ _MARKS: dict[Outcome, str] = {
     "denied": "– denied",
     "stopped": "■ stopped",
 }
+_ESCAPE = re.compile(r"\\(.)")
 _MAX_HEAD = 300  # characters of the arguments in the first line
 
 
@@ -106,12 +108,13 @@ def describe_call(use: ToolUse) -> str:
 
 
 def readable_arguments(arguments: str) -> str:
-    """Return the arguments of a call on one line each if they are JSON, else unchanged."""
+    """Return the arguments of a call as indented JSON with broken lines; unchanged if invalid."""
     try:
         text = json.dumps(json.loads(arguments or "{}"), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
-        text = arguments
-    return displayable(text)
+        return displayable(arguments)
+    # The bar keeps lines of a string apart from lines of the JSON.
+    return _ESCAPE.sub(lambda found: "\n  │ " if found[1] == "n" else found[0], displayable(text))
 
 
 class ToolUseView(Foldable):
