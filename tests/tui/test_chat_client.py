@@ -135,8 +135,10 @@ def test_errors_are_reported_and_the_next_prompt_is_answered(recorder: Recorder)
     assert isinstance(end, AnswerFailed)
     assert "8192" in end.error
     assert end.error.endswith("shorten the prompt"), "there is nothing to compact"
-    earlier = [Message("user", "Hi"), Message("assistant", "Hello.")] * 2
-    _, end = recorder.answer(8, [*earlier, long], OPTIONS)
+    short = [Message("user", "Hi"), Message("assistant", "Hello.")]
+    _, end = recorder.answer(8, [*short, long], OPTIONS)
+    assert end.error.endswith("shorten the prompt"), "it is too long without the others"
+    _, end = recorder.answer(9, [short[0], Message("assistant", long.content), short[0]], OPTIONS)
     assert end.error.endswith("shorten the prompt, or /compact")
     _, end = recorder.answer(6, [None], OPTIONS)  # type: ignore[list-item]
     assert end.error.startswith("AttributeError: ")

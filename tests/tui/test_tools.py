@@ -185,7 +185,7 @@ async def test_escape_stops_a_call() -> None:
     async with requesting(text="") as (it, servers):
         await it.press("enter", "escape")
         assert servers.cancelled == ["c1"]
-        assert (it.phase(), it.feet, it.text()) == ("stopped", ["■ stopped"], "")
+        assert (it.phase(), it.feet, it.text()) == ("stopped", ["■ stopped; F9 continues"], "")
         await result(it, "too late")
         await it.act("continue")
         assert "stopped before it had a result" in it.history[-1].content
@@ -270,7 +270,7 @@ async def test_a_queued_answer_is_never_taken_back(stop: str, tmp_path: Path) ->
             assert turn.state == "queued"
             await getattr(it.app.answering, stop)()
             await it.pilot.pause()
-            assert (it.prompts, it.text(), it.feet) == (["go"], "", ["■ stopped"])
+            assert (it.prompts, it.text(), it.feet) == (["go"], "", ["■ stopped; F9 continues"])
             assert turn.rounds[0].uses[0].result == "buy milk"
             assert it.app.conversation.turns == [turn]
             await it.act("continue")

@@ -174,7 +174,7 @@ class RoundsView(Vertical):
 _ENDINGS: dict[FinishReason | None, str] = {
     "length": "… reached the token limit (Ctrl+S); F9 continues",
     "context": "… the context is full; /compact makes room",
-    "cancelled": "■ stopped",
+    "cancelled": "■ stopped; F9 continues",
     None: "… interrupted; F9 continues",
 }
 # The pause after an update, as a multiple of its duration: drawing must not slow decoding.
