@@ -430,6 +430,7 @@ class AnswerView(Vertical):
             started = time.monotonic()
             start, self._drawn = self._drawn, len(self.turn.answer)
             if start == self._drawn:
+                self._text.end()
                 break
             try:
                 await self._text.append(displayable(self.turn.answer[start:]))
