@@ -165,6 +165,8 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.conversation, self.answering, self.turns, self.view, store, directory
         )
 
+        if session is not None:
+            self.view.prompt.count_tokens = session.count_tokens
         self.compaction = CompactionController(self.conversation, self.answering, self.view)
         self.titles = TitleController(self.answering, self.view, self.settings, session, store)
         self.answering.on_end = self._on_answer_end

@@ -118,6 +118,14 @@ def test_the_answer_is_that_of_the_engine(recorder: Recorder, shallow_starter: E
     assert end.stats.generated_tokens == len(expected.tokens)
 
 
+async def test_pasted_text_is_counted_by_the_model(
+    recorder: Recorder, shallow_starter: Engine
+) -> None:
+    recorder.answer(11, QUESTION, OPTIONS)
+    text = "1, 22, 333\n" * 9000
+    assert await recorder.thread.count_tokens(text) == len(shallow_starter.tokens.encode_text(text))
+
+
 def test_stopping_keeps_the_text(recorder: Recorder) -> None:
     recorder.thread.request(2, QUESTION, ENDLESS)
     while not isinstance(recorder.next(), PieceArrived):

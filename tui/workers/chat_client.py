@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +25,7 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob, memory
 from akunu_py.decoding.generate.job import JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
-from akunu_py.errors import PromptTooLong, describe
+from akunu_py.errors import AkunuError, PromptTooLong, describe
 from akunu_py.types import (
     Constraint,
     FinishReason,
@@ -245,6 +247,14 @@ class ChatClient:
                     self._post(TitleWritten(conversation, "".join(parts)))
 
         self._host.submit(AnnotatedAnswerJob(messages, options, tools=tools), collect, idle=True)
+
+    async def count_tokens(self, text: str) -> int | None:
+        """Return the tokens of a text, None if no model is loaded here."""
+        if self._host.engine is not None:
+            with contextlib.suppress(AkunuError):  # It has just been unloaded.
+                counts = self._host.call(lambda engine: len(engine.tokens.encode_text(text)))
+                return await asyncio.wrap_future(counts)
+        return None
 
     def switch(self, model: str) -> None:
         """Load `model`, or reload the current one, after the queued requests; unload first."""
