@@ -21,6 +21,7 @@ from akunu_py.tui.controllers.side_requests import (
     usable_title,
 )
 from akunu_py.tui.open_conversation import SUMMARY_PROMPT, ChatTurn
+from akunu_py.tui.prompt.attachments import title_text
 from akunu_py.tui.workers.chat_client import (
     AnswerFailed,
     AnswerFinished,
@@ -151,6 +152,19 @@ async def test_the_title_of_a_user_stays(tmp_path: Path, where: str, when: str) 
 )
 def test_usable_titles(text: str, title: str) -> None:
     assert usable_title(text) == title
+
+
+@pytest.mark.parametrize(
+    ("prompt", "title"),
+    [
+        ("What is a hash table? Show a short Python example.", "What is a hash table?"),
+        ("Please explain queues.\nBriefly.", "Explain queues"),
+        ("# Fix `x`: it fails, e.g. here. Thanks!", "Fix `x`: it fails, e.g. here"),
+        ("3. one", "3. one"),
+    ],
+)
+def test_the_first_sentence_of_the_question_is_the_first_title(prompt: str, title: str) -> None:
+    assert title_text(prompt) == title
 
 
 TURNS = st.lists(st.tuples(st.text(max_size=90), st.text(min_size=1, max_size=90)), min_size=1)

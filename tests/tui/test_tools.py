@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -58,6 +59,8 @@ async def call_tools(it: Chat, *calls: ToolCall, text: str = "Let me look.") -> 
     """The model answers with calls."""
     await it.piece(text)
     await it.post(AnswerFinished(it.request(), "stop", STATS, calls=calls or (CALL,)))
+    panel = it.app.view.consent
+    await it.until(lambda: not panel.is_asking or panel._quiet_since < math.inf)
 
 
 @contextlib.asynccontextmanager

@@ -108,7 +108,7 @@ class ConsentPanel(SummedHeight):
         below = self.ancestors[0]
         assert isinstance(below, Widget)
         others = below.outer_size.height - self._text.outer_size.height
-        kept = 0 if self.app.size.height < _LOW else 2  # the title, and the end of the answer
+        kept = 0 if self.app.size.height < _LOW else 3  # the title, and the end of the answer
         self._text.styles.max_height = max(1, self.app.size.height - others - kept)
         self.call_after_refresh(self._propose_reading)
 

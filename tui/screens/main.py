@@ -34,7 +34,7 @@ _ALWAYS = (
     ("Ctrl+O chats", "conversations"),
     ("F4 models", "models"),
     ("F2 drafting", "show_drafting"),
-    ("Tab copy", "choose_message"),
+    ("Tab messages", "choose_message"),
     ("F1 keys", "help"),
 )
 _IDLE = (("Enter send", "send"), *_ALWAYS)

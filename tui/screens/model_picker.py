@@ -207,7 +207,7 @@ class ModelsScreen(ListDialog[str]):
         if row.damaged:
             return Content.styled("damaged", bad)
         if row.name == self.preferred and row.is_stored:
-            return Content.styled("in use", good)
+            return Content("in use")
         return Content.styled("✗ too large", bad) if row.is_too_large else Content(row.good_for)
 
     @on(OptionList.OptionHighlighted)

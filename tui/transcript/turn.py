@@ -243,7 +243,8 @@ class PromptView(Widget, can_focus=False):
 
     def action_unfold(self) -> None:
         """Show ten times more of a long prompt, or fold a prompt that is fully shown."""
-        self._limit = _SHOWN_CHARACTERS if self._is_unfolded else 10 * self._limit
+        is_long = self._is_unfolded or self._visible_text()[1]
+        self._limit = 10 * self._limit if is_long and not self._is_unfolded else _SHOWN_CHARACTERS
         self.refresh(layout=True)
 
     def unfold(self) -> None:
