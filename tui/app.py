@@ -165,6 +165,8 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.conversation, self.answering, self.turns, self.view, store, directory
         )
 
+        if session is not None:
+            self.view.prompt.count_tokens = session.count_tokens
         self.compaction = CompactionController(self.conversation, self.answering, self.view)
         self.titles = TitleController(self.answering, self.view, self.settings, session, store)
         self.answering.on_end = self._on_answer_end
@@ -441,6 +443,13 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         is_idle = self.focused is self.view.prompt and not self.view.prompt.text
         if is_idle and self.view.consent.is_asking:
             self.view.consent.take_focus()
+
+    def action_focus_next(self) -> None:
+        """Move the focus from the prompt box to the question about a tool call, if there is one."""
+        if self.view.consent.is_asking and self.focused is self.view.prompt:
+            self.view.consent.take_focus()
+        else:
+            super().action_focus_next()
 
     def action_tools(self) -> None:
         self.push_screen(ToolsScreen(self.tools.offered, self._warn_of_tools))

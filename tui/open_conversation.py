@@ -203,15 +203,26 @@ class Conversation:
         turn.summarizes = messages
         return turn
 
+    def shorten(self, turn: ChatTurn, answer: str) -> None:
+        """Replace an answer by a shorter one, on a branch with copies of all later turns."""
+        later = self.turns[self.turns.index(turn) + 1 :]
+        self._fill(self.regenerate(turn), turn, answer)
+        self.copy_turns(later)
+
     def copy_turns(self, turns: Sequence[ChatTurn]) -> None:
         """Append copies of turns of another branch."""
         for turn in turns:
             prompt = replace(turn.prompt, id=new_id(), parent=self.turns[-1].reply_id)
-            copied = self._add(prompt)
-            for name in ("answer", "thinking", "finish_reason", "model", "created"):
-                setattr(copied, name, getattr(turn, name))
-            copied.rounds, copied.state = list(turn.rounds), "done"
-            self.save(copied)
+            self._fill(self._add(prompt), turn, turn.answer)
+
+    def _fill(self, copied: ChatTurn, turn: ChatTurn, answer: str) -> None:
+        """Copy the answer of a turn, without its statistics."""
+        for name in ("thinking", "finish_reason", "model", "created"):
+            setattr(copied, name, getattr(turn, name))
+        copied.answer, copied.rounds, copied.state = answer, list(turn.rounds), "done"
+        if copied.finish_reason == "context":  # There is room again.
+            copied.finish_reason = "cancelled"
+        self.save(copied)
 
     def save(self, turn: ChatTurn) -> None:
         """Save the current answer of a turn."""

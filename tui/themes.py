@@ -45,7 +45,6 @@ text-success                     -            -            114  22
 text-warning                     -            -            222  94
 text-error                       -            -            210  124
 prompt-background                -            -            235  255
-chosen-background                -            -            236  254
 accepted-background              -            -            22   194
 error-background                 -            -            52   224
 code-keyword                     #c99bff      #7a3ec8      177  91
@@ -84,7 +83,6 @@ def with_derived_colors(variables: dict[str, str]) -> dict[str, str]:
     """Return the CSS variables of a theme, with our own ones where the theme has none."""
     derived = {
         "prompt-background": f"{variables['panel']} 60%",
-        "chosen-background": f"{variables['primary']} 12%",
         "accepted-background": f"{variables['success']} 20%",
         "error-background": f"{variables['error']} 10%",
         "code-keyword": variables["text-accent"],
@@ -94,13 +92,18 @@ def with_derived_colors(variables: dict[str, str]) -> dict[str, str]:
         "code-string": variables["text-success"],
         "code-comment": variables["foreground-muted"],
     }
-    return derived | variables
+    legible = {}
+    if "code-keyword" not in variables:  # a theme of Textual
+        legible["block-cursor-background"] = f"{variables['primary']} 15%"
+        legible["block-cursor-foreground"] = variables["foreground"]
+        legible["foreground-muted"] = f"{variables['foreground']} 90%"
+    return derived | variables | legible
 
 
 def _terminal_theme(name: Background, function: str, number: str) -> Theme:
     """Return a theme of the terminal's own colors, with legible colors of cursor and code."""
     theme = BUILTIN_THEMES[f"ansi-{name}"]
-    tints = ("prompt", "chosen", "accepted", "error")  # a tint of 16 colors would be a solid color
+    tints = ("prompt", "accepted", "error")  # a tint of 16 colors would be a solid color
     variables = {f"{tint}-background": "transparent" for tint in tints} | {
         "block-cursor-background": "ansi_blue",
         "block-cursor-foreground": "ansi_bright_white",

@@ -1,7 +1,7 @@
 """The SQLite database file of conversations: its tables, migrations and errors.
 
 Processes share a lock on `<database>.lock`; renaming a damaged database needs an exclusive lock.
-Released migrations never change; they run in one transaction.
+VERSION never decreases. Migrations add only what is missing, all in one transaction.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class DatabaseFile:
         if version > VERSION:
             raise ConversationError(
                 f"{self.path} was written by a newer akunu (version {version}, expected at most "
-                f"{VERSION}) and is unchanged; update akunu, or set XDG_DATA_HOME"
+                f"{VERSION}) and is unchanged; update akunu, or rename the file to start a new one"
             )
         if foreign := _foreign_object(database):
             raise ConversationError(
@@ -282,10 +282,13 @@ def _code(error: Exception) -> int:
 
 
 def _make_tables(database: sqlite3.Connection) -> None:
-    _run_all(database, _TABLES)
+    if not _columns(database, "messages"):
+        _run_all(database, _TABLES)
 
 
 def _make_indexes(database: sqlite3.Connection) -> None:
+    if _columns(database, "title_index"):
+        return
     _run_all(database, _INDEXES)
     for index, query in (
         ("message_index", "SELECT number, text FROM messages"),
@@ -295,10 +298,16 @@ def _make_indexes(database: sqlite3.Connection) -> None:
         database.executemany(f"INSERT INTO {index} (rowid, words) VALUES (?, ?)", rows)
 
 
-def _add_rounds_and_options(database: sqlite3.Connection) -> None:
+def _add_columns(database: sqlite3.Connection) -> None:
     """Add the tool calls of messages and the options of conversations: JSON, or NULL."""
-    database.execute("ALTER TABLE messages ADD COLUMN rounds TEXT")
-    database.execute("ALTER TABLE conversations ADD COLUMN options TEXT")
+    for table, column in (("messages", "rounds"), ("conversations", "options")):
+        if column not in _columns(database, table):
+            database.execute(f"ALTER TABLE {table} ADD COLUMN {column} TEXT")
+
+
+def _columns(database: sqlite3.Connection, table: str) -> set[str]:
+    """Return the names of a table's columns, none if the table does not exist."""
+    return {row[1] for row in database.execute(f"PRAGMA table_info ({table})")}
 
 
 def _run_all(database: sqlite3.Connection, statements: str) -> None:
@@ -307,12 +316,13 @@ def _run_all(database: sqlite3.Connection, statements: str) -> None:
         database.execute(statement)
 
 
+# Files of version 3 may lack the options, so versions 3 and 4 have the same migrations.
+VERSION = 4
 _MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _make_tables,
     _make_indexes,
-    _add_rounds_and_options,
+    _add_columns,
 )
-VERSION = len(_MIGRATIONS)
 
 
 def schema_version(database: sqlite3.Connection) -> int:
@@ -323,7 +333,7 @@ def schema_version(database: sqlite3.Connection) -> int:
 
 def migrate(database: sqlite3.Connection) -> None:
     """Migrate the database to VERSION. Requires a write transaction."""
-    for migration in _MIGRATIONS[schema_version(database) :]:
+    for migration in _MIGRATIONS:
         migration(database)
     database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     database.execute(f"PRAGMA user_version = {VERSION}")

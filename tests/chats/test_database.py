@@ -17,6 +17,7 @@ import pytest
 from akunu_py.chats import database
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.database import VERSION, schema_version
+from akunu_py.chats.options import ChatOptions
 from akunu_py.chats.tree import ChatMessage
 from akunu_py.errors import ConversationError
 from tests.support.chats import T0, branched, exchange_of
@@ -47,11 +48,19 @@ def filled(path: Path, conversations: int = 1) -> Path:
 # Versions
 
 
-@pytest.mark.parametrize("version", range(1, VERSION + 1))
-def test_every_schema_version_is_migrated(path: Path, tmp_path: Path, version: int) -> None:
+WITHOUT_OPTIONS = "ALTER TABLE conversations DROP COLUMN options"
+
+
+@pytest.mark.parametrize(
+    ("version", "change"), [*((n, "") for n in range(1, VERSION + 1)), (3, WITHOUT_OPTIONS)]
+)
+def test_every_schema_version_is_migrated(
+    path: Path, tmp_path: Path, version: int, change: str
+) -> None:
     """golden/make_conversations.py writes the golden files before a release."""
     database = sqlite3.connect(path)
-    database.executescript((GOLDEN / f"conversations_v{version}.sql").read_text("utf-8"))
+    golden = (GOLDEN / f"conversations_v{version}.sql").read_text("utf-8")
+    database.executescript(golden + change)
     assert schema_version(database) == version
     database.close()
     with opened(path) as store:
@@ -61,6 +70,8 @@ def test_every_schema_version_is_migrated(path: Path, tmp_path: Path, version: i
         for words, found in {"welcome": "queue", "想": "lists", "lists": "lists"}.items():
             assert [each.info.id for each in store.search(words)] == [found]
         store.save("queue", ChatMessage("user", "One more", "queue-5"))
+        store.set_options("queue", ChatOptions(seed=1))
+        assert store.load("queue").options == ChatOptions(seed=1)
     assert schema_of(path) == schema_of(filled(tmp_path / "new.db"))
 
 
@@ -91,7 +102,7 @@ def test_a_migration_that_fails_leaves_the_old_version(
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        (f"PRAGMA user_version = {VERSION + 1}", f"newer akunu .*{VERSION + 1}.*update akunu"),
+        (f"PRAGMA user_version = {VERSION + 1}", f"newer akunu .*{VERSION + 1}.*rename the file"),
         ("PRAGMA application_id = 0; CREATE TABLE theirs (a)", "another program"),
         ("CREATE VIEW theirs AS SELECT 1", "theirs. of another program"),
     ],
@@ -162,6 +173,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from akunu_py.chats.conversation_store import ConversationStore
+from akunu_py.chats.options import ChatOptions
 from akunu_py.chats.tree import ChatMessage
 store = ConversationStore.open(Path(sys.argv[1]))
 parent = None

@@ -42,7 +42,7 @@ async def test_escape_stops_at_once_and_keeps_the_text() -> None:
         await it.press("escape")
         assert it.phase() == "stopped"
         await it.answer(" a time")
-        assert (it.markdown, it.feet) == (["Once upon"], ["■ stopped"])
+        assert (it.markdown, it.feet) == (["Once upon"], ["■ stopped; F9 continues"])
         await it.send("more")
         assert it.phase() == "prefill"
         assert it.history == [
@@ -156,7 +156,7 @@ async def test_ctrl_c_copies_then_stops_then_clears_then_quits() -> None:
         assert (it.app.clipboard, it.phase()) == ("go", "answering")
         it.app.screen.clear_selection()
         await it.press("ctrl+c")
-        assert (it.phase(), it.feet) == ("stopped", ["■ stopped"])
+        assert (it.phase(), it.feet) == ("stopped", ["■ stopped; F9 continues"])
         await it.press("a", "ctrl+j", "b", "ctrl+c")
         assert it.text() == "", "more than one line, too"
         await it.press("up")

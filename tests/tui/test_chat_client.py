@@ -117,6 +117,14 @@ def test_the_answer_is_that_of_the_engine(recorder: Recorder, shallow_starter: E
     assert end.stats.generated_tokens == len(expected.tokens)
 
 
+async def test_pasted_text_is_counted_by_the_model(
+    recorder: Recorder, shallow_starter: Engine
+) -> None:
+    recorder.answer(11, QUESTION, OPTIONS)
+    text = "1, 22, 333\n" * 9000
+    assert await recorder.thread.count_tokens(text) == len(shallow_starter.tokens.encode_text(text))
+
+
 def test_stopping_keeps_the_text(recorder: Recorder) -> None:
     recorder.thread.request(2, QUESTION, ENDLESS)
     while not isinstance(recorder.next(), PieceArrived):
@@ -134,8 +142,10 @@ def test_errors_are_reported_and_the_next_prompt_is_answered(recorder: Recorder)
     assert isinstance(end, AnswerFailed)
     assert "8192" in end.error
     assert end.error.endswith("shorten the prompt"), "there is nothing to compact"
-    earlier = [Message("user", "Hi"), Message("assistant", "Hello.")] * 2
-    _, end = recorder.answer(8, [*earlier, long], OPTIONS)
+    short = [Message("user", "Hi"), Message("assistant", "Hello.")]
+    _, end = recorder.answer(8, [*short, long], OPTIONS)
+    assert end.error.endswith("shorten the prompt"), "it is too long without the others"
+    _, end = recorder.answer(9, [short[0], Message("assistant", long.content), short[0]], OPTIONS)
     assert end.error.endswith("shorten the prompt, or /compact")
     _, end = recorder.answer(6, [None], OPTIONS)  # type: ignore[list-item]
     assert end.error.startswith("AttributeError: ")

@@ -16,6 +16,7 @@ from akunu_py.tui.prompt.slash_commands import (
 )
 from akunu_py.tui.screens.help import HelpScreen, help_sections
 from akunu_py.types import GenerateOptions
+from tests.support.tui_chat import chat as running_chat
 
 pytestmark = pytest.mark.usefixtures("own_directories")
 
@@ -52,6 +53,15 @@ def test_commands_mistakes_and_prompts(prompt: str, expected: tuple[str, str] | 
 def helped(app: ChatApp) -> bool:
     """Whether the help is on top; a function, for a type checker believes that screens stay."""
     return isinstance(app.screen, HelpScreen)
+
+
+async def test_the_help_of_a_list_has_the_keys_of_the_list(tmp_path: Path) -> None:
+    async with running_chat(store=tmp_path / "c.db") as it:
+        await it.press("ctrl+o", "f1")
+        assert all(words in it.screen for words in ("In this list", "Ctrl+S", "Export", "Delete"))
+        assert "Settings" not in it.screen, "a key of the chat"
+        await it.press("escape", "escape", "f1")
+        assert "Writing" in it.screen
 
 
 @pytest.mark.long

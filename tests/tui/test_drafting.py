@@ -160,7 +160,7 @@ async def test_stopping_while_it_thinks_keeps_the_thoughts() -> None:
         await it.send("go")
         await it.post(PieceArrived(1, "", (), STATS, thinking="Hm."))
         await it.press("escape")
-        assert (it.prompts, it.feet) == (["go"], ["■ stopped"])
+        assert (it.prompts, it.feet) == (["go"], ["■ stopped; F9 continues"])
         await it.press("f9")
         assert it.history == [Message("user", "go"), Message("assistant", "", thinking="Hm.")]
 

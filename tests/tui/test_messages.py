@@ -229,3 +229,10 @@ async def test_clicks_choose_messages_and_run_their_actions() -> None:
         assert "‹ 1/2 ›" in it.screen
         await it.click_on("second")
         assert "again" not in it.screen, "a second click deselects it"
+
+
+async def test_enter_folds_only_long_prompts() -> None:
+    async with chat() as it:
+        await it.talk("short", "answer")
+        await it.press("tab", "home", "enter")
+        assert it.prompts == ["short"]

@@ -45,6 +45,23 @@ def test_a_wrapped_line_is_whole(line: str, width: int) -> None:
     assert all(each.plain.startswith("↪ ") for each in lines[1:])
 
 
+@pytest.mark.parametrize("start", ["", "- item\n  "])
+async def test_the_end_of_a_growing_code_line_is_shown(start: str) -> None:
+    async with chat(size=(80, 24)) as it:
+        await it.send("go")
+        await it.piece(f"{start}```text\n{start and '  '}{'x' * 100}END")
+        assert "xEND" in it.screen
+        await it.piece(f"MORE\n{start and '  '}second")
+        assert "xEND" not in it.screen
+        assert "x›" in it.screen
+        await it.piece(" word" * 30 + "LAST")
+        assert "wordLAST" in it.screen
+        await it.finish()
+        await it.rest()
+        assert "wordLAST" not in it.screen
+        assert "second word" in it.screen
+
+
 @pytest.mark.long
 async def test_long_code_is_seen_whole() -> None:
     async with chat(size=(80, 24)) as it:

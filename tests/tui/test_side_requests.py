@@ -21,6 +21,7 @@ from akunu_py.tui.controllers.side_requests import (
     usable_title,
 )
 from akunu_py.tui.open_conversation import SUMMARY_PROMPT, ChatTurn
+from akunu_py.tui.prompt.attachments import title_text
 from akunu_py.tui.workers.chat_client import (
     AnswerFailed,
     AnswerFinished,
@@ -153,6 +154,19 @@ def test_usable_titles(text: str, title: str) -> None:
     assert usable_title(text) == title
 
 
+@pytest.mark.parametrize(
+    ("prompt", "title"),
+    [
+        ("What is a hash table? Show a short Python example.", "What is a hash table?"),
+        ("Please explain queues.\nBriefly.", "Explain queues"),
+        ("# Fix `x`: it fails, e.g. here. Thanks!", "Fix `x`: it fails, e.g. here"),
+        ("3. one", "3. one"),
+    ],
+)
+def test_the_first_sentence_of_the_question_is_the_first_title(prompt: str, title: str) -> None:
+    assert title_text(prompt) == title
+
+
 TURNS = st.lists(st.tuples(st.text(max_size=90), st.text(min_size=1, max_size=90)), min_size=1)
 
 
@@ -236,11 +250,40 @@ async def test_compact_needs_finished_answers() -> None:
         assert it.notifications == ["The model is still answering. Esc stops it."]
         await it.answer("1")
         await it.send("/compact")
-        assert it.notifications == ["There is nothing to summarize yet."]
+        assert it.prompts == [NOTE], "one turn is enough"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("before", [(), ("Hello", "Hi")])
+async def test_compact_cuts_an_answer_that_fills_the_context(before: tuple[str, ...]) -> None:
+    whole = "".join(f"number {number}\n" for number in range(5000))
+    async with chat() as it:
+        await it.talk(*before)
+        await it.send("count")
+        await it.piece(whole)
+        await it.finish("context", replace(STATS, prompt_tokens=100, generated_tokens=8092))
+        assert it.notifications == ["The context is 100% full. /compact makes room."]
+        assert it.feet[-1] == "… the context is full; /compact makes room"
+        await it.send("/compact")
+        await it.rest()
+        assert it.notifications == [
+            "Cut the middle of the longest answer. ← on it shows all of it."
+        ]
+        assert it.feet[-1] == "■ stopped; F9 continues   ‹ 2/2 ›"
+        assert "context" not in it.status_line
+        await it.send("and now?")
+        cut = it.history[-2].content
+        assert len(cut) < len(whole) / 3
+        assert cut.startswith("number 0\n")
+        assert cut.endswith("number 4999\n")
+        assert " characters left out ...]" in cut
+        await it.answer("Done.")
+        await it.press("tab", "up", "up", "left")
+        assert it.app.conversation.turns[-1].answer == whole
 
 
 async def test_compact_is_proposed_once_when_the_context_is_nearly_full() -> None:
-    proposed = "The context is 90% full. /compact replaces older messages with a summary."
+    proposed = "The context is 90% full. /compact makes room."
     async with chat() as it:
         for number, used in enumerate((100, 6900, 7361, 7362, 7400), 1):
             await it.send(f"{number}")

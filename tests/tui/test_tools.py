@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -47,7 +48,7 @@ class Recorded(ToolServers):
 
 @pytest.fixture(autouse=True)
 def _no_reading_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("akunu_py.tui.screens.consent._READING_S", 0.0)
+    monkeypatch.setattr("akunu_py.tui.screens.consent._QUIET_S", 0.0)
 
 
 async def started(it: Chat, *tools: ListedTool) -> None:
@@ -58,6 +59,8 @@ async def call_tools(it: Chat, *calls: ToolCall, text: str = "Let me look.") -> 
     """The model answers with calls."""
     await it.piece(text)
     await it.post(AnswerFinished(it.request(), "stop", STATS, calls=calls or (CALL,)))
+    panel = it.app.view.consent
+    await it.until(lambda: not panel.is_asking or panel._quiet_since < math.inf)
 
 
 @contextlib.asynccontextmanager
@@ -86,7 +89,8 @@ async def test_a_call_runs_after_enter_and_its_result_is_answered() -> None:
         await call_tools(it)
         assert (servers.called, it.phase()) == ([], "asking")
         shown = it.screen
-        assert "Run this tool? files · read" in shown
+        assert "Run this tool?" in shown
+        assert "files · read  21 characters" in shown
         assert '"path": "notes.txt"' in shown
         assert "Let me look." in it.markdown
         await it.press("enter")
@@ -129,13 +133,26 @@ async def test_typing_never_runs_a_call(monkeypatch: pytest.MonkeyPatch) -> None
         assert it.prompts == ["go", "yes"]
         await it.press("tab", *"y", "space", "a")
         assert it.text() == "y a", "the focus was on the question"
-        await it.press("ctrl+c")
-        monkeypatch.setattr("akunu_py.tui.screens.consent._READING_S", 60.0)
-        await it.press("tab", "enter")
-        assert servers.called == [], "the question has just appeared"
-        monkeypatch.setattr("akunu_py.tui.screens.consent._READING_S", 0.0)
-        await it.press("enter")
+        await it.press("ctrl+c", "tab", "enter")
         assert len(servers.called) == 1
+        await result(it)
+        monkeypatch.setattr("akunu_py.tui.screens.consent._QUIET_S", 60.0)
+        await call_tools(it, ToolCall("list", "{}", "c2"))
+        await it.press("tab", *15 * ["enter"])
+        await it.click_on("Allow once")
+        assert len(servers.called) == 1, "the question has just appeared"
+        monkeypatch.setattr("akunu_py.tui.screens.consent._QUIET_S", 0.0)
+        await it.press("enter")
+        assert len(servers.called) == 2
+
+
+async def test_each_early_key_postpones_enter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("akunu_py.tui.screens.consent._QUIET_S", 0.7)
+    async with requesting() as (it, _):
+        panel = it.app.view.consent
+        first = panel._quiet_since
+        quiet = [panel._is_quiet(first + seconds) for seconds in (0.6, 1.2, 1.8, 2.6, 2.7)]
+        assert quiet == [False, False, False, True, True]
 
 
 async def test_deny() -> None:
@@ -156,7 +173,7 @@ async def test_always_is_for_this_tool_in_this_chat() -> None:
         assert [call[0] for call in servers.called] == ["c1", "c2"]
         await result(it, call="c2")
         assert it.phase() == "asking", "another tool calls"
-        assert "(2 of 2) files · list" in it.screen
+        assert "files · list (2 of 2)" in it.screen
         await it.press("enter")
         await result(it, call="c3")
         await it.answer("Done.")
@@ -171,7 +188,7 @@ async def test_escape_stops_a_call() -> None:
     async with requesting(text="") as (it, servers):
         await it.press("enter", "escape")
         assert servers.cancelled == ["c1"]
-        assert (it.phase(), it.feet, it.text()) == ("stopped", ["■ stopped"], "")
+        assert (it.phase(), it.feet, it.text()) == ("stopped", ["■ stopped; F9 continues"], "")
         await result(it, "too late")
         await it.act("continue")
         assert "stopped before it had a result" in it.history[-1].content
@@ -256,7 +273,7 @@ async def test_a_queued_answer_is_never_taken_back(stop: str, tmp_path: Path) ->
             assert turn.state == "queued"
             await getattr(it.app.answering, stop)()
             await it.pilot.pause()
-            assert (it.prompts, it.text(), it.feet) == (["go"], "", ["■ stopped"])
+            assert (it.prompts, it.text(), it.feet) == (["go"], "", ["■ stopped; F9 continues"])
             assert turn.rounds[0].uses[0].result == "buy milk"
             assert it.app.conversation.turns == [turn]
             await it.act("continue")
@@ -336,17 +353,26 @@ async def test_a_model_without_tools_gets_a_notice() -> None:
         assert it.notices == []
 
 
-@pytest.mark.parametrize("size", [(24, 8), (80, 24)])
-async def test_the_question_fits(size: tuple[int, int]) -> None:
-    long = ToolCall("read", '{"path": "' + "a/" * 2000 + '"}', "c1")
+@pytest.mark.parametrize("size", [(24, 8), (60, 15), (80, 24)])
+async def test_the_question_shows_name_and_all_arguments(size: tuple[int, int]) -> None:
+    text = "".join(f"row {number}\\n" for number in range(60))
     async with chat(tools=Recorded("files"), size=size) as it:
         await started(it)
         await it.send("go")
-        await call_tools(it, long)
-        assert "Allow once" in it.screen
-        assert "Deny" in it.screen
-        assert it.app.view.consent.region.bottom == it.status.region.y == size[1] - 1
+        await call_tools(it, ToolCall("read", f'{{"text": "{text}"}}', "c1"))
+        await it.rest()
+        panel, box = it.app.view.consent, it.box.region
+        assert all(words in it.screen for words in ("files · read", "Allow once", "Deny"))
+        assert panel.region.bottom == box.y
+        assert box.bottom == it.status.region.y == size[1] - 1
         assert not it.app.screen.show_vertical_scrollbar
+        shown = it.screen
+        for key in ("enter", *60 * ["pagedown"], "pageup"):  # Enter reads on.
+            await it.press(key)
+            shown += it.screen
+        assert all(f"│ row {number} " in shown for number in range(1, 60))
+        assert it.phase() == "asking"
+        assert panel.query_one(OptionList).highlighted == 0
 
 
 @pytest.mark.long
@@ -369,7 +395,7 @@ async def test_a_real_server_is_called(tmp_path: Path) -> None:
         await it.until((tmp_path / "x.cancelled").exists)
         await it.send("again")
         await call_tools(it, ToolCall("picture", "{}", "c1"))
-        assert "Run this tool? tests · picture" in it.screen
+        assert "tests · picture" in it.screen
         await it.press("enter")
         await it.until(lambda: it.phase() == "prefill")
         assert it.history[-1].content == "before\n[image not shown: image/png, 3.0 kB]"

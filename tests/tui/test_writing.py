@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import AsyncMock
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,6 +136,13 @@ async def test_a_long_paste_is_folded_and_sent_whole() -> None:
         it.box.clear()
         it.box.write(it.box.prompt_of(unsent))
         assert it.text() == CHIP
+        it.box.count_tokens = AsyncMock(return_value=38_967)
+        it.box.use_model(8192)
+        await it.pilot.pause()
+        assert "pasted text, 38,967 tokens · too long for 8k of context" in it.screen
+        it.box.use_model(38_968)
+        await it.pilot.pause()
+        assert "pasted text, 38,967 tokens ─" in it.screen
         await it.press("tab")
         assert it.text() == LONG, "Tab unfolds it"
         it.box.clear()

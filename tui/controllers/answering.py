@@ -288,6 +288,7 @@ class AnswerController:
         status = self._view.status
         self.context_length = status.context = message.context_length
         self._tools.context_length = message.context_length
+        self._view.prompt.use_model(message.context_length)
         self._is_loading = False
         self._show_phase("prefill" if self.active else "ready")
         status.gauges = message.gauges

@@ -4,7 +4,8 @@ Titles: the model writes them while it is idle, after the first answers. A title
 stays. The title from the first prompt stays if the model's is unusable.
 
 /compact: the chat continues on a branch that starts with the summary as a first turn, then has
-copies of the latest turns. The original stays.
+copies of the latest turns. If one answer fills half of the context, the branch has that answer
+without its middle instead. The original stays.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ _KEPT = 0.25  # share of the context for copied turns
 _SUMMARIZED = 0.75  # share of the context for the turns to summarize
 _FULL = 0.85  # share of the context from which on the chat proposes /compact
 _CHARACTERS = 4.0  # per token, until an answer has shown the actual ratio
-_CUT = "\n[...]\n"  # in the middle of a message that is too long
+_CUT = "\n\n[... {:,} characters left out ...]\n\n"  # in the middle of a message that is too long
+_MAX_ANSWER = 0.5  # share of the context; the middle of a longer answer is left out
 
 
 @dataclass(eq=False)
@@ -123,17 +125,24 @@ class CompactionController:
     _hinted: set[str] = field(default_factory=set)  # conversations for which it was proposed
 
     async def compact(self) -> None:
-        """Request a summary of all but the latest turns."""
+        """Request a summary of all but the latest turns, or cut the middle of a long answer."""
         if self._answering.is_busy:
             self._view.show_error("The model is still answering. Esc stops it.")
             return
         turns = [turn for turn in self._conversation.turns if turn.is_answered]
         context = self._answering.context_length
-        if len(turns) < 2 or not context:
-            why = "The model is not loaded yet." if turns and not context else ""
-            self._view.show_error(why or "There is nothing to summarize yet.")
+        if not turns or not context:
+            why = "The model is not loaded yet." if turns else "There is nothing to summarize yet."
+            self._view.show_error(why)
             return
         room = context * _characters_per_token(turns)
+        longest = max(turns, key=lambda turn: len(turn.answer))
+        if len(longest.answer) > room * _MAX_ANSWER:
+            self._conversation.shorten(longest, _shortened(longest.answer, int(room * _KEPT)))
+            await self._view.transcript.show_branch()
+            self._answering.show_status()
+            self._view.inform("Cut the middle of the longest answer. ← on it shows all of it.")
+            return
         count = _last_that_fit(turns, room * _KEPT)
         older, kept = turns[: len(turns) - count], turns[len(turns) - count :]
         turn = self._conversation.summarize(_messages(older, int(room * _SUMMARIZED)))
@@ -161,14 +170,14 @@ class CompactionController:
     def _propose(self, conversation: Conversation, turn: ChatTurn) -> None:
         """Propose /compact once per conversation, when the context is nearly full."""
         stats, context = turn.stats, self._answering.context_length
-        if stats is None or not context or len(conversation.turns) < 2:
+        if stats is None or not context:
             return
         share = (stats.prompt_tokens + stats.generated_tokens) / context
         name = conversation.tree.conversation
         if share >= _FULL and name not in self._hinted:
             self._hinted.add(name)
             why = f"The context is {min(share, 1):.0%} full."
-            self._view.inform(f"{why} /compact replaces older messages with a summary.")
+            self._view.inform(f"{why} /compact makes room.")
 
 
 def _length(turn: ChatTurn) -> int:
@@ -211,4 +220,6 @@ def _messages(turns: Sequence[ChatTurn], room: int) -> list[Message]:
 
 def _shortened(text: str, most: int) -> str:
     half = max(0, most - len(_CUT)) // 2
-    return text if len(text) <= most else text[:half] + _CUT + text[len(text) - half :]
+    if len(text) <= most:
+        return text
+    return text[:half] + _CUT.format(len(text) - 2 * half) + text[len(text) - half :]

@@ -35,6 +35,7 @@ _HEAD = re.compile(
     rf"^({'|'.join(_HEADS)}): (.+) \((\d+) bytes\)\n(`{{3,}})[^\n`]*\n", re.MULTILINE
 )
 PASTE_LABEL = re.compile(r"\[pasted [\d,]+ (?:lines|characters)(?: #\d+)?\]")
+_COURTESY = re.compile(r"(?:(?:hi|hello|hey|please|(?:can|could) you)\b[ ,.!]+)+", re.IGNORECASE)
 _BOM = "\ufeff"
 
 
@@ -218,8 +219,12 @@ def full_prompt(content: str) -> str:
 
 
 def title_text(content: str) -> str:
-    """Return the text that names a conversation: a prompt without labels, else a pasted text."""
-    return PASTE_LABEL.sub("", split_files(content)[0]).strip() or full_prompt(content)
+    """Return the sentence that names a conversation: of a prompt, else of a pasted text."""
+    text = PASTE_LABEL.sub("", split_files(content)[0]).strip() or full_prompt(content)
+    line = next(filter(None, map(str.strip, text.splitlines())), "")
+    asked = _COURTESY.sub("", line)
+    sentence = re.split(r"(?<=\w\w[.!?]) ", asked)[0].strip(" #*`>_:;,.")
+    return sentence if asked == line else sentence[:1].upper() + sentence[1:] or line
 
 
 def split_files(content: str) -> tuple[str, list[Attachment]]:

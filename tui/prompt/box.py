@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -19,7 +19,7 @@ from textual.widgets import TextArea
 from akunu_py.text import typeable
 from akunu_py.tui.prompt import attachments
 from akunu_py.tui.prompt.suggestions import SuggestionPopup
-from akunu_py.tui.status import Unmarked
+from akunu_py.tui.status import Unmarked, format_tokens
 
 # Terminals without an extended keyboard protocol cannot distinguish Shift+Enter from Enter.
 _NEWLINE_KEYS = ("ctrl+j", "shift+enter", "alt+enter", "ctrl+enter")
@@ -65,6 +65,8 @@ class PromptBox(Unmarked, TextArea):
             soft_wrap=True,
         )
         self._popup = popup
+        self.count_tokens: Callable[[str], Awaitable[int | None]] | None = None
+        self._context_length = 0  # tokens, 0 if unknown
         self._files = MentionedFiles(directory, {})
         self._pasted = PastedTexts()
         self._after_ctrl_x = False
@@ -180,22 +182,40 @@ class PromptBox(Unmarked, TextArea):
             self.replace(self._pasted.unfold(label), (end[0], end[1] - len(label)), end)
         return label is not None
 
+    def use_model(self, context: int) -> None:
+        """Count tokens anew, for a loaded model with `context` tokens of context."""
+        self._context_length = context
+        self._pasted.tokens.clear()
+        self.on_text_area_changed()
+
     def on_text_area_changed(self) -> None:
-        if "@" in self.text or self._files.tokens:
-            self.run_worker(self._update_mentions(), group="mentions", exclusive=True)
+        if "@" in self.text or self._files.tokens or self._pasted.in_prompt(self.text):
+            self.run_worker(self._update_attached(), group="attached", exclusive=True)
         self.watch_heading()
 
-    async def _update_mentions(self) -> None:
+    async def _update_attached(self) -> None:
         names = attachments.mentions(self.text)
         self._files = await asyncio.to_thread(self._files.look_up, names)
         self._line_cache.clear()
         self.refresh()
         self.watch_heading()
+        for paste in self._pasted.in_prompt(self.text):
+            if (
+                self.count_tokens is not None
+                and paste.name not in self._pasted.tokens
+                and (count := await self.count_tokens(paste.text)) is not None
+            ):
+                self._pasted.tokens[paste.name] = count
+                self.watch_heading()
 
     def watch_heading(self) -> None:
-        pasted = self._pasted.describe(self.text)
+        pasted, tokens = self._pasted.describe(self.text)
         parts = [part for part in (self.heading, self._files.describe(), pasted) if part]
-        self.border_title = Content(" · ".join(parts))
+        title = Content(" · ".join(parts))
+        if 0 < self._context_length <= tokens + sum(self._files.tokens.values()):
+            words = f" · too long for {format_tokens(self._context_length)} of context"
+            title += Content.styled(words, "$text-error")
+        self.border_title = title
 
     def get_line(self, line_index: int) -> Text:
         line = super().get_line(line_index)
@@ -300,6 +320,7 @@ class PastedTexts:
 
     def __init__(self) -> None:
         self._pastes: dict[str, attachments.Attachment] = {}  # by label
+        self.tokens: dict[str, int] = {}  # counted by the model, by label
 
     def fold(self, text: str) -> str:
         """Return the label of a long pasted text, or a short text unchanged."""
@@ -329,10 +350,16 @@ class PastedTexts:
         labels = dict.fromkeys(attachments.PASTE_LABEL.findall(text))
         return [self._pastes[label] for label in labels if label in self._pastes]
 
-    def describe(self, text: str) -> str:
-        """Return the estimated tokens of the pasted texts in `text` ("" for none)."""
-        tokens = sum(paste.size for paste in self.in_prompt(text)) // attachments.BYTES_PER_TOKEN
-        return f"pasted text, about {tokens:,} tokens" if tokens else ""
+    def describe(self, text: str) -> tuple[str, int]:
+        """Return the tokens of the pasted texts in `text`, in words ("" for none), and as number.
+
+        Those that are not counted yet are estimated.
+        """
+        pastes = self.in_prompt(text)
+        estimates = {each.name: each.size // attachments.BYTES_PER_TOKEN for each in pastes}
+        tokens = sum((estimates | self.tokens)[name] for name in estimates)
+        about = "" if estimates.keys() <= self.tokens.keys() else "about "
+        return f"pasted text, {about}{tokens:,} tokens" if tokens else "", tokens
 
     def before(self, text: str) -> str | None:
         """Return the label at the end of `text`, if any."""

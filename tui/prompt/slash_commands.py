@@ -45,7 +45,7 @@ COMMANDS = (
     Command("settings", "settings", "Settings of this chat and of all chats"),
     Command("tools", "tools", "Turn tools of MCP servers on or off"),
     Command("json", "answer_json", "Return the next answer as JSON", "[SCHEMA]"),
-    Command("compact", "compact", "Replace older messages with a summary, to make room"),
+    Command("compact", "compact", "Make room: a summary replaces older messages"),
     Command("theme", "use_theme", "Change the colors", "[NAME]"),
     Command("help", "help", "Keys and commands"),
     Command("quit", "quit", "Quit"),

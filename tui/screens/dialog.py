@@ -35,6 +35,12 @@ class Dialog(ModalScreen[Result | None]):
         self._keys = keys
         return frame
 
+    @property
+    def described_keys(self) -> list[tuple[str, str]]:
+        """The keys at the bottom edge, and what they do."""
+        pairs = (each.partition(" ") for each in self._keys.split(_SEPARATOR))
+        return [(key, words.capitalize()) for key, _, words in pairs]
+
     def on_mount(self) -> None:
         self.query_one("#dialog").mount(MessageLine())
         # Textual sets these classes only after the first frame.

@@ -36,9 +36,10 @@ Rows = Sequence[tuple[str, str]]  # a key or command, and its description
 
 def help_sections(app: App[Any]) -> dict[str, Rows]:
     """Return the help for the top screen, by heading. Call this before opening the help."""
+    if isinstance(app.screen, Dialog):  # The keys of the chat do not work there.
+        return {"In this list": [("Up, Down", "Move"), *app.screen.described_keys]}
     keys = keys_of_actions(app)
-    sections = {
-        "In this list": _rows_of(app.screen.BINDINGS) if isinstance(app.screen, Dialog) else (),
+    return {
         "Writing": _WRITING,
         "Everywhere": _rows_of(app.BINDINGS),
         "On a message (Tab, then Up and Down)": _rows_of(Transcript.BINDINGS),
@@ -47,7 +48,6 @@ def help_sections(app: App[Any]) -> dict[str, Rows]:
             for each in COMMANDS
         ],
     }
-    return {heading: rows for heading, rows in sections.items() if rows}
 
 
 class HelpScreen(Dialog[None]):

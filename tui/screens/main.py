@@ -34,7 +34,7 @@ _ALWAYS = (
     ("Ctrl+O chats", "conversations"),
     ("F4 models", "models"),
     ("F2 drafting", "show_drafting"),
-    ("Tab copy", "choose_message"),
+    ("Tab messages", "choose_message"),
     ("F1 keys", "help"),
 )
 _IDLE = (("Enter send", "send"), *_ALWAYS)
@@ -89,7 +89,7 @@ class ChatView:
         self.consent = ConsentPanel()
         self.prompt = PromptBox("Ask something", self._popup, directory, id="prompt")
         self.status = StatusLine(id="status")
-        below = (self.panel, self.message, self._popup, self.prompt, self.consent, self.status)
+        below = (self.panel, self.message, self.consent, self._popup, self.prompt, self.status)
         self._below = SummedHeight(*below, id="below")
 
     def compose(self) -> ComposeResult:
@@ -106,6 +106,7 @@ class ChatView:
         # The border of the prompt box continues that of the prompts.
         right = width - TEXT_WIDTH - 3 - left
         self._below.styles.padding = (0, right, 0, left + 1) if left else 0
+        self.consent.fit()
 
     @property
     def is_choosing(self) -> bool:

@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -22,6 +22,7 @@ from akunu_py.decoding.generate.model_host import release_streams
 from akunu_py.errors import AkunuError
 from akunu_py.models import catalog
 from akunu_py.models.catalog import CatalogEntry, Machine, describe_speed, recommend
+from akunu_py.models.load.model_files import head_files
 from akunu_py.models.store import model_store
 from akunu_py.text import displayable, human_duration, human_size
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog
@@ -30,11 +31,10 @@ from akunu_py.tui.workers.downloads import Download, DownloadEnded, Downloads, D
 # A repository on the hub, with an optional revision.
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
 _HEADINGS = {True: "On this machine", False: "To download"}
-_NAME, _SIZE, _MEMORY, _STATE = 22, 8, 13, 13  # column widths, with gaps of two; _STATE is minimal
+_NAME, _SIZE, _SPEED, _STATE = 22, 8, 8, 13  # column widths, with gaps of two; _STATE is minimal
+_GOOD_FOR = {"chat": "chat", "code": "code", "fim": "completion", "thinking": "thinking"}
 _BAR = 8
 _DEFAULT_RATE = 100e6 / 8  # bytes/s before the first download: 100 Mbit/s
-
-Fits = Literal["fits", "too large", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,14 @@ class ModelRow:
     title: str
     description: str
     size: int = 0  # bytes on disk or to download, 0 if unknown
-    memory: int = 0  # bytes needed with 8,192 tokens of context, 0 if unknown
     context: int = 0  # tokens, 0 if unknown
     license: str = ""
     is_stored: bool = False
-    fits: Fits = "unknown"
+    is_too_large: bool = False  # for this machine
     damaged: str = ""  # what is wrong with the files
     tokens_per_s: float = 0.0  # estimated, 0 if unknown
+    good_for: str = ""
+    drafter: str = ""  # in addition to n-grams
 
     @property
     def facts(self) -> str:
@@ -63,6 +64,7 @@ class ModelRow:
             if self.size
             else "",
             describe_speed(self.tokens_per_s) if self.tokens_per_s else "",
+            self.drafter,
         ]
         return " · ".join(part for part in parts if part)
 
@@ -163,7 +165,9 @@ class ModelsScreen(ListDialog[str]):
         options = []
         for is_stored, heading in _HEADINGS.items():
             if part := [row for row in rows if row.is_stored is is_stored]:
-                options.append(Option(Content.styled(heading, ".models--heading"), disabled=True))
+                title = self._columns(heading, ("size", "tokens/s"), Content("good for"))
+                title = title.stylize_before(".models--heading")
+                options.append(Option(title, disabled=True))
                 options += [Option(self._line(row), id=row.name) for row in part]
         return options
 
@@ -172,29 +176,27 @@ class ModelsScreen(ListDialog[str]):
         self._describe()
 
     def _line(self, row: ModelRow) -> Content:
-        """Return the columns of a row: mark, name, size, memory and state."""
-        whole = self.rows.scrollable_content_region.width
-        room = whole - _STATE - 2
-        width = max(1, min(_NAME, room - 2))  # before the layout, the list has no width
-        name = Content(displayable(row.name)).truncate(width, ellipsis=True)
-        columns: list[tuple[str, str]] = []
+        """Return the columns of a row: mark, name, size, speed, and use or state."""
         download = self._downloads.running.get(row.name)
-        if download and not download.progress.total:
-            room = 0  # The reason for waiting is longer than a bar.
-        if room >= width + _SIZE + 4:
-            size = human_size(row.size) if row.size else ""
-            columns.append((f"  {size:>{_SIZE}}", ".models--muted"))
-        if room >= width + _SIZE + _MEMORY + 6:
-            needs = f"needs {human_size(row.memory)}" if row.memory else ""
-            columns.append((f"  {needs:<{_MEMORY}}", ".models--muted"))
-        before = Content.assemble(
-            ("● " if row.name == self.preferred else "  ", ".models--mark"),
-            name.pad_right(max(0, width - name.cell_length)),
-            *columns,
-            "  ",
-        )
-        state = self._state(row).truncate(max(1, whole - before.cell_length), ellipsis=True)
-        return Content.assemble(before, state)
+        size = human_size(row.size) if row.size else ""
+        rate = row.tokens_per_s
+        speed = f"{round(rate, -1 if rate >= 20 else 0):.0f}" if rate >= 0.5 else "<1" * bool(rate)
+        # The reason for waiting is longer than a bar.
+        columns = () if download and not download.progress.total else (size, speed)
+        mark = Content.styled("● " if row.name == self.preferred else "  ", ".models--mark")
+        return mark + self._columns(displayable(row.name), columns, self._state(row), 2)
+
+    def _columns(self, name: str, texts: Sequence[str], last: Content, indent: int = 0) -> Content:
+        """Return columns at the width of the list; those that do not fit are left out."""
+        whole = self.rows.scrollable_content_region.width - indent
+        name_width = max(1, min(_NAME + 2, whole + indent - _STATE - 2) - indent)
+        shown = Content(name).truncate(name_width, ellipsis=True)
+        shown = shown.pad_right(max(0, name_width - shown.cell_length))
+        for text, width in zip(texts, (_SIZE, _SPEED), strict=False):
+            if whole - shown.cell_length - width - 2 >= _STATE + 2:
+                shown += Content.styled(f"  {text:>{width}}", ".models--muted")
+        room = max(1, whole - shown.cell_length - 2)
+        return Content.assemble(shown, "  ", last.truncate(room, ellipsis=True))
 
     def _state(self, row: ModelRow) -> Content:
         good, bad = ".models--good", ".models--bad"
@@ -205,10 +207,8 @@ class ModelsScreen(ListDialog[str]):
         if row.damaged:
             return Content.styled("damaged", bad)
         if row.name == self.preferred and row.is_stored:
-            return Content.styled("in use", good)
-        if row.fits == "too large":
-            return Content.styled("✗ too large", bad)
-        return Content.styled("✓ fits", good) if row.fits == "fits" else Content("")
+            return Content("in use")
+        return Content.styled("✗ too large", bad) if row.is_too_large else Content(row.good_for)
 
     @on(OptionList.OptionHighlighted)
     def _describe(self) -> None:
@@ -254,8 +254,8 @@ def _question(row: ModelRow, rate: float | None) -> str:
         parts.append(f"{human_size(free)} {enough};")
     speed = "at the speed of the last download" if rate else "at 100 Mbit/s"
     parts.append(f"about {human_duration(row.size / (rate or _DEFAULT_RATE))} {speed}.")
-    if row.fits == "too large":
-        parts.append(f"It needs {human_size(row.memory)} of memory, too much for this machine.")
+    if row.is_too_large:
+        parts.append("It needs too much memory for this machine.")
     return " ".join([*parts, "Press Enter again to download."])
 
 
@@ -294,7 +294,7 @@ def model_rows(memory: int | None, machine: Machine | None = None) -> list[Model
     names = {row.name for row in here}
     others = (entry for name, entry in entries.items() if name not in names)
     more = [_catalog_row(entry, memory, machine) for entry in others]
-    return [*here, *sorted(more, key=lambda row: row.fits == "too large")]
+    return [*here, *sorted(more, key=lambda row: row.is_too_large)]
 
 
 def better_model(current: str) -> ModelRow | None:
@@ -342,21 +342,19 @@ def _stored_row(
         license=model.license,
         is_stored=True,
         damaged=model.damaged,
+        drafter="MTP heads draft" if head_files(model.path) else "",
     )
 
 
 def _catalog_row(entry: CatalogEntry, memory: int | None, machine: Machine | None) -> ModelRow:
-    fits: Fits = "unknown"
-    if memory is not None:
-        fits = "fits" if entry.fits(memory) else "too large"
     return ModelRow(
         entry.name,
         entry.title,
         entry.description,
         entry.download_bytes,
-        entry.memory_8k,
         entry.context,
         entry.license,
-        fits=fits,
+        is_too_large=memory is not None and not entry.fits(memory),
         tokens_per_s=machine.tokens_per_s(entry) if machine else 0.0,
+        good_for=", ".join(_GOOD_FOR[each] for each in entry.purpose if each in _GOOD_FOR),
     )

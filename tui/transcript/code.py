@@ -108,6 +108,7 @@ class CodeBlock(MarkdownFence):
         self.set_class(has_gap(token), "-gap", update=False)
         self.auto_links = False
         self._scroll_column = 0
+        self._follows_end = False
         self._was_wrapped = False
         self._set_code(code, token.info)
 
@@ -126,6 +127,13 @@ class CodeBlock(MarkdownFence):
             self.refresh(layout=True)
         else:
             await MarkdownBlock._update_from_block(self, block)
+
+    def follow_end(self, follows: bool) -> None:
+        """Show the end of the last line, which grows, in place of its start."""
+        if follows is not self._follows_end:
+            self._follows_end = follows
+            self._cached_lines = None, []
+            self.refresh()
 
     def compose(self) -> ComposeResult:
         return ()
@@ -191,7 +199,11 @@ class CodeBlock(MarkdownFence):
                 self._highlighted = code.split("\n", allow_blank=True)[: self._line_count]
             mark = self.get_visual_style("code--mark", partial=True)
             show = wrap_line if self._is_wrapped else truncate_line
-            parts = (show(line, width, self._scroll_column, mark) for line in self._highlighted)
+            starts = [self._scroll_column] * len(self._highlighted)
+            if self._follows_end and starts:
+                starts[-1] = max(0, self._highlighted[-1].cell_length - width)
+            lines = zip(self._highlighted, starts, strict=True)
+            parts = (show(line, width, start, mark) for line, start in lines)
             self._cached_lines = key, list(itertools.chain.from_iterable(parts))
         return self._cached_lines[1]
 

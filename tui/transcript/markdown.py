@@ -16,6 +16,7 @@ from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
 from textual.containers import Vertical
 from textual.message import Message
+from textual.widget import Widget
 from textual.widgets import Markdown
 from textual.widgets.markdown import MarkdownBlock
 
@@ -102,6 +103,15 @@ class MarkdownSection(Vertical):
         self.text += text
         if self._markdown is not None:
             await self._markdown.append(text)
+            self.follow_code(grows=True)
+
+    def follow_code(self, *, grows: bool) -> None:
+        """Show the end of a code line that grows at the end of the section."""
+        last: Widget = self
+        while last.children:
+            last = last.children[-1]
+        for block in self.query(CodeBlock):
+            block.follow_end(grows and block is last)
 
     async def finish(self, text: str, *, in_list: bool) -> None:
         """Set the final text, longer or shorter than before; the next section has the rest."""
@@ -153,6 +163,10 @@ class AnswerMarkdown(Vertical):
     def sections(self) -> list[MarkdownSection]:
         return list(self.query_children(MarkdownSection))
 
+    def end(self) -> None:
+        """Show the start of the last code line, because it does not grow any more."""
+        self._last.follow_code(grows=False)
+
     async def append(self, text: str) -> None:
         await self._last.restore()
         parts = split_sections(self._last.text + text)
@@ -163,6 +177,7 @@ class AnswerMarkdown(Vertical):
         self._last = sections[-1]
         with self.app.batch_update():
             await ended.finish(parts[0], in_list=_is_list_cut(parts, 0))
+            ended.follow_code(grows=False)
             await self.mount_all(sections)
 
 

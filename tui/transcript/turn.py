@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ _MARKS: dict[Outcome, str] = {
     "denied": "– denied",
     "stopped": "■ stopped",
 }
+_ESCAPE = re.compile(r"\\(.)")
 _MAX_HEAD = 300  # characters of the arguments in the first line
 
 
@@ -106,12 +108,13 @@ def describe_call(use: ToolUse) -> str:
 
 
 def readable_arguments(arguments: str) -> str:
-    """Return the arguments of a call on one line each if they are JSON, else unchanged."""
+    """Return the arguments of a call as indented JSON with broken lines; unchanged if invalid."""
     try:
         text = json.dumps(json.loads(arguments or "{}"), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
-        text = arguments
-    return displayable(text)
+        return displayable(arguments)
+    # The bar keeps lines of a string apart from lines of the JSON.
+    return _ESCAPE.sub(lambda found: "\n  │ " if found[1] == "n" else found[0], displayable(text))
 
 
 class ToolUseView(Foldable):
@@ -171,7 +174,7 @@ class RoundsView(Vertical):
 _ENDINGS: dict[FinishReason | None, str] = {
     "length": "… reached the token limit (Ctrl+S); F9 continues",
     "context": "… the context is full; /compact makes room",
-    "cancelled": "■ stopped",
+    "cancelled": "■ stopped; F9 continues",
     "repetition": "… stopped, because the answer repeated itself; r tries again",
     None: "… interrupted; F9 continues",
 }
@@ -241,7 +244,8 @@ class PromptView(Widget, can_focus=False):
 
     def action_unfold(self) -> None:
         """Show ten times more of a long prompt, or fold a prompt that is fully shown."""
-        self._limit = _SHOWN_CHARACTERS if self._is_unfolded else 10 * self._limit
+        is_long = self._is_unfolded or self._visible_text()[1]
+        self._limit = 10 * self._limit if is_long and not self._is_unfolded else _SHOWN_CHARACTERS
         self.refresh(layout=True)
 
     def unfold(self) -> None:
@@ -428,6 +432,7 @@ class AnswerView(Vertical):
             started = time.monotonic()
             start, self._drawn = self._drawn, len(self.turn.answer)
             if start == self._drawn:
+                self._text.end()
                 break
             try:
                 await self._text.append(displayable(self.turn.answer[start:]))

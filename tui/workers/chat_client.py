@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from textual.message import Message as TextualMessage
 
@@ -24,7 +25,7 @@ from akunu_py.decoding.events import (
 from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob, memory
 from akunu_py.decoding.generate.job import JobHandle
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
-from akunu_py.errors import PromptTooLong, describe
+from akunu_py.errors import AkunuError, PromptTooLong, describe
 from akunu_py.types import (
     Constraint,
     FinishReason,
@@ -36,15 +37,12 @@ from akunu_py.types import (
     ToolCall,
 )
 
-if TYPE_CHECKING:
-    pass
-
 Span = tuple[int, int]  # half-open range of characters
 Rejected = tuple[int, str]  # the position of a rejected draft in a text, and the draft's text
 
 _NO_GAUGES = Gauges()
 _INTERVAL_S = 1 / 16  # between two messages about one answer
-_MIN_HISTORY = 4  # messages of the two turns that /compact needs
+_NEW_SHARE = 0.5  # /compact makes room for a prompt of up to this share of the context
 _TITLE_TOKENS = 40  # maximum; more than a title has in most languages
 
 
@@ -215,8 +213,7 @@ class ChatClient:
         tools: Sequence[Tool] = (),
     ) -> None:
         """Queue a request; messages about it carry `number`."""
-        has_history = len(messages) > _MIN_HISTORY
-        poster = _AnswerPoster(number, lambda message: self._post(message), has_history)
+        poster = _AnswerPoster(number, lambda message: self._post(message), messages)
         handle = self._host.submit(AnnotatedAnswerJob(messages, options, tools=tools), poster.add)
         unfinished = {key: each for key, each in self._handles.items() if not each.ended}
         self._handles = unfinished | {number: handle}
@@ -251,6 +248,14 @@ class ChatClient:
 
         self._host.submit(AnnotatedAnswerJob(messages, options, tools=tools), collect, idle=True)
 
+    async def count_tokens(self, text: str) -> int | None:
+        """Return the tokens of a text, None if no model is loaded here."""
+        if self._host.engine is not None:
+            with contextlib.suppress(AkunuError):  # It has just been unloaded.
+                counts = self._host.call(lambda engine: len(engine.tokens.encode_text(text)))
+                return await asyncio.wrap_future(counts)
+        return None
+
     def switch(self, model: str) -> None:
         """Load `model`, or reload the current one, after the queued requests; unload first."""
         self._model = model
@@ -279,10 +284,10 @@ class _AnswerPoster:
     """Posts the events of one answer."""
 
     def __init__(
-        self, request: int, post: Callable[[AnswerMessage], object], has_history: bool
+        self, request: int, post: Callable[[AnswerMessage], object], messages: Sequence[Message]
     ) -> None:
         self._request, self._post = request, post
-        self._has_history = has_history  # that /compact can shorten
+        self._messages = messages
         self._progress_time = 0.0
         self._buffer = PieceBuffer()
         self._stats, self._gauges = Stats(), Gauges()
@@ -317,9 +322,15 @@ class _AnswerPoster:
                 self._post(AnswerFinished(self._request, reason, stats, self._gauges, calls))
             case Failed(error):
                 self._flush()
-                can_compact = self._has_history and isinstance(error, PromptTooLong)
-                hint = ", or /compact" if can_compact else ""
+                hint = ", or /compact" if self._can_compact(error) else ""
                 self._post(AnswerFailed(self._request, describe(error) + hint))
+
+    def _can_compact(self, error: Exception) -> bool:
+        """Return whether the prompt is too long because of the messages before it."""
+        if not isinstance(error, PromptTooLong) or len(self._messages) < 3:
+            return False
+        sizes = [len(message.content) for message in self._messages]
+        return error.tokens * sizes[-1] / sum(sizes) < error.maximum * _NEW_SHARE
 
     def _flush(self) -> None:
         if self._buffer:
