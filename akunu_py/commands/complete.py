@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from akunu_py.arguments import add_drafting, add_loading, add_model, as_arguments, loading_from
 from akunu_py.commands.servers import add_server, is_address, server_for
 from akunu_py.completion.completion_queue import QueueOptions
-from akunu_py.completion.request import (
+from akunu_py.completion.completion_request import (
     DEFAULT_COMPLETION_TOKENS,
     CompleteOptions,
     CompletionRequest,

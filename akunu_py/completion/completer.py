@@ -8,6 +8,18 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from akunu_py.completion.completion_cache import CompletionCache
+from akunu_py.completion.completion_request import (
+    CompleteOptions,
+    Completion,
+    CompletionReason,
+    CompletionRequest,
+    EndCheck,
+    check_request,
+    finished,
+    has_crlf,
+    with_crlf,
+    with_unix_newlines,
+)
 from akunu_py.completion.prompt.layout import (
     Budgets,
     CodeTokens,
@@ -20,18 +32,6 @@ from akunu_py.completion.prompt.layout import (
     relative,
 )
 from akunu_py.completion.prompt.related import RelatedFiles, names_near
-from akunu_py.completion.request import (
-    CompleteOptions,
-    Completion,
-    CompletionReason,
-    CompletionRequest,
-    EndCheck,
-    check_request,
-    finished,
-    has_crlf,
-    with_crlf,
-    with_unix_newlines,
-)
 from akunu_py.completion.stops import (
     CompletionStops,
     Cut,

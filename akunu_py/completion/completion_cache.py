@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from dataclasses import replace
 
-from akunu_py.completion.request import (
+from akunu_py.completion.completion_request import (
     Completion,
     CompletionRequest,
     has_crlf,

@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from akunu_py.completion.completion_cache import CompletionCache, typed_since
-from akunu_py.completion.pace import Pace
-from akunu_py.completion.prompt.project_imports import imported_files
-from akunu_py.completion.request import (
+from akunu_py.completion.completion_request import (
     Completion,
     CompletionReason,
     CompletionRequest,
@@ -30,6 +28,8 @@ from akunu_py.completion.request import (
     check_request,
     time_limit,
 )
+from akunu_py.completion.pace import Pace
+from akunu_py.completion.prompt.project_imports import imported_files
 from akunu_py.decoding.events import Event, Failed, Finished
 from akunu_py.decoding.generate.job import RunningJob
 from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State

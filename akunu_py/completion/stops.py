@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from akunu_py.completion.brackets import OpenBrackets, overlap, width
-from akunu_py.completion.request import CompletionRequest
+from akunu_py.completion.completion_request import CompletionRequest
 from akunu_py.completion.syntax import syntax_of
 
 _LONGEST = 20_000  # maximum characters of the cursor's line, and of each side for other rules

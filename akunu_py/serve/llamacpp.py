@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from akunu_py.completion.request import (
+from akunu_py.completion.completion_request import (
     MAX_COMPLETION_TOKENS,
     CompleteOptions,
     CompletionReason,

@@ -20,13 +20,13 @@ from akunu_py.commands.complete import Power, add_options, load_completer
 from akunu_py.completion import completer as completer_module
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_cache import CompletionCache
-from akunu_py.completion.prompt.layout import load_families
-from akunu_py.completion.request import (
+from akunu_py.completion.completion_request import (
     Completion,
     CompletionReason,
     CompletionRequest,
     SourceFile,
 )
+from akunu_py.completion.prompt.layout import load_families
 from akunu_py.completion.stops import strip_fence
 from akunu_py.decoding import device
 from akunu_py.decoding.generate.step_loop import StepLoop
@@ -125,7 +125,9 @@ def test_the_time_limit_ends_with_the_text_so_far(
 ) -> None:
     whole = complete(tiny, CompletionRequest("x = [[[["))
     clock = iter(range(10_000))
-    monkeypatch.setattr("akunu_py.completion.request.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(
+        "akunu_py.completion.completion_request.time.monotonic", lambda: next(clock)
+    )
     cut = complete(tiny, CompletionRequest("x = [[[[", seconds=10, max_tokens=127))
     assert cut.finish_reason == "time"
     assert 0 < cut.stats.generated_tokens < whole.stats.generated_tokens
@@ -152,7 +154,7 @@ def test_a_prefill_ends_in_time_and_the_next_one_continues_it(
 
     monkeypatch.setattr(Target, "forward", timed)
     monkeypatch.setattr("akunu_py.decoding.target.time.perf_counter", lambda: now[0])
-    monkeypatch.setattr("akunu_py.completion.request.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("akunu_py.completion.completion_request.time.monotonic", lambda: now[0])
     requested = CompletionRequest("x = [1, 2]\n" * 120 + "y = ", seconds=seconds, max_tokens=2)
     tokens = len(slow.prompt(requested).tokens)
     prefilled = 0

@@ -20,8 +20,8 @@ from akunu_py.completion.completion_queue import (
     Ticket,
     submit_with_alternatives,
 )
+from akunu_py.completion.completion_request import Completion, CompletionRequest, EndCheck
 from akunu_py.completion.pace import Pace
-from akunu_py.completion.request import Completion, CompletionRequest, EndCheck
 from akunu_py.decoding.events import Failed, Finished
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine

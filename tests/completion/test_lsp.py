@@ -21,6 +21,7 @@ from pygls.exceptions import JsonRpcException
 from pygls.lsp.client import LanguageClient
 
 from akunu_py.completion.completion_cache import CompletionCache
+from akunu_py.completion.completion_request import CompletionRequest
 from akunu_py.completion.protocols.lsp import (
     CONTEXT,
     PART,
@@ -28,7 +29,6 @@ from akunu_py.completion.protocols.lsp import (
     OpenDocument,
     read_frames,
 )
-from akunu_py.completion.request import CompletionRequest
 from akunu_py.decoding.generate.model_host import ModelLoop
 from akunu_py.errors import UsageError
 from akunu_py.models.store.model_store import StoredModel

@@ -14,6 +14,12 @@ from hypothesis import strategies as st
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_queue import CompletionQueue
+from akunu_py.completion.completion_request import (
+    CompleteOptions,
+    Completion,
+    CompletionRequest,
+    SourceFile,
+)
 from akunu_py.completion.prompt.layout import (
     CodeTokens,
     comment_line,
@@ -31,12 +37,6 @@ from akunu_py.completion.prompt.related import (
     defined_names,
     names_near,
     rank,
-)
-from akunu_py.completion.request import (
-    CompleteOptions,
-    Completion,
-    CompletionRequest,
-    SourceFile,
 )
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.decoding.token_ids import common_prefix

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from akunu_py.completion.completion_queue import CompletionQueue, QueueOptions
+from akunu_py.completion.completion_request import Completion, CompletionRequest
 from akunu_py.completion.protocols.filter import find_cursor
 from akunu_py.completion.protocols.json_lines import (
     BadLine,
@@ -21,7 +22,6 @@ from akunu_py.completion.protocols.json_lines import (
     read_lines,
     request_of,
 )
-from akunu_py.completion.request import Completion, CompletionRequest
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.models.store.model_store import StoredModel

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from akunu_py.completion.brackets import OpenBrackets
-from akunu_py.completion.request import CompletionRequest
+from akunu_py.completion.completion_request import CompletionRequest
 from akunu_py.completion.stops import CompletionStops
 from akunu_py.completion.syntax import syntax_of
 

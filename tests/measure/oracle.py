@@ -17,7 +17,7 @@ from typing import Any
 
 from akunu_py.bench.command import FAILED, add_count, progress, show
 from akunu_py.bench.tables import to_text
-from akunu_py.completion.request import CompletionRequest
+from akunu_py.completion.completion_request import CompletionRequest
 from akunu_py.completion.stops import CompletionStops
 from akunu_py.errors import UsageError
 from akunu_py.parser import add_format

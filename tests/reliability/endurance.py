@@ -24,7 +24,7 @@ import mlx.core as mx
 
 from akunu_py import paths
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.request import CompletionRequest
+from akunu_py.completion.completion_request import CompletionRequest
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.learned_state import LearnedState
 from akunu_py.decoding.model.engine import Engine

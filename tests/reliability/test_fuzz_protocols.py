@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.export import as_markdown
 from akunu_py.chats.json import as_json, read_json
+from akunu_py.completion.completion_request import CompletionRequest, check_request
 from akunu_py.completion.protocols.json_lines import BadLine, Line, parse, request_of
 from akunu_py.completion.protocols.lsp import read_frames
-from akunu_py.completion.request import CompletionRequest, check_request
 from akunu_py.errors import UsageError
 from tests.reliability.fuzz import TEXTS, changed, clear, explore, json_like, lengths
 from tests.support.chats import branched

@@ -16,7 +16,7 @@ import pytest
 from akunu_py import paths
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_queue import CompletionJob
-from akunu_py.completion.request import (
+from akunu_py.completion.completion_request import (
     CompleteOptions,
     Completion,
     CompletionReason,

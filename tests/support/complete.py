@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.request import Completion, CompletionRequest, EndCheck, time_limit
+from akunu_py.completion.completion_request import (
+    Completion,
+    CompletionRequest,
+    EndCheck,
+    time_limit,
+)
 from akunu_py.decoding.events import Event, Finished
 from akunu_py.types import SamplingOptions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.request import CompleteOptions
+from akunu_py.completion.completion_request import CompleteOptions
 from akunu_py.decoding.generate.request import Status, Step
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.types import FinishReason, Piece, Stats, TextPiece

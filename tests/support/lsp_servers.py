@@ -24,8 +24,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from akunu_py.completion.completion_cache import CompletionCache
+from akunu_py.completion.completion_request import Completion, CompletionRequest, EndCheck
 from akunu_py.completion.protocols.lsp import serve_lsp
-from akunu_py.completion.request import Completion, CompletionRequest, EndCheck
 from akunu_py.errors import UsageError
 from akunu_py.types import Stats
 from tests.support.command import AKUNU

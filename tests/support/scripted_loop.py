@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from akunu_py.completion.completion_queue import CompletionJob
-from akunu_py.completion.request import Completion, CompletionRequest, EndCheck, finished
+from akunu_py.completion.completion_request import Completion, CompletionRequest, EndCheck, finished
 from akunu_py.decoding.events import Event, Failed
 from akunu_py.decoding.generate.job import JobHandle
 from akunu_py.decoding.generate.model_host import LoadedModelFacts, SharedPasses

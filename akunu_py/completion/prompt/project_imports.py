@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from akunu_py.completion.completion_request import CompletionRequest, SourceFile
 from akunu_py.completion.prompt.layout import find_root
-from akunu_py.completion.request import CompletionRequest, SourceFile
 
 _FILES = 8  # maximum files for one buffer
 _CHARACTERS = 16_000  # of the head of each file

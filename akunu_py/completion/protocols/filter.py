@@ -18,7 +18,7 @@ from akunu_py.completion.completion_queue import (
     QueueOptions,
     is_excluded,
 )
-from akunu_py.completion.request import CompletionRequest, SourceFile
+from akunu_py.completion.completion_request import CompletionRequest, SourceFile
 from akunu_py.errors import INTERRUPTED, UsageError
 from akunu_py.files import read_bounded
 

@@ -32,7 +32,7 @@ from akunu_py.completion.completion_queue import (
     Ticket,
     submit_with_alternatives,
 )
-from akunu_py.completion.request import (
+from akunu_py.completion.completion_request import (
     DEFAULT_COMPLETION_TOKENS,
     MAX_ALTERNATIVES,
     Completion,

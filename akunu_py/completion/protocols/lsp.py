@@ -28,8 +28,8 @@ from akunu_py.completion.completion_queue import (
     Ticket,
     submit_with_alternatives,
 )
+from akunu_py.completion.completion_request import Completion, CompletionRequest, SourceFile
 from akunu_py.completion.prompt.project_imports import head_of_file
-from akunu_py.completion.request import Completion, CompletionRequest, SourceFile
 from akunu_py.decoding.events import Failed
 from akunu_py.decoding.generate.model_host import State
 from akunu_py.errors import INTERRUPTED, AkunuError, describe

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from akunu_py.completion.completer import Completer
+from akunu_py.completion.completion_request import CompleteOptions
 from akunu_py.completion.prompt.layout import (
     Budgets,
     CodeTokens,
@@ -15,7 +16,6 @@ from akunu_py.completion.prompt.layout import (
     make_prompt,
     name_files,
 )
-from akunu_py.completion.request import CompleteOptions
 from akunu_py.decoding.generate.step_loop import StepLoop
 from akunu_py.decoding.model.engine import Engine
 from akunu_py.errors import PromptTooLong

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from akunu_py.completion.completion_queue import CompletionJob
-from akunu_py.completion.request import CompleteOptions, Completion, CompletionRequest
+from akunu_py.completion.completion_request import CompleteOptions, Completion, CompletionRequest
 from akunu_py.decoding.events import AnnotatedEnd, Event, Finished
 from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
 from akunu_py.decoding.generate.model_host import facts_of

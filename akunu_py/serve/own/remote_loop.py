@@ -10,7 +10,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from akunu_py.completion.completion_queue import CompletionJob
-from akunu_py.completion.request import CompleteOptions, Completion, CompletionReason, finished
+from akunu_py.completion.completion_request import (
+    CompleteOptions,
+    Completion,
+    CompletionReason,
+    finished,
+)
 from akunu_py.decoding.events import (
     AnnotatedEnd,
     AnnotatedPiece,

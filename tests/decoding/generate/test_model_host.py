@@ -18,7 +18,7 @@ import pytest
 
 from akunu_py import files
 from akunu_py.completion.completion_queue import CompletionJob
-from akunu_py.completion.request import Completion, CompletionRequest
+from akunu_py.completion.completion_request import Completion, CompletionRequest
 from akunu_py.decoding.constraint import matcher
 from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress, TextDelta
 from akunu_py.decoding.generate import answer_jobs

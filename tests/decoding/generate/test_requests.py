@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.request import CompleteOptions, CompletionRequest
+from akunu_py.completion.completion_request import CompleteOptions, CompletionRequest
 from akunu_py.decoding import device
 from akunu_py.decoding.events import PrefillProgress
 from akunu_py.decoding.generate import prefill
