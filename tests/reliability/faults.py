@@ -7,6 +7,7 @@ Nothing outside the home is touched.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -95,6 +96,12 @@ class Home:
         for path in (self.models, self.cache, self.config):
             path.mkdir(parents=True)
         shutil.copytree(starter, self.models / "starter", copy_function=_link_or_copy)
+        hashes = [
+            f'"{path.name}" = "{hashlib.sha256(path.read_bytes()).hexdigest()}"\n'
+            for path in sorted(starter.iterdir())
+        ]
+        entry = '[starter]\nsource = "a test"\n\n[starter.sha256]\n' + "".join(hashes)
+        (self.models / "models.toml").write_text(entry, encoding="utf-8")
         self.variables = {
             "XDG_DATA_HOME": str(directory / "data"),
             "XDG_CACHE_HOME": str(directory / "cache"),
