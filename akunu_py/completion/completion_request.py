@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from akunu_py.decoding.events import Finished
 from akunu_py.errors import UsageError
@@ -22,6 +22,9 @@ MAX_ALTERNATIVES = 4
 @dataclass(frozen=True, slots=True)
 class SourceFile:
     """Another file of the project, as it is in the editor."""
+
+    # Unknown fields in a line of the protocol are ignored.
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "ignore", "strict": True}
 
     path: str
     text: str

@@ -229,7 +229,7 @@ def _check_next(home: Home, terminal: Terminal, prompt: str, outcome: Outcome) -
     if prompt:
         terminal.type("C-o")
         terminal.wait_for("Conversations")
-        terminal.wait_for(re.escape(prompt), seconds=60)
+        terminal.wait_for(re.escape(prompt.rstrip(".")), seconds=60)  # its title
         terminal.type("Enter")
         terminal.wait_for(rf"▌ {re.escape(prompt)}", seconds=60)
     screen = chat.quit()

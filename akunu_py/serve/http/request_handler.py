@@ -105,8 +105,8 @@ class RequestHandler:
         answers = [CollectedAnswer() for _ in prepared.jobs]
         try:
             async with contextlib.aclosing(_run_jobs(prepared, run, on_event)) as events:
-                while (choice_event := await self.wait(anext(events, None))) is not None:
-                    choice, event = choice_event
+                while finished < len(prepared.jobs):
+                    choice, event = await self.wait(anext(events))
                     if stream is None:
                         answers[choice].add(event)
                     else:

@@ -188,10 +188,8 @@ def test_the_first_call_ends_an_answer_that_may_have_one(one_call: bool) -> None
     call = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
     texts = (call + call[:9], call[9:], "So.")
     request: Any = ScriptedRequest([TextPiece(text, Piece(())) for text in texts], None)
-    loop: Any = None
     parser = ToolCallParser(FORMATS["hermes"], SWITCHES)
-    answer = AnswerEvents(request, parser, one_call=one_call)
-    events = run_job(lambda loop: answer, loop)
+    events = all_events(AnswerEvents(request, parser, one_call=one_call), request)
     assert calls_of(events) == [("other", {})] * (1 if one_call else 2)
     assert isinstance(events[-1], Finished)
     assert events[-1].reason == ("stop" if one_call else "cancelled")
@@ -272,7 +270,11 @@ def events_of(format: str, pieces: Sequence[str], *, one_call: bool = False) -> 
     ]
     request: Any = ScriptedRequest(steps)
     parser, thought = (ToolCallParser(FORMATS[format], EDITING) for _ in range(2))
-    answer, events = AnswerEvents(request, parser, thought, one_call=one_call), list[Event]()
+    return all_events(AnswerEvents(request, parser, thought, one_call=one_call), request)
+
+
+def all_events(answer: AnswerEvents, request: Any) -> list[Event]:
+    events = list[Event]()
     while not events or not isinstance(events[-1], Finished):
         events += answer.add(request.step())
     return events
