@@ -85,9 +85,8 @@ def run(args: argparse.Namespace) -> int:
 
         serve_jsonl(load, base, options, args.model or "")
         if not is_address(server):
-            model_store.check(
-                model_store.resolve(args.model)
-            )  # stdin may end before the model loads
+            # Standard input may end before the model is loaded.
+            model_store.check(model_store.resolve(args.model))
     return 0
 
 

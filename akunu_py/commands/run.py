@@ -28,7 +28,7 @@ from akunu_py.files import read_stream
 from akunu_py.interrupts import exit_after_interrupt
 from akunu_py.parser import add_flags, add_format, add_values
 from akunu_py.text import displayable, for_output, print_warnings, say
-from akunu_py.types import FinishReason, Message
+from akunu_py.types import FinishReason, Message, TextPiece
 
 if TYPE_CHECKING:
     from akunu_py.decoding.generate.request import Request
@@ -156,10 +156,8 @@ def cancelled_by_interrupt(generation: Request) -> Iterator[None]:
 
 def stream(loop: StepLoop, generation: Request) -> None:
     """Print the answer as it is generated; only terminals get thinking."""
-    from akunu_py.decoding.events import PrefillProgress
-
     for piece in loop.stream(generation):
-        if isinstance(piece, PrefillProgress):
+        if not isinstance(piece, TextPiece):
             continue
         if piece.thinking and sys.stderr.isatty():
             sys.stderr.write(f"\x1b[2m{displayable(piece.thinking)}\x1b[0m")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 _PAUSE_S = 1.5  # a longer pause between two requests ends a rhythm
 _NEWEST = 0.3  # weight of the last value in an average
-_SHOWN_S = (
-    0.1  # clients send a request about this long after a key; a text must come before the next
-)
+# Clients send a request about this long after a key; a text must come before the next key.
+_SHOWN_S = 0.1
 _LONGEST_S = 1.0
 _BATTERY_S = 0.1
 _LOADING_S = 5.0  # a longer latency is that of a model being loaded

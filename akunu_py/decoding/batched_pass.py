@@ -8,7 +8,7 @@ weights (projections, MLP, experts, output head) runs once. Caches are neither m
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
@@ -266,19 +266,9 @@ def _route_attention() -> None:
 
 
 def why_not_batched(model: Any, kv_bits: int | None = None) -> str | None:
-    """Return why requests to `model` cannot share a pass, None if they can."""
-    trial = try_batching(model, kv_bits)
-    while True:
-        try:
-            next(trial)
-        except StopIteration as done:
-            return done.value
+    """Return why requests to `model` cannot share a pass, None if they can.
 
-
-def try_batching(model: Any, kv_bits: int | None = None) -> Generator[None, None, str | None]:
-    """Compare passes over two requests with passes over each of them alone.
-
-    Yields after each pass. Returns why requests cannot share a pass, None if they can.
+    Compares passes over two requests with passes over each of them alone.
     """
     empty = kv_cache.new_cache(model, kv_bits)
     unknown = [
@@ -292,8 +282,7 @@ def try_batching(model: Any, kv_bits: int | None = None) -> Generator[None, None
         return f"its cache ({', '.join(sorted(set(unknown)))}) cannot be batched"
     rows = (1, 1) if kv_cache.is_recurrent(empty) else (1, 3)
     try:
-        together = yield from _trial(model, kv_bits, rows, batched=True)
-        alone = yield from _trial(model, kv_bits, rows, batched=False)
+        together, alone = (_trial(model, kv_bits, rows, batched=each) for each in (True, False))
         deviation = mx.std(alone).item()
         difference = mx.sqrt(mx.mean(mx.square(together - alone))).item()
     except Exception as error:  # noqa: BLE001 - any failure of a model's code means no batching
@@ -306,15 +295,12 @@ def try_batching(model: Any, kv_bits: int | None = None) -> Generator[None, None
 _PROMPTS = (1, 2, 3, 4, 5), (3, 1, 2)
 
 
-def _trial(
-    model: Any, kv_bits: int | None, rows: Sequence[int], *, batched: bool
-) -> Generator[None, None, mx.array]:
+def _trial(model: Any, kv_bits: int | None, rows: Sequence[int], *, batched: bool) -> mx.array:
     """Return the logits of two passes over two requests, [rows, vocab] of float32."""
     caches = [kv_cache.new_cache(model, kv_bits) for _ in _PROMPTS]
     logits = []
     for prompt, cache in zip(_PROMPTS, caches, strict=True):
         mx.eval(model(mx.array([prompt]), cache=cache))
-        yield
     for _ in range(2):
         parts = [
             Part(mx.array(prompt[:count]), cache)
@@ -324,6 +310,4 @@ def _trial(
             logits += run(model, parts)
         else:
             logits += [model(part.tokens[None], cache=part.cache)[0] for part in parts]
-        mx.eval(logits)
-        yield
     return mx.concatenate(logits).astype(mx.float32)

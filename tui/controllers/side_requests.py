@@ -59,12 +59,7 @@ class TitleController:
     def on_end(self, conversation: Conversation, turn: ChatTurn) -> None:
         """Request a title after an answer, unless the conversation has one or the model is busy."""
         tree = conversation.tree
-        is_answered = turn.is_answered and turn.finish_reason in (
-            "stop",
-            "length",
-            "context",
-            "repetition",
-        )
+        is_answered = turn.is_answered and turn.finish_reason not in (None, "cancelled")
         if (
             self._client is not None
             and self._settings.current.model_titles

@@ -341,7 +341,8 @@ _key_tokens: OrderedDict[TablesKey, KeyTokens] = OrderedDict()
 
 def key_tokens(codec: TokenCodec) -> KeyTokens:
     """Return a model's tokens that can end a key. Raises UsageError as `token_tables` does."""
-    tables, key = token_tables(codec), tables_key(codec)
+    key = codec.digest, codec.vocabulary, frozenset[int]()  # for any stop tokens
+    tables = token_tables(codec)
     if (found := _key_tokens.get(key)) is None:
         found = KeyTokens([tables.decode_bytes([token]) for token in range(codec.vocabulary)])
         _keep(_key_tokens, key, found)

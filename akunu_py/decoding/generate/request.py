@@ -105,13 +105,13 @@ class Request:
         self.conditions: list[Callable[[], bool]] | None = None  # to wait for; None before
         self.target = target
         self.drafter = TrackedDrafter()
-        self.has_drafter = False  # `drafter` knows the prompt
+        self.has_drafter = False  # `drafter` is from the pool
         self.chunks: Iterator[int] = iter(())  # prefill passes
         self.chunk_seconds: float | None = None  # time limit of a prefill chunk
         self.cached = self.prefill_end = 0  # prompt tokens where the prefill begins and ends
         self.launched: list[DecodePass] = []  # at most two, in order
         self.limit = 0  # tokens that memory is reserved for
-        self.answering = False  # the first token, which is not drafted, is generated
+        self.answering = False  # has the first token, which is not drafted
         self.started = 0.0
         self.prefilled: float | None = None  # time of the first token
         self.logprob_sampler: LogprobSampler | None = None

@@ -12,7 +12,7 @@ from functools import partial
 
 import mlx.core as mx
 
-from akunu_py.decoding import batched_pass, blas_threads, kv_cache
+from akunu_py.decoding import batched_pass, blas_threads
 from akunu_py.decoding.drafting.drafter import DrafterPool
 from akunu_py.decoding.events import PrefillProgress
 from akunu_py.decoding.generate.prefill import (
@@ -67,9 +67,7 @@ class ModelRunner:
         if learned.caches is not None:
             self.disk_caches = DiskPromptCaches(engine, learned.caches, self.curve)
         self._planner: JointPlanner | None = None
-        self._trial = batched_pass.try_batching(engine.model, engine.plan.kv_bits)
-        self._is_tried = False
-        self.not_batched: str | None = None  # why requests take turns, once it was tried
+        self.not_batched: str | None = None  # why requests take turns, once `can_batch` was called
         self._last = 0.0  # end of the previous pass, or start of this one
         self._drafts_pay = False  # the next pass waits for the launched one, to have drafts
         self._passes = 0
@@ -82,29 +80,19 @@ class ModelRunner:
     def can_batch(self) -> bool:
         """Return whether requests can share passes. Runs a trial once: about eight passes."""
         if self._planner is None:
-            self.try_batching()
+            model, kv_bits = self._engine.model, self._engine.plan.kv_bits
+            self.not_batched = batched_pass.why_not_batched(model, kv_bits)
             known = self.curve.table(0)
             costs = CostCurve({rows: known[rows - 1] for rows in range(1, MAX_ROWS + 1)})
             costs.preset = False
             self._planner = JointPlanner(costs)
         return self.not_batched is None
 
-    def try_batching(self, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Find out whether requests can share passes; return False if `stopped` ended that."""
-        while not self._is_tried:
-            if stopped():
-                return False
-            try:
-                next(self._trial)
-            except StopIteration as done:
-                self._is_tried, self.not_batched = True, done.value
-        return True
-
     def sharing(self, requests: Sequence[Request]) -> list[Request]:
         """Return the requests whose next decode pass is shared, none if that is impossible."""
-        sharing = [each for each in requests if each.can_share]
         if len(requests) < 2 or not self.can_batch():
             return []
+        sharing = [each for each in requests if each.can_share]
         count = len(sharing)
         return [each for each in sharing if each.is_running or not self._prefers_alone(each, count)]
 
@@ -195,9 +183,8 @@ class ModelRunner:
     def _finish(self, request: Request) -> list[Step]:
         request.measure(time.perf_counter())
         rest = request.finish()
-        drafter = request.drafter
         if request.options.may_store and not request.options.side_request:
-            self.drafters.learn(drafter)
+            self.drafters.learn(request.drafter)
             self._learned.add_answer(request.tokens)
             self._learned.save_costs()
         self.close(request)
@@ -368,7 +355,7 @@ class ModelRunner:
         """Return a draft for a pass of one request, which yields at most `limit` tokens."""
         if not request.answering:
             return []
-        room = limit - 1 if len(request.target.pending) <= _MAX_PENDING else 0
+        room = limit - 1 if _has_few_pending(request) else 0
         request.drafter.allow_pipelining(alone)
         return request.in_vocabulary(request.drafter.propose(room, ahead=ahead))
 
@@ -380,7 +367,9 @@ class ModelRunner:
             return [0] * len(requests)
         rows = sum(len(each.target.pending) for each in requests)
         pipelined = alone and all(each.target.constraint is None for each in requests)
-        known = planner.pass_costs(len(requests), rows, context, pipelined=pipelined)
+        known = None
+        if any(each.drafter.neural for each in requests):
+            known = planner.pass_costs(len(requests), rows, context, pipelined=pipelined)
         offers = [_offer(each, known) for each in requests]
         return planner.lengths(offers, rows, context, pipelined=pipelined)
 
@@ -393,8 +382,11 @@ class ModelRunner:
         offers = [_offer(each) for each in requests]
         if any(planner.lengths(offers, len(requests), context, pipelined=True)):
             return True
+        neural = [each for each in requests if each.drafter.neural]
+        if not neural:
+            return False
         known = planner.pass_costs(len(requests), len(requests), context, pipelined=True)
-        return any(each.drafter.plan_neural(_room(each), known) for each in requests)
+        return any(each.drafter.plan_neural(_room(each), known) for each in neural)
 
     def _launch_behind(
         self, requests: Sequence[Request], running: Sequence[Request], *, alone: bool
@@ -442,7 +434,7 @@ class ModelRunner:
                 sampled = each.launched[0].sampled
                 rows = mx.concatenate([sampled, rows]) if drafted else sampled
             # Holding the state would prevent in-place writes of plain steps.
-            before = kv_cache.pass_state(each.target.cache) if drafted else None
+            before = each.target.pass_state() if drafted else None
             passes.append(DecodePass(drafted, before, follows, rows, rows))
             parts.append(each.target.part(rows, 1 + len(drafted)))
         logits = batched_pass.run(self._engine.model, parts)
@@ -506,14 +498,18 @@ class ModelRunner:
 
 def _offer(request: Request, known: PassCosts | None = None) -> list[float]:
     """Return the chances of draft tokens for the next pass; see `Drafter.offer`."""
-    few = len(request.target.pending) <= _MAX_PENDING
-    return request.drafter.offer(request.limit - 1, known) if few and request.answering else []
+    may_draft = request.answering and _has_few_pending(request)
+    return request.drafter.offer(request.limit - 1, known) if may_draft else []
 
 
 def _room(request: Request) -> int:
     """Return the maximum number of draft tokens in the next pass."""
-    few = len(request.target.pending) <= _MAX_PENDING
-    return request.limit - 1 if few and request.answering else 0
+    may_draft = request.answering and _has_few_pending(request)
+    return request.limit - 1 if may_draft else 0
+
+
+def _has_few_pending(request: Request) -> bool:
+    return len(request.target.pending) <= _MAX_PENDING
 
 
 def _context(requests: Sequence[Request]) -> int:

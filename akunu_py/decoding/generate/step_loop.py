@@ -220,8 +220,6 @@ class StepLoop:
         if a cache was saved (there may be more to save).
         """
         self.learned.flush()
-        if self.slots > 1 and not self.runner.try_batching(stopped):
-            return False
         caches, disk_caches = self.runner.caches, self.runner.disk_caches
         self.runner.drafters.trim(1)
         release_under_pressure(caches)
