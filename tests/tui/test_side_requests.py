@@ -157,6 +157,7 @@ def test_usable_titles(text: str, title: str) -> None:
 @pytest.mark.parametrize(
     ("prompt", "title"),
     [
+        ("Say hello in one word.", "Say hello in one word"),
         ("What is a hash table? Show a short Python example.", "What is a hash table?"),
         ("Please explain queues.\nBriefly.", "Explain queues"),
         ("# Fix `x`: it fails, e.g. here. Thanks!", "Fix `x`: it fails, e.g. here"),

@@ -35,7 +35,7 @@ _HEAD = re.compile(
     rf"^({'|'.join(_HEADS)}): (.+) \((\d+) bytes\)\n(`{{3,}})[^\n`]*\n", re.MULTILINE
 )
 PASTE_LABEL = re.compile(r"\[pasted [\d,]+ (?:lines|characters)(?: #\d+)?\]")
-_COURTESY = re.compile(r"(?:(?:hi|hello|hey|please|(?:can|could) you)\b[ ,.!]+)+", re.IGNORECASE)
+_COURTESY = re.compile(r"\A(?:(?:hi|hello|hey|please|(?:can|could) you)\b[ ,.!]+)+", re.IGNORECASE)
 _BOM = "\ufeff"
 
 
