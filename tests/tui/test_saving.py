@@ -137,6 +137,7 @@ async def test_resuming_opens_or_lists_chats(
             await it.until(lambda: it.conversation == opened)
         elif listed is not None:
             await it.until(lambda: isinstance(it.app.screen, ConversationsScreen))
+            await it.until(lambda: it.app.screen.query(OptionList))  # its widgets are mounted
             rows = it.app.screen.query_one(OptionList)
             await it.until(lambda: rows.options[1:])
             assert it.app.screen.query_one("#words", Input).value == listed
