@@ -16,7 +16,7 @@ from akunu_py.parser import add_format, add_values
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.model.engine import Engine
+    from akunu_py.engine.engine import Engine
 
 CONTEXT = 256  # tokens in the cache while measuring
 CHANCES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)  # acceptance rates of the printed plan
@@ -45,8 +45,8 @@ def add_curve_option(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Time passes of 1 to 32 rows at one context; show the costs and planned draft lengths."""
-    from akunu_py.decoding import device
-    from akunu_py.decoding.load import load_engine
+    from akunu_py.engine.load import load_engine
+    from akunu_py.engine.model import device
 
     engine = load_engine(options.model, LoadOptions(options.weights))
     costs = measure_curve(engine, range(1, 33), options.repeats, options.context)
@@ -114,9 +114,9 @@ def measure_curve(
     """Return the median seconds of a pass by rows, interleaved over `repeats` rounds."""
     import mlx.core as mx
 
-    from akunu_py.decoding import kv_cache
-    from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
-    from akunu_py.decoding.target import Target
+    from akunu_py.engine import kv_cache
+    from akunu_py.engine.prefill import ChunkSizes, prefill
+    from akunu_py.engine.target import Target
 
     target = Target(engine.model)
     target.reuse_prefix([index % 1000 for index in range(context + 1)])

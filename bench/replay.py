@@ -26,8 +26,8 @@ from akunu_py.bench.trace import (
     record,
 )
 from akunu_py.bench.workloads import load_workloads
-from akunu_py.decoding.text.prompt_rewrites import PromptRewrites
-from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.engine.model.token_ids import common_prefix
+from akunu_py.engine.text.prompt_rewrites import PromptRewrites
 from akunu_py.errors import UsageError
 from akunu_py.ngram.acceptance_model import SharedWeights
 from akunu_py.ngram.answer_cache import AnswerCache
@@ -118,7 +118,7 @@ def load_selected(file: str, workloads: Sequence[str] | None) -> Trace:
 
 
 def _record(options: argparse.Namespace) -> int:
-    from akunu_py.decoding.load import load_engine
+    from akunu_py.engine.load import load_engine
 
     prompts = read_prompts(options.prompts) if options.prompts else load_workloads()
     engine = load_engine(options.model, LoadOptions(options.weights))

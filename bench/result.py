@@ -19,7 +19,7 @@ from akunu_py.errors import StoreError, UsageError, first_problem
 from akunu_py.version import __version__
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.model.engine import Engine
+    from akunu_py.engine.engine import Engine
 
 
 FORMAT, CHECK_FORMAT = "akunu bench 1", "akunu bench check 1"
@@ -263,7 +263,7 @@ def describe_model(engine: Engine) -> dict[str, Any]:
     from mlx.utils import tree_flatten
     from mlx_lm.utils import get_total_parameters
 
-    from akunu_py.decoding import device
+    from akunu_py.engine.model import device
     from akunu_py.models.load.mlx_loader import open_directory
 
     model, host_group = engine.model, engine.host_group
@@ -286,7 +286,7 @@ def describe_model(engine: Engine) -> dict[str, Any]:
 
 def describe_machine() -> dict[str, Any]:
     """Return hardware, system, and versions."""
-    from akunu_py.decoding import device
+    from akunu_py.engine.model import device
 
     return {
         "device": device.device_name(),

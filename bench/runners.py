@@ -18,11 +18,11 @@ from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_p
 from mlx_lm.sample_utils import make_sampler
 
 from akunu_py.bench.workloads import Workload
-from akunu_py.decoding.generate.answer_jobs import prompt_rewrites
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.learned_state import UnsavedState
-from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.engine.answer_jobs import prompt_rewrites
+from akunu_py.engine.drafters.learned_state import UnsavedState
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.errors import UsageError
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.cost import CostCurve

@@ -49,12 +49,12 @@ from akunu_py.bench.runners import (
 from akunu_py.bench.tables import result_markdown, result_text
 from akunu_py.bench.trace import Trace, load_trace
 from akunu_py.bench.workloads import Workload, load_workloads
-from akunu_py.decoding import kv_cache
-from akunu_py.decoding.drafting.drafter import check_mode
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.load import load_engine
-from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.engine import kv_cache
+from akunu_py.engine.drafters.drafter import check_mode
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.load import load_engine
+from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.errors import INTERRUPTED, HostLost, UsageError
 from akunu_py.ngram.answer_cache import CAPACITY_BITS, AnswerCache
 from akunu_py.ngram.cost import CostCurve

@@ -21,7 +21,7 @@ from akunu_py.models.store.model_store import list_models
 from akunu_py.types import GenerateOptions, Message
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.model.engine import Engine
+    from akunu_py.engine.engine import Engine
 
 GZIP_MAGIC = b"\x1f\x8b"
 _MAX_BYTES = 512 << 20  # unpacked; a hundred thousand answers take less
@@ -118,7 +118,7 @@ def record(
 
     Raises StoreError if the file cannot be written.
     """
-    from akunu_py.decoding.generate.step_loop import StepLoop
+    from akunu_py.engine.loop import StepLoop
 
     workloads: dict[str, list[dict[str, list[int]]]] = {}
     loop = StepLoop(engine)

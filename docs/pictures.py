@@ -33,8 +33,8 @@ _TIMEOUT_S = 300.0
 async def take(directory: Path) -> list[Path]:
     """Chats with the starter and saves the same conversation in both views; gives the paths."""
     os.environ["COLORTERM"] = "truecolor"  # as the theme needs
-    from akunu_py.decoding.generate.step_loop import StepLoop
-    from akunu_py.decoding.model.engine import Engine
+    from akunu_py.engine.engine import Engine
+    from akunu_py.engine.loop import StepLoop
 
     model = model_store.get(DEFAULT_MODEL)
     session = ChatClient(

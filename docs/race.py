@@ -15,9 +15,9 @@ from html import escape
 from pathlib import Path
 
 from akunu_py.bench.workloads import load_workloads
-from akunu_py.decoding.generate.answer_jobs import prompt_rewrites
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.answer_jobs import prompt_rewrites
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.loop import StepLoop
 from akunu_py.models.store import model_store
 from akunu_py.types import DEFAULT_MODEL, DraftMode, GenerateOptions, Message, TextPiece
 

@@ -16,7 +16,7 @@ import hypothesis
 import mlx.core as mx
 import pytest
 
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
 from akunu_py.errors import DamagedModel, UnknownModel
 from akunu_py.models.pull.pull import pull
 from akunu_py.models.store import model_store

@@ -15,7 +15,7 @@ from textual.timer import Timer
 from textual.widget import Widget
 from textual.widgets import Static
 
-from akunu_py.decoding.events import Gauges
+from akunu_py.engine.events import Gauges
 from akunu_py.errors import AkunuError
 from akunu_py.text import displayable
 from akunu_py.types import Stats

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py import paths
-from akunu_py.decoding.prompt_cache import cache_file
-from akunu_py.decoding.prompt_cache.prompt_cache_store import all_files, forget, remove
+from akunu_py.engine.histories import cache_file
+from akunu_py.engine.histories.prompt_cache_store import all_files, forget, remove
 from akunu_py.errors import AkunuError, DamagedCache, UsageError
 from akunu_py.models.store import model_store
 from akunu_py.parser import add_actions, add_format

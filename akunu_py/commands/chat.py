@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from akunu_py import crashes, paths
 from akunu_py.arguments import add_generation, add_hosts, check_hosts, loading_from, options_from
 from akunu_py.commands.servers import HostsServer, add_server, is_address, model_name_at, server_for
-from akunu_py.decoding.load import with_settings
+from akunu_py.engine.load import with_settings
 from akunu_py.errors import AkunuError, UnknownModel, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.mcp.config import read_servers
@@ -22,7 +22,7 @@ from akunu_py.text import print_warnings, say
 from akunu_py.types import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.generate.model_host import ModelLoop
+    from akunu_py.engine.job import ModelLoop
     from akunu_py.tui.app import ChatApp
     from akunu_py.tui.workers.chat_client import ChatClient
     from akunu_py.tui.workers.store_thread import StoreThread
@@ -134,7 +134,7 @@ def start_hosts_server(args: argparse.Namespace) -> HostsServer | None:
         return None
     check_hosts(args.hosts, server=args.server)
     loading_from(args)
-    from akunu_py.decoding.hosts.hostfile import read_hosts
+    from akunu_py.engine.hosts.hostfile import read_hosts
 
     read_hosts(args.hosts)
     return HostsServer(args)
@@ -194,7 +194,7 @@ def chat_client(
 
             client, served = found
             return RemoteLoop(client, served.model, may_store=may_store)
-        from akunu_py.decoding.load import open_model
+        from akunu_py.engine.load import open_model
 
         opened = open_model(
             stored or model_name,
@@ -203,7 +203,7 @@ def chat_client(
             settings=settings,
             warnings=warnings,
         )
-        from akunu_py.decoding.generate.step_loop import StepLoop
+        from akunu_py.engine.loop import StepLoop
 
         return StepLoop(*opened, 1)
 

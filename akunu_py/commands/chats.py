@@ -15,7 +15,7 @@ from akunu_py.chats.conversation_store import ConversationStore, SearchResult
 from akunu_py.chats.export import ExportFormat, format_of, render, write_new
 from akunu_py.chats.json import as_json, read_json
 from akunu_py.chats.search import SearchHit
-from akunu_py.decoding.prompt_cache.prompt_cache_store import forget_conversation
+from akunu_py.engine.histories.prompt_cache_store import forget_conversation
 from akunu_py.errors import ConversationError, UsageError
 from akunu_py.files import read_bounded, read_stream
 from akunu_py.parser import add_actions, add_flags, add_format

@@ -33,7 +33,7 @@ from akunu_py.text import print_warnings
 
 if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
-    from akunu_py.decoding.generate.model_host import ModelLoop
+    from akunu_py.engine.job import ModelLoop
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +114,7 @@ def load_completer(
         if not facts.supports_fim:
             _warn_without_fim(args, facts.name)
         return RemoteLoop(client, facts.model, options)
-    from akunu_py.decoding.load import open_model, warn_about_memory
+    from akunu_py.engine.load import open_model, warn_about_memory
 
     keep = not args.no_answer_cache
     engine, learned = open_model(args.model, loading_from(args), answer_cache=keep)
@@ -133,7 +133,7 @@ def _warn_without_fim(args: argparse.Namespace, name: str) -> None:
     """Warn that a model cannot fill in the middle; not with --fim, --filter or --lsp."""
     if args.fim != "auto" or args.filter or args.lsp:
         return
-    from akunu_py.decoding import device
+    from akunu_py.engine.model import device
 
     machine = device.machine()
     best = recommend(machine.memory, machine.suits)[1].entry

@@ -91,7 +91,7 @@ def _program() -> Iterator[Finding]:
 def _hardware() -> Iterator[Finding]:
     import mlx.core as mx
 
-    from akunu_py.decoding import device
+    from akunu_py.engine.model import device
 
     total = float(mx.arange(1024).sum())  # the first kernel fails where the device does not work
     if total != 1024 * 1023 / 2:

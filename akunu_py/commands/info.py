@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from akunu_py.decoding import device
+    from akunu_py.engine.model import device
 
     models = model_store.list_models()
     size = human_size(sum(each.size for each in models))
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 def describe_memory() -> str:
     """Return the memory of this machine, and how much of it models may use now."""
-    from akunu_py.decoding import device
+    from akunu_py.engine.model import device
 
     total, free = human_size(device.total_memory()), human_size(device.available_memory())
     return f"{total}, {free} available for models"
@@ -62,7 +62,7 @@ def describe_memory() -> str:
 
 def describe_blas() -> str:
     """Return the BLAS behind MLX's CPU backend, and its threads; "" without one."""
-    from akunu_py.decoding import blas_threads, device
+    from akunu_py.engine.model import blas_threads, device
 
     return ", ".join(filter(None, [device.blas_name(), blas_threads.describe()]))
 

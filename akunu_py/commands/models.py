@@ -118,7 +118,7 @@ def pull_model(args: argparse.Namespace) -> None:
     from akunu_py.models.pull.pull import find_installed, pull
 
     if args.hosts:
-        from akunu_py.decoding.hosts.hostfile import pull_on_hosts, read_hosts
+        from akunu_py.engine.hosts.hostfile import pull_on_hosts, read_hosts
 
         hosts = read_hosts(args.hosts)
     try:
@@ -143,7 +143,7 @@ def recommend_models(args: argparse.Namespace) -> None:
         usable = usable_memory(parse_memory(args.memory))
         found = recommend(usable)
     else:
-        from akunu_py.decoding import device  # loads MLX, which knows the limit of the GPU
+        from akunu_py.engine.model import device  # loads MLX, which knows the limit of the GPU
 
         machine = device.machine()
         usable = machine.memory
@@ -229,8 +229,8 @@ def remove_leftovers(args: argparse.Namespace) -> None:
 
 
 def forget(args: argparse.Namespace) -> None:
-    from akunu_py.decoding import learned_state
-    from akunu_py.decoding.prompt_cache.prompt_cache_store import forget
+    from akunu_py.engine.drafters import learned_state
+    from akunu_py.engine.histories.prompt_cache_store import forget
 
     model = model_store.resolve(args.name)
     freed = learned_state.delete_answer_cache(model.path) + forget(model.path)
@@ -259,7 +259,7 @@ def remove(args: argparse.Namespace) -> None:
         if in_hub_cache and not delete_hub_files:
             question = f"Also delete {size} from the hub's cache? Other programs may use it."
             delete_hub_files = confirm(question, command)
-    from akunu_py.decoding.prompt_cache.prompt_cache_store import forget
+    from akunu_py.engine.histories.prompt_cache_store import forget
 
     freed = model_store.remove(model.name)
     if not shared:
@@ -297,7 +297,7 @@ def _as_dict(recommendation: Recommendation) -> dict[str, object]:
 
 def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tuple[str, str]]:
     """Return the labels and values that `akunu models show` prints for an installed model."""
-    from akunu_py.decoding import learned_state
+    from akunu_py.engine.drafters import learned_state
 
     where = [("path", str(model.path))]
     if model.program:

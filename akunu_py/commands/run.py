@@ -22,7 +22,7 @@ from akunu_py.arguments import (
     loading_from,
     options_from,
 )
-from akunu_py.decoding.load import open_model, warn_about_memory
+from akunu_py.engine.load import open_model, warn_about_memory
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.files import read_stream
 from akunu_py.interrupts import exit_after_interrupt
@@ -31,9 +31,9 @@ from akunu_py.text import displayable, for_output, print_warnings, say
 from akunu_py.types import FinishReason, Message, TextPiece
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.generate.request import Request
-    from akunu_py.decoding.generate.step_loop import StepLoop
-    from akunu_py.decoding.model.engine import Engine
+    from akunu_py.engine.engine import Engine
+    from akunu_py.engine.loop import StepLoop
+    from akunu_py.engine.request import Request
 
 _INTERRUPT_S = 3.0  # for a decode step to end after Ctrl-C
 _SAVE_S = 0.2  # for saving the prompt cache after the answer
@@ -72,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
     engine, learned = open_model(args.model, loading_from(args), answer_cache=keep)
     warn_about_memory(engine)
     # Slow imports, so after all usage errors.
-    from akunu_py.decoding.constraint.answer_limits import can_limit_thinking, compile_rules
-    from akunu_py.decoding.generate.answer_jobs import prompt_rewrites
-    from akunu_py.decoding.generate.step_loop import StepLoop
+    from akunu_py.engine.answer_jobs import prompt_rewrites
+    from akunu_py.engine.constraint.answer_limits import can_limit_thinking, compile_rules
+    from akunu_py.engine.loop import StepLoop
 
     encoder = engine.tokens
     tokens = encoder.encode(prompt) if args.raw else encoder.encode_chat([Message("user", prompt)])

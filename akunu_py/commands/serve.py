@@ -35,7 +35,7 @@ from akunu_py.text import print_warnings, say
 from akunu_py.types import GenerateOptions, LoadOptions
 
 if TYPE_CHECKING:
-    from akunu_py.decoding.generate.step_loop import StepLoop
+    from akunu_py.engine.loop import StepLoop
     from akunu_py.serve.http.model_pool import ModelPool
     from akunu_py.serve.http.server import ServeOptions
 
@@ -245,7 +245,7 @@ def _load(
     on_lost: called if a host is lost. has_others: the server has other models. reserved: see
     `LoadOptions`.
     """
-    from akunu_py.decoding.load import open_model, warn_about_memory
+    from akunu_py.engine.load import open_model, warn_about_memory
 
     options, settings = replace(loading_from(args), reserved=reserved), load_settings()
     if has_others and options.draft_model:  # for the models with the same tokenizer
@@ -258,7 +258,7 @@ def _load(
         found, options, answer_cache=keep, settings=settings, warnings=warnings
     )
     warn_about_memory(engine)
-    from akunu_py.decoding.generate.step_loop import StepLoop
+    from akunu_py.engine.loop import StepLoop
 
     if engine.host_group is not None:
         engine.host_group.on_lost = on_lost
@@ -270,8 +270,8 @@ def _load(
 
 def _load_embedding(args: argparse.Namespace, model: StoredModel, reserved: int) -> StepLoop:
     """Load the embedding model; call in the thread of its host. reserved: see `LoadOptions`."""
-    from akunu_py.decoding.generate.step_loop import StepLoop
-    from akunu_py.decoding.load import load_stored
+    from akunu_py.engine.load import load_stored
+    from akunu_py.engine.loop import StepLoop
 
     context = min(args.context or model.context_length, model.context_length) or None
     options = LoadOptions(

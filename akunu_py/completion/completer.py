@@ -38,13 +38,13 @@ from akunu_py.completion.stops import (
     is_markdown,
     strip_fence,
 )
-from akunu_py.decoding import device
-from akunu_py.decoding.events import Event, PrefillProgress, PromptProcessed, TextDelta
-from akunu_py.decoding.generate.job import RunningJob
-from akunu_py.decoding.generate.request import Request, Status, Step
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.learned_state import LearnedState
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.drafters.learned_state import LearnedState
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.events import Event, PrefillProgress, PromptProcessed, TextDelta
+from akunu_py.engine.job import RunningJob
+from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.model import device
+from akunu_py.engine.request import Request, Status, Step
 from akunu_py.errors import UsageError
 from akunu_py.types import GenerateOptions, SamplingOptions, Stats
 

@@ -30,9 +30,9 @@ from akunu_py.completion.completion_request import (
 )
 from akunu_py.completion.pace import Pace
 from akunu_py.completion.prompt.project_imports import imported_files
-from akunu_py.decoding.events import Event, Failed, Finished
-from akunu_py.decoding.generate.job import RunningJob
-from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
+from akunu_py.engine.events import Event, Failed, Finished
+from akunu_py.engine.host import ModelHost, State
+from akunu_py.engine.job import ModelLoop, RunningJob
 from akunu_py.errors import UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.settings import SECRET_FILES
@@ -40,7 +40,7 @@ from akunu_py.types import Stats
 
 if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
-    from akunu_py.decoding.generate.step_loop import StepLoop
+    from akunu_py.engine.loop import StepLoop
 
 _CLOSE_S = 2.0  # for the current pass; loading a model takes longer
 _TEMPERATURE = 0.8  # of alternatives, if the request has none

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from akunu_py.decoding.events import Finished
+from akunu_py.engine.events import Finished
 from akunu_py.errors import UsageError
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, DraftMode, Stats
 

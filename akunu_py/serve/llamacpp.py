@@ -15,10 +15,10 @@ from akunu_py.completion.completion_request import (
     CompletionRequest,
     SourceFile,
 )
-from akunu_py.decoding.events import Event, Finished, PrefillProgress, PromptProcessed, TextDelta
-from akunu_py.decoding.generate.request import Request, Step
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.text.stop_sequences import StopText
+from akunu_py.engine.events import Event, Finished, PrefillProgress, PromptProcessed, TextDelta
+from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.request import Request, Step
+from akunu_py.engine.text.stop_sequences import StopText
 from akunu_py.serve.dialect.bodies import Body, Ignored
 from akunu_py.serve.dialect.fields import SamplingBody, generate_options
 from akunu_py.serve.dialect.interface import (

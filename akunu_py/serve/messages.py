@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from akunu_py.decoding import events
-from akunu_py.decoding.generate.answer_jobs import chat_job
+from akunu_py.engine import events
+from akunu_py.engine.answer_jobs import chat_job
 from akunu_py.serve.dialect.bodies import (
     BLANK_LINE,
     Body,

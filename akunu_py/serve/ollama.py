@@ -16,10 +16,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field
 
-from akunu_py.decoding import events
-from akunu_py.decoding.embedding import Embedder
-from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
-from akunu_py.decoding.generate.job import Job
+from akunu_py.engine import events
+from akunu_py.engine.answer_jobs import chat_job, prompt_job
+from akunu_py.engine.embedding import Embedder
+from akunu_py.engine.job import Job
 from akunu_py.serve.dialect.bodies import Body, Ignored, describe
 from akunu_py.serve.dialect.fields import (
     ConversationFields,

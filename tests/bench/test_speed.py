@@ -18,7 +18,7 @@ from akunu_py.bench.result import Throughput, load_result, loop_start, merge_res
 from akunu_py.bench.runners import Akunu, Conditions, Passes, RecordingDrafter
 from akunu_py.bench.speed import Divergence, first_divergence
 from akunu_py.bench.workloads import NAMES, Workload, WorkloadTurn, load_workloads
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve

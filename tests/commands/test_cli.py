@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from akunu_py.commands.chat import check_draft_model
-from akunu_py.decoding.load import with_settings
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.load import with_settings
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.paths import shell_command
 from akunu_py.settings import Settings

@@ -28,10 +28,10 @@ from akunu_py.completion.completion_request import (
 )
 from akunu_py.completion.prompt.layout import load_families
 from akunu_py.completion.stops import strip_fence
-from akunu_py.decoding import device
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.target import Target
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.model import device
+from akunu_py.engine.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.parser import Parser
 from akunu_py.types import GenerateOptions, Stats
@@ -153,7 +153,7 @@ def test_a_prefill_ends_in_time_and_the_next_one_continues_it(
         return forward(target, tokens, wanted)
 
     monkeypatch.setattr(Target, "forward", timed)
-    monkeypatch.setattr("akunu_py.decoding.target.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("akunu_py.engine.target.time.perf_counter", lambda: now[0])
     monkeypatch.setattr("akunu_py.completion.completion_request.time.monotonic", lambda: now[0])
     requested = CompletionRequest("x = [1, 2]\n" * 120 + "y = ", seconds=seconds, max_tokens=2)
     tokens = len(slow.prompt(requested).tokens)

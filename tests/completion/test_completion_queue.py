@@ -22,9 +22,9 @@ from akunu_py.completion.completion_queue import (
 )
 from akunu_py.completion.completion_request import Completion, CompletionRequest, EndCheck
 from akunu_py.completion.pace import Pace
-from akunu_py.decoding.events import Failed, Finished
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.events import Failed, Finished
+from akunu_py.engine.loop import StepLoop
 from akunu_py.errors import UsageError, describe
 from akunu_py.types import Stats
 from tests.support.command import until

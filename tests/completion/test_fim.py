@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_request import CompleteOptions, CompletionRequest, SourceFile
 from akunu_py.completion.prompt.layout import CodeTokens, FimFamily, find_family, load_families
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
 from akunu_py.errors import UsageError
 from tests.support.complete import complete
 from tests.support.paths import GOLDEN

@@ -29,7 +29,7 @@ from akunu_py.completion.protocols.lsp import (
     OpenDocument,
     read_frames,
 )
-from akunu_py.decoding.generate.model_host import ModelLoop
+from akunu_py.engine.job import ModelLoop
 from akunu_py.errors import UsageError
 from akunu_py.models.store.model_store import StoredModel
 from tests.support.lsp_servers import ECHO, STARTER, Echo, Ghost

@@ -38,8 +38,8 @@ from akunu_py.completion.prompt.related import (
     names_near,
     rank,
 )
-from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.errors import UsageError
 from akunu_py.types import Stats
 from tests.support.complete import complete

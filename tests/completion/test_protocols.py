@@ -22,7 +22,7 @@ from akunu_py.completion.protocols.json_lines import (
     read_lines,
     request_of,
 )
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.types import Stats

@@ -17,7 +17,7 @@ from akunu_py.completion.completion_request import (
     EndCheck,
     SourceFile,
 )
-from akunu_py.decoding.events import Failed
+from akunu_py.engine.events import Failed
 from akunu_py.settings import SECRET_FILES
 from akunu_py.types import Stats
 from tests.support.command import assert_one_line_error, run_here, until

@@ -18,10 +18,10 @@ from typing import Any
 from akunu_py.bench.command import add_count, add_lengths, show
 from akunu_py.bench.tables import to_text
 from akunu_py.bench.trace import Trace, TraceItem, load_trace
-from akunu_py.decoding.prompt_cache.history import NO_OWNER, Owner, TokenHistory
-from akunu_py.decoding.prompt_cache.memory import PromptCaches
-from akunu_py.decoding.target import Target
-from akunu_py.decoding.token_ids import common_prefix
+from akunu_py.engine.histories.history import NO_OWNER, Owner, TokenHistory
+from akunu_py.engine.histories.memory import PromptCaches
+from akunu_py.engine.model.token_ids import common_prefix
+from akunu_py.engine.target import Target
 from akunu_py.parser import add_format
 from tests.measure.tool import run_tool
 

@@ -36,10 +36,10 @@ from akunu_py.bench.runners import PLAIN
 from akunu_py.bench.speed import OURS, SpeedPlan, run_speed
 from akunu_py.bench.tables import to_text
 from akunu_py.bench.workloads import load_workloads
-from akunu_py.decoding import device, wired
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.load import load_stored
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.load import load_stored
+from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.model import device, wired
 from akunu_py.errors import INTERRUPTED, AkunuError, one_line
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel

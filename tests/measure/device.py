@@ -27,10 +27,10 @@ from akunu_py.bench.replay import (
     sharing,
 )
 from akunu_py.bench.trace import Trace, TraceItem
-from akunu_py.decoding.generate.request import DecodePass, Request
-from akunu_py.decoding.prompt_cache.history import NO_OWNER, TokenHistory
-from akunu_py.decoding.prompt_cache.memory import PromptCaches
-from akunu_py.decoding.target import Target
+from akunu_py.engine.histories.history import NO_OWNER, TokenHistory
+from akunu_py.engine.histories.memory import PromptCaches
+from akunu_py.engine.request import DecodePass, Request
+from akunu_py.engine.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.ngram.acceptance_model import SharedWeights
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve

@@ -27,12 +27,12 @@ from akunu_py.bench.result import describe_machine, median, today
 from akunu_py.bench.runners import Passes, record_passes
 from akunu_py.bench.speed import first_divergence, next_logits, top_two_margin
 from akunu_py.bench.tables import to_text
-from akunu_py.decoding.device import on_metal
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.learned_state import UnsavedState
-from akunu_py.decoding.load import load_engine
-from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.sampling import filtered, race
+from akunu_py.engine.drafters.learned_state import UnsavedState
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.load import load_engine
+from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.model.device import on_metal
+from akunu_py.engine.sampling import filtered, race
 from akunu_py.errors import INTERRUPTED, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE
 from akunu_py.parser import add_format, add_values

@@ -15,15 +15,15 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from akunu_py.bench.result import median
-from akunu_py.decoding import kv_cache
-from akunu_py.decoding.events import Event, Failed, Finished
-from akunu_py.decoding.generate.answer_jobs import text_job
-from akunu_py.decoding.generate.model_host import ModelHost
-from akunu_py.decoding.generate.prefill import unused_limit
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache.history import MAX_CHECKPOINTS
-from akunu_py.decoding.prompt_cache.memory import MAX_HISTORIES
+from akunu_py.engine import kv_cache
+from akunu_py.engine.answer_jobs import text_job
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.events import Event, Failed, Finished
+from akunu_py.engine.histories.history import MAX_CHECKPOINTS
+from akunu_py.engine.histories.memory import MAX_HISTORIES
+from akunu_py.engine.host import ModelHost
+from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.prefill import unused_limit
 from akunu_py.types import GenerateOptions, Message, SamplingOptions
 
 _REPEATS = 5

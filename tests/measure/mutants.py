@@ -38,12 +38,14 @@ ROOT = Path(__file__).resolve().parents[2]
 # Each wing: its sources, then the folders of its tests.
 WINGS = {
     "ngram": (["ngram"], ["tests/ngram"]),
-    "decoding": (
-        [f"akunu_py/decoding/{part}" for part in
-         ("model", "generate", "constraint", "tools", "kv_cache.py", "sampling.py")],
-        ["tests/decoding"],
+    "engine": (
+        [f"akunu_py/engine/{part}" for part in
+         ("host.py", "loop.py", "request.py", "runner.py", "scheduler.py", "prefill.py",
+          "answer.py", "answer_jobs.py", "engine.py", "model", "constraint", "tools", "kv_cache.py",
+          "sampling.py")],
+        ["tests/engine"],
     ),
-    "json_schema": (["akunu_py/json_schema"], ["tests/json_schema", "tests/decoding/constraint"]),
+    "json_schema": (["akunu_py/json_schema"], ["tests/json_schema", "tests/engine/constraint"]),
     "completion": (["akunu_py/completion"], ["tests/completion"]),
     "chats": (["akunu_py/chats"], ["tests/chats"]),
     "serve": (["akunu_py/serve"], ["tests/serve"]),

@@ -15,7 +15,7 @@ from akunu_py.bench.replay import ReplayCounts, replay_item
 from akunu_py.bench.trace import TraceItem
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_request import CompletionRequest, SourceFile
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
 from akunu_py.ngram.auto import AutoDrafter
 from tests.support.drafters import FixedCosts
 

@@ -12,8 +12,8 @@ import pytest
 
 from akunu_py.bench.result import Repeat, Throughput
 from akunu_py.bench.trace import TraceItem
-from akunu_py.decoding import kv_cache
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine import kv_cache
+from akunu_py.engine.engine import Engine
 from tests.measure import check, fidelity, mac_checks
 from tests.measure.caches import replay_caches, schedule
 from tests.measure.check import Check, Promise

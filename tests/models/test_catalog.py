@@ -11,7 +11,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
-from akunu_py.decoding import load_plan as plan
+from akunu_py.engine.model import load_plan as plan
 from akunu_py.errors import UnknownModel
 from akunu_py.models import catalog
 from akunu_py.models.catalog import (

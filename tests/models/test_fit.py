@@ -10,10 +10,11 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from akunu_py.decoding import device, kv_cache
-from akunu_py.decoding import load_plan as plan
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine import kv_cache
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.model import device
+from akunu_py.engine.model import load_plan as plan
 from akunu_py.errors import DoesNotFit, UsageError
 from akunu_py.models.load import fit
 from akunu_py.models.load.fit import (

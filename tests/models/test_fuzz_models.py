@@ -12,7 +12,7 @@ from typing import Any
 import mlx_lm.utils
 import pytest
 
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.load.mlx_directory import plan_directory
 from akunu_py.models.load.safetensors import read_header

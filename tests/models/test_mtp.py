@@ -12,7 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import quantize_model, save_model
 
-from akunu_py.decoding import kv_cache
+from akunu_py.engine import kv_cache
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.load.mlx_loader import open_directory
 from akunu_py.models.mtp import FAMILIES, HEAD_FILE, Head, Trunk, load_head, write_head

@@ -36,8 +36,8 @@ pytestmark = pytest.mark.usefixtures("in_process")  # test_worker has the proces
 
 
 def test_a_pull_makes_a_model_that_runs(server: Hub, home: Path) -> None:
-    from akunu_py.decoding.generate.step_loop import StepLoop
-    from akunu_py.decoding.model.engine import Engine
+    from akunu_py.engine.engine import Engine
+    from akunu_py.engine.loop import StepLoop
     from akunu_py.types import GenerateOptions
 
     seen: list[Progress] = []
@@ -204,7 +204,7 @@ def test_pickle_code_and_escaping_names_are_refused(server: Hub, home: Path) -> 
 
 def test_pointers_to_code_are_ignored(server: Hub) -> None:
     """The library would refuse them: the code is not there."""
-    from akunu_py.decoding.model.engine import Engine
+    from akunu_py.engine.engine import Engine
 
     for name, key in (("config.json", "AutoConfig"), ("tokenizer_config.json", "AutoTokenizer")):
         settings = json.loads(server.files[name]) | {"auto_map": {key: ["x.Evil", None]}}

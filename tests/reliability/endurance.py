@@ -25,9 +25,9 @@ import mlx.core as mx
 from akunu_py import paths
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_request import CompletionRequest
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.learned_state import LearnedState
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.drafters.learned_state import LearnedState
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.loop import StepLoop
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.status import StatusLine

@@ -15,15 +15,15 @@ from pathlib import Path
 from random import Random
 
 from akunu_py import paths
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.learned_state import LearnedState
-from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache import cache_file
-from akunu_py.decoding.prompt_cache.prompt_cache_store import (
+from akunu_py.engine.drafters.learned_state import LearnedState
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.histories import cache_file
+from akunu_py.engine.histories.prompt_cache_store import (
     DiskLimits,
     PromptCacheStore,
     all_files,
 )
+from akunu_py.engine.loop import StepLoop
 from akunu_py.types import GenerateOptions
 from tests.reliability.faults import Outcome, finished
 from tests.support.engines import altered

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.loop import StepLoop
 from akunu_py.errors import StoreError
 from akunu_py.types import GenerateOptions
 from tests.reliability.fuzz import SCALARS, changed, clear, damaged, explore, lengths

@@ -24,8 +24,8 @@ from akunu_py import paths
 from akunu_py.bench import trace
 from akunu_py.bench.result import CHECK_FORMAT, Result, load_result, load_results
 from akunu_py.bench.trace import load_trace
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.loop import StepLoop
 from akunu_py.errors import UsageError
 from akunu_py.models.gguf.convert import plan_import
 from akunu_py.models.gguf.file import read_gguf

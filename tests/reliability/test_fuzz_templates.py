@@ -14,9 +14,9 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import strategies as st
 
-from akunu_py.decoding.chat_format import chat_template
-from akunu_py.decoding.chat_format.chat_template import TemplateProcess
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.template import chat_template
+from akunu_py.engine.template.chat_template import TemplateProcess
 from akunu_py.errors import AkunuError, UnsupportedModel
 from akunu_py.types import Message
 from tests.reliability.fuzz import damaged, explore, lengths

@@ -217,7 +217,7 @@ def test_kernels_are_compiled_in_a_private_directory(
     own = where()
     assert own == tmp_path / f"akunu-{os.getuid()}"
     assert mode(own) == "0o700"
-    submit = "import akunu_py.decoding.device, os; print(os.environ['TMPDIR'])"
+    submit = "import akunu_py.engine.model.device, os; print(os.environ['TMPDIR'])"
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", submit], capture_output=True, env=environment)
     assert Path(done.stdout.decode().strip()) == own

@@ -10,13 +10,13 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from akunu_py.decoding.events import Event, Finished, PromptProcessed
-from akunu_py.decoding.generate.answer_jobs import text_job
-from akunu_py.decoding.generate.model_host import ModelHost
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.learned_state import LearnedState
-from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache.prompt_cache_store import PromptCacheStore
+from akunu_py.engine.answer_jobs import text_job
+from akunu_py.engine.drafters.learned_state import LearnedState
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.events import Event, Finished, PromptProcessed
+from akunu_py.engine.histories.prompt_cache_store import PromptCacheStore
+from akunu_py.engine.host import ModelHost
+from akunu_py.engine.loop import StepLoop
 from akunu_py.types import GenerateOptions, LoadOptions, SamplingOptions
 from tests.reliability.endurance import give_back, tiny_model
 from tests.support.jobs import end_of, submit

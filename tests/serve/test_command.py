@@ -22,7 +22,7 @@ import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akunu_py.decoding.sampling import Sampler
+from akunu_py.engine.sampling import Sampler
 from akunu_py.serve.http import server as server_module
 from akunu_py.serve.http.server import _Protocol, _Server, model_defaults
 from akunu_py.types import SamplingOptions

@@ -14,7 +14,7 @@ import mlx.core as mx
 import pytest
 from starlette.types import ASGIApp
 
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
 from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.decoding.events import (
+from akunu_py.engine.events import (
     Event,
     Failed,
     Finished,
@@ -25,7 +25,7 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.decoding.generate.job import Job
+from akunu_py.engine.job import Job
 from akunu_py.errors import PromptTooLong
 from akunu_py.serve.responses.dialect import (
     decode_thinking,

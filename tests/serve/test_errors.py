@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from akunu_py.decoding.model.tokens import TokenCodec
+from akunu_py.engine.model.tokens import TokenCodec
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.http.asgi import DIALECTS as SERVED_DIALECTS
 from akunu_py.serve.http.asgi import dialect_for_path

@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from akunu_py.decoding.generate.model_host import SharedPasses
+from akunu_py.engine.events import SharedPasses
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules, is_loopback
 from akunu_py.serve.http.record import RequestRecord, RequestRecords

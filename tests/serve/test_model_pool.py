@@ -19,7 +19,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from akunu_py.commands import serve
-from akunu_py.decoding import device
+from akunu_py.engine.model import device
 from akunu_py.errors import UnknownModel, UsageError
 from akunu_py.models.store import model_store
 from akunu_py.serve.http.asgi import Backend, create_app

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.generate.model_host import ModelLoop
+from akunu_py.engine.job import ModelLoop
 from akunu_py.serve.dialect.bodies import parse
 from akunu_py.serve.dialect.fields import generate_options
 from akunu_py.serve.http.asgi import Backend, create_app

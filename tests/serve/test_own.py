@@ -23,11 +23,12 @@ from akunu_py.completion.completion_request import (
     CompletionRequest,
     SourceFile,
 )
-from akunu_py.decoding.events import AnnotatedPiece, Event, Failed, Finished
-from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
-from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.answer import AnnotatedAnswerJob
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.events import AnnotatedPiece, Event, Failed, Finished
+from akunu_py.engine.host import ModelHost
+from akunu_py.engine.job import ModelLoop
+from akunu_py.engine.loop import StepLoop
 from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules

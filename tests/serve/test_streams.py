@@ -13,22 +13,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akunu_py.decoding.events import (
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.events import (
     Event,
     Failed,
     Finished,
     PrefillProgress,
     PromptProcessed,
+    SharedPasses,
     TextDelta,
     ThinkingDelta,
     ToolCallArguments,
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.decoding.generate.job import Job, JobHandle
-from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, SharedPasses
-from akunu_py.decoding.generate.step_loop import DEFAULT_SLOTS, StepLoop
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.host import ModelHost
+from akunu_py.engine.job import Job, JobHandle, ModelLoop
+from akunu_py.engine.loop import DEFAULT_SLOTS, StepLoop
 from akunu_py.errors import AkunuError, PromptTooLong
 from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules

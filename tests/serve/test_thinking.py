@@ -11,10 +11,10 @@ from typing import Any, get_args
 import pytest
 
 from akunu_py.commands import serve
-from akunu_py.decoding.chat_format.effort import EFFORT_BUDGETS, Effort
-from akunu_py.decoding.events import Event, Finished, PromptProcessed, TextDelta, ThinkingDelta
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.events import Event, Finished, PromptProcessed, TextDelta, ThinkingDelta
+from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.template.effort import EFFORT_BUDGETS, Effort
 from akunu_py.serve.dialect import bodies
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.fields import ThinkingFields, plan_thinking

@@ -11,7 +11,7 @@ from akunu_py.completion.completion_request import (
     EndCheck,
     time_limit,
 )
-from akunu_py.decoding.events import Event, Finished
+from akunu_py.engine.events import Event, Finished
 from akunu_py.types import SamplingOptions
 
 

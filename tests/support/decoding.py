@@ -7,10 +7,10 @@ from collections.abc import Collection, Generator
 from types import SimpleNamespace
 from typing import Any
 
-from akunu_py.decoding.drafting.drafter import TrackedDrafter
-from akunu_py.decoding.generate.request import Request, Status, Step
-from akunu_py.decoding.generate.runner import ModelRunner
-from akunu_py.decoding.target import Target
+from akunu_py.engine.drafters.drafter import TrackedDrafter
+from akunu_py.engine.request import Request, Status, Step
+from akunu_py.engine.runner import ModelRunner
+from akunu_py.engine.target import Target
 from akunu_py.types import Drafter, Piece, TextPiece
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_request import CompleteOptions, CompletionRequest
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.loop import StepLoop
 from akunu_py.types import DraftMode, GenerateOptions, Message, SamplingOptions
 from tests.support.complete import complete
 from tests.support.serving import Reply

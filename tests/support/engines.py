@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
 
 
 def altered(engine: Engine, **changes: Any) -> Engine:

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_map_with_path
 
-from akunu_py.decoding import kv_cache
+from akunu_py.engine import kv_cache
 from tests.support.family_table import COMMON, FAMILIES, ONE_OF_EACH_KIND, Family
 
 # Families that cannot be batched: their layers use the keys directly, or have caches of their own.

@@ -1,6 +1,6 @@
 """What mlx-lm's model families are built with, tiny: at least one for every mixture of cache kinds.
 
-tests/decoding/test_families.py checks that against mlx-lm's sources; tests/support/families.py
+tests/engine/test_families.py checks that against mlx-lm's sources; tests/support/families.py
 builds them.
 """
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_request import CompleteOptions
-from akunu_py.decoding.generate.request import Status, Step
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.request import Status, Step
 from akunu_py.types import FinishReason, Piece, Stats, TextPiece
 
 

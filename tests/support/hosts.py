@@ -70,7 +70,7 @@ def write_talking(directory: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
 
 
-WORKER = "akunu_py.decoding.hosts.partition_worker"
+WORKER = "akunu_py.engine.hosts.partition_worker"
 PROMPT = " ".join(str(each * 7 % 90) for each in range(40))
 
 

@@ -13,17 +13,17 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import generate_step
 
-from akunu_py.decoding import kv_cache
-from akunu_py.decoding.events import Event, Failed, Finished, PrefillProgress
-from akunu_py.decoding.generate.job import JobHandle
-from akunu_py.decoding.generate.request import Request, Status, Step, cut
-from akunu_py.decoding.generate.scheduler import Scheduler
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.learned_state import LearnedState, UnsavedState
-from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.prompt_cache.prompt_cache_store import DiskLimits, PromptCacheStore
-from akunu_py.decoding.sampling import Sampler
-from akunu_py.decoding.target import Target
+from akunu_py.engine import kv_cache
+from akunu_py.engine.drafters.learned_state import LearnedState, UnsavedState
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.events import Event, Failed, Finished, PrefillProgress
+from akunu_py.engine.histories.prompt_cache_store import DiskLimits, PromptCacheStore
+from akunu_py.engine.job import JobHandle
+from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.request import Request, Status, Step, cut
+from akunu_py.engine.sampling import Sampler
+from akunu_py.engine.scheduler import Scheduler
+from akunu_py.engine.target import Target
 from akunu_py.types import (
     NEURAL_MODES,
     Answer,

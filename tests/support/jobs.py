@@ -6,12 +6,12 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from akunu_py.decoding.events import Event, Failed, Finished
-from akunu_py.decoding.generate.answer_jobs import chat_job
-from akunu_py.decoding.generate.job import BeginJob, Job, JobHandle
-from akunu_py.decoding.generate.model_host import ModelHost
-from akunu_py.decoding.generate.request import Request, Step
-from akunu_py.decoding.generate.step_loop import StepLoop
+from akunu_py.engine.answer_jobs import chat_job
+from akunu_py.engine.events import Event, Failed, Finished
+from akunu_py.engine.host import ModelHost
+from akunu_py.engine.job import BeginJob, Job, JobHandle
+from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.request import Request, Step
 from akunu_py.types import Answer, GenerateOptions, Message
 
 

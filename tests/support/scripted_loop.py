@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from akunu_py.completion.completion_queue import CompletionJob
 from akunu_py.completion.completion_request import Completion, CompletionRequest, EndCheck, finished
-from akunu_py.decoding.events import Event, Failed
-from akunu_py.decoding.generate.job import JobHandle
-from akunu_py.decoding.generate.model_host import LoadedModelFacts, SharedPasses
+from akunu_py.engine.events import Event, Failed, LoadedModelFacts, SharedPasses
+from akunu_py.engine.job import JobHandle
 
 Complete = Callable[[CompletionRequest, EndCheck, Callable[[str], None]], Completion]
 

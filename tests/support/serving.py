@@ -16,11 +16,11 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from akunu_py.decoding.events import Event
-from akunu_py.decoding.generate.job import Job
-from akunu_py.decoding.generate.model_host import ModelHost
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.events import Event
+from akunu_py.engine.host import ModelHost
+from akunu_py.engine.job import Job
+from akunu_py.engine.loop import StepLoop
 from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel

@@ -8,9 +8,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from akunu_py.decoding.generate.prefill import ChunkSizes, prefill
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.target import Target
+from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.prefill import ChunkSizes, prefill
+from akunu_py.engine.target import Target
 from tests.support.decoding import decode
 from tests.support.families import build
 from tests.support.tiny import VOCABULARY, Adversary

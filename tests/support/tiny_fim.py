@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
 from tests.support.tiny import write_tiny_llama
 
 _PRINTABLE = [chr(code) for code in range(32, 127)]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from akunu_py.decoding.events import (
+from akunu_py.engine.events import (
     Event,
     TextDelta,
     ToolCallArguments,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from akunu_py.decoding.generate import answer_jobs
-from akunu_py.decoding.model.engine import Engine
-from akunu_py.decoding.text import thinking as channels
-from akunu_py.decoding.tools.formats import FORMATS
-from akunu_py.decoding.tools.rendering import format_of
+from akunu_py.engine import answer_jobs
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.text import thinking as channels
+from akunu_py.engine.tools.formats import FORMATS
+from akunu_py.engine.tools.rendering import format_of
 from akunu_py.types import GenerateOptions, SamplingOptions, ToolChoice
 from tests.support.tiny_fim import load_tiny
 

@@ -17,7 +17,7 @@ from textual.strip import Strip
 from textual.widgets import Markdown
 
 from akunu_py.chats.tree import ChatMessage, ConversationTree
-from akunu_py.decoding.events import Gauges
+from akunu_py.engine.events import Gauges
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.screens.conversation_list import ChosenConversation

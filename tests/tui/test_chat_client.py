@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from textual.message import Message as TextualMessage
 
-from akunu_py.decoding.events import AnnotatedPiece, Event, Finished, Gauges
-from akunu_py.decoding.generate.job import JobHandle
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.events import AnnotatedPiece, Event, Finished, Gauges
+from akunu_py.engine.job import JobHandle
+from akunu_py.engine.loop import StepLoop
 from akunu_py.errors import DamagedModel
 from akunu_py.tui.workers.chat_client import (
     AnswerFailed,

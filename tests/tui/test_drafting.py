@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from akunu_py.decoding.events import Gauges
+from akunu_py.engine.events import Gauges
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.transcript.drafting import DraftedSection, DraftingPanel, sparkline
 from akunu_py.tui.transcript.markdown import AnswerMarkdown

@@ -18,8 +18,8 @@ from akunu_py import paths
 from akunu_py.chats import database
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.tree import ChatMessage, ConversationTree
-from akunu_py.decoding.prompt_cache import cache_file
-from akunu_py.decoding.prompt_cache.cache_file import CacheMetadata
+from akunu_py.engine.histories import cache_file
+from akunu_py.engine.histories.cache_file import CacheMetadata
 from akunu_py.errors import ConversationError
 from akunu_py.tui.app import load_unsent, save_unsent
 from akunu_py.tui.controllers.library import Resume

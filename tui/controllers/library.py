@@ -10,7 +10,7 @@ from pathlib import Path
 
 from akunu_py.chats.export import file_name, format_of, render, write_new
 from akunu_py.chats.tree import ConversationInfo, ConversationTree
-from akunu_py.decoding.prompt_cache.prompt_cache_store import forget_conversation
+from akunu_py.engine.histories.prompt_cache_store import forget_conversation
 from akunu_py.errors import ConversationError
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.turns import TurnController

@@ -18,7 +18,7 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from akunu_py import paths
-from akunu_py.decoding.generate.model_host import release_streams
+from akunu_py.engine.host import release_streams
 from akunu_py.errors import AkunuError
 from akunu_py.models import catalog
 from akunu_py.models.catalog import CatalogEntry, Machine, describe_speed, recommend
@@ -271,7 +271,7 @@ def free_space() -> int | None:
 
 def probe_machine() -> tuple[int, Machine]:
     """Return the bytes available to a model, and the machine. Imports MLX; call in a thread."""
-    from akunu_py.decoding import device
+    from akunu_py.engine.model import device
 
     try:
         return device.available_memory(), device.machine()

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from textual.message import Message as TextualMessage
 
-from akunu_py.decoding.events import (
+from akunu_py.engine.answer import AnnotatedAnswerJob, memory
+from akunu_py.engine.events import (
     AnnotatedEnd,
     AnnotatedPiece,
     Event,
@@ -22,9 +23,8 @@ from akunu_py.decoding.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob, memory
-from akunu_py.decoding.generate.job import JobHandle
-from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, State
+from akunu_py.engine.host import ModelHost, State
+from akunu_py.engine.job import JobHandle, ModelLoop
 from akunu_py.errors import AkunuError, PromptTooLong, describe
 from akunu_py.types import (
     Constraint,

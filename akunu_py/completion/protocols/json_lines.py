@@ -39,8 +39,8 @@ from akunu_py.completion.completion_request import (
     CompletionRequest,
     SourceFile,
 )
-from akunu_py.decoding.events import Failed
-from akunu_py.decoding.generate.model_host import State
+from akunu_py.engine.events import Failed
+from akunu_py.engine.host import State
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError, describe
 from akunu_py.interrupts import exit_without_teardown, interruptible
 from akunu_py.text import print_warnings

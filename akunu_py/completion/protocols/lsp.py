@@ -30,8 +30,8 @@ from akunu_py.completion.completion_queue import (
 )
 from akunu_py.completion.completion_request import Completion, CompletionRequest, SourceFile
 from akunu_py.completion.prompt.project_imports import head_of_file
-from akunu_py.decoding.events import Failed
-from akunu_py.decoding.generate.model_host import State
+from akunu_py.engine.events import Failed
+from akunu_py.engine.host import State
 from akunu_py.errors import INTERRUPTED, AkunuError, describe
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.version import __version__

@@ -19,10 +19,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from akunu_py.decoding.chat_format.effort import Effort, choose_thinking, thinking_variables
-from akunu_py.decoding.constraint.answer_limits import can_limit_thinking
-from akunu_py.decoding.constraint.matcher import MAX_CONSTRAINT
-from akunu_py.decoding.model.tokens import continues_answer
+from akunu_py.engine.constraint.answer_limits import can_limit_thinking
+from akunu_py.engine.constraint.matcher import MAX_CONSTRAINT
+from akunu_py.engine.model.tokens import continues_answer
+from akunu_py.engine.template.effort import Effort, choose_thinking, thinking_variables
 from akunu_py.errors import one_line
 from akunu_py.serve.dialect.bodies import Body, Ignored, KnownOnly
 from akunu_py.serve.dialect.request_errors import invalid

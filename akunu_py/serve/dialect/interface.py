@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from akunu_py.decoding import events
-from akunu_py.decoding.generate.job import Job
+from akunu_py.engine import events
+from akunu_py.engine.job import Job
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.types import Stats, TokenLogprobs, ToolCall

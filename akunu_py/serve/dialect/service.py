@@ -16,8 +16,8 @@ from akunu_py.completion.prompt.layout import (
     make_prompt,
     name_files,
 )
-from akunu_py.decoding.generate.step_loop import StepLoop
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.loop import StepLoop
 from akunu_py.errors import PromptTooLong
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.types import GenerateOptions, Message

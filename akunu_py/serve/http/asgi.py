@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from akunu_py.decoding.events import Event
+from akunu_py.engine.events import Event
 from akunu_py.errors import AkunuError
 from akunu_py.serve.dialect.bodies import parse
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest

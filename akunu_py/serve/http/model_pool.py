@@ -16,9 +16,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from akunu_py.decoding.embedding import Embedder
-from akunu_py.decoding.generate.model_host import ModelHost, ModelLoop, SharedPasses, State
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.embedding import Embedder
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.events import SharedPasses
+from akunu_py.engine.host import ModelHost, State
+from akunu_py.engine.job import ModelLoop
 from akunu_py.errors import AkunuError, MemoryInUse
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
 from akunu_py.serve.dialect.service import Service

@@ -8,16 +8,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from akunu_py.decoding.events import (
+from akunu_py.engine.events import (
     AnnotatedPiece,
     Event,
     Finished,
+    SharedPasses,
     TextDelta,
     ThinkingDelta,
     ToolCallArguments,
     ToolCallStarted,
 )
-from akunu_py.decoding.generate.model_host import SharedPasses
 from akunu_py.serve.dialect.interface import statistics
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.text import displayable, on_one_line

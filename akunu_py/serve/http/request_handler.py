@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Send
 
-from akunu_py.decoding.events import (
+from akunu_py.engine.events import (
     Event,
     Failed,
     Finished,
@@ -24,8 +24,8 @@ from akunu_py.decoding.events import (
     ThinkingDelta,
     ToolCallArguments,
 )
-from akunu_py.decoding.generate.job import Job
-from akunu_py.decoding.generate.model_host import ModelHost
+from akunu_py.engine.host import ModelHost
+from akunu_py.engine.job import Job
 from akunu_py.serve.dialect.bodies import MAX_BYTES
 from akunu_py.serve.dialect.interface import CollectedAnswer, Dialect, Encoder, PreparedRequest
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping, request_error

@@ -19,7 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from akunu_py.decoding.model.engine import Engine
+from akunu_py.engine.engine import Engine
 from akunu_py.errors import AkunuError, DamagedModel, UsageError
 from akunu_py.models.load.model_files import read_settings
 from akunu_py.serve.dialect.service import Service

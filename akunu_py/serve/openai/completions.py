@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import Field
 
-from akunu_py.decoding import events
-from akunu_py.decoding.constraint.answer_limits import compile_rules
-from akunu_py.decoding.generate.answer_jobs import prompt_rewrites, text_job
-from akunu_py.decoding.generate.job import Job
+from akunu_py.engine import events
+from akunu_py.engine.answer_jobs import prompt_rewrites, text_job
+from akunu_py.engine.constraint.answer_limits import compile_rules
+from akunu_py.engine.job import Job
 from akunu_py.serve.dialect.fields import (
     SamplingBody,
     choice_options,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from akunu_py.decoding.embedding import Embedder
+from akunu_py.engine.embedding import Embedder
 from akunu_py.serve.dialect.bodies import Body, Ignored, KnownOnly
 from akunu_py.serve.dialect.request_errors import invalid
 from akunu_py.serve.openai.shapes import texts_of

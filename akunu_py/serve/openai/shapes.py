@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from akunu_py.decoding.events import Finished
+from akunu_py.engine.events import Finished
 from akunu_py.serve.dialect.interface import DONE, CollectedAnswer, Encoder, frame, statistics
 from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError
 from akunu_py.types import TokenLogprobs

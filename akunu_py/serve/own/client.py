@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from akunu_py.completion.completion_request import CompletionReason
-from akunu_py.decoding.generate.model_host import LoadedModelFacts
+from akunu_py.engine.events import LoadedModelFacts
 from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.own.discovery import proof, running_servers
 from akunu_py.types import LoadOptions

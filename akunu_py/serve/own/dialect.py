@@ -12,9 +12,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from akunu_py.completion.completion_queue import CompletionJob
 from akunu_py.completion.completion_request import CompleteOptions, Completion, CompletionRequest
-from akunu_py.decoding.events import AnnotatedEnd, Event, Finished
-from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
-from akunu_py.decoding.generate.model_host import facts_of
+from akunu_py.engine.answer import AnnotatedAnswerJob
+from akunu_py.engine.engine import facts_of
+from akunu_py.engine.events import AnnotatedEnd, Event, Finished
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.interface import (
     Dialect,

@@ -16,22 +16,23 @@ from akunu_py.completion.completion_request import (
     CompletionReason,
     finished,
 )
-from akunu_py.decoding.events import (
+from akunu_py.engine.answer import AnnotatedAnswerJob
+from akunu_py.engine.events import (
     AnnotatedEnd,
     AnnotatedPiece,
     Event,
     Failed,
     Finished,
     Gauges,
+    LoadedModelFacts,
     PrefillProgress,
+    SharedPasses,
     TextDelta,
     ToolCallArguments,
     ToolCallFinished,
     ToolCallStarted,
 )
-from akunu_py.decoding.generate.annotated_answer import AnnotatedAnswerJob
-from akunu_py.decoding.generate.job import JobHandle
-from akunu_py.decoding.generate.model_host import LoadedModelFacts, SharedPasses
+from akunu_py.engine.job import JobHandle
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.types import Stats
 

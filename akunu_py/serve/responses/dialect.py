@@ -13,12 +13,12 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from akunu_py.decoding import events
-from akunu_py.decoding.constraint.matcher import compile_constraint, matches
-from akunu_py.decoding.generate.answer_jobs import chat_job, prompt_job
-from akunu_py.decoding.generate.job import Job, RunningJob
-from akunu_py.decoding.generate.request import Request, Step
-from akunu_py.decoding.generate.step_loop import StepLoop
+from akunu_py.engine import events
+from akunu_py.engine.answer_jobs import chat_job, prompt_job
+from akunu_py.engine.constraint.matcher import compile_constraint, matches
+from akunu_py.engine.job import Job, RunningJob
+from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.request import Request, Step
 from akunu_py.serve.dialect.bodies import merge_messages, text_of
 from akunu_py.serve.dialect.fields import (
     JSON_OBJECT,

@@ -1,1 +1,0 @@
-"""Answers: requests, prefill, the decode loop, and the thread that owns a model."""

@@ -1,0 +1,224 @@
+"""Jobs of one answer each, to a conversation with tools or to a plain prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from akunu_py.engine.constraint.answer_limits import can_limit_thinking, compile_rules
+from akunu_py.engine.constraint.tool_calls import constrained
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.events import (
+    Event,
+    Finished,
+    Logprobs,
+    PrefillProgress,
+    PromptProcessed,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from akunu_py.engine.job import BeginJob
+from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.request import Request, Status, Step
+from akunu_py.engine.template.effort import (
+    ThinkingChoice,
+    choose_thinking,
+    thinking_variables,
+)
+from akunu_py.engine.tools.tool_call_parser import ToolCallParser, parser_for
+from akunu_py.errors import UsageError
+from akunu_py.types import GenerateOptions, Message, Tool, ToolChoice
+
+
+def thinking_for(engine: Engine, options: GenerateOptions) -> ThinkingChoice:
+    """Return how an answer thinks. Raises UsageError if the model cannot do without thinking."""
+    mode, budget = options.thinking, options.thinking_budget
+    if mode == "default":
+        return ThinkingChoice({}, budget, has_effect=True)
+    tokenizer = engine.tokens.tokenizer
+    choice = choose_thinking(
+        thinking_variables(tokenizer),
+        enabled=mode != "off",
+        effort=None if mode in ("on", "off") else mode,  # type: ignore[arg-type]
+        budget=budget,
+        has_budget=can_limit_thinking(tokenizer),
+    )
+    if mode == "off" and not choice.has_effect:
+        raise UsageError(f"{engine.name} cannot answer without thinking; set thinking to default")
+    return choice
+
+
+def chat_job(
+    engine: Engine,
+    messages: Sequence[Message],
+    options: GenerateOptions,
+    tools: Sequence[Tool] = (),
+    choice: ToolChoice | None = None,
+    *,
+    parallel: bool = True,
+    enforce: bool = False,
+    predicted: str = "",
+    variables: Mapping[str, Any] = {},
+) -> BeginJob:
+    """Return a job that answers a conversation.
+
+    choice: default "auto". parallel: allow several calls; otherwise the answer ends after one.
+    enforce: see `constrained`.
+    predicted: text the answer may repeat, to draft from. variables: of the chat template. Raises
+    UsageError or UnsupportedModel at once if the request cannot be honored.
+    """
+    chosen = choice or ToolChoice()
+    codec, stable = engine.tokens, None
+    prompt = codec.encode_chat(messages, tools, variables)
+    if engine.needs_checkpoints or options.side_request:
+        side = options.side_request
+        stable = codec.stable_prefix(messages, prompt, tools, variables, side_request=side)
+    context = [codec.encode_text(predicted)] if predicted else []
+    context += prompt_rewrites(engine, prompt, options)
+    sampling = constrained(
+        codec, options.sampling, tools, chosen, parallel=parallel, enforce=enforce
+    )
+    markers = parser_for(codec.tokenizer, tools).markers
+    asked = replace(options, sampling=sampling, markers=(*options.markers, *markers))
+    rules = compile_rules(codec, asked)  # here, because the model's thread answers others, too
+    exclusive = options.sampling.constraint is not None and chosen.mode in ("auto", "none")
+    one_call = not parallel or chosen.mode == "named"
+
+    def begin(loop: StepLoop) -> AnswerEvents:
+        allowed = chosen.mode != "none"
+        parser = parser_for(codec.tokenizer, tools, allowed=allowed, exclusive=exclusive)
+        request = loop.request(prompt, asked, context, stable, rules)
+        may_call = bool(tools) and allowed and not exclusive
+        thought = parser_for(codec.tokenizer, tools) if may_call else None
+        return AnswerEvents(request, parser, thought, one_call=one_call)
+
+    return begin
+
+
+def prompt_rewrites(
+    engine: Engine, prompt: Sequence[int], options: GenerateOptions
+) -> list[list[int]]:
+    """Return the rewrites of `prompt`, if n-grams draft for the answer."""
+    if options.draft not in ("auto", "ngram") or engine.no_draft_reason:
+        return []
+    return engine.tokens.prompt_rewrites.of(prompt)
+
+
+def text_job(
+    prompt: Sequence[int],
+    options: GenerateOptions,
+    draft_context: Sequence[Sequence[int]] = (),
+    rules: Sequence[object] = (),
+) -> BeginJob:
+    """Return a job that continues token ids. draft_context, rules: see `Request`."""
+
+    def begin(loop: StepLoop) -> AnswerEvents:
+        request = loop.request(prompt, options, draft_context, rules=rules)
+        parser = parser_for(loop.engine.tokens.tokenizer, ())
+        return AnswerEvents(request, parser, one_call=False)
+
+    return begin
+
+
+def prompt_job(
+    engine: Engine,
+    prompt: Sequence[int],
+    options: GenerateOptions,
+    draft_context: Sequence[Sequence[int]] = (),
+) -> BeginJob:
+    """Return a `text_job` with the rewrites of its prompt. Compiles its grammar, as `chat_job`."""
+    rules = compile_rules(engine.tokens, options)
+    context = [*draft_context, *prompt_rewrites(engine, prompt, options)]
+    return text_job(prompt, options, context, rules)
+
+
+class AnswerEvents:
+    """The events of one request."""
+
+    def __init__(
+        self,
+        request: Request,
+        parser: ToolCallParser,
+        thought: ToolCallParser | None = None,
+        *,
+        one_call: bool,
+    ) -> None:
+        """thought: parses thinking. one_call: the answer ends after its first tool call.
+
+        Some models call tools before they close their thinking. Such calls count if the answer
+        has no text and no call; otherwise the model only planned them.
+        """
+        self.request = request
+        self._parser = parser
+        self._thought = thought
+        self._thought_calls: list[Event] = []
+        self._one_call = one_call
+        self._called = False  # the one call is complete
+        self._answered = False  # with text or a call
+        self._begun = False
+        self._delivered = 0  # logprobs
+
+    def add(self, steps: Sequence[Step]) -> list[Event]:
+        events = [event for step in steps for event in self._events(step)]
+        if self.request.status is Status.FINISHED:
+            events += self._end()
+        return events
+
+    def _events(self, step: Step) -> list[Event]:
+        """Return the events for one step; stop after the first call if only one is allowed."""
+        if isinstance(step, PrefillProgress):
+            return [step]
+        request, events = self.request, list[Event]()
+        if not self._begun:
+            self._begun = True
+            stats = request.stats
+            events.append(PromptProcessed(stats.prompt_tokens, stats.cached_tokens))
+        if fresh := tuple(request.logprobs[self._delivered :]):
+            self._delivered += len(fresh)
+            events.append(Logprobs(fresh))
+        found: list[Event] = [ThinkingDelta(step.thinking)] if step.thinking else []
+        if self._thought and step.thinking:
+            self._thought_calls += self._thought.add(step.thinking)
+        if not self._called:
+            found += self._answer(self._parser.add(step.text))
+        if self._one_call and (last := _first_end(found)):
+            del found[last:]
+            self._called = True
+            request.cancel()
+        return events + found
+
+    def _end(self) -> list[Event]:
+        request = self.request
+        rest = [] if self._called else self._answer(self._parser.finish())
+        reason = "stop" if self._called else request.finish_reason or "cancelled"
+        if self._thought and not self._answered and reason == "stop":
+            rest += _complete_calls([*self._thought_calls, *self._thought.finish()])
+            rest = rest[: _first_end(rest) or None] if self._one_call else rest
+        return [*rest, Finished(reason, replace(request.stats), request.stop_sequence)]
+
+    def _answer(self, events: Sequence[Event]) -> list[Event]:
+        """Note whether `events` belong to an answer, and return them."""
+        self._answered = self._answered or any(
+            not isinstance(event, TextDelta) or not event.text.isspace() for event in events
+        )
+        return list(events)
+
+
+def _complete_calls(events: Sequence[Event]) -> list[Event]:
+    """Return the events of calls that have an end."""
+    calls: list[Event] = []
+    call: list[Event] = []
+    for event in events:
+        call = [event] if isinstance(event, ToolCallStarted) else [*call, event]
+        if isinstance(event, ToolCallFinished):
+            calls += [each for each in call if not isinstance(each, TextDelta)]
+    return calls
+
+
+def _first_end(events: Sequence[Event]) -> int:
+    """Return the index after the first end of a call, 0 if there is none."""
+    ends = (index for index, event in enumerate(events) if isinstance(event, ToolCallFinished))
+    return next(ends, -1) + 1

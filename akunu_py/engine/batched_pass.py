@@ -1,0 +1,314 @@
+"""One forward pass over the rows of several requests.
+
+The rows of all requests enter the model as tokens [rows, 1]. Each layer sees a view over the
+requests' own caches, so that attention runs per request on its own keys, and everything bound by
+weights (projections, MLP, experts, output head) runs once. Caches are neither merged nor copied.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol
+
+import mlx.core as mx
+from mlx_lm.models import base
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+
+from akunu_py.engine import kv_cache
+from akunu_py.engine.model import output_rows
+from akunu_py.errors import one_line
+from akunu_py.models.mtp import Trunk
+
+_ATTENTION = (KVCache, QuantizedKVCache, RotatingKVCache)
+_TOLERANCE = 0.05  # of the logits' deviation; half precision rounds a batch differently
+
+
+class PassFollower(Protocol):
+    """A neural drafter that follows the passes of a request."""
+
+    trunk: Trunk | None  # runs the passes if the drafter uses their hidden states
+
+    def before_pass(self, cache: kv_cache.Cache) -> None:
+        """Prepare for a pass on `cache`."""
+
+    def keep_states(self, hidden: mx.array) -> None:
+        """Keep the hidden states [1, rows, width] of that pass, if there is a `trunk`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of one request in a pass."""
+
+    tokens: mx.array  # [rows]
+    cache: kv_cache.Cache
+    wanted: int | None = None  # last rows to compute logits for; None: all
+    followers: Sequence[PassFollower] = ()
+
+
+def run(model: Any, parts: Sequence[Part]) -> list[mx.array]:
+    """Run one pass over all parts. Returns lazy logits [wanted, vocab] for each part.
+
+    Parts of recurrent caches have one row if there are several; see `why_not_batched`.
+    """
+    trunk = None
+    for part in parts:
+        for each in part.followers:
+            each.before_pass(part.cache)
+            trunk = trunk or each.trunk
+    if len(parts) == 1:
+        return [_run_alone(model, parts[0], trunk)]
+    _route_attention()
+    spans, end = [], 0
+    for part in parts:
+        spans.append((end, end + part.tokens.size))
+        end += part.tokens.size
+    views = _views([part.cache for part in parts], spans)
+    tokens = mx.concatenate([part.tokens for part in parts])
+    counts = [part.wanted or part.tokens.size for part in parts]
+    ends_and_counts = zip((end for _, end in spans), counts, strict=True)
+    wanted = mx.array([row for end, n in ends_and_counts for row in range(end - n, end)])
+    if trunk is not None:
+        normed, hidden = trunk.forward(tokens[:, None], views)
+        logits = trunk.logits(normed[wanted])
+        for part, (start, stop) in zip(parts, spans, strict=True):
+            _keep_states(part, hidden[start:stop].swapaxes(0, 1))
+    elif sum(counts) == end:
+        logits = model(tokens[:, None], cache=views)
+    else:
+        logits = output_rows.run(model, tokens[:, None], views, lambda rows: rows[wanted])
+    ends = list(accumulate(counts))
+    return mx.split(logits[:, 0], ends[:-1])
+
+
+def _run_alone(model: Any, part: Part, trunk: Trunk | None) -> mx.array:
+    """Run a pass of one request. Returns lazy logits [wanted, vocab]."""
+    tokens, wanted = part.tokens[None], part.wanted or part.tokens.size
+    if trunk is not None:
+        normed, hidden = trunk.forward(tokens, part.cache)
+        _keep_states(part, hidden)
+        return trunk.logits(normed[:, -wanted:])[0]
+    if wanted == part.tokens.size:
+        return model(tokens, cache=part.cache)[0]
+    return output_rows.run(model, tokens, part.cache, lambda rows: rows[:, -wanted:])[0]
+
+
+def _keep_states(part: Part, hidden: mx.array) -> None:
+    for each in part.followers:
+        each.keep_states(hidden)
+
+
+def _views(caches: Sequence[kv_cache.Cache], spans: Sequence[tuple[int, int]]) -> list[Any]:
+    views: list[Any] = []
+    known: dict[tuple[int, ...], mx.array] = {}  # positions by offsets: one array for most layers
+    for entries in zip(*caches, strict=True):
+        if type(entries[0]) is CacheList:
+            views.append(_views([entry.caches for entry in entries], spans))
+        elif type(entries[0]) is ArraysCache:
+            views.append(_StateView(entries))
+        else:
+            offsets = tuple(entry.offset for entry in entries)
+            if offsets not in known:
+                rows = [
+                    offset + row
+                    for offset, (start, end) in zip(offsets, spans, strict=True)
+                    for row in range(end - start)
+                ]
+                known[offsets] = mx.array(rows, mx.int32)
+            views.append(_AttentionView(entries, spans, known[offsets]))
+    return views
+
+
+class _PerRequest(list[Any]):
+    """One value for each request, passed through the model to `_attention`."""
+
+
+class _Fetched(_PerRequest):
+    """Keys or values of each request, [1, heads, its tokens, dim]."""
+
+    def __init__(self, arrays: Iterable[Any], spans: Sequence[tuple[int, int]]) -> None:
+        super().__init__(arrays)
+        self._spans = spans
+
+    def swapaxes(self, first: int, second: int) -> mx.array:
+        """Return a copy for each row, padded to the longest request, with axes swapped.
+
+        Multi-head latent attention multiplies its position keys before it calls `_attention`.
+        """
+        longest = max(each.shape[2] for each in self)
+        padded = [
+            mx.pad(each, [(0, 0), (0, 0), (0, longest - each.shape[2]), (0, 0)]) for each in self
+        ]
+        rows = [
+            mx.repeat(each, end - start, axis=0)
+            for each, (start, end) in zip(padded, self._spans, strict=True)
+        ]
+        return mx.concatenate(rows).swapaxes(first, second)
+
+
+class _AttentionView:
+    """One layer's KV caches."""
+
+    def __init__(
+        self, entries: Sequence[Any], spans: Sequence[tuple[int, int]], positions: mx.array
+    ) -> None:
+        """positions: of all rows, [rows]."""
+        self.entries = entries
+        self.spans = spans
+        self.offset = positions
+
+    def make_mask(self, rows: int, **options: Any) -> _PerRequest | None:
+        """Return the masks of all requests, None if `_attention` needs none."""
+        masks = _PerRequest(
+            entry.make_mask(end - start, **{**options, "return_array": False})
+            for entry, (start, end) in zip(self.entries, self.spans, strict=True)
+        )
+        return masks if any(isinstance(mask, mx.array) for mask in masks) else None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Append each request's rows of keys and values [rows, heads, 1, dim] to its own cache.
+
+        Return two lists over the requests: all keys of its cache, and all values.
+        """
+        both = [
+            entry.update_and_fetch(own_keys, own_values)
+            for entry, own_keys, own_values in zip(
+                self.entries, self.split(keys), self.split(values), strict=True
+            )
+        ]
+        keys, values = (_Fetched(each, self.spans) for each in zip(*both, strict=True))
+        return keys, values
+
+    def split(self, rows: mx.array) -> list[mx.array]:
+        """Return each request's part of [rows, heads, 1, dim] as [1, heads, its rows, dim]."""
+        parts = mx.split(rows, [start for start, _ in self.spans[1:]])
+        return [part if len(part) == 1 else part.swapaxes(0, 2) for part in parts]
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """Return each request's keys and values, for layers that share them."""
+        both = [entry.keys_and_values() for entry in self.entries]
+        return _PerRequest(each[0] for each in both), _PerRequest(each[1] for each in both)
+
+
+class _StateView:
+    """One layer's recurrent states; each request has one row."""
+
+    lengths = left_padding = None
+
+    def __init__(self, entries: Sequence[Any]) -> None:
+        self._entries = entries
+
+    def __getitem__(self, index: int) -> mx.array:
+        return mx.concatenate([entry[index] for entry in self._entries])
+
+    def __setitem__(self, index: int, value: mx.array) -> None:
+        for row, entry in enumerate(self._entries):
+            entry[index] = value[row : row + 1]
+
+    def make_mask(self, rows: int) -> None:
+        """Every row is valid."""
+
+    def advance(self, rows: int) -> None:
+        """Lengths are not tracked."""
+
+
+_plain_attention = base.scaled_dot_product_attention
+
+
+def _attention(
+    queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, **options: Any
+) -> mx.array:
+    """Run attention for each request on its own keys. queries: [rows, heads, 1, dim].
+
+    mask: a `_PerRequest`, None, or scores to add, [rows, heads, 1, longest].
+    """
+    if type(cache) is not _AttentionView:
+        return _plain_attention(queries, keys, values, cache, scale, mask, **options)
+    outputs = []
+    masks = cache.split(mask) if isinstance(mask, mx.array) else mask
+    for index, own_queries in enumerate(cache.split(queries)):
+        own_mask = None if masks is None else masks[index]
+        rows = own_queries.shape[2]
+        if isinstance(mask, mx.array):
+            own_mask = _causal(own_mask, keys[index].shape[2])
+        elif own_mask is None and rows > 1:
+            own_mask = "causal"
+        entry, own_keys, own_values = cache.entries[index], keys[index], values[index]
+        output = _plain_attention(
+            own_queries, own_keys, own_values, entry, scale, own_mask, **options
+        )
+        outputs.append(output if rows == 1 else output.swapaxes(0, 2))
+    return mx.concatenate(outputs)
+
+
+def _causal(scores: mx.array, tokens: int) -> mx.array:
+    """Return the scores of the last rows [1, heads, rows, longest] on `tokens` tokens, masked."""
+    scores, rows = scores[..., :tokens], scores.shape[2]
+    if rows == 1:
+        return scores
+    lowest = mx.array(mx.finfo(scores.dtype).min, scores.dtype)
+    return mx.where(base.create_causal_mask(rows, tokens - rows), scores, lowest)
+
+
+def _route_attention() -> None:
+    """Let all loaded model families call `_attention`, which they import by name."""
+    for name, module in list(sys.modules.items()):
+        known = vars(module).get("scaled_dot_product_attention")
+        if name.startswith("mlx_lm.models.") and known is _plain_attention:
+            vars(module)["scaled_dot_product_attention"] = _attention
+
+
+def why_not_batched(model: Any, kv_bits: int | None = None) -> str | None:
+    """Return why requests to `model` cannot share a pass, None if they can.
+
+    Compares passes over two requests with passes over each of them alone.
+    """
+    empty = kv_cache.new_cache(model, kv_bits)
+    unknown = [
+        type(entry).__name__
+        for entry in kv_cache.leaves(empty)
+        if type(entry) not in (*_ATTENTION, ArraysCache)
+    ]
+    if isinstance(empty, kv_cache.SharedCache):
+        return "it is split over several hosts"
+    if unknown:
+        return f"its cache ({', '.join(sorted(set(unknown)))}) cannot be batched"
+    rows = (1, 1) if kv_cache.is_recurrent(empty) else (1, 3)
+    try:
+        together, alone = (_trial(model, kv_bits, rows, batched=each) for each in (True, False))
+        deviation = mx.std(alone).item()
+        difference = mx.sqrt(mx.mean(mx.square(together - alone))).item()
+    except Exception as error:  # noqa: BLE001 - any failure of a model's code means no batching
+        return f"its layers do not support it ({one_line(error, 80)})"
+    if not difference <= _TOLERANCE * deviation:
+        return "its layers give other results in a batch"
+    return None
+
+
+_PROMPTS = (1, 2, 3, 4, 5), (3, 1, 2)
+
+
+def _trial(model: Any, kv_bits: int | None, rows: Sequence[int], *, batched: bool) -> mx.array:
+    """Return the logits of two passes over two requests, [rows, vocab] of float32."""
+    caches = [kv_cache.new_cache(model, kv_bits) for _ in _PROMPTS]
+    logits = []
+    for prompt, cache in zip(_PROMPTS, caches, strict=True):
+        mx.eval(model(mx.array([prompt]), cache=cache))
+    for _ in range(2):
+        parts = [
+            Part(mx.array(prompt[:count]), cache)
+            for prompt, cache, count in zip(_PROMPTS, caches, rows, strict=True)
+        ]
+        if batched:
+            logits += run(model, parts)
+        else:
+            logits += [model(part.tokens[None], cache=part.cache)[0] for part in parts]
+    return mx.concatenate(logits).astype(mx.float32)

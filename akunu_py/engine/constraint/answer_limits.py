@@ -1,0 +1,224 @@
+"""Limits on an answer by counting its tokens: a budget for thinking, and a minimum length.
+
+At the budget, the tokens that end thinking are the only ones that can be sampled, so drafting,
+batching and seeds do not change where thinking ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+from akunu_py.engine.constraint.likely_json import Compiled
+from akunu_py.engine.constraint.masks import TokenMasks
+from akunu_py.engine.constraint.matcher import ConstraintMatcher, compile_ahead
+from akunu_py.engine.model.tokens import TokenCodec
+from akunu_py.engine.template.chat_template import cached_per_tokenizer
+from akunu_py.engine.text.thinking import (
+    HARMONY,
+    HARMONY_ANSWER,
+    HARMONY_NEXT,
+    channels_of,
+    marker_tokens,
+    unfinished_thinking,
+)
+from akunu_py.types import DraftGuide, GenerateOptions
+
+_FAR = 512  # tokens; more than a pass and the pass launched behind it can yield
+
+
+@dataclass(frozen=True, slots=True)
+class _Markers:
+    """The tokens around thinking."""
+
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+    forced_end: tuple[int, ...]  # begins with `end`; the answer follows
+    in_channels: bool = False
+
+
+@cached_per_tokenizer
+def _markers_of(tokenizer: Any) -> _Markers | None:
+    def encode(text: str) -> tuple[int, ...]:
+        return tuple(map(int, tokenizer.encode(text, add_special_tokens=False)))
+
+    start, end = marker_tokens(tokenizer)
+    if not start:
+        return None
+    if channels_of(tokenizer) is HARMONY:
+        return _Markers(start, end, end + encode(HARMONY_NEXT + HARMONY_ANSWER), in_channels=True)
+    return _Markers(start, end, end)
+
+
+def can_limit_thinking(tokenizer: Any) -> bool:
+    """Return whether the model thinks, between markers that a budget can force."""
+    return _markers_of(tokenizer) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The position of an answer in its thinking."""
+
+    thinking: bool
+    tail: tuple[int, ...] = ()  # the last tokens, up to the length of a marker
+    used: int = 0  # thinking tokens
+    forced: int = 0  # tokens of the forced end so far
+    answered: bool = False  # the answer has begun, so no thinking follows
+
+
+class ThinkingBudget:
+    """At most `limit` tokens of thinking, in all blocks together."""
+
+    def __init__(self, codec: TokenCodec, limit: int, prompt: Sequence[int]) -> None:
+        markers = _markers_of(codec.tokenizer)
+        assert markers is not None
+        self._tokenizer, self._markers, self._limit = codec.tokenizer, markers, limit
+        thought = unfinished_thinking(codec.tokenizer, prompt)
+        self.place = _Place(thought is not None, used=thought or 0)
+
+    @property
+    def free(self) -> bool:
+        """Whether the next passes cannot reach the limit."""
+        return self.place.answered or self._limit - self.place.used > _FAR
+
+    def forced(self) -> tuple[int, ...]:
+        """Return the tokens that must follow, () for any."""
+        place = self.place
+        if not place.thinking or place.used < self._limit:
+            return ()
+        return self._markers.forced_end[place.forced :]
+
+    def step(self, token: int) -> None:
+        """Count a token."""
+        place, markers = self.place, self._markers
+        if place.answered:
+            return
+        if self.forced():
+            done = place.forced + 1 == len(markers.forced_end)
+            after = _Place(False, used=place.used, answered=done and markers.in_channels)
+            self.place = after if done else replace(place, forced=place.forced + 1)
+            return
+        tail = (*place.tail, token)[-max(len(markers.start), len(markers.end)) :]
+        if place.thinking:
+            used = place.used + 1
+            ended = tail[-len(markers.end) :] == markers.end
+            begun = _overlap(tail, markers.end) if used == self._limit else 0
+            self.place = _Place(not ended, () if ended else tail, used, begun)
+        elif tail[-len(markers.start) :] == markers.start:
+            self.place = _Place(True, used=place.used)
+        else:
+            self.place = _Place(False, tail, place.used, answered=self._begins_answer(tail))
+
+    def _begins_answer(self, tail: tuple[int, ...]) -> bool:
+        """Return whether thinking can no longer begin; between channels, it always can."""
+        if self._markers.in_channels or tail == self._markers.start[: len(tail)]:
+            return False
+        return bool(self._tokenizer.decode(list(tail)).strip())
+
+
+def _overlap(tail: tuple[int, ...], marker: tuple[int, ...]) -> int:
+    """Return how many tokens of `marker` are at the end of `tail`."""
+    sizes = range(min(len(marker) - 1, len(tail)), 0, -1)
+    return next((size for size in sizes if tail[-size:] == marker[:size]), 0)
+
+
+class AnswerLimits(TokenMasks):
+    """The limits of an answer, and its grammar if it has one."""
+
+    def __init__(
+        self,
+        codec: TokenCodec,
+        matcher: ConstraintMatcher | None,
+        budget: ThinkingBudget | None,
+        min_tokens: int,
+    ) -> None:
+        super().__init__(codec.vocabulary, codec.stop_tokens)
+        self._matcher, self._budget = matcher, budget
+        self._missing = min_tokens  # tokens before the answer may end
+        self._saved: tuple[int, _Place | None] = (0, None)
+
+    @property
+    def complete(self) -> bool:
+        return self._matcher is not None and self._matcher.complete
+
+    @property
+    def free(self) -> bool:
+        near = self._missing > 0 or not (self._budget is None or self._budget.free)
+        return self._matcher is None and not near
+
+    def begin_draft(self) -> None:
+        self._saved = self._missing, self._budget.place if self._budget else None
+        if self._matcher is not None:
+            self._matcher.begin_draft()
+
+    def end_draft(self) -> None:
+        self._missing, place = self._saved
+        if self._budget is not None and place is not None:
+            self._budget.place = place
+        if self._matcher is not None:
+            self._matcher.end_draft()
+
+    def forced(self) -> tuple[list[int], bool]:
+        if self._budget is not None and (tokens := self._budget.forced()):
+            return list(tokens), True
+        return self._matcher.forced() if self._matcher is not None else ([], True)
+
+    def ending(self) -> tuple[list[int], int]:
+        return self._matcher.ending() if self._matcher is not None else ([], 0)
+
+    def mask(self) -> bytes:
+        if self._budget is not None and (tokens := self._budget.forced()):
+            return self._with(bytes(len(self._every_token)), tokens[:1])
+        mask = self._every_token if self._matcher is None else self._matcher.mask()
+        if not self._missing:
+            return mask
+        longer = self._without(mask, self._stop_tokens)
+        return longer if any(longer) else mask  # a grammar may end the answer early
+
+    def step(self, token: int) -> bool:
+        forced = self._budget.forced() if self._budget is not None else ()
+        if forced and token != forced[0]:
+            return False
+        if self._matcher is not None and not self._matcher.step(token):
+            return False
+        if self._budget is not None:
+            self._budget.step(token)
+        self._missing = max(0, self._missing - 1)
+        return True
+
+    def failure(self) -> str:
+        return self._matcher.failure() if self._matcher is not None else "thinking did not end"
+
+
+def compile_rules(codec: TokenCodec, options: GenerateOptions) -> list[Future[Compiled]]:
+    """Compile the grammars of an answer, so that `answer_rules` is quick. Callable in any thread.
+
+    Returns them; keep them until then. Raises UsageError if the constraint of the options cannot be
+    enforced.
+    """
+    if (constraint := options.sampling.constraint) is None:
+        return []
+    ends = codec.stop_tokens.union(options.stop_tokens)
+    return compile_ahead(replace(codec, stop_tokens=ends), constraint)
+
+
+def answer_rules(
+    codec: TokenCodec, options: GenerateOptions, prompt: Sequence[int]
+) -> tuple[TokenMasks | None, DraftGuide | None]:
+    """Return the rules for the tokens of an answer, and the guide of its drafts.
+
+    Raises UsageError if the constraint of the options cannot be enforced.
+    """
+    constraint, limit = options.sampling.constraint, options.thinking_budget
+    matcher = ConstraintMatcher(codec, constraint, prompt) if constraint else None
+    budget = None
+    # A grammar for channels decides itself whether there is thinking.
+    markers = _markers_of(codec.tokenizer)
+    if limit is not None and markers and not (matcher is not None and markers.in_channels):
+        budget = ThinkingBudget(codec, limit, prompt)
+    if budget is None and not options.min_tokens:
+        return matcher, matcher
+    limits = AnswerLimits(codec, matcher, budget, options.min_tokens)
+    return limits, limits if matcher is not None else None

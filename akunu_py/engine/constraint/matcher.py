@@ -1,0 +1,385 @@
+"""Structured output: masks of the tokens that a grammar allows, by llguidance.
+
+Masks apply to the logits before sampling. So answers keep the model's distribution among those that
+match, and a forbidden draft token is never accepted. Verification walks the draft (consume, mask)
+with a copy of the matcher.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+from weakref import WeakValueDictionary
+
+from llguidance import LLMatcher, LLTokenizer
+
+from akunu_py.engine.constraint.likely_json import Compiled, LikelyJson, LikelyText
+from akunu_py.engine.constraint.masks import TokenMasks
+from akunu_py.engine.constraint.unique_keys import NO_KEYS, KeyTokens, advanced
+from akunu_py.engine.model.tokens import TokenCodec
+from akunu_py.engine.text.thinking import thinking_markers, unfinished_thinking
+from akunu_py.errors import SchemaError, UsageError
+from akunu_py.files import parse_json
+from akunu_py.json_schema import grammar as json_grammar
+from akunu_py.json_schema.layouts import COMPACT, FREE, LIKELY, UNORDERED, Layout
+from akunu_py.json_schema.regex import byte_tables, limits
+from akunu_py.text import on_one_line
+from akunu_py.types import Constraint
+
+MAX_CONSTRAINT = 1 << 20  # characters of a schema, a grammar, an expression
+COMPILE_SECONDS = 5.0
+_FORCED_SPECIAL = re.compile(rb"\xff\[([0-9]+)\]")
+_ESCAPE_OR_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
+_NAMES = {
+    "json_schema": "the JSON schema",
+    "json": "JSON",
+    "regex": "the regular expression",
+    "choice": "the choices",
+    "grammar": "the grammar",
+}
+_State = Literal["start", "thinking", "thought", "structure"]  # "start": thinking may open
+
+
+class ConstraintMatcher(TokenMasks):
+    """The position of an answer in its grammar.
+
+    A reasoning model may think first; until its thinking ends, only the end of the answer is
+    forbidden.
+    """
+
+    def __init__(self, codec: TokenCodec, constraint: Constraint, prompt: Sequence[int]) -> None:
+        """Raises UsageError if the constraint cannot be enforced."""
+        super().__init__(codec.vocabulary, codec.stop_tokens)
+        self._name = _NAMES[constraint.kind]
+        self._codec, self._constraint = codec, constraint
+        self._matcher = compile_constraint(codec, constraint)
+        self._tables = token_tables(codec)
+        self._likely = self._make_likely_text()
+        self._saved: tuple[Any, ...] = ()
+        self._structure: list[int] = []  # tokens consumed by the matcher
+        is_json = constraint.kind in ("json", "json_schema")
+        self._key_tokens = key_tokens(codec) if is_json else None
+        self._keys = NO_KEYS
+        self._start, self._end, self._newlines = _thinking_tokens(codec)
+        self._state: _State = "structure" if not self._end else "start"
+        if self._end and unfinished_thinking(codec.tokenizer, prompt) is not None:
+            self._state = "thinking"
+        self._thinking_tail: tuple[int, ...] = ()  # the last tokens of the thinking
+
+    @property
+    def complete(self) -> bool:
+        return self._state == "structure" and self._matcher.is_stopped()
+
+    def begin_draft(self) -> None:
+        # A copy takes 2 us. The rollback of llguidance 1.9.1 does not restore everything.
+        self._saved = (
+            self._state, self._thinking_tail, len(self._structure), self._matcher, self._keys
+        )  # fmt: skip
+        self._matcher = self._matcher.deep_copy()
+
+    def forced(self) -> tuple[list[int], bool]:
+        if self._state == "thinking" or self.complete:
+            return [], True
+        likely = self._likely
+        if likely is not None and (tokens := likely.forced(self._structure, self._saved[2])):
+            return tokens, False
+        text = self._matcher.compute_ff_bytes()
+        return forced_tokens(self._tables, text), True
+
+    def ending(self) -> tuple[list[int], int]:
+        if self._state != "structure" or self._likely is None:
+            return [], 0
+        return self._likely.ending()
+
+    def end_draft(self) -> None:
+        self._state, self._thinking_tail, length, self._matcher, self._keys = self._saved
+        if len(self._structure) > length:
+            del self._structure[length:]
+            if self._likely is not None:
+                self._likely.rewind(length)
+
+    def _make_likely_text(self) -> LikelyText | None:
+        constraint, tables = self._constraint, self._tables
+        made = _draft_grammars(constraint)
+        compile = partial(_start_compiling, self._codec, draft=True)
+        grammars = [partial(compile, *each) for each in made]
+        if not grammars or constraint.likely:
+            return LikelyText(grammars, partial(forced_tokens, tables)) if grammars else None
+        return LikelyJson(
+            grammars,
+            lambda token: tables.decode_bytes([token]),
+            tables.tokenize_bytes,
+            compact=constraint.compact,
+        )
+
+    def mask(self) -> bytes:
+        if self._state == "thinking":
+            return self._without(self._every_token, self._stop_tokens)
+        bits = self._matcher.compute_bitmask()[: len(self._every_token)]
+        if self._matcher.is_error() or not any(bits):
+            raise UsageError(self.failure())
+        if self._key_tokens is not None and (repeated := self._key_tokens.repeating(self._keys)):
+            # A pattern may allow only names that the object already has.
+            others = self._without(bits, repeated)
+            bits = others if any(others) else bits
+        return self._with(
+            bits, {"start": self._start, "thought": self._newlines}.get(self._state, ())
+        )
+
+    def step(self, token: int) -> bool:
+        if self._state == "thinking":
+            if token in self._stop_tokens:
+                return False
+            self._thinking_tail = (*self._thinking_tail, token)[-len(self._end) :]
+            if self._thinking_tail == self._end:
+                self._state = "thought"
+        elif self._state == "start" and token in self._start:
+            self._state = "thinking"
+        elif self._matcher.try_consume_tokens([token]) == 1:
+            self._state = "structure"
+            self._structure.append(token)
+            if self._key_tokens is not None:
+                self._keys = advanced(self._keys, self._key_tokens.texts[token])
+        else:
+            return self._state == "thought" and token in self._newlines
+        return True
+
+    def failure(self) -> str:
+        reason = on_one_line(self._matcher.get_error()) or "no token of the model may follow"
+        return f"{self._name} cannot be followed any further: {reason}; make it simpler"
+
+
+def _draft_grammars(constraint: Constraint) -> list[tuple[Constraint, Layout]]:
+    """Return the grammars to draft from, the narrowest first."""
+    if constraint.likely:
+        return [(replace(constraint, text=text, likely=()), FREE) for text in constraint.likely]
+    if constraint.kind not in ("json_schema", "json"):
+        return []
+    return [
+        (constraint, layout) for layout in (LIKELY, COMPACT if constraint.compact else UNORDERED)
+    ]
+
+
+def compile_constraint(
+    codec: TokenCodec, constraint: Constraint, seconds: float = COMPILE_SECONDS
+) -> LLMatcher:
+    """Compile a constraint. Raises UsageError if it is too large, too slow, or unsatisfiable."""
+    name = _NAMES[constraint.kind]
+    size = len(constraint.text) + sum(map(len, constraint.choices))
+    if size > MAX_CONSTRAINT:
+        raise UsageError(f"{name} must have {MAX_CONSTRAINT:,} characters at most, has {size:,}")
+    if not codec.stop_tokens:
+        raise UsageError(f"{codec.name} has no token that ends an answer, so {name} cannot be used")
+    layout = COMPACT if constraint.compact else FREE
+    future = _start_compiling(codec, constraint, layout)
+    if not wait([future], seconds).done:
+        raise UsageError(f"{name} took longer than {seconds:g} s; make it simpler")
+    if isinstance(failure := future.exception(), UsageError):
+        raise failure
+    if failure is not None:
+        raise UsageError(f"{name} cannot be used: {on_one_line(str(failure))}") from failure
+    matcher, error = future.result()
+    if error:
+        raise UsageError(f"{name} cannot be used: {on_one_line(error)}")
+    return matcher.deep_copy()
+
+
+def compile_ahead(codec: TokenCodec, constraint: Constraint) -> list[Future[Compiled]]:
+    """Compile all grammars of a constraint, so that the model's thread need not.
+
+    Returns them when the first two are ready; they stay available while the caller keeps them.
+    Raises UsageError as `compile_constraint` does.
+    """
+    compile_constraint(codec, constraint)
+    if constraint.kind in ("json", "json_schema"):
+        key_tokens(codec)
+    layout = COMPACT if constraint.compact else FREE
+    made = [_start_compiling(codec, constraint, layout)]
+    drafts = [_start_compiling(codec, *each, draft=True) for each in _draft_grammars(constraint)]
+    wait(drafts[:1])
+    return [*made, *drafts]
+
+
+def _start_compiling(
+    codec: TokenCodec, constraint: Constraint, layout: Layout, *, draft: bool = False
+) -> Future[Compiled]:
+    """Compile a constraint, or a grammar to draft from; JSON is drafted in bytes."""
+    in_bytes = draft and constraint.kind != "grammar"
+    tables = byte_tables() if in_bytes else token_tables(codec)
+    key = "bytes" if in_bytes else tables_key(codec)
+    what = replace(constraint, likely=()) if constraint.likely else constraint
+    return compiled((key, what, layout), lambda: _compile(tables, _grammar(constraint, layout)))
+
+
+_MOST = 32  # grammars; a request with strict tools has three
+_grammars: OrderedDict[Hashable, Future[Compiled]] = OrderedDict()  # least recently used first
+_alive: WeakValueDictionary[Hashable, Future[Compiled]] = WeakValueDictionary()  # all in use
+_lock = threading.Lock()
+
+
+def compiled(key: Hashable, work: Callable[[], Compiled]) -> Future[Compiled]:
+    """Return the grammar `key`, which `work` compiles in another thread if it is new.
+
+    A failed compile is not kept. Copy the matcher before use. llguidance releases the GIL and
+    limits its own work, so a compile that is too slow ends later.
+    """
+    with _lock:
+        if (known := _alive.get(key)) is not None:
+            if key in _grammars:
+                _grammars.move_to_end(key)
+            return known
+        future = _grammars[key] = _alive[key] = Future[Compiled]()
+        while len(_grammars) > _MOST:
+            _grammars.popitem(last=False)
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  (a Rust panic is no Exception)
+            with _lock:
+                if _alive.get(key) is future:
+                    del _alive[key]
+                    _grammars.pop(key, None)
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="grammar", daemon=True).start()
+    return future
+
+
+def matches(codec: TokenCodec, constraint: Constraint, text: str) -> bool:
+    """Return whether `text` matches. Raises UsageError as `compile_constraint` does."""
+    matcher = compile_constraint(codec, constraint)
+    tokens = token_tables(codec).tokenize_bytes(text.encode())
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def _grammar(constraint: Constraint, layout: Layout) -> str:
+    """Return the grammar in llguidance's own format. layout: of JSON. Raises UsageError."""
+    kind = constraint.kind
+    if constraint.compact and kind not in ("json_schema", "json"):
+        raise UsageError("compact is for JSON only: use a JSON schema, or any JSON")
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(constraint.text)
+    return LLMatcher.grammar_from_lark(lark(constraint, layout))
+
+
+def lark(constraint: Constraint, layout: Layout, prefix: str = "") -> str:
+    """Return the grammar in llguidance's dialect of Lark. Raises UsageError.
+
+    prefix: of all rule names, except those of a constraint that is a grammar itself.
+    """
+    kind = constraint.kind
+    if kind == "grammar":
+        return constraint.text
+    if kind in ("json_schema", "json"):
+        return _json_grammar(constraint, layout, prefix)
+    if kind == "regex":
+        escaped = _ESCAPE_OR_SLASH.sub(lambda match: match[1] or r"\x{2f}", constraint.text)
+        text = escaped.replace("\n", r"\n")
+        return f"{prefix}start: {prefix.upper()}R\n{prefix.upper()}R: /{text}/\n"
+    if not constraint.choices or not all(constraint.choices):
+        raise UsageError("expected at least one choice, and no empty ones")
+    return f"{prefix}start: {' | '.join(map(literal, constraint.choices))}\n"
+
+
+def literal(text: str) -> str:
+    """Return `text` as a string literal of a grammar."""
+    # JSON leaves DEL unescaped, but strings in a grammar cannot contain it.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _json_grammar(constraint: Constraint, layout: Layout, prefix: str) -> str:
+    try:
+        schema = parse_json(constraint.text) if constraint.kind == "json_schema" else True
+    except ValueError as error:
+        raise UsageError(f"the JSON schema is not JSON: {error}") from error
+    try:
+        return json_grammar(schema, replace(layout, open_objects=constraint.open_objects), prefix)
+    except SchemaError as error:
+        raise refusal(_NAMES[constraint.kind], error) from error
+
+
+def refusal(what: str, error: SchemaError) -> UsageError:
+    """Return the error for a schema that no grammar expresses."""
+    place = "" if error.place == "#" else f" at {error.place}"
+    return UsageError(f"{what} cannot be used{place}: {on_one_line(str(error))}")
+
+
+def _compile(tables: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
+    """Return the matcher, and why it cannot be used, "" if it can."""
+    matcher = LLMatcher(tables, grammar, log_level=0, limits=limits())
+    if not matcher.is_error():
+        mask = matcher.compute_bitmask()  # the first mask is the slowest to compute
+        if not matcher.is_error() and not any(mask):
+            return matcher, "it allows no text"
+    return matcher, matcher.get_error()
+
+
+def _thinking_tokens(codec: TokenCodec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return the opening token of thinking, if it is a single token, its end, and newlines."""
+    tokenizer = codec.tokenizer
+    if thinking_markers(tokenizer) is None:
+        return (), (), ()
+    start, end = tuple(tokenizer.think_start_tokens), tuple(tokenizer.think_end_tokens)
+    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in ("\n", "\n\n")]
+    newlines = tuple(tokens[0] for tokens in encoded if len(tokens) == 1)
+    return start if len(start) == 1 else (), end, newlines
+
+
+TablesKey = tuple[str, int, frozenset[int]]
+_TABLES = 8  # models and sets of stop tokens; making a table takes up to some seconds
+_tables: OrderedDict[TablesKey, LLTokenizer] = OrderedDict()
+_key_tokens: OrderedDict[TablesKey, KeyTokens] = OrderedDict()
+
+
+def key_tokens(codec: TokenCodec) -> KeyTokens:
+    """Return a model's tokens that can end a key. Raises UsageError as `token_tables` does."""
+    key = codec.digest, codec.vocabulary, frozenset[int]()  # for any stop tokens
+    tables = token_tables(codec)
+    if (found := _key_tokens.get(key)) is None:
+        found = KeyTokens([tables.decode_bytes([token]) for token in range(codec.vocabulary)])
+        _keep(_key_tokens, key, found)
+    return found
+
+
+def _keep(cache: OrderedDict[TablesKey, Any], key: TablesKey, value: object) -> None:
+    with _lock:
+        cache[key] = value
+        while len(cache) > _TABLES:
+            cache.popitem(last=False)
+
+
+def token_tables(codec: TokenCodec) -> LLTokenizer:
+    """Return a model's tables. Raises UsageError for tokenizers that llguidance does not know."""
+    key = tables_key(codec)
+    if (tables := _tables.get(key)) is None:
+        text, ends = codec.tokenizer.backend_tokenizer.to_str(), sorted(codec.stop_tokens)
+        try:
+            tables = LLTokenizer(text, n_vocab=codec.vocabulary, eos_token=ends)
+        except ValueError as error:
+            reason = on_one_line(str(error))
+            raise UsageError(
+                f"constrained answers do not support the tokenizer of {codec.name}: {reason}"
+            ) from error
+        _keep(_tables, key, tables)
+    return tables
+
+
+def tables_key(codec: TokenCodec) -> TablesKey:
+    """Return what identifies a model's tables."""
+    return codec.digest, codec.vocabulary, codec.stop_tokens
+
+
+def forced_tokens(tables: LLTokenizer, text: bytes) -> list[int]:
+    """Return the tokens of a matcher's forced text, which names special tokens by id."""
+    tokens: list[int] = []
+    for index, part in enumerate(_FORCED_SPECIAL.split(text)):
+        tokens += [int(part)] if index % 2 else tables.tokenize_bytes(part) if part else []
+    return tokens

@@ -1,0 +1,253 @@
+"""The drafters of a model: a pool of those that no request uses, which keep what they learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from akunu_py.engine.drafters.learned_state import UnsavedState
+from akunu_py.engine.drafters.neural import (
+    ExitDrafter,
+    ModelDrafter,
+    MtpDrafter,
+    NeuralDrafterBase,
+)
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.model.token_ids import common_prefix
+from akunu_py.engine.target import Target
+from akunu_py.errors import UsageError
+from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
+from akunu_py.ngram.neural_plan import DraftPlan
+from akunu_py.types import Drafter, DraftGuide, DraftMode, GenerateOptions, PassCosts
+
+_MOST_FREE = 16  # drafters
+
+
+class TrackedDrafter:
+    """A drafter that follows the history of a request, and its neural drafters.
+
+    `auto` rewinds when the history changes; other drafters are made again.
+    """
+
+    def __init__(
+        self,
+        create: Callable[[], tuple[Drafter, Drafter]] = lambda: (NoDrafter(), NoDrafter()),
+        neural: Sequence[NeuralDrafterBase] = (),
+        made_for: tuple[DraftMode, int] = ("off", 0),
+    ) -> None:
+        """create: returns a drafter, and the same one, wrapped. made_for: mode and draft tokens."""
+        self.made_for = made_for
+        self.neural = neural
+        # Conversation and number of tokens of the last request that must not be stored.
+        self._private: tuple[str, int] | None = None
+        self._seconds_before = 0.0
+        self._create = create
+        self._restart()
+
+    def _restart(self) -> None:
+        self._inner, drafter = self._create()
+        self.auto = self._inner if isinstance(self._inner, AutoDrafter) else None
+        self.tokens: list[int] = []
+        self.draft_only = 0  # leading tokens of the draft context
+        self._drafter = drafter
+        self.propose = drafter.propose
+        self.offer, self.take = drafter.offer, drafter.take
+        self.observe = drafter.observe
+
+    @property
+    def pipelines(self) -> bool:
+        return self._drafter.pipelines
+
+    @property
+    def drafting_cost(self) -> float:
+        """Cost of the neural draft of the last offer."""
+        return self.auto.drafting_cost if self.auto else 0.0
+
+    def allow_pipelining(self, allowed: bool) -> None:
+        """Set whether a pass may be launched while the previous one runs."""
+        if self.auto is not None:
+            self.auto.can_pipeline = allowed
+
+    def plan_neural(self, limit: int, known: PassCosts) -> DraftPlan | None:
+        """Return the best neural draft after the last `offer`, without drafting."""
+        return self.auto.plan_neural(limit, known) if self.auto and self.neural else None
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        if tokens:
+            self._drafter.extend(tokens)
+            self.tokens += tokens
+
+    def follow(
+        self, options: GenerateOptions, history: Sequence[int], draft_only: int, known: int
+    ) -> None:
+        """Learn the first `known` tokens of `history`. draft_only: of these, draft context only."""
+        shared = common_prefix(self.tokens, history)
+        if shared < len(self.tokens):
+            if self.auto is None:
+                self._restart()
+            else:
+                self.auto.rewind(shared)
+                del self.tokens[shared:]
+        self.draft_only = draft_only
+        if self.auto is not None:
+            self.auto.draft_only_tokens = draft_only
+            if not self._may_use_texts(options, shared):
+                self.auto.forget_texts()
+        self.extend(history[len(self.tokens) : known])
+        is_private = options.side_request or not options.may_store
+        self._private = (options.conversation, len(self.tokens)) if is_private else None
+
+    def _may_use_texts(self, options: GenerateOptions, shared: int) -> bool:
+        """Return whether a request may be drafted for with all that the last one taught.
+
+        shared: tokens at the start of both texts.
+        """
+        if self._private is None:
+            return True
+        conversation, size = self._private
+        return shared >= size or conversation == options.conversation != ""
+
+    def overlap(self, prompt: Sequence[int]) -> int:
+        """Return the tokens of the prompt that the drafter knows, minus those it would forget.
+
+        Only the history counts, because the draft context before it follows from the prompt.
+        """
+        known = self.tokens[self.draft_only :]
+        shared = common_prefix(known, prompt)
+        return shared - (len(known) - shared)
+
+    def set_guide(self, guide: DraftGuide | None) -> None:
+        """Set the grammar of the next answer, or None."""
+        if isinstance(self._inner, AutoDrafter | FixedDrafter):
+            self._inner.guide = guide
+
+    @property
+    def neural_seconds(self) -> float:
+        """Time that neural drafters took for this request."""
+        return self._total_seconds - self._seconds_before
+
+    @property
+    def _total_seconds(self) -> float:
+        return sum(each.total_seconds for each in self.auto.neural_drafters) if self.auto else 0.0
+
+    def attach(self, target: Target) -> None:
+        """Draft for another request from now on."""
+        self._seconds_before = self._total_seconds
+        for each in self.neural:
+            each.attach(target)
+        target.followers = self.neural
+
+    def release(self) -> None:
+        """Release neural drafters' state that does not stay with the history."""
+        for each in self.neural:
+            each.release()
+
+
+class DrafterPool:
+    """The drafters of a model. Each request takes one and gives it back."""
+
+    def __init__(self, engine: Engine, learned: UnsavedState) -> None:
+        self._engine = engine
+        self._learned = learned
+        self._free: list[TrackedDrafter] = []  # the last one given back is last
+        # Wraps each new drafter, for callers that count.
+        self.wrap: Callable[[Drafter, Target], Drafter] = lambda drafter, target: drafter
+
+    def take(
+        self, target: Target, options: GenerateOptions, prompt: Sequence[int]
+    ) -> TrackedDrafter:
+        """Return a drafter for these options: the free one that knows `prompt` best, or a new one.
+
+        Call before the prefill, because neural drafters observe it.
+        """
+        # Without rollback the model answers without drafts; front ends show the reason.
+        mode: DraftMode = "off" if self._engine.no_draft_reason else options.draft
+        made_for = mode, options.draft_tokens
+        fitting = [each for each in self._free if each.made_for == made_for]
+        if fitting:
+            drafter = max(fitting, key=lambda each: each.overlap(prompt))
+            self._free.remove(drafter)
+        else:
+            drafter = self._create(target, mode, options.draft_tokens)
+        drafter.attach(target)
+        return drafter
+
+    def give_back(self, drafter: TrackedDrafter) -> None:
+        """Keep a drafter for later requests."""
+        drafter.release()
+        self._free = [*self._free[1 - _MOST_FREE :], drafter]
+
+    def trim(self, most: int) -> None:
+        """Drop free drafters, whose indexes take memory, except the `most` last ones."""
+        del self._free[: len(self._free) - most]
+
+    def follow(
+        self,
+        drafter: TrackedDrafter,
+        options: GenerateOptions,
+        history: Sequence[int],
+        known_tokens: int | None = None,
+        draft_context: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Let a drafter learn `history`, or only its first `known_tokens` tokens.
+
+        draft_context: token sequences to draft from, placed before the history.
+        """
+        context = self._join_context(draft_context) if drafter.made_for[0] != "off" else []
+        if drafter.auto is not None:
+            self._learned.weights.load_into(drafter.auto.model)
+        known = len(history) if known_tokens is None else known_tokens
+        drafter.follow(options, [*context, *history], len(context), len(context) + known)
+
+    def learn(self, drafter: TrackedDrafter) -> None:
+        """Share the weights of the acceptance model after an answer."""
+        if drafter.auto is not None:
+            self._learned.weights.learn(drafter.auto.model)
+
+    def _join_context(self, draft_context: Sequence[Sequence[int]]) -> list[int]:
+        """Join the draft context, each sequence closed by a stop token."""
+        end = sorted(self._engine.tokens.stop_tokens)[:1]
+        return [token for tokens in draft_context for token in (*tokens, *end)]
+
+    def _create(self, target: Target, mode: DraftMode, draft_tokens: int) -> TrackedDrafter:
+        neural = [
+            kind.create(self._engine, target)
+            for name, kind in NEURAL_DRAFTERS.items()
+            if (name == mode or (mode == "auto" and kind.in_auto))
+            and not kind.unavailable(self._engine)
+        ]
+
+        def create() -> tuple[Drafter, Drafter]:
+            drafter: Drafter
+            if mode == "off":
+                drafter = NoDrafter()
+            elif mode == "fixed":
+                drafter = FixedDrafter(draft_tokens)
+            else:
+                drafter = AutoDrafter(
+                    self._learned.curve,
+                    stop_tokens=self._engine.tokens.stop_tokens,
+                    rerun_on_reject=self._engine.recurrent,
+                    answer_cache=self._learned.answer_cache,
+                    neural_drafters=neural,
+                    learned=self._learned.neural_drafters,
+                    ngrams=mode in ("auto", "ngram"),
+                )
+            return drafter, self.wrap(drafter, target)
+
+        return TrackedDrafter(create, neural, (mode, draft_tokens))
+
+
+# By the draft mode that uses only this one.
+NEURAL_DRAFTERS: Mapping[DraftMode, type[NeuralDrafterBase]] = {
+    "mtp": MtpDrafter,
+    "model": ModelDrafter,
+    "exit": ExitDrafter,
+}
+
+
+def check_mode(engine: Engine, mode: DraftMode) -> None:
+    """Raise UsageError if `mode` needs a neural drafter that the engine lacks."""
+    kind = NEURAL_DRAFTERS.get(mode)
+    if kind is not None and (why := kind.unavailable(engine)):
+        raise UsageError(f"--draft {mode}: {why}")

@@ -1,0 +1,268 @@
+"""Learned state of a model on this machine, kept between runs: costs, weights, answer cache.
+
+All are in the cache directory and may be deleted at any time. The answer cache is one file plus a
+journal of later answers. Damaged files are set aside with one warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import struct
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+from zlib import adler32
+
+from akunu_py import paths
+from akunu_py.engine.histories.prompt_cache_store import PromptCacheStore
+from akunu_py.errors import StoreError
+from akunu_py.files import locked, parse_json, read_bounded, temporary_prefix, write_atomically
+from akunu_py.ngram.acceptance_model import SharedWeights
+from akunu_py.ngram.answer_cache import AnswerCache
+from akunu_py.ngram.cost import CostCurve
+from akunu_py.ngram.neural_plan import LearnedDrafter
+
+_ANSWERS_PREFIX = "memory-"
+_JOURNAL_TOKENS = 20_000  # more are moved to the answer file; replaying them takes 30 ms
+_RECORD = struct.Struct("<II")  # tokens in the record, checksum of their bytes
+_TOKEN_BYTES = 4
+_MAX_FILE_BYTES = 1 << 25  # an answer cache takes 15 MB
+# Do not follow links, and do not block on pipes and devices.
+_OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+_T = TypeVar("_T")
+_LearnedCosts = tuple[CostCurve, dict[str, LearnedDrafter], SharedWeights]
+
+
+class UnsavedState:
+    """What the requests of one model learn and share. It never touches the disk."""
+
+    caches: PromptCacheStore | None = None  # on disk
+
+    def __init__(
+        self,
+        curve: CostCurve | None = None,
+        answer_cache: AnswerCache | None = None,
+        neural_drafters: dict[str, LearnedDrafter] | None = None,
+    ) -> None:
+        """answer_cache: to draft from; it gets no answers."""
+        self.curve = CostCurve() if curve is None else curve
+        self.neural_drafters = {} if neural_drafters is None else neural_drafters
+        self.weights = SharedWeights()
+        self.answer_cache = answer_cache
+
+    def save_costs(self) -> None:
+        """Save the costs for the next run."""
+
+    def add_answer(self, tokens: Sequence[int]) -> None:
+        """Add the tokens of an answer to the answer cache."""
+
+    def flush(self) -> None:
+        """Wait until everything is on disk."""
+
+    def close(self) -> None:
+        """Save the costs; nothing can be saved afterwards."""
+
+
+class LearnedState(UnsavedState):
+    """The learned state of one model on disk."""
+
+    _last_write: Future[None] | None = None
+
+    def __init__(
+        self,
+        model: Path,
+        tokenizer: str,
+        layout: str,
+        *,
+        answer_cache: bool,
+        caches: PromptCacheStore | None = None,
+        warnings: list[str] | None = None,
+        journal_tokens: int = _JOURNAL_TOKENS,
+    ) -> None:
+        """tokenizer: its digest. layout: device and weights format. caches: None for no disk.
+
+        warnings: receives the warnings; it may be shared by several states. journal_tokens: more
+        are moved to the answer file.
+        """
+        self.directory = directory_of(model)
+        self._curve_file = self.directory / f"curve-{_digest(layout)}.json"
+        self._answer_file = self.directory / f"{_ANSWERS_PREFIX}{_digest(tokenizer)}"
+        self._journal = self.directory / f"{_ANSWERS_PREFIX}{_digest(tokenizer)}.journal"
+        self._journal_tokens = journal_tokens
+        self.warnings = [] if warnings is None else warnings  # one line each, each once
+        # Writes in order. Moving a journal takes 80 ms, which no pass should wait for.
+        self._writer = ThreadPoolExecutor(1, "learned state")
+        self.curve, self.neural_drafters, self.weights = self._load_costs()
+        self.answer_cache = self._load_answers() if answer_cache else None
+        self.caches = caches
+
+    def save_costs(self) -> None:
+        """Save the costs for the next run, in another thread. Ignores disk errors."""
+        neural_drafters = {key: each.to_dict() for key, each in self.neural_drafters.items()}
+        others = {"networks": neural_drafters, "acceptance": self.weights.to_list()}
+        content = json.dumps(self.curve.to_dict() | others)
+        self._last_write = self._writer.submit(self._write_costs, content.encode())
+
+    def add_answer(self, tokens: Sequence[int]) -> None:
+        """Add the tokens of an answer to the answer cache, if enabled.
+
+        The files follow in another thread, see `flush`.
+        """
+        if self.answer_cache is not None and tokens:
+            self.answer_cache.learn(tokens)
+            self._last_write = self._writer.submit(self._store_answer, list(tokens))
+
+    def flush(self) -> None:
+        """Wait until everything is on disk."""
+        if self._last_write is not None:
+            self._last_write.result()
+
+    def close(self) -> None:
+        """Save the costs and end the thread that writes; nothing can be saved afterwards."""
+        self.save_costs()
+        self._writer.shutdown()
+
+    def _write_costs(self, content: bytes) -> None:
+        with contextlib.suppress(OSError), locked(self.directory / "lock"):
+            _write(self._curve_file, content)
+
+    def _store_answer(self, tokens: Sequence[int]) -> None:
+        """Append an answer to the journal, and move a long journal to the answer file."""
+        try:
+            with locked(self.directory / "lock"):
+                _append(self._journal, tokens)
+                if self._journal.stat().st_size > self._journal_tokens * _TOKEN_BYTES:
+                    # Reload: another process may have added answers.
+                    _write(self._answer_file, self._load_answers().dump())
+                    self._journal.unlink()
+        except OSError as error:
+            self._warn(f"cannot store the answer: {error.strerror or error}")
+
+    def _load_costs(self) -> _LearnedCosts:
+        def parse(data: bytes) -> _LearnedCosts:
+            content = parse_json(data)  # earlier versions had only costs
+            saved = content.get("networks", {})
+            neural_drafters = {key: LearnedDrafter.from_dict(each) for key, each in saved.items()}
+            weights = SharedWeights.from_list(content.get("acceptance", []))
+            return CostCurve.from_dict(content), neural_drafters, weights
+
+        nothing = CostCurve(), dict[str, LearnedDrafter](), SharedWeights()
+        return self._read(self._curve_file, parse, nothing, "learned costs")
+
+    def _load_answers(self) -> AnswerCache:
+        cache = self._read(self._answer_file, AnswerCache.load, AnswerCache(), "answer cache")
+
+        def replay(data: bytes) -> None:
+            for tokens in _answers(data):
+                cache.learn(tokens)
+
+        self._read(self._journal, replay, None, "answer cache")
+        return cache
+
+    def _read(self, path: Path, parse: Callable[[bytes], _T], default: _T, name: str) -> _T:
+        """Parse the file; return `default` if it is missing, unreadable or damaged."""
+        try:
+            return parse(read_bounded(path, _MAX_FILE_BYTES))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._warn(f"the {name} cannot be read: {error}")
+        except (ValueError, ArithmeticError, AttributeError, TypeError) as error:
+            self._set_aside(path, error)
+        return default
+
+    def _set_aside(self, path: Path, error: Exception) -> None:
+        aside = path.with_name(path.name + ".damaged")
+        with contextlib.suppress(OSError):
+            path.replace(aside)
+        self._warn(f"{path} is damaged and was set aside as {aside.name}: {error}")
+
+    def _warn(self, warning: str) -> None:
+        if warning not in self.warnings:
+            self.warnings.append(warning)
+
+
+def delete_answer_cache(model: Path) -> int:
+    """Delete the answer cache of `model`; return the bytes freed. Raises StoreError."""
+    freed = 0
+    try:
+        if (directory := directory_of(model)).exists():
+            with locked(directory / "lock"):
+                freed = answer_cache_bytes(model)
+                for path in _answer_files(directory):
+                    path.unlink()
+    except OSError as error:
+        raise StoreError(f"cannot delete {error.filename}: {error.strerror}") from error
+    return freed
+
+
+def answer_cache_bytes(model: Path) -> int:
+    """Return the size of `model`'s answer cache on disk in bytes."""
+    return sum(path.stat().st_size for path in _answer_files(directory_of(model)))
+
+
+def _answer_files(directory: Path) -> list[Path]:
+    """Return all files with answers, also unfinished ones."""
+    return [*directory.glob(f"{_ANSWERS_PREFIX}*"), *directory.glob(f".{_ANSWERS_PREFIX}*")]
+
+
+def directory_of(model: Path) -> Path:
+    """Return the directory of a model's learned state."""
+    return paths.cache_dir() / "learned" / paths.model_directory_name(model)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _append(path: Path, tokens: Sequence[int]) -> None:
+    """Append a record atomically."""
+    body = array("I", tokens).tobytes()
+    record = _RECORD.pack(len(tokens), adler32(body)) + body
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _OPEN_FLAGS, 0o600)
+    try:
+        if os.fstat(descriptor).st_size > _MAX_FILE_BYTES:
+            raise OSError(errno.EFBIG, f"{path.name} is too large")
+        # Drop an unfinished record at the end.
+        data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        size = max((end for _, end in _whole_records(data)), default=0)
+        os.ftruncate(descriptor, size)
+        if os.write(descriptor, record) < len(record):
+            os.ftruncate(descriptor, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(descriptor)
+
+
+def _whole_records(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of the records in a journal, except a truncated last one."""
+    start = 0
+    while start + _RECORD.size <= len(data):
+        end = start + _RECORD.size + _RECORD.unpack_from(data, start)[0] * _TOKEN_BYTES
+        if end > len(data):
+            return
+        yield start, end
+        start = end
+
+
+def _answers(journal: bytes) -> Iterator[list[int]]:
+    """Yield the answers of a journal. Raises ValueError if it is damaged."""
+    for start, end in _whole_records(journal):
+        body = journal[start + _RECORD.size : end]
+        if adler32(body) != _RECORD.unpack_from(journal, start)[1]:
+            raise ValueError("a record of the journal was altered")
+        yield array("I", body).tolist()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file under the lock, removing unfinished ones."""
+    for unfinished in path.parent.glob(f"{temporary_prefix(path)}*"):
+        unfinished.unlink()
+    write_atomically(path, data)

@@ -1,0 +1,514 @@
+"""Neural drafters: a draft model with its own KV cache, the target's MTP head, and early exits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from akunu_py.engine import kv_cache
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.histories.history import NO_OWNER, TokenHistory
+from akunu_py.engine.model import device
+from akunu_py.engine.model.drafters import DraftModel
+from akunu_py.engine.model.output_rows import cached_per_model, with_part
+from akunu_py.engine.model.token_ids import common_prefix
+from akunu_py.engine.target import Target
+from akunu_py.errors import UnsupportedModel
+from akunu_py.models.load.fit import PREFILL_ROWS
+from akunu_py.models.load.model_files import as_error
+from akunu_py.models.mtp import Head, Trunk
+from akunu_py.ngram.cost import PRIOR_SHAPE, interpolate
+from akunu_py.ngram.neural_plan import TokenView
+
+
+class NeuralDrafterBase:
+    """Base class of neural drafters, which sample with the target's sampler."""
+
+    name: str
+    key: str
+    relative_cost: float
+    longest: int
+    in_auto = True  # whether `--draft auto` uses it
+
+    @classmethod
+    def unavailable(cls, engine: Engine) -> str:
+        """Return why `engine` cannot have this drafter, "" if it can."""
+        raise NotImplementedError
+
+    @classmethod
+    def create(cls, engine: Engine, target: Target) -> NeuralDrafterBase:
+        """Create a drafter for the history of `target`."""
+        raise NotImplementedError
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._known = TokenView(())  # the history, then the draft
+
+    trunk: Trunk | None = None  # for a `PassFollower`
+
+    def attach(self, target: Target) -> None:
+        """Draft for another target, of the same model, from now on."""
+        self._target = target
+
+    def before_pass(self, cache: kv_cache.Cache) -> None:
+        """See `PassFollower`."""
+
+    def keep_states(self, hidden: mx.array) -> None:
+        """See `PassFollower`."""
+
+    @property
+    def prefilled(self) -> int:
+        raise NotImplementedError
+
+    def start_draft(self, known: Sequence[int]) -> bool:
+        raise NotImplementedError
+
+    def draft_token(self) -> tuple[int, float]:
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Release state that does not belong to the target's history."""
+
+    def clock(self) -> float:
+        return self._target.clock()
+
+    def _sample(self, logits: mx.array) -> tuple[int, float]:
+        """Sample the token after `_known` from logits [1, vocab] and append it."""
+        drafted = self._target.sample_draft(logits, self._known)
+        self._known.append(drafted[0])
+        return drafted
+
+
+class ModelDrafter(NeuralDrafterBase):
+    """A `NeuralDrafter` of a smaller model.
+
+    It samples with the target's sampler and noise, and the target accepts equal tokens. So the
+    output never depends on drafts, unlike with the rule of Leviathan et al.
+    Equal draws have at least the probability s / (2 - s), with s = sum(min(p, q)) (Daliri et al.
+    2025, "Coupling without communication and drafter-invariant speculative decoding", theorem 3).
+    """
+
+    name = "model"
+    longest = 16
+
+    @classmethod
+    def unavailable(cls, engine: Engine) -> str:
+        return (
+            "" if engine.draft_model else "name one with --draft-model, or draft_model in settings"
+        )
+
+    @classmethod
+    def create(cls, engine: Engine, target: Target) -> ModelDrafter:
+        assert engine.draft_model is not None
+        return cls(engine.draft_model, target)
+
+    def __init__(self, draft_model: DraftModel, target: Target) -> None:
+        super().__init__(target)
+        self.key, self.relative_cost = f"model {draft_model.name}", draft_model.relative_cost
+        self._model = draft_model.model
+        self._vocabulary = draft_model.vocabulary
+        self._has_drafted = False
+        self._compared: TokenHistory | None = None  # the draft model's history of the last draft
+
+    @property
+    def prefilled(self) -> int:
+        return len(self._history.tokens)
+
+    @property
+    def _history(self) -> TokenHistory:
+        """The draft model's history, attached to the target's history."""
+        histories = self._target.history.drafter_histories
+        if self.key not in histories:
+            histories[self.key] = TokenHistory(kv_cache.new_cache(self._model), NO_OWNER)
+        return histories[self.key]
+
+    def release(self) -> None:
+        """Release the draft model's history, which stays with the target's."""
+        self._compared = None
+
+    def start_draft(self, known: Sequence[int]) -> bool:
+        """Start a draft after `known`, or prefill one chunk so that answers stay cancellable."""
+        self._known, self._has_drafted = TokenView.of(known), False
+        history = self._history
+        same = self._known.unchanged if history is self._compared else 0
+        same = common_prefix(history.tokens, known, min(same, len(history.tokens)))
+        reached = history.reach(min(same, len(known) - 1))
+        if reached:
+            history.truncate(reached)
+        elif history.tokens:
+            del self._target.history.drafter_histories[self.key]
+        self._compared = self._history
+        if len(known) - reached <= PREFILL_ROWS:
+            return True
+        self._forward(PREFILL_ROWS)
+        mx.eval([entry.state for entry in self._history.cache])
+        self._checkpoint()
+        return False
+
+    def draft_token(self) -> tuple[int, float]:
+        logits = self._forward(len(self._known) - len(self._history.tokens))
+        if not self._has_drafted:  # later tokens may be rejected
+            self._checkpoint()
+        self._has_drafted = True
+        return self._sample(logits)
+
+    def _forward(self, count: int) -> mx.array:
+        """Run the next `count` known tokens. Returns the last row's logits, [1, vocab]."""
+        start = len(self._history.tokens)
+        rows = self._known[start : start + count]
+        # Replace tokens that only the target has: a wrong draft does not change the output.
+        seen = [token if token < self._vocabulary else 0 for token in rows]
+        logits = self._model(mx.array([seen]), cache=self._history.cache)[0, -1:]
+        self._history.tokens += rows
+        return logits
+
+    def _sample(self, logits: mx.array) -> tuple[int, float]:
+        """Pad the logits to the target's width, because the noise depends on it."""
+        width = self._target.vocabulary or self._vocabulary
+        if (more := width - logits.shape[-1]) > 0:
+            logits = mx.pad(logits, [(0, 0), (0, more)], constant_values=-math.inf)
+        return super()._sample(logits[:, :width])
+
+    def _checkpoint(self) -> None:
+        """Set a checkpoint if trimming is impossible. Keeps the last two."""
+        self._history.checkpoint()
+        del self._history.checkpoints[:-2]
+
+
+_KEPT = 512  # hidden states to keep of a prompt
+_PASS = 33  # maximum rows of a decode pass
+
+
+class HiddenStates:
+    """The last hidden states of a history, by position."""
+
+    def __init__(self, kept: int = _KEPT) -> None:
+        """kept: minimum number of states to keep."""
+        self._parts: list[tuple[int, mx.array]] = []  # (position of the first, [1, rows, width])
+        self._kept = kept
+
+    @property
+    def start(self) -> int:
+        """The first position with a state."""
+        return self._parts[0][0] if self._parts else 0
+
+    @property
+    def end(self) -> int:
+        """The position after the last state."""
+        return self._parts[-1][0] + self._parts[-1][1].shape[1] if self._parts else 0
+
+    def write(self, position: int, states: mx.array) -> None:
+        """Write states [1, rows, width] from `position` on, replacing later ones."""
+        while self._parts and self.end > position:
+            first, part = self._parts.pop()
+            if first < position:
+                self._parts.append((first, part[:, : position - first]))
+        if self.end != position:
+            self._parts = []
+        self._parts.append((position, states))
+        while self.end - self._parts[0][0] - self._parts[0][1].shape[1] >= self._kept:
+            del self._parts[0]
+
+    def read(self, begin: int, end: int) -> mx.array:
+        """Return the states of positions [begin, end), [1, rows, width]."""
+        found = [
+            part[:, max(0, begin - first) : end - first]
+            for first, part in self._parts
+            if first < end and first + part.shape[1] > begin
+        ]
+        return mx.concatenate(found, axis=1) if len(found) > 1 else found[0]
+
+
+class MtpDrafter(NeuralDrafterBase):
+    """A `NeuralDrafter` of an MTP head.
+
+    Row i of its cache combines the target's hidden state at position i with the next token, and
+    predicts the token after that. Further draft tokens use its own hidden states; these rows are
+    computed again once the target's states exist.
+    """
+
+    name = key = "mtp"
+    longest = 8  # heads trained for one token are rarely right further on
+
+    @classmethod
+    def unavailable(cls, engine: Engine) -> str:
+        return engine.no_mtp_head_reason
+
+    @classmethod
+    def create(cls, engine: Engine, target: Target) -> MtpDrafter:
+        assert engine.mtp_head is not None
+        return cls(engine.mtp_head.head, target, engine.mtp_head.relative_cost)
+
+    def __init__(self, head: Head, target: Target, share: float, kept: int = _KEPT) -> None:
+        """share: see `relative_cost`. kept: hidden states to keep of a prompt."""
+        super().__init__(target)
+        self._kept = kept
+        self.relative_cost, self._head = share, head
+        self.trunk = self._trunk = Trunk(target.model, normed=head.normed)
+        self._position = 0  # of the first row of the target's pass
+        self.release()
+
+    @property
+    def prefilled(self) -> int:
+        return max(self._first + len(self._seen), self._states.start)
+
+    def release(self) -> None:
+        self._states = HiddenStates(self._kept)
+        self._history: TokenHistory | None = None  # that the states belong to
+        self._restart()
+
+    def _restart(self) -> None:
+        self._cache = kv_cache.new_cache(self._head)
+        self._rows = 0  # of the cache
+        self._first = 0  # position of the first row
+        self._seen: list[int] = []  # tokens of the rows that used the target's hidden states
+        self._state: mx.array | None = None  # hidden state of the last row
+
+    def before_pass(self, cache: kv_cache.Cache) -> None:
+        if self._history is not self._target.history:
+            self.release()
+            self._history = self._target.history
+        self._position = next(
+            e.offset for e in kv_cache.leaves(cache) if type(e) in kv_cache.GROWING
+        )
+
+    def keep_states(self, hidden: mx.array) -> None:
+        end = self._position + hidden.shape[1]
+        if hidden.shape[1] > _PASS:  # of a prompt, whose logits are not computed
+            hidden = mx.contiguous(hidden[:, -self._kept :])
+            mx.async_eval(hidden)
+        self._states.write(end - hidden.shape[1], hidden)
+
+    def start_draft(self, known: Sequence[int]) -> bool:
+        self._known = TokenView.of(known)
+        start = self._first + 1
+        same = min(max(0, self._known.unchanged - start), len(self._seen))
+        self._trim(same + common_prefix(self._seen[same:], known[start + same :]))
+        self._state = None
+        return True
+
+    def draft_token(self) -> tuple[int, float]:
+        if self._state is None:
+            self._process_states()
+        while self._state is not None and self._first + self._rows < len(self._known) - 1:
+            self._state = self._forward(self._state, 1)
+        if self._state is None:
+            return -1, 0.0
+        return self._sample(self._trunk.logits(self._state[0, -1:]))
+
+    def _process_states(self) -> None:
+        """Process the target's new hidden states of this history."""
+        target, states = self._target, self._states
+        if self._history is not target.history:
+            return
+        # Later states may belong to rejected drafts.
+        end = min(states.end, len(target.tokens) + len(target.pending) - 1, len(self._known) - 1)
+        begin = min(self._first + self._rows, end - 1)  # at least one row, for its output
+        if begin < max(self._first, states.start):
+            self._restart()
+            begin = self._first = states.start
+        self._trim(begin - self._first)
+        if begin < end:
+            self._seen += self._known[begin + 1 : end + 1]
+            self._state = self._forward(states.read(begin, end), end - begin)[:, -1:]
+
+    def _forward(self, states: mx.array, rows: int) -> mx.array:
+        """Run the next `rows` tokens with the preceding states [1, rows, width]. Returns states."""
+        start = self._first + self._rows + 1
+        tokens = mx.array([self._known[start : start + rows]], mx.int32)
+        self._rows += rows
+        return self._head(self._trunk.embed(tokens), states, self._cache)
+
+    def _trim(self, rows: int) -> None:
+        """Keep only the first `rows` rows."""
+        kv_cache.trim(self._cache, self._rows - rows)
+        self._rows = rows
+        del self._seen[rows:]
+
+
+_LONGEST_EXIT_DRAFT = 8  # tokens
+_MEASURED = 96  # tokens for measuring agreement
+_CANDIDATES = 8  # exits to try, evenly spaced
+# Prose, an answer, code.
+_TEXT = """The river rises in the hills to the north and reaches the sea after two hundred miles. \
+In spring, when the snow melts, it is too wide to cross on foot.
+
+Q: What is the difference between a list and a tuple in Python?
+A: A list can be changed after it was created, and a tuple cannot. Use a list where the number of \
+items changes, and a tuple where it is fixed.
+
+def mean(values):
+    total = 0
+    for value in values:
+        total += value
+    return total / len(values)
+"""
+
+
+class FirstLayers:
+    """The first `count` layers of a model.
+
+    It is the model itself with the other layers replaced, so that embedding, masks, norm and
+    lm_head stay as they are.
+    """
+
+    def __init__(self, model: Any, count: int) -> None:
+        path, layers = _find_layers(model)
+        self.count = count
+        skipped = [_SkippedLayer(layer) for layer in layers[count:]]
+        self._model = with_part(model, path, [*layers[:count], *skipped])
+
+    def run(self, tokens: mx.array, cache: kv_cache.Cache) -> mx.array:
+        """Run `tokens` [rows] through the first layers. Returns logits [rows, vocab]."""
+        own = cache[: self.count]
+        filled = [*own, *own[:1] * (len(cache) - len(own))]
+        logits: mx.array = self._model(tokens[None], cache=filled)[0]
+        return logits
+
+
+class ExitDrafter(NeuralDrafterBase):
+    """A `NeuralDrafter` of the target's first layers, norm and lm_head, which use its cache.
+
+    LayerSkip (Elhoushi et al. 2024), section 4.3.1. Few models besides those trained for it agree
+    with their first layers, so this drafts only on request.
+    Until the verifying pass the cache entries of these layers also contain the draft.
+    """
+
+    name = "exit"
+    longest = _LONGEST_EXIT_DRAFT
+    in_auto = False
+
+    @classmethod
+    def unavailable(cls, engine: Engine) -> str:
+        """Return why `engine` has no exit. The first call measures, with a few passes."""
+        if engine.host_group is not None:
+            return "the model is divided among hosts"
+        found = _find_exit(engine.model, engine)
+        return found if isinstance(found, str) else ""
+
+    @classmethod
+    def create(cls, engine: Engine, target: Target) -> ExitDrafter:
+        found = _find_exit(engine.model, engine)
+        assert isinstance(found, EarlyExit)
+        return cls(FirstLayers(engine.model, found.layers), target, found.share)
+
+    def __init__(self, layers: FirstLayers, target: Target, share: float) -> None:
+        super().__init__(target)
+        self.relative_cost, self.key = share, f"exit {layers.count}"
+        self._layers = layers
+        self._ahead = 0  # tokens that only the first layers have processed
+
+    @property
+    def prefilled(self) -> int:
+        return len(self._target.tokens)
+
+    def start_draft(self, known: Sequence[int]) -> bool:
+        self._known = TokenView.of(known)
+        self.before_pass(self._target.cache)  # no pass may have followed the last draft
+        return True
+
+    def draft_token(self) -> tuple[int, float]:
+        target = self._target
+        rows = self._known[len(target.tokens) + self._ahead :]
+        logits = self._layers.run(mx.array(rows, mx.int32), target.cache)
+        self._ahead += len(rows)
+        return self._sample(logits[-1:])
+
+    def before_pass(self, cache: kv_cache.Cache) -> None:
+        """Remove the rows of the draft."""
+        kv_cache.trim(cache[: self._layers.count], self._ahead)
+        self._ahead = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyExit:
+    """An exit after the first `layers`."""
+
+    layers: int
+    agreement: float  # how often the most likely token is that of the whole model
+    share: float  # cost in plain steps, with the lm_head
+
+    @property
+    def promise(self) -> float:
+        """Expected speedup at the best draft length, below 1 if drafting loses."""
+        best = 0.0
+        for drafted in range(1, _LONGEST_EXIT_DRAFT + 1):
+            tokens = sum(self.agreement**place for place in range(drafted + 1))
+            cost = interpolate(PRIOR_SHAPE, 1 + drafted) + drafted * self.share
+            best = max(best, tokens / cost)
+        return best
+
+
+def measure_exits(engine: Engine, counts: Sequence[int]) -> list[EarlyExit]:
+    """Measure exits after `counts` layers on a built-in text.
+
+    Raises UnsupportedModel if the first layers cannot be run alone.
+    """
+    model = engine.model
+    tokens = mx.array(engine.tokens.encode_text(_TEXT)[:_MEASURED])
+    _, layers = _find_layers(model)
+    each = sum(map(device.weight_bytes, layers)) / len(layers)
+    lm_head = device.weight_bytes(model) - each * len(layers)
+    if any(path.endswith("lm_head") for path, _ in model.named_modules()):
+        lm_head /= 2  # the other half is the embedding, of which a pass reads few rows
+    total = each * len(layers) + lm_head
+    with as_error(f"the first layers of {engine.name} cannot be run alone", UnsupportedModel):
+        truth = mx.argmax(model(tokens[None], cache=_new_cache(engine))[0], axis=-1)
+        exits = []
+        for count in counts:
+            logits = FirstLayers(model, count).run(tokens, _new_cache(engine))
+            agreement = float(mx.mean(mx.argmax(logits, axis=-1) == truth).item())
+            exits.append(EarlyExit(count, agreement, (each * count + lm_head) / total))
+    return exits
+
+
+def choose_exit(engine: Engine) -> EarlyExit:
+    """Return the most promising exit. Raises UnsupportedModel if there is none."""
+    count = len(engine.model.layers)
+    tried = {count * part // _CANDIDATES for part in range(1, _CANDIDATES)} - {0}
+    others = [each for each in _new_cache(engine) if type(each) not in kv_cache.GROWING]
+    if others or not tried:
+        kinds = ", ".join(sorted({type(each).__name__ for each in others})) or f"{count} layer"
+        raise UnsupportedModel(f"{engine.name} ({kinds}) cannot draft with its first layers")
+    return max(measure_exits(engine, sorted(tried)), key=lambda each: each.promise)
+
+
+def _new_cache(engine: Engine) -> kv_cache.Cache:
+    return kv_cache.new_cache(engine.model, engine.plan.kv_bits)
+
+
+class _SkippedLayer:
+    """Stand-in for a layer, with its attributes, that changes nothing."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+    def __call__(self, states: mx.array, *args: Any, **options: Any) -> mx.array:
+        return states
+
+
+def _find_layers(model: Any) -> tuple[list[str], list[Any]]:
+    """Return the path to the list of layers, and this list. Raises UnsupportedModel."""
+    modules = model.named_modules() if isinstance(model, nn.Module) else []
+    for path, module in modules:
+        layers = module.get("layers")
+        if isinstance(layers, list) and len(layers) == len(model.layers) > 1:
+            return [*filter(None, path.split(".")), "layers"], layers
+    raise UnsupportedModel("its layers are not found")
+
+
+@cached_per_model
+def _find_exit(model: Any, engine: Engine) -> EarlyExit | str:
+    """Return the best early exit of the engine's model, or why there is none."""
+    try:
+        return choose_exit(engine)
+    except UnsupportedModel as error:
+        return str(error)

@@ -1,0 +1,191 @@
+"""Engine: a loaded model, immutable. Front ends use it through a `StepLoop`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from akunu_py.engine import kv_cache
+from akunu_py.engine.events import LoadedModelFacts
+from akunu_py.engine.model import blas_threads, device, wired
+from akunu_py.engine.model.drafters import (
+    DraftModel,
+    MtpHead,
+    check_draft_model,
+    check_tokens,
+    open_draft_model,
+    open_head,
+)
+from akunu_py.engine.model.load_plan import LoadPlan, make_plan, memory_limit, needs
+from akunu_py.engine.model.tokens import TokenCodec
+from akunu_py.engine.template import chat_template
+from akunu_py.engine.tools.rendering import template_features
+from akunu_py.files import open_regular, read_bounded
+from akunu_py.models.load.mlx_loader import OpenModel, open_directory
+from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES, as_error
+from akunu_py.models.load.safetensors import read_header
+from akunu_py.types import LoadOptions
+
+if TYPE_CHECKING:
+    from akunu_py.engine.hosts.host_group import HostGroup
+
+_DEFAULTS = LoadOptions()
+_SAMPLE_BYTES = 1024  # from the middle of each tensor, for `model_digest`
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A model that is ready to run."""
+
+    plan: LoadPlan
+    tokens: TokenCodec
+    model: Any  # of mlx-lm, or a wrapper that runs it on all hosts
+    no_draft_reason: str | None  # why drafts cannot be rolled back, None if they can
+    recurrent: bool  # after a rejected draft, accepted tokens must run again
+    draft_model: DraftModel | None = None
+    mtp_head: MtpHead | None = None
+    no_mtp_head_reason: str = "it was not looked for"  # why there is no `mtp_head`
+    identity: str = ""  # see `model_digest`
+    needs_checkpoints: bool = False  # its KV cache cannot be cut at any position
+    load_s: float = 0.0  # loading time in seconds
+    host_group: HostGroup | None = None  # the other hosts, if the model is split over several
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    @property
+    def path(self) -> Path:
+        return self.plan.path
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        options: LoadOptions = _DEFAULTS,
+        *,
+        name: str | None = None,
+        draft_model: tuple[str, Path] | None = None,
+        host_group: HostGroup | None = None,
+    ) -> Engine:
+        """Load the model in the directory `path`.
+
+        draft_model: its name and directory, instead of the name in `options`. host_group: the other
+        hosts of a model that is split.
+
+        Raises DamagedModel or UnsupportedModel for all failures of mlx-lm; UsageError for bad
+        `options` or a draft model with other tokens; DoesNotFit before weights are read.
+        """
+        started = time.perf_counter()
+        blas_threads.adapt()  # begins to measure the load
+        with as_error(f"the model in {path} cannot be loaded"):
+            engine = _load(
+                open_directory(path), name or path.name, options, draft_model, host_group
+            )
+        return replace(engine, load_s=time.perf_counter() - started)
+
+    def with_draft_model(self, small: Engine) -> Engine:
+        """Return this engine with draft model `small`. Raises UsageError if its tokens differ."""
+        check_tokens(small.tokens, self.tokens)
+        needed, width = small.plan.fit.needs, small.tokens.vocabulary
+        share = needed.weights / max(1, self.plan.fit.needs.weights)
+        draft = DraftModel(small.name, small.path, small.model, width, needed, share)
+        return replace(self, draft_model=draft)
+
+
+def facts_of(engine: Engine) -> LoadedModelFacts:
+    """Return the facts of a model loaded here."""
+    return LoadedModelFacts(
+        engine.name,
+        engine.plan.weights,
+        engine.plan.context_length,
+        engine.no_draft_reason,
+        engine.plan.fit.note,
+        shows_tools=template_features(engine.tokens.tokenizer).tools,
+    )
+
+
+def _load(
+    opened: OpenModel,
+    name: str,
+    options: LoadOptions,
+    draft_model: tuple[str, Path] | None,
+    host_group: HostGroup | None,
+) -> Engine:
+    """Open the neural drafters of `opened`, plan, and read all weights; see `Engine.load`."""
+    model, head, no_head = opened.model, None, "the model is split over several hosts"
+    if host_group is not None:
+        itemsize = host_group.keep_partition(model)
+    else:
+        itemsize = device.convert_weights(model, options.weights)
+    own = needs(opened, options.kv_bits, itemsize)
+    small = open_draft_model(*draft_model, options.weights, own) if draft_model else None
+    if host_group is None:
+        head, no_head = open_head(opened, options.weights, own, memory_limit(options))
+    modules = [*([small.model] if small else []), *([head.head] if head else [])]
+    drafters = [each.needs for each in (small, head) if each]
+    plan = make_plan(name, opened, own, options, drafters, partitioned=host_group is not None)
+    with ThreadPoolExecutor(1) as pool:  # meanwhile the device reads the weights
+        identity = pool.submit(model_digest, opened.files.path, plan.weights)
+        loading = pool.submit(TokenCodec.load, plan.name, opened.files, opened.vocabulary)
+        if host_group is None:
+            mx.eval(model.parameters())
+        else:
+            model, context = host_group.start(model, plan.context_length)
+            plan = replace(plan, context_length=context)
+        tokens = loading.result()
+    # The generator's graph keeps the random weights of new layers until it is evaluated.
+    mx.eval(mx.random.state)
+    cache = kv_cache.new_cache(model, plan.kv_bits)
+    if small is not None:
+        check_draft_model(small, tokens)
+    mx.eval([each.parameters() for each in modules])
+    wired.wire(opened.model, plan.wire, [opened.model, *modules], plan.fit.estimate.working)
+    if tokens.tokenizer.has_chat_template:
+        chat_template.start()
+    return Engine(
+        plan=plan,
+        tokens=tokens,
+        model=model,
+        no_draft_reason=kv_cache.no_rollback_reason(cache),
+        recurrent=kv_cache.is_recurrent(cache),
+        identity=identity.result(),
+        needs_checkpoints=kv_cache.needs_checkpoints(cache),
+        draft_model=small,
+        mtp_head=head,
+        no_mtp_head_reason=no_head,
+        host_group=host_group,
+    )
+
+
+def model_digest(model: Path, weights: str) -> str:
+    """Return a digest of what computes a KV cache. Call while the weights are loaded.
+
+    It covers configuration, tokenizer, the header and a sample of each tensor, the format of the
+    weights (`weights`), the device, and the versions of mlx and mlx-lm. Raises DamagedModel and
+    OSError.
+    """
+    parts = weights, device.device_name(), version("mlx"), version("mlx-lm")
+    digest = hashlib.sha256("\n".join(parts).encode())
+    for name in ("config.json", "tokenizer.json"):
+        with contextlib.suppress(FileNotFoundError):
+            digest.update(read_bounded(model / name, MAX_TOKENIZER_BYTES))
+    for file in sorted(model.glob("*.safetensors")):
+        tensors = read_header(file)
+        tensors.pop("__metadata__", None)
+        with open_regular(file) as opened:
+            data = 8 + int.from_bytes(opened.read(8), "little")
+            for name, tensor in sorted(tensors.items()):
+                begin, end = tensor["data_offsets"]
+                opened.seek(data + max(begin, (begin + end - _SAMPLE_BYTES) // 2))
+                digest.update(f"{name} {tensor['dtype']} {tensor['shape']}".encode())
+                digest.update(opened.read(min(_SAMPLE_BYTES, end - begin)))
+    return digest.hexdigest()

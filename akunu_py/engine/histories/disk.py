@@ -1,0 +1,196 @@
+"""Save and load a token history with its KV cache and checkpoints.
+
+A file's header and digest are checked before use. The digest detects damage, not forgery.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models import cache as mlx_cache
+
+from akunu_py.engine import kv_cache
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.histories import cache_file
+from akunu_py.engine.histories.cache_file import (
+    SUFFIX,
+    CacheMetadata,
+    Stopped,
+    disk_errors,
+)
+from akunu_py.engine.histories.history import Owner, TokenHistory
+from akunu_py.engine.model.token_ids import first_invalid
+from akunu_py.errors import DamagedCache, StoreError, UsageError
+from akunu_py.files import replacing
+from akunu_py.models.load.safetensors import Entry
+
+_DTYPES = {
+    mx.bool_: "BOOL", mx.uint8: "U8", mx.int8: "I8", mx.uint16: "U16", mx.int16: "I16",
+    mx.uint32: "U32", mx.int32: "I32", mx.uint64: "U64", mx.int64: "I64", mx.float16: "F16",
+    mx.bfloat16: "BF16", mx.float32: "F32", mx.complex64: "C64",
+}  # fmt: skip
+
+
+def save(
+    history: TokenHistory | None, engine: Engine, path: Path, stopped: Stopped = lambda: False
+) -> None:
+    """Write a history to `path`. Raises UsageError, StoreError, SaveStopped."""
+    _check_name(path)
+    if history is None or not history.tokens:
+        raise UsageError("nothing to save: the session has not processed a prompt yet")
+    if why := kv_cache.no_prompt_cache_reason(history.cache):
+        raise UsageError(f"a session of {engine.name} cannot be saved: {why}")
+    metadata = CacheMetadata(
+        model=engine.name,
+        identity=engine.identity,
+        tokenizer=engine.tokens.digest,
+        weights=engine.plan.weights,
+        kv_bits=engine.plan.kv_bits,
+        trims=not history.needs_checkpoints,
+        tokens=history.tokens,
+        pending=history.pending,
+        checkpoints=[each.length for each in history.checkpoints],
+        conversation=history.owner.conversation,
+        requested_at=history.owner.requested_at,
+    )
+    entries = kv_cache.compact(history.cache)
+    layers = kv_cache.leaves(entries)
+    checkpoints = [_checkpoint_layers(each, layers) for each in history.checkpoints]
+    state = [entry.state for entry in entries]
+    state += [[layer.state for layer in layers] for layers in checkpoints]
+    scalars: list[Any] = [""]  # mlx-lm's sign for an empty list
+    arrays = [(name, _as_array(name, value, scalars)) for name, value in tree_flatten(state)]
+    tensors = [_tensor(*each) for each in arrays]
+    classes = [type(entry).__name__ for entry in entries]
+    mlx_metadata = {f"1.{at}": name for at, name in enumerate(classes)}
+    mlx_metadata |= {f"2.{name}": value for name, value in tree_flatten(scalars)}
+    with (
+        disk_errors(f"cannot write {path}"),
+        replacing(path) as temporary,
+        temporary.open("wb") as opened,
+    ):
+        cache_file.write(opened, metadata, mlx_metadata, tensors, stopped)
+
+
+def load(engine: Engine, path: Path) -> TokenHistory:
+    """Load the history in `path`. Raises UsageError if it does not fit, StoreError."""
+    _check_name(path)
+    header = cache_file.read(path)
+    metadata = header.metadata
+    if metadata.identity != engine.identity:
+        raise UsageError(
+            f"{path} belongs to {metadata.model}, or to other weights of it than {engine.name} "
+            f"has here ({engine.plan.weights}), or to another version of MLX; use another file"
+        )
+    empty = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
+    classes = [type(entry).__name__ for entry in empty]
+    if (metadata.kv_bits, header.classes) != (engine.plan.kv_bits, classes):
+        raise UsageError(f"{path} was saved with another --kv-bits; use the same, or another file")
+    if len(metadata.tokens) >= engine.plan.context_length:
+        raise UsageError(
+            f"{path} holds {len(metadata.tokens)} tokens, but the context of {engine.name} "
+            f"here holds {engine.plan.context_length}; use another file, or raise --context"
+        )
+    try:
+        return _load(path, engine, header)
+    except (OSError, StoreError) as error:
+        raise StoreError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
+    except Exception as error:  # any error of MLX, mlx-lm or the model
+        raise DamagedCache(f"{path} is damaged; delete it, and it is made again") from error
+
+
+def _load(path: Path, engine: Engine, header: cache_file.CacheHeader) -> TokenHistory:
+    """Load the history of a file with this header. Raises ValueError, or errors of MLX."""
+    metadata, vocabulary = header.metadata, engine.tokens.vocabulary
+    known = [*metadata.tokens, *metadata.pending]
+    if not metadata.tokens or first_invalid(known, vocabulary) is not None:
+        raise ValueError("expected tokens of this model")
+    verified = cache_file.verify(path)
+    states, digest = _read_states(path)
+    if verified != digest:
+        raise ValueError("it was replaced meanwhile")
+    entries = [_layer(name, state) for name, state in zip(header.classes, states, strict=False)]
+    if not kv_cache.has_length(entries, len(metadata.tokens)):
+        raise ValueError("expected a cache of these tokens")
+    owner = Owner(metadata.conversation, metadata.requested_at, may_store=True)
+    history = TokenHistory(entries, owner, metadata.tokens, metadata.pending)
+    for at, layers in zip(metadata.checkpoints, states[len(entries) :], strict=True):
+        history.checkpoints.append(_checkpoint(at, layers, entries))
+    mx.eval([part for _, part in tree_flatten(states) if isinstance(part, mx.array)])
+    return history
+
+
+def _read_states(path: Path) -> tuple[list[Any], str]:
+    """Return the lazy state of each layer and checkpoint, and the digest.
+
+    Like mlx-lm's `load_prompt_cache`, which omits checkpoints.
+    """
+    arrays, metadata = mx.load(str(path), return_metadata=True)
+    _, _, scalars = tree_unflatten(list(metadata.items()))
+    for name, kind in scalars[1:]:
+        if kind == "scalar":
+            arrays[name] = arrays[name].item()
+        elif kind == "string":
+            arrays[name] = "".join(chr(code) for code in arrays[name].tolist())
+        else:
+            arrays[name] = None
+    states: list[Any] = tree_unflatten(list(arrays.items()))
+    return states, cache_file.digest_in(metadata)
+
+
+def _layer(name: str, state: Any) -> Any:
+    return getattr(mlx_cache, name).from_state(state)
+
+
+def _checkpoint_layers(checkpoint: kv_cache.Checkpoint, layers: Sequence[Any]) -> list[Any]:
+    """Return copies of the layers that a checkpoint saved, with their saved state."""
+    found = []
+    for layer, state in zip(layers, checkpoint.entries, strict=True):
+        if not isinstance(state, int):
+            found.append(copy.copy(layer))
+            vars(found[-1]).update(state)
+    return found
+
+
+def _checkpoint(length: int, states: Sequence[Any], entries: kv_cache.Cache) -> kv_cache.Checkpoint:
+    """Return the checkpoint with its own layers' `states`."""
+    remaining = iter(states)
+    restored: list[dict[str, Any] | int] = []
+    for entry in kv_cache.leaves(entries):
+        if type(entry) in kv_cache.GROWING:
+            restored.append(0 if entry.empty() else length)
+        else:
+            restored.append(vars(_layer(type(entry).__name__, next(remaining))))
+    parts = [part for _, part in tree_flatten(restored) if isinstance(part, mx.array)]
+    return kv_cache.Checkpoint(length, restored, sum(part.nbytes for part in parts))
+
+
+def _as_array(name: str, value: Any, scalars: list[Any]) -> mx.array:
+    """Convert a part of a layer's state as mlx-lm does; non-arrays join `scalars`."""
+    if isinstance(value, mx.array):
+        return value
+    if value is None:
+        scalars.append((name, "none"))
+        return mx.array([])
+    if isinstance(value, str):
+        scalars.append((name, "string"))
+        return mx.array([ord(character) for character in value])
+    scalars.append((name, "scalar"))
+    return mx.array(value)
+
+
+def _tensor(name: str, array: mx.array) -> Entry:
+    def data() -> memoryview:
+        return memoryview(mx.contiguous(array).reshape(-1).view(mx.uint8))
+
+    return Entry(name, _DTYPES[array.dtype], tuple(array.shape), data)
+
+
+def _check_name(path: Path) -> None:
+    if path.suffix != SUFFIX:
+        raise UsageError(f"the name of a saved session must end in {SUFFIX}, got {path}")

@@ -1,0 +1,230 @@
+"""Token histories cached in memory within a limit, and their eviction order.
+
+Evicts the fewest tokens to prefill again per byte, times the chance of reuse. That chance falls as
+1 / n with the requests since; for histories used once it is the share of texts with a similar
+beginning that were continued. Where possible only the end is evicted. docs/caches.md compares
+GreedyDual-Size-Frequency.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from akunu_py.engine.histories.history import TokenHistory
+from akunu_py.engine.model.token_ids import common_prefix
+
+MIN_CACHED = 64  # tokens; shorter histories are not worth keeping
+MAX_HISTORIES = 16  # maximum number of histories
+_MAX_EVICTED = 32  # evicted histories, to explain cache misses
+
+
+@dataclass(slots=True)
+class _CachedHistory:
+    """A history in the caches, and what decides on its eviction."""
+
+    history: TokenHistory
+    last_request: int  # number of the request that used it last
+    prefixes: dict[int, int]  # tokens shared with each other entry, by id of its history
+
+    def shared_with(self, other: _CachedHistory) -> int:
+        """Return the length of the common prefix with another entry; both may be shorter now."""
+        lengths = len(self.history.tokens), len(other.history.tokens)
+        return min(self.prefixes[id(other.history)], *lengths)
+
+
+class PromptCaches:
+    """Token histories in use, and kept for later requests."""
+
+    def __init__(self, limit: int = 0) -> None:
+        """limit: bytes for all histories including those in use; 0 caches none."""
+        self.limit = limit
+        self.in_use: list[TokenHistory] = []
+        self.spare: TokenHistory | None = None  # the last one in use, if it was not cached
+        self._last: Callable[[], TokenHistory | None] = lambda: None
+        self.evicted: list[list[int]] = []  # tokens of the last evicted histories, oldest first
+        self._cached: list[_CachedHistory] = []
+        self._requests = 0
+        self._prefix_stats = PrefixStats()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in self.histories())
+
+    @property
+    def last(self) -> TokenHistory | None:
+        """The history that was released last, None if it was evicted."""
+        return self._last()
+
+    def histories(self) -> list[TokenHistory]:
+        """Return the histories not in use."""
+        spare = [] if self.spare is None else [self.spare]
+        return [*spare, *(each.history for each in self._cached)]
+
+    def allows(self, nbytes: int) -> bool:
+        """Return whether histories of `nbytes` bytes may be cached."""
+        return 0 < nbytes <= self.limit
+
+    def add(self, history: TokenHistory) -> None:
+        """Cache a history no longer in use, if it has at least MIN_CACHED tokens.
+
+        If `limit` is 0, record its eviction instead.
+        """
+        if not self.limit:
+            self.record_eviction(history)
+        elif len(history.tokens) >= MIN_CACHED:
+            history.uses += 1
+            self._requests += 1
+            if history.uses <= 2:
+                self._prefix_stats.add(history.tokens, continued=history.uses == 2)
+            self._cached.append(_CachedHistory(history, self._requests, self._prefixes(history)))
+
+    def _prefixes(self, history: TokenHistory) -> dict[int, int]:
+        """Compare a new history with the cached ones, so that evicting needs no comparison.
+
+        The entry with the longest common prefix so far answers for most of the others, so each
+        token of the new history is compared about once.
+        """
+        prefixes = dict[int, int]()
+        nearest: _CachedHistory | None = None
+        longest = 0
+        for each in self._cached:
+            length = longest if nearest is None else min(longest, nearest.shared_with(each))
+            if nearest is None or nearest.shared_with(each) == longest:
+                length = common_prefix(each.history.tokens, history.tokens, longest)
+                nearest, longest = each, length
+            prefixes[id(each.history)] = each.prefixes[id(history)] = length
+        return prefixes
+
+    def _remove(self, entry: _CachedHistory) -> None:
+        self._cached.remove(entry)
+        for each in self._cached:
+            del each.prefixes[id(entry.history)]
+
+    def record_eviction(self, history: TokenHistory) -> None:
+        """Record the tokens of a history that is evicted or shortened."""
+        if len(history.tokens) >= MIN_CACHED:
+            self.evicted = [*self.evicted[1 - _MAX_EVICTED :], list(history.tokens)]
+
+    def release(self, history: TokenHistory) -> None:
+        """Cache a history that its request no longer needs, or keep it as the spare one."""
+        self.in_use = self.others(history)
+        self._last = weakref.ref(history)
+        if self.limit and len(history.tokens) >= MIN_CACHED:
+            self.add(history)
+            self.make_room(self._reserved_by_others(None))
+        elif history.tokens:
+            if self.spare is not None:
+                self.record_eviction(self.spare)
+            self.spare = history
+
+    def take(self, history: TokenHistory) -> None:
+        """Remove a history from those not in use."""
+        if history is self.spare:
+            self.spare = None
+        for entry in self._cached:
+            if entry.history is history:
+                self._remove(entry)
+                return
+
+    def replace_in_use(self, old: TokenHistory | None, new: TokenHistory) -> None:
+        """Replace a target's history in use."""
+        self.in_use = [each for each in self.in_use if each is not old] + [new]
+
+    def others(self, history: TokenHistory | None) -> list[TokenHistory]:
+        """Return the histories in use except `history`."""
+        return [each for each in self.in_use if each is not history]
+
+    def has_room(self, needed: int, history: TokenHistory) -> bool:
+        """Return whether `history`, in use, may grow to `needed` bytes.
+
+        Cached histories are evicted for it. The only history in use may always grow.
+        """
+        others = self._reserved_by_others(history)
+        return not others or others + needed <= self.limit
+
+    def reserve(
+        self, needed: int, history: TokenHistory, protected: TokenHistory | None = None
+    ) -> None:
+        """Reserve `needed` bytes in all for `history`, in use; evict others, not `protected`."""
+        self.make_room(self._reserved_by_others(history) + needed, protected)
+        history.reserved = needed
+
+    def make_room(self, needed: int, protected: TokenHistory | None = None) -> None:
+        """Evict histories or their ends until `needed` more bytes fit, but not `protected`."""
+        over = self.nbytes + needed - self.limit
+        if self.spare is not None and self.spare is not protected and over > 0:
+            self.record_eviction(self.spare)
+            self.spare = None
+        while victims := [each for each in self._cached if each.history is not protected]:
+            over = self.nbytes + needed - self.limit
+            if over <= 0 and len(self._cached) <= MAX_HISTORIES:
+                return
+            self._evict(min(victims, key=self._value_per_byte), over)
+
+    def _evict(self, entry: _CachedHistory, nbytes: int) -> None:
+        """Evict a history, or `nbytes` bytes of its end."""
+        self.record_eviction(entry.history)
+        if len(self._cached) > MAX_HISTORIES or not entry.history.shorten(nbytes):
+            self._remove(entry)
+
+    def _reserved_by_others(self, history: TokenHistory | None) -> int:
+        """Return the bytes reserved by histories in use except `history`."""
+        return sum(
+            max(each.reserved, each.nbytes) for each in self.others(history) if each.reserved
+        )
+
+    def _value_per_byte(self, entry: _CachedHistory) -> float:
+        """Return the value of one byte: tokens to prefill again times chance of reuse."""
+        tokens = entry.history.tokens
+        shared = (entry.shared_with(each) for each in self._cached if each is not entry)
+        unique = max(0, len(tokens) - max(shared, default=0))
+        chance = 1.0 if entry.history.uses > 1 else self._prefix_stats.chance(tokens)
+        chance /= 1 + self._requests - entry.last_request
+        return chance * unique / max(1, entry.history.nbytes)
+
+
+_PREFIX_LENGTH = 64  # tokens that identify a prefix
+_MAX_PREFIXES = 64
+_OVERALL_WEIGHT = 0.5  # weight of the overall share, in texts
+_INITIAL_WEIGHT = 2  # texts assumed to be continued initially
+
+
+class PrefixStats:
+    """Counts of started and continued texts by their prefix."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[int, ...], tuple[int, int]] = {}  # oldest first
+        self._chances: dict[tuple[int, ...], float] = {}  # results of `chance` since the last `add`
+
+    def add(self, tokens: Sequence[int], *, continued: bool) -> None:
+        """Count a text: started, or continued for the first time (`continued`)."""
+        key = tuple(tokens[:_PREFIX_LENGTH])
+        starts, continuations = self._counts.pop(key, (0, 0))
+        self._counts[key] = (starts + (not continued), continuations + continued)
+        if len(self._counts) > _MAX_PREFIXES:
+            del self._counts[next(iter(self._counts))]
+        self._chances = {}
+
+    def chance(self, tokens: Sequence[int]) -> float:
+        """Return the chance that a text added once is continued."""
+        key = tuple(tokens[:_PREFIX_LENGTH])
+        if key not in self._chances:
+            self._chances[key] = self._chance(key)
+        return self._chances[key]
+
+    def _chance(self, key: tuple[int, ...]) -> float:
+        others = [
+            (common_prefix(each, key), starts - (each == key), continuations)
+            for each, (starts, continuations) in self._counts.items()
+        ]
+        nearest = max((shared for shared, starts, _ in others if starts), default=0)
+        near = [each for each in others if 2 * each[0] >= nearest]
+        overall = _smoothed_share(others, _INITIAL_WEIGHT, 1.0)
+        return _smoothed_share(near, _OVERALL_WEIGHT, overall)
+
+
+def _smoothed_share(texts: Sequence[tuple[int, int, int]], weight: float, prior: float) -> float:
+    starts, continuations = (sum(each[at] for each in texts) for at in (1, 2))
+    return (continuations + weight * prior) / (max(starts, continuations) + weight)

@@ -1,0 +1,421 @@
+"""Prompt caches on disk: `prompt-caches/MODEL/*.safetensors` in the cache directory.
+
+Files are renamed into place and never changed. Only the process that holds `lock` writes and cleans
+up. `written.json` lists recent writes, `forgotten` deleted conversations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from akunu_py import paths
+from akunu_py.engine.histories import cache_file
+from akunu_py.engine.histories.cache_file import SUFFIX, CacheMetadata, SaveStopped, Stopped
+from akunu_py.engine.model.token_ids import common_prefix
+from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
+from akunu_py.files import locked, read_bounded, read_json, write_atomically
+from akunu_py.ngram.cost import PRIOR_PREFILL_RATE, CostCurve
+from akunu_py.types import NotCached
+
+if TYPE_CHECKING:  # `akunu cache` never imports MLX
+    from akunu_py.engine.engine import Engine
+    from akunu_py.engine.histories.history import TokenHistory
+    from akunu_py.engine.histories.memory import PromptCaches
+
+MIN_SAVED = 256  # tokens; shorter prefixes are not worth loading
+_WORTH = 1.0  # minimum prefill seconds that a file saves
+_SHARE = 8  # a history is saved again after growing by 1/8
+_LOAD_RATE = 400e6  # bytes per second, before any measurement
+_TRUST = 1.1  # growth of a slow disk's assumed rate per prompt
+_LOCK, _LEDGER = "lock", "written.json"
+_HOUR = 3600.0
+_MAX_LEDGER_BYTES = 1 << 20
+_RETRY_AFTER = 600.0  # seconds without writes after a disk error
+_MAX_FILES = 64  # of a model
+
+
+@dataclass(frozen=True, slots=True)
+class DiskLimits:
+    """Limits in bytes, and seconds for `age`."""
+
+    size: int = 10_000_000_000  # all files; 0 for none
+    hourly: int = 4_000_000_000  # writes per hour
+    reserve: int = 5_000_000_000  # free disk space to keep
+    age: float = 7 * 24 * _HOUR  # since the last use
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCache:
+    """A prompt cache file."""
+
+    path: Path
+    metadata: CacheMetadata
+    size: int
+
+
+class PromptCacheStore:
+    """The prompt caches of one model on disk. Disk errors count as cache misses."""
+
+    def __init__(
+        self,
+        model: Path,
+        limits: DiskLimits | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.directory = paths.prompt_caches_dir() / paths.model_directory_name(model)
+        self.limits = limits or DiskLimits()
+        self._clock = clock
+        # By name, inode and size:
+        self._metadata: dict[tuple[str, int, int], CacheMetadata | None] = {}
+        self._swept = False
+        self._failed_at = -_RETRY_AFTER
+
+    def saved(self, engine: Engine) -> list[SavedCache]:
+        """Return the files that `engine` can continue, by their headers."""
+        return [each for each in self._valid() if not incompatibility(each.metadata, engine)]
+
+    def find_unusable(self, prompt: Sequence[int], engine: Engine) -> tuple[int, NotCached]:
+        """Return how many tokens of `prompt` an incompatible file has, and the reason."""
+        digest = engine.tokens.digest
+        candidates = [each.metadata for each in self._valid() if each.metadata.tokenizer == digest]
+        found = [(each.shared(prompt), incompatibility(each, engine)) for each in candidates]
+        return max((each for each in found if each[1]), default=(0, ""))
+
+    def _valid(self) -> list[SavedCache]:
+        if not self._swept:
+            self._swept = True
+            with self._lock_for_writing() as is_locked:
+                if is_locked:
+                    sweep(self.limits, self._clock())
+        found = []
+        known, self._metadata = self._metadata, {}  # without removed files
+        for path, status in _files(self.directory):
+            key = path.name, status.st_ino, status.st_size
+            metadata = known[key] if key in known else _read_metadata(path)
+            self._metadata[key] = metadata
+            if metadata is not None:
+                found.append(SavedCache(path, metadata, status.st_size))
+        return found
+
+    def load(self, saved: SavedCache, engine: Engine) -> TokenHistory | NotCached:
+        """Load a file's history, or return why it cannot be used; bad files are deleted."""
+        from akunu_py.engine.histories import disk
+
+        try:
+            history = disk.load(engine, saved.path)
+        except (DamagedCache, UsageError) as error:  # UsageError: of another model
+            with contextlib.suppress(OSError):
+                saved.path.unlink()
+            return "damaged file" if isinstance(error, DamagedCache) else "other weights"
+        except StoreError:
+            return "damaged file"
+        with contextlib.suppress(OSError):
+            os.utime(saved.path)
+        return history
+
+    def may_write(self, nbytes: int) -> bool:
+        """Return whether the limits allow writing `nbytes` bytes now."""
+        now, limits = self._clock(), self.limits
+        if now < self._failed_at + _RETRY_AFTER or nbytes > limits.size:
+            return False
+        with contextlib.suppress(OSError):
+            existing = next(each for each in self.directory.parents if each.exists())
+            room = shutil.disk_usage(existing).free - limits.reserve
+            written = sum(size for _, size in _recent_writes(now))
+            return nbytes <= room and written + nbytes <= limits.hourly
+        return False
+
+    def save(self, history: TokenHistory, engine: Engine, stopped: Stopped) -> bool:
+        """Save a history in place of its prefixes; False if not allowed or `stopped`."""
+        from akunu_py.engine.histories import disk
+
+        with self._lock_for_writing() as is_locked:
+            if not is_locked or not self.may_write(history.nbytes):
+                return False
+            path = self.directory / f"{secrets.token_hex(8)}{SUFFIX}"
+            try:
+                self.directory.mkdir(mode=0o700, exist_ok=True)
+                disk.save(history, engine, path, stopped)
+                size = path.stat().st_size
+                if is_forgotten(
+                    history.owner.conversation, history.owner.requested_at
+                ):  # meanwhile
+                    remove(path)
+            except SaveStopped as end:
+                self._record_write(end.written)
+                return False
+            except (AkunuError, OSError):
+                self._failed_at = self._clock()
+                return False
+            self._record_write(size)
+            for each in self.saved(engine):
+                shared = common_prefix(each.metadata.tokens, history.tokens)
+                if each.path != path and len(each.metadata.tokens) - shared < MIN_SAVED:
+                    remove(each.path)
+            sweep(self.limits, self._clock())
+            return True
+
+    def _record_write(self, nbytes: int) -> None:
+        now = self._clock()
+        with contextlib.suppress(OSError):
+            ledger = json.dumps([*_recent_writes(now), (now, nbytes)])
+            write_atomically(_root() / _LEDGER, ledger.encode())
+
+    @contextlib.contextmanager
+    def _lock_for_writing(self) -> Iterator[bool]:
+        """Yield whether this is the only process that writes."""
+        with contextlib.ExitStack() as stack:
+            is_locked = False
+            with contextlib.suppress(OSError):
+                stack.enter_context(locked(_root() / _LOCK, wait=False))
+                is_locked = True
+            yield is_locked
+
+
+class DiskPromptCaches:
+    """Decides when a prompt cache of an engine's model is worth loading or saving."""
+
+    def __init__(self, engine: Engine, store: PromptCacheStore, costs: CostCurve) -> None:
+        self._engine = engine
+        self._store = store
+        self._costs = costs
+
+    def read(
+        self, prompt: Sequence[int], reached: int, caches: PromptCaches
+    ) -> tuple[TokenHistory | None, int, NotCached]:
+        """Load the best prompt cache for `prompt` if that saves time.
+
+        Returns its history, the prompt tokens on disk, and why they were not used: "slow disk",
+        "no checkpoint", "damaged file", or saved for "other KV width", "other weights" or "other
+        context". reached: prompt tokens in memory. caches: where to make room.
+        """
+        if len(prompt) < MIN_SAVED:
+            return None, 0, ""
+        self._forget_slowness()
+        unusable = self._store.find_unusable(prompt, self._engine)
+        history, shared, reason = self._read_best(prompt, reached, caches)
+        return history, *max((shared, reason), unusable, key=lambda each: each[0])
+
+    def _read_best(
+        self, prompt: Sequence[int], reached: int, caches: PromptCaches
+    ) -> tuple[TokenHistory | None, int, NotCached]:
+        """Load the file that saves the most prefill, and measure the time. Returns as `read`."""
+        files = self._store.saved(self._engine)
+        saved = max(files, key=lambda each: each.metadata.reach(prompt), default=None)
+        if saved is None:
+            return None, 0, ""
+        shared, more = saved.metadata.shared(prompt), saved.metadata.reach(prompt) - reached
+        if more < MIN_SAVED:
+            return None, shared, "slow disk" if more > 0 else "no checkpoint"
+        if self._load_s(saved.size) >= self._prefill_s(more):
+            return None, shared, "slow disk"
+        caches.make_room(saved.size)
+        started = time.perf_counter()
+        history = self._store.load(saved, self._engine)
+        if isinstance(history, str):
+            return None, shared, history
+        self._costs.load_rate = saved.size / (time.perf_counter() - started)
+        return history, shared, ""
+
+    def write(
+        self, histories: Sequence[TokenHistory], stopped: Stopped, seconds: float | None
+    ) -> bool:
+        """Save the history with the most unsaved tokens, if worthwhile. seconds: time limit.
+
+        Returns True if one was saved (there may be more to save).
+        """
+        worth = [each for each in histories if self._is_worth_writing(each, seconds)]
+        new = [(self._new_tokens(each), each) for each in worth]
+        tokens, history = max(new, key=lambda each: each[0], default=(0, None))
+        if history is None or not tokens:
+            return False
+        end = None if seconds is None else time.monotonic() + seconds
+
+        def late() -> bool:
+            return stopped() or (end is not None and time.monotonic() > end)
+
+        return not late() and self._store.save(history, self._engine, late)
+
+    def _is_worth_writing(self, history: TokenHistory, seconds: float | None) -> bool:
+        load_s = self._load_s(history.nbytes)
+        quick = seconds is None or load_s <= seconds  # saving takes about as long as loading
+        worth = load_s < self._prefill_s(len(history.tokens))
+        owner = history.owner
+        wanted = owner.may_store and not is_forgotten(owner.conversation, owner.requested_at)
+        return wanted and quick and worth and self._store.may_write(history.nbytes)
+
+    def _new_tokens(self, history: TokenHistory) -> int:
+        """Return the number of unsaved tokens, 0 if too few to save."""
+        length = len(history.tokens)
+        saved = self._store.saved(self._engine)
+        files = (each.metadata.tokens for each in saved)
+        kept = max((common_prefix(tokens, history.tokens) for tokens in files), default=0)
+        new = length - kept
+        few = new < max(MIN_SAVED, kept // _SHARE) or self._prefill_s(new) < _WORTH
+        return 0 if few else new
+
+    def _forget_slowness(self) -> None:
+        """Raise the load rate a little, so that a disk that was slow once is tried again."""
+        rate = self._costs.load_rate
+        if rate and rate < _LOAD_RATE:
+            self._costs.load_rate = min(_LOAD_RATE, rate * _TRUST)
+
+    def _prefill_s(self, tokens: int) -> float:
+        return tokens / (self._costs.prefill_rate or PRIOR_PREFILL_RATE)
+
+    def _load_s(self, nbytes: int) -> float:
+        return nbytes / (self._costs.load_rate or _LOAD_RATE)
+
+
+def incompatibility(metadata: CacheMetadata, engine: Engine) -> NotCached:
+    """Return why `engine` cannot continue a file, by its header; "" if it can."""
+    if (metadata.tokenizer, metadata.weights) != (engine.tokens.digest, engine.plan.weights):
+        return "other weights"
+    if metadata.kv_bits != engine.plan.kv_bits:
+        return "other KV width"
+    return "" if len(metadata.tokens) < engine.plan.context_length else "other context"
+
+
+def all_files() -> list[Path]:
+    """Return the files of all models, last used first."""
+    found = [each for directory in _directories() for each in _files(directory)]
+    return [path for path, _ in sorted(found, key=lambda each: -each[1].st_mtime)]
+
+
+def remove(path: Path) -> int:
+    """Delete a file; return the bytes freed. Raises StoreError."""
+    with cache_file.disk_errors(f"cannot delete {path}"), contextlib.suppress(FileNotFoundError):
+        size = path.stat().st_size
+        path.unlink()
+        return size
+    return 0
+
+
+def forget(model: Path | None = None) -> int:
+    """Delete all files of `model` or of every model; return the bytes freed. Raises StoreError."""
+    directories = [_root() / paths.model_directory_name(model)] if model else _directories()
+    with cache_file.disk_errors("cannot read the prompt caches"):
+        return sum(remove(path) for each in directories if each.is_dir() for path in each.iterdir())
+
+
+def forget_conversation(conversation: str) -> None:
+    """Delete a conversation's prompt caches and prevent new ones. Raises StoreError."""
+    with cache_file.disk_errors("cannot delete the prompt caches of the conversation"):
+        record_forgotten(conversation)
+    for path in all_files():
+        metadata = _read_metadata(path)
+        if metadata is not None and metadata.conversation == conversation:
+            remove(path)
+
+
+def sweep(limits: DiskLimits, now: float) -> None:
+    """Delete unfinished, old and excess files. The caller must be the only writer."""
+    found: list[tuple[float, int, Path]] = []
+    for directory in _directories():
+        with contextlib.suppress(OSError):
+            for path in directory.glob(f".*{SUFFIX}"):
+                path.unlink()
+        files = sorted(_files(directory), key=lambda each: -each[1].st_mtime)
+        found += [(status.st_mtime, status.st_size, path) for path, status in files[:_MAX_FILES]]
+        found += [(0.0, status.st_size, path) for path, status in files[_MAX_FILES:]]
+    total = 0
+    for used, size, path in sorted(found, reverse=True):
+        if used + limits.age < now or total + size > limits.size:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        else:
+            total += size
+
+
+def _root() -> Path:
+    return paths.prompt_caches_dir()
+
+
+def _directories() -> list[Path]:
+    try:
+        return [path for path in _root().iterdir() if path.is_dir() and not path.is_symlink()]
+    except OSError:
+        return []
+
+
+def _files(directory: Path) -> list[tuple[Path, os.stat_result]]:
+    """Return the finished files with their stat results."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            if path.suffix == SUFFIX and not path.name.startswith("."):
+                with contextlib.suppress(OSError):
+                    found.append((path, path.stat(follow_symlinks=False)))
+    return found
+
+
+def _read_metadata(path: Path) -> CacheMetadata | None:
+    """Return a file's header, None if it is unusable; deletes damaged files."""
+    try:
+        return cache_file.read(path).metadata
+    except DamagedCache:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    except AkunuError:  # of another version, or it cannot be read
+        pass
+    return None
+
+
+def _recent_writes(now: float) -> list[tuple[float, int]]:
+    """Return (time, bytes) of the writes in the last hour."""
+    try:
+        found = [
+            (float(at), int(size)) for at, size in read_json(_root() / _LEDGER, _MAX_LEDGER_BYTES)
+        ]
+    except (OSError, ValueError, TypeError, OverflowError):
+        return []
+    return [(at, size) for at, size in found if now - _HOUR < at <= now and size >= 0]
+
+
+_MAX_FORGOTTEN_BYTES = 1 << 17  # above it, half of the lines are dropped
+_APPEND_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def record_forgotten(conversation: str) -> None:
+    """Record a deleted conversation. Raises OSError."""
+    path = paths.prompt_caches_dir() / "forgotten"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lines = _forgotten_lines()
+    if sum(map(len, lines)) > _MAX_FORGOTTEN_BYTES:
+        write_atomically(path, b"\n".join(lines[len(lines) // 2 :]) + b"\n")
+    file = os.open(path, _APPEND_FLAGS, 0o600)
+    try:
+        os.write(file, f"{time.time()} {conversation}\n".encode())  # atomic, even if others append
+    finally:
+        os.close(file)
+
+
+def is_forgotten(conversation: str, requested_at: float) -> bool:
+    """Return whether the conversation was deleted after the time `requested_at`."""
+    if not conversation:
+        return False
+    for line in _forgotten_lines():
+        deleted_at, _, deleted = line.partition(b" ")
+        try:
+            if deleted == conversation.encode() and float(deleted_at) >= requested_at:
+                return True
+        except ValueError:  # damaged
+            continue
+    return False
+
+
+def _forgotten_lines() -> list[bytes]:
+    try:
+        path = paths.prompt_caches_dir() / "forgotten"
+        return read_bounded(path, 2 * _MAX_FORGOTTEN_BYTES).splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,184 @@
+"""Split a model over ranks by layers' width (mlx-lm's `shard`) or by layers (its `pipeline`)."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from akunu_py.engine import kv_cache
+from akunu_py.engine.hosts.passes import PartitionRunner
+from akunu_py.engine.model import device, wired
+from akunu_py.engine.model.load_plan import LoadPlan, make_plan, needs
+from akunu_py.errors import UnsupportedModel, one_line
+from akunu_py.models.load.mlx_loader import open_directory
+from akunu_py.models.store.model_store import StoredModel
+from akunu_py.text import human_size
+from akunu_py.types import LoadOptions, WeightMode
+
+SplitMode = Literal["shard", "pipeline"]
+
+
+def choose_split(path: Path, name: str, size: int) -> SplitMode:
+    """Return how to split the model in `path` over `size` ranks, without reading weights.
+
+    Raises UnsupportedModel with the reasons if it cannot be split.
+    """
+    reasons = []
+    modes: tuple[SplitMode, SplitMode] = ("shard", "pipeline")
+    for mode in modes:
+        model = open_directory(path).model
+        if not (reason := _try_split(model, mode, size)):
+            return mode
+        reasons.append(reason)
+    raise UnsupportedModel(
+        f"{name} cannot be divided among {size} hosts: {'; '.join(reasons)}; use another number of "
+        "hosts, or another model"
+    )
+
+
+def split(model: Any, mode: SplitMode, group: Any) -> None:
+    """Keep only this rank's partition in `model`, which is lazily loaded."""
+    if mode == "shard":
+        model.shard(group)
+    else:
+        model.model.pipeline(group)
+
+
+def stand_ins_for(model: Any, full_cache: list[Any]) -> list[Any]:
+    """Return a new cache entry for each kind that only other ranks have.
+
+    All ranks must agree on what can be rolled back.
+    """
+    own = {_kind_of_entry(entry) for entry in kv_cache.leaves(kv_cache.new_cache(model))}
+    others = {_kind_of_entry(entry): entry for entry in kv_cache.leaves(full_cache)}
+    return [copy.deepcopy(entry) for kind, entry in others.items() if kind not in own]
+
+
+def describe_partition(model: Any, mode: SplitMode, size: int) -> str:
+    """Describe this rank's partition."""
+    nbytes = human_size(sum(part.nbytes for _, part in tree_flatten(model.parameters())))
+    if mode == "shard":
+        return f"1/{size} of each layer, {nbytes}"
+    inner = model.model
+    return f"layers {inner.start_idx + 1} to {inner.end_idx}, {nbytes}"
+
+
+def _kind_of_entry(entry: Any) -> tuple[object, ...]:
+    return type(entry), getattr(entry, "max_size", 0), getattr(entry, "chunk_size", 0)
+
+
+def _try_split(model: Any, mode: SplitMode, size: int) -> str:
+    """Return why `model` cannot be split in this mode, "" if it can. Splits it if possible."""
+    if mode == "shard" and not hasattr(model, "shard"):
+        return "mlx-lm does not shard this architecture"
+    if mode == "pipeline" and not hasattr(getattr(model, "model", None), "pipeline"):
+        return "mlx-lm does not pipeline it"
+    before = _head_counts(model)
+    try:
+        split(model, mode, SimpleNamespace(rank=lambda: 0, size=lambda: size))
+    except Exception as error:  # noqa: BLE001 - model classes raise whatever Python raises
+        after = {key: 0 for key, count in before.items() if mode == "shard" and count % size}
+        reason = f"{mode}: {one_line(error)}"
+    else:
+        after, reason = _head_counts(model), ""
+    if mode == "shard":
+        for key, heads in after.items():
+            count = before.get(key, heads)
+            if heads == 0 or (count % size and heads == count // size):
+                kind = "key-value" if "kv" in key[-1] or "key_value" in key[-1] else "attention"
+                return f"its {count} {kind} heads do not divide by {size}"
+    return reason
+
+
+def _head_counts(model: Any) -> dict[tuple[str, str], int]:
+    """Return counts of heads by (module, name)."""
+    return {
+        (path, name): value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if "heads" in name and isinstance(value, int)
+    }
+
+
+CONNECT_S = 30  # time limit for connecting all ranks, in seconds
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A worker's partition before its weights are loaded."""
+
+    model: Any
+    group: Any
+    stand_ins: list[Any]
+    description: str
+    plan: LoadPlan  # of this rank's memory
+
+    def load_weights(self) -> PartitionRunner:
+        """Load the weights."""
+        mx.eval(self.model.parameters())
+        wired.wire(self.model, self.plan.wire, [self.model], self.plan.fit.estimate.working)
+        return PartitionRunner(self.model, self.stand_ins, self._receive)
+
+    def _receive(self, length: int) -> list[int]:
+        zeros = mx.zeros(length, mx.int32)
+        return [int(each) for each in mx.distributed.all_sum(zeros, group=self.group).tolist()]
+
+
+def connect(backend: str, required: Sequence[int]) -> Any:
+    """Return the group of all ranks once all are connected. required: ids of processes.
+
+    MLX may wait forever while it holds the GIL, so a shell kills this process if one of them
+    ends or after `CONNECT_S` seconds.
+    """
+    watched = " ".join(str(pid) for pid in required)
+    script = (
+        f"left={CONNECT_S}; while [ $left -gt 0 ]; do left=$((left-1)); sleep 1; "
+        f"for pid in {watched}; do "
+        "case $(ps -o stat= -p $pid) in ''|Z*) left=0;; esac; done; done; "
+        "echo 'akunu: the hosts could not be connected' >&2; kill -KILL $PPID"
+    )
+    guard = subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.DEVNULL)
+    try:
+        return mx.distributed.init(strict=True, backend=backend)
+    finally:
+        guard.kill()
+        guard.wait()
+
+
+def keep_partition(
+    model: Any, mode: SplitMode, group: Any, weights: WeightMode
+) -> tuple[list[Any], str, int]:
+    """Keep this rank's partition in lazily loaded `model`, in the format `weights`.
+
+    Returns stand-ins for its cache, a description, and the item size; see `device.convert_weights`.
+    """
+    full_cache = kv_cache.new_cache(model)
+    itemsize = device.convert_weights(model, weights)
+    split(model, mode, group)
+    stand_ins = stand_ins_for(model, full_cache)
+    return stand_ins, describe_partition(model, mode, group.size()), itemsize
+
+
+def load_partition(stored: StoredModel, group: Any, args: Mapping[str, Any]) -> Partition:
+    """Open a worker's partition. args: rank 0's split mode and load options.
+
+    Raises DoesNotFit, and the errors of `open_directory`.
+    """
+    opened = open_directory(stored.path)
+    model, weights = opened.model, args["weights"]
+    stand_ins, description, itemsize = keep_partition(model, args["split"], group, weights)
+    limit, wire = args["memory"], args["wire"]
+    options = LoadOptions(
+        weights, None, args["context"], args["force"], memory_limit=limit, wire=wire
+    )
+    own = needs(opened, itemsize=itemsize)
+    plan = make_plan(stored.name, opened, own, options, partitioned=True)
+    return Partition(model, group, stand_ins, description, plan)

@@ -1,0 +1,281 @@
+"""Passes of a distributed model: rank 0 broadcasts them, the workers repeat them.
+
+Before each pass rank 0 sends integers: [commands, rows, 4 integers per command, the pass's tokens].
+A message longer than LENGTH continues in a second array. Commands repeat the cache operations of
+rank 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import count
+from typing import Any
+
+import mlx.core as mx
+
+from akunu_py.engine import kv_cache
+from akunu_py.errors import HostLost
+
+MESSAGE_LENGTH = 256  # integers, so that a plain and a drafted pass are one message each
+_HEADER = 2  # integers
+_WIDTH = 4  # integers of a command
+
+
+class HostCommand(IntEnum):
+    """Commands. Operations of `kv_cache` have the names of their functions."""
+
+    NEW = 1  # cache
+    DROP = 2  # cache
+    TRIM = 3  # cache, rows
+    ROLL_BACK = 4  # cache, rows written, rows kept: of its last pass
+    CHECKPOINT = 5  # cache, checkpoint, length
+    RESTORE = 6  # cache, checkpoint
+    FORGET = 7  # checkpoint
+    COMPACT = 8  # new cache, cache
+    DETACH = 9  # cache
+    SHRINK = 10  # cache
+    PASS = 11  # cache, its rows or -1, whether logits are needed
+    IDLE = 12  # stop receiving until woken
+
+
+Command = tuple[int, ...]
+
+
+def encode(commands: Sequence[Command], tokens: mx.array | None) -> list[mx.array]:
+    """Return the one or two arrays of a message. tokens [rows] may not be computed yet."""
+    rows = 0 if tokens is None else tokens.shape[0]
+    head = [len(commands), rows]
+    for command in commands:
+        head += [*command, *[0] * (_WIDTH - len(command))]
+    parts = [mx.array(head, mx.int32)]
+    if tokens is not None:
+        parts.append(tokens.astype(mx.int32))
+    length = len(head) + rows
+    if length < MESSAGE_LENGTH:
+        parts.append(mx.zeros(MESSAGE_LENGTH - length, mx.int32))
+    whole = mx.concatenate(parts)
+    return [whole] if length <= MESSAGE_LENGTH else [whole[:MESSAGE_LENGTH], whole[MESSAGE_LENGTH:]]
+
+
+def remaining_length(first: Sequence[int]) -> int:
+    """Return the number of integers after the first array."""
+    return max(0, _HEADER + _WIDTH * first[0] + first[1] - MESSAGE_LENGTH)
+
+
+def decode(message: Sequence[int]) -> tuple[list[Command], list[int]]:
+    """Return the commands and the pass's tokens."""
+    count, rows = message[:_HEADER]
+    end = _HEADER + _WIDTH * count
+    commands = [tuple(message[at : at + _WIDTH]) for at in range(_HEADER, end, _WIDTH)]
+    return commands, list(message[end : end + rows])
+
+
+class ReplicatedCache(kv_cache.SharedCache):
+    """A cache that workers replicate under its `key`."""
+
+    def __init__(
+        self, own: kv_cache.Cache, stand_ins: kv_cache.Cache, coordinator: Coordinator
+    ) -> None:
+        super().__init__(own, stand_ins)
+        self._coordinator = coordinator
+        self.key = coordinator.key_for(self, HostCommand.DROP)
+        coordinator.caches[self.key] = self
+
+    def like(self, entries: kv_cache.Cache) -> ReplicatedCache:
+        own = len(self.own)
+        other = ReplicatedCache(entries[:own], entries[own:], self._coordinator)
+        self._coordinator.queue(HostCommand.COMPACT, other.key, self.key)
+        return other
+
+    def note(self, done: str, *numbers: int) -> None:
+        self._coordinator.queue(HostCommand[done.upper()], self.key, *numbers)
+
+    def note_checkpoint(self, done: str, checkpoint: kv_cache.Checkpoint) -> None:
+        key = self._coordinator.key_of_checkpoint(checkpoint)
+        self._coordinator.queue(HostCommand[done.upper()], self.key, key, checkpoint.length)
+
+
+class Coordinator:
+    """A model whose other partitions run on workers."""
+
+    def __init__(
+        self,
+        model: Any,
+        stand_ins: list[Any],
+        send: Callable[[mx.array], None],
+        wake: Callable[[], None],
+        check: Callable[[], None],
+    ) -> None:
+        """stand_ins: see `stand_ins_for`. check: raises HostLost if a host is gone."""
+        self._model, self._stand_ins, self._launch = model, stand_ins, send
+        self._wake, self._check = wake, check
+        self._idle = True
+        self._keys = count(1)
+        # By key:
+        self.caches = weakref.WeakValueDictionary[int, ReplicatedCache]()
+        self._checkpoints = weakref.WeakKeyDictionary[kv_cache.Checkpoint, int]()
+        self._commands: deque[Command] = deque()  # finalizers in any thread append
+        self.messages = 0  # sent
+
+    def make_cache(self) -> ReplicatedCache:
+        cache = ReplicatedCache(
+            kv_cache.new_cache(self._model), copy.deepcopy(self._stand_ins), self
+        )
+        self.queue(HostCommand.NEW, cache.key)
+        return cache
+
+    def __call__(self, tokens: mx.array, cache: ReplicatedCache) -> mx.array:
+        """tokens [1, rows]. Returns logits [1, rows, vocab], launched."""
+        logits = self._run(tokens, cache, need_logits=True)
+        mx.async_eval(logits)  # the workers evaluate theirs in every case
+        return logits
+
+    def prefill(self, tokens: mx.array, cache: ReplicatedCache) -> None:
+        """Run a pass without logits; evaluate `kv_cache.states` afterwards."""
+        self._run(tokens, cache, need_logits=False)
+
+    def pause_workers(self) -> None:
+        """Put the workers to sleep until the next message."""
+        if not self._idle:
+            self.queue(HostCommand.IDLE)
+            with contextlib.suppress(HostLost, RuntimeError):  # raised again by the next pass
+                self._send(None)
+            self._idle = True
+
+    @property
+    def checkpoints(self) -> int:
+        """The number of checkpoints that the workers hold."""
+        return len(self._checkpoints)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the workers wait for messages."""
+        return not self._idle
+
+    def queue(self, command: HostCommand, *numbers: int) -> None:
+        """Add a command to the next message."""
+        self._commands.append((command, *numbers))
+
+    def key_for(self, owner: object, on_collect: HostCommand) -> int:
+        """Return a new key for `owner`, whose collection queues the command `on_collect`."""
+        key = next(self._keys)
+        weakref.finalize(owner, self._commands.append, (on_collect, key)).atexit = False
+        return key
+
+    def key_of_checkpoint(self, checkpoint: kv_cache.Checkpoint) -> int:
+        if checkpoint not in self._checkpoints:
+            self._checkpoints[checkpoint] = self.key_for(checkpoint, HostCommand.FORGET)
+        return self._checkpoints[checkpoint]
+
+    def _run(self, tokens: mx.array, cache: ReplicatedCache, *, need_logits: bool) -> mx.array:
+        self.queue(HostCommand.PASS, cache.key, kv_cache.row_count(cache), int(need_logits))
+        self._send(tokens[0])
+        logits: mx.array = self._model(tokens, cache=cache.own)
+        cache.write_stand_ins(tokens.shape[1])
+        return logits
+
+    def _send(self, tokens: mx.array | None) -> None:
+        self._check()
+        if self._idle:
+            self._wake()
+            self._idle = False
+        commands = [self._commands.popleft() for _ in range(len(self._commands))]
+        for part in encode(commands, tokens):
+            self._launch(part)
+            self.messages += 1
+
+
+class CacheMismatch(Exception):
+    """This rank's cache differs from rank 0's."""
+
+
+@dataclass(slots=True)
+class PassCounts:
+    """Counters of a worker."""
+
+    passes: int = 0
+    rows: int = 0
+    cut: int = 0  # rows rolled back
+    caches: int = 0
+    checkpoints: int = 0
+
+
+class PartitionRunner:
+    """A worker's partition and its caches by rank 0's keys."""
+
+    def __init__(
+        self, model: Any, stand_ins: list[Any], receive: Callable[[int], list[int]]
+    ) -> None:
+        """stand_ins: see `partition.stand_ins_for`. receive: returns integers from rank 0."""
+        self._model, self._stand_ins, self._receive = model, stand_ins, receive
+        self.caches: dict[int, kv_cache.Cache] = {}  # by rank 0's keys
+        self._checkpoints: dict[int, kv_cache.Checkpoint] = {}
+        self._last_pass: Any = None  # state to roll back to
+        self._counts = PassCounts()
+
+    def run_until_idle(self) -> None:
+        """Run commands until IDLE. Raises RuntimeError if the connection breaks, CacheMismatch."""
+        while True:
+            message = self._receive(MESSAGE_LENGTH)
+            if missing := remaining_length(message):
+                message += self._receive(missing)
+            commands, tokens = decode(message)
+            for command in commands:
+                if command[0] == HostCommand.IDLE:
+                    mx.clear_cache()
+                    return
+                self._execute(command, tokens)
+
+    @property
+    def counts(self) -> PassCounts:
+        self._counts.caches, self._counts.checkpoints = len(self.caches), len(self._checkpoints)
+        return self._counts
+
+    def _execute(self, command: Command, tokens: list[int]) -> None:
+        kind, key, *numbers = command
+        cache: Any = self.caches.get(key)  # None for a new one
+        if kind == HostCommand.NEW:
+            own = kv_cache.new_cache(self._model)
+            self.caches[key] = kv_cache.SharedCache(own, copy.deepcopy(self._stand_ins))
+        elif kind == HostCommand.COMPACT:
+            self.caches[key] = kv_cache.compact(self.caches[numbers[0]])
+        elif kind == HostCommand.FORGET:
+            del self._checkpoints[key]
+        elif kind == HostCommand.DROP:
+            del self.caches[key]
+        elif kind == HostCommand.PASS:
+            self._run_pass(cache, numbers[0], tokens, need_logits=bool(numbers[1]))
+        elif kind == HostCommand.ROLL_BACK:
+            self._counts.cut += numbers[0] - kv_cache.roll_back(cache, self._last_pass, *numbers)
+        elif kind == HostCommand.TRIM:
+            self._counts.cut += numbers[0]
+            kv_cache.trim(cache, numbers[0])
+        elif kind == HostCommand.CHECKPOINT:
+            self._checkpoints[numbers[0]] = kv_cache.checkpoint(cache, numbers[1])
+        elif kind == HostCommand.RESTORE:
+            kv_cache.restore(cache, self._checkpoints[numbers[0]])
+        elif kind == HostCommand.DETACH:
+            kv_cache.detach(cache)
+        elif kind == HostCommand.SHRINK:
+            kv_cache.shrink(cache)
+
+    def _run_pass(
+        self, cache: kv_cache.SharedCache, held: int, tokens: list[int], *, need_logits: bool
+    ) -> None:
+        if kv_cache.row_count(cache) != held:
+            raise CacheMismatch(
+                f"a cache holds {kv_cache.row_count(cache)} tokens, that of rank 0 {held}"
+            )
+        # Holding the state would prevent in-place writes of plain steps.
+        self._last_pass = kv_cache.pass_state(cache) if need_logits and len(tokens) > 1 else None
+        logits = self._model(mx.array([tokens]), cache=cache.own)
+        cache.write_stand_ins(len(tokens))
+        mx.async_eval(logits if need_logits else kv_cache.state_arrays(cache))
+        self._counts.passes += 1
+        self._counts.rows += len(tokens)

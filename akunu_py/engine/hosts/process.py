@@ -1,0 +1,178 @@
+"""A worker's process as rank 0 sees it: messages, heartbeat, equal files and versions.
+
+mlx.launch's own class starts it, locally or over ssh. Messages are lines on stdin and stdout; see
+`partition_worker`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, BinaryIO
+
+from mlx._distributed_utils.launch import RemoteProcess
+
+from akunu_py.engine.hosts.hostfile import LOCALHOST, SSH_FAILED, Hosts
+from akunu_py.files import open_regular
+from akunu_py.models.store.model_store import StoredModel, known_hashes
+from akunu_py.version import __version__, package_version
+
+MESSAGE_PREFIX = "@akunu "  # prefix of messages
+_HEARTBEAT = "."
+_LAST_LINES = 20
+
+
+class RankProcess:
+    """The process of one rank."""
+
+    def __init__(self, hosts: Hosts, rank: int, arguments: dict[str, Any]) -> None:
+        self.host = hosts.names[rank]
+        self.label = hosts.label(rank)
+        command = ["-P", "-m", "akunu_py.engine.hosts.partition_worker", json.dumps(arguments)]
+        python = hosts.env.get("AKUNU_PYTHON", sys.executable)
+        env = [f"{name}={value}" for name, value in hosts.env.items()]
+        self._remote = RemoteProcess(rank, self.host, python, None, hosts.files, env, command)
+        self._process = self._remote.process
+        self._messages: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self._errors: deque[str] = deque(maxlen=_LAST_LINES)
+        self._pidfile = ""
+        self.last_message_at = time.monotonic()
+        self._readers = [
+            threading.Thread(target=read, args=(stream,), name=f"rank {rank}", daemon=True)
+            for read, stream in (
+                (self._read_messages, self._process.stdout),
+                (self._read_errors, self._process.stderr),
+            )
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def send(self, **message: Any) -> None:
+        """Send a line. Ignores a closed pipe, which `exit_reason` explains."""
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def receive(self, seconds: float) -> dict[str, Any] | None:
+        """Return the next message, None on timeout."""
+        with contextlib.suppress(Empty):
+            return self._messages.get(timeout=seconds)
+        return None
+
+    @property
+    def pid(self) -> int:
+        """The local process: the rank's own, or ssh's."""
+        return int(self._process.pid)
+
+    def exit_reason(self) -> str:
+        """Return why the process ended, "" while it runs."""
+        code = self._process.poll()
+        if code is None:
+            return ""
+        for reader in self._readers:
+            reader.join(0.5)
+        last_error = next((line for line in reversed(self._errors) if "[ring]" not in line), "")
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        reason = f"ended with code {code}"
+        if code == SSH_FAILED and self.host != LOCALHOST:
+            reason = "was killed, or the network is gone" if self._pidfile else "cannot be reached"
+        return f"{reason}{f': {last_error}' if last_error else ''}"
+
+    def close(self) -> None:
+        """Close the process's stdin, which makes it exit."""
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """Kill the process, even while it is suspended."""
+        if self._process.poll() is None and self.host != LOCALHOST:
+            # Killing ssh ends the remote process; if that hangs, mlx.launch's `terminate` helps.
+            threading.Thread(target=self._kill_remote, daemon=True).start()
+        with contextlib.suppress(OSError):
+            self._process.kill()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the process to end, and delete its pidfile. Returns False on timeout."""
+        with contextlib.suppress(Exception):
+            self._process.wait(seconds)
+        if self._process.poll() is None:
+            return False
+        if self.host == LOCALHOST and self._pidfile:
+            Path(self._pidfile).unlink(missing_ok=True)
+        return True
+
+    def _kill_remote(self) -> None:
+        with contextlib.suppress(Exception):
+            self._remote.terminate()
+
+    def _read_messages(self, stream: BinaryIO) -> None:
+        first = stream.readline().decode(errors="replace")
+        self._remote.preprocess_output(first, is_stdout=True)
+        self._pidfile = first.strip()
+        for line in stream:
+            self.last_message_at = time.monotonic()
+            text = line.decode(errors="replace").strip()
+            if text.startswith(MESSAGE_PREFIX):
+                with contextlib.suppress(ValueError):
+                    self._messages.put(json.loads(text.removeprefix(MESSAGE_PREFIX)))
+            elif self.host != LOCALHOST and text not in ("", _HEARTBEAT):
+                self._errors.append(text[:300])  # ssh's terminal has stderr, too
+
+    def _read_errors(self, stream: BinaryIO) -> None:
+        for line in stream:
+            self._errors.append(" ".join(line.decode(errors="replace").split())[:300])
+
+
+_MAX_UNSAMPLED = 4 << 20  # bytes; larger files are sampled
+_SAMPLES = 64
+_SAMPLE_BYTES = 64 << 10  # bytes
+
+_PACKAGES = {"mlx": "MLX", "mlx-lm": "mlx-lm", "transformers": "transformers"}
+
+
+def host_fingerprint(model: StoredModel) -> dict[str, str]:
+    """Return versions and the files' digest, which must be equal on all hosts, by name."""
+    versions = {"akunu": __version__, "Python": platform.python_version()}
+    versions |= {name: package_version(package) for package, name in _PACKAGES.items()}
+    return versions | {"the model's files": files_digest(model.path, known_hashes(model))}
+
+
+def first_difference(local: dict[str, str], remote: dict[str, str]) -> str:
+    """Describe the first difference, "" if there is none."""
+    for name, value in local.items():
+        if remote.get(name) != value:
+            return f"{name}: {value} here, {remote.get(name, 'none')} there"
+    return ""
+
+
+def files_digest(directory: Path, hashes: dict[str, str]) -> str:
+    """Return a digest of a model's files: names, sizes and contents.
+
+    Large files are sampled, both ends and 63 pieces between, and known by their `hashes`, if any.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(directory.iterdir()):
+        if path.suffix not in (".json", ".safetensors", ".jinja", ".model", ".txt", ".tiktoken"):
+            continue
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{size}\0".encode())
+        with open_regular(path) as file:
+            if size <= _MAX_UNSAMPLED:
+                digest.update(file.read())
+                continue
+            digest.update(hashes.get(path.name, "").encode())
+            for sample in range(_SAMPLES + 1):
+                file.seek((size - _SAMPLE_BYTES) * sample // _SAMPLES, os.SEEK_SET)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:16]

@@ -1,0 +1,122 @@
+"""What front ends and a `ModelHost` exchange: jobs and their handles."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from akunu_py.engine.events import (
+    Event,
+    Failed,
+    Finished,
+    LoadedModelFacts,
+    PrefillProgress,
+    PromptProcessed,
+    SharedPasses,
+)
+
+if TYPE_CHECKING:  # front ends without a model never import MLX
+    from akunu_py.engine.engine import Engine
+    from akunu_py.engine.request import Request, Step
+
+
+class RunningJob(Protocol):
+    """A job that has begun: turns the results of its steps into events."""
+
+    @property
+    def request(self) -> Request | None:
+        """The request that runs now; a job may have several, one after the other."""
+
+    def add(self, steps: Sequence[Step]) -> Sequence[Event]:
+        """Return the events for the results of a step; the last one at the end is Finished."""
+
+
+BeginJob = Callable[[Any], RunningJob]  # called with the `StepLoop` in its thread
+
+
+@runtime_checkable
+class DeferredJob(Protocol):
+    """A job whose slow setup (encode the prompt, compile a grammar) runs in a worker thread."""
+
+    def prepare(self, engine: Engine) -> BeginJob:
+        """Return the function that starts the job. Called in a worker thread, once per attempt."""
+
+
+Job = BeginJob | DeferredJob
+
+
+class JobHandle:
+    """A submitted job: cancels it, and passes its events to the front end."""
+
+    def __init__(
+        self,
+        job: Job,
+        on_event: Callable[[Event], None],
+        client: str,
+        wake: Callable[[], None],
+        *,
+        short: bool,
+        idle: bool = False,
+    ) -> None:
+        self.job = job
+        self.client = client
+        self.short = short
+        self.idle = idle  # runs while no other job does, which cancel it
+        self._on_event = on_event
+        self._wake = wake
+        self._cancelled = threading.Event()
+        self.ended = False
+        self.has_output = False
+        self.retried = False  # begun again because its server was lost
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def cancel(self) -> None:
+        """Cancel the job after its current step. Callable from any thread at any time."""
+        self._cancelled.set()
+        self._wake()
+
+    def deliver(self, event: Event) -> None:
+        """Deliver an event, unless the job is finished. A failing callback cancels the job."""
+        if self.ended:
+            return
+        self.ended = isinstance(event, Finished | Failed)
+        self.has_output |= not isinstance(event, PrefillProgress | PromptProcessed)
+        try:
+            self._on_event(event)
+        except Exception:  # noqa: BLE001 - a failing callback must not stop other jobs
+            self._cancelled.set()
+
+
+@runtime_checkable
+class ModelLoop(Protocol):
+    """Runs the jobs of a model step by step: `StepLoop` here, `RemoteLoop` on a server."""
+
+    @property
+    def engine(self) -> Engine | None:
+        """The loaded engine, None on a server."""
+
+    @property
+    def facts(self) -> LoadedModelFacts: ...
+
+    @property
+    def shared(self) -> SharedPasses: ...
+
+    @property
+    def slots(self) -> int:
+        """How many jobs may run at a time; one more may if it is short."""
+
+    def begin(self, handle: JobHandle) -> None:
+        """Start a job."""
+
+    def step(self) -> list[tuple[JobHandle, list[Event]]]:
+        """Run one step of the running jobs; return their events."""
+
+    def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
+        """Save one prompt cache; see `Session.save_idle`."""
+
+    def close(self) -> None:
+        """Save what was learned."""

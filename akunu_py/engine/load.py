@@ -1,0 +1,151 @@
+"""Load an engine and its learned state by the model's name.
+
+Importing MLX takes a second, so it waits until the model is found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from akunu_py.errors import DamagedModel, DoesNotFit, UnknownModel, UnsupportedModel, UsageError
+from akunu_py.models.store import model_store
+from akunu_py.settings import Settings, load_settings
+from akunu_py.text import parse_size, print_warnings, say
+from akunu_py.types import LoadOptions, WireMode
+
+if TYPE_CHECKING:
+    from akunu_py.engine.drafters.learned_state import LearnedState
+    from akunu_py.engine.engine import Engine
+
+
+def load_engine(model: str | None, options: LoadOptions) -> Engine:
+    """Load a model by name or directory; None is the model in the settings. See `Engine.load`.
+
+    Prints warnings about memory to stderr.
+    """
+    engine = load_stored(model_store.resolve(model or load_settings().model), options)
+    warn_about_memory(engine)
+    return engine
+
+
+def warn_about_memory(engine: Engine) -> None:
+    """Print the note about memory and the draft model, if any."""
+    if engine.plan.fit.note:
+        print_warnings([engine.plan.fit.note])
+
+
+def open_model(
+    model: model_store.StoredModel | str | None,
+    options: LoadOptions,
+    *,
+    answer_cache: bool,
+    settings: Settings | None = None,
+    warnings: list[str] | None = None,
+) -> tuple[Engine, LearnedState]:
+    """Load a model with its learned state. None is the model in the settings.
+
+    answer_cache: store answers and prompt caches, if the settings allow it. settings: read from the
+    file if None. warnings: see `LearnedState`.
+    """
+    settings = settings or load_settings()
+    if not isinstance(model, model_store.StoredModel):
+        model = model_store.resolve(model or settings.model)
+    engine = load_stored(model, options, settings)
+    keep = settings.answer_cache and answer_cache
+    return engine, _load_learned(engine, parse_size(settings.prompt_cache_disk), keep, warnings)
+
+
+def load_stored(
+    found: model_store.StoredModel, options: LoadOptions, settings: Settings | None = None
+) -> Engine:
+    """Load an installed model. settings: read from the file if None."""
+    model_store.check(found)
+    from akunu_py.engine.engine import Engine
+
+    settings = settings or load_settings()
+    options = with_settings(options, settings)
+    if options.hosts:
+        return _load_partitioned(options.hosts, found, options)
+    if options.draft_model:
+        draft_model = _draft_model(options.draft_model)
+        return Engine.load(found.path, options, name=found.name, draft_model=draft_model)
+    default = settings.draft_model if options.draft_model is None else ""
+    return _load_with_default_draft_model(found, options, default)
+
+
+def _load_partitioned(hosts: str, found: model_store.StoredModel, options: LoadOptions) -> Engine:
+    """Load a model on several hosts, without neural drafters."""
+    from akunu_py.engine.engine import Engine
+    from akunu_py.engine.hosts.host_group import HostGroup
+    from akunu_py.engine.hosts.hostfile import read_hosts
+
+    host_group = HostGroup(read_hosts(hosts), found, options)
+    try:
+        options = replace(options, weights=host_group.weights, kv_bits=None)
+        engine = Engine.load(found.path, options, name=found.name, host_group=host_group)
+    except BaseException:
+        host_group.close()
+        raise
+    for rank, partition in enumerate(host_group.partitions):
+        say(f"akunu: {host_group.hosts.label(rank)} holds {partition}", error=True)
+    return engine
+
+
+def _load_with_default_draft_model(
+    found: model_store.StoredModel, options: LoadOptions, default: str
+) -> Engine:
+    """Load with the draft model of the settings; if that fails, load without it and note why."""
+    from akunu_py.engine.engine import Engine
+
+    load = partial(Engine.load, found.path, options, name=found.name)
+    try:
+        small = _draft_model(default) if default else None
+        return load() if small is None or small[1] == found.path else load(draft_model=small)
+    except (UsageError, UnknownModel, DamagedModel, UnsupportedModel, DoesNotFit) as error:
+        engine = load()
+        fit = engine.plan.fit
+        note = fit.note or f"draft_model of the settings not used: {error}"
+        return replace(engine, plan=replace(engine.plan, fit=replace(fit, note=note)))
+
+
+def _draft_model(name: str) -> tuple[str, Path]:
+    small = model_store.resolve(name)
+    model_store.check(small)
+    return small.name, small.path
+
+
+def with_settings(options: LoadOptions, settings: Settings) -> LoadOptions:
+    """Fill in the memory limits of the settings where the options set none."""
+    if settings.prompt_cache_memory and options.prompt_cache_memory is None:
+        options = replace(options, prompt_cache_memory=parse_size(settings.prompt_cache_memory))
+    if settings.memory_limit and options.memory_limit is None:
+        options = replace(options, memory_limit=parse_size(settings.memory_limit))
+    if options.wire is None:
+        options = replace(options, wire=cast(WireMode, settings.wire))
+    return options
+
+
+def _load_learned(
+    engine: Engine, disk_bytes: int, answer_cache: bool, warnings: list[str] | None
+) -> LearnedState:
+    """Load the learned state of a model. disk_bytes: limit of its prompt caches on disk."""
+    from akunu_py.engine.drafters.learned_state import LearnedState
+    from akunu_py.engine.histories.prompt_cache_store import DiskLimits, PromptCacheStore
+    from akunu_py.engine.model import device
+
+    layout, caches = f"{engine.plan.weights} on {device.device_name()}", None
+    if engine.host_group is not None:  # the network changes the costs of a forward pass
+        layout += f", {engine.host_group.split} among {engine.host_group.hosts.size}"
+    elif answer_cache and disk_bytes:  # caches of other hosts are not on this disk
+        caches = PromptCacheStore(engine.path, DiskLimits(disk_bytes))
+    return LearnedState(
+        engine.path,
+        engine.tokens.digest,
+        layout,
+        answer_cache=answer_cache,
+        caches=caches,
+        warnings=warnings,
+    )

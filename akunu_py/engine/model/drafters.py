@@ -1,0 +1,125 @@
+"""Open and load a target's neural drafters: a smaller draft model, or its own MTP head.
+
+Source of speculative decoding: Leviathan et al. (2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from akunu_py.engine import kv_cache
+from akunu_py.engine.model import device
+from akunu_py.engine.model import load_plan as plan
+from akunu_py.engine.model.tokens import TokenCodec
+from akunu_py.errors import ModelError, UsageError
+from akunu_py.files import read_bounded
+from akunu_py.models.load.fit import MIN_CONTEXT, CacheGrowth, MemoryNeeds
+from akunu_py.models.load.mlx_loader import OpenModel, open_directory
+from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES, ModelFiles
+from akunu_py.models.mtp import Head, Trunk, load_head
+from akunu_py.types import WeightMode
+
+_MIN_SHARED = 0.9  # minimum share of the target's tokens in a draft model's vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """A smaller model that drafts for a target."""
+
+    name: str
+    path: Path
+    model: Any
+    vocabulary: int  # width of its logits
+    needs: MemoryNeeds
+    relative_cost: float  # of a pass, in passes of the target: the ratio of their weights
+
+
+@dataclass(frozen=True, slots=True)
+class MtpHead:
+    """The MTP head of a model."""
+
+    head: Head
+    needs: MemoryNeeds
+    relative_cost: float  # see `DraftModel`; includes the lm_head, shared with the model
+
+
+def open_draft_model(name: str, path: Path, weights: WeightMode, target: MemoryNeeds) -> DraftModel:
+    """Open the draft model in the directory `path` without reading its weights.
+
+    Raises what `open_directory` does, and UsageError if its cache cannot be rolled back.
+    """
+    opened = open_directory(path)
+    if why := kv_cache.no_rollback_reason(kv_cache.new_cache(opened.model)):
+        raise UsageError(f"{name} cannot draft: {why}; use another --draft-model")
+    needs = plan.needs(opened, itemsize=device.convert_weights(opened.model, weights))
+    share = needs.weights / max(1, target.weights)
+    return DraftModel(name, path, opened.model, opened.vocabulary, needs, share)
+
+
+def open_head(
+    opened: OpenModel, weights: WeightMode, target: MemoryNeeds, limit: int
+) -> tuple[MtpHead | None, str]:
+    """Open the model's MTP head without reading its weights, or return None and the reason.
+
+    target: needs of the model. limit: available bytes, which must suffice for MIN_CONTEXT.
+    """
+    try:
+        head = load_head(opened.files.path, opened.model, opened.config)
+    except ModelError as error:
+        return None, str(error)
+    if head is None:
+        return None, "its files have no MTP head (docs/models.md says which do)"
+    lm_head = tree_flatten(Trunk(opened.model).lm_head.parameters())
+    needs = _head_needs(head, target, weights)
+    if target.with_draft(needs).at(min(MIN_CONTEXT, target.context)).total > limit:
+        return None, "there is not enough memory for its MTP head"
+    size = needs.weights + sum(value.nbytes for _, value in lm_head)
+    return MtpHead(head, needs, size / max(1, target.weights)), ""
+
+
+def _head_needs(head: Head, target: MemoryNeeds, weights: WeightMode) -> MemoryNeeds:
+    device.convert_weights(head, weights)
+    cache, rows = head.make_cache(), mx.zeros((1, 2, head.width), head.hidden_norm.weight.dtype)
+    head(rows, rows, cache)  # lazy: only the shapes are needed
+    per_token = sum(plan.bytes_per_row(entry) for entry in kv_cache.leaves(cache))
+    return replace(target, weights=device.weight_bytes(head), cache=CacheGrowth(per_token))
+
+
+def check_draft_model(small: DraftModel, target: TokenCodec) -> None:
+    """Raise UsageError if a draft model's vocabulary differs from the target's."""
+    files = [each / "tokenizer.json" for each in (small.path, target.path)]
+    both = all(file.exists() for file in files)
+    if not both or len({read_bounded(file, MAX_TOKENIZER_BYTES) for file in files}) > 1:
+        codec = TokenCodec.load(small.name, ModelFiles.read(small.path), small.vocabulary)
+        check_tokens(codec, target)
+
+
+def check_tokens(small: TokenCodec, target: TokenCodec) -> None:
+    """Raise UsageError if a draft model's tokens differ from the target's."""
+    if why := difference(target.tokenizer.get_vocab(), small.tokenizer.get_vocab()):
+        raise UsageError(
+            f"{small.name} cannot draft for {target.name}: {why}; use a smaller model of the same "
+            "family as --draft-model"
+        )
+
+
+def difference(target: dict[str, int], draft: dict[str, int]) -> str:
+    """Describe how two vocabularies differ; "" if they match.
+
+    Each may have a few extra tokens, as is common within a model family.
+    """
+    theirs = {token: text for text, token in target.items()}
+    ours = {token: text for text, token in draft.items()}
+    shared = theirs.keys() & ours.keys()
+    if differing := [token for token in shared if theirs[token] != ours[token]]:
+        first = min(differing)
+        texts = f"{theirs[first]!r:.40} and {ours[first]!r:.40}"
+        return f"their tokens differ, {len(differing):,} of them; the first is {first}: {texts}"
+    if len(shared) < _MIN_SHARED * len(theirs):
+        return f"it knows {len(shared):,} of its {len(theirs):,} tokens only"
+    return ""

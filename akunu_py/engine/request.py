@@ -1,0 +1,347 @@
+"""Request: one answer, as a value: what is asked for, and its state.
+
+The scheduler decides on its plain fields, `ModelRunner` advances it. It belongs to one thread,
+because MLX's streams are thread-local; only `cancel` may be called from others.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+
+from akunu_py.engine.constraint.answer_limits import answer_rules
+from akunu_py.engine.drafters.drafter import TrackedDrafter, check_mode
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.events import PrefillProgress
+from akunu_py.engine.model.token_ids import common_prefix, first_invalid
+from akunu_py.engine.sampling import LogprobSampler, Sampler
+from akunu_py.engine.target import Target
+from akunu_py.engine.text.stream_decoder import StreamDecoder
+from akunu_py.errors import DamagedModel, EmptyPrompt, PromptTooLong, UsageError
+from akunu_py.ngram.planner import SharedPass
+from akunu_py.types import (
+    Answer,
+    FinishReason,
+    GenerateOptions,
+    Piece,
+    Stats,
+    TextPiece,
+    TokenLogprobs,
+)
+
+# A loop: as long as this, and as many blocks. Answers that were to repeat a text stay shorter.
+_LOOP_TOKENS, _LOOP_BLOCKS, _LONGEST_BLOCK = 768, 6, 256
+_GUARD_EVERY = 32  # tokens between two looks for a loop
+
+Step = PrefillProgress | TextPiece  # a result of one step
+
+
+class Status(enum.Enum):
+    """The phase of a request."""
+
+    WAITING = "waiting"  # for memory, or for a prefix that another request prefills
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class DecodePass:
+    """The part of one request in a launched pass."""
+
+    drafted: list[int]
+    before: Any  # see `kv_cache.pass_state`
+    behind: bool  # launched while another pass was running
+    rows: mx.array  # tokens [rows]
+    sampled: mx.array  # tokens [drafted + 1] after the last rows
+    shared: SharedPass | None = None  # None: the request has it alone
+
+
+class Request:
+    """One answer. `ModelRunner` changes its state until `status` is FINISHED."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        target: Target,
+        prompt: Sequence[int],
+        options: GenerateOptions,
+        draft_context: Sequence[Sequence[int]] = (),
+        stable: int | None = None,
+        rules: Sequence[object] = (),
+    ) -> None:
+        """prompt: token ids. draft_context: token sequences to draft from, without prefill.
+
+        target: an empty one. stable: length of the prefix that the next prompt will share, if
+        known. rules: from `compile_rules`, to keep while the answer needs them. Raises EmptyPrompt,
+        PromptTooLong, DamagedModel or UsageError.
+        """
+        if options.stop_tokens:
+            stop_tokens = engine.tokens.stop_tokens.union(options.stop_tokens)
+            engine = replace(engine, tokens=replace(engine.tokens, stop_tokens=stop_tokens))
+        _check(engine, prompt, options)
+        check_mode(engine, options.draft)
+        self.engine = engine
+        self.prompt = list(prompt)
+        self.options = options
+        self.draft_context = draft_context
+        self.stable = stable
+        self.rules = rules
+        # For the scheduler:
+        self.short = False  # small prompt and few tokens
+        self.begun = False
+        self.since = 0.0  # when it was added
+        self.spent = 0.0  # weighted decode time, starting at the others' minimum
+        self.stepped_s = 0.0  # all time given since `since`
+        self.pass_s = 0.0  # time of its last pass
+        self.prompt_tokens_left = 0  # prompt tokens not prefilled yet, once the prefill began
+        # For the runner:
+        self.status = Status.WAITING
+        self.conditions: list[Callable[[], bool]] | None = None  # to wait for; None before
+        self.target = target
+        self.drafter = TrackedDrafter()
+        self.has_drafter = False  # `drafter` is from the pool
+        self.chunks: Iterator[int] = iter(())  # prefill passes
+        self.chunk_seconds: float | None = None  # time limit of a prefill chunk
+        self.cached = self.prefill_end = 0  # prompt tokens where the prefill begins and ends
+        self.launched: list[DecodePass] = []  # at most two, in order
+        self.limit = 0  # tokens that memory is reserved for
+        self.answering = False  # has the first token, which is not drafted
+        self.started = 0.0
+        self.prefilled: float | None = None  # time of the first token
+        self.logprob_sampler: LogprobSampler | None = None
+        if options.sampling.logprobs is not None:
+            self.logprob_sampler = LogprobSampler(options.sampling, engine.tokens.tokenizer)
+        target.sampler = self.logprob_sampler or Sampler(options.sampling)
+        target.constraint, self.guide = answer_rules(engine.tokens, options, self.prompt)
+        self.room = engine.plan.context_length - len(self.prompt)
+        self.tokens_left = min(options.max_tokens, self.room)
+        self._cancelled = threading.Event()
+        self._complete = False  # a stop token, or no tokens left
+        self._loops = False  # see `repeats`
+        self._decoder = StreamDecoder(
+            engine.tokens.tokenizer,
+            engine.tokens.stop_tokens,
+            self.prompt,
+            options.stop,
+            options.markers,
+        )
+        # The answer so far:
+        self.stats = Stats(prompt_tokens=len(self.prompt))
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.text = ""
+        self.thinking = ""  # a reasoning model's text before the answer, without markers
+        self.finish_reason: FinishReason | None = None  # set at the end
+
+    @property
+    def stop_sequence(self) -> str:
+        """The stop sequence that ended the answer, or ""."""
+        return self._decoder.stop_sequence
+
+    def cancel(self) -> None:
+        """End the answer after the current pass. Callable from any thread."""
+        self._cancelled.set()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a pass is launched."""
+        return bool(self.launched)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its prompt is prefilled."""
+        return self.begun and self.prompt_tokens_left == 0
+
+    @property
+    def blocked(self) -> bool:
+        """Whether it has to wait."""
+        return self.conditions is not None and self.conditions != [] and self.conditions[0]()
+
+    @property
+    def joining_tokens(self) -> int:
+        """Prompt tokens that run in the first decode pass, 0 after it."""
+        first = self.status is Status.DECODING and not self.answering
+        return len(self.target.pending) if first else 0
+
+    @property
+    def can_share(self) -> bool:
+        """Whether its next decode pass may be shared with other requests."""
+        if self.status is not Status.DECODING or self.cancelled:
+            return False
+        one_row = len(self.target.pending) == 1 and bool(self.target.tokens)
+        return one_row or not self.engine.recurrent
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether a plain step can be launched before the launched pass is read.
+
+        An answer's first token is read at once: MLX's CPU backend launches at most 10 tasks ahead.
+        """
+        return self.answering and not self.launched[0].drafted and self.target.constraint is None
+
+    @property
+    def ends(self) -> bool:
+        """Whether no pass follows."""
+        return self.cancelled or self._complete or self._loops or self._decoder.stopped
+
+    @property
+    def answer(self) -> Answer:
+        """The answer so far."""
+        reason = self.finish_reason or "cancelled"
+        return Answer(self.text, tuple(self.tokens), reason, replace(self.stats), self.thinking)
+
+    def in_vocabulary(self, drafted: list[int]) -> list[int]:
+        """Return the tokens before the first invalid one, which an answer cache may hold."""
+        vocabulary = self.target.vocabulary
+        return drafted if vocabulary is None else drafted[: first_invalid(drafted, vocabulary)]
+
+    def accept(self, seconds: float) -> Piece:
+        """Accept the tokens of the launched pass: those of the draft that match, and the next one.
+
+        seconds: time of the pass.
+        """
+        target, done = self.target, self.launched[0]
+        sampled = [int(token) for token in done.sampled.tolist()]
+        del self.launched[0]
+        accepted = common_prefix(done.drafted, sampled)
+        tokens = cut(sampled[: accepted + 1], self.engine.tokens.stop_tokens)
+        if target.constraint is not None:
+            tokens = target.constraint.consume(tokens)
+        accepted = min(accepted, len(tokens))
+        self._commit(done, tokens, len(target.pending) + len(tokens) - 1)
+        self.answering = True
+        self.limit = 0 if self._is_last(tokens[-1]) else self.limit - len(tokens)
+        return Piece(tuple(tokens), accepted, tuple(done.drafted[accepted:]), seconds)
+
+    def add(self, piece: Piece, now: float) -> TextPiece:
+        """Add a piece to the answer and return its text. now: the time."""
+        if self.prefilled is None:
+            self.prefilled = now
+            self.stats.prefill_s = now - self.started
+            piece = replace(piece, seconds=self.stats.prefill_s)
+        self.tokens_left -= len(piece.tokens)
+        if not piece.tokens or self._is_last(piece.tokens[-1]) or not self.tokens_left:
+            self._complete = True
+        decoded, used = self._decoder.add(piece)
+        self.stats.add(decoded.piece, from_prefill=not self.tokens)
+        if self.logprob_sampler is not None:  # of all tokens but a stop token
+            stop = self.engine.tokens.stop_tokens
+            shown = [token for token in piece.tokens[:used] if token not in stop]
+            last = [*self.prompt[-1:], *self.tokens][-1]
+            position = len(self.prompt) + len(self.tokens)
+            self.logprobs += self.logprob_sampler.pop_logprobs(position, shown, last)
+        before = len(self.tokens)
+        self.tokens += piece.tokens[:used]
+        # Every few tokens, because it takes 0.2 ms.
+        if self.options.loop_guard and before // _GUARD_EVERY < len(self.tokens) // _GUARD_EVERY:
+            self._loops = self.target.constraint is None and repeats(self.tokens)
+        self.measure(now)
+        return self._counted(decoded)
+
+    def drop_launched(self) -> None:
+        """Keep the pending tokens of the launched passes and drop their drafts."""
+        launched, self.launched = self.launched, []
+        for each in launched:
+            self._commit(each, (), len(self.target.pending))
+
+    def finish(self) -> list[Step]:
+        """Set the reason and return the text held back at the end."""
+        rest = self._decoder.finish()
+        self.finish_reason = self._reason()
+        return [self._counted(rest)] if rest.text or rest.thinking else []
+
+    def measure(self, now: float) -> None:
+        """Update the decode time. It includes the consumer's time, as users see it."""
+        if self.prefilled is not None and self.tokens:
+            self.stats.decode_s = now - self.prefilled
+
+    def _is_last(self, token: int) -> bool:
+        rules = self.target.constraint
+        return token in self.engine.tokens.stop_tokens or (rules is not None and rules.complete)
+
+    def _commit(self, done: DecodePass, tokens: Sequence[int], kept: int) -> None:
+        """Record the new tokens of a pass, and keep the first `kept` of its rows."""
+        target = self.target
+        written = len(target.pending) + len(done.drafted)
+        if kept < written:
+            kept = target.roll_back(done.before, written, kept)
+        target.commit(tokens, kept)
+
+    def _counted(self, decoded: TextPiece) -> TextPiece:
+        self.text += decoded.text
+        self.thinking += decoded.thinking
+        return decoded
+
+    def _reason(self) -> FinishReason:
+        last = self.tokens[-1] if self.tokens else -1
+        if self._decoder.stopped or self._is_last(last):
+            return "stop"
+        if len(self.tokens) == self.options.max_tokens:
+            return "length"
+        if len(self.tokens) == self.room:
+            return "context"
+        return "repetition" if self._loops else "cancelled"
+
+
+def repeats(tokens: Sequence[int]) -> bool:
+    """Return whether the last tokens are one block again and again.
+
+    They are at least _LOOP_TOKENS tokens and _LOOP_BLOCKS blocks. The block's length is the period
+    of the reversed text, by the failure function of Knuth, Morris and Pratt (1977).
+    """
+    last = tokens[: -_LOOP_BLOCKS * _LONGEST_BLOCK - 1 : -1]
+    failure, length = [0] * len(last), 0
+    for place in range(1, len(last)):
+        while length and last[place] != last[length]:
+            length = failure[length - 1]
+        length += last[place] == last[length]
+        failure[place] = length
+        span = place + 1
+        if span >= max(_LOOP_TOKENS, _LOOP_BLOCKS * (span - length)):
+            return True
+    return False
+
+
+def cut(tokens: list[int], stop: frozenset[int]) -> list[int]:
+    """Return `tokens` up to and including the first stop token."""
+    end = next((count for count, token in enumerate(tokens, 1) if token in stop), None)
+    return tokens[:end]
+
+
+def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> None:
+    """Raise an error if the model cannot answer the prompt with these options."""
+    if options.max_tokens < 1:
+        raise UsageError(f"max_tokens must be at least 1, got {options.max_tokens}")
+    if options.draft_tokens < 1:
+        raise UsageError(
+            f"draft_tokens must be at least 1, got {options.draft_tokens}; for none use --draft off"
+        )
+    if not prompt:
+        raise EmptyPrompt("the prompt is empty; give a text to answer")
+    if (at := first_invalid(prompt, engine.tokens.vocabulary)) is not None:
+        raise DamagedModel(
+            f"the tokenizer of {engine.name} has token id {prompt[at]}, but its weights have only "
+            f"{engine.tokens.vocabulary} tokens; download the model again"
+        )
+    if len(prompt) >= engine.plan.context_length:
+        raise PromptTooLong(
+            f"the prompt has {len(prompt)} tokens, but the context of {engine.name} holds "
+            f"{engine.plan.context_length} with the answer; shorten the prompt",
+            len(prompt),
+            engine.plan.context_length - 1,
+        )
+    biased = [token for token, _ in options.sampling.logit_bias]
+    if (at := first_invalid(biased, engine.tokens.vocabulary)) is not None:
+        raise UsageError(
+            f"logit_bias: {engine.name} has {engine.tokens.vocabulary} tokens, no id {biased[at]}"
+        )

@@ -1,0 +1,301 @@
+"""The table of tool-call formats. A new format is one more entry of `FORMATS`.
+
+An entry says how to read calls (`syntax`), how to write them (`layout`), and which models use the
+format. The parser (`parser`), the grammar of forced calls (`constraint/tool_calls`) and the
+rendering of earlier calls (`rendering`) use the table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import string
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from akunu_py.engine.tools.syntaxes import (
+    CallLayout,
+    Gemma,
+    KeyValue,
+    NamedJson,
+    Syntax,
+    Xml,
+    json_calls,
+    keyed_json,
+    mistral,
+    pythonic,
+)
+
+
+def _long_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def _short_id() -> str:
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+
+def _mistral_id(call_id: str, name: str, index: int) -> str:
+    """Mistral's templates accept nine letters and digits only."""
+    if re.fullmatch(r"[A-Za-z0-9]{9}", call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def _kimi_id(call_id: str, name: str, index: int) -> str:
+    """Kimi's template prints the id where the name belongs."""
+    known = not name or re.fullmatch(r"functions\..+:\d+", call_id)
+    return call_id if known else f"functions.{name}:{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a family of models calls tools."""
+
+    name: str
+    openers: Mapping[str, str]  # opener of calls: closer, "" for none
+    syntax: Syntax  # reads the text between opener and closer
+    layout: CallLayout
+    template_layouts: Mapping[str, CallLayout] = field(default_factory=dict)  # by a text in it
+    # How `rendering.format_of` finds a model's format.
+    aliases: tuple[str, ...] = ()  # further names of mlx-lm's tool parsers and chat templates
+    signature: str = ""  # selects the format if the chat template contains it
+    weak_signature: str = ""  # like `signature`, but any `signature` takes precedence
+    token: str = ""  # vocabulary entry that selects the format if the template renders no calls
+    # Details of the parser.
+    bare_opener: str = ""  # begins a call without an opener at the beginning of an answer
+    markers: tuple[str, ...] = ()  # further special tokens in a call
+    text_markup: tuple[str, ...] = ()  # removed from the text
+    new_id: Callable[[], str] = _long_id
+    history_id: Callable[[str, str, int], str] | None = None  # id that the template accepts
+
+    @property
+    def all_markers(self) -> tuple[str, ...]:
+        """All texts that may be special tokens."""
+        return tuple(filter(None, (*self.openers, *self.openers.values(), *self.markers)))
+
+    def layout_for(self, template: str) -> CallLayout:
+        """Return the layout that fits a chat template; older models of a family have another."""
+        found = (layout for part, layout in self.template_layouts.items() if part in template)
+        return next(found, self.layout)
+
+
+_JSON = '{"name": "NAME", "arguments": ARGUMENTS}'
+_DSML = "｜DSML｜"
+_HARMONY = NamedJson(
+    header="<|channel|>commentary to=functions.NAME <|constrain|>json",
+    name=r"\A[^{]*?to=functions\.([^\s<{]+)[^{]*\Z",
+    separator="<|message|>",
+)
+
+
+def _derived(
+    name: str,
+    openers: Mapping[str, str],
+    syntax: NamedJson | Xml | KeyValue | Gemma,
+    text_markup: tuple[str, str, str] | None = None,
+    **more: Any,
+) -> ToolFormat:
+    """Return a format with the layout of its syntax. text_markup: see `CallLayout`."""
+    layout = replace(syntax.layout(*next(iter(openers.items()))), text_markup=text_markup)
+    return ToolFormat(name, openers, syntax, layout, text_markup=text_markup or (), **more)
+
+
+def _invoke(prefix: str = "", typed: tuple[str, str, str] | None = None) -> Xml:
+    """Return the syntax with `<invoke name=...>` and `<parameter name=...>`."""
+    invoke, parameter = f"{prefix}invoke", f"{prefix}parameter"
+    tags = f"<{invoke}", f"</{invoke}>", f"<{parameter}", f"</{parameter}>"
+    return Xml(*tags, name="name", key="name", typed=typed)
+
+
+def _array_format(
+    name: str,
+    openers: Mapping[str, str],
+    call: str = _JSON,
+    syntax: Syntax = json_calls,
+    notation: Literal["json", "python"] = "json",
+    **more: Any,
+) -> ToolFormat:
+    """Return a format with all calls in one array."""
+    opener, closer = next(iter(openers.items()))
+    layout = CallLayout(f"{opener}[", call, ", ", f"]{closer}", opener=opener, notation=notation)
+    return ToolFormat(name, openers, syntax, layout, **more)
+
+
+HERMES = ToolFormat(
+    "hermes",
+    {"<tool_call>": "</tool_call>"},
+    json_calls,
+    CallLayout("", f"<tool_call>\n{_JSON}\n</tool_call>", opener="<tool_call>"),
+    aliases=("json_tools",),
+    signature="<tool_call>",
+)
+# For templates that show tools but not how they are called.
+UNKNOWN = ToolFormat("unknown", HERMES.openers, json_calls, HERMES.layout, bare_opener="{")
+HARMONY = ToolFormat(
+    "harmony",
+    {"<|start|>": ""},
+    _HARMONY,
+    CallLayout(
+        "",
+        _HARMONY.call,
+        "<|call|><|start|>assistant",
+        text_before=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+        text_opener="<|channel|>final<|message|>",
+    ),
+)
+
+# In the order in which signatures are searched.
+_TABLE = (
+    _derived(
+        "dsml",
+        {f"<{_DSML}{tag}>": f"</{_DSML}{tag}>" for tag in ("function_calls", "tool_calls")},
+        _invoke(_DSML, typed=("string", "true", "false")),
+        aliases=("deepseek_v32",),
+        signature=_DSML,
+        markers=(_DSML,),
+    ),
+    _derived(
+        "deepseek",
+        {"<｜tool▁calls▁begin｜>": "<｜tool▁calls▁end｜>"},
+        NamedJson(
+            begin="<｜tool▁call▁begin｜>",
+            separator="<｜tool▁sep｜>",
+            end="<｜tool▁call▁end｜>",
+            fenced=True,
+        ),
+        template_layouts={
+            "```json": CallLayout(  # V3 and R1
+                prefix="<｜tool▁calls▁begin｜>",
+                call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n"
+                "```json\nARGUMENTS\n```<｜tool▁call▁end｜>",
+                suffix="<｜tool▁calls▁end｜>",
+                opener="<｜tool▁calls▁begin｜>",
+            )
+        },
+        signature="<｜tool▁calls▁begin｜>",
+        markers=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    ),
+    _derived(
+        "seed",
+        {"<seed:tool_call>": "</seed:tool_call>"},
+        Xml("<function=", "</function>", "<parameter=", "</parameter>"),
+        signature="<seed:tool_call>",
+    ),
+    _array_format("phi4", {"<|tool_call|>": "<|/tool_call|>"}, signature="<|/tool_call|>"),
+    _array_format(
+        "granite",
+        {"<|tool_call|>": "", "<tool_call>": "</tool_call>"},
+        signature="<|tool_call|>",
+        token="<|tool_call|>",
+    ),
+    _array_format("nemotron", {"<TOOLCALL>": "</TOOLCALL>"}, signature="<TOOLCALL>"),
+    _array_format(
+        "cohere",
+        {"<|START_ACTION|>": "<|END_ACTION|>"},
+        '{"tool_name": "NAME", "parameters": ARGUMENTS}',
+        signature="<|START_ACTION|>",
+    ),
+    _array_format(
+        "apertus",
+        {"<|tools_prefix|>": "<|tools_suffix|>"},
+        '{"NAME": ARGUMENTS}',
+        keyed_json,
+        signature="<|tools_prefix|>",
+    ),
+    ToolFormat(
+        "functionary",
+        {"<function=": "</function>"},
+        NamedJson(">"),
+        CallLayout("", "<function=NAME>ARGUMENTS</function>", "", opener="<function="),
+        signature="<function=",
+    ),
+    ToolFormat(
+        "llama3",
+        {"<|python_tag|>": ""},
+        json_calls,
+        CallLayout("", '{"name": "NAME", "parameters": ARGUMENTS}', "; "),
+        signature="<|python_tag|>",
+        weak_signature='"parameters": dictionary',
+        bare_opener="{",
+    ),
+    _array_format("jamba", {"<tool_calls>": "</tool_calls>"}, signature="<tool_calls>"),
+    HERMES,
+    UNKNOWN,
+    HARMONY,
+    _derived(
+        "qwen3_coder",
+        {"<tool_call>": "</tool_call>"},
+        Xml("<function=", "</function>", "<parameter=", "</parameter>", newlines=True),
+    ),
+    _derived("minimax_m2", {"<minimax:tool_call>": "</minimax:tool_call>"}, _invoke()),
+    _derived(
+        "minicpm5",
+        {"<function name=": ""},
+        Xml("", "</function>", "<param name=", "</param>", quote='"', separator=""),
+    ),
+    _derived("muse_spark", {"<atem:function_calls>": "</atem:function_calls>"}, _invoke("atem:")),
+    _derived(
+        "kimi_k3",
+        {"<|open|>tools<|sep|>": "<|close|>tools<|sep|>"},
+        Xml(
+            call="<|open|>call",
+            call_end="<|close|>call<|sep|>",
+            parameter="<|open|>argument",
+            parameter_end="<|close|>argument<|sep|>",
+            head="<|sep|>",
+            name="tool",
+            key="key",
+            typed=("type", "string", "TYPE"),
+            separator="",
+            extra=' index="INDEX"',
+        ),
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    ),
+    _derived("glm47", {"<tool_call>": "</tool_call>"}, KeyValue(), aliases=("laguna",)),
+    _derived("longcat", {"<longcat_tool_call>": "</longcat_tool_call>"}, KeyValue("longcat_")),
+    ToolFormat(
+        "mistral",
+        {"[TOOL_CALLS]": ""},
+        mistral,
+        CallLayout("[TOOL_CALLS] [", _JSON, ", ", "]", opener="[TOOL_CALLS]"),
+        template_layouts={
+            "[ARGS]": CallLayout("", "[TOOL_CALLS]NAME[ARGS]ARGUMENTS", "", opener="[TOOL_CALLS]")
+        },
+        markers=("[ARGS]", "[CALL_ID]"),
+        new_id=_short_id,
+        history_id=_mistral_id,
+    ),
+    _derived(
+        "kimi_k2",
+        {"<|tool_calls_section_begin|>": "<|tool_calls_section_end|>"},
+        NamedJson(
+            begin="<|tool_call_begin|>",
+            header="functions.NAME:INDEX",
+            name=r"\A\s*(?:functions\.)?(.+?)(?::\d+)?\s*\Z",
+            separator="<|tool_call_argument_begin|>",
+            end="<|tool_call_end|>",
+        ),
+        markers=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        history_id=_kimi_id,
+    ),
+    _derived("gemma4", {"<|tool_call>": "<tool_call|>"}, Gemma('<|"|>'), markers=('<|"|>',)),
+    _derived(
+        "function_gemma",
+        {"<start_function_call>": "<end_function_call>"},
+        Gemma("<escape>"),
+        markers=("<escape>",),
+    ),
+    _array_format(
+        "pythonic",
+        {"<|tool_call_start|>": "<|tool_call_end|>"},
+        "NAMEARGUMENTS",
+        pythonic,
+        notation="python",
+        token="<|tool_call_start|>",
+    ),
+)
+FORMATS = {each.name: each for each in _TABLE}

@@ -1,0 +1,597 @@
+"""Syntaxes in which models write the calls between two markers.
+
+A syntax is a callable that reads one call or several and streams names and arguments to `Calls`.
+`layout(opener, closer)` returns how the same calls are written; a plain function has none.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from akunu_py.engine.events import Event, ToolCallArguments, ToolCallFinished, ToolCallStarted
+from akunu_py.engine.tools.reader import SPACE, CutOff, Emit, Malformed, ParserSteps, Reader
+from akunu_py.types import Tool
+
+STRING = frozenset({"string"})
+_NAME = re.compile(r"[\w.:/-]{1,256}")
+_NAME_KEYS = ("name", "function", "tool_name", "tool")
+_ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
+_IGNORED_KEYS = ("type", "id", "call_id", "tool_call_id")
+_MISTRAL_NEXT = re.compile(r"[\w.-]+\s*(\[ARGS\]|\[CALL_ID\])")
+_MISTRAL_PARTIAL = re.compile(r"[\w.-]{0,256}\s*(?:\[[A-Z_]{0,8})?")
+_PYTHON_KEY = re.compile(r"""[^\s:=,{}()\[\]<>"']+""")  # more than Python allows
+_PYTHON_JSON = {"true": True, "false": False, "null": None}
+_ATTRIBUTE = re.compile(r"""(?<![\w:])([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
+_CDATA = "<![CDATA[", "]]>"
+_MAX_DEPTH = 60  # nested values of Gemma
+
+
+class Calls:
+    """Receives the parts of calls that a syntax reads, and emits them as events."""
+
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        emit: Callable[[Event], None],
+        new_id: Callable[[], str],
+        *,
+        allowed: bool = True,
+    ) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._emit, self._new_id = emit, new_id
+        self.allowed = allowed  # whether the answer may call tools at all
+        self.known_only = False  # whether only `tools` can be called
+        self.in_call = False
+        self._first = True  # whether the next parameter is the first of its call
+
+    def begin(self, name: str) -> None:
+        """Begin a call with a new id. Ids that models write are not unique in a conversation.
+
+        Raises Malformed if `name` is invalid (or unknown, with `known_only`), if calls are not
+        allowed, or if another call is open.
+        """
+        name = name.strip()
+        known = not self.known_only or name in self._tools
+        if not self.allowed or self.in_call or not known or not _NAME.fullmatch(name):
+            raise Malformed
+        self.in_call = self._first = True
+        self._emit(ToolCallStarted(self._new_id(), name))
+
+    def add_arguments(self, text: str) -> None:
+        """Append to the JSON object."""
+        self._emit(ToolCallArguments(text))
+
+    def begin_parameter(self, name: str) -> None:
+        """Begin another member of the object; `add_arguments` adds its value."""
+        self.add_arguments(("{" if self._first else ", ") + to_json(name) + ": ")
+        self._first = False
+
+    def end(self, *, parameters: bool = False) -> None:
+        """End the call. parameters: whether `begin_parameter` built its arguments."""
+        if parameters:
+            self.add_arguments("{}" if self._first else "}")
+        self.in_call = False
+        self._emit(ToolCallFinished())
+
+    def types_of(self, tool: str, parameter: str) -> frozenset[str]:
+        """Return the types that a parameter may have, none for an unknown tool."""
+        known = self._tools.get(tool.strip())
+        return types_of(known.parameters if known else {}, parameter)
+
+
+Syntax = Callable[[Reader, Calls], ParserSteps[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Tags around a parameter; KEY stands for its name, TYPE for its type."""
+
+    string_start: str
+    value_start: str  # of a value of another type
+    end: str  # closes a value; no string can contain it
+    newline: str = ""  # between a value and `end`
+    separator: str = "\n"  # follows `end`
+
+
+@dataclass(frozen=True, slots=True)
+class CallLayout:
+    """How calls are written, for the grammar of forced calls and the rendering of earlier ones.
+
+    In `call`, NAME stands for the function, INDEX for a number, and ARGUMENTS for a JSON object or
+    for parameters.
+    """
+
+    prefix: str  # before all calls
+    call: str
+    separator: str = "\n"  # between two calls
+    suffix: str = ""  # after all calls
+    tags: Tags | None = None  # of the parameters; None if the arguments are one value
+    opener: str = ""  # occurs in no text outside calls
+    text_before: tuple[str, str] | None = None  # markup of a text before a forced call
+    text_opener: str = ""  # opens a text after `text_before`
+    text_markup: tuple[str, str, str] | None = None  # start and end of a text, end of the answer
+    notation: Literal["json", "marked", "python"] = "json"  # of ARGUMENTS
+    quote: str = ""  # around the strings of "marked"
+
+
+def json_calls(reader: Reader, calls: Calls) -> ParserSteps[None]:
+    """Read `{"name": ..., "arguments": {...}}`, or an array of such objects."""
+    if not (yield from reader.accept("[", skip=SPACE)):
+        yield from _read_json_call(reader, calls)
+    elif not (yield from reader.accept("]", skip=SPACE)):
+        yield from _read_items(reader, calls, _read_json_call)
+
+
+def _read_items(reader: Reader, calls: Calls, call: Syntax) -> ParserSteps[None]:
+    """Read calls between commas, up to the bracket that closes the array."""
+    while True:
+        yield from reader.skip()
+        yield from call(reader, calls)
+        if (yield from reader.expect(",", "]", skip=SPACE)) == "]":
+            return
+
+
+def _read_json_call(reader: Reader, calls: Calls) -> ParserSteps[None]:
+    """Read a call; its arguments stream if its name precedes them."""
+    yield from reader.expect("{")
+    name = ""
+    pending: str | None = None  # arguments before the name
+    emitted = unknown = False
+    while (yield from _has_next_key(reader)):
+        key = json.loads((yield from reader.read_json_text()))
+        yield from reader.expect(":", skip=SPACE)
+        bracket = yield from reader.skip()
+        if key in _ARGUMENT_KEYS and name and not emitted and bracket == "{":
+            yield from _read_arguments(reader, calls, name)
+            emitted = True
+            continue
+        value = _parsed_json((yield from reader.read_json_text()))
+        if key in _NAME_KEYS and isinstance(value, dict):
+            arguments = next((value[each] for each in _ARGUMENT_KEYS if each in value), None)
+            pending, value = _as_object(arguments), value.get("name")
+        if key in _NAME_KEYS and isinstance(value, str):
+            name = name or value
+        elif key in _ARGUMENT_KEYS and not emitted:
+            pending = _as_object(value)
+        elif key not in _IGNORED_KEYS:
+            unknown = True
+    if not emitted:
+        if pending is None and unknown:
+            raise Malformed
+        calls.begin(name)
+        calls.add_arguments(pending or "{}")
+        calls.end()
+
+
+def _has_next_key(reader: Reader) -> ParserSteps[bool]:
+    if (yield from reader.skip(SPACE + ",")) == '"':
+        return True
+    yield from reader.expect("}")
+    return False
+
+
+def _parsed_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Malformed from None
+
+
+def _as_object(value: Any) -> str:
+    """Return arguments as a JSON object; some models write them as a string that holds one."""
+    if isinstance(value, str):
+        value = _parsed_json(value) if value.strip() else {}
+    if value is None:
+        value = {}
+    if not isinstance(value, dict):
+        raise Malformed
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _read_arguments(reader: Reader, calls: Calls, name: str) -> ParserSteps[None]:
+    """Read the JSON object that completes a call."""
+    if (yield from reader.skip()) != "{":
+        yield from reader.expect("{")
+    calls.begin(name)
+    yield from reader.read_json(calls.add_arguments)
+    calls.end()
+
+
+def keyed_json(reader: Reader, calls: Calls) -> ParserSteps[None]:
+    """Read an array of objects whose only key is the function's name."""
+    yield from reader.expect("[", skip=SPACE)
+    yield from _read_items(reader, calls, _read_keyed_call)
+
+
+def _read_keyed_call(reader: Reader, calls: Calls) -> ParserSteps[None]:
+    yield from reader.expect("{")
+    if (yield from reader.skip()) != '"':
+        raise Malformed
+    name = _parsed_json((yield from reader.read_json_text()))
+    yield from reader.expect(":", skip=SPACE)
+    yield from _read_arguments(reader, calls, name)
+    yield from reader.expect("}", skip=SPACE)
+
+
+def mistral(reader: Reader, calls: Calls) -> ParserSteps[None]:
+    """Read `[{"name": ..., "arguments": ...}, ...]`, or `NAME[CALL_ID]ID[ARGS]{...}`, repeated."""
+    if (yield from reader.skip()) in ("[", "{"):
+        yield from json_calls(reader, calls)
+        return
+    while True:
+        name, end = yield from reader.read_until("[ARGS]", "[CALL_ID]")
+        if end == "[CALL_ID]":
+            yield from reader.read_until("[ARGS]")
+        yield from _read_arguments(reader, calls, name)
+        yield from reader.skip()
+        while _MISTRAL_PARTIAL.fullmatch(reader.unread) and not reader.closed:
+            yield
+        if not _MISTRAL_NEXT.match(reader.unread):
+            if reader.closed and reader.unread and _MISTRAL_PARTIAL.fullmatch(reader.unread):
+                raise CutOff
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class NamedJson:
+    """A header with the name, a separator, and the arguments as a JSON object."""
+
+    separator: str
+    header: str = "NAME"
+    name: str = "(.*)"  # regular expression that finds the name in the header
+    begin: str = ""
+    end: str = ""
+    fenced: bool = False  # whether there may be `function`, the name and a fence instead
+
+    def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
+        if self.begin:
+            yield from reader.expect(self.begin)
+        header, _ = yield from reader.read_until(self.separator)
+        found = re.search(self.name, header, re.DOTALL)
+        name = found[1] if found else ""
+        trailing = SPACE
+        if self.fenced and (yield from reader.skip()) != "{":
+            if name.strip() != "function":
+                raise Malformed
+            name, _ = yield from reader.read_until("\n")
+            yield from reader.expect("```json", "```", skip=SPACE)
+            trailing += "`"
+        yield from _read_arguments(reader, calls, name)
+        if self.end:
+            yield from reader.skip(trailing)
+            if not reader.cut_off_in(self.end):
+                yield from reader.expect(self.end)
+
+    @property
+    def call(self) -> str:
+        """The text of a call with a placeholder for arguments, as in `CallLayout`."""
+        return f"{self.begin}{self.header}{self.separator}ARGUMENTS{self.end}"
+
+    def layout(self, opener: str, closer: str) -> CallLayout:
+        return CallLayout(opener, self.call, "", closer, opener=opener)
+
+
+@dataclass(frozen=True, slots=True)
+class Xml:
+    """The name and every parameter in tags."""
+
+    call: str  # begins a call; "" if the format's opener does
+    call_end: str
+    parameter: str  # begins a parameter
+    parameter_end: str
+    head: str = ">"  # ends an opening tag
+    name: str = ""  # attribute with the function; "" if it follows `call`
+    key: str = ""  # attribute with the parameter; "" if it follows `parameter`
+    typed: tuple[str, str, str] | None = None  # attribute with the type: name, string, other
+    newlines: bool = False  # whether newlines surround a value
+    quote: str = ""  # of a name that is no attribute
+    separator: str = "\n"  # between two tags
+    extra: str = ""  # further attributes of a call
+
+    def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
+        if self.call:
+            yield from reader.expect(self.call, skip=SPACE)
+        head, _ = yield from reader.read_until(self.head)
+        name = _name_in_tag(head, self.name)
+        calls.begin(name)
+        ends = self.parameter, self.call_end
+        while (yield from reader.expect(*ends, skip=SPACE)) == self.parameter:
+            head, _ = yield from reader.read_until(self.head)
+            key = _name_in_tag(head, self.key)
+            types = calls.types_of(name, key)
+            if self.typed:
+                kind = _parsed_attributes(head).get(self.typed[0], "")
+                types = STRING if kind == self.typed[1] else types - STRING
+            calls.begin_parameter(key)
+            yield from _read_value(reader, calls, types, self.parameter_end, "\n" * self.newlines)
+        calls.end(parameters=True)
+
+    def layout(self, opener: str, closer: str) -> CallLayout:
+        line = "\n" if self.newlines else ""
+        kinds = [f' {self.typed[0]}="{each}"' for each in self.typed[1:]] if self.typed else [""]
+        begin = self.parameter + self._attribute(self.key, "KEY")
+        begins = [f"{begin}{kind}{self.head}{line}" for kind in kinds]
+        tags = Tags(begins[0], begins[-1], self.parameter_end, line, self.separator)
+        head = self.call + self._attribute(self.name, "NAME") + self.extra + self.head
+        call = f"{head}{self.separator}ARGUMENTS{self.call_end}"
+        if not closer:  # the opener is part of the call
+            return CallLayout("", opener + call, tags=tags, opener=opener)
+        if not self.name:
+            return CallLayout("", f"{opener}\n{call}\n{closer}", tags=tags, opener=opener)
+        # The newline belongs to the call: a grammar cannot choose between texts that begin alike.
+        before, call = opener + self.separator, call + self.separator
+        return CallLayout(before, call, "", closer, tags, opener)
+
+    def _attribute(self, name: str, value: str) -> str:
+        return f' {name}="{value}"' if name else f"{self.quote}{value}{self.quote}"
+
+
+def _read_value(
+    reader: Reader, calls: Calls, types: frozenset[str], end: str, newline: str = ""
+) -> ParserSteps[None]:
+    """Read a value and the tag `end`. A string streams; `newline` at both ends is left out."""
+    if (yield from reader.accept(_CDATA[0])):
+        text, _ = yield from reader.read_until(_CDATA[1])
+        yield from reader.expect(end, skip=SPACE)
+        calls.add_arguments(json_from_text(text, types))
+    elif types != STRING:
+        text, _ = yield from reader.read_until(end)
+        text = text.removeprefix(newline).removesuffix(newline)
+        calls.add_arguments(json_from_text(text, types))
+    else:
+        if newline:
+            yield from reader.accept(newline)
+        calls.add_arguments('"')
+        ends = (newline + end, end)
+        yield from reader.emit_until(ends, lambda text: calls.add_arguments(json_escaped(text)))
+        calls.add_arguments('"')
+
+
+def _parsed_attributes(head: str) -> dict[str, str]:
+    """Return the attributes in a tag. Raises Malformed for anything else."""
+    if _ATTRIBUTE.sub("", head).strip():
+        raise Malformed
+    found = (
+        (each[1], next((text for text in each.groups()[1:] if text is not None), ""))
+        for each in _ATTRIBUTE.finditer(head)
+    )
+    return {name: text.replace("&quot;", '"').replace("&amp;", "&") for name, text in found}
+
+
+def _name_in_tag(head: str, attribute: str) -> str:
+    """Return the name in a tag. Raises Malformed if there is none."""
+    name = _parsed_attributes(head).get(attribute, "") if attribute else head.strip().strip("\"'")
+    if not name:
+        raise Malformed
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """The name, then keys and values in separate tags, whose names begin with `prefix`."""
+
+    prefix: str = ""
+
+    def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
+        key, key_end = f"<{self.prefix}arg_key>", f"</{self.prefix}arg_key>"
+        value, value_end = f"<{self.prefix}arg_value>", f"</{self.prefix}arg_value>"
+        yield from reader.skip()
+        name = ""
+        while (character := (yield from reader.peek())) not in ("<", "\n", ""):
+            name += reader.consume(len(character))
+        calls.begin(name)
+        while (yield from reader.accept(key, skip=SPACE)):
+            text, _ = yield from reader.read_until(key_end)
+            parameter = text.strip()
+            yield from reader.expect(value, skip=SPACE)
+            calls.begin_parameter(parameter)
+            yield from _read_value(reader, calls, calls.types_of(name, parameter), value_end)
+        if (yield from reader.peek(2)) != "</":
+            yield from reader.expect("</")
+        calls.end(parameters=True)
+
+    def layout(self, opener: str, closer: str) -> CallLayout:
+        key = f"<{self.prefix}arg_key>KEY</{self.prefix}arg_key>\n<{self.prefix}arg_value>"
+        tags = Tags(key, key, f"</{self.prefix}arg_value>")
+        return CallLayout("", f"{opener}NAME\nARGUMENTS{closer}", tags=tags, opener=opener)
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma:
+    """`call:NAME{key:value,...}`: JSON with `quote` around strings, and keys without quotes."""
+
+    quote: str
+
+    def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
+        yield from reader.expect("call:", skip=SPACE)
+        name, _ = yield from reader.read_until("{")
+        calls.begin(name)
+        yield from self._members(reader, calls.add_arguments, "{", _MAX_DEPTH)
+        calls.end()
+
+    def layout(self, opener: str, closer: str) -> CallLayout:
+        call = f"{opener}call:NAMEARGUMENTS{closer}"
+        return CallLayout("", call, "", opener=opener, notation="marked", quote=self.quote)
+
+    def _members(self, reader: Reader, emit: Emit, bracket: str, depth: int) -> ParserSteps[None]:
+        """Read the rest of an object or an array, after its opening bracket."""
+        close = "}" if bracket == "{" else "]"
+        emit(bracket)
+        first = True
+        while not (yield from reader.accept(close, skip=SPACE)):
+            if not first:
+                yield from reader.expect(",")
+                emit(", ")
+            first = False
+            if bracket == "{":
+                yield from self._read_key(reader, emit)
+            yield from self._read_value(reader, emit, depth)
+        emit(close)
+
+    def _read_key(self, reader: Reader, emit: Emit) -> ParserSteps[None]:
+        if (yield from reader.accept(self.quote, skip=SPACE)):
+            key, _ = yield from reader.read_until(self.quote)
+            yield from reader.expect(":", skip=SPACE)
+        else:
+            key, _ = yield from reader.read_until(":")
+        emit(to_json(key.strip().strip('"')) + ": ")
+
+    def _read_value(self, reader: Reader, emit: Emit, depth: int) -> ParserSteps[None]:
+        if not depth:
+            raise Malformed
+        if (yield from reader.accept(self.quote, skip=SPACE)):
+            emit('"')
+            yield from reader.emit_until((self.quote,), lambda text: emit(json_escaped(text)))
+            emit('"')
+        elif bracket := (yield from reader.accept("{", "[")):
+            yield from self._members(reader, emit, bracket, depth - 1)
+        elif (yield from reader.peek()) == '"':
+            yield from reader.read_json(emit)
+        else:
+            # A number, true, false or null; anything else is a string without quotes.
+            text = ""
+            while (character := (yield from reader.peek())) and character not in ",}]":
+                text += reader.consume(1)
+            if not text:
+                raise Malformed
+            emit(json_from_text(text.strip(), frozenset()))
+
+
+def pythonic(reader: Reader, calls: Calls) -> ParserSteps[None]:
+    """Read `NAME(key=value, ...)`, or a list of such calls. Parameters stream one by one."""
+    if (yield from reader.accept("[", skip=SPACE)):
+        yield from _read_items(reader, calls, _read_python_call)
+    else:
+        yield from _read_python_call(reader, calls)
+        yield from reader.skip()
+
+
+def _read_python_call(reader: Reader, calls: Calls) -> ParserSteps[None]:
+    name, _ = yield from reader.read_until("(")
+    calls.begin(name)
+    while not (yield from reader.accept(")", skip=SPACE)):
+        key, _ = yield from reader.read_until("=")
+        if not _PYTHON_KEY.fullmatch(key.strip()):
+            raise Malformed
+        text = yield from _read_expression(reader)
+        try:
+            tree = _Literals().visit(ast.parse(text.strip(), mode="eval"))
+            value = ast.literal_eval(tree)
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            raise Malformed from None
+        calls.begin_parameter(key.strip())
+        calls.add_arguments(to_json(value))
+        yield from reader.accept(",")
+    calls.end(parameters=True)
+
+
+class _Literals(ast.NodeTransformer):
+    """Replaces JSON's literals, which are names in Python."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_PYTHON_JSON[node.id]) if node.id in _PYTHON_JSON else node
+
+
+def _read_expression(reader: Reader) -> ParserSteps[str]:
+    """Return the text of a value, up to the comma or bracket that ends it."""
+    text = quote = ""
+    depth = 0
+    while True:
+        character = yield from reader.peek()
+        if not character:
+            raise CutOff
+        if quote and character == "\\":
+            text += reader.consume(1)
+            character = yield from reader.peek()
+        elif quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif not depth and character in ",)]}":
+            return text
+        else:
+            depth += (character in "([{") - (character in ")]}")
+        reader.consume(1)
+        # Models write newlines in strings, where Python needs an escape.
+        text += "\\n" if quote and character == "\n" else character
+
+
+def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
+    """Return the types that a parameter may have, none if the schema declares none."""
+    properties = schema.get("properties")
+    found = properties.get(name) if isinstance(properties, Mapping) else None
+    return frozenset(_schema_types(found, schema, 8))
+
+
+def _schema_types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
+    """Yield the JSON types that `schema`, a part of `root`, names; follow `depth` references."""
+    if not isinstance(schema, Mapping) or not depth:
+        return
+    declared = schema.get("type")
+    names = declared if isinstance(declared, list) else [declared]
+    yield from (each for each in names if isinstance(each, str))
+    if declared:
+        return
+    values = schema.get("enum") if "enum" in schema else [schema.get("const", ...)]
+    yield from (_json_type(value) for value in values or () if value is not ...)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        target: Any = root
+        for part in reference[2:].split("/"):
+            target = target.get(part) if isinstance(target, Mapping) else None
+        yield from _schema_types(target, root, depth - 1)
+    for word in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(word)
+        for each in options if isinstance(options, list) else ():
+            yield from _schema_types(each, root, depth - 1)
+
+
+def _json_type(value: Any) -> str:
+    known = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+    return "null" if value is None else known.get(type(value), "object")
+
+
+def json_from_text(text: str, types: frozenset[str]) -> str:
+    """Convert a value written without JSON's quotes; a string if no other type fits."""
+    if types == STRING:
+        return to_json(text)
+    value = _parsed_literal(text.strip())
+    if isinstance(value, float) and value.is_integer() and "integer" in types:
+        value = int(value)
+    kind = "string" if value is ... else _json_type(value)
+    fits = not types or kind in types or (kind == "integer" and "number" in types)
+    # A value of a wrong type keeps its type, unless a string would fit.
+    return to_json(text if value is ... or (not fits and "string" in types) else value)
+
+
+def _parsed_literal(text: str) -> Any:
+    """Parse JSON or a literal of Python; return ... for neither."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        value = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            return ...
+    return ... if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def to_json(value: Any) -> str:
+    """Return `value` as JSON, or as a JSON string where JSON has no such value."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):
+        return json.dumps(str(value), ensure_ascii=False)
+
+
+def json_escaped(text: str) -> str:
+    """Escape part of a string for JSON."""
+    return to_json(text)[1:-1]

@@ -1,0 +1,214 @@
+"""Parser of tool calls in the text of an answer, streamed or whole.
+
+Emits text and calls as early as is certain, without the markup of calls and whitespace next to it.
+A malformed or unfinished call becomes text behind MALFORMED or UNFINISHED. Its arguments may have
+streamed by then, but it has no ToolCallFinished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from akunu_py.engine.events import (
+    Event,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from akunu_py.engine.tools.formats import HERMES, ToolFormat
+from akunu_py.engine.tools.reader import (
+    SPACE,
+    CutOff,
+    Malformed,
+    ParserSteps,
+    Reader,
+    find_first,
+    partial_match_length,
+)
+from akunu_py.engine.tools.rendering import format_of
+from akunu_py.engine.tools.syntaxes import Calls
+from akunu_py.types import Tool
+
+MALFORMED = "[malformed tool call] "
+UNFINISHED = "[unfinished tool call] "
+REFUSED = "[refused tool call] "
+_TRAILING = SPACE + "]},;"  # characters that may follow the arguments of a call
+
+
+def parser_for(
+    tokenizer: Any, tools: Sequence[Tool], *, allowed: bool = True, exclusive: bool = False
+) -> ToolCallParser:
+    """Return a parser for one answer, which must be generated with the parser's `markers`.
+
+    allowed: otherwise calls become text behind REFUSED. exclusive: the answer has calls or text,
+    not both, so text is never searched for calls.
+    """
+    format = format_of(tokenizer) if tools else None
+    return ToolCallParser(format, tools, allowed=allowed, exclusive=exclusive)
+
+
+class ToolCallParser:
+    """Text in, events out: Text, ToolCallStarted, ToolCallArguments, ToolCallFinished."""
+
+    def __init__(
+        self,
+        format: ToolFormat | None,
+        tools: Sequence[Tool],
+        new_id: Callable[[], str] | None = None,
+        *,
+        allowed: bool = True,
+        exclusive: bool = False,
+    ) -> None:
+        """format: None if there are no calls. new_id: returns a new id for a call."""
+        self._format, self._exclusive = format, exclusive
+        self._reader = Reader()
+        self._events: list[Event] = []
+        self._whitespace = ""  # whitespace that is text only if text follows
+        self._had_text = False  # whether there was text
+        self._after_call = False
+        make_id = new_id or (format or HERMES).new_id
+        self._calls = Calls(tools, self._emit, make_id, allowed=allowed)
+        self._steps = self._parse(format) if format else None
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Special tokens that the text must contain, for `GenerateOptions.markers`."""
+        return self._format.all_markers if self._format else ()
+
+    def add(self, text: str) -> list[Event]:
+        """Return the events that `text` completes."""
+        if self._steps is None:
+            return [TextDelta(text)] if text else []
+        self._reader.feed(text)
+        return self._resume()
+
+    def finish(self) -> list[Event]:
+        """Return the events held back at the end of the answer."""
+        if self._steps is None:
+            return []
+        self._reader.closed = True
+        events = self._resume()
+        self._steps = None
+        return events
+
+    def _resume(self) -> list[Event]:
+        assert self._steps is not None
+        next(self._steps, None)
+        events, self._events = self._events, []
+        return _merged(events)
+
+    def _emit(self, event: Event) -> None:
+        if isinstance(event, ToolCallStarted):
+            self._whitespace = ""
+            self._after_call = True
+        elif isinstance(event, ToolCallFinished):
+            self._reader.start_recording()
+        self._events.append(event)
+
+    def _emit_text(self, text: str) -> None:
+        """Emit text, without whitespace that may turn out to be next to a call."""
+        text = self._whitespace + text
+        if self._after_call:
+            text = text.lstrip()
+        stripped = text.rstrip()
+        self._whitespace = text[len(stripped) :]
+        if stripped:
+            self._events.append(TextDelta(stripped))
+            self._had_text, self._after_call = True, False
+
+    def _parse(self, format: ToolFormat) -> ParserSteps[None]:
+        while True:
+            opener = yield from self._text_before_call(format)
+            if opener is None:
+                break
+            try:
+                yield from self._read_block(format, opener)
+            except Malformed:
+                yield from self._emit_malformed(format, opener)
+        if self._whitespace:
+            self._events.append(TextDelta(self._whitespace))
+
+    def _text_before_call(self, format: ToolFormat) -> ParserSteps[str | None]:
+        """Emit the text before the next opener and return the opener.
+
+        Returns None at the end of the answer, "" for a call that needs no opener.
+        """
+        reader = self._reader
+        openers: tuple[str, ...] = (*format.openers, *format.text_markup)
+        while True:
+            if format.bare_opener and not self._had_text:
+                if self._after_call:
+                    yield from reader.skip(SPACE + ";,")
+                else:
+                    yield from reader.skip(emit=self._emit_text)
+                if reader.unread.startswith(format.bare_opener):
+                    reader.start_recording()
+                    return ""
+            rest = reader.unread
+            at, opener = find_first(rest, openers)
+            if self._exclusive and (self._had_text or rest[:at].strip()):
+                openers = format.text_markup
+                at, opener = find_first(rest, openers)
+            if not opener:
+                at = len(rest) if reader.closed else len(rest) - partial_match_length(rest, openers)
+            self._emit_text(reader.consume(at))
+            if opener:
+                reader.start_recording()
+                reader.consume(len(opener))
+                if opener not in format.text_markup:
+                    return opener
+                continue
+            if reader.closed:
+                return None
+            yield
+
+    def _read_block(self, format: ToolFormat, opener: str) -> ParserSteps[None]:
+        """Read the calls after an opener, up to their closer. Raises Malformed."""
+        reader, closer = self._reader, format.openers.get(opener, "")
+        self._calls.known_only = not opener
+        while True:
+            yield from format.syntax(reader, self._calls)
+            if not closer:
+                return
+            if (yield from reader.accept(closer, skip=_TRAILING)):
+                return
+            if reader.cut_off_in(closer):
+                raise CutOff
+
+    def _emit_malformed(self, format: ToolFormat, opener: str) -> ParserSteps[None]:
+        """Emit a malformed call as text."""
+        reader, closer = self._reader, format.openers.get(opener, "")
+        if reader.closed:
+            reader.consume(len(reader.unread))
+        text = reader.recorded
+        if opener and not self._calls.in_call and closer.startswith(text.strip(_TRAILING)):
+            return  # only the closer of complete calls is missing
+        if not opener and not self._calls.in_call:  # the answer is JSON or a list
+            self._had_text = True
+            self._emit_text(text)
+            return
+        self._calls.in_call = False
+        if self._had_text or self._after_call:
+            self._whitespace, self._after_call = "\n", False
+        why = UNFINISHED if reader.closed else MALFORMED
+        self._emit_text((why if self._calls.allowed else REFUSED) + text)
+        if closer and not reader.closed:
+            with contextlib.suppress(CutOff):
+                self._emit_text((yield from reader.emit_until((closer,), self._emit_text)))
+
+
+def _merged(events: list[Event]) -> list[Event]:
+    """Merge adjacent events of the same kind."""
+    joined: list[Event] = []
+    for event in events:
+        last = joined[-1] if joined else None
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            joined[-1] = TextDelta(last.text + event.text)
+        elif isinstance(event, ToolCallArguments) and isinstance(last, ToolCallArguments):
+            joined[-1] = ToolCallArguments(last.text + event.text)
+        else:
+            joined.append(event)
+    return joined

@@ -1,0 +1,291 @@
+"""Every cache kind of mlx-lm has a tested family; each layer's rollback matters; quantized caches.
+
+tests/engine/test_identity.py compares the tokens of all families with those of mlx-lm's loop.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm.models
+import pytest
+from mlx_lm.models.cache import (
+    ArraysCache,
+    BatchKVCache,
+    CacheList,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+
+from akunu_py.engine import kv_cache
+from akunu_py.engine.target import Target
+from akunu_py.errors import UsageError
+from tests.support.decoding import decode
+from tests.support.families import build, families_of_each_kind, kinds
+from tests.support.family_table import FAMILIES, ONE_OF_EACH_KIND
+from tests.support.identity import greedy, prompt_of
+from tests.support.targets import read
+from tests.support.tiny import Adversary
+
+# Classes of mlx-lm that no model makes for a single conversation.
+NOT_FOR_US = {
+    "BatchKVCache": "for several prompts at once",
+    "BatchRotatingKVCache": "for several prompts at once",
+    "LRUPromptCache": "keeps whole caches of other kinds, for a server",
+}
+
+
+@pytest.mark.long
+def test_every_cache_class_of_mlx_lm_is_tested() -> None:
+    tested = {kind for name in FAMILIES for kind in kinds(kv_cache.new_cache(build(name)))}
+    missing = cache_classes() - tested - set(NOT_FOR_US)
+    assert not missing, (
+        "mlx-lm has cache classes that no family of tests/support/family_table.py uses: "
+        f"{sorted(missing)}. "
+        "Teach akunu_py/engine/kv_cache.py to roll them back and add a family, or say in "
+        "NOT_FOR_US why no model can come with one."
+    )
+
+
+def test_there_is_one_of_each_kind() -> None:
+    mixtures = [kinds(kv_cache.new_cache(build(name))) for name in ONE_OF_EACH_KIND]
+    assert all(mixtures.count(mixture) == 1 for mixture in mixtures)
+    assert all(kinds(kv_cache.new_cache(build(name))) in mixtures for name in FAMILIES)
+
+
+@families_of_each_kind()
+def test_each_layer_that_is_not_rolled_back_is_noticed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the table would pass whatever the cache holds."""
+    prompt, truth = prompt_of(name), greedy(name)[:200]
+
+    def generated_without(index: int, seed: int) -> list[int]:
+        target, adversary = Target(build(name)), Adversary(prompt, truth, seed)
+        skipped = partial(_skip, kv_cache.leaves(target.cache)[index])
+        target.reuse_prefix(prompt)
+        read(target)
+        adversary.extend(prompt)
+        sampled: list[int] = []
+        with monkeypatch.context() as patch, contextlib.suppress(ValueError):
+            # A cache and a mask that no longer fit together are noticed too, by the ValueError.
+            patch.setattr(kv_cache, "_trim", skipped(kv_cache._trim))
+            patch.setattr(kv_cache, "_restore", skipped(kv_cache._restore))
+            for piece in decode(target, adversary, len(truth), ()):
+                sampled += piece.tokens
+                if sampled != truth[: len(sampled)]:
+                    break
+        return sampled
+
+    for index in range(len(kv_cache.leaves(kv_cache.new_cache(build(name))))):
+        # What one layer adds may be too little to change a word under every pattern of drafts.
+        noticed = any(generated_without(index, seed) != truth for seed in range(4))
+        assert noticed, f"layer {index} could hold anything"
+
+
+def _skip(skipped: Any, function: Callable[..., None]) -> Callable[..., None]:
+    """`function` for all entries of a cache but one."""
+
+    def some(entry: Any, *args: Any) -> None:
+        if entry is not skipped:
+            function(entry, *args)
+
+    return some
+
+
+# Quantization goes by groups of 32 values, so heads are as wide.
+_WIDE = {"head_dim": 32}
+_ONE_HEAD = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}
+_LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
+_INDEXED = {"index_head_dim": 32}
+# The arguments of families whose caches are quantized.
+QUANTIZED: dict[str, dict[str, int]] = {
+    **dict.fromkeys(("llama", "llama-sliding", "qwen3", "gemma3_text", "gemma3n", "llama4"), _WIDE),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "falcon_h1", "nemotron_h", "gear"), _WIDE),
+    **dict.fromkeys(("lfm2", "jamba", "baichuan_m1"), _ONE_HEAD),
+}
+OWN_ATTENTION, NOTHING_GROWS = r"cannot be quantized.*leave out --kv-bits", "nothing in it grows"
+# The arguments of families whose caches cannot be quantized, and the reason.
+REFUSED: dict[str, tuple[dict[str, int], str]] = {
+    **dict.fromkeys(("gpt_oss", "iquestloopcoder"), (_WIDE, OWN_ATTENTION)),
+    **dict.fromkeys(
+        ("deepseek_v3", "longcat_flash_ngram", "bailing_hybrid", "kimi_k3"),
+        (_LATENT, OWN_ATTENTION),
+    ),
+    "deepseek_v32": (_LATENT | _INDEXED, OWN_ATTENTION),
+    "minimax_m3_vl": (_WIDE | _INDEXED, OWN_ATTENTION),
+    **dict.fromkeys(("deepseek_v41", "mamba2", "rwkv7", "recurrent_gemma"), ({}, NOTHING_GROWS)),
+}
+GIVEN = ["llama-kv8", "llama-kv4", "llama-concatenate"]  # already with another cache
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in GIVEN])
+def test_growing_caches_are_quantized_or_refused(name: str) -> None:
+    if name in REFUSED:
+        args, why = REFUSED[name]
+        with pytest.raises(UsageError, match=why) as refused:
+            kv_cache.new_cache(build(name, **args), 8)
+        assert "whole groups" not in str(refused.value)
+        return
+    for bits in (4, 8):
+        cache = kv_cache.leaves(kv_cache.new_cache(build(name, **QUANTIZED[name]), bits))
+        found = [each for each in cache if isinstance(each, QuantizedKVCache)]
+        assert {(each.bits, each.group_size, each.offset) for each in found} == {(bits, 32, 0)}
+        assert "KVCache" not in kinds(cache)
+
+
+def cache_classes() -> set[str]:
+    """The cache classes that mlx-lm defines, wherever it does."""
+    return {
+        node.name
+        for source in Path(mlx_lm.models.__path__[0]).glob("*.py")
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and "Cache" in node.name and node.name[0] != "_"
+    }
+
+
+WINDOW = 7
+
+
+def write(entry: Any, tokens: list[int]) -> list[list[int]]:
+    """Writes a row per token, as a model's layer does. Returns which tokens each row sees."""
+    count = len(tokens)
+    if isinstance(entry, ChunkedKVCache):
+        entry.maybe_trim_front()
+        mask: Any = "causal"
+    else:
+        mask = entry.make_mask(count, window_size=None, return_array=False)
+    # A row of one value survives quantization.
+    rows = mx.repeat(mx.array(tokens, mx.float32).reshape(1, 1, count, 1), 32, axis=-1)
+    keys, values = entry.update_and_fetch(rows, -rows)
+    if isinstance(entry, QuantizedKVCache):
+        keys, values = (mx.dequantize(*held, group_size=32, bits=8) for held in (keys, values))
+    assert mx.array_equal(values, -keys)
+    held = [round(key) for key in keys[0, 0, :, 0].tolist()]
+    if isinstance(mask, mx.array):
+        seen = [[held[i] for i, sees in enumerate(row) if sees] for row in mask.tolist()]
+    else:
+        seen = [held[: len(held) - count + 1 + row] for row in range(count)]
+    return [sorted(row) for row in seen]
+
+
+def expected(entry: Any, before: list[int], tokens: list[int]) -> list[list[int]]:
+    """The same by brute force; the tokens ascend."""
+    known = [*before, *tokens]
+    ends = range(len(before) + 1, len(known) + 1)
+    window = WINDOW if isinstance(entry, RotatingKVCache) else len(known)
+    start = entry.start_position if isinstance(entry, ChunkedKVCache) else 0
+    return [known[max(start, end - window) : end] for end in ends]
+
+
+def make(kind: str) -> Any:
+    return {
+        "plain": KVCache,
+        "concatenate": ConcatenateKVCache,
+        "quantized": lambda: QuantizedKVCache(group_size=32, bits=8),
+        "rotating": lambda: RotatingKVCache(max_size=WINDOW),
+        "chunked": lambda: ChunkedKVCache(WINDOW),
+    }[kind]()
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "concatenate", "quantized", "rotating", "chunked"])
+@pytest.mark.parametrize("seed", range(8))
+def test_rejected_tokens_leave_no_trace(kind: str, recurrent: bool, seed: int) -> None:
+    """With recurrent state, a layer is rolled back whole, and accepted tokens are rerun."""
+    randomly = random.Random(seed)
+    entry, state = make(kind), ArraysCache(1)
+    cache = [CacheList(entry, state)] if recurrent else [entry]
+    kept: list[int] = []  # ascending, so that the order in a ring can be checked
+    pending: list[int] = []
+    for _ in range(60):
+        fresh = pending[-1] if pending else (kept or [0])[-1]
+        count = randomly.choice([1, 1, 2, 3, 5, 12])
+        tokens = pending + sorted(randomly.sample(range(fresh + 1, fresh + 30), count))
+        before = kv_cache.pass_state(cache)
+        state[0] = mx.array([*kept, *tokens])
+        assert write(entry, tokens) == expected(entry, kept, tokens)
+        keep = randomly.randint(max(1, len(pending)), len(tokens))
+        holds = len(tokens)
+        if keep < len(tokens):
+            holds = kv_cache.roll_back(cache, before, len(tokens), keep)
+            assert holds == (0 if recurrent else keep)
+        # Now and then the conversation continues otherwise, with a pass of one row perhaps.
+        pending = tokens[holds:keep] if randomly.random() < 0.7 else []
+        kept += tokens[:holds]
+        assert entry.offset == len(kept)
+        if recurrent and kept:
+            assert state[0].tolist() == kept
+        # Going back for good, where that is possible.
+        back = randomly.randint(0, 3)
+        if not pending and back < len(kept) and kv_cache.can_trim(cache, back):
+            kv_cache.trim(cache, back)
+            del kept[len(kept) - back :]
+
+
+def test_a_window_can_only_be_trimmed_until_it_is_full() -> None:
+    entry = make("rotating")
+    write(entry, list(range(1, WINDOW + 1)))
+    assert kv_cache.can_trim([entry], 3)
+    assert kv_cache.can_trim([entry], WINDOW)
+    assert not kv_cache.can_trim([entry], WINDOW + 1)
+    write(entry, [WINDOW + 1])
+    assert not kv_cache.can_trim([entry], 1)
+    assert kv_cache.can_trim([entry], 0)
+    entry = make("rotating")
+    write(entry, [1, 2, 3])
+    kv_cache.trim([entry], 3)
+    assert entry.empty()
+    assert write(entry, [4]) == [[4]]
+    assert write(entry, [5, 6]) == [[4, 5], [4, 5, 6]]
+
+
+def test_a_chunk_can_only_be_trimmed_to_where_it_begins() -> None:
+    entry = make("chunked")
+    for token in range(1, 2 * WINDOW + 4):
+        write(entry, [token])
+    # The last trim kept one chunk's worth: back to the second chunk's start, not into the first.
+    assert entry.start_position == WINDOW + 2
+    assert kv_cache.can_trim([entry], 3)
+    assert not kv_cache.can_trim([entry], 4)
+    assert not kv_cache.can_trim([entry], 2 * WINDOW + 3)
+
+
+def test_recurrent_state_cannot_be_trimmed_only_rolled_back() -> None:
+    cache = [CacheList(ArraysCache(1), KVCache())]
+    assert kv_cache.is_recurrent(cache)
+    assert not kv_cache.can_trim(cache, 1)
+    assert kv_cache.can_trim(cache, 0)
+    assert not kv_cache.is_recurrent([CacheList(KVCache(), KVCache()), make("rotating")])
+
+
+def test_an_unknown_cache_kind_is_named_and_does_not_draft() -> None:
+    class MyCache(KVCache):  # type: ignore[misc]
+        """May keep state besides the cache."""
+
+    class LayerCache(KVCache):  # type: ignore[misc]
+        """Only by name the one that is known."""
+
+    known = [KVCache(), CacheList(ArraysCache(2), make("rotating"))]
+    assert kv_cache.no_rollback_reason(known) is None
+    reason = kv_cache.no_rollback_reason(
+        [*known, CacheList(MyCache()), BatchKVCache([0]), LayerCache()]
+    )
+    assert reason == "its cache (BatchKVCache, LayerCache, MyCache) cannot be rolled back"
+
+
+def test_narrow_heads_and_other_widths_are_not_quantized() -> None:
+    with pytest.raises(UsageError, match="heads of 8"):
+        kv_cache.new_cache(build("llama"), 8)
+    with pytest.raises(UsageError, match="must be 4 or 8, got 3"):
+        kv_cache.new_cache(build("llama", head_dim=32), 3)
