@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from akunu_py.engine import kv_cache
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.histories.history import NO_OWNER, TokenHistory
 from akunu_py.engine.model import device
 from akunu_py.engine.model.drafters import DraftModel
-from akunu_py.engine.model.output_rows import cached_per_model, with_part
+from akunu_py.engine.model.output_rows import cached_per_model, find_layers, with_part
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.target import Target
 from akunu_py.errors import UnsupportedModel
@@ -49,7 +48,7 @@ class NeuralDrafterBase:
         self._target = target
         self._known = TokenView(())  # the history, then the draft
 
-    trunk: Trunk | None = None  # for a `PassFollower`
+    taps: Sequence[int] = ()  # see `PassFollower`
 
     def attach(self, target: Target) -> None:
         """Draft for another target, of the same model, from now on."""
@@ -249,7 +248,8 @@ class MtpDrafter(NeuralDrafterBase):
         super().__init__(target)
         self._kept = kept
         self.relative_cost, self._head = share, head
-        self.trunk = self._trunk = Trunk(target.model, normed=head.normed)
+        self._trunk = Trunk(target.model)
+        self.taps = (len(target.model.layers) - (not head.normed),)
         self._position = 0  # of the first row of the target's pass
         self.release()
 
@@ -358,7 +358,7 @@ class FirstLayers:
     """
 
     def __init__(self, model: Any, count: int) -> None:
-        path, layers = _find_layers(model)
+        path, layers = find_layers(model)
         self.count = count
         skipped = [_SkippedLayer(layer) for layer in layers[count:]]
         self._model = with_part(model, path, [*layers[:count], *skipped])
@@ -451,7 +451,7 @@ def measure_exits(engine: Engine, counts: Sequence[int]) -> list[EarlyExit]:
     """
     model = engine.model
     tokens = mx.array(engine.tokens.encode_text(_TEXT)[:_MEASURED])
-    _, layers = _find_layers(model)
+    _, layers = find_layers(model)
     each = sum(map(device.weight_bytes, layers)) / len(layers)
     lm_head = device.weight_bytes(model) - each * len(layers)
     if any(path.endswith("lm_head") for path, _ in model.named_modules()):
@@ -493,16 +493,6 @@ class _SkippedLayer:
 
     def __call__(self, states: mx.array, *args: Any, **options: Any) -> mx.array:
         return states
-
-
-def _find_layers(model: Any) -> tuple[list[str], list[Any]]:
-    """Return the path to the list of layers, and this list. Raises UnsupportedModel."""
-    modules = model.named_modules() if isinstance(model, nn.Module) else []
-    for path, module in modules:
-        layers = module.get("layers")
-        if isinstance(layers, list) and len(layers) == len(model.layers) > 1:
-            return [*filter(None, path.split(".")), "layers"], layers
-    raise UnsupportedModel("its layers are not found")
 
 
 @cached_per_model

@@ -31,6 +31,7 @@ from akunu_py.engine.drafters.neural import (
 )
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.model import output_rows
 from akunu_py.engine.model.drafters import DraftModel, difference
 from akunu_py.engine.sampling import Sampler
 from akunu_py.engine.target import Target
@@ -231,7 +232,10 @@ class Scripted(MtpDrafter):
         super().__init__(head, target, 1e-6, kept)
         self.whole, self.begun, self.compared = whole, 0, 0
         cache = kv_cache.new_cache(target.model)
-        self.hidden = self._trunk.forward(mx.array([list(whole)]), cache)[1]
+        rows = mx.array([list(whole)])
+        self.hidden = output_rows.run(target.model, rows, cache, lambda x: x, self.taps)[1][
+            self.taps[0]
+        ]
 
     def start_draft(self, known: Sequence[int]) -> bool:
         self.right = len(known) + self.begun % (MtpDrafter.longest + 1)
