@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from akunu_py.engine.drafters.learned_state import UnsavedState
-from akunu_py.engine.drafters.neural import (
-    ExitDrafter,
-    ModelDrafter,
-    MtpDrafter,
-    NeuralDrafterBase,
-)
+from akunu_py.engine.drafters.neural import ExitDrafter, ModelDrafter, NeuralDrafterBase
+from akunu_py.engine.drafters.states import MtpDrafter
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.target import Target

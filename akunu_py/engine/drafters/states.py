@@ -1,0 +1,306 @@
+"""Neural drafters that continue from the target's hidden states: heads, and drafters of a block.
+
+Row i of their cache belongs to position i. It exists once the target has the hidden states of that
+position, so the newest token has none: drafts begin with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from akunu_py.engine import kv_cache
+from akunu_py.engine.drafters.neural import NeuralDrafterBase
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.model.token_ids import common_prefix
+from akunu_py.engine.target import Target
+from akunu_py.models.mtp import Head as MtpHead
+from akunu_py.models.mtp import Trunk
+from akunu_py.ngram.neural_plan import TokenView
+
+_KEPT = 512  # hidden states to keep of a prompt
+_PASS = 33  # maximum rows of a decode pass
+
+
+class HiddenStates:
+    """The last hidden states of a history, by position."""
+
+    def __init__(self, kept: int = _KEPT) -> None:
+        """kept: minimum number of states to keep."""
+        self._parts: list[tuple[int, mx.array]] = []  # (position of the first, [1, rows, width])
+        self._kept = kept
+
+    @property
+    def start(self) -> int:
+        """The first position with a state."""
+        return self._parts[0][0] if self._parts else 0
+
+    @property
+    def end(self) -> int:
+        """The position after the last state."""
+        return self._parts[-1][0] + self._parts[-1][1].shape[1] if self._parts else 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for _, part in self._parts)
+
+    def write(self, position: int, states: mx.array) -> None:
+        """Write states [1, rows, width] from `position` on, replacing later ones."""
+        while self._parts and self.end > position:
+            first, part = self._parts.pop()
+            if first < position:
+                self._parts.append((first, part[:, : position - first]))
+        if self.end != position:
+            self._parts = []
+        self._parts.append((position, states))
+        while self.end - self._parts[0][0] - self._parts[0][1].shape[1] >= self._kept:
+            del self._parts[0]
+
+    def read(self, begin: int, end: int) -> mx.array:
+        """Return the states of positions [begin, end), [1, rows, width]."""
+        found = [
+            part[:, max(0, begin - first) : end - first]
+            for first, part in self._parts
+            if first < end and first + part.shape[1] > begin
+        ]
+        return mx.concatenate(found, axis=1) if len(found) > 1 else found[0]
+
+
+class StateHistory:
+    """What a drafter has of a history: hidden states of the target, and rows of the drafter."""
+
+    def __init__(self, cache: kv_cache.Cache, kept: int) -> None:
+        """cache: of the drafter, empty. kept: see `HiddenStates`."""
+        self.states = HiddenStates(kept)
+        self.cache = cache
+        self.first = 0  # position of the first row
+        self.rows = 0  # of the cache
+        self.seen: list[int] = []  # tokens after the rows that used the target's hidden states
+
+    @property
+    def nbytes(self) -> int:
+        return self.states.nbytes + kv_cache.nbytes(self.cache)
+
+    def trim(self, rows: int) -> None:
+        """Keep only the first `rows` rows."""
+        kv_cache.trim(self.cache, self.rows - rows)
+        self.rows = rows
+        del self.seen[rows:]
+
+
+class Draft(Protocol):
+    """A draft that has begun."""
+
+    appended: int  # rows that it added to the drafter's cache
+
+    def logits(self, depth: int, previous: int) -> mx.array:
+        """Return the logits [1, vocab] of token `depth`, from 0. previous: the token before it."""
+
+
+class StateDrafter(NeuralDrafterBase):
+    """A `NeuralDrafter` of hidden states. Its rows stay with the target's history."""
+
+    def __init__(self, target: Target, taps: Sequence[int], kept: int = _KEPT) -> None:
+        """kept: hidden states to keep of a prompt."""
+        super().__init__(target)
+        self.taps = taps
+        self._kept = kept
+        self._trunk = Trunk(target.model)
+        self._position = 0  # of the first row of the target's pass
+        self._draft: Draft | None = None
+        self._depth = 0  # tokens of the draft
+
+    def make_cache(self) -> kv_cache.Cache:
+        """Return an empty cache of the drafter."""
+        raise NotImplementedError
+
+    def states(self, hidden: mx.array) -> mx.array:
+        """Return what to keep of hidden states [1, rows, width of all taps], [1, rows, width]."""
+        return hidden
+
+    def begin(self, states: mx.array, tokens: Sequence[int]) -> Draft:
+        """Add rows to the cache, then begin a draft.
+
+        states: new ones of the target, [1, rows, width]. tokens: those after the positions of
+        these rows; more follow if n-gram predictions precede the draft.
+        """
+        raise NotImplementedError
+
+    @property
+    def _history(self) -> StateHistory:
+        histories = self._target.history.drafter_histories
+        found = histories.get(self.key)
+        if not isinstance(found, StateHistory):
+            found = histories[self.key] = StateHistory(self.make_cache(), self._kept)
+        return found
+
+    @property
+    def prefilled(self) -> int:
+        history = self._history
+        return max(history.first + len(history.seen), history.states.start)
+
+    def before_pass(self, cache: kv_cache.Cache) -> None:
+        self._position = next(
+            each.offset for each in kv_cache.leaves(cache) if hasattr(each, "offset")
+        )
+
+    def keep_states(self, hidden: mx.array) -> None:
+        end = self._position + hidden.shape[1]
+        if hidden.shape[1] > _PASS:  # of a prompt, whose logits are not computed
+            states = mx.contiguous(self.states(hidden[:, -self._kept :]))
+            mx.async_eval(states)
+        else:
+            states = self.states(hidden)
+        self._history.states.write(end - states.shape[1], states)
+
+    def start_draft(self, known: Sequence[int]) -> bool:
+        self._known = TokenView.of(known)
+        history = self._history
+        start = history.first + 1
+        same = min(max(0, self._known.unchanged - start), len(history.seen))
+        history.trim(same + common_prefix(history.seen[same:], known[start + same :]))
+        self._draft, self._depth = None, 0
+        return True
+
+    def draft_token(self) -> tuple[int, float]:
+        if self._draft is None:
+            self._draft = self._begin()
+        if self._draft is None:
+            return -1, 0.0
+        appended = self._draft.appended
+        drafted = self._sample(self._draft.logits(self._depth, self._known[-1]))
+        self._history.rows += self._draft.appended - appended
+        self._depth += 1
+        return drafted
+
+    def _begin(self) -> Draft | None:
+        """Process the target's new hidden states of this history, and begin a draft."""
+        target, history = self._target, self._history
+        states = history.states
+        # Later states may belong to rejected drafts.
+        end = min(states.end, len(target.tokens) + len(target.pending) - 1, len(self._known) - 1)
+        begin = min(history.first + history.rows, end - 1)  # at least one row, for its output
+        if begin < max(history.first, states.start):
+            history.trim(0)
+            begin = history.first = states.start
+        if begin >= end:
+            return None
+        history.trim(begin - history.first)
+        after = self._known[begin + 1 :]
+        history.seen += after[: end - begin]
+        history.rows += end - begin
+        return self.begin(states.read(begin, end), after)
+
+
+class Head(Protocol):
+    """A drafter that predicts one token from each hidden state."""
+
+    longest: int
+
+    @property
+    def taps(self) -> Sequence[int]: ...
+
+    def make_cache(self) -> list[Any]: ...
+
+    def states(self, hidden: mx.array) -> mx.array:
+        """See `StateDrafter`."""
+
+    def extend(self, states: mx.array, tokens: mx.array, cache: list[Any]) -> mx.array:
+        """Add rows to `cache` and return their hidden states [1, rows, width].
+
+        tokens: after each of the states, [1, rows].
+        """
+
+    def next_state(self, hidden: mx.array) -> mx.array:
+        """Return the state of a drafted position, given the result of the row before it."""
+
+    def start(self, hidden: mx.array, cache: list[Any], count: int) -> Draft:
+        """Begin a draft of up to `count` tokens after the row with the result `hidden`."""
+
+
+class HeadDrafter(StateDrafter):
+    """Drafts token by token, each from the hidden state of the one before it.
+
+    Row i of its cache combines the target's hidden state at position i with the next token, and
+    predicts the token after that. Further draft tokens use its own hidden states; these rows are
+    computed again once the target's states exist.
+    """
+
+    def __init__(self, head: Head, target: Target, share: float, kept: int = _KEPT) -> None:
+        """share: see `relative_cost`. kept: hidden states to keep of a prompt."""
+        super().__init__(target, head.taps, kept)
+        self.relative_cost, self.longest, self._head = share, head.longest, head
+
+    def make_cache(self) -> kv_cache.Cache:
+        return self._head.make_cache()
+
+    def states(self, hidden: mx.array) -> mx.array:
+        return self._head.states(hidden)
+
+    def begin(self, states: mx.array, tokens: Sequence[int]) -> Draft:
+        head, history, rows = self._head, self._history, states.shape[1]
+        hidden = head.extend(states, mx.array([tokens[:rows]], mx.int32), history.cache)[:, -1:]
+        for token in tokens[rows:]:
+            after = mx.array([[token]], mx.int32)
+            hidden = head.extend(head.next_state(hidden), after, history.cache)
+            history.rows += 1
+        return head.start(hidden, history.cache, self.longest)
+
+
+class MtpDrafter(HeadDrafter):
+    """A `HeadDrafter` of the target's MTP head."""
+
+    name = key = "mtp"
+
+    @classmethod
+    def unavailable(cls, engine: Engine) -> str:
+        return engine.no_mtp_head_reason
+
+    @classmethod
+    def create(cls, engine: Engine, target: Target) -> MtpDrafter:
+        assert engine.mtp_head is not None
+        steps = MtpSteps(engine.mtp_head.head, target.model)
+        return cls(steps, target, engine.mtp_head.relative_cost)
+
+
+class MtpSteps:
+    """The steps of an MTP head; see `Head`."""
+
+    longest = 8  # heads trained for one token are rarely right further on
+
+    def __init__(self, head: MtpHead, model: Any) -> None:
+        self.taps = (len(model.layers) - (not head.normed),)
+        self._head, self._trunk = head, Trunk(model)
+        self.make_cache = head.make_cache
+
+    def states(self, hidden: mx.array) -> mx.array:
+        return hidden
+
+    def extend(self, states: mx.array, tokens: mx.array, cache: list[Any]) -> mx.array:
+        return self._head(self._trunk.embed(tokens), states, cache)
+
+    def next_state(self, hidden: mx.array) -> mx.array:
+        return hidden
+
+    def start(self, hidden: mx.array, cache: list[Any], count: int) -> Draft:
+        return _MtpDraft(self, hidden, cache)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        return self._trunk.logits(hidden[0, -1:])
+
+
+class _MtpDraft:
+    """See `Draft`."""
+
+    def __init__(self, steps: MtpSteps, hidden: mx.array, cache: list[Any]) -> None:
+        self._steps, self._hidden, self._cache = steps, hidden, cache
+        self.appended = 0
+
+    def logits(self, depth: int, previous: int) -> mx.array:
+        if depth:
+            token = mx.array([[previous]], mx.int32)
+            self._hidden = self._steps.extend(self._hidden, token, self._cache)
+            self.appended += 1
+        return self._steps.logits(self._hidden)
