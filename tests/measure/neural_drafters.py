@@ -55,6 +55,7 @@ class SimulatedDrafter:
     def __init__(self, figures: DrafterFigures, simulated: SimulatedDrafters) -> None:
         self.name = self.key = figures.name
         self.relative_cost, self.longest = figures.cost, len(figures.accepted)
+        self.parallel = False
         self.prefilled = 0
         self._accepted, self._simulated = (1.0, *figures.accepted), simulated
         item = simulated.item

@@ -31,6 +31,7 @@ class NeuralDrafterBase:
     key: str
     relative_cost: float
     longest: int
+    parallel = False
     in_auto = True  # whether `--draft auto` uses it
 
     @classmethod
