@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from akunu_py.engine.drafters.learned_state import UnsavedState
 from akunu_py.engine.drafters.neural import ExitDrafter, ModelDrafter, NeuralDrafterBase
-from akunu_py.engine.drafters.states import MtpDrafter
+from akunu_py.engine.drafters.states import MtpDrafter, published_drafter
 from akunu_py.engine.engine import Engine
+from akunu_py.engine.model.drafters import PublishedDrafter
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.target import Target
 from akunu_py.errors import UsageError
@@ -207,7 +208,7 @@ class DrafterPool:
 
     def _create(self, target: Target, mode: DraftMode, draft_tokens: int) -> TrackedDrafter:
         neural = [
-            kind.create(self._engine, target)
+            _create(kind, self._engine, target)
             for name, kind in NEURAL_DRAFTERS.items()
             if (name == mode or (mode == "auto" and kind.in_auto))
             and not kind.unavailable(self._engine)
@@ -240,6 +241,12 @@ NEURAL_DRAFTERS: Mapping[DraftMode, type[NeuralDrafterBase]] = {
     "model": ModelDrafter,
     "exit": ExitDrafter,
 }
+
+
+def _create(kind: type[NeuralDrafterBase], engine: Engine, target: Target) -> NeuralDrafterBase:
+    if kind is ModelDrafter and isinstance(engine.draft_model, PublishedDrafter):
+        return published_drafter(engine.draft_model, target)
+    return kind.create(engine, target)
 
 
 def check_mode(engine: Engine, mode: DraftMode) -> None:

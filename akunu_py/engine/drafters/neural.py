@@ -103,7 +103,7 @@ class ModelDrafter(NeuralDrafterBase):
 
     @classmethod
     def create(cls, engine: Engine, target: Target) -> ModelDrafter:
-        assert engine.draft_model is not None
+        assert isinstance(engine.draft_model, DraftModel)
         return cls(engine.draft_model, target)
 
     def __init__(self, draft_model: DraftModel, target: Target) -> None:

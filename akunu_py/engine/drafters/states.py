@@ -14,6 +14,9 @@ import mlx.core as mx
 from akunu_py.engine import kv_cache
 from akunu_py.engine.drafters.neural import NeuralDrafterBase
 from akunu_py.engine.engine import Engine
+from akunu_py.engine.model import output_rows
+from akunu_py.engine.model.drafters import PublishedDrafter
+from akunu_py.engine.model.output_rows import cached_per_model
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.target import Target
 from akunu_py.models.mtp import Head as MtpHead
@@ -74,9 +77,12 @@ class StateHistory:
     def __init__(self, cache: kv_cache.Cache, kept: int) -> None:
         """cache: of the drafter, empty. kept: see `HiddenStates`."""
         self.states = HiddenStates(kept)
-        self.cache = cache
-        self.first = 0  # position of the first row
-        self.rows = 0  # of the cache
+        self.restart(cache, 0)
+
+    def restart(self, cache: kv_cache.Cache, first: int) -> None:
+        """Begin with no rows. first: position of the first row of `cache`."""
+        self.cache, self.first = cache, first
+        self.rows = 0  # since the first one
         self.seen: list[int] = []  # tokens after the rows that used the target's hidden states
 
     @property
@@ -90,16 +96,7 @@ class StateHistory:
         del self.seen[rows:]
 
 
-class Draft(Protocol):
-    """A draft that has begun."""
-
-    appended: int  # rows that it added to the drafter's cache
-
-    def logits(self, depth: int, previous: int) -> mx.array:
-        """Return the logits [1, vocab] of token `depth`, from 0. previous: the token before it."""
-
-
-class StateDrafter(NeuralDrafterBase):
+class HiddenStateDrafter(NeuralDrafterBase):
     """A `NeuralDrafter` of hidden states. Its rows stay with the target's history."""
 
     def __init__(self, target: Target, taps: Sequence[int], kept: int = _KEPT) -> None:
@@ -107,21 +104,20 @@ class StateDrafter(NeuralDrafterBase):
         super().__init__(target)
         self.taps = taps
         self._kept = kept
-        self._trunk = Trunk(target.model)
         self._position = 0  # of the first row of the target's pass
-        self._draft: Draft | None = None
+        self._draft: Any = None
         self._depth = 0  # tokens of the draft
 
-    def make_cache(self) -> kv_cache.Cache:
-        """Return an empty cache of the drafter."""
+    def make_cache(self, first: int) -> kv_cache.Cache:
+        """Return an empty cache of the drafter. first: position of its first row."""
         raise NotImplementedError
 
     def states(self, hidden: mx.array) -> mx.array:
         """Return what to keep of hidden states [1, rows, width of all taps], [1, rows, width]."""
         return hidden
 
-    def begin(self, states: mx.array, tokens: Sequence[int]) -> Draft:
-        """Add rows to the cache, then begin a draft.
+    def begin(self, states: mx.array, tokens: Sequence[int]) -> Any:
+        """Add rows to the cache, then begin a draft; return None if that is impossible.
 
         states: new ones of the target, [1, rows, width]. tokens: those after the positions of
         these rows; more follow if n-gram predictions precede the draft.
@@ -133,7 +129,7 @@ class StateDrafter(NeuralDrafterBase):
         histories = self._target.history.drafter_histories
         found = histories.get(self.key)
         if not isinstance(found, StateHistory):
-            found = histories[self.key] = StateHistory(self.make_cache(), self._kept)
+            found = histories[self.key] = StateHistory(self.make_cache(0), self._kept)
         return found
 
     @property
@@ -167,15 +163,13 @@ class StateDrafter(NeuralDrafterBase):
     def draft_token(self) -> tuple[int, float]:
         if self._draft is None:
             self._draft = self._begin()
-        if self._draft is None:
+        if self._draft is None or self._depth == self.longest:
             return -1, 0.0
-        appended = self._draft.appended
         drafted = self._sample(self._draft.logits(self._depth, self._known[-1]))
-        self._history.rows += self._draft.appended - appended
         self._depth += 1
         return drafted
 
-    def _begin(self) -> Draft | None:
+    def _begin(self) -> Any:
         """Process the target's new hidden states of this history, and begin a draft."""
         target, history = self._target, self._history
         states = history.states
@@ -183,8 +177,8 @@ class StateDrafter(NeuralDrafterBase):
         end = min(states.end, len(target.tokens) + len(target.pending) - 1, len(self._known) - 1)
         begin = min(history.first + history.rows, end - 1)  # at least one row, for its output
         if begin < max(history.first, states.start):
-            history.trim(0)
-            begin = history.first = states.start
+            begin = states.start
+            history.restart(self.make_cache(begin), begin)
         if begin >= end:
             return None
         history.trim(begin - history.first)
@@ -205,7 +199,7 @@ class Head(Protocol):
     def make_cache(self) -> list[Any]: ...
 
     def states(self, hidden: mx.array) -> mx.array:
-        """See `StateDrafter`."""
+        """See `HiddenStateDrafter`."""
 
     def extend(self, states: mx.array, tokens: mx.array, cache: list[Any]) -> mx.array:
         """Add rows to `cache` and return their hidden states [1, rows, width].
@@ -216,11 +210,14 @@ class Head(Protocol):
     def next_state(self, hidden: mx.array) -> mx.array:
         """Return the state of a drafted position, given the result of the row before it."""
 
-    def start(self, hidden: mx.array, cache: list[Any], count: int) -> Draft:
-        """Begin a draft of up to `count` tokens after the row with the result `hidden`."""
+    def start(self, hidden: mx.array, cache: list[Any], count: int) -> Any:
+        """Begin a draft of up to `count` tokens after the row with the result `hidden`.
+
+        It has `appended`, the rows that it added to `cache`.
+        """
 
 
-class HeadDrafter(StateDrafter):
+class HeadDrafter(HiddenStateDrafter):
     """Drafts token by token, each from the hidden state of the one before it.
 
     Row i of its cache combines the target's hidden state at position i with the next token, and
@@ -232,20 +229,28 @@ class HeadDrafter(StateDrafter):
         """share: see `relative_cost`. kept: hidden states to keep of a prompt."""
         super().__init__(target, head.taps, kept)
         self.relative_cost, self.longest, self._head = share, head.longest, head
+        self._rows = 0  # before the draft
 
-    def make_cache(self) -> kv_cache.Cache:
+    def make_cache(self, first: int) -> kv_cache.Cache:
         return self._head.make_cache()
 
     def states(self, hidden: mx.array) -> mx.array:
         return self._head.states(hidden)
 
-    def begin(self, states: mx.array, tokens: Sequence[int]) -> Draft:
+    def draft_token(self) -> tuple[int, float]:
+        drafted = super().draft_token()
+        if self._draft is not None:
+            self._history.rows = self._rows + self._draft.appended
+        return drafted
+
+    def begin(self, states: mx.array, tokens: Sequence[int]) -> Any:
         head, history, rows = self._head, self._history, states.shape[1]
         hidden = head.extend(states, mx.array([tokens[:rows]], mx.int32), history.cache)[:, -1:]
         for token in tokens[rows:]:
             after = mx.array([[token]], mx.int32)
             hidden = head.extend(head.next_state(hidden), after, history.cache)
             history.rows += 1
+        self._rows = history.rows
         return head.start(hidden, history.cache, self.longest)
 
 
@@ -284,7 +289,7 @@ class MtpSteps:
     def next_state(self, hidden: mx.array) -> mx.array:
         return hidden
 
-    def start(self, hidden: mx.array, cache: list[Any], count: int) -> Draft:
+    def start(self, hidden: mx.array, cache: list[Any], count: int) -> Any:
         return _MtpDraft(self, hidden, cache)
 
     def logits(self, hidden: mx.array) -> mx.array:
@@ -292,7 +297,7 @@ class MtpSteps:
 
 
 class _MtpDraft:
-    """See `Draft`."""
+    """A draft of an MTP head."""
 
     def __init__(self, steps: MtpSteps, hidden: mx.array, cache: list[Any]) -> None:
         self._steps, self._hidden, self._cache = steps, hidden, cache
@@ -304,3 +309,71 @@ class _MtpDraft:
             self._hidden = self._steps.extend(self._hidden, token, self._cache)
             self.appended += 1
         return self._steps.logits(self._hidden)
+
+
+_WINDOW = 4096  # positions of the context that a block drafter sees; publishers trained on as many
+
+
+class ParallelDrafter(HiddenStateDrafter):
+    """Drafts a block of tokens in one pass: DFlash, DFlash2 and DSpark."""
+
+    name = "model"
+    parallel = True
+
+    def __init__(self, published: PublishedDrafter, target: Target) -> None:
+        super().__init__(target, published.model.taps, _WINDOW)
+        self.key, self.relative_cost = f"model {published.name}", published.relative_cost
+        self.longest, self._drafter = published.model.longest, published.model
+        self._parts = _parts_of(target.model)
+
+    def make_cache(self, first: int) -> kv_cache.Cache:
+        return self._drafter.make_cache(_WINDOW, first)
+
+    def states(self, hidden: mx.array) -> mx.array:
+        return self._drafter.states(hidden)
+
+    def begin(self, states: mx.array, tokens: Sequence[int]) -> Any:
+        self._drafter.extend(states, None, self._history.cache)
+        if len(tokens) > states.shape[1]:  # the anchor's predecessors have no states
+            return None
+        parts, anchor = self._parts, self._known[-1]
+        return self._drafter.start(parts.embed, parts.lm_head, anchor, self._history.cache)
+
+    def draft_token(self) -> tuple[int, float]:
+        previous = self._known[-1]
+        token, chance = super().draft_token()
+        if self._draft is not None and token >= 0:
+            stated = self._draft.confidence(self._depth - 1, previous)
+            chance = chance if stated is None else stated
+        return token, chance
+
+
+def published_drafter(published: PublishedDrafter, target: Target) -> HiddenStateDrafter:
+    """Return the drafter of its kind."""
+    return ParallelDrafter(published, target)
+
+
+class TargetParts:
+    """The embedding and the output head of a target."""
+
+    def __init__(self, model: Any) -> None:
+        self._trunk = Trunk(model)
+        tokens = mx.arange(8)[None]
+        cache = kv_cache.new_cache(model)
+        inputs = output_rows.run(model, tokens, cache, lambda rows: rows, [-1])[1][-1]
+        raw = self._trunk.embed(tokens)
+        # Some families scale embeddings before the first layer.
+        self._scale = (mx.sum(inputs * raw) / mx.sum(raw * raw)).item()
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Return the inputs [1, rows, width] of the first layer for tokens [1, rows]."""
+        return self._trunk.embed(tokens) * self._scale
+
+    def lm_head(self, hidden: mx.array) -> mx.array:
+        """Return the logits [..., vocab] of hidden states [..., width], without a softcap."""
+        return self._trunk.logits(hidden)
+
+
+@cached_per_model
+def _parts_of(model: Any) -> TargetParts:
+    return TargetParts(model)
