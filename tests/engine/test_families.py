@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -298,7 +298,7 @@ class States:
 
     def __init__(self, model: Any) -> None:
         count = len(model.layers)
-        self.taps = (-1, 0, count - 1, count)
+        self.taps: Sequence[int] = (-1, 0, count - 1, count)
         self.kept: list[mx.array] = []
 
     def before_pass(self, cache: Any) -> None: ...

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from akunu_py.engine.drafters.states import ParallelDrafter
 from akunu_py.engine.model.drafters import PublishedDrafter
@@ -56,6 +59,26 @@ def block_drafter(kind: str, model: Any, width: int, vocabulary: int, seed: int 
     drafter.eval()
     mx.eval(drafter.parameters())
     return PublishedDrafter(kind, Path(), drafter, NEEDS, 1e-6)
+
+
+def write_drafter(directory: Path, width: int, vocabulary: int, **changes: Any) -> Path:
+    """Write the repository of a DFlash drafter of one layer for a target of two layers."""
+    target = SimpleNamespace(layers=[None, None])
+    drafter = block_drafter("dflash", target, width, vocabulary).model
+    config = SETTINGS | {
+        "architectures": ["DFlashDraftModel"],
+        "hidden_size": width,
+        "num_hidden_layers": 2,
+        "num_target_layers": 2,
+        "vocab_size": vocabulary,
+        "block_size": BLOCK,
+        "dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": vocabulary - 1},
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    weights = dict(tree_flatten(drafter.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights)
+    return directory
 
 
 class Untimed(ParallelDrafter):

@@ -38,7 +38,7 @@ from akunu_py.engine.target import Target
 from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
 from akunu_py.models.load.mlx_loader import open_directory
-from akunu_py.models.mtp import HEAD_FILE, Head, load_head
+from akunu_py.models.mtp import HEAD_FILE, Head, Trunk, load_head
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import Constraint, DraftMode, GenerateOptions, LoadOptions, SamplingOptions
@@ -253,7 +253,7 @@ class Scripted(MtpDrafter):
         draft: Any = self._draft
         first, own = self._history.first, self.head.make_cache()
         verified = len(self._target.tokens) + len(self._target.pending)
-        tokens = self._trunk.embed(mx.array([known[first + 1 :]]))
+        tokens = Trunk(self._target.model).embed(mx.array([known[first + 1 :]]))
         real = verified - 1 - first
         state = self.head(tokens[:, :real], self.hidden[:, first : verified - 1], own)[:, -1:]
         for row in range(real, tokens.shape[1]):
