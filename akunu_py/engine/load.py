@@ -63,6 +63,11 @@ def load_stored(
 ) -> Engine:
     """Load an installed model. settings: read from the file if None."""
     model_store.check(found)
+    if found.kind:
+        raise UsageError(
+            f"{found.name} is a drafter ({found.kind}), which cannot answer; name its model as "
+            f"--model, and {found.name} as --draft-model"
+        )
     from akunu_py.engine.engine import Engine
 
     settings = settings or load_settings()

@@ -85,12 +85,13 @@ def _plan_drafter(source: Path) -> DirectoryPlan:
     weights, tensors = sorted(source.glob("*.safetensors")), dict[str, Any]()
     for path in weights:
         tensors |= safetensors.read_header(path)
+    tensors.pop("__metadata__", None)
     if not tensors:
         raise UnsupportedModel(f"the drafter in {source} has no *.safetensors files; use another")
     config = read_settings(source / "config.json")
     quantized, quantization = _quantization(config, tensors)
     facts = ModelFacts(
-        parameters=sum(math.prod(each.get("shape", (0,))) for each in tensors.values()),
+        parameters=sum(math.prod(each["shape"]) for each in tensors.values()),
         quantized=quantized,
         quantization=quantization,
         license=_license(source),
@@ -105,7 +106,7 @@ def _quantization(config: dict[str, Any], tensors: dict[str, Any]) -> tuple[bool
         return True, f"{settings['bits']}-bit, groups of {settings.get('group_size')}"
     if isinstance(other := config.get("quantization_config"), dict):
         return True, f"{other.get('quant_method')!s:.40}"
-    types = Counter(each["dtype"] for each in tensors.values() if len(each.get("shape", ())) > 1)
+    types = Counter(each["dtype"] for each in tensors.values() if len(each["shape"]) > 1)
     return False, ", ".join(f"{name} x {count}" for name, count in types.most_common())
 
 

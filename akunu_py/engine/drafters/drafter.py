@@ -249,6 +249,22 @@ def _create(kind: type[NeuralDrafterBase], engine: Engine, target: Target) -> Ne
     return kind.create(engine, target)
 
 
+def describe_drafters(engine: Engine, learned: UnsavedState) -> tuple[str, tuple[float, ...]]:
+    """Return what drafts for an engine, and the acceptance of its neural drafter by position."""
+    if engine.no_draft_reason:
+        return f"nothing: {engine.no_draft_reason}", ()
+    draft, acceptance = engine.draft_model, list[float]()
+    name = f"draft model {draft.name}" if draft else "MTP head" if engine.mtp_head else ""
+    if isinstance(draft, PublishedDrafter):
+        name = f"{draft.name} ({draft.model.kind})"
+    if not name:
+        return "n-grams", ()
+    key = f"model {draft.name}" if draft else "mtp"
+    if (known := learned.neural_drafters.get(key)) is not None and known.timed:
+        acceptance = [round(chance, 3) for chance in known.expected]
+    return f"n-grams and {name}", tuple(acceptance)
+
+
 def check_mode(engine: Engine, mode: DraftMode) -> None:
     """Raise UsageError if `mode` needs a neural drafter that the engine lacks."""
     kind = NEURAL_DRAFTERS.get(mode)
