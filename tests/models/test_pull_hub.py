@@ -85,7 +85,9 @@ def test_a_catalog_drafter_is_used_from_then_on(
     server.files = {path.name: path.read_bytes() for path in made.iterdir()}
     server.commit, server.repository = "1" * 40, "someone/drafter"
     entry = replace(catalog.find("qwen3-8b"), repository=REPOSITORY, drafter="someone/drafter")
-    monkeypatch.setattr(catalog, "find_repository", lambda repository: entry)
+    monkeypatch.setattr(
+        catalog, "find_repository", lambda repository: entry if repository == REPOSITORY else None
+    )
     command = ["models", "pull", REPOSITORY, "--name", NAME]
     assert main([*command, "--with-drafter"]) == 0
     assert model_store.get(NAME).drafter == "drafter"
