@@ -270,7 +270,7 @@ class BlockDraft:
 
     def __init__(self, drafter: BlockDrafter, hidden: mx.array, logits: mx.array) -> None:
         self._drafter, self._hidden, self._logits = drafter, hidden, logits
-        self._states: list[mx.array | None] = [None]  # of a recurrent head, before each depth
+        self._states: dict[int, mx.array | None] = {}  # of a recurrent head, before each depth
 
     @property
     def length(self) -> int:
@@ -284,8 +284,8 @@ class BlockDraft:
         if "markov_head" in drafter:
             before = mx.array(previous).reshape(1)
             hidden = self._hidden[depth : depth + 1]
-            bias, state = drafter.markov_head(hidden, before, self._states[depth])
-            self._states[depth + 1 :] = [state]
+            state = self._states.get(depth)
+            bias, self._states[depth + 1] = drafter.markov_head(hidden, before, state)
             row = row + bias[0]
         return drafter.spread(row)[None]
 
