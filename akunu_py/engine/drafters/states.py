@@ -7,7 +7,7 @@ position, so the newest token has none: drafts begin with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 
@@ -19,8 +19,7 @@ from akunu_py.engine.model.drafters import PublishedDrafter
 from akunu_py.engine.model.output_rows import cached_per_model
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.target import Target
-from akunu_py.models.mtp import Head as MtpHead
-from akunu_py.models.mtp import Trunk
+from akunu_py.models.mtp import Head, Trunk
 from akunu_py.ngram.neural_plan import TokenView
 
 _KEPT = 512  # hidden states to keep of a prompt
@@ -188,47 +187,25 @@ class HiddenStateDrafter(NeuralDrafterBase):
         return self.begin(states.read(begin, end), after)
 
 
-class Head(Protocol):
-    """A drafter that predicts one token from each hidden state."""
-
-    longest: int
-
-    @property
-    def taps(self) -> Sequence[int]: ...
-
-    def make_cache(self) -> list[Any]: ...
-
-    def states(self, hidden: mx.array) -> mx.array:
-        """See `HiddenStateDrafter`."""
-
-    def extend(self, states: mx.array, tokens: mx.array, cache: list[Any]) -> mx.array:
-        """Add rows to `cache` and return their hidden states [1, rows, width].
-
-        tokens: after each of the states, [1, rows].
-        """
-
-    def next_state(self, hidden: mx.array) -> mx.array:
-        """Return the state of a drafted position, given the result of the row before it."""
-
-    def start(self, hidden: mx.array, cache: list[Any], count: int) -> Any:
-        """Begin a draft of up to `count` tokens after the row with the result `hidden`.
-
-        It has `appended`, the rows that it added to `cache`.
-        """
-
-
 class HeadDrafter(HiddenStateDrafter):
-    """Drafts token by token, each from the hidden state of the one before it.
+    """Drafts token by token, each from the hidden state of the one before it: EAGLE-3 and MTP.
 
     Row i of its cache combines the target's hidden state at position i with the next token, and
     predicts the token after that. Further draft tokens use its own hidden states; these rows are
     computed again once the target's states exist.
     """
 
-    def __init__(self, head: Head, target: Target, share: float, kept: int = _KEPT) -> None:
-        """share: see `relative_cost`. kept: hidden states to keep of a prompt."""
-        super().__init__(target, head.taps, kept)
-        self.relative_cost, self.longest, self._head = share, head.longest, head
+    def __init__(
+        self, head: Any, target: Target, name: str, key: str, share: float, kept: int = _KEPT
+    ) -> None:
+        """head: see `models.drafters.interface`. share: see `relative_cost`. kept: see the base."""
+        trunk = Trunk(target.model)
+        taps = (len(target.model.layers),) if head.needs_final else head.taps
+        super().__init__(target, taps, kept)
+        self.name, self.key, self.relative_cost = name, key, share
+        self.longest, self._head = head.longest, head
+        self._embed = getattr(head, "own_embedding", None) or trunk.embed
+        self._lm_head = trunk.logits
         self._rows = 0  # before the draft
 
     def make_cache(self, first: int) -> kv_cache.Cache:
@@ -237,27 +214,27 @@ class HeadDrafter(HiddenStateDrafter):
     def states(self, hidden: mx.array) -> mx.array:
         return self._head.states(hidden)
 
+    def begin(self, states: mx.array, tokens: Sequence[int]) -> Any:
+        head, history, rows = self._head, self._history, states.shape[1]
+        embeddings = self._embed(mx.array([tokens[:rows]], mx.int32))
+        hidden = head.extend(states, embeddings, history.cache)
+        self._rows = history.rows
+        draft = head.start(self._embed, self._lm_head, hidden[:, -1:], history.cache)
+        for token in tokens[rows:-1]:
+            self._depth += 1
+            draft.logits(self._depth, token)
+        self._depth += len(tokens) > rows
+        return draft
+
     def draft_token(self) -> tuple[int, float]:
         drafted = super().draft_token()
         if self._draft is not None:
             self._history.rows = self._rows + self._draft.appended
         return drafted
 
-    def begin(self, states: mx.array, tokens: Sequence[int]) -> Any:
-        head, history, rows = self._head, self._history, states.shape[1]
-        hidden = head.extend(states, mx.array([tokens[:rows]], mx.int32), history.cache)[:, -1:]
-        for token in tokens[rows:]:
-            after = mx.array([[token]], mx.int32)
-            hidden = head.extend(head.next_state(hidden), after, history.cache)
-            history.rows += 1
-        self._rows = history.rows
-        return head.start(hidden, history.cache, self.longest)
-
 
 class MtpDrafter(HeadDrafter):
     """A `HeadDrafter` of the target's MTP head."""
-
-    name = key = "mtp"
 
     @classmethod
     def unavailable(cls, engine: Engine) -> str:
@@ -266,49 +243,48 @@ class MtpDrafter(HeadDrafter):
     @classmethod
     def create(cls, engine: Engine, target: Target) -> MtpDrafter:
         assert engine.mtp_head is not None
-        steps = MtpSteps(engine.mtp_head.head, target.model)
-        return cls(steps, target, engine.mtp_head.relative_cost)
+        steps = MtpSteps(engine.mtp_head.head, len(target.model.layers))
+        return cls(steps, target, "mtp", "mtp", engine.mtp_head.relative_cost)
 
 
 class MtpSteps:
-    """The steps of an MTP head; see `Head`."""
+    """An MTP head by the interface of drafters."""
 
     longest = 8  # heads trained for one token are rarely right further on
 
-    def __init__(self, head: MtpHead, model: Any) -> None:
-        self.taps = (len(model.layers) - (not head.normed),)
-        self._head, self._trunk = head, Trunk(model)
+    def __init__(self, head: Head, layers: int) -> None:
+        """layers: of the target."""
+        self.needs_final = head.normed
+        self.taps = () if head.normed else (layers - 1,)
+        self._head = head
         self.make_cache = head.make_cache
 
     def states(self, hidden: mx.array) -> mx.array:
         return hidden
 
-    def extend(self, states: mx.array, tokens: mx.array, cache: list[Any]) -> mx.array:
-        return self._head(self._trunk.embed(tokens), states, cache)
+    def extend(self, states: mx.array, embeddings: mx.array, cache: list[Any]) -> mx.array:
+        return self._head(embeddings, states, cache)
 
-    def next_state(self, hidden: mx.array) -> mx.array:
-        return hidden
-
-    def start(self, hidden: mx.array, cache: list[Any], count: int) -> Any:
-        return _MtpDraft(self, hidden, cache)
-
-    def logits(self, hidden: mx.array) -> mx.array:
-        return self._trunk.logits(hidden[0, -1:])
+    def start(self, embed: Any, lm_head: Any, hidden: mx.array, cache: list[Any]) -> Any:
+        return _MtpDraft(self._head, embed, lm_head, hidden, cache)
 
 
 class _MtpDraft:
     """A draft of an MTP head."""
 
-    def __init__(self, steps: MtpSteps, hidden: mx.array, cache: list[Any]) -> None:
-        self._steps, self._hidden, self._cache = steps, hidden, cache
+    def __init__(
+        self, head: Head, embed: Any, lm_head: Any, hidden: mx.array, cache: list[Any]
+    ) -> None:
+        self._head, self._embed, self._lm_head = head, embed, lm_head
+        self._hidden, self._cache = hidden, cache
         self.appended = 0
 
     def logits(self, depth: int, previous: int) -> mx.array:
         if depth:
-            token = mx.array([[previous]], mx.int32)
-            self._hidden = self._steps.extend(self._hidden, token, self._cache)
+            token = self._embed(mx.array([[previous]], mx.int32))
+            self._hidden = self._head(token, self._hidden, self._cache)
             self.appended += 1
-        return self._steps.logits(self._hidden)
+        return self._lm_head(self._hidden[0, -1:])
 
 
 _WINDOW = 4096  # positions of the context that a block drafter sees; publishers trained on as many
@@ -350,6 +326,9 @@ class ParallelDrafter(HiddenStateDrafter):
 
 def published_drafter(published: PublishedDrafter, target: Target) -> HiddenStateDrafter:
     """Return the drafter of its kind."""
+    if published.model.kind == "eagle3":
+        name, share = f"model {published.name}", published.relative_cost
+        return HeadDrafter(published.model, target, "model", name, share)
     return ParallelDrafter(published, target)
 
 

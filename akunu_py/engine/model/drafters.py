@@ -85,8 +85,8 @@ def open_drafter(
 
 def _drafter_needs(model: Any, width: int, target: MemoryNeeds) -> MemoryNeeds:
     """Return what a drafter needs. width: of the hidden states of all taps."""
-    cache = model.make_cache()
-    model.extend(model.states(mx.zeros((1, 2, width))), None, cache)  # lazy: for the shapes
+    cache, hidden = model.make_cache(), mx.zeros((1, 2, width))
+    model.extend(model.states(hidden), hidden[..., : width // len(model.taps)], cache)  # lazy
     per_token = sum(plan.bytes_per_row(entry) for entry in cache)
     return replace(target, weights=device.weight_bytes(model), cache=CacheGrowth(per_token))
 

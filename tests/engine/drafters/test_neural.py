@@ -229,7 +229,8 @@ class Scripted(MtpDrafter):
     """
 
     def __init__(self, head: Head, target: Target, whole: Sequence[int], kept: int) -> None:
-        super().__init__(MtpSteps(head, target.model), target, 1e-6, kept)
+        steps = MtpSteps(head, len(target.model.layers))
+        super().__init__(steps, target, "mtp", "mtp", 1e-6, kept)
         self.head, self.whole, self.begun, self.compared = head, whole, 0, 0
         cache, rows, (tap,) = kv_cache.new_cache(target.model), mx.array([list(whole)]), self.taps
         self.hidden = output_rows.run(target.model, rows, cache, lambda x: x, self.taps)[1][tap]

@@ -30,7 +30,7 @@ from tests.support.block_drafters import BLOCK, Untimed, block_drafter, write_dr
 from tests.support.decoding import decode
 from tests.support.families import build
 from tests.support.identity import plain_tokens
-from tests.support.targets import read
+from tests.support.targets import Timeless, read
 from tests.support.tiny import VOCABULARY
 from tests.support.tiny_fim import byte_level, write_model
 
@@ -91,7 +91,7 @@ def test_rows_follow_the_target(
     width = model.layers[0].input_layernorm.weight.size
     published = block_drafter(kind, model, width, VOCABULARY)
     truth = plain_tokens(model, PROMPT, COUNT)
-    target = Target(model)
+    target = Timeless(model)
     drafts = Scripted(published, target, [*PROMPT, *truth])
     drafter = AutoDrafter(FREE, neural_drafters=[drafts], ngrams=False)
     target.followers = [drafts]
