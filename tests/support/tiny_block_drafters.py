@@ -107,17 +107,21 @@ def speculators(config: Config, kind: str, **changes: Any) -> Config:
         backbone["use_sliding_window"] = True
     ours = {"block_size", "mask_token_id", "sliding_window_non_causal", *_HEADS}
     tokens = flat["block_size"] - (kind != "dspark")
-    return {
-        "speculators_model_type": kind,
-        "transformer_layer_config": backbone,
-        "aux_hidden_state_layer_ids": [tap + 1 for tap in flat["target_layer_ids"]],
-        "draft_vocab_size": TOKENS,
-        "speculators_config": {
-            "algorithm": kind,
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
-            "verifier": {"name_or_path": "owner/model"},
-        },
-    } | {key: flat[key] for key in ours if key in flat} | changes
+    return (
+        {
+            "speculators_model_type": kind,
+            "transformer_layer_config": backbone,
+            "aux_hidden_state_layer_ids": [tap + 1 for tap in flat["target_layer_ids"]],
+            "draft_vocab_size": TOKENS,
+            "speculators_config": {
+                "algorithm": kind,
+                "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
+                "verifier": {"name_or_path": "owner/model"},
+            },
+        }
+        | {key: flat[key] for key in ours if key in flat}
+        | changes
+    )
 
 
 _HEADS = (
@@ -185,7 +189,9 @@ CASES: list[tuple[str, str, Config]] = [
     (
         "dspark, yarn",
         "mlx-dspark",
-        specforge(dspark(rope_parameters=_YARN | {"rope_theta": 5e3}, enable_confidence_head=False)),
+        specforge(
+            dspark(rope_parameters=_YARN | {"rope_theta": 5e3}, enable_confidence_head=False)
+        ),
     ),
     ("dspark, interleaved rope", "mlx-dspark", lfm2(dspark()) | {"rope_is_neox_style": False}),
     (
