@@ -214,7 +214,7 @@ class Eagle3(nn.Module):
 
 
 class Eagle3Draft:
-    """One draft, a `Draft`. Trim the cache by `appended` rows after it."""
+    """One draft, a `Draft`. `end` removes it from the cache."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class Eagle3Draft:
     ) -> None:
         """See `Eagle3.start`."""
         self.length = length
-        self.appended = 0  # rows that the draft has added to the cache
+        self.appended = 0  # rows of each entry of the cache
         self._drafter, self._embed, self._lm_head = drafter, embed, lm_head
         self._cache = cache
         self._rows = [hidden]  # by depth
@@ -248,6 +248,11 @@ class Eagle3Draft:
 
     def confidence(self, depth: int, previous: int | mx.array) -> None:
         """See `Draft`."""
+
+    def end(self) -> None:
+        """Remove the draft from the cache."""
+        for entry in self._cache:
+            entry.trim(self.appended)
 
 
 def _layer_settings(config: DrafterConfig, weights: Weights) -> tuple[dict[str, Any], float]:

@@ -38,15 +38,35 @@ def eagle3_rounds(seed: int, config: dict[str, Any]) -> list[list[int]]:
     model = eagle3.Model(eagle3.ModelConfig.from_dict(config))
     weights = {k: mx.array(v) for k, v in tiny.eagle3_checkpoint(config, seed).items()}
     model.load_weights(list(model.sanitize(weights).items()))
-    return rounds(model, seed, weights["fc.weight"].shape[-1], model.target_vocab_size)
+    return rounds(model, model, seed, weights["fc.weight"].shape[-1], model.target_vocab_size)
 
 
-def rounds(model: Any, seed: int, width: int, vocabulary: int) -> list[list[int]]:
+class Target:
+    """A target with an embedding and an lm_head, and with hidden states that are random."""
+
+    def __init__(self, weights: dict[str, Any], scale: float = 1.0) -> None:
+        self.embed_tokens = lambda tokens: weights["embed_tokens"][tokens]
+        self.lm_head = lambda hidden: hidden @ weights["lm_head"].T
+        self.embed_scale = scale
+
+
+def mtp_rounds(seed: int, config: dict[str, Any]) -> list[list[int]]:
+    """Return the drafts of mlx-vlm."""
+    mtp = mlx_vlm("qwen3_5_mtp")
+    model = mtp.Model(mtp.ModelConfig.from_dict(config))
+    weights = {k: mx.array(v) for k, v in tiny.mtp_checkpoint(config, seed).items()}
+    target = Target({name: weights.pop(f"{name}.weight") for name in ("embed_tokens", "lm_head")})
+    model.load_weights(list(model.sanitize(weights).items()))
+    text = config["text_config"]
+    return rounds(model, target, seed, text["hidden_size"], text["vocab_size"])
+
+
+def rounds(model: Any, target: Any, seed: int, width: int, vocabulary: int) -> list[list[int]]:
     """Return the drafts of a model of mlx-vlm; each pass accepts some of its tokens."""
     prompt, longest = tiny.LENGTHS
     tokens = tiny.draw_tokens(seed, prompt + 1 + len(tiny.ACCEPTED), vocabulary)
     greedy = {"sampler": None, "greedy": True}
-    model.reset(model)
+    model.reset(target)
     model.prefill_from_target_hidden(
         mx.array([tokens[:prompt]]),
         mx.array(tiny.draw_states(seed, prompt, width)),
@@ -59,6 +79,10 @@ def rounds(model: Any, seed: int, width: int, vocabulary: int) -> list[list[int]
         draft = model.draft_block(0, None, None, longest + 1, **greedy)
         drafts.append(draft[0].tolist())
         new = tokens[prompt + 1 + number]
+        for entry in model._cache:  # run accepted tokens again, with the target's hidden states
+            entry.trim(model._round_appended)
+        model._next_position -= model._round_appended
+        model._round_appended = 0
         model.accept_verified_tokens(hidden, draft, accepted, [new], **greedy)
     return drafts
 
@@ -125,28 +149,40 @@ def eagle3_forced(seed: int, config: dict[str, Any]) -> list[list[int]]:
     return table
 
 
-def record(name: str, cases: list[tuple[int, dict[str, Any], Callable[..., Any]]]) -> None:
+Case = tuple[int, dict[str, Any], Callable[..., Any]]
+
+
+def record(name: str, cases: list[Case]) -> None:
     found = [
         {"seed": seed, "config": config, "by": draft.__name__, "drafts": draft(seed, config)}
         for seed, config, draft in cases
     ]
     lines = ",\n".join(json.dumps(each) for each in found)
-    (GOLDEN / name).write_text(
+    (GOLDEN / f"{name}.json").write_text(
         f'{{"command": "python -m tests.golden.make_drafters", "cases": [\n{lines}\n]}}\n'
     )
+
+
+def eagle3_cases() -> list[Case]:
+    plain, others = tiny.EAGLE3_OPTIONS, tiny.FORCED_OPTIONS
+    return [
+        *((n, tiny.eagle3_config(n, **plain[n % len(plain)]), eagle3_rounds) for n in range(12)),
+        *((n, tiny.eagle3_config(n, **others[n % len(others)]), eagle3_forced) for n in range(8)),
+    ]
+
+
+def mtp_cases() -> list[Case]:
+    return [(n, tiny.mtp_config(n, experts=n % 2 * 4), mtp_rounds) for n in range(6)]
+
+
+CASES = {"eagle3": eagle3_cases, "mtp": mtp_cases}
 
 
 def main() -> None:
     mx.set_default_device(mx.cpu)
     GOLDEN.mkdir(exist_ok=True)
-    cases: list[tuple[int, dict[str, Any], Callable[..., Any]]] = []
-    for seed in range(12):
-        options = tiny.EAGLE3_OPTIONS[seed % len(tiny.EAGLE3_OPTIONS)]
-        cases.append((seed, tiny.eagle3_config(seed, **options), eagle3_rounds))
-    for seed in range(8):
-        options = tiny.FORCED_OPTIONS[seed % len(tiny.FORCED_OPTIONS)]
-        cases.append((seed, tiny.eagle3_config(seed, **options), eagle3_forced))
-    record("eagle3.json", cases)
+    for name in sys.argv[1:] or CASES:
+        record(name, CASES[name]())
 
 
 if __name__ == "__main__":

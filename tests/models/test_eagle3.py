@@ -18,7 +18,8 @@ from akunu_py.models.drafters.config import read_config
 from akunu_py.models.drafters.eagle3 import Eagle3, load_eagle3
 from akunu_py.models.drafters.interface import Embed
 from tests.support import tiny_drafters as tiny
-from tests.support.tiny_drafters import ACCEPTED, LENGTHS, Array
+from tests.support.draft_rounds import Target, draft_rounds, greedy
+from tests.support.tiny_drafters import LENGTHS, Array
 
 LAYERS = 12  # of the target
 GOLDEN = Path(__file__).parents[1] / "golden" / "drafters" / "eagle3.json"
@@ -66,42 +67,14 @@ def embedding(drafter: Eagle3, case: dict[str, Any]) -> Embed:
     return drafter.own_embedding or (lambda tokens: weight[tokens])
 
 
-def greedy(logits: mx.array) -> int:
-    assert logits.shape[0] == 1
-    return int(mx.argmax(logits[0]).item())
-
-
-def draft(drafter: Eagle3, embed: Embed, hidden: mx.array, cache: list[Any]) -> list[int]:
-    """Draft, and remove the draft from the cache."""
-    made = drafter.start(embed, no_lm_head, hidden, cache, LENGTHS[1])
-    tokens: list[int] = []
-    for depth in range(LENGTHS[1]):
-        tokens.append(greedy(made.logits(depth, tokens[-1] if tokens else -1)))
-    for entry in cache:
-        entry.trim(made.appended)
-    return tokens
-
-
 def taps_width(case: dict[str, Any]) -> int:
     return 3 * int(case["config"]["target_hidden_size"])
 
 
 def rounds(drafter: Eagle3, case: dict[str, Any]) -> list[list[int]]:
-    """Return the drafts of several passes, each of which accepts some tokens."""
-    (prompt, longest), seed = LENGTHS, case["seed"]
-    tokens = tiny.draw_tokens(seed, prompt + 1 + len(ACCEPTED), vocabulary(case))
-    width, embed = taps_width(case), embedding(drafter, case)
-    cache = drafter.make_cache()
-    states = drafter.states(mx.array(tiny.draw_states(seed, prompt, width)))
-    hidden = drafter.extend(states, embed(mx.array([tokens[1 : prompt + 1]])), cache)
-    drafts = []
-    for number, accepted in enumerate(ACCEPTED):
-        drafts.append(draft(drafter, embed, hidden[:, -1:], cache))
-        taps = tiny.draw_states(seed + number + 1, longest + 1, width)[:, : accepted + 1]
-        known = [*drafts[-1][:accepted], tokens[prompt + 1 + number]]
-        hidden = drafter.extend(drafter.states(mx.array(taps)), embed(mx.array([known])), cache)
-        assert cache[0].offset == prompt + sum(ACCEPTED[: number + 1]) + number + 1
-    return drafts
+    embed = embedding(drafter, case)
+    target = Target(embed, no_lm_head, taps_width(case), vocabulary(case))
+    return draft_rounds(drafter, target, case["seed"])
 
 
 def vocabulary(case: dict[str, Any]) -> int:
@@ -128,8 +101,7 @@ def forced(drafter: Eagle3, case: dict[str, Any], embed: Embed) -> Iterator[tupl
         count = min(depths, rows - row)
         made = drafter.start(embed, no_lm_head, hidden, cache, count)
         yield row, [greedy(made.logits(d, tokens[row + d + 1])) for d in range(count)]
-        for entry in cache:
-            entry.trim(made.appended)
+        made.end()
 
 
 @pytest.mark.parametrize("case", FORCED, ids=lambda case: f"seed{case['seed']}")

@@ -133,3 +133,55 @@ FORCED_OPTIONS: Sequence[dict[str, Any]] = (
     {"num_hidden_layers": 2, "norm_output": True},
     {"speculators_model_type": "peagle", "mask_token_id": 3, "norm_before_fc": True},
 )
+
+
+def mtp_config(seed: int, *, experts: int = 0) -> dict[str, Any]:
+    """Return config.json of a repository of a Qwen3.5 head, as mlx-vlm writes it."""
+    draw = np.random.default_rng(seed)
+    kv_heads, rope = int(draw.choice([1, 2])), int(draw.choice([4, 8]))
+    text: dict[str, Any] = {
+        "model_type": "qwen3_5_moe_text" if experts else "qwen3_5_text",
+        "hidden_size": int(draw.choice([32, 64])), "num_hidden_layers": 2, "head_dim": 16,
+        "intermediate_size": 40, "num_attention_heads": 2 * kv_heads, "attention_bias": False,
+        "num_key_value_heads": kv_heads, "rms_norm_eps": 1e-5, "vocab_size": 90,
+        "max_position_embeddings": 512, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 2, "mtp_num_hidden_layers": 1, "tie_word_embeddings": False,
+        "rope_parameters": {
+            "type": "default", "rope_theta": 10000.0, "partial_rotary_factor": rope / 16,
+            "mrope_section": [rope // 2, 0, 0],
+        },
+    }  # fmt: skip
+    if experts:
+        text |= {
+            "num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24, "norm_topk_prob": True,
+            "decoder_sparse_step": 1, "mlp_only_layers": [],
+        }  # fmt: skip
+    return {"model_type": "qwen3_5_mtp", "block_size": 3, "text_config": text}
+
+
+def mtp_checkpoint(config: Mapping[str, Any], seed: int) -> dict[str, Array]:
+    """Return the weights of such a head, and the target's embedding and lm_head."""
+    text = config["text_config"]
+    width, vocabulary = text["hidden_size"], text["vocab_size"]
+    shapes = layer_shapes(text | {"model_type": "qwen3"}, "layers.0.", width)
+    heads = text["num_attention_heads"] * text["head_dim"]
+    shapes["layers.0.self_attn.q_proj.weight"] = (2 * heads, width)  # half of it is a gate
+    if experts := text.get("num_experts"):
+        inner, shared = text["moe_intermediate_size"], text["shared_expert_intermediate_size"]
+        shapes = {name: shape for name, shape in shapes.items() if ".mlp." not in name}
+        mlp = "layers.0.mlp."
+        shapes[f"{mlp}gate.weight"] = (experts, width)
+        shapes[f"{mlp}shared_expert_gate.weight"] = (1, width)
+        for name, ends in {"gate_proj": 0, "up_proj": 0, "down_proj": 1}.items():
+            for home, size in (("switch_mlp", inner), ("shared_expert", shared)):
+                shape = (size, width)[:: -1 if ends else 1]
+                several = (experts, *shape) if home == "switch_mlp" else shape
+                shapes[f"{mlp}{home}.{name}.weight"] = several
+    shapes |= {
+        f"{name}.weight": (width,)
+        for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    }
+    shapes |= {"fc.weight": (width, 2 * width), "embed_tokens.weight": (vocabulary, width)}
+    return draw_weights(shapes | {"lm_head.weight": (vocabulary, width)}, seed)
