@@ -97,9 +97,8 @@ def _refuse_constant(name: str) -> None:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a new private file (mode 0600) that replaces `path` unless the block raises."""
-    descriptor, name = tempfile.mkstemp(
-        dir=path.parent, prefix=temporary_prefix(path), suffix=path.suffix
-    )
+    prefix = _temporary_prefix(path)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=path.suffix)
     os.close(descriptor)
     try:
         yield Path(name)
@@ -124,6 +123,11 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
                 os.chmod(temporary, path.stat().st_mode & 0o777)
 
 
-def temporary_prefix(path: Path) -> str:
-    """Return the prefix of the temporary files of `path`, including those of killed writers."""
+def remove_unfinished(path: Path) -> None:
+    """Delete what killed writers of `path` left. The caller must be the only writer."""
+    for unfinished in path.parent.glob(f"{_temporary_prefix(path)}*"):
+        unfinished.unlink()
+
+
+def _temporary_prefix(path: Path) -> str:
     return f".{path.name}-"
