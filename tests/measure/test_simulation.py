@@ -13,16 +13,13 @@ from akunu_py.bench.curve import expected_tokens, parse_curve
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
-from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.ngram.neural_plan import PlannedDrafter, PlanningLimits
-from akunu_py.types import DraftMode
 from tests.measure.device import (
     Device,
     DeviceOptions,
     SimulatedRunner,
     SimulatedTarget,
     known_costs,
-    replay_items,
     replay_on_device,
 )
 from tests.measure.neural_drafters import (
@@ -35,46 +32,8 @@ from tests.measure.neural_drafters import (
 from tests.support.decoding import decode
 from tests.support.slow import cover
 
-CURVE = parse_curve("1:1,2:1.5,5:3")
-ITEM = TraceItem((1, 2), tuple(random.Random(1).choices(range(100), k=41)))
 MTP = DrafterFigures("mtp", 0.06, (0.8, 0.65, 0.5))  # as published for heads of one layer
 LONGEST = 32
-
-
-class Scripted(NoDrafter):
-    def __init__(self, mode: DraftMode, drafts: Sequence[Sequence[int]]) -> None:
-        self.pipelines = mode == "off"
-        self.drafts = list(drafts)
-
-    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
-        return list(self.drafts.pop(0))[:limit] if self.drafts else []
-
-
-RIGHT = ITEM.output[1:5]  # four rows more than the first token; and a bonus token
-
-
-@pytest.mark.parametrize(
-    ("mode", "drafts", "times", "cost"),
-    [
-        # Pipelined, only the first pass waits for the host; unpipelined, each of them does.
-        ("off", [], {"gap": 0.25}, 0.25 + 40),
-        ("fixed", [], {"gap": 0.25}, 40 * 1.25),
-        ("fixed", [RIGHT], {"gap": 0.25}, 3.25 + 35 * 1.25),
-        ("fixed", [(RIGHT[0], 999, 999, 999)], {"gap": 0.25}, 3.25 + 38 * 1.25),
-        # The client is served during a pass.
-        ("off", [], {"gap": 0.25, "reader": 0.5}, 0.25 + 40 + 0.5),
-        ("fixed", [], {"gap": 0.25, "reader": 0.5}, 1.25 * 40 + 0.5),
-        # A draft is verified behind a plain step: two gaps are not hidden.
-        ("off", [(), ITEM.output[3:6]], {"gap": 0.25}, 2 * 0.25 + 36 + 2.5),
-        ("off", [(), (999,) * 3], {"gap": 0.25}, 2 * 0.25 + 39 + 2.5),
-    ],
-)
-def test_times_counted_by_hand(
-    mode: DraftMode, drafts: Sequence[Sequence[int]], times: dict[str, float], cost: float
-) -> None:
-    counts = replay_items([ITEM], CURVE, DeviceOptions(**times), lambda: Scripted(mode, drafts))
-    assert counts.tokens == 40
-    assert counts.cost == pytest.approx(cost)
 
 
 def written(kind: str, length: int = 500) -> TraceItem:
@@ -182,13 +141,6 @@ def improvement(
     chance: acceptance rate. c: cost of drafting a token, in plain steps. The theorem's `cost` is 1.
     """
     return expected_tokens(chance, drafted) / (cost(drafted + 1) + drafted * c)
-
-
-def test_improvement_equals_the_tables_of_leviathan_et_al() -> None:
-    for chance, drafted, speed in ((0.6, 2, 1.96), (0.8, 5, 3.69), (0.9, 10, 6.86)):
-        assert improvement(chance, drafted, 0.0) == pytest.approx(speed, abs=0.006)
-    for chance, drafted, speed in ((0.75, 7, 3.2), (0.65, 5, 2.4)):  # drafting costs 0.02
-        assert improvement(chance, drafted, 0.02) == pytest.approx(speed, abs=0.06)
 
 
 class Steady:
