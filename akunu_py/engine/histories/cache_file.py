@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from akunu_py.engine.model.token_ids import reusable_prefix, shared_prefix
-from akunu_py.errors import DamagedCache, DamagedModel, UsageError, one_line
-from akunu_py.files import disk_errors, open_regular, parse_json
+from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError, one_line
+from akunu_py.files import disk_errors as disk_errors
+from akunu_py.files import open_regular, parse_json
 from akunu_py.models.load.safetensors import Entry, read_header, write_safetensors
 
 SUFFIX = ".safetensors"  # MLX selects the format by it
@@ -103,8 +104,7 @@ def read(path: Path) -> CacheHeader:
     Raises StoreError if unreadable, DamagedCache if invalid, UsageError if of another version.
     """
     try:
-        with disk_errors(f"cannot read {path}"):
-            header = read_header(path)
+        header = read_header(path)
         metadata = header["__metadata__"]
         found = parse_json(metadata[f"0.{_KEY}"])
         version = found.pop("format")
@@ -122,6 +122,8 @@ def read(path: Path) -> CacheHeader:
         }
         classes = [layers[at] for at in sorted(layers)]
         return CacheHeader(_parsed_metadata(found), classes)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
     except (DamagedModel, KeyError, ValueError, TypeError, AttributeError) as error:
         raise DamagedCache(
             f"{path} is not a session that akunu saved, or is cut off; use another file"
@@ -137,7 +139,7 @@ def verify(path: Path) -> str:
     """Check every byte and return the digest. Raises DamagedCache or StoreError."""
     damaged = DamagedCache(f"{path} is damaged; delete it, and it is made again")
     try:
-        with disk_errors(f"cannot read {path}"), open_regular(path) as file:
+        with open_regular(path) as file:
             length = struct.unpack("<Q", file.read(8))[0]
             if length > os.fstat(file.fileno()).st_size:
                 raise damaged
@@ -147,6 +149,8 @@ def verify(path: Path) -> str:
             digest = hashlib.sha256(head[:at] + _NO_DIGEST.encode() + head[at + len(expected) :])
             while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, struct.error) as error:
         raise damaged from error
     if digest.hexdigest().encode() != expected:

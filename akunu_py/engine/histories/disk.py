@@ -21,11 +21,12 @@ from akunu_py.engine.histories.cache_file import (
     SUFFIX,
     CacheMetadata,
     Stopped,
+    disk_errors,
 )
 from akunu_py.engine.histories.history import Owner, TokenHistory
 from akunu_py.engine.model.token_ids import first_invalid
 from akunu_py.errors import DamagedCache, StoreError, UsageError
-from akunu_py.files import disk_errors, replacing
+from akunu_py.files import replacing
 from akunu_py.models.load.safetensors import Entry
 
 _DTYPES = {

@@ -22,14 +22,7 @@ from akunu_py.engine.histories import cache_file
 from akunu_py.engine.histories.cache_file import SUFFIX, CacheMetadata, SaveStopped, Stopped
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
-from akunu_py.files import (
-    disk_errors,
-    locked,
-    read_bounded,
-    read_json,
-    remove_unfinished,
-    write_atomically,
-)
+from akunu_py.files import locked, read_bounded, read_json, remove_unfinished, write_atomically
 from akunu_py.ngram.cost import PRIOR_PREFILL_RATE, CostCurve
 from akunu_py.types import NotCached
 
@@ -300,7 +293,7 @@ def all_files() -> list[Path]:
 
 def remove(path: Path) -> int:
     """Delete a file; return the bytes freed. Raises StoreError."""
-    with disk_errors(f"cannot delete {path}"), contextlib.suppress(FileNotFoundError):
+    with cache_file.disk_errors(f"cannot delete {path}"), contextlib.suppress(FileNotFoundError):
         size = path.stat().st_size
         path.unlink()
         return size
@@ -310,13 +303,13 @@ def remove(path: Path) -> int:
 def forget(model: Path | None = None) -> int:
     """Delete all files of `model` or of every model; return the bytes freed. Raises StoreError."""
     directories = [_root() / paths.model_directory_name(model)] if model else _directories()
-    with disk_errors("cannot read the prompt caches"):
+    with cache_file.disk_errors("cannot read the prompt caches"):
         return sum(remove(path) for each in directories if each.is_dir() for path in each.iterdir())
 
 
 def forget_conversation(conversation: str) -> None:
     """Delete a conversation's prompt caches and prevent new ones. Raises StoreError."""
-    with disk_errors("cannot delete the prompt caches of the conversation"):
+    with cache_file.disk_errors("cannot delete the prompt caches of the conversation"):
         record_forgotten(conversation)
     for path in all_files():
         metadata = _read_metadata(path)
