@@ -13,13 +13,16 @@ from akunu_py.bench.curve import expected_tokens, parse_curve
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
+from akunu_py.ngram.fixed import NoDrafter
 from akunu_py.ngram.neural_plan import PlannedDrafter, PlanningLimits
+from akunu_py.types import DraftMode
 from tests.measure.device import (
     Device,
     DeviceOptions,
     SimulatedRunner,
     SimulatedTarget,
     known_costs,
+    replay_items,
     replay_on_device,
 )
 from tests.measure.neural_drafters import (
@@ -32,8 +35,43 @@ from tests.measure.neural_drafters import (
 from tests.support.decoding import decode
 from tests.support.slow import cover
 
+CURVE = parse_curve("1:1,2:1.5,5:3")
+ITEM = TraceItem((1, 2), tuple(random.Random(1).choices(range(100), k=41)))
 MTP = DrafterFigures("mtp", 0.06, (0.8, 0.65, 0.5))  # as published for heads of one layer
 LONGEST = 32
+
+
+class Scripted(NoDrafter):
+    def __init__(self, mode: DraftMode, drafts: Sequence[Sequence[int]]) -> None:
+        self.pipelines = mode == "off"
+        self.drafts = list(drafts)
+
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
+        return list(self.drafts.pop(0))[:limit] if self.drafts else []
+
+
+RIGHT = ITEM.output[1:5]  # four rows more than the first token; and a bonus token
+
+
+@pytest.mark.parametrize(
+    ("mode", "drafts", "cost"),
+    [
+        # Pipelined, only the first pass waits for the host; unpipelined, each of them does.
+        ("off", [], 0.25 + 40),
+        ("fixed", [], 40 * 1.25),
+        ("fixed", [RIGHT], 3.25 + 35 * 1.25),
+        ("fixed", [(RIGHT[0], 999, 999, 999)], 3.25 + 38 * 1.25),
+        # A draft is verified behind a plain step: two gaps are not hidden.
+        ("off", [(), ITEM.output[3:6]], 2 * 0.25 + 36 + 2.5),
+        ("off", [(), (999,) * 3], 2 * 0.25 + 39 + 2.5),
+    ],
+)
+def test_times_counted_by_hand(
+    mode: DraftMode, drafts: Sequence[Sequence[int]], cost: float
+) -> None:
+    counts = replay_items([ITEM], CURVE, DeviceOptions(gap=0.25), lambda: Scripted(mode, drafts))
+    assert counts.tokens == 40
+    assert counts.cost == pytest.approx(cost)
 
 
 def written(kind: str, length: int = 500) -> TraceItem:
@@ -151,6 +189,7 @@ class Steady:
 
     def __init__(self, chance: float, share: float, longest: int = LONGEST) -> None:
         self.chance, self.relative_cost, self.longest = chance, share, longest
+        self.parallel = False
 
     def start_draft(self, known: Sequence[int]) -> bool:
         return True
