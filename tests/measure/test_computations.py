@@ -12,6 +12,7 @@ import pytest
 
 from akunu_py.bench.result import Repeat, Throughput
 from akunu_py.bench.trace import TraceItem
+from akunu_py.engine import kv_cache
 from akunu_py.engine.engine import Engine
 from tests.measure import check, fidelity, mac_checks
 from tests.measure.caches import replay_caches, schedule
@@ -19,6 +20,7 @@ from tests.measure.check import Check, Promise
 from tests.measure.oracle import score_directory
 from tests.support.bench_fakes import drafted_series, fake_result
 from tests.support.paths import golden_sources
+from tests.support.tiny_model import tiny_directory
 
 # The check
 
@@ -92,6 +94,21 @@ def test_no_answer_differs_in_float32(shallow_starter: Engine) -> None:
         assert (row["answers"], row["tokens"], row["differences"]) == (2, 32, [])
         assert row["weights"] == "float32, temperature 0.8"
         assert row["drafting_passes"] > 0
+
+
+@pytest.mark.parametrize("name", ["keep-float32", "bfloat16-blas", "keep-blas"])
+def test_precision_has_nearly_the_same_logits(tmp_path: Path, name: str) -> None:
+    def logits(engine: Engine) -> mx.array:
+        cache = kv_cache.new_cache(engine.model)
+        return engine.model(mx.array([[1, 2, 3, 4, 5]]), cache=cache)[0]
+
+    tiny = str(tiny_directory(tmp_path))
+    exact = logits(fidelity.load_precision(tiny, "float32"))
+    found = logits(fidelity.load_precision(tiny, name))
+    formats = {"keep-float32": mx.float32, "bfloat16-blas": mx.bfloat16, "keep-blas": mx.float16}
+    assert found.dtype == formats[name]
+    error = float(mx.abs(found.astype(mx.float32) - exact).max() / mx.abs(exact).max())
+    assert error < (1e-5 if found.dtype == mx.float32 else 0.05)
 
 
 # Prompt caches
