@@ -145,8 +145,9 @@ def test_a_quantized_drafter_drafts() -> None:
     quantize_drafter(published.model)
     assert weight_bytes(published.model) < before / 2
     target = Timeless(model)
-    drafter = AutoDrafter(FREE, neural_drafters=[Untimed(published, target)], ngrams=False)
-    target.followers = [each.neural_drafter for each in drafter.neural_drafters]
+    drafts = Untimed(published, target)
+    drafter = AutoDrafter(FREE, neural_drafters=[drafts], ngrams=False)
+    target.followers = [drafts]
     target.reuse_prefix(PROMPT)
     read(target)
     drafter.extend(PROMPT)
