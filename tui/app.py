@@ -141,7 +141,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.conversation,
             config.model,
             directory,
-            offer_better=bool(session) and not config.server,
             privacy=describe_privacy(config.server, config.tools.names if config.tools else ()),
         )
         self.tools = ToolController(config.tools, self.view, self.conversation)

@@ -163,21 +163,3 @@ async def test_stopping_while_it_thinks_keeps_the_thoughts() -> None:
         assert (it.prompts, it.feet) == (["go"], ["■ stopped; F9 continues"])
         await it.press("f9")
         assert it.history == [Message("user", "go"), Message("assistant", "", thinking="Hm.")]
-
-
-@pytest.mark.long
-async def test_the_view_starts_at_an_answer_that_drafting_made_faster() -> None:
-    async with chat() as it:
-        for turn, speedup in enumerate((1.0, 2.5, 1.0), 1):
-            await it.send("go")
-            gauges = Gauges(0, speedup)
-            await it.post(
-                PieceArrived(turn, "word\n\n" * 30, (), STATS, passes=(1,) * 9, gauges=gauges)
-            )
-            await it.post(AnswerFinished(turn, "stop", STATS, gauges))
-        await it.press("f2")
-        panel = it.app.query_one(DraftingPanel)
-        await it.until(lambda: "about 2.5x faster" in str(panel.render()))
-        second = it.transcript.answer(it.app.conversation.turns[1])
-        assert second is not None
-        await it.until(lambda: second.region.overlaps(it.transcript.content_region))

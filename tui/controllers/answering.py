@@ -166,10 +166,6 @@ class AnswerController:
             if each.tree.conversation == conversation:
                 each.tree.title = title
 
-    async def stop_background(self) -> None:
-        """Stop all background answers and save their text."""
-        await self._stop([turn for turn in self._pending() if turn not in self._conversation])
-
     async def close(self, conversation: str) -> None:
         """Stop the answers of a deleted conversation."""
         self.unread.discard(conversation)
@@ -343,7 +339,6 @@ class AnswerController:
         seconds = message.stats.prefill_s + message.stats.decode_s
         if self._settings.current.bell and seconds >= _BELL_AFTER_S:
             self._view.ring_bell(is_seen=turn in self._conversation)
-        self._view.close_question()
         await self._answer_next()
 
     async def _call_tools(self, turn: ChatTurn, message: AnswerFinished) -> None:

@@ -139,11 +139,9 @@ class DraftingPanel(Unmarked, Widget, can_focus=False):
         self._passes: Sequence[int] = ()
         self._speedup: float | None = None
         self._stats: Stats | None = None
-        self._name = ""
 
-    def show(self, turn: ChatTurn | None, name: str = "") -> None:
-        """Show the decode steps, speedup and statistics of `turn`; `name` tells which it is."""
-        self._name = name
+    def show(self, turn: ChatTurn | None) -> None:
+        """Show the decode steps, speedup and statistics of `turn`."""
         self._passes = turn.passes[-_MAX_BARS:] if turn else ()
         self._speedup = turn.speedup if turn else None
         self._stats = turn.stats if turn else None
@@ -205,7 +203,7 @@ class DraftingPanel(Unmarked, Widget, can_focus=False):
         stats = self._stats
         if stats is None:
             return Content("")
-        parts = [self._name] if self._name else []
+        parts = []
         if stats.drafted:
             parts.append(f"{stats.acceptance_rate:.0%} of {stats.drafted:,} guesses right")
         if stats.prefill_s:
@@ -219,15 +217,6 @@ class DraftingPanel(Unmarked, Widget, can_focus=False):
 
     def _style(self, name: str) -> Style:
         return self.get_visual_style(f"drafted--{name}", partial=True)
-
-
-def best_case(turns: Sequence[ChatTurn]) -> ChatTurn | None:
-    """Return the turn that drafting made fastest, if it did so and not for the last turn."""
-    drafted = [turn for turn in turns if turn.passes]
-    best = max(drafted, key=lambda turn: turn.speedup or 0.0, default=None)
-    if best is None or (drafted[-1].speedup or 0.0) >= _PAYS or (best.speedup or 0.0) < _PAYS:
-        return None
-    return best
 
 
 def sparkline(passes: Sequence[int], width: int) -> str:

@@ -269,7 +269,6 @@ class Transcript(SteadyScroll, can_focus=False):
         self._is_clicked = False  # the message was chosen with the mouse
         self._mounting = asyncio.Lock()  # serializes mounting and unmounting
         self._update_pending = False
-        self.first_drafted: ChatTurn | None = None  # scrolled to when the drafting view opens
         self._hit: Widget | None = None  # the widget with the current hit
         self._clicked: tuple[Widget | None, Offset | None] = None, None  # by the last first click
 
@@ -426,8 +425,6 @@ class Transcript(SteadyScroll, can_focus=False):
     async def watch_drafting(self, drafting: bool) -> None:
         with self.app.batch_update():
             await asyncio.gather(*(view.show_drafting(drafting) for view in self._column.answers))
-        if drafting and self.first_drafted and (view := self.answer(self.first_drafted)):
-            self.call_after_refresh(self._scroll_into_view, view)
 
     def watch_thinking(self, thinking: bool) -> None:
         for view in self._column.answers:
