@@ -251,6 +251,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     async def _open_initial_chat(self) -> None:
         """Open the conversation to resume, or offer the last one."""
         await self.library.load_earlier_prompts()
+        await self.library.claim()
         if self._config.resume is not None:
             words = await self.library.resume(self._config.resume)
             if words is not None:

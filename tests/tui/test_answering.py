@@ -306,7 +306,7 @@ async def test_a_prompt_waits_for_the_answer_in_another_chat() -> None:
         await it.press("enter")
         await it.finish()
         assert it.history == [Message("user", "two")]
-        assert it.app.answering.is_in_background(first)
+        assert first in it.app.answering.background
         await it.app.library.open(ChosenConversation(first))  # without a store this does nothing
 
 

@@ -149,7 +149,10 @@ class TurnController:
         elif not turn.can_continue:
             self._view.show_error("The answer is already complete.")
         else:
-            await self._answering.resume(turn)
+            if self._conversation.is_elsewhere:  # where the answer may still grow
+                self._conversation.shorten(turn, turn.answer)
+                await self._view.transcript.show_branch()
+            await self._answering.resume(self._conversation.turns[-1])
 
     async def switch_branch(self, direction: int) -> None:
         """Show the branch before (-1) or after (1) that of the chosen message."""
