@@ -383,7 +383,7 @@ class Transcript(SteadyScroll, can_focus=False):
         where: Widget = view
         if isinstance(view, PromptView):
             view.unfold()
-        elif not self.drafting:
+        else:
             where, index = section_of_hit(view, view.sections, index, pattern)
         hits, deadline = list[ShownHit](), time.monotonic() + _LAYOUT_S
         while len(hits) <= index and time.monotonic() < deadline:
@@ -650,7 +650,7 @@ class Transcript(SteadyScroll, can_focus=False):
 
     async def _update_sections(self) -> None:
         """Restore unmounted sections near the screen, and unmount sections far from it."""
-        if self.drafting or self.screen.selections:
+        if self.screen.selections:
             return
         here, below = self.region, list[MarkdownSection]()
         kept = self._hit.ancestors if self._hit is not None else []  # its mark would be lost
