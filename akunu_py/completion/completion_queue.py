@@ -29,7 +29,7 @@ from akunu_py.completion.completion_request import (
     check_request,
 )
 from akunu_py.completion.prompt.project_imports import imported_files
-from akunu_py.completion.tickets import Run, Status, Ticket, Tickets
+from akunu_py.completion.tickets import Ticket, TicketRun, Tickets, TicketStatus
 from akunu_py.engine.events import Event, Failed, Finished
 from akunu_py.engine.host import ModelHost, State
 from akunu_py.engine.job import ModelLoop, RunningJob
@@ -210,8 +210,8 @@ class CompletionQueue:
         request = ticket.request
         if done.text and request.temperature == 0:
             following = replace(request, prefix=request.prefix + done.text, seconds=None)
-            following_ticket = Ticket(following, channel=ticket.channel, ahead=True)
-            self._add_ahead(following_ticket, self._options.pause_s)
+            ahead = Ticket(following, channel=ticket.channel, ahead=True)
+            self._add_ahead(ahead, self._options.pause_s)
 
     def _begin(self) -> None:
         """Queue the jobs of due tickets, and end the cancelled ones."""
@@ -235,16 +235,16 @@ class CompletionQueue:
     def _put(self, ticket: Ticket) -> None:
         """Queue a job, with the closed files that the buffer imports."""
         files = (*ticket.request.files, *imported_files(ticket.request))
-        request = replace(ticket.request, files=files)
-        request = without_excluded(request, self._options.exclude)
-        run = Run(ticket.request, ticket)
+        allowed = [each for each in files if not is_excluded(each.path, self._options.exclude)]
+        request = replace(ticket.request, files=tuple(allowed))
+        run = TicketRun(ticket.request, ticket)
         steps = partial(self._step, run), partial(self._add_text, run)
         job = CompletionJob(request, self._get_completer, *steps)
         self.host.submit(job, partial(self._on_event, run))
 
     # In the model's thread, while it runs
 
-    def _step(self, run: Run) -> CompletionReason | None:
+    def _step(self, run: TicketRun) -> CompletionReason | None:
         """Return the reason to end a run now, None to continue; called between two passes."""
         with self._changed:
             reason, left = self._tickets.step(run, self._clock())
@@ -253,7 +253,7 @@ class CompletionQueue:
             run.ticket.send(run.rest(run.text))
         return reason
 
-    def _add_text(self, run: Run, text: str) -> None:
+    def _add_text(self, run: TicketRun, text: str) -> None:
         """Send the new text to the client."""
         if text and not run.text:
             self._note_text(run.ticket)
@@ -265,16 +265,16 @@ class CompletionQueue:
         with self._changed:
             self._tickets.paces[ticket.channel].text(self._clock())
 
-    def _on_event(self, run: Run, event: Event) -> None:
+    def _on_event(self, run: TicketRun, event: Event) -> None:
         if isinstance(event, Finished | Failed):
             ticket, done = run.ticket, self._outcome(run, event)
             if isinstance(done, Completion) and done.finish_reason != "cancelled":
                 self._note_text(ticket)
-                if not ticket.ahead and ticket.status is not Status.DONE:
+                if not ticket.ahead and ticket.status is not TicketStatus.DONE:
                     self._make_next(ticket, done)  # first: the client's next request drops it
             self._finish(ticket, done)
 
-    def _outcome(self, run: Run, event: Finished | Failed) -> Completion | Failed:
+    def _outcome(self, run: TicketRun, event: Finished | Failed) -> Completion | Failed:
         if isinstance(event, Finished) and isinstance(event.details, Completion):
             self._cache.add(run.request, event.details)
             return replace(event.details, text=run.rest(event.details.text))
@@ -282,9 +282,9 @@ class CompletionQueue:
 
     def _finish(self, ticket: Ticket, done: Completion | Failed) -> None:
         """Call `on_done`, once. The ticket stays open until it returns."""
-        if ticket.status is Status.DONE:
+        if ticket.status is TicketStatus.DONE:
             return
-        ticket.status = Status.DONE
+        ticket.status = TicketStatus.DONE
         try:
             ticket.on_done(done)
         finally:
@@ -343,9 +343,3 @@ def is_excluded(path: str, patterns: Sequence[str]) -> bool:
         else fnmatchcase(name, pattern.lower())
         for pattern in patterns
     )
-
-
-def without_excluded(request: CompletionRequest, patterns: Sequence[str]) -> CompletionRequest:
-    """Return the request without the files whose paths match the patterns."""
-    files = tuple(file for file in request.files if not is_excluded(file.path, patterns))
-    return replace(request, files=files)

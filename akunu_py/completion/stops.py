@@ -249,45 +249,40 @@ class CompletionStops:
         gap = len(kept) > first + 1 and not kept[-1].strip()
         content, indented = line.strip(), width(line)
         unfinished = _UNFINISHED.search(last) and not (gap or _COMMENT_LINE.match(last))
-        if unfinished and (last.endswith("\\") or self._brackets.outermost or indented > base):
-            return True if content else None if not whole else False
+        outer = not (last.endswith("\\") or self._brackets.outermost or indented > base)
         in_block = block is not None or self._opens(kept, first)
         in_block = in_block or any(width(each) > base for each in kept[first + 1 :] if each.strip())
         broke_line = first == 0 and not kept[0].strip()  # the model started with a line break
         sql = bool(_SQL.match(statement)) and not last.rstrip().endswith(";")
-        if not (in_block or broke_line or sql):
-            return self._opens_below(statement, line, whole, base) if last is statement else False
-        if not content:
-            return ((in_block or sql) and not gap) if whole else None
-        if indented > base or indented == block:
-            return True
+        allman = self._allman and not statement.rstrip().endswith((";", "}", "{", ",", ":"))
+        alone = not (in_block or broke_line or sql)
+        may_open = alone and allman and last is statement
+        closing = bool(_CLOSING.match(content))
         words = [*_CLOSING_WORDS, *_MIDDLE_WORDS, "else", "</", "?.", "|>", "&&", "||", "/>", ";;"]
         words += _SQL_WORDS if sql else ()
-        if not whole and any(word.startswith(content.lower()) for word in words):
-            return None
-        if block is not None or indented != base:
-            return block is not None and bool(_CLOSING.match(content))
-        if in_block and (_CLOSING.match(content) or _MIDDLE.match(content)):
-            return True
-        if _TRY.match(statement) and content.startswith("else"):
-            return True
-        if _FOLLOWING.match(content):
-            return not gap and not last.rstrip().endswith((";", "}"))
         word = re.split(r"\W", content.lower(), maxsplit=1)[0]
         new = gap and word in _SQL_STATEMENTS and not re.search(r"(?i)\bas\s*$", last)
-        return sql and word in _SQL_WORDS and not new
+        later = False if whole else None
+        rules = (  # the first that applies decides
+            (unfinished and not outer, True if content else later),
+            (may_open and content, content[:1] == "{" and indented == base),
+            (alone, later if may_open else False),
+            (not content, (in_block or sql) and not gap if whole else None),
+            (indented > base or indented == block, True),
+            (not whole and any(each.startswith(content.lower()) for each in words), None),
+            (block is not None, closing),
+            (indented != base, False),
+            (in_block and (closing or _MIDDLE.match(content)), True),
+            (_TRY.match(statement) and content.startswith("else"), True),
+            (_FOLLOWING.match(content), not (gap or last.rstrip().endswith((";", "}")))),
+            (sql and word in _SQL_WORDS, not new),
+        )
+        return next((belongs for applies, belongs in rules if applies), False)
 
     def _decorates(self, kept: Sequence[str], first: int) -> bool:
         """Return True if all lines so far are decorators, which belong to the next statement."""
         text = "\n".join(kept[first:])
         return bool(_DECORATOR.fullmatch(self._before + text if first == 0 else text))
-
-    def _opens_below(self, statement: str, line: str, whole: bool, base: int) -> bool | None:
-        """Return True if `line` is the opening brace of `statement` in Allman style."""
-        if not self._allman or statement.rstrip().endswith((";", "}", "{", ",", ":")):
-            return False
-        content = line.strip()
-        return (content[0] == "{" and width(line) == base) if content else False if whole else None
 
     def _opens(self, kept: list[str], first: int) -> bool:
         """Return True if the first statement of the completion opens a block."""

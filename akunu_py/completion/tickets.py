@@ -18,7 +18,7 @@ from akunu_py.completion.pace import Pace
 from akunu_py.engine.events import Failed
 
 
-class Status(enum.Enum):
+class TicketStatus(enum.Enum):
     """The phase of a ticket."""
 
     WAITING = "waiting"  # until it is due
@@ -39,7 +39,7 @@ class Ticket:
     supersedes: bool = True  # False: a newer request on its channel cancels it instead
     paced: bool = True  # False: runs at once
     due: float = 0.0  # when it may run
-    status: Status = Status.WAITING
+    status: TicketStatus = TicketStatus.WAITING
     sent: int = 0  # characters passed to on_text
     cancelled: threading.Event = field(default_factory=threading.Event)
 
@@ -57,7 +57,7 @@ class Ticket:
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class TicketRun:
     """A completion in progress: for its first ticket, or a later one that requests its rest."""
 
     request: CompletionRequest  # of the first ticket
@@ -108,18 +108,18 @@ class Tickets:
 
     def cancel_next(self) -> None:
         """Cancel the work ahead that waits."""
-        for each in self._with(Status.WAITING, ahead=True):
+        for each in self._with(TicketStatus.WAITING, ahead=True):
             each.cancelled.set()
 
     def accept(self) -> None:
         """Make the work ahead due, because the user accepted a completion."""
         self.paces.clear()  # the rhythm of typing ends
-        for each in self._with(Status.WAITING, ahead=True):
+        for each in self._with(TicketStatus.WAITING, ahead=True):
             each.due = 0.0
 
     def next_due(self) -> float | None:
         """Return the time when the next ticket is due, None for no ticket."""
-        waiting = (each.due for each in self.open if each.status is Status.WAITING)
+        waiting = (each.due for each in self.open if each.status is TicketStatus.WAITING)
         return min(waiting, default=None)
 
     def begin(self, now: float) -> list[Ticket]:
@@ -127,11 +127,11 @@ class Tickets:
         found = [
             each
             for each in self.open
-            if each.status is Status.WAITING
+            if each.status is TicketStatus.WAITING
             and (each.due <= now or self.draining or each.cancelled.is_set())
         ]
         for each in found:
-            each.status = Status.QUEUED
+            each.status = TicketStatus.QUEUED
             if each.cancelled.is_set():
                 continue
             if not each.ahead:
@@ -142,20 +142,20 @@ class Tickets:
                 self.paces.clear()  # a pause ends the rhythm of typing
         return found
 
-    def step(self, run: Run, now: float) -> tuple[CompletionReason | None, Ticket | None]:
+    def step(self, run: TicketRun, now: float) -> tuple[CompletionReason | None, Ticket | None]:
         """Return the reason to end a run before its next pass, and the ticket that it leaves.
 
         It leaves its ticket for the newest one of the channel, if that requests the rest of the
         text.
         """
-        left = None
-        if run.ticket.status is Status.DONE:  # with the completion of an earlier run
+        ticket, left = run.ticket, None
+        if ticket.status is TicketStatus.DONE:  # with the completion of an earlier run
             return "cancelled", None
-        newest = self.newest(run.ticket.channel)
-        if newest is not None and newest is not run.ticket and run.serves(newest):
-            left, run.ticket, run.end = run.ticket, newest, None
-        ticket = run.ticket
-        ticket.status = Status.RUNNING
+        newest = self.newest(ticket.channel)
+        if newest is not None and newest is not ticket and run.serves(newest):
+            left, run.end = ticket, None
+            ticket = run.ticket = newest
+        ticket.status = TicketStatus.RUNNING
         idle_over = ticket.ahead and self._is_idle_over(ticket)
         if idle_over or self.closing or ticket.cancelled.is_set():
             return "cancelled", left
@@ -166,19 +166,19 @@ class Tickets:
     def newest(self, channel: str) -> Ticket | None:
         """Return the last ticket of a client on the channel that is not cancelled."""
         for each in reversed(self.open):
-            current = each.status is not Status.DONE and not each.cancelled.is_set()
+            current = each.status is not TicketStatus.DONE and not each.cancelled.is_set()
             if current and each.channel == channel != "" and not each.ahead:
                 return each
         return None
 
     def _is_idle_over(self, ticket: Ticket) -> bool:
         """Return True if the work ahead for `ticket` must end."""
-        waiting = self._with(Status.WAITING, Status.QUEUED, ahead=False)
+        waiting = self._with(TicketStatus.WAITING, TicketStatus.QUEUED, ahead=False)
         return bool(waiting or self.draining or self._running_ahead()[-1:] != [ticket])
 
     def _running_ahead(self) -> list[Ticket]:
-        running = self._with(Status.QUEUED, Status.RUNNING, ahead=True)
+        running = self._with(TicketStatus.QUEUED, TicketStatus.RUNNING, ahead=True)
         return [each for each in running if not each.cancelled.is_set()]
 
-    def _with(self, *statuses: Status, ahead: bool) -> list[Ticket]:
+    def _with(self, *statuses: TicketStatus, ahead: bool) -> list[Ticket]:
         return [each for each in self.open if each.status in statuses and each.ahead == ahead]
