@@ -218,13 +218,23 @@ class ModelRunner:
         return PrefillProgress(done, request.prefill_end or len(request.prompt))
 
     def _begin_prefill(self, request: Request) -> None:
-        """Reuse the longest cached prefix, in memory or on disk; plan the prefill of the rest.
+        """Make room in memory, and begin the steps of the prefill.
 
         A request that waited for memory prefills the tokens again that were evicted meanwhile.
         """
+        if not request.answering:
+            make_room(self._engine, request.target, request.prompt, self._to_reserve(request))
+        request.cached, request.prefill_end = 0, len(request.prompt) + len(request.tokens)
+        request.chunks = self._chunks(request)
+
+    def _chunks(self, request: Request) -> Generator[int | None]:
+        """Reuse the longest cached prefix, in memory or on disk, and prefill the rest.
+
+        Yields as `prefill`, and None while a prompt cache is loaded.
+        """
         target, known = request.target, [*request.prompt, *request.tokens]
         if not request.answering:
-            on_disk = self._prepare_caches(request)
+            on_disk = yield from self._load_from_disk(request)
         reuse = target.reuse_prefix(known, self._needed(request), request.stable)
         request.cached = reuse.cached
         if not request.answering:
@@ -235,33 +245,32 @@ class ModelRunner:
                 request.cached = request.prefill_end = len(known)
                 return
         request.prefill_end = max(request.cached, len(known) - target.prompt_tail)
-        request.chunks = self._chunks(request)
 
-    def _prepare_caches(self, request: Request) -> tuple[int, NotCached]:
-        """Make room in memory, and load a longer prefix from disk.
-
-        Returns its known tokens, and why not all are cached.
-        """
-        target, prompt = request.target, request.prompt
-        make_room(self._engine, target, prompt, self._to_reserve(request))
-        if not request.options.may_store or self.disk_caches is None:
-            return 0, ""
-        reached = target.reach(prompt)
-        history, tokens, missing = self.disk_caches.read(prompt, reached, self.caches)
-        if history is not None:
-            target.adopt(history)
-        return tokens, missing
-
-    def _chunks(self, request: Request) -> Generator[int]:
         def learn(launched: int) -> None:
             if not request.answering:
                 self._follow(request, request.cached + launched)
 
         rows = self._engine.plan.fit.prefill_rows
         sizes = ChunkSizes(self.curve, rows, request.chunk_seconds)
-        for done in prefill(request.target, sizes, learn):
+        for done in prefill(target, sizes, learn):
             yield done
             sizes.seconds = request.chunk_seconds
+
+    def _load_from_disk(self, request: Request) -> Generator[None, None, tuple[int, NotCached]]:
+        """Load a longer prefix than that in memory, a few layers a step.
+
+        Returns the prompt tokens on disk, and why not all are cached.
+        """
+        target, prompt = request.target, request.prompt
+        if not request.options.may_store or self.disk_caches is None:
+            return 0, ""
+        reached = target.reach_anywhere(prompt)
+        target.history.pending = list(prompt)  # requests with the same prefix wait for it
+        read = self.disk_caches.read(prompt, reached, self.caches, target.history)
+        history, tokens, missing = yield from read
+        if history is not None:
+            target.adopt(history)
+        return tokens, missing
 
     def _follow(self, request: Request, known: int | None = None) -> None:
         """Let the drafter learn the prompt, or its first `known` tokens."""
@@ -271,7 +280,7 @@ class ModelRunner:
 
     def _prefill(self, request: Request) -> list[Step]:
         """Run a chunk; after the last one, begin to decode."""
-        done = next(request.chunks, 0)
+        done = next(request.chunks, 0) or 0
         request.prompt_tokens_left = max(0, request.prefill_end - request.cached - done)
         progress = self._progress(request, request.cached + done)
         if not request.prompt_tokens_left:

@@ -213,10 +213,14 @@ class Target:
         histories = [*filter(None, [self._history]), *self.caches.histories()]
         return max(histories, key=lambda each: each.reach(each.shared(prompt)), default=None)
 
+    def reach_anywhere(self, prompt: Sequence[int]) -> int:
+        """Return how many tokens of `prompt` some history has, also one of another target."""
+        histories = [self.history, *self.caches.histories(), *self.caches.in_use]
+        return max(each.reach(each.shared(prompt)) for each in histories)
+
     def find_concurrent_prefill(self, prompt: Sequence[int]) -> Callable[[], bool] | None:
         """Return a check whether another target still prefills a prefix worth waiting for."""
-        histories = [self.history, *self.caches.histories(), *self.caches.in_use]
-        known = max(each.reach(each.shared(prompt)) for each in histories)
+        known = self.reach_anywhere(prompt)
         for other in self.caches.others(self.history):
             whole = [*other.tokens, *other.pending]
             coming = min(common_prefix(whole, prompt), len(prompt) - 1)
