@@ -8,6 +8,7 @@ weights (projections, MLP, experts, output head) runs once. Caches are neither m
 from __future__ import annotations
 
 import copy
+import operator
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -57,10 +58,16 @@ class Part:
     followers: Sequence[PassFollower] = ()
 
 
-def run(model: Any, parts: Sequence[Part]) -> list[mx.array]:
+# By the first request's cache of a layer, and the index of a state: the joint states of the last
+# shared pass, and those of each request.
+Joint = dict[tuple[int, int], tuple[mx.array, list[mx.array]]]
+
+
+def run(model: Any, parts: Sequence[Part], joint: Joint | None = None) -> list[mx.array]:
     """Run one pass over all parts. Returns lazy logits [wanted, vocab] for each part.
 
     Parts of recurrent caches have one row if there are several; see `why_not_batched`.
+    joint: of the last pass, so that states are not copied while the requests are the same.
     """
     trunk = None
     for part in parts:
@@ -74,7 +81,7 @@ def run(model: Any, parts: Sequence[Part]) -> list[mx.array]:
     for part in parts:
         spans.append((end, end + part.tokens.size))
         end += part.tokens.size
-    views = _views([part.cache for part in parts], spans)
+    views = _views([part.cache for part in parts], spans, {} if joint is None else joint)
     tokens = mx.concatenate([part.tokens for part in parts])
     counts = [part.wanted or part.tokens.size for part in parts]
     ends_and_counts = zip((end for _, end in spans), counts, strict=True)
@@ -109,14 +116,16 @@ def _keep_states(part: Part, hidden: mx.array) -> None:
         each.keep_states(hidden)
 
 
-def _views(caches: Sequence[kv_cache.Cache], spans: Sequence[tuple[int, int]]) -> list[Any]:
+def _views(
+    caches: Sequence[kv_cache.Cache], spans: Sequence[tuple[int, int]], joint: Joint
+) -> list[Any]:
     views: list[Any] = []
     known: dict[tuple[int, ...], mx.array] = {}  # positions by offsets: one array for most layers
     for entries in zip(*caches, strict=True):
         if type(entries[0]) is CacheList:
-            views.append(_views([entry.caches for entry in entries], spans))
+            views.append(_views([entry.caches for entry in entries], spans, joint))
         elif type(entries[0]) is ArraysCache:
-            views.append(_StateView(entries))
+            views.append(_StateView(entries, joint))
         else:
             offsets = tuple(entry.offset for entry in entries)
             if offsets not in known:
@@ -206,15 +215,21 @@ class _StateView:
 
     lengths = left_padding = None
 
-    def __init__(self, entries: Sequence[Any]) -> None:
+    def __init__(self, entries: Sequence[Any], joint: Joint) -> None:
         self._entries = entries
+        self._joint = joint
 
     def __getitem__(self, index: int) -> mx.array:
-        return mx.concatenate([entry[index] for entry in self._entries])
+        states = [entry[index] for entry in self._entries]
+        joint, rows = self._joint.get((id(self._entries[0]), index), (None, []))
+        same = len(rows) == len(states) and all(map(operator.is_, rows, states))
+        return joint if same else mx.concatenate(states)
 
     def __setitem__(self, index: int, value: mx.array) -> None:
-        for row, entry in enumerate(self._entries):
-            entry[index] = value[row : row + 1]
+        rows = [value[row : row + 1] for row in range(len(self._entries))]
+        self._joint[id(self._entries[0]), index] = value, rows
+        for row, entry in zip(rows, self._entries, strict=True):
+            entry[index] = row
 
     def make_mask(self, rows: int) -> None:
         """Every row is valid."""

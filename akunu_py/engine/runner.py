@@ -29,6 +29,7 @@ from akunu_py.engine.prefill import (
     release_under_pressure,
 )
 from akunu_py.engine.request import DecodePass, Request, Status, Step
+from akunu_py.engine.sampling import sample_together
 from akunu_py.engine.scheduler import StepPlan
 from akunu_py.engine.target import Target
 from akunu_py.errors import DoesNotFit
@@ -70,6 +71,7 @@ class ModelRunner:
         self._planner: JointPlanner | None = None
         self.not_batched: str | None = None  # why requests take turns, once `can_batch` was called
         self._last = 0.0  # end of the previous pass, or start of this one
+        self._joint: batched_pass.Joint = {}  # recurrent states of the last shared pass
         self._drafts_pay = False  # the next pass waits for the launched one, to have drafts
         self._passes = 0
         self.shared_passes = self.shared_requests = 0  # so far, and the requests in them
@@ -145,6 +147,7 @@ class ModelRunner:
 
     def _release(self, request: Request) -> None:
         """Return the history and the drafter of an ended request."""
+        self._joint.clear()
         try:
             if request.has_drafter:
                 self.drafters.give_back(request.drafter)
@@ -447,9 +450,13 @@ class ModelRunner:
             before = each.target.pass_state() if drafted else None
             passes.append(DecodePass(drafted, before, follows, rows, rows))
             parts.append(each.target.part(rows, 1 + len(drafted)))
-        logits = batched_pass.run(self._engine.model, parts)
-        for each, made, part in zip(requests, passes, logits, strict=True):
-            made.sampled = each.target.sample(part, made.rows, made.drafted, ahead=made.behind)
+        logits = batched_pass.run(self._engine.model, parts, self._joint)
+        to_sample = [
+            each.target.to_sample(part, made.rows, made.drafted, ahead=made.behind)
+            for each, made, part in zip(requests, passes, logits, strict=True)
+        ]
+        for made, sampled in zip(passes, sample_together(to_sample), strict=True):
+            made.sampled = sampled
         mx.async_eval([each.sampled for each in passes])
         shared = None if len(requests) == 1 else self._shared_pass(requests, passes, behind=behind)
         for each, made in zip(requests, passes, strict=True):

@@ -244,6 +244,34 @@ def test_plain_decoding_computes_one_row_for_each_token(tiny: Engine) -> None:
     assert model.rows == 20 + 50 - 1
 
 
+def test_recurrent_states_are_joined_once_while_the_requests_are_the_same(
+    tiny: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, reused = batched_pass._StateView, list[bool]()
+    values, store, load = dict[int, mx.array](), view.__setitem__, view.__getitem__
+
+    def storing(self: Any, index: int, value: mx.array) -> None:
+        values[id(value)] = value
+        store(self, index, value)
+
+    def loading(self: Any, index: int) -> mx.array:
+        found = load(self, index)
+        reused.append(found is values.get(id(found)))
+        return found
+
+    monkeypatch.setattr(view, "__setitem__", storing)
+    monkeypatch.setattr(view, "__getitem__", loading)
+    engine = engine_of(tiny, "qwen3_next")
+    served = Served(engine)
+    requests = [submit(some(20, number), 30 + 20 * number, "off") for number in range(3)]
+    served.serve(requests)
+    check(engine, *requests)
+    joined = reused.count(False)
+    assert joined > 0
+    assert len(reused) >= 6 * joined  # joined anew only when a request joins or ends
+    assert served.loop.runner._joint == {}
+
+
 @pytest.mark.parametrize("new_tokens", [1, 64, 65])
 def test_few_new_prompt_tokens_join_the_first_decode_pass(tiny: Engine, new_tokens: int) -> None:
     clock = Clock()
