@@ -32,7 +32,7 @@ from akunu_py.settings import DEFAULT_PORT, load_settings, serve_settings
 from akunu_py.text import for_output, print_warnings, say
 
 _NO_KEY = "none"  # clients require a key
-_ANSWER = 8192  # tokens
+_ANSWER, _CONTEXT = 8192, 32_768  # tokens; the context if it is unknown
 _CLAUDE_ANSWER = 32_000  # tokens; the default of Claude Code
 _CLAUDE_LEAST_WINDOW = 100_000  # tokens; Claude Code warns about a smaller auto-compact window
 _CLAUDE_MODES = ("--permission-mode", "--dangerously-skip-permissions")
@@ -198,7 +198,7 @@ def _pi(served: ModelEndpoint) -> Launch:
         "reasoning": False,
         "input": ["text"],
         "cost": dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0),
-        "contextWindow": served.context,
+        "contextWindow": served.context or _CONTEXT,
         "maxTokens": _answer_limit(served),
         "compat": {"supportsDeveloperRole": False, "supportsReasoningEffort": False},
     }
@@ -265,7 +265,7 @@ def _continue(served: ModelEndpoint) -> Launch:
 
 def _answer_limit(served: ModelEndpoint) -> int:
     """Return the maximum tokens of an answer, for clients that reserve them."""
-    return min(_ANSWER, served.context // 4)
+    return min(_ANSWER, (served.context or _CONTEXT) // 4)
 
 
 CLIENTS: dict[str, Callable[[ModelEndpoint], Launch]] = {
@@ -282,8 +282,8 @@ CLIENTS: dict[str, Callable[[ModelEndpoint], Launch]] = {
 
 # Tokens of the first prompt without arguments, as measured for docs/serve.md.
 FIRST_PROMPTS = {
-    **{"claude": 12_400, "codex": 4_900, "opencode": 7_600},
-    **{"pi": 1_500, "qwen": 14_000, "gptme": 9_700},
+    **{"claude": 12_500, "codex": 4_900, "opencode": 7_600, "pi": 1_500},
+    **{"qwen": 14_000, "gptme": 9_600, "continue": 1_900},
 }
 
 
