@@ -55,9 +55,10 @@ _BY_NAME = {command.name: command for command in COMMANDS}
 
 def argument_choices(command: str) -> list[str]:
     """Return the argument names of a command."""
-    if command == "model":
+    if command in ("model", "draft_model"):
         with contextlib.suppress(AkunuError):  # the command itself reports the error
-            return [model.name for model in model_store.all_models() if not model.damaged]
+            models = [each for each in model_store.all_models() if not each.damaged]
+            return [each.name for each in models if command == "draft_model" or not each.kind]
     return list(themes.choices()) if command == "theme" else []
 
 

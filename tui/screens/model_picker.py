@@ -290,7 +290,11 @@ def model_rows(memory: int | None, machine: Machine | None = None) -> list[Model
         stored = model_store.all_models()
     except AkunuError:
         stored = []
-    here = [_stored_row(model, entries.get(model.name), memory, machine) for model in stored]
+    here = [
+        _stored_row(model, entries.get(model.name), memory, machine)
+        for model in stored
+        if not model.kind
+    ]
     names = {row.name for row in here}
     others = (entry for name, entry in entries.items() if name not in names)
     more = [_catalog_row(entry, memory, machine) for entry in others]
@@ -314,7 +318,7 @@ def _stored_row(
         license=model.license,
         is_stored=True,
         damaged=model.damaged,
-        drafter="MTP heads draft" if head_files(model.path) else "",
+        drafter=model.drafter or ("MTP heads draft" if head_files(model.path) else row.drafter),
     )
 
 
@@ -329,4 +333,5 @@ def _catalog_row(entry: CatalogEntry, memory: int | None, machine: Machine | Non
         is_too_large=memory is not None and not entry.fits(memory),
         tokens_per_s=machine.tokens_per_s(entry) if machine else 0.0,
         good_for=", ".join(_GOOD_FOR[each] for each in entry.purpose if each in _GOOD_FOR),
+        drafter=f"models pull {entry.name} --with-drafter" if entry.drafter else "",
     )

@@ -119,7 +119,7 @@ class SettingsScreen(Dialog[tuple[ChatOptions, Settings]]):
                 modes = [(_THINKING[mode], mode) for mode in THINKING_MODES]
                 yield _row("Thinking", _select(modes, self._chat.thinking, "thinking"), gap=True)
                 yield _row("Model", _select(_models(now.model), now.model, "model"))
-                drafters = [("akunu alone", ""), *_models(now.draft_model)]
+                drafters = [("akunu alone", ""), *_models(now.draft_model, "draft_model")]
                 yield _row("Draft model", _select(drafters, now.draft_model, "draft_model"))
                 personas = [(name or "none", name) for name in self._prompts]
                 personas.append(("a new one", _NEW_PERSONA))
@@ -276,6 +276,6 @@ def _select(options: Iterable[tuple[str, str]], value: str, name: str) -> Select
     return Select(options, value=value, allow_blank=False, compact=True, id=name)
 
 
-def _models(current: str) -> list[tuple[str, str]]:
+def _models(current: str, setting: str = "model") -> list[tuple[str, str]]:
     """Return the stored models, and the configured one."""
-    return [(name, name) for name in dict.fromkeys([current, *argument_choices("model")]) if name]
+    return [(name, name) for name in dict.fromkeys([current, *argument_choices(setting)]) if name]
