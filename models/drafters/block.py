@@ -209,7 +209,7 @@ class BlockDrafter(nn.Module):
     def make_cache(self, window: int | None = None, position: int = 0) -> list[ContextCache]:
         """Return an empty cache.
 
-        window: committed positions that a draft sees at most (default: as many as it was trained
+        window: committed positions that a draft sees at most (default: the number it was trained
         with). position: of the first row that `extend` will append.
         """
         limits = [
