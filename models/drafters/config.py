@@ -152,6 +152,8 @@ def _kind(path: Path, raw: Settings, container: Settings) -> str | None:
             return kind
     if nested:
         return "dflash"
+    if "draft_vocab_size" in raw:  # SafeAILab names the architecture of the layer
+        return "eagle3"
     return "mtp" if model_type.endswith("_mtp") else None
 
 
