@@ -1,6 +1,6 @@
 """Drafters with a directory of their own: small networks trained to draft for one target.
 
-`read_config` recognizes them, `load_drafter` loads one, and `interface.py` describes what each
+`read_config` recognizes them, `load_drafter` loads one, and `state_drafter.py` describes what each
 kind offers to the engine.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.drafters import block, eagle3
-from akunu_py.models.drafters.config import BLOCK_KINDS, read_config
+from akunu_py.models.drafters.drafter_config import BLOCK_KINDS, read_config
 
 _LOADERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(BLOCK_KINDS, block.load),

@@ -18,10 +18,10 @@ from mlx_lm.models.rope_utils import initialize_rope
 
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.drafters.block_settings import BlockSettings, block_settings
-from akunu_py.models.drafters.config import DrafterConfig, count
-from akunu_py.models.drafters.interface import Embed, Project
+from akunu_py.models.drafters.drafter_config import DrafterConfig, count
 from akunu_py.models.drafters.markov import ConfidenceHead, MarkovHead
 from akunu_py.models.drafters.selector import BlockConvolution, CandidateSelector
+from akunu_py.models.drafters.state_drafter import Embed, Project
 from akunu_py.models.drafters.weights import fill, read_weights
 from akunu_py.models.load.model_files import as_error, text_config
 
