@@ -55,7 +55,7 @@ def block_drafter(kind: str, model: Any, width: int, vocabulary: int, seed: int 
         target_name="",
     )
     parts = ("markov_head", "confidence_head", "embed_tokens", "lm_head") if dspark else ()
-    drafter = BlockDrafter(config, taps, frozenset(parts))
+    drafter = BlockDrafter(config, taps, {f"{part}.": mx.zeros(0) for part in parts})
     drafter.eval()
     mx.eval(drafter.parameters())
     return PublishedDrafter(kind, Path(), drafter, NEEDS, 1e-6)

@@ -6,18 +6,18 @@ MLX.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from akunu_py.engine.model.token_ids import reusable_prefix, shared_prefix
 from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError, one_line
+from akunu_py.files import disk_errors as disk_errors
 from akunu_py.files import open_regular, parse_json
 from akunu_py.models.load.safetensors import Entry, read_header, write_safetensors
 
@@ -156,15 +156,6 @@ def verify(path: Path) -> str:
     if digest.hexdigest().encode() != expected:
         raise damaged
     return expected.decode()
-
-
-@contextlib.contextmanager
-def disk_errors(what: str) -> Iterator[None]:
-    """Turn OSError into a StoreError that starts with `what`."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"{what}: {error.strerror or error}") from error
 
 
 def _digest_offset(head: bytes) -> int:

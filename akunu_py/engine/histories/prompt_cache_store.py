@@ -22,7 +22,7 @@ from akunu_py.engine.histories import cache_file
 from akunu_py.engine.histories.cache_file import SUFFIX, CacheMetadata, SaveStopped, Stopped
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
-from akunu_py.files import locked, read_bounded, read_json, write_atomically
+from akunu_py.files import locked, read_bounded, read_json, remove_unfinished, write_atomically
 from akunu_py.ngram.cost import PRIOR_PREFILL_RATE, CostCurve
 from akunu_py.types import NotCached
 
@@ -319,6 +319,8 @@ def forget_conversation(conversation: str) -> None:
 
 def sweep(limits: DiskLimits, now: float) -> None:
     """Delete unfinished, old and excess files. The caller must be the only writer."""
+    with contextlib.suppress(OSError):
+        remove_unfinished(_root() / _LEDGER)
     found: list[tuple[float, int, Path]] = []
     for directory in _directories():
         with contextlib.suppress(OSError):

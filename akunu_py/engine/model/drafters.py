@@ -113,14 +113,19 @@ def open_head(
     weights: WeightMode,
     target: MemoryNeeds,
     limit: int,
+    directory: Path | None = None,
 ) -> tuple[MtpHead | None, str]:
     """Open the model's MTP head without reading its weights, or return None and the reason.
 
     target: needs of the model. limit: available bytes, which must suffice for MIN_CONTEXT.
+    directory: of a head that is not in the model's directory; if that head does not fit the model,
+    raises UnsupportedModel or DamagedModel.
     """
     try:
-        head = load_head(opened.files.path, opened.model, opened.config)
+        head = load_head(directory or opened.files.path, opened.model, opened.config)
     except ModelError as error:
+        if directory is not None:
+            raise
         return None, str(error)
     if head is None:
         return None, "its files have no MTP head (docs/models.md says which do)"

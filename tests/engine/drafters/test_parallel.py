@@ -140,7 +140,7 @@ def test_a_drafter_from_disk_drafts_in_both_modes(
     [
         ({"num_target_layers": 3}, "layers: 3, the model has 2"),
         ({"vocab_size": 1 << 20}, "tokens: 1048576, the model has"),
-        ({"dflash_config": {"target_layer_ids": [0, 9], "mask_token_id": 0}}, "output of layer 9"),
+        ({"dflash_config": {"target_layer_ids": [0, 9], "mask_token_id": 0}}, "layers: 10, the model has 2"),
     ],
 )
 def test_a_drafter_of_another_model_is_refused(

@@ -330,16 +330,18 @@ def test_files_stay_within_the_limits(tiny: Engine) -> None:
 
 def test_only_the_process_with_the_lock_writes_and_cleans_up(tiny: Engine) -> None:
     assert save(opened(tiny), 1)
-    unfinished = all_files()[0].with_name(f".x{cache_file.SUFFIX}")
-    unfinished.write_bytes(b"half")
+    ledger = paths.prompt_caches_dir() / ".written.json-x.json"
+    unfinished = [all_files()[0].with_name(f".x{cache_file.SUFFIX}"), ledger]
+    for path in unfinished:
+        path.write_bytes(b"half")
     with (paths.prompt_caches_dir() / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         other = opened(tiny)
         assert prompt(other, [*some(LENGTH, 1), 5]) >= LENGTH
         assert not save(other, 2)
-        assert unfinished.exists()
+        assert all(path.exists() for path in unfinished)
     assert save(opened(tiny), 2)
-    assert not unfinished.exists()
+    assert not any(path.exists() for path in unfinished)
 
 
 def test_a_request_aborts_the_save_at_once(tiny: Engine) -> None:
