@@ -98,10 +98,12 @@ def test_check_judges_every_promise(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.long
-def test_tables_of_the_readme_agree_with_the_results(tmp_path: Path) -> None:
+def test_tables_of_pages_agree_with_the_results(tmp_path: Path) -> None:
     (tmp_path / "bench").symlink_to(ROOT / "bench")
-    text = (ROOT / "README.md").read_text()
-    stale = tmp_path / "README.md"
-    stale.write_text(re.sub(r"\*\*\d[\d.]+\*\*", "**9.99**", text))
-    assert run_tool("readme", str(stale), {}) == 0
-    assert stale.read_text() == text
+    (tmp_path / "docs").mkdir()
+    pages = ["README.md", "docs/bench-reference.md"]
+    texts = [(ROOT / page).read_text() for page in pages]
+    for page, text in zip(pages, texts, strict=True):
+        (tmp_path / page).write_text(re.sub(r"\*\*\d[\d.]+\*\*", "**9.99**", text))
+    assert run_tool("readme", " ".join(str(tmp_path / page) for page in pages), {}) == 0
+    assert [(tmp_path / page).read_text() for page in pages] == texts

@@ -229,12 +229,15 @@ class HeadDrafter(HiddenStateDrafter):
         head, history, rows = self._head, self._history, states.shape[1]
         embeddings = self._embed(mx.array([tokens[:rows]], mx.int32))
         made = head.extend(states, embeddings, history.cache)
-        draft = head.start(self._embed, self._lm_head, made, history.cache)
-        for token in tokens[rows:-1]:
-            self._depth += 1
+        draft = head.start(self._embed, self._lm_head, made, self._attended(history.cache))
+        for token in tokens[rows - 1 : -1]:  # predictions, after the newest token
             draft.logits(self._depth, token)
-        self._depth += len(tokens) > rows
+            self._depth += 1
         return draft
+
+    def _attended(self, cache: kv_cache.Cache) -> kv_cache.Cache:
+        """Return the cache that drafts attend to. cache: of the drafter."""
+        return cache
 
     def start_draft(self, known: Sequence[int]) -> bool:
         self._end_draft()
@@ -249,6 +252,21 @@ class HeadDrafter(HiddenStateDrafter):
         if self._draft is not None:
             self._draft.end()
         self._draft = None
+
+
+class AssistantDrafter(HeadDrafter):
+    """A `HeadDrafter` without keys of its own: an assistant of Gemma 4."""
+
+    def __init__(self, published: PublishedDrafter, target: Target) -> None:
+        key, share = f"model {published.name}", published.relative_cost
+        super().__init__(published.model, target, "model", key, share, _PASS)
+        self._embed = _parts_of(target.model).embed
+
+    def keep_rows(self, cache: kv_cache.Cache, rows: int, kept: int) -> None:
+        """Do nothing: there is no cache."""
+
+    def _attended(self, cache: kv_cache.Cache) -> kv_cache.Cache:
+        return self._target.cache
 
 
 class MtpDrafter(HeadDrafter):
@@ -304,6 +322,8 @@ class ParallelDrafter(HiddenStateDrafter):
 
 def published_drafter(published: PublishedDrafter, target: Target) -> HiddenStateDrafter:
     """Return the drafter of its kind."""
+    if published.model.kind == "gemma4-assistant":
+        return AssistantDrafter(published, target)
     if published.model.kind == "eagle3":
         name, share = f"model {published.name}", published.relative_cost
         return HeadDrafter(published.model, target, "model", name, share)
