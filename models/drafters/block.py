@@ -219,11 +219,16 @@ class BlockDrafter(nn.Module):
         return [ContextCache(min(limit, default=None), position) for limit in limits]
 
     def states(self, hidden: mx.array) -> mx.array:
-        return self.hidden_norm(self.fc(hidden))
+        """Return what is kept of each position [1, rows, width].
+
+        hidden: the concatenated outputs of the `taps`, [1, rows, len(taps) * target width].
+        """
+        return self.hidden_norm(self.fc(hidden.astype(self.norm.weight.dtype)))
 
     def extend(
         self, states: mx.array, embeddings: mx.array | None, cache: list[ContextCache]
     ) -> None:
+        """Append committed positions to `cache`. The embeddings of tokens are not used."""
         for layer, entry in zip(self.layers, cache, strict=True):
             rows = states
             if entry.window is not None and rows.shape[1] > entry.window:
@@ -241,6 +246,10 @@ class BlockDrafter(nn.Module):
         cache: list[ContextCache],
         length: int | None = None,
     ) -> BlockDraft:
+        """Begin a draft after `anchor`, the newest token, whose states are not in `cache` yet.
+
+        length: draft tokens needed (default: `longest`). `cache` stays as it is.
+        """
         config = self._config
         length = self.longest if length is None else min(length, self.longest)
         first = 0 if config.anchor_predicts else 1
@@ -248,7 +257,7 @@ class BlockDrafter(nn.Module):
         rows = first + length if all(self._settings.causal) else config.block
         tokens = mx.array([[anchor] + [config.mask_token] * (rows - 1)])
         x = (self.embed_tokens if "embed_tokens" in self else embed)(tokens)
-        x = x * self._embedding_scale
+        x = x.astype(self.norm.weight.dtype) * self._embedding_scale
         for layer, entry in zip(self.layers, cache, strict=True):
             x = layer(x, self._rope, entry)
         hidden = self.norm(x[:, first : first + length])
@@ -277,6 +286,7 @@ class BlockDraft:
         return len(self._hidden)
 
     def logits(self, depth: int, previous: int | mx.array) -> mx.array:
+        """See `Draft`. Only recurrent Markov heads need the depths in order."""
         drafter, row = self._drafter, self._logits[depth]
         if "candidate_selector" in drafter:
             before = mx.array(previous).reshape(1)
@@ -290,6 +300,7 @@ class BlockDraft:
         return drafter.spread(row)[None]
 
     def confidence(self, depth: int, previous: int | mx.array) -> float | None:
+        """See `Draft`."""
         drafter = self._drafter
         if "confidence_head" not in drafter:
             return None

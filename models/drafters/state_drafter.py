@@ -1,9 +1,16 @@
-"""What every drafter with its own directory has, whatever its kind."""
+"""What drafters of all kinds offer to the engine.
+
+Each takes the target's hidden states: the outputs of the layers `taps` (-1: the embedding), or the
+state after the final norm if `needs_final`. `states` turns them into what is kept of a position,
+`extend` appends committed positions to a cache from `make_cache`, in any number of calls, and
+`start` begins a `Draft` of up to `longest` tokens. A block drafter starts from the newest token,
+whose states do not exist yet, the others from the last row that `extend` returned.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -14,7 +21,7 @@ Project = Callable[[mx.array], mx.array]
 
 
 class Draft(Protocol):
-    """One draft. Depth 0 is the token after the anchor."""
+    """One draft. Depth 0 is the token after the newest one."""
 
     @property
     def length(self) -> int: ...  # draft tokens that it can give
@@ -22,40 +29,8 @@ class Draft(Protocol):
     def logits(self, depth: int, previous: int | mx.array) -> mx.array:
         """Return the logits [1, vocabulary] of the target's tokens; -inf for impossible ones.
 
-        previous: the token at `depth - 1`, or the anchor. Call it for depths 0, 1, ... in order.
+        previous: the token before. Call it for depths 0, 1, ... in order.
         """
 
     def confidence(self, depth: int, previous: int | mx.array) -> float | None:
         """Return the chance that the token at `depth` is accepted, None without such a head."""
-
-
-class StateDrafter(Protocol):
-    """A drafter that takes hidden states of its target at every committed position."""
-
-    kind: str  # of `DrafterConfig`
-    taps: tuple[int, ...]  # the target's layers whose outputs it takes, -1: the embedding
-    needs_final: bool  # it takes the state after the target's final norm, not `taps`
-    longest: int  # most draft tokens of one draft
-
-    def make_cache(self) -> list[Any]:
-        """Return an empty cache of the committed positions."""
-
-    def states(self, hidden: mx.array) -> mx.array:
-        """Return what is kept of each position [1, rows, width].
-
-        hidden: the concatenated outputs of the `taps`, [1, rows, len(taps) * target width].
-        """
-
-    def extend(self, states: mx.array, embeddings: mx.array | None, cache: list[Any]) -> None:
-        """Append committed positions to `cache`, in any number of calls.
-
-        embeddings: of the tokens that follow the positions, for kinds that need them.
-        """
-
-    def start(
-        self, embed: Embed, lm_head: Project, anchor: int, cache: list[Any], length: int | None
-    ) -> Draft:
-        """Begin a draft after `anchor`, the newest token, whose states are not in `cache` yet.
-
-        length: draft tokens needed (None: `longest`). `cache` stays as it is.
-        """

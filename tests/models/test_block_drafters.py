@@ -420,8 +420,8 @@ def test_odd_settings_are_errors_or_harmless(
 ) -> None:
     config = make()
     write(tmp_path, config, 0)
-    more = ("rope_parameters", "sliding_window", "layer_types", "is_causal")
-    more += ("speculators_config", "speculators_model_type", "transformer_layer_config")
+    more = ["rope_parameters", "sliding_window", "layer_types", "is_causal"]
+    more += ["speculators_config", "speculators_model_type", "transformer_layer_config"]
     nested = config.get("dflash_config", {})
     changes = [{key: odd} for key in (*config, *more) for odd in ODD_VALUES]
     changes += [{"dflash_config": nested | {key: odd}} for key in nested for odd in ODD_VALUES]
