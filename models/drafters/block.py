@@ -25,6 +25,7 @@ from akunu_py.models.drafters.state_drafter import Embed, Project
 from akunu_py.models.drafters.weights import fill, read_weights
 from akunu_py.models.load.model_files import as_error, text_config
 
+_TILE = 5  # rows of an lm_head; quantized matrices take more time for 6 rows on M3 and M4
 _SLACK = 1024  # rows beyond a window that are kept before they are dropped together
 
 
@@ -260,11 +261,12 @@ class BlockDrafter(nn.Module):
         x = x.astype(self.norm.weight.dtype) * self._embedding_scale
         for layer, entry in zip(self.layers, cache, strict=True):
             x = layer(x, self._rope, entry)
-        hidden = self.norm(x[:, first : first + length])
+        return BlockDraft(self, self.norm(x[:, first : first + length])[0], lm_head)
+
+    def project(self, hidden: mx.array, lm_head: Project) -> mx.array:
+        """Return the logits [1, rows, drafter's tokens] of hidden states [1, rows, width]."""
         logits = (self.lm_head if "lm_head" in self else lm_head)(hidden) * self._output_scale
-        if self._softcap:
-            logits = mx.tanh(logits / self._softcap) * self._softcap
-        return BlockDraft(self, hidden[0], logits[0])
+        return mx.tanh(logits / self._softcap) * self._softcap if self._softcap else logits
 
     def spread(self, logits: mx.array) -> mx.array:
         """Return logits [drafter's tokens] as logits [target's tokens], -inf where it has none."""
@@ -275,10 +277,11 @@ class BlockDrafter(nn.Module):
 
 
 class BlockDraft:
-    """A `Draft` whose rows are computed; heads that need the token before follow row by row."""
+    """A `Draft` from the hidden states of a block's rows. Its logits are computed when needed."""
 
-    def __init__(self, drafter: BlockDrafter, hidden: mx.array, logits: mx.array) -> None:
-        self._drafter, self._hidden, self._logits = drafter, hidden, logits
+    def __init__(self, drafter: BlockDrafter, hidden: mx.array, lm_head: Project) -> None:
+        self._drafter, self._hidden, self._lm_head = drafter, hidden, lm_head
+        self._logits: dict[int, mx.array] = {}  # of `_TILE` rows each, by their number
         self._states: dict[int, mx.array | None] = {}  # of a recurrent head, before each depth
 
     @property
@@ -287,7 +290,11 @@ class BlockDraft:
 
     def logits(self, depth: int, previous: int | mx.array) -> mx.array:
         """See `Draft`. Only recurrent Markov heads need the depths in order."""
-        drafter, row = self._drafter, self._logits[depth]
+        drafter, tile = self._drafter, depth // _TILE
+        if tile not in self._logits:
+            hidden = self._hidden[None, tile * _TILE : (tile + 1) * _TILE]
+            self._logits[tile] = drafter.project(hidden, self._lm_head)[0]
+        row = self._logits[tile][depth % _TILE]
         if "candidate_selector" in drafter:
             before = mx.array(previous).reshape(1)
             return drafter.candidate_selector(row, self._hidden[depth], before)[None]
