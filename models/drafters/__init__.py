@@ -1,7 +1,7 @@
 """Drafters with a directory of their own: small networks trained to draft for one target.
 
-`read_config` recognizes them, `load_drafter` loads one, and `drafter_interface.py` describes what
-each kind offers to the engine.
+`read_config` recognizes them, `load_drafter` loads one, and `state_drafter.py` describes what each
+kind offers to the engine.
 """
 
 from __future__ import annotations

@@ -19,12 +19,13 @@ from mlx_lm.models.rope_utils import initialize_rope
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.drafters.block_settings import BlockSettings, block_settings
 from akunu_py.models.drafters.drafter_config import DrafterConfig, count
-from akunu_py.models.drafters.drafter_interface import Embed, Project
 from akunu_py.models.drafters.markov import ConfidenceHead, MarkovHead
 from akunu_py.models.drafters.selector import BlockConvolution, CandidateSelector
+from akunu_py.models.drafters.state_drafter import Embed, Project
 from akunu_py.models.drafters.weights import fill, read_weights
 from akunu_py.models.load.model_files import as_error, text_config
 
+_TILE = 5  # rows of an lm_head; quantized matrices take more time for 6 rows on M3 and M4
 _SLACK = 1024  # rows beyond a window that are kept before they are dropped together
 
 
@@ -209,8 +210,8 @@ class BlockDrafter(nn.Module):
     def make_cache(self, window: int | None = None, position: int = 0) -> list[ContextCache]:
         """Return an empty cache.
 
-        window: committed positions that a draft sees at most (default: those of its
-        training). position: of the first row that `extend` will append.
+        window: committed positions that a draft sees at most (default: the number it was trained
+        with). position: of the first row that `extend` will append.
         """
         limits = [
             [limit for limit in (window, trained and trained - 1) if limit is not None]
@@ -219,11 +220,16 @@ class BlockDrafter(nn.Module):
         return [ContextCache(min(limit, default=None), position) for limit in limits]
 
     def states(self, hidden: mx.array) -> mx.array:
-        return self.hidden_norm(self.fc(hidden))
+        """Return what is kept of each position [1, rows, width].
+
+        hidden: the concatenated outputs of the `taps`, [1, rows, len(taps) * target width].
+        """
+        return self.hidden_norm(self.fc(hidden.astype(self.norm.weight.dtype)))
 
     def extend(
         self, states: mx.array, embeddings: mx.array | None, cache: list[ContextCache]
     ) -> None:
+        """Append committed positions to `cache`. The embeddings of tokens are not used."""
         for layer, entry in zip(self.layers, cache, strict=True):
             rows = states
             if entry.window is not None and rows.shape[1] > entry.window:
@@ -241,6 +247,10 @@ class BlockDrafter(nn.Module):
         cache: list[ContextCache],
         length: int | None = None,
     ) -> BlockDraft:
+        """Begin a draft after `anchor`, the newest token, whose states are not in `cache` yet.
+
+        length: draft tokens needed (default: `longest`). `cache` stays as it is.
+        """
         config = self._config
         length = self.longest if length is None else min(length, self.longest)
         first = 0 if config.anchor_predicts else 1
@@ -248,14 +258,15 @@ class BlockDrafter(nn.Module):
         rows = first + length if all(self._settings.causal) else config.block
         tokens = mx.array([[anchor] + [config.mask_token] * (rows - 1)])
         x = (self.embed_tokens if "embed_tokens" in self else embed)(tokens)
-        x = x * self._embedding_scale
+        x = x.astype(self.norm.weight.dtype) * self._embedding_scale
         for layer, entry in zip(self.layers, cache, strict=True):
             x = layer(x, self._rope, entry)
-        hidden = self.norm(x[:, first : first + length])
+        return BlockDraft(self, self.norm(x[:, first : first + length])[0], lm_head)
+
+    def project(self, hidden: mx.array, lm_head: Project) -> mx.array:
+        """Return the logits [1, rows, drafter's tokens] of hidden states [1, rows, width]."""
         logits = (self.lm_head if "lm_head" in self else lm_head)(hidden) * self._output_scale
-        if self._softcap:
-            logits = mx.tanh(logits / self._softcap) * self._softcap
-        return BlockDraft(self, hidden[0], logits[0])
+        return mx.tanh(logits / self._softcap) * self._softcap if self._softcap else logits
 
     def spread(self, logits: mx.array) -> mx.array:
         """Return logits [drafter's tokens] as logits [target's tokens], -inf where it has none."""
@@ -266,10 +277,11 @@ class BlockDrafter(nn.Module):
 
 
 class BlockDraft:
-    """A `Draft` whose rows are computed; heads that need the token before follow row by row."""
+    """A `Draft` from the hidden states of a block's rows. Its logits are computed when needed."""
 
-    def __init__(self, drafter: BlockDrafter, hidden: mx.array, logits: mx.array) -> None:
-        self._drafter, self._hidden, self._logits = drafter, hidden, logits
+    def __init__(self, drafter: BlockDrafter, hidden: mx.array, lm_head: Project) -> None:
+        self._drafter, self._hidden, self._lm_head = drafter, hidden, lm_head
+        self._logits: dict[int, mx.array] = {}  # of `_TILE` rows each, by their number
         self._states: dict[int, mx.array | None] = {}  # of a recurrent head, before each depth
 
     @property
@@ -277,7 +289,12 @@ class BlockDraft:
         return len(self._hidden)
 
     def logits(self, depth: int, previous: int | mx.array) -> mx.array:
-        drafter, row = self._drafter, self._logits[depth]
+        """See `Draft`. Only recurrent Markov heads need the depths in order."""
+        drafter, tile = self._drafter, depth // _TILE
+        if tile not in self._logits:
+            hidden = self._hidden[None, tile * _TILE : (tile + 1) * _TILE]
+            self._logits[tile] = drafter.project(hidden, self._lm_head)[0]
+        row = self._logits[tile][depth % _TILE]
         if "candidate_selector" in drafter:
             before = mx.array(previous).reshape(1)
             return drafter.candidate_selector(row, self._hidden[depth], before)[None]
@@ -290,6 +307,7 @@ class BlockDraft:
         return drafter.spread(row)[None]
 
     def confidence(self, depth: int, previous: int | mx.array) -> float | None:
+        """See `Draft`."""
         drafter = self._drafter
         if "confidence_head" not in drafter:
             return None

@@ -19,24 +19,14 @@ from typing import Any
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.load.model_files import ADVICE, read_settings, text_config
 
-_SPECULATORS = {  # algorithms of the container, and our kinds
-    "dflash": "dflash",
-    "dflash2": "dflash2",
-    "dspark": "dspark",
-    "eagle3": "eagle3",
-    "peagle": "eagle3",
-    "mtp": "mtp",
-}
-_ARCHITECTURES = {  # part of a class name in lower case; the first match counts
-    "dspark": "dspark",
-    "dflash2": "dflash2",
-    "dflash": "dflash",
-    "eagle3": "eagle3",
-    "gemma4assistant": "gemma4-assistant",
+BLOCK_KINDS = ("dspark", "dflash2", "dflash")
+Settings = dict[str, Any]
+_ALGORITHMS = {kind: kind for kind in (*BLOCK_KINDS, "eagle3", "mtp")} | {"peagle": "eagle3"}
+_ARCHITECTURES = {kind: kind for kind in (*BLOCK_KINDS, "eagle3")} | {
+    "gemma4assistant": "gemma4-assistant",  # part of a class name in lower case, and its kind
     "gemma4unifiedassistant": "gemma4-assistant",
 }
 _MOST = 1000  # layers, and rows of a block
-BLOCK_KINDS = ("dflash", "dflash2", "dspark")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +35,7 @@ class DrafterConfig:
 
     path: Path  # the drafter's directory
     kind: str  # "dflash", "dflash2", "dspark", "eagle3", "gemma4-assistant" or "mtp"
-    settings: dict[str, Any]  # all settings in one flat object; `dflash_config` wins
+    settings: Settings  # all settings in one flat object; `dflash_config` wins
     speculators: bool  # packaged by vLLM's speculators
     width: int  # of the drafter's hidden states
     target_width: int  # of the target's hidden states
@@ -74,7 +64,7 @@ class DrafterConfig:
         step = (target_layers - 4) / (self.layers - 1)
         return tuple(round(1 + index * step) for index in range(self.layers))
 
-    def check(self, target: dict[str, Any]) -> None:
+    def check(self, target: Settings) -> None:
         """Raise UnsupportedModel with the first difference to what the drafter expects.
 
         target: the target's config.json.
@@ -138,15 +128,15 @@ def read_config(directory: Path) -> DrafterConfig | None:
     )
 
 
-def _kind(path: Path, raw: dict[str, Any], container: dict[str, Any]) -> str | None:
+def _kind(path: Path, raw: Settings, container: Settings) -> str | None:
     algorithm = raw.get("speculators_model_type") or container.get("algorithm")
     if algorithm is not None:
-        if algorithm not in _SPECULATORS:
+        if str(algorithm) not in _ALGORITHMS:
             raise UnsupportedModel(
                 f"{path}: the drafter is of kind {algorithm!r:.40}; akunu supports "
-                f"{', '.join(_SPECULATORS)}: use a drafter of such a kind"
+                f"{', '.join(_ALGORITHMS)}: use a drafter of such a kind"
             )
-        return _SPECULATORS[algorithm]
+        return _ALGORITHMS[str(algorithm)]
     names = raw.get("architectures")
     architecture = str(names[0]).lower() if isinstance(names, list) and names else ""
     model_type = raw.get("model_type")
@@ -168,7 +158,7 @@ def _kind(path: Path, raw: dict[str, Any], container: dict[str, Any]) -> str | N
 
 
 def _anchor_predicts(
-    kind: str, settings: dict[str, Any], suggested: int | None, *, speculators: bool
+    kind: str, settings: Settings, suggested: int | None, *, speculators: bool
 ) -> bool:
     """Return True if row k of a block predicts position k + 1 after its first row, else k.
 
@@ -185,7 +175,7 @@ def _anchor_predicts(
     return kind == "dspark" and not speculators
 
 
-def _taps(path: Path, settings: dict[str, Any], *, speculators: bool) -> tuple[int, ...]:
+def _taps(path: Path, settings: Settings, *, speculators: bool) -> tuple[int, ...]:
     """Return the numbers of output layers. The container counts the embedding as 0."""
     eagle = _object(settings, "eagle_config").get("eagle_aux_hidden_state_layer_ids")
     plain = settings.get("target_layer_ids") or eagle
@@ -200,7 +190,7 @@ def _taps(path: Path, settings: dict[str, Any], *, speculators: bool) -> tuple[i
     return tuple(tap - 1 if found is shifted else tap for tap in found)
 
 
-def _block(path: Path, kind: str, settings: dict[str, Any], *, speculators: bool) -> int:
+def _block(path: Path, kind: str, settings: Settings, *, speculators: bool) -> int:
     if kind not in BLOCK_KINDS:
         return count(path, settings, "block_size", 0, least=0, most=_MOST)
     default = None if kind == "dspark" or speculators else 16
@@ -209,17 +199,11 @@ def _block(path: Path, kind: str, settings: dict[str, Any], *, speculators: bool
 
 
 def count(
-    path: Path,
-    settings: dict[str, Any],
-    key: str,
-    default: int | None = None,
-    *,
-    least: int = 1,
-    most: int = 10_000_000,
-) -> int:
+    path: Path, settings: Settings, key: str, default: int | None = None,
+    *, least: int = 1, most: int = 10_000_000,
+) -> int:  # fmt: skip
     """Return an integer of `settings`, `default` if it is missing or null. Raises DamagedModel."""
-    value = settings.get(key)
-    value = default if value is None else value
+    value = default if settings.get(key) is None else settings[key]
     if type(value) is not int or not least <= value <= most:
         raise DamagedModel(
             f"{path}: expected {key} as an integer from {least} to {most}, found {value!r:.40}; "
@@ -228,6 +212,6 @@ def count(
     return value
 
 
-def _object(settings: dict[str, Any], key: str) -> dict[str, Any]:
+def _object(settings: Settings, key: str) -> Settings:
     found = settings.get(key)
     return found if isinstance(found, dict) else {}

@@ -23,7 +23,7 @@ from mlx_lm.models.cache import KVCache
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.drafters.drafter_config import DrafterConfig
-from akunu_py.models.drafters.drafter_interface import Embed, Project
+from akunu_py.models.drafters.state_drafter import Embed, Project
 from akunu_py.models.drafters.weights import fill, read_weights
 from akunu_py.models.load.model_files import as_error, text_config
 
@@ -263,7 +263,7 @@ class Eagle3Draft:
 def _layer_settings(config: DrafterConfig, weights: Weights) -> tuple[dict[str, Any], float]:
     """Return the settings of the layers by mlx-lm's names, and the epsilon of the norms."""
     found, heads = config.settings, int(config.settings["num_attention_heads"])
-    rope = found.get("rope_parameters") or {}
+    rope: dict[str, Any] = found.get("rope_parameters") or {}
     rope = rope.get("sliding_attention", rope)  # as speculators chooses
     default = {"model_type": "llama", "num_key_value_heads": heads, "rms_norm_eps": 1e-6}
     layer: dict[str, Any] = default | found

@@ -15,8 +15,8 @@ from mlx.utils import tree_flatten
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.drafters.drafter_config import read_config
-from akunu_py.models.drafters.drafter_interface import Embed
 from akunu_py.models.drafters.eagle3 import Eagle3, load_eagle3
+from akunu_py.models.drafters.state_drafter import Embed
 from tests.support import tiny_drafters as tiny
 from tests.support.draft_rounds import Target, draft_rounds, greedy
 from tests.support.tiny_drafters import LENGTHS, Array
@@ -297,7 +297,7 @@ def test_other_drafters_are_rejected(tmp_path: Path) -> None:
         with pytest.raises(error, match=words):
             loaded(directory, target | changes)
     deep = config | {"eagle_aux_hidden_state_layer_ids": [2, 6, 40]}
-    with pytest.raises(UnsupportedModel, match="output of layer 39, the model has 12 layers"):
+    with pytest.raises(UnsupportedModel, match="layers: 40, the model has 12"):
         loaded(save(tmp_path / "deep", deep, weights), target)
     directory = save(tmp_path / "pickle", config, weights)
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")

@@ -51,7 +51,7 @@ class PublishedDrafter:
 
     name: str
     path: Path
-    model: Any  # see `models.drafters.drafter_interface`
+    model: Any  # see `models.drafters.state_drafter`
     needs: MemoryNeeds
     relative_cost: float  # of a draft's first pass, in passes of the target
 
