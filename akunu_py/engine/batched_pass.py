@@ -8,7 +8,7 @@ weights (projections, MLP, experts, output head) runs once. Caches are neither m
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
@@ -26,7 +26,6 @@ from mlx_lm.models.cache import (
 from akunu_py.engine import kv_cache
 from akunu_py.engine.model import output_rows
 from akunu_py.errors import one_line
-from akunu_py.models.mtp import Trunk
 
 _ATTENTION = (KVCache, QuantizedKVCache, RotatingKVCache)
 _TOLERANCE = 0.05  # of the logits' deviation; half precision rounds a batch differently
@@ -35,13 +34,13 @@ _TOLERANCE = 0.05  # of the logits' deviation; half precision rounds a batch dif
 class PassFollower(Protocol):
     """A neural drafter that follows the passes of a request."""
 
-    trunk: Trunk | None  # runs the passes if the drafter uses their hidden states
+    taps: Sequence[int]  # hidden states that it uses; see `output_rows.run`
 
     def before_pass(self, cache: kv_cache.Cache) -> None:
         """Prepare for a pass on `cache`."""
 
     def keep_states(self, hidden: mx.array) -> None:
-        """Keep the hidden states [1, rows, width] of that pass, if there is a `trunk`."""
+        """Keep the hidden states [1, rows, width of all taps] of that pass, if there are taps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +58,13 @@ def run(model: Any, parts: Sequence[Part]) -> list[mx.array]:
 
     Parts of recurrent caches have one row if there are several; see `why_not_batched`.
     """
-    trunk = None
+    taps: set[int] = set()
     for part in parts:
         for each in part.followers:
             each.before_pass(part.cache)
-            trunk = trunk or each.trunk
+            taps.update(each.taps)
     if len(parts) == 1:
-        return [_run_alone(model, parts[0], trunk)]
+        return [_run_alone(model, parts[0], sorted(taps))]
     _route_attention()
     spans, end = [], 0
     for part in parts:
@@ -76,34 +75,32 @@ def run(model: Any, parts: Sequence[Part]) -> list[mx.array]:
     counts = [part.wanted or part.tokens.size for part in parts]
     ends_and_counts = zip((end for _, end in spans), counts, strict=True)
     wanted = mx.array([row for end, n in ends_and_counts for row in range(end - n, end)])
-    if trunk is not None:
-        normed, hidden = trunk.forward(tokens[:, None], views)
-        logits = trunk.logits(normed[wanted])
-        for part, (start, stop) in zip(parts, spans, strict=True):
-            _keep_states(part, hidden[start:stop].swapaxes(0, 1))
-    elif sum(counts) == end:
+    if sum(counts) == end and not taps:
         logits = model(tokens[:, None], cache=views)
     else:
-        logits = output_rows.run(model, tokens[:, None], views, lambda rows: rows[wanted])
+        logits, states = output_rows.run(
+            model, tokens[:, None], views, lambda rows: rows[wanted], sorted(taps)
+        )
+        for part, (start, stop) in zip(parts, spans, strict=True):
+            _keep_states(part, {at: each[start:stop].swapaxes(0, 1) for at, each in states.items()})
     ends = list(accumulate(counts))
     return mx.split(logits[:, 0], ends[:-1])
 
 
-def _run_alone(model: Any, part: Part, trunk: Trunk | None) -> mx.array:
+def _run_alone(model: Any, part: Part, taps: Sequence[int]) -> mx.array:
     """Run a pass of one request. Returns lazy logits [wanted, vocab]."""
     tokens, wanted = part.tokens[None], part.wanted or part.tokens.size
-    if trunk is not None:
-        normed, hidden = trunk.forward(tokens, part.cache)
-        _keep_states(part, hidden)
-        return trunk.logits(normed[:, -wanted:])[0]
-    if wanted == part.tokens.size:
+    if wanted == part.tokens.size and not taps:
         return model(tokens, cache=part.cache)[0]
-    return output_rows.run(model, tokens, part.cache, lambda rows: rows[:, -wanted:])[0]
+    logits, states = output_rows.run(model, tokens, part.cache, lambda x: x[:, -wanted:], taps)
+    _keep_states(part, states)
+    return logits[0]
 
 
-def _keep_states(part: Part, hidden: mx.array) -> None:
+def _keep_states(part: Part, states: Mapping[int, mx.array]) -> None:
     for each in part.followers:
-        each.keep_states(hidden)
+        if each.taps:
+            each.keep_states(mx.concatenate([states[tap] for tap in each.taps], axis=-1))
 
 
 def _views(caches: Sequence[kv_cache.Cache], spans: Sequence[tuple[int, int]]) -> list[Any]:

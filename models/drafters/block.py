@@ -12,12 +12,13 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models import gemma3_text, qwen3
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.drafters.block_settings import BlockSettings, block_settings
-from akunu_py.models.drafters.config import DrafterConfig
+from akunu_py.models.drafters.config import DrafterConfig, count
 from akunu_py.models.drafters.interface import Embed, Project
 from akunu_py.models.drafters.markov import ConfidenceHead, MarkovHead
 from akunu_py.models.drafters.selector import BlockConvolution, CandidateSelector
@@ -32,6 +33,9 @@ class ContextCache(KVCache):
 
     Without a window, it is a KVCache whose first row has the position `start`.
     """
+
+    keys: Any
+    values: Any
 
     def __init__(self, window: int | None = None, start: int = 0) -> None:
         super().__init__()
@@ -115,33 +119,19 @@ class _Attention(nn.Module):
         return seen & ((key >= context) | (query - key < self._window)) if narrow else seen
 
 
-class _FeedForward(nn.Module):
-    def __init__(self, settings: BlockSettings) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(settings.width, settings.intermediate, bias=False)
-        self.up_proj = nn.Linear(settings.width, settings.intermediate, bias=False)
-        self.down_proj = nn.Linear(settings.intermediate, settings.width, bias=False)
-        self._activation = nn.gelu_approx if settings.gemma else nn.silu
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return self.down_proj(self._activation(self.gate_proj(x)) * self.up_proj(x))
-
-
 class _Layer(nn.Module):
     def __init__(self, settings: BlockSettings, layer: int) -> None:
         super().__init__()
         width, eps = settings.width, settings.eps
         self.self_attn = _Attention(settings, layer)
-        self.mlp = _FeedForward(settings)
+        feed_forward = gemma3_text.MLP if settings.gemma else qwen3.MLP
+        self.mlp = feed_forward(width, settings.intermediate)
         self.input_layernorm = nn.RMSNorm(width, eps=eps)
         self.post_attention_layernorm = nn.RMSNorm(width, eps=eps)
         if settings.gemma:
             self.pre_feedforward_layernorm = nn.RMSNorm(width, eps=eps)
             self.post_feedforward_layernorm = nn.RMSNorm(width, eps=eps)
             self.layer_scalar = mx.ones((1,))
-        if settings.kernel:
-            self.attention_conv = BlockConvolution(width, settings.kernel, settings.group)
-            self.mlp_conv = BlockConvolution(width, settings.kernel, settings.group)
 
     def __call__(self, x: mx.array, rope: Any, entry: ContextCache) -> mx.array:
         inner = self.input_layernorm(x)
@@ -164,11 +154,13 @@ class BlockDrafter(nn.Module):
     needs_final = False
 
     def __init__(
-        self, config: DrafterConfig, taps: tuple[int, ...], parts: frozenset[str] = frozenset()
+        self, config: DrafterConfig, taps: tuple[int, ...], weights: dict[str, mx.array]
     ) -> None:
-        """parts: of "embed_tokens", "lm_head", "markov_head", "confidence_head": its own ones."""
+        """weights: their names decide which embedding and heads it has itself; d2t is removed."""
         super().__init__()
         settings = block_settings(config)
+        found, path = config.settings, config.path / "config.json"
+        parts = {name.partition(".")[0] for name in weights}
         width, drafted = settings.width, config.draft_vocabulary or config.vocabulary
         self.fc = nn.Linear(len(taps) * config.target_width, width, bias=False)
         self.hidden_norm = nn.RMSNorm(width, eps=settings.eps)
@@ -178,29 +170,41 @@ class BlockDrafter(nn.Module):
             self.embed_tokens = nn.Embedding(config.vocabulary, width)
         if "lm_head" in parts:
             self.lm_head = nn.Linear(width, drafted, bias=False)
-        if settings.selector_rank:
-            self.candidate_selector = CandidateSelector(
-                config.vocabulary, width, settings.selector_rank, settings.selector_top
+        if config.kind == "dflash2":
+            kernel, group = (
+                count(path, found, f"conv_{name}_size") for name in ("kernel", "group")
             )
-        rank = settings.markov_rank if "markov_head" in parts else 0
+            rank, top = (count(path, found, f"selector_{name}") for name in ("rank", "top_k"))
+            for layer in self.layers:
+                layer.attention_conv = BlockConvolution(width, kernel, group)
+                layer.mlp_conv = BlockConvolution(width, kernel, group)
+            self.candidate_selector = CandidateSelector(config.vocabulary, width, rank, top)
+        rank = count(path, found, "markov_rank", 256) if "markov_head" in parts else 0
         if rank:
-            self.markov_head = MarkovHead(
-                config.vocabulary, drafted, width, rank, settings.markov_kind
-            )
+            kind = str(found.get("markov_head_type", "vanilla"))
+            self.markov_head = MarkovHead(config.vocabulary, drafted, width, rank, kind)
         if "confidence_head" in parts:
-            rank *= settings.confidence_with_markov
+            rank *= bool(found.get("confidence_head_with_markov", True))
             self.confidence_head = ConfidenceHead(width + rank)
         self.confidence_takes_token = rank > 0
+        self.has_offset_norms = settings.offset_norms
         self._rope = initialize_rope(**settings.rope)
         self._settings, self._config = settings, config
-        self._targets: mx.array | None = None  # the target's tokens by the drafter's
-        self.kind = config.kind
-        self.taps = taps
+        self._embedding_scale = float(found.get("input_embedding_scale", 1.0))
+        if settings.gemma and "embed_tokens" in parts:
+            self._embedding_scale *= width**0.5
+        self._output_scale = float(found.get("output_multiplier", 1.0))
+        self._softcap = float(found.get("final_logit_softcapping") or 0.0)
+        self.kind, self.taps = config.kind, taps
         self.longest = config.block - (not config.anchor_predicts)
-
-    def set_targets(self, offsets: mx.array) -> None:
-        """Set the target's token of each token of the drafter, stored as the difference (d2t)."""
-        self._targets = mx.arange(offsets.size) + offsets.astype(mx.int32)
+        self._targets: mx.array | None = None  # the target's tokens by the drafter's
+        if (table := weights.pop("d2t", None)) is not None:  # differences
+            self._targets = mx.arange(table.size) + table.astype(mx.int32)
+        if (table is None) != (config.draft_vocabulary is None):
+            raise UnsupportedModel(
+                f"the drafter in {config.path} has a vocabulary of {drafted} tokens, and "
+                f"{'no' if table is None else 'a'} table of them (d2t); download it again"
+            )
 
     def make_cache(self, window: int | None = None, position: int = 0) -> list[ContextCache]:
         """Return an empty cache.
@@ -237,24 +241,20 @@ class BlockDrafter(nn.Module):
         cache: list[ContextCache],
         length: int | None = None,
     ) -> BlockDraft:
-        config, settings = self._config, self._settings
+        config = self._config
         length = self.longest if length is None else min(length, self.longest)
         first = 0 if config.anchor_predicts else 1
         # Rows of a causal block do not depend on later rows, others need the trained width.
-        rows = first + length if all(settings.causal) else config.block
+        rows = first + length if all(self._settings.causal) else config.block
         tokens = mx.array([[anchor] + [config.mask_token] * (rows - 1)])
-        if "embed_tokens" in self:
-            scale = settings.width**0.5 if settings.gemma else 1.0
-            x = self.embed_tokens(tokens) * scale
-        else:
-            x = embed(tokens)
-        x = x * settings.embedding_scale
+        x = (self.embed_tokens if "embed_tokens" in self else embed)(tokens)
+        x = x * self._embedding_scale
         for layer, entry in zip(self.layers, cache, strict=True):
             x = layer(x, self._rope, entry)
         hidden = self.norm(x[:, first : first + length])
-        logits = (self.lm_head if "lm_head" in self else lm_head)(hidden) * settings.output_scale
-        if settings.softcap:
-            logits = mx.tanh(logits / settings.softcap) * settings.softcap
+        logits = (self.lm_head if "lm_head" in self else lm_head)(hidden) * self._output_scale
+        if self._softcap:
+            logits = mx.tanh(logits / self._softcap) * self._softcap
         return BlockDraft(self, hidden[0], logits[0])
 
     def spread(self, logits: mx.array) -> mx.array:
@@ -309,24 +309,14 @@ def load(config: DrafterConfig, target: dict[str, Any]) -> BlockDrafter:
     for name in ("predecessor_codebook", "successor_codebook"):  # stored without ".weight"
         if (codebook := weights.pop(f"candidate_selector.{name}", None)) is not None:
             weights[f"candidate_selector.{name}.weight"] = codebook
-    table = weights.pop("d2t", None)
     path = config.path
-    if (table is None) != (config.draft_vocabulary is None):
-        raise UnsupportedModel(
-            f"the drafter in {path} has a draft vocabulary of {config.draft_vocabulary} tokens, "
-            f"and {'no' if table is None else 'a'} table of them (d2t); download it again"
-        )
     if config.mask_token is None:
         raise UnsupportedModel(f"{path / 'config.json'} has no mask_token_id; use another drafter")
-    settings = block_settings(config)
     taps = config.tap_layers(int(text_config(target)["num_hidden_layers"]))
-    parts = {name.partition(".")[0] for name in weights}
     with as_error(f"the drafter in {path} cannot be loaded", UnsupportedModel):
-        drafter = BlockDrafter(config, taps, frozenset(parts))
-    if settings.offset_norms:
+        drafter = BlockDrafter(config, taps, weights)
+    if drafter.has_offset_norms:
         norms = {name for name in weights if name.endswith("norm.weight")}
         weights |= {name: weights[name] + 1.0 for name in norms}
     fill(drafter, weights, config)
-    if table is not None:
-        drafter.set_targets(table)
     return drafter

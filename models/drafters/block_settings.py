@@ -14,7 +14,14 @@ from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.drafters.config import DrafterConfig, count
 from akunu_py.models.load.model_files import ADVICE
 
-_UNSUPPORTED = ("log_snr_conditioning", "attention_value_scale", "use_gemma_norm")
+_SUPPORTED: dict[str, tuple[Any, ...]] = {  # values of settings; others would draft wrongly
+    "projector_type": (None, "dspark", "dflash", "dflash2"),
+    "hidden_act": (None, "silu"),
+    "attention_k_eq_v": (None, True),
+    "log_snr_conditioning": (None, False),
+    "attention_value_scale": (None, 1.0),
+    "use_gemma_norm": (None, False),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,16 +42,6 @@ class BlockSettings:
     gated: bool  # q_proj gives a gate of the attention's output, too
     offset_norms: bool  # norms are stored minus one
     gemma: bool  # Gemma 4's layers: keys are values, four norms, a scalar
-    embedding_scale: float
-    output_scale: float
-    softcap: float | None
-    kernel: int  # taps of DFlash2's convolutions; 0: none
-    group: int  # channels that share a dynamic kernel
-    selector_rank: int  # 0: none
-    selector_top: int  # candidates of each row
-    markov_rank: int  # 0: none
-    markov_kind: str  # "vanilla", "gated" or "rnn"
-    confidence_with_markov: bool
 
 
 def block_settings(config: DrafterConfig) -> BlockSettings:
@@ -53,27 +50,22 @@ def block_settings(config: DrafterConfig) -> BlockSettings:
     Raises DamagedModel, and UnsupportedModel for variants that would draft wrongly.
     """
     path, found = config.path / "config.json", config.settings
-    own = {
-        "projector_type": found.get("projector_type") not in (None, "dspark", "dflash", "dflash2"),
-        "hidden_act": found.get("hidden_act") not in (None, "silu"),
-    } | {key: bool(found.get(key)) for key in _UNSUPPORTED}
     model_type = str(found.get("model_type"))
     gemma = config.kind == "dspark" and "gemma4" in model_type
-    if wrong := [key for key, is_wrong in own.items() if is_wrong and not gemma]:
-        raise UnsupportedModel(
-            f"{path}: akunu does not support drafters with {wrong[0]} = "
-            f"{found[wrong[0]]!r:.40}; use another drafter"
-        )
+    for key, supported in _SUPPORTED.items():
+        if found.get(key) not in supported and not (gemma and key == "hidden_act"):
+            raise UnsupportedModel(
+                f"{path}: akunu does not support drafters with {key} = {found[key]!r:.40}; use "
+                "another drafter"
+            )
     heads = count(path, found, "num_attention_heads")
     kv_key, dim_key = "num_key_value_heads", "head_dim"
-    if gemma and found.get("attention_k_eq_v", True):
+    if gemma:
         kv_key, dim_key = "num_global_key_value_heads", "global_head_dim"
     head_dim = count(path, found, dim_key, config.width // heads)
     gated = bool(found.get("enable_qwen35_gated_q_proj"))
     offset_norms = config.kind == "dspark" and model_type == "qwen3_5"
     windows, causal = _attention(config)
-    nested = config.kind == "dflash2"
-    softcap = found.get("final_logit_softcapping")
     return BlockSettings(
         width=config.width,
         intermediate=count(path, found, "intermediate_size"),
@@ -89,18 +81,6 @@ def block_settings(config: DrafterConfig) -> BlockSettings:
         gated=gated,
         offset_norms=offset_norms,
         gemma=gemma,
-        embedding_scale=float(found.get("input_embedding_scale", 1.0)),
-        output_scale=float(found.get("output_multiplier", 1.0)),
-        softcap=float(softcap) if softcap else None,
-        kernel=count(path, found, "conv_kernel_size") if nested else 0,
-        group=count(path, found, "conv_group_size") if nested else 0,
-        selector_rank=count(path, found, "selector_rank") if nested else 0,
-        selector_top=count(path, found, "selector_top_k") if nested else 0,
-        markov_rank=count(path, found, "markov_rank", 256, least=0)
-        if config.kind == "dspark"
-        else 0,
-        markov_kind=str(found.get("markov_head_type", "vanilla")),
-        confidence_with_markov=bool(found.get("confidence_head_with_markov", True)),
     )
 
 

@@ -35,6 +35,7 @@ _ARCHITECTURES = {  # part of a class name in lower case; the first match counts
     "gemma4assistant": "gemma4-assistant",
     "gemma4unifiedassistant": "gemma4-assistant",
 }
+_MOST = 1000  # layers, and rows of a block
 BLOCK_KINDS = ("dflash", "dflash2", "dspark")
 
 
@@ -79,24 +80,17 @@ class DrafterConfig:
         target: the target's config.json.
         """
         text = text_config(target)
-        for what, own, key in (
-            ("hidden states of width", self.target_width, "hidden_size"),
-            ("layers:", self.target_layers, "num_hidden_layers"),
-            ("tokens:", self.vocabulary, "vocab_size"),
+        layers, needed = text.get("num_hidden_layers"), max(self.taps, default=-1) + 1
+        for what, own, found in (
+            ("hidden states of width", self.target_width, text.get("hidden_size")),
+            ("layers:", max(needed, self.target_layers or layers or 0), layers),
+            ("tokens:", self.vocabulary, text.get("vocab_size")),
         ):
-            found = text.get(key)
-            if own is not None and isinstance(found, int) and own != found:
+            if found is not None and own != found:
                 raise UnsupportedModel(
                     f"the drafter in {self.path} is for another model: it expects {what} {own}, "
                     f"the model has {found}; use a drafter that was trained for this model"
                 )
-        layers = text.get("num_hidden_layers")
-        if isinstance(layers, int) and not all(-1 <= tap < layers for tap in self.taps):
-            raise UnsupportedModel(
-                f"the drafter in {self.path} is for another model: it needs the output of layer "
-                f"{max(self.taps)}, the model has {layers} layers; use a drafter that was trained "
-                "for this model"
-            )
 
 
 def read_config(directory: Path) -> DrafterConfig | None:
@@ -131,7 +125,7 @@ def read_config(directory: Path) -> DrafterConfig | None:
         speculators=speculators,
         width=width,
         target_width=count(path, settings, "backbone_hidden_size", target_width),
-        layers=count(path, settings, "num_hidden_layers", 1),
+        layers=count(path, settings, "num_hidden_layers", 1, most=_MOST),
         vocabulary=vocabulary,
         draft_vocabulary=None if drafted == vocabulary else drafted,
         target_layers=count(path, settings, "num_target_layers", 0, least=0) or None,
@@ -208,21 +202,27 @@ def _taps(path: Path, settings: dict[str, Any], *, speculators: bool) -> tuple[i
 
 def _block(path: Path, kind: str, settings: dict[str, Any], *, speculators: bool) -> int:
     if kind not in BLOCK_KINDS:
-        return count(path, settings, "block_size", 0, least=0)
+        return count(path, settings, "block_size", 0, least=0, most=_MOST)
     default = None if kind == "dspark" or speculators else 16
-    block = count(path, settings, "block_size", default)
+    block = count(path, settings, "block_size", default, most=_MOST)
     return block - 1 if settings.get("dspark_bonus_anchor") else block  # counts the bonus token
 
 
 def count(
-    path: Path, settings: dict[str, Any], key: str, default: int | None = None, *, least: int = 1
+    path: Path,
+    settings: dict[str, Any],
+    key: str,
+    default: int | None = None,
+    *,
+    least: int = 1,
+    most: int = 10_000_000,
 ) -> int:
     """Return an integer of `settings`, `default` if it is missing or null. Raises DamagedModel."""
     value = settings.get(key)
     value = default if value is None else value
-    if type(value) is not int or value < least:
+    if type(value) is not int or not least <= value <= most:
         raise DamagedModel(
-            f"{path}: expected {key} as an integer of at least {least}, found {value!r:.40}; "
+            f"{path}: expected {key} as an integer from {least} to {most}, found {value!r:.40}; "
             f"{ADVICE}"
         )
     return value

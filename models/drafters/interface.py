@@ -22,8 +22,7 @@ class Draft(Protocol):
     def logits(self, depth: int, previous: int | mx.array) -> mx.array:
         """Return the logits [1, vocabulary] of the target's tokens; -inf for impossible ones.
 
-        previous: the token before, of the draft at `depth - 1` or the anchor. Call it for depths
-        0, 1, ... in order; a depth may be repeated.
+        previous: the token at `depth - 1`, or the anchor. Call it for depths 0, 1, ... in order.
         """
 
     def confidence(self, depth: int, previous: int | mx.array) -> float | None:
@@ -42,27 +41,21 @@ class StateDrafter(Protocol):
         """Return an empty cache of the committed positions."""
 
     def states(self, hidden: mx.array) -> mx.array:
-        """Return what is kept of each position, [1, rows, width].
+        """Return what is kept of each position [1, rows, width].
 
-        hidden: the outputs of the `taps` of each position, concatenated.
+        hidden: the concatenated outputs of the `taps`, [1, rows, len(taps) * target width].
         """
 
     def extend(self, states: mx.array, embeddings: mx.array | None, cache: list[Any]) -> None:
         """Append committed positions to `cache`, in any number of calls.
 
-        states: from `states`. embeddings: of the tokens that follow the positions, for kinds that
-        need them.
+        embeddings: of the tokens that follow the positions, for kinds that need them.
         """
 
     def start(
-        self,
-        embed: Embed,
-        lm_head: Project,
-        anchor: int,
-        cache: list[Any],
-        length: int | None = None,
+        self, embed: Embed, lm_head: Project, anchor: int, cache: list[Any], length: int | None
     ) -> Draft:
         """Begin a draft after `anchor`, the newest token, whose states are not in `cache` yet.
 
-        length: draft tokens needed (default: `longest`). `cache` stays as it is.
+        length: draft tokens needed (None: `longest`). `cache` stays as it is.
         """

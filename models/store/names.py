@@ -34,6 +34,7 @@ class NameEntry:
     unfinished: int = 0  # bytes in total, if the pull was interrupted
     source: str = ""  # origin, for display
     license: str = ""
+    drafter: str = ""  # name of the entry that drafts for it
     quantization: str = ""  # storage types and their numbers of matrices
     sha256: dict[str, str] = field(default_factory=dict)  # of an import's files
     problem: str = ""  # of a wrong table; never written

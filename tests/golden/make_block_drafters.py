@@ -11,6 +11,7 @@ and the confidences, and the biases of Markov heads that only speculators has.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import tempfile
@@ -34,8 +35,7 @@ def write(directory: Path, config: tiny.Config, seed: int) -> None:
 
 
 def draft_dflash(directory: Path, config: tiny.Config, seed: int) -> list[Any]:
-    from dflash import model_mlx
-
+    model_mlx: Any = importlib.import_module("dflash.model_mlx")
     model_mlx.snapshot_download = lambda path, **_: path
     model = model_mlx.load_draft(str(directory))
     matrix, head = map(mx.array, tiny.target(config, seed))
@@ -54,9 +54,8 @@ def draft_dflash(directory: Path, config: tiny.Config, seed: int) -> list[Any]:
 
 
 def draft_dspark(directory: Path, config: tiny.Config, seed: int) -> list[Any]:
-    from mlx_dspark import load
-
-    model, options = load.load_drafter(str(directory), quantize=False)
+    module: Any = importlib.import_module("mlx_dspark.load")
+    model, options = module.load_drafter(str(directory), quantize=False)
     _, head = map(mx.array, tiny.target(config, seed))
     model.bind_lm_head(lambda hidden: hidden @ head.T)
     cache, position, drafts = model.make_ctx_cache(), 0, []

@@ -82,15 +82,19 @@ def parse_figures(text: str) -> DrafterFigures:
     """Parse text such as `mtp:0.06:0.8,0.65,0.5`. Raises UsageError."""
     try:
         name, cost, shares = text.split(":")
-        figures = DrafterFigures(name, float(cost), tuple(map(float, shares.split(","))))
+        parallel = name == "block"
+        name = "model" if parallel else name
+        accepted = tuple(map(float, shares.split(",")))
+        figures = DrafterFigures(name, float(cost), accepted, parallel)
         falling = all(after <= before for before, after in pairwise((1.0, *figures.accepted, 0.0)))
         if name in NEURAL_MODES and 0 < figures.cost < math.inf and falling:
             return figures
     except ValueError:
         pass
     raise UsageError(
-        "--network: expected mtp, model or exit, what a token costs and the shares accepted by "
-        f"position, which do not rise, such as mtp:0.06:0.8,0.65,0.5, got {text!r}"
+        "--network: expected mtp, model or exit and the cost of a token, or block and the cost of "
+        "a draft, then the shares accepted by position, which do not rise, such as "
+        f"mtp:0.06:0.8,0.65,0.5, got {text!r}"
     )
 
 
@@ -283,8 +287,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME:COST:SHARE,...",
-        help="Simulated drafter: draft mode, cost of a token in plain steps, and the shares "
-        "accepted by position, such as mtp:0.06:0.8,0.65,0.5; repeatable",
+        help="Simulated drafter: draft mode and cost of a token in plain steps, or block and the "
+        "cost of a draft, and the shares accepted by position, such as mtp:0.06:0.8,0.65,0.5; "
+        "repeatable",
     )
     parser.add_argument("--draft", choices=DRAFT_MODES, default="auto", help="Draft mode")
     add_workloads(parser)

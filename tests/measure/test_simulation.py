@@ -199,6 +199,7 @@ class Steady:
 
     def __init__(self, chance: float, share: float, longest: int = LONGEST) -> None:
         self.chance, self.relative_cost, self.longest = chance, share, longest
+        self.parallel = False
 
     def start_draft(self, known: Sequence[int]) -> bool:
         return True

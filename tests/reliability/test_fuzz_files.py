@@ -29,9 +29,9 @@ from akunu_py.engine.loop import StepLoop
 from akunu_py.errors import UsageError
 from akunu_py.models.gguf.convert import plan_import
 from akunu_py.models.gguf.file import read_gguf
-from akunu_py.models.load.mlx_directory import plan_directory
 from akunu_py.models.load.safetensors import read_header
 from akunu_py.models.store import model_store, names
+from akunu_py.models.store.mlx_directory import plan_directory
 from akunu_py.types import GenerateOptions, Message, SamplingOptions
 from tests.reliability.fuzz import (
     MEGABYTE,

@@ -78,7 +78,7 @@ def test_info_lists_the_running_server(server: Server) -> None:
     assert served["not_batched"] is None
     lines = run_here("info").stdout.splitlines()  # other servers may run, too
     line = next(line for line in lines if f"127.0.0.1:{server.port} " in line)
-    assert f"serves {served['id']} (ready)" in line
+    assert f"serves {served['id']} (ready; drafts with n-grams)" in line
 
 
 @pytest.mark.long

@@ -30,8 +30,11 @@ _BACKBONE: Config = {
     "rope_theta": 10000.0,
     "max_position_embeddings": 4096,
 }
-_SLIDING = {"layer_types": ["sliding_attention"] * 2 + ["full_attention"], "sliding_window": 24}
-_ALL_SLIDING = {"layer_types": ["sliding_attention"] * 3, "sliding_window": 20}
+_SLIDING: Config = {
+    "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
+    "sliding_window": 24,
+}
+_ALL_SLIDING: Config = {"layer_types": ["sliding_attention"] * 3, "sliding_window": 20}
 _YARN = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -219,13 +222,15 @@ CASES: list[tuple[str, str, Config]] = [
 
 
 def flat_settings(config: Config) -> Config:
-    return config | config.get("transformer_layer_config", {}) | config.get("dflash_config", {})
+    """Return the settings of all levels in one."""
+    inner: Config = config.get("transformer_layer_config", {}) | config.get("dflash_config", {})
+    return config | inner
 
 
 def checkpoint(config: Config, seed: int) -> dict[str, Array]:
     """Return the weights in published names: matrices around 0, gains around 1."""
     draw = np.random.default_rng(seed)
-    weights = {}
+    weights: dict[str, Array] = {}
     for name, shape in sorted(_shapes(config).items()):
         gain = 1.0 if name.endswith("norm.weight") and config.get("model_type") != "qwen3_5" else 0
         gain = 1.0 if name.endswith("layer_scalar") else gain
@@ -240,8 +245,9 @@ def checkpoint(config: Config, seed: int) -> dict[str, Array]:
 def target(config: Config, seed: int) -> tuple[Array, Array]:
     """Return the embedding and the lm_head of the target, both [tokens, width]."""
     draw = np.random.default_rng(1000 + seed)
-    shape = (TOKENS, flat_settings(config)["hidden_size"])
-    return tuple(draw.normal(0, 0.5, shape).astype(np.float32) for _ in range(2))  # type: ignore[return-value]
+    shape = (2, TOKENS, flat_settings(config)["hidden_size"])
+    embedding, head = draw.normal(0, 0.5, shape).astype(np.float32)
+    return embedding, head
 
 
 def rounds(config: Config, seed: int) -> list[tuple[Array, int]]:

@@ -101,6 +101,7 @@ class ServedModel:
 
     def description(self) -> dict[str, Any]:
         """Return the model in the format of OpenAI's and Anthropic's model lists."""
+        facts = self.host.facts
         date = datetime.fromtimestamp(self._created, UTC).isoformat().replace("+00:00", "Z")
         return {
             "id": self.name,
@@ -112,7 +113,9 @@ class ServedModel:
             "created_at": date,
             "context_length": self._context_length,
             "state": self.host.state,
-            "not_batched": None if self.host.facts is None else self.host.facts.not_batched,
+            "not_batched": None if facts is None else facts.not_batched,
+            "drafter": None if facts is None else facts.drafter,
+            "acceptance": [] if facts is None else facts.acceptance,
         }
 
     @property
@@ -324,6 +327,9 @@ class ModelPool:
             model.name: {
                 "model_loaded": int(model.host.engine is not None),
                 "model_batched": int(facts is not None and facts.not_batched is None),
+                "model_acceptance_percent": round(100 * (facts.acceptance or (0,))[0])
+                if facts
+                else 0,
                 "model_loads_total": model.loads,
                 "model_requests": model.requests + waiting.count(model),
             }

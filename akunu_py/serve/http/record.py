@@ -43,6 +43,7 @@ _STATS_COUNTERS = {  # metric: (field of Stats, help)
 _MODEL_HELP = {
     "model_loaded": ("gauge", "Whether the model is loaded."),
     "model_batched": ("gauge", "Whether the model is loaded and requests share passes."),
+    "model_acceptance_percent": ("gauge", "How often a neural drafter's first token is accepted."),
     "model_loads_total": ("counter", "Loads of the model."),
     "model_requests": ("gauge", "Requests that use the model, waiting ones included."),
 }
