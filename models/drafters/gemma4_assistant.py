@@ -140,14 +140,12 @@ class Gemma4Assistant(nn.Module):
         lm_head: Project,
         hidden: mx.array,
         cache: list[Any],
-        length: int | None = None,
     ) -> AssistantDraft:
         """Begin a draft behind the positions in `cache`, which is the target's.
 
-        hidden: the target's last state after its final norm, [1, 1, target width]. embed: of the
-        target. lm_head: unused. length: draft tokens needed (default: `longest`).
+        hidden: from the last `extend`, [1, rows, target width]. embed: of the target, scaled.
         """
-        return AssistantDraft(self, embed, hidden, self.attach(cache), length or self.longest)
+        return AssistantDraft(self, embed, hidden[:, -1:], self.attach(cache))
 
     def attach(self, cache: list[Any]) -> dict[str, tuple[mx.array, mx.array, int]]:
         """Return keys, values and the position for each type of layer, from the target's cache."""
@@ -184,9 +182,7 @@ class Gemma4Assistant(nn.Module):
 
 
 class AssistantDraft:
-    """One draft, a `Draft`. It appends nothing to the target's cache."""
-
-    appended = 0
+    """One draft. It appends nothing to the target's cache."""
 
     def __init__(
         self,
@@ -194,24 +190,22 @@ class AssistantDraft:
         embed: Embed,
         hidden: mx.array,
         attached: dict[str, Any],
-        length: int,
     ) -> None:
         """See `Gemma4Assistant.start`."""
-        self.length = length
         self._assistant, self._embed, self._attached = assistant, embed, attached
         self._hidden, self._logits = [hidden], list[mx.array]()  # by depth
 
     def logits(self, depth: int, previous: int | mx.array) -> mx.array:
-        """See `Draft`; previous: at depth 0 the newest known token."""
+        """Return the logits [1, vocabulary] of draft token `depth`, from 0 on in order.
+
+        previous: the preceding draft token; at depth 0 the newest known token.
+        """
         if depth == len(self._logits):
             embedding = self._embed(mx.array(previous).reshape(1, 1))
             logits, hidden = self._assistant.step(embedding, self._hidden[-1], self._attached)
             self._logits.append(logits)
             self._hidden.append(hidden)
         return self._logits[depth]
-
-    def confidence(self, depth: int, previous: int | mx.array) -> None:
-        """See `Draft`."""
 
     def end(self) -> None:
         """Do nothing: the cache is unchanged."""

@@ -234,7 +234,8 @@ class Head(nn.Module):
         self.project = nn.Linear(2 * width, width, bias=False)
         self._embedding_first = family.embedding_first
         self.normed = family.normed
-        self.following: list[Head] = []  # further heads of a chain; see `HeadChain`
+        self.chained = family.chained
+        self.following: list[Head] = []  # further heads; see `HeadChain`
 
     @property
     def width(self) -> int:
@@ -327,6 +328,7 @@ class HeadFamily:
     config: Mapping[str, Any] = field(default_factory=dict)  # changes for a model of one layer
     embedding_first: bool = True  # order of the inputs of the projection
     normed: bool = True  # hidden states come from after the target's norm
+    chained: bool = True  # each further head takes the state of the one before, not the target's
     zero_centered: bool = False  # norms are published as gains minus one
     separate_prefix: str | None = None  # another one, in files of the head alone
 

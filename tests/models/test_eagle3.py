@@ -297,7 +297,7 @@ def test_other_drafters_are_rejected(tmp_path: Path) -> None:
         with pytest.raises(error, match=words):
             loaded(directory, target | changes)
     deep = config | {"eagle_aux_hidden_state_layer_ids": [2, 6, 40]}
-    with pytest.raises(UnsupportedModel, match="output of layer 39, the model has 12 layers"):
+    with pytest.raises(UnsupportedModel, match="expects layers: 40, the model has 12"):
         loaded(save(tmp_path / "deep", deep, weights), target)
     directory = save(tmp_path / "pickle", config, weights)
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")

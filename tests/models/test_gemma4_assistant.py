@@ -85,10 +85,10 @@ def drafts(assistant: Gemma4Assistant, case: dict[str, Any], *, at_once: bool) -
         hidden = assistant.extend(assistant.states(mx.array(taps)), mx.zeros(()), [])
         draft = assistant.start(
             lambda tokens: weight[tokens] * SCALE, lambda _: mx.zeros(()), hidden,
-            cache(case, length, at_once=at_once), tiny.LENGTHS[1],
+            cache(case, length, at_once=at_once),
         )  # fmt: skip
         made: list[int] = []
-        for depth in range(draft.length):
+        for depth in range(tiny.LENGTHS[1]):
             made.append(greedy(draft.logits(depth, made[-1] if made else length)))
         found.append(made)
     return found
