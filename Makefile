@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STARTER := starter
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test test-e2e test-all test-slow reliability lint format bench check-mac pictures wheel lock clean
+.PHONY: help setup chat test test-e2e test-all test-slow reliability lint format bench check-mac numbers pictures wheel lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,12 @@ check-mac: $(VENV)/.installed ## check what only a Mac can show (docs/bench.md)
 	@$(BIN)/python -m tests.measure.chat $(if $(MODEL),--model $(MODEL))
 	@$(BIN)/python -m tests.measure.check $(if $(MODEL),--model $(MODEL)) $(if $(SOAK),--soak $(SOAK))
 
+numbers: $(VENV)/.installed-dev ## measure the README's numbers again, in 10 minutes on a quiet machine
+	@$(BIN)/akunu models pull $(STARTER) --if-missing
+	$(BIN)/akunu bench --workload chat --workload edit --workload json --workload agent \
+	  --draft off --draft auto --repeats 5 --max-tokens 128 -o bench/results/readme.json
+	$(BIN)/python -m tests.measure.readme README.md docs/bench-reference.md
+
 pictures: $(VENV)/.installed ## draw the README's pictures from real answers
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	$(BIN)/python docs/pictures.py docs/images
@@ -79,7 +85,8 @@ wheel: $(VENV)/.installed-dev ## build the sdist and the wheel into dist/
 	@rm -rf build dist
 	$(BIN)/python -m build --outdir dist .
 
-lock: ## pin dependencies for clones and for the Homebrew formula (needs uv)
+# Before a release, or after a change of the dependencies in pyproject.toml; then: make test-all
+lock: ## pin the newest dependencies for clones and for the Homebrew formula (needs uv)
 	uv pip compile pyproject.toml --quiet --upgrade --universal --extra dev --python-version 3.11 \
 	  --no-header --no-annotate --output-file packaging/constraints.txt
 	MACOSX_DEPLOYMENT_TARGET=14.0 uv pip compile pyproject.toml --quiet --format pylock.toml \

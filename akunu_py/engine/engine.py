@@ -22,6 +22,7 @@ from akunu_py.engine.model.drafters import (
     PublishedDrafter,
     check_draft_model,
     check_tokens,
+    is_head,
     open_drafter,
     open_head,
 )
@@ -128,9 +129,13 @@ def _load(
     else:
         itemsize = device.convert_weights(model, options.weights)
     own = needs(opened, options.kv_bits, itemsize)
-    small = open_drafter(*draft_model, options.weights, opened, own) if draft_model else None
+    separate = draft_model[1] if draft_model and is_head(draft_model[1]) else None
+    small = None
+    if draft_model and not separate:
+        small = open_drafter(*draft_model, options.weights, opened, own)
     if host_group is None:
-        head, no_head = open_head(opened, options.weights, own, memory_limit(options))
+        limit = memory_limit(options)
+        head, no_head = open_head(opened, options.weights, own, limit, separate)
     modules = [*([small.model] if small else []), *([head.head] if head else [])]
     drafters = [each.needs for each in (small, head) if each]
     plan = make_plan(name, opened, own, options, drafters, partitioned=host_group is not None)

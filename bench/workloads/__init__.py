@@ -13,7 +13,7 @@ from importlib.resources import files
 from akunu_py.errors import UsageError
 from akunu_py.types import Message
 
-NAMES = ("chat", "story", "code", "edit", "json", "summary", "question", "multi-turn")
+NAMES = ("chat", "story", "code", "edit", "json", "summary", "question", "multi-turn", "agent")
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,10 +188,15 @@ class Eagle3(nn.Module):
     ) -> Eagle3Draft:
         """Begin a draft behind the positions in `cache`.
 
-        hidden: the last row from `extend`, [1, 1, width]. embed: `own_embedding` or the target's.
+        hidden: from `extend`. embed: `own_embedding` or the target's.
         length: draft tokens needed (default: `longest`).
         """
-        return Eagle3Draft(self, embed, lm_head, hidden, cache, length or self.longest)
+        return Eagle3Draft(self, embed, lm_head, hidden[:, -1:], cache, length or self.longest)
+
+    def keep(self, cache: list[KVCache], positions: int) -> None:
+        """Remove all but the first `positions` from `cache`."""
+        for entry in cache:
+            entry.trim(max(0, entry.offset - positions))
 
     def logits(self, hidden: mx.array, lm_head: Project) -> mx.array:
         """Return the logits [1, vocabulary] of a row [1, 1, width] from `extend`."""

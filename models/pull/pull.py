@@ -427,8 +427,10 @@ class Hub:
             def report(waiting: bool) -> None:
                 nonlocal best
                 done = cached.fetched_bytes(model)
-                self._count_new_bytes(done - best)
+                self._new_bytes += max(0, done - best)
                 best = max(best, done)
+                if self._new_bytes >= _PROGRESS_BYTES:
+                    self._failures = self._new_bytes = 0
                 if waiting:
                     self._progress("waiting for another program", 0, 0)
                 else:
@@ -445,12 +447,6 @@ class Hub:
             if len(files) == len(model.files):
                 cached.write_ref(model)
         return fetched
-
-    def _count_new_bytes(self, new_bytes: int) -> None:
-        """Reset the count of failures after enough new bytes."""
-        self._new_bytes += max(0, new_bytes)
-        if self._new_bytes >= _PROGRESS_BYTES:
-            self._failures = self._new_bytes = 0
 
     @contextlib.contextmanager
     def _attempt(self) -> Iterator[None]:

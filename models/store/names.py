@@ -15,7 +15,7 @@ from typing import Any
 
 from akunu_py import paths
 from akunu_py.errors import StoreError
-from akunu_py.files import locked, read_bounded, temporary_prefix, write_atomically
+from akunu_py.files import locked, read_bounded, remove_unfinished, write_atomically
 from akunu_py.models.store.directories import store_errors, sync
 from akunu_py.models.store.hub_cache import CachedRepository, is_commit, parse_reference
 
@@ -66,8 +66,7 @@ def changing() -> Iterator[MutableMapping[str, Any]]:
 
     path = paths.models_dir() / FILE_NAME
     with store_errors(f"cannot write {path}"), locked(path.parent / ".lock"):
-        for stale in path.parent.glob(f"{temporary_prefix(path)}*"):  # of a killed process
-            stale.unlink()
+        remove_unfinished(path)
         data = _read()
         _parse(data)
         document = tomlkit.parse(data)

@@ -54,7 +54,6 @@ class DeviceOptions:
     """
 
     gap: float = 0.0  # host time to build and launch a pass
-    reader: float = 0.0  # host time to deliver a piece of text to the client
     noise: float = 0.0  # standard deviation of observed times, as a share
     outliers: float = 0.0  # share of passes observed as ten times slower
     first: float = 0.0  # extra observed time of the first pass over each number of rows
@@ -145,11 +144,6 @@ class Device:
     def wait(self, done: Times) -> None:
         self.true.wait(done[0])
         self.observed.wait(done[1])
-
-    def deliver_piece(self) -> None:
-        """Deliver a piece of text to the client; the host waits meanwhile."""
-        self.true.now += self._options.reader
-        self.observed.now += self._options.reader
 
     def _noise(self) -> float:
         return max(_MIN_SHARE, self._random.gauss(1.0, self._options.noise))
@@ -261,7 +255,6 @@ def replay_items(
                 counts.passes += 1
                 counts.drafted += piece.accepted + len(piece.rejected)
                 counts.accepted += piece.accepted
-                device.deliver_piece()
         if output != list(item.output):
             raise AssertionError("the output differs from the trace")
         counts.items += 1
@@ -273,7 +266,7 @@ def replay_items(
 def known_costs(curve: Curve, options: DeviceOptions) -> CostCurve:
     """Return the true costs of passes on such a device."""
     fresh = {rows: options.gap + curve(rows) for rows in range(1, MAX_ROWS + 1)}
-    return FixedCosts({PIPELINED: max(curve(1), options.gap + options.reader)} | fresh)
+    return FixedCosts({PIPELINED: max(curve(1), options.gap)} | fresh)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

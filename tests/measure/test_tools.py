@@ -78,25 +78,6 @@ def test_tool_prints_a_table_and_json(
         assert len(capsys.readouterr().out.splitlines()) > 2
 
 
-@pytest.mark.parametrize(
-    ("name", "line", "word"),
-    [
-        ("device", "TRACE --device lag:1", "expected gap"),
-        ("device", "TRACE --network mtp:0.1:0.5,0.6", "which do not rise"),
-        ("device", "TRACE --network head:0.1:0.5", "expected mtp"),
-        ("oracle", "TRACE", "no source files"),
-        ("fidelity", "--answers 301", "there are 300 prompts"),
-        ("check", "--soak -1", "minutes"),
-        ("readme", "TRACE", "bench:speed"),
-    ],
-)
-def test_wrong_arguments_are_explained(
-    name: str, line: str, word: str, places: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_tool(name, line, places) == 2
-    assert word in capsys.readouterr().err
-
-
 @pytest.mark.long
 def test_check_judges_every_promise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_chat_model(tmp_path / "tiny")
@@ -117,10 +98,12 @@ def test_check_judges_every_promise(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.long
-def test_tables_of_the_readme_agree_with_the_results(tmp_path: Path) -> None:
+def test_tables_of_pages_agree_with_the_results(tmp_path: Path) -> None:
     (tmp_path / "bench").symlink_to(ROOT / "bench")
-    text = (ROOT / "README.md").read_text()
-    stale = tmp_path / "README.md"
-    stale.write_text(re.sub(r"\*\*\d[\d.]+\*\*", "**9.99**", text))
-    assert run_tool("readme", str(stale), {}) == 0
-    assert stale.read_text() == text
+    (tmp_path / "docs").mkdir()
+    pages = ["README.md", "docs/bench-reference.md"]
+    texts = [(ROOT / page).read_text() for page in pages]
+    for page, text in zip(pages, texts, strict=True):
+        (tmp_path / page).write_text(re.sub(r"\*\*\d[\d.]+\*\*", "**9.99**", text))
+    assert run_tool("readme", " ".join(str(tmp_path / page) for page in pages), {}) == 0
+    assert [(tmp_path / page).read_text() for page in pages] == texts

@@ -31,8 +31,10 @@ SETTINGS = {
 }
 
 
-def block_drafter(kind: str, model: Any, width: int, vocabulary: int, seed: int = 0) -> Any:
-    """Return a drafter for `model`. width, vocabulary: of the model."""
+def block_drafter(
+    kind: str, model: Any, width: int, vocabulary: int, seed: int = 0, *, wide: bool = False
+) -> Any:
+    """Return a drafter for `model`. width, vocabulary: of the model. wide: can be quantized."""
     mx.random.seed(seed)
     dspark = kind == "dspark"
     taps = (*([-1] if dspark else []), 0, len(model.layers) - 1)
@@ -41,7 +43,7 @@ def block_drafter(kind: str, model: Any, width: int, vocabulary: int, seed: int 
         kind=kind,
         settings=SETTINGS,
         speculators=False,
-        width=24 if dspark else width,  # others share the target's embedding
+        width=(128 if wide else 24) if dspark else width,  # others share the target's embedding
         target_width=width,
         layers=2,
         vocabulary=vocabulary,
@@ -55,7 +57,7 @@ def block_drafter(kind: str, model: Any, width: int, vocabulary: int, seed: int 
         target_name="",
     )
     parts = ("markov_head", "confidence_head", "embed_tokens", "lm_head") if dspark else ()
-    drafter = BlockDrafter(config, taps, frozenset(parts))
+    drafter = BlockDrafter(config, taps, {f"{part}.": mx.zeros(0) for part in parts})
     drafter.eval()
     mx.eval(drafter.parameters())
     return PublishedDrafter(kind, Path(), drafter, NEEDS, 1e-6)

@@ -31,7 +31,7 @@ def draw_states(seed: int, rows: int, width: int) -> Array:
 
 
 def draw_tokens(seed: int, count: int, vocabulary: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, vocabulary, count).tolist()
+    return [int(t) for t in np.random.default_rng(seed).integers(0, vocabulary, count)]
 
 
 def draw_offsets(seed: int, count: int, vocabulary: int) -> Array:

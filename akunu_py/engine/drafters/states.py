@@ -19,7 +19,8 @@ from akunu_py.engine.model.drafters import PublishedDrafter
 from akunu_py.engine.model.output_rows import cached_per_model
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.target import Target
-from akunu_py.models.mtp import Head, Trunk
+from akunu_py.models.mtp import Trunk
+from akunu_py.models.mtp.chain import HeadChain
 from akunu_py.ngram.neural_plan import TokenView
 
 _KEPT = 512  # hidden states to keep of a prompt
@@ -88,12 +89,6 @@ class StateHistory:
     def nbytes(self) -> int:
         return self.states.nbytes + kv_cache.nbytes(self.cache)
 
-    def trim(self, rows: int) -> None:
-        """Keep only the first `rows` rows."""
-        kv_cache.trim(self.cache, self.rows - rows)
-        self.rows = rows
-        del self.seen[rows:]
-
 
 class HiddenStateDrafter(NeuralDrafterBase):
     """A `NeuralDrafter` of hidden states. Its rows stay with the target's history."""
@@ -103,6 +98,7 @@ class HiddenStateDrafter(NeuralDrafterBase):
         super().__init__(target)
         self.taps = taps
         self._kept = kept
+        self._overlap = 0  # rows to process again
         self._position = 0  # of the first row of the target's pass
         self._draft: Any = None
         self._depth = 0  # tokens of the draft
@@ -114,6 +110,10 @@ class HiddenStateDrafter(NeuralDrafterBase):
     def states(self, hidden: mx.array) -> mx.array:
         """Return what to keep of hidden states [1, rows, width of all taps], [1, rows, width]."""
         return hidden
+
+    def keep_rows(self, cache: kv_cache.Cache, rows: int, kept: int) -> None:
+        """Keep the first `kept` of `rows` rows in `cache`."""
+        kv_cache.trim(cache, rows - kept)
 
     def begin(self, states: mx.array, tokens: Sequence[int]) -> Any:
         """Add rows to the cache, then begin a draft; return None if that is impossible.
@@ -155,9 +155,16 @@ class HiddenStateDrafter(NeuralDrafterBase):
         history = self._history
         start = history.first + 1
         same = min(max(0, self._known.unchanged - start), len(history.seen))
-        history.trim(same + common_prefix(history.seen[same:], known[start + same :]))
+        self._trim(same + common_prefix(history.seen[same:], known[start + same :]))
         self._draft, self._depth = None, 0
         return True
+
+    def _trim(self, rows: int) -> None:
+        """Keep only the first `rows` rows."""
+        history = self._history
+        self.keep_rows(history.cache, history.rows, rows)
+        history.rows = rows
+        del history.seen[rows:]
 
     def draft_token(self) -> tuple[int, float]:
         if self._draft is None:
@@ -174,13 +181,14 @@ class HiddenStateDrafter(NeuralDrafterBase):
         states = history.states
         # Later states may belong to rejected drafts.
         end = min(states.end, len(target.tokens) + len(target.pending) - 1, len(self._known) - 1)
-        begin = min(history.first + history.rows, end - 1)  # at least one row, for its output
+        # At least one row, for its output.
+        begin = max(history.first, min(history.first + history.rows, end - 1) - self._overlap)
         if begin < max(history.first, states.start):
             begin = states.start
             history.restart(self.make_cache(begin), begin)
         if begin >= end:
             return None
-        history.trim(begin - history.first)
+        self._trim(begin - history.first)
         after = self._known[begin + 1 :]
         history.seen += after[: end - begin]
         history.rows += end - begin
@@ -204,9 +212,9 @@ class HeadDrafter(HiddenStateDrafter):
         super().__init__(target, taps, kept)
         self.name, self.key, self.relative_cost = name, key, share
         self.longest, self._head = head.longest, head
+        self._overlap = getattr(head, "overlap", 0)
         self._embed = getattr(head, "own_embedding", None) or trunk.embed
         self._lm_head = trunk.logits
-        self._rows = 0  # before the draft
 
     def make_cache(self, first: int) -> kv_cache.Cache:
         return self._head.make_cache()
@@ -214,23 +222,51 @@ class HeadDrafter(HiddenStateDrafter):
     def states(self, hidden: mx.array) -> mx.array:
         return self._head.states(hidden)
 
+    def keep_rows(self, cache: kv_cache.Cache, rows: int, kept: int) -> None:
+        self._head.keep(cache, kept)
+
     def begin(self, states: mx.array, tokens: Sequence[int]) -> Any:
         head, history, rows = self._head, self._history, states.shape[1]
         embeddings = self._embed(mx.array([tokens[:rows]], mx.int32))
-        hidden = head.extend(states, embeddings, history.cache)
-        self._rows = history.rows
-        draft = head.start(self._embed, self._lm_head, hidden[:, -1:], history.cache)
-        for token in tokens[rows:-1]:
-            self._depth += 1
+        made = head.extend(states, embeddings, history.cache)
+        draft = head.start(self._embed, self._lm_head, made, self._attended(history.cache))
+        for token in tokens[rows - 1 : -1]:  # predictions, after the newest token
             draft.logits(self._depth, token)
-        self._depth += len(tokens) > rows
+            self._depth += 1
         return draft
 
-    def draft_token(self) -> tuple[int, float]:
-        drafted = super().draft_token()
+    def _attended(self, cache: kv_cache.Cache) -> kv_cache.Cache:
+        """Return the cache that drafts attend to. cache: of the drafter."""
+        return cache
+
+    def start_draft(self, known: Sequence[int]) -> bool:
+        self._end_draft()
+        return super().start_draft(known)
+
+    def before_pass(self, cache: kv_cache.Cache) -> None:
+        self._end_draft()
+        super().before_pass(cache)
+
+    def _end_draft(self) -> None:
+        """Remove the rows of the draft, whose states are the drafter's, from the cache."""
         if self._draft is not None:
-            self._history.rows = self._rows + self._draft.appended
-        return drafted
+            self._draft.end()
+        self._draft = None
+
+
+class AssistantDrafter(HeadDrafter):
+    """A `HeadDrafter` without keys of its own: an assistant of Gemma 4."""
+
+    def __init__(self, published: PublishedDrafter, target: Target) -> None:
+        key, share = f"model {published.name}", published.relative_cost
+        super().__init__(published.model, target, "model", key, share, _PASS)
+        self._embed = _parts_of(target.model).embed
+
+    def keep_rows(self, cache: kv_cache.Cache, rows: int, kept: int) -> None:
+        """Do nothing: there is no cache."""
+
+    def _attended(self, cache: kv_cache.Cache) -> kv_cache.Cache:
+        return self._target.cache
 
 
 class MtpDrafter(HeadDrafter):
@@ -243,48 +279,8 @@ class MtpDrafter(HeadDrafter):
     @classmethod
     def create(cls, engine: Engine, target: Target) -> MtpDrafter:
         assert engine.mtp_head is not None
-        steps = MtpSteps(engine.mtp_head.head, len(target.model.layers))
-        return cls(steps, target, "mtp", "mtp", engine.mtp_head.relative_cost)
-
-
-class MtpSteps:
-    """An MTP head by the interface of drafters."""
-
-    longest = 8  # heads trained for one token are rarely right further on
-
-    def __init__(self, head: Head, layers: int) -> None:
-        """layers: of the target."""
-        self.needs_final = head.normed
-        self.taps = () if head.normed else (layers - 1,)
-        self._head = head
-        self.make_cache = head.make_cache
-
-    def states(self, hidden: mx.array) -> mx.array:
-        return hidden
-
-    def extend(self, states: mx.array, embeddings: mx.array, cache: list[Any]) -> mx.array:
-        return self._head(embeddings, states, cache)
-
-    def start(self, embed: Any, lm_head: Any, hidden: mx.array, cache: list[Any]) -> Any:
-        return _MtpDraft(self._head, embed, lm_head, hidden, cache)
-
-
-class _MtpDraft:
-    """A draft of an MTP head."""
-
-    def __init__(
-        self, head: Head, embed: Any, lm_head: Any, hidden: mx.array, cache: list[Any]
-    ) -> None:
-        self._head, self._embed, self._lm_head = head, embed, lm_head
-        self._hidden, self._cache = hidden, cache
-        self.appended = 0
-
-    def logits(self, depth: int, previous: int) -> mx.array:
-        if depth:
-            token = self._embed(mx.array([[previous]], mx.int32))
-            self._hidden = self._head(token, self._hidden, self._cache)
-            self.appended += 1
-        return self._lm_head(self._hidden[0, -1:])
+        chain = HeadChain(engine.mtp_head.head, len(target.model.layers))
+        return cls(chain, target, "mtp", "mtp", engine.mtp_head.relative_cost)
 
 
 _WINDOW = 4096  # positions of the context that a block drafter sees; publishers trained on as many
@@ -326,6 +322,8 @@ class ParallelDrafter(HiddenStateDrafter):
 
 def published_drafter(published: PublishedDrafter, target: Target) -> HiddenStateDrafter:
     """Return the drafter of its kind."""
+    if published.model.kind == "gemma4-assistant":
+        return AssistantDrafter(published, target)
     if published.model.kind == "eagle3":
         name, share = f"model {published.name}", published.relative_cost
         return HeadDrafter(published.model, target, "model", name, share)

@@ -50,7 +50,7 @@ class ServedModel:
         self.unloading = False  # no new request may use the model
         self.ending: Collection[str] = ()  # see `ModelPool`
         self._load, self.make_service, self._idle_s = load, make_service, idle_s
-        self._context_length = context_length
+        self.context_length = context_length  # of the loaded model, if any
         self._created = int(time.time())
         self._service: Service | None = None
         self._earlier = SharedPasses()  # of closed hosts
@@ -92,7 +92,7 @@ class ServedModel:
         engine = self.host.engine or self.host.call(lambda engine: engine).result()
         if self._service is None or self._service.engine is not engine:
             self._service = replace(self.make_service(engine, self.name), ending=self.ending)
-            self._context_length = engine.plan.context_length
+            self.context_length = engine.plan.context_length
         return self._service
 
     def embedder(self) -> Embedder:
@@ -111,7 +111,7 @@ class ServedModel:
             "type": "model",
             "display_name": self.name,
             "created_at": date,
-            "context_length": self._context_length,
+            "context_length": self.context_length,
             "state": self.host.state,
             "not_batched": None if facts is None else facts.not_batched,
             "drafter": None if facts is None else facts.drafter,

@@ -28,7 +28,7 @@ from akunu_py.engine.drafters.neural import (
     choose_exit,
     measure_exits,
 )
-from akunu_py.engine.drafters.states import MtpDrafter, MtpSteps
+from akunu_py.engine.drafters.states import MtpDrafter
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model import output_rows
@@ -39,6 +39,7 @@ from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
 from akunu_py.models.load.mlx_loader import open_directory
 from akunu_py.models.mtp import HEAD_FILE, Head, Trunk, load_head
+from akunu_py.models.mtp.chain import HeadChain
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import Constraint, DraftMode, GenerateOptions, LoadOptions, SamplingOptions
@@ -229,8 +230,8 @@ class Scripted(MtpDrafter):
     """
 
     def __init__(self, head: Head, target: Target, whole: Sequence[int], kept: int) -> None:
-        steps = MtpSteps(head, len(target.model.layers))
-        super().__init__(steps, target, "mtp", "mtp", 1e-6, kept)
+        chain = HeadChain(head, len(target.model.layers))
+        super().__init__(chain, target, "mtp", "mtp", 1e-6, kept)
         self.head, self.whole, self.begun, self.compared = head, whole, 0, 0
         cache, rows, (tap,) = kv_cache.new_cache(target.model), mx.array([list(whole)]), self.taps
         self.hidden = output_rows.run(target.model, rows, cache, lambda x: x, self.taps)[1][tap]
@@ -259,7 +260,7 @@ class Scripted(MtpDrafter):
         state = self.head(tokens[:, :real], self.hidden[:, first : verified - 1], own)[:, -1:]
         for row in range(real, tokens.shape[1]):
             state = self.head(tokens[:, row : row + 1], state, own)
-        np.testing.assert_allclose(np.array(draft._hidden), np.array(state), atol=5e-3)
+        np.testing.assert_allclose(np.array(draft._last[-1]), np.array(state), atol=5e-3)
         self.compared += 1
 
     def clock(self) -> float:

@@ -20,7 +20,8 @@ from akunu_py.engine.drafters.neural import NeuralDrafterBase
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model import output_rows
-from akunu_py.engine.model.drafters import PublishedDrafter
+from akunu_py.engine.model.device import weight_bytes
+from akunu_py.engine.model.drafters import PublishedDrafter, quantize_drafter
 from akunu_py.engine.target import Target
 from akunu_py.errors import UnsupportedModel
 from akunu_py.ngram.auto import AutoDrafter
@@ -135,12 +136,36 @@ def test_a_drafter_from_disk_drafts_in_both_modes(
     assert answers[1].stats.drafted > 0
 
 
+def test_a_quantized_drafter_drafts() -> None:
+    """As on Metal, where drafters of 16 bits are quantized at load."""
+    model = build("llama")
+    width = model.layers[0].input_layernorm.weight.size
+    published = block_drafter("dspark", model, width, VOCABULARY, wide=True)
+    before = weight_bytes(published.model)
+    quantize_drafter(published.model)
+    assert weight_bytes(published.model) < before / 2
+    target = Timeless(model)
+    drafts = Untimed(published, target)
+    drafter = AutoDrafter(FREE, neural_drafters=[drafts], ngrams=False)
+    target.followers = [drafts]
+    target.reuse_prefix(PROMPT)
+    read(target)
+    drafter.extend(PROMPT)
+    pieces = list(decode(target, drafter, COUNT, ()))
+    tokens = [token for piece in pieces for token in piece.tokens]
+    assert tokens == plain_tokens(model, PROMPT, COUNT)
+    assert any(piece.rejected for piece in pieces)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"num_target_layers": 3}, "layers: 3, the model has 2"),
         ({"vocab_size": 1 << 20}, "tokens: 1048576, the model has"),
-        ({"dflash_config": {"target_layer_ids": [0, 9], "mask_token_id": 0}}, "output of layer 9"),
+        (
+            {"dflash_config": {"target_layer_ids": [0, 9], "mask_token_id": 0}},
+            "layers: 10, the model has 2",
+        ),
     ],
 )
 def test_a_drafter_of_another_model_is_refused(
