@@ -14,8 +14,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.drafters.config import read_config
-from akunu_py.models.drafters.eagle3 import Eagle3, load_eagle3
+from akunu_py.models.drafters import load_drafter
+from akunu_py.models.drafters.eagle3 import Eagle3
 from akunu_py.models.drafters.interface import Embed
 from tests.support import tiny_drafters as tiny
 from tests.support.draft_rounds import Target, draft_rounds, greedy
@@ -49,10 +49,9 @@ def save(directory: Path, config: dict[str, Any], weights: dict[str, Any]) -> Pa
 
 
 def loaded(directory: Path, target: dict[str, Any]) -> Eagle3:
-    config = read_config(directory)
-    assert config is not None
-    assert config.kind == "eagle3"
-    return load_eagle3(config, target)
+    drafter = load_drafter(directory, target)
+    assert isinstance(drafter, Eagle3)
+    return drafter
 
 
 def opened(directory: Path, case: dict[str, Any], **changes: Any) -> Eagle3:

@@ -15,8 +15,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.drafters.config import read_config
-from akunu_py.models.drafters.gemma4_assistant import Gemma4Assistant, load_assistant
+from akunu_py.models.drafters import load_drafter
+from akunu_py.models.drafters.gemma4_assistant import Gemma4Assistant
 from tests.support import tiny_drafters as tiny
 from tests.support.draft_rounds import greedy
 
@@ -57,10 +57,11 @@ def opened(
     (directory / "config.json").write_text(json.dumps(config))
     arrays = {name: mx.array(value) for name, value in weights.items()}
     mx.save_safetensors(str(directory / "model.safetensors"), arrays)
-    found, settings = read_config(directory), target_config(config)
-    assert found is not None
+    settings = target_config(config)
     settings["text_config"] |= target
-    return load_assistant(found, settings)
+    assistant = load_drafter(directory, settings)
+    assert isinstance(assistant, Gemma4Assistant)
+    return assistant
 
 
 def cache(case: dict[str, Any], length: int, *, at_once: bool) -> list[Any]:
