@@ -107,23 +107,25 @@ class HeadDraft:
 
         previous: the preceding draft token; without effect at depth 0.
         """
-        chained = len(self._heads) > 1
-        if depth == len(self._last):
+        heads = len(self._heads)
+        if depth == len(self._last) and (heads == 1 or depth < heads):
             self._embeddings.append(self._embed(mx.array(previous).reshape(1, 1)))
-            number = depth if chained else 0
-            head, entry = self._heads[number], self._cache[number : number + 1]
-            if chained:
-                before = self._rows[depth - 1 if head.chained else -1][:, -depth:]
-                embeddings = mx.concatenate(self._embeddings[-before.shape[1] :], axis=1)
-            else:
-                before, embeddings = self._last[-1], self._embeddings[-1]
-            made = head(embeddings, before, entry)
-            self.appended[number] += before.shape[1]
-            if chained:
-                self._rows[depth] = mx.concatenate([self._rows[depth], made], axis=1)
-            self._last.append(made[:, -1:])
-        head = self._heads[depth if chained else 0]
-        return head.logits(self._last[depth][:, -1], self._lm_head)
+            self._last.append(self._run(depth))
+        last = self._last[min(depth, len(self._last) - 1)]  # chains repeat their last token
+        return self._heads[min(depth, heads - 1)].logits(last[:, -1], self._lm_head)
+
+    def _run(self, depth: int) -> mx.array:
+        """Run the head of draft token `depth`. Returns its last state, [1, 1, width]."""
+        if len(self._heads) == 1:
+            self.appended[0] += 1
+            return self._heads[0](self._embeddings[-1], self._last[-1], self._cache)
+        head, entry = self._heads[depth], self._cache[depth : depth + 1]
+        before = self._rows[depth - 1 if head.chained else -1][:, -depth:]
+        rows = before.shape[1]
+        made = head(mx.concatenate(self._embeddings[-rows:], axis=1), before, entry)
+        self.appended[depth] = rows
+        self._rows[depth] = mx.concatenate([self._rows[depth], made], axis=1)
+        return made[:, -1:]
 
     def confidence(self, depth: int, previous: int | mx.array) -> None:
         """See `Draft`."""

@@ -99,7 +99,10 @@ def forced(drafter: Eagle3, case: dict[str, Any], embed: Embed) -> Iterator[tupl
         hidden = drafter.extend(states[:, row : row + 1], embeddings, cache)
         count = min(depths, rows - row)
         made = drafter.start(embed, no_lm_head, hidden, cache, count)
-        yield row, [greedy(made.logits(d, tokens[row + d + 1])) for d in range(count)]
+        drafted = [greedy(made.logits(d, tokens[row + d + 1])) for d in range(count)]
+        if drafter.is_parallel:  # has no rows behind
+            assert greedy(made.logits(count, 0)) == drafted[-1]
+        yield row, drafted
         made.end()
 
 

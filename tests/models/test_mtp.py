@@ -212,6 +212,7 @@ def test_chain_drafts_as_its_heads_compute_whole_texts(family: str, tmp_path: Pa
             for depth in range(3):
                 logits = draft.logits(depth, int(tokens[0, end + depth].item()))
                 np.testing.assert_allclose(logits[0], wanted[depth][end - 1], atol=2e-3)
+            assert mx.array_equal(draft.logits(3, 0), logits)  # beyond the last head
             draft.end()
         assert [entry.offset for entry in cache] == [end, max(0, end - 1), max(0, end - 2)]
 
