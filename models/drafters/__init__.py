@@ -1,7 +1,7 @@
 """Drafters with a directory of their own: small networks trained to draft for one target.
 
-`read_config` recognizes them, `load_drafter` loads one, and `interface.py` describes what each
-kind offers to the engine.
+`read_config` recognizes them, `load_drafter` loads one, and `drafter_interface.py` describes what
+each kind offers to the engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.drafters import block, eagle3, gemma4_assistant
-from akunu_py.models.drafters.config import BLOCK_KINDS, read_config
+from akunu_py.models.drafters.drafter_config import BLOCK_KINDS, read_config
 
 _LOADERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(BLOCK_KINDS, block.load),

@@ -18,8 +18,8 @@ from mlx_lm.models.rope_utils import initialize_rope
 
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.drafters.block_settings import BlockSettings, block_settings
-from akunu_py.models.drafters.config import DrafterConfig, count
-from akunu_py.models.drafters.interface import Embed, Project
+from akunu_py.models.drafters.drafter_config import DrafterConfig, count
+from akunu_py.models.drafters.drafter_interface import Embed, Project
 from akunu_py.models.drafters.markov import ConfidenceHead, MarkovHead
 from akunu_py.models.drafters.selector import BlockConvolution, CandidateSelector
 from akunu_py.models.drafters.weights import fill, read_weights
@@ -209,8 +209,8 @@ class BlockDrafter(nn.Module):
     def make_cache(self, window: int | None = None, position: int = 0) -> list[ContextCache]:
         """Return an empty cache.
 
-        window: committed positions that a draft sees at most (default: as many as it was trained
-        with). position: of the first row that `extend` will append.
+        window: committed positions that a draft sees at most (default: those of its
+        training). position: of the first row that `extend` will append.
         """
         limits = [
             [limit for limit in (window, trained and trained - 1) if limit is not None]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.drafters.config import DrafterConfig, count
+from akunu_py.models.drafters.drafter_config import DrafterConfig, count
 from akunu_py.models.load.model_files import ADVICE
 
 _SUPPORTED: dict[str, tuple[Any, ...]] = {  # values of settings; others would draft wrongly

@@ -22,8 +22,8 @@ from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.drafters.config import DrafterConfig
-from akunu_py.models.drafters.interface import Embed, Project
+from akunu_py.models.drafters.drafter_config import DrafterConfig
+from akunu_py.models.drafters.drafter_interface import Embed, Project
 from akunu_py.models.drafters.weights import fill, read_weights
 from akunu_py.models.load.model_files import as_error, text_config
 

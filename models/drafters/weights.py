@@ -8,7 +8,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import infer_quant_config
 
 from akunu_py.errors import UnsupportedModel
-from akunu_py.models.drafters.config import DrafterConfig
+from akunu_py.models.drafters.drafter_config import DrafterConfig
 from akunu_py.models.load import safetensors
 from akunu_py.models.load.model_files import ADVICE, as_error
 

@@ -27,7 +27,7 @@ from akunu_py.errors import Cancelled, FetchError, StoreError, UsageError, one_l
 from akunu_py.files import read_blocks
 from akunu_py.models import catalog
 from akunu_py.models.catalog import CatalogEntry
-from akunu_py.models.drafters.config import read_config
+from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.models.load.model_files import ModelFacts, check_config
 from akunu_py.models.pull.worker import TransientError
 from akunu_py.models.store import hub_cache, model_store

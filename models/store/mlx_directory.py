@@ -15,7 +15,7 @@ from typing import Any
 
 from akunu_py import files
 from akunu_py.errors import UnsupportedModel
-from akunu_py.models.drafters.config import read_config
+from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.models.load import safetensors
 from akunu_py.models.load.model_files import ModelFacts, as_error, head_files, read_settings
 

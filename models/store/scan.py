@@ -16,7 +16,7 @@ from pathlib import Path
 
 from akunu_py.errors import DamagedModel, ModelError, UnsupportedModel
 from akunu_py.files import open_regular, read_bounded, read_json
-from akunu_py.models.drafters.config import read_config
+from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.models.load import safetensors
 from akunu_py.models.load.model_files import context_length, read_settings
 from akunu_py.models.store.hub_cache import CachedRepository, parse_reference

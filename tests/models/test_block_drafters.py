@@ -15,7 +15,7 @@ import pytest
 from akunu_py.errors import ModelError
 from akunu_py.models.drafters import load_drafter
 from akunu_py.models.drafters.block import BlockDrafter
-from akunu_py.models.drafters.config import read_config
+from akunu_py.models.drafters.drafter_config import read_config
 from tests.support import tiny_block_drafters as tiny
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/drafters/block.json").read_text())

@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from akunu_py.engine.drafters.states import ParallelDrafter
 from akunu_py.engine.model.drafters import PublishedDrafter
 from akunu_py.models.drafters.block import BlockDrafter
-from akunu_py.models.drafters.config import DrafterConfig
+from akunu_py.models.drafters.drafter_config import DrafterConfig
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
 
 NEEDS = MemoryNeeds(1, CacheGrowth(1), Activations(1, 1, 1, 1), 4096)

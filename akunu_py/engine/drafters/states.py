@@ -206,7 +206,7 @@ class HeadDrafter(HiddenStateDrafter):
     def __init__(
         self, head: Any, target: Target, name: str, key: str, share: float, kept: int = _KEPT
     ) -> None:
-        """head: see `models.drafters.interface`. share: see `relative_cost`. kept: see the base."""
+        """head: see `models.drafters`. share: see `relative_cost`. kept: see the base class."""
         trunk = Trunk(target.model)
         taps = (len(target.model.layers),) if head.needs_final else head.taps
         super().__init__(target, taps, kept)

@@ -21,7 +21,7 @@ from akunu_py.engine.model.tokens import TokenCodec
 from akunu_py.errors import ModelError, UsageError
 from akunu_py.files import read_bounded
 from akunu_py.models.drafters import load_drafter
-from akunu_py.models.drafters.config import read_config
+from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.models.load.fit import MIN_CONTEXT, CacheGrowth, MemoryNeeds
 from akunu_py.models.load.mlx_loader import OpenModel, open_directory
 from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES, ModelFiles, text_config
@@ -51,7 +51,7 @@ class PublishedDrafter:
 
     name: str
     path: Path
-    model: Any  # see `models.drafters.interface`
+    model: Any  # see `models.drafters.drafter_interface`
     needs: MemoryNeeds
     relative_cost: float  # of a draft's first pass, in passes of the target
 
