@@ -241,15 +241,16 @@ class Eagle3Draft:
         """See `Draft`."""
         drafter = self._drafter
         if depth == len(self._rows):
-            if drafter.is_parallel:
-                rows = drafter.mask_rows(self.length - 1, self._embed, self._cache)
-                self._rows += mx.split(rows, self.length - 1, axis=1)
-            else:
+            if not drafter.is_parallel:
                 embeddings = self._embed(mx.array(previous).reshape(1, 1))
                 state = drafter.drafted_state(self._rows[-1])
                 self._rows.append(drafter.extend(state, embeddings, self._cache))
+            elif depth == 1 < self.length:
+                rows = drafter.mask_rows(self.length - 1, self._embed, self._cache)
+                self._rows += mx.split(rows, self.length - 1, axis=1)
             self.appended = len(self._rows) - 1
-        return drafter.logits(self._rows[depth], self._lm_head)
+        last = self._rows[min(depth, len(self._rows) - 1)]  # P-EAGLE repeats its last token
+        return drafter.logits(last, self._lm_head)
 
     def confidence(self, depth: int, previous: int | mx.array) -> None:
         """See `Draft`."""

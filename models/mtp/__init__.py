@@ -15,9 +15,12 @@ steps follow these implementations:
   target's norm (mimo.py there).
 - MiMo-V2: vllm/model_executor/models/mimo_v2_mtp.py; a dense layer with sliding-window attention.
 
+- Step 3.5: sgl-project/sglang, python/sglang/srt/models/step3p5_mtp.py. Three heads in a chain,
+  each with a dense layer and an lm_head. Hidden states come from before the norms.
+
 All others take the hidden state after the target's norm, and pass on their own after theirs:
 ggml-org/llama.cpp#24025, ROCm/ATOM#1764 and vllm-project/vllm#47448 measured higher acceptance.
-With several heads, the first is used for every further token, as in vLLM.
+`chain.py` drafts with one head or several.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ from akunu_py.models.load.model_files import (
 )
 
 HEAD_FILE = "mtp.safetensors"
+_PUBLISHED = re.compile(r"^mtp_layers\.0\.|\.moe\.gate_proj\.")  # names that mlx-lm changes
 _EXPERT = re.compile(r"(.+\.mlp)\.experts\.(\d+)\.(\w+)\.(\w+)")
 
 Weights = dict[str, mx.array]
@@ -66,23 +70,36 @@ def load_head(directory: Path, model: Any, config: dict[str, Any]) -> Head | Non
         _check_target(directory, config, family)
     if family is None:
         return None
-    weights, raw = _find_weights(directory, family, len(model.layers), alone=alone)
-    if not weights:
-        return None
+    heads: list[Head] = []
     whose = "this model" if alone else "it"
-    with as_error(f"the MTP head of {directory} does not belong to {whose}", UnsupportedModel):
-        head = Head(family, text_config(config))
-        weights = _convert(head, weights, zero_centered=family.zero_centered, raw=raw)
-        quantize = _prepare_quantization(config.get("quantization"), head, weights)
-        head.load_weights(list(weights.items()))
-        head.eval()
-        quantize()
-    return head
+    while not heads or "{" in family.prefix:  # with a number, which tells several heads apart
+        layers = len(model.layers)
+        weights, raw = _find_weights(directory, family, layers, len(heads), alone=alone)
+        if not weights:
+            break
+        with as_error(f"the MTP head of {directory} does not belong to {whose}", UnsupportedModel):
+            head = Head(family, text_config(config), layers + len(heads))
+            weights = _convert(head, weights, zero_centered=family.zero_centered, raw=raw)
+            quantize = _prepare_quantization(config.get("quantization"), head, weights)
+            head.load_weights(list(weights.items()))
+            head.eval()
+            quantize()
+        heads.append(head)
+    if not heads:
+        return None
+    heads[0].following = heads[1:]
+    return heads[0]
 
 
 def write_head(head: Head, path: Path) -> None:
-    """Write a file of the head alone, which `load_head` can read."""
-    weights = {HEAD_PREFIX + name: value for name, value in tree_flatten(head.parameters())}
+    """Write a file of the head and those that follow, which `load_head` can read."""
+    following, head.following = head.following, []
+    weights = {
+        _own_prefix(number) + name: value
+        for number, each in enumerate([head, *following])
+        for name, value in tree_flatten(each.parameters())
+    }
+    head.following = following
     mx.save_safetensors(str(path), weights, metadata={"format": "mlx"})
 
 
@@ -116,12 +133,12 @@ def _check_target(directory: Path, target: dict[str, Any], family: HeadFamily | 
 
 
 def _find_weights(
-    directory: Path, family: HeadFamily, layers: int, *, alone: bool
+    directory: Path, family: HeadFamily, layers: int, number: int, *, alone: bool
 ) -> tuple[Weights, bool]:
-    """Return the head's weights by `Head`'s names, and whether the checkpoint is as published.
+    """Return a head's weights by `Head`'s names, and whether the checkpoint is as published.
 
-    A separate head file takes precedence over a head in the checkpoint. alone: the directory has
-    nothing but the head.
+    A separate head file takes precedence over a head in the checkpoint. number: of the head in a
+    chain. alone: the directory has nothing but the head.
     """
     raw = False
     for files, separate in ((head_files(directory), True), (weight_files(directory), alone)):
@@ -130,11 +147,14 @@ def _find_weights(
             header = safetensors.read_header(path)
             raw |= any(
                 (name.endswith("conv1d.weight") and entry["shape"][-1] != 1)
-                or name.startswith(_SPECULATORS)
+                or _PUBLISHED.search(name)
                 for name, entry in header.items()
             )
-            names = {name: family.head_name(name, layers, separate=separate) for name in header}
-            names.pop("__metadata__", None)
+            names = {
+                name: family.head_name(name, layers, number, separate=separate)
+                for name in header
+                if name != "__metadata__"
+            }
             if any(names.values()):
                 tensors = mx.load(str(path))
                 found |= {new: tensors[name] for name, new in names.items() if new}
@@ -216,11 +236,15 @@ class Head(nn.Module):
     are used.
     """
 
-    def __init__(self, family: HeadFamily, config: dict[str, Any]) -> None:
-        """config: the text configuration of the target."""
+    def __init__(self, family: HeadFamily, config: dict[str, Any], layer: int) -> None:
+        """config: the text configuration of the target. layer: number of its layer there."""
         super().__init__()
         module = importlib.import_module(f"mlx_lm.models.{family.module}")
         single_layer = {"num_hidden_layers": 1, "vocab_size": 1, **family.config}
+        for name in family.lists:  # values by layer
+            if isinstance(values := config.get(name), list):
+                value = values[min(layer, len(values) - 1)]
+                single_layer[name] = value if name == "rope_theta" else [value]
         args = getattr(module, f"{family.model}Args").from_dict(config | single_layer)
         self.body = getattr(module, family.model)(args)
         self.body.pop("lm_head", None)
@@ -234,7 +258,11 @@ class Head(nn.Module):
         self.project = nn.Linear(2 * width, width, bias=False)
         self._embedding_first = family.embedding_first
         self.normed = family.normed
-        self.following: list[Head] = []  # further heads of a chain; see `HeadChain`
+        self.chained = family.chained
+        self.following: list[Head] = []  # further heads; see `HeadChain`
+        if family.own_lm_head:
+            self.output_norm, self.body.model.norm = norm, nn.Identity()
+            self.lm_head = nn.Linear(width, int(config["vocab_size"]), bias=False)
 
     @property
     def width(self) -> int:
@@ -260,9 +288,9 @@ class Head(nn.Module):
     def logits(self, state: mx.array, lm_head: Callable[[mx.array], mx.array]) -> mx.array:
         """Return the logits of a state [..., width] that the head returned.
 
-        lm_head: the target's.
+        lm_head: the target's, for heads that share it.
         """
-        return lm_head(state)
+        return self.lm_head(self.output_norm(state)) if "lm_head" in self else lm_head(state)
 
 
 class Trunk:
@@ -301,7 +329,11 @@ class Trunk:
         return head(hidden) if "lm_head" in self._text else head.as_linear(hidden)
 
 
-HEAD_PREFIX = "head."  # prefix of `Head`'s names in a file that akunu wrote
+def _own_prefix(number: int) -> str:
+    """Return the prefix of `Head`'s names in a file that akunu wrote. number: of the head."""
+    return f"head{number or ''}."
+
+
 _SPECULATORS = "mtp_layers.0."  # prefix of names in the "speculators" container
 _SEPARATE_NAMES = {  # in files of the head alone, and the names of checkpoints
     f"{_SPECULATORS}input_proj": "fc",
@@ -320,25 +352,31 @@ class HeadFamily:
 
     module: str  # of mlx-lm
     model: str = "Model"  # class in the module; its arguments' class has this name and "Args"
-    prefix: str  # expression for the prefix of the first head; {layers}: the target's layers
+    # Expression for the prefix of a head; {layer}: its layer's number, {number}: of the head.
+    prefix: str
     modules: Mapping[str, str]  # published names, and `Head`'s; all but the layer
     layer: str = ""  # prefix of the layer's names after `prefix`
     renamed: Mapping[str, str] = field(default_factory=dict)  # names in the layer, and mlx-lm's
     config: Mapping[str, Any] = field(default_factory=dict)  # changes for a model of one layer
+    lists: tuple[str, ...] = ()  # names of settings that have a value for each layer
+    own_lm_head: bool = False  # it has one, and passes its state on before its norm
     embedding_first: bool = True  # order of the inputs of the projection
     normed: bool = True  # hidden states come from after the target's norm
+    chained: bool = True  # each further head takes the state of the one before, not the target's
     zero_centered: bool = False  # norms are published as gains minus one
     separate_prefix: str | None = None  # another one, in files of the head alone
 
-    def head_name(self, name: str, layers: int, *, separate: bool = False) -> str | None:
+    def head_name(
+        self, name: str, layers: int, number: int = 0, *, separate: bool = False
+    ) -> str | None:
         """Return `Head`'s name of the weight `name`, None if it is not part of the head.
 
-        layers: of the target. separate: the weight is in a separate head file.
+        layers: of the target. number: of the head. separate: the weight is in a separate head file.
         """
-        if separate and name.startswith(HEAD_PREFIX):
-            return name.removeprefix(HEAD_PREFIX)
-        prefix = self.prefix.format(layers=layers)
-        if separate and self.separate_prefix is not None:
+        if separate and name.startswith(own := _own_prefix(number)):
+            return name.removeprefix(own)
+        prefix = self.prefix.format(layer=layers + number, number=number)
+        if separate and self.separate_prefix is not None and not number:
             prefix = f"(?:{prefix}|{self.separate_prefix})"
             for published, renamed in _SEPARATE_NAMES.items():
                 name = name.replace(published, renamed)
@@ -380,11 +418,12 @@ _QWEN3_5 = replace(_QWEN3_NEXT, module="qwen3_5", model="TextModel")
 _NEXTN = {"eh_proj": "project", "enorm": "embedding_norm", "hnorm": "hidden_norm"}
 _DEEPSEEK = HeadFamily(
     module="deepseek_v3",
-    prefix=r"(?:language_model\.)?model\.layers\.{layers}\.",
+    prefix=r"(?:language_model\.)?model\.layers\.{layer}\.",
     separate_prefix=r"(?:model|mtp)\.(?:mtp_block\.)?",
     modules=_NEXTN | {"shared_head.norm": "body.model.norm"},
     config={"first_k_dense_replace": 0, "moe_layer_freq": 1},
 )
+_STEP_LISTS = ("layer_types", "partial_rotary_factors", "swiglu_limits_shared", "rope_theta")
 _LIKE_DEEPSEEK = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa")
 # By mlx-lm's module of the target.
 FAMILIES = {
@@ -394,7 +433,7 @@ FAMILIES = {
     **{name: replace(_DEEPSEEK, module=name) for name in _LIKE_DEEPSEEK},
     "mimo": HeadFamily(
         module="mimo",
-        prefix=r"model\.mtp_layers\.0\.",
+        prefix=r"model\.mtp_layers\.{number}\.",
         modules={
             "input_proj": "project",
             "token_layernorm": "embedding_norm",
@@ -407,10 +446,21 @@ FAMILIES = {
     ),
     "mimo_v2_flash": HeadFamily(
         module="mimo_v2_flash",
-        prefix=r"model\.mtp\.layers\.0\.",
+        prefix=r"model\.mtp\.layers\.{number}\.",
         modules=_NEXTN | {"final_layernorm": "body.model.norm"},
         renamed={"pre_mlp_layernorm": "post_attention_layernorm"},
         # mlx-lm needs a layer of either kind of attention.
         config={"hybrid_layer_pattern": [1, 0], "moe_layer_freq": [0, 0]},
+        chained=False,
+    ),
+    "step3p5": HeadFamily(
+        module="step3p5",
+        prefix=r"model\.layers\.{layer}\.(?:transformer\.)?",
+        modules=_NEXTN | {"shared_head.norm": "output_norm", "shared_head.output": "lm_head"},
+        config={"moe_layers_enum": ""},
+        lists=_STEP_LISTS,
+        normed=False,
+        own_lm_head=True,
+        zero_centered=True,
     ),
 }

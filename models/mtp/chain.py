@@ -1,9 +1,10 @@
 """Drafting with one MTP head, or with several in a chain.
 
 A single head drafts every token: it takes its own state for each further one. In a chain, head k
-drafts token k: at every position it takes the state of head k - 1 there, and the token k + 1
-positions later. So its keys and values end k positions before those of the first head.
-DeepSeek-V3 (arXiv:2412.19437), section 2.2; sgl-project/sglang, srt/models/step3p5_mtp.py.
+drafts token k: at every position it takes the state of head k - 1 there (or the target's), and the
+token k + 1 positions later. So its keys and values end k positions before those of the first head.
+DeepSeek-V3 (arXiv:2412.19437), section 2.2; sgl-project/sglang, srt/models/step3p5_mtp.py and
+srt/speculative/multi_layer_eagle_worker_v2.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from akunu_py.models.mtp import Head
 _LONGEST = 8  # heads trained for one token are rarely right further on
 
 Rows = list[mx.array]
-"""For each head, the states that it passed on, [1, rows, width], fewer for each further head."""
+"""For each head, the states that it passed on, [1, rows, width], fewer for each further head.
+
+If further heads take the target's states, those come last.
+"""
 
 
 class HeadChain:
@@ -50,11 +54,12 @@ class HeadChain:
         """
         rows = [self.heads[0](embeddings, states, cache[:1])]
         for number, head in enumerate(self.heads[1:], 1):
-            before = rows[-1][:, :-1]  # the last row's token is unknown
-            if before.shape[1]:
-                before = head(embeddings[:, number:], before, cache[number : number + 1])
-            rows.append(before)
-        return rows
+            known = max(0, states.shape[1] - number)  # rows whose tokens are known
+            made = (rows[-1] if head.chained else states)[:, :known]
+            if known:
+                made = head(embeddings[:, number:], made, cache[number : number + 1])
+            rows.append(made)
+        return rows if self.heads[-1].chained else [*rows, states]
 
     def keep(self, cache: Sequence[Any], positions: int) -> None:
         """Remove all but the first `positions` from `cache`."""
@@ -102,23 +107,25 @@ class HeadDraft:
 
         previous: the preceding draft token; without effect at depth 0.
         """
-        chained = len(self._heads) > 1
-        if depth == len(self._last):
+        heads = len(self._heads)
+        if depth == len(self._last) and (heads == 1 or depth < heads):
             self._embeddings.append(self._embed(mx.array(previous).reshape(1, 1)))
-            number = depth if chained else 0
-            head, entry = self._heads[number], self._cache[number : number + 1]
-            if chained:
-                before = self._rows[depth - 1][:, -depth:]
-                embeddings = mx.concatenate(self._embeddings[-before.shape[1] :], axis=1)
-            else:
-                before, embeddings = self._last[-1], self._embeddings[-1]
-            made = head(embeddings, before, entry)
-            self.appended[number] += before.shape[1]
-            if chained:
-                self._rows[depth] = mx.concatenate([self._rows[depth], made], axis=1)
-            self._last.append(made[:, -1:])
-        head = self._heads[depth if chained else 0]
-        return head.logits(self._last[depth][:, -1], self._lm_head)
+            self._last.append(self._run(depth))
+        last = self._last[min(depth, len(self._last) - 1)]  # chains repeat their last token
+        return self._heads[min(depth, heads - 1)].logits(last[:, -1], self._lm_head)
+
+    def _run(self, depth: int) -> mx.array:
+        """Run the head of draft token `depth`. Returns its last state, [1, 1, width]."""
+        if len(self._heads) == 1:
+            self.appended[0] += 1
+            return self._heads[0](self._embeddings[-1], self._last[-1], self._cache)
+        head, entry = self._heads[depth], self._cache[depth : depth + 1]
+        before = self._rows[depth - 1 if head.chained else -1][:, -depth:]
+        rows = before.shape[1]
+        made = head(mx.concatenate(self._embeddings[-rows:], axis=1), before, entry)
+        self.appended[depth] = rows
+        self._rows[depth] = mx.concatenate([self._rows[depth], made], axis=1)
+        return made[:, -1:]
 
     def confidence(self, depth: int, previous: int | mx.array) -> None:
         """See `Draft`."""

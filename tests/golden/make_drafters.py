@@ -61,6 +61,27 @@ def mtp_rounds(seed: int, config: dict[str, Any]) -> list[list[int]]:
     return rounds(model, target, seed, text["hidden_size"], text["vocab_size"])
 
 
+def assistant_drafts(seed: int, config: dict[str, Any]) -> list[list[int]]:
+    """Return the drafts of mlx-vlm, behind several numbers of positions."""
+    module = mlx_vlm("gemma4_assistant")
+    model = module.Model(module.ModelConfig.from_dict(config))
+    weights = {k: mx.array(v) for k, v in tiny.assistant_checkpoint(config, seed).items()}
+    embedding = weights.pop("target.weight")
+    model.load_weights(list(model.sanitize(weights).items()))
+    model.reset(Target({"embed_tokens": embedding}, scale=2.0))
+    drafts = []
+    for length in tiny.ATTENDED:
+        shared = tiny.assistant_attended(config, seed + length, length)
+        shared = {kind: tuple(map(mx.array, both)) for kind, both in shared.items()}
+        model.set_shared_kv(shared, length, position=length - 1, kv_valid_len=length)
+        hidden = mx.array(tiny.draw_states(seed + length, 1, config["backbone_hidden_size"]))
+        made = model.draft_block(
+            length, hidden, None, tiny.LENGTHS[1] + 1, lambda logits: mx.argmax(logits, axis=-1)
+        )
+        drafts.append(made[0].tolist())
+    return drafts
+
+
 def rounds(model: Any, target: Any, seed: int, width: int, vocabulary: int) -> list[list[int]]:
     """Return the drafts of a model of mlx-vlm; each pass accepts some of its tokens."""
     prompt, longest = tiny.LENGTHS
@@ -175,7 +196,11 @@ def mtp_cases() -> list[Case]:
     return [(n, tiny.mtp_config(n, experts=n % 2 * 4), mtp_rounds) for n in range(6)]
 
 
-CASES = {"eagle3": eagle3_cases, "mtp": mtp_cases}
+def assistant_cases() -> list[Case]:
+    return [(n, tiny.assistant_config(n, clusters=n % 2 == 1), assistant_drafts) for n in range(6)]
+
+
+CASES = {"eagle3": eagle3_cases, "gemma4_assistant": assistant_cases, "mtp": mtp_cases}
 
 
 def main() -> None:

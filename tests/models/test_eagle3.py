@@ -14,9 +14,9 @@ import pytest
 from mlx.utils import tree_flatten
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.drafters.drafter_config import read_config
-from akunu_py.models.drafters.eagle3 import Eagle3, load_eagle3
-from akunu_py.models.drafters.state_drafter import Embed
+from akunu_py.models.drafters import load_drafter
+from akunu_py.models.drafters.drafter_interface import Embed
+from akunu_py.models.drafters.eagle3 import Eagle3
 from tests.support import tiny_drafters as tiny
 from tests.support.draft_rounds import Target, draft_rounds, greedy
 from tests.support.tiny_drafters import LENGTHS, Array
@@ -49,10 +49,9 @@ def save(directory: Path, config: dict[str, Any], weights: dict[str, Any]) -> Pa
 
 
 def loaded(directory: Path, target: dict[str, Any]) -> Eagle3:
-    config = read_config(directory)
-    assert config is not None
-    assert config.kind == "eagle3"
-    return load_eagle3(config, target)
+    drafter = load_drafter(directory, target)
+    assert isinstance(drafter, Eagle3)
+    return drafter
 
 
 def opened(directory: Path, case: dict[str, Any], **changes: Any) -> Eagle3:
@@ -100,7 +99,10 @@ def forced(drafter: Eagle3, case: dict[str, Any], embed: Embed) -> Iterator[tupl
         hidden = drafter.extend(states[:, row : row + 1], embeddings, cache)
         count = min(depths, rows - row)
         made = drafter.start(embed, no_lm_head, hidden, cache, count)
-        yield row, [greedy(made.logits(d, tokens[row + d + 1])) for d in range(count)]
+        drafted = [greedy(made.logits(d, tokens[row + d + 1])) for d in range(count)]
+        if drafter.is_parallel:  # has no rows behind
+            assert greedy(made.logits(count, 0)) == drafted[-1]
+        yield row, drafted
         made.end()
 
 
@@ -297,7 +299,7 @@ def test_other_drafters_are_rejected(tmp_path: Path) -> None:
         with pytest.raises(error, match=words):
             loaded(directory, target | changes)
     deep = config | {"eagle_aux_hidden_state_layer_ids": [2, 6, 40]}
-    with pytest.raises(UnsupportedModel, match="layers: 40, the model has 12"):
+    with pytest.raises(UnsupportedModel, match="expects layers: 40, the model has 12"):
         loaded(save(tmp_path / "deep", deep, weights), target)
     directory = save(tmp_path / "pickle", config, weights)
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")

@@ -74,7 +74,7 @@ def test_head_computes_the_published_formula(family: str, tmp_path: Path) -> Non
 def test_hidden_states_come_with_the_logits(family: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, family)
     model, head = loaded(tmp_path)
-    assert head.normed != (family == "mimo")
+    assert head.normed != (family in ("mimo", "step3p5"))
     trunk, tokens = Trunk(model, normed=head.normed), mx.arange(9)[None]
     normed, hidden = trunk.forward(tokens, kv_cache.new_cache(model))
     assert mx.array_equal(trunk.logits(normed), model(tokens, kv_cache.new_cache(model)))
@@ -168,6 +168,53 @@ def test_head_that_does_not_fit_is_rejected(tmp_path: Path) -> None:
     file.write_bytes(b"\0" * 100)
     with pytest.raises(DamagedModel):
         load_head(tmp_path / "a", model, config)
+
+
+@pytest.mark.parametrize("family", ["step3p5", "mimo_v2_flash"])
+def test_chain_drafts_as_its_heads_compute_whole_texts(family: str, tmp_path: Path) -> None:
+    """Each head computes all rows of a text at once, and drafts behind every prefix of it."""
+    first = write_checkpoint(tmp_path / "model", family)
+    made = [first]
+    for number in (1, 2):  # at the place of the first
+        other = write_checkpoint(tmp_path / "other", family, seed=number + 7)
+        before, after = ("layers.2.", f"layers.{2 + number}.")
+        if family == "mimo_v2_flash":
+            before, after = "layers.0.", f"layers.{number}."
+        made.append({name.replace(before, after): value for name, value in other.items()})
+    weights = {name: value for each in made for name, value in each.items()}
+    mx.save_safetensors(str(tmp_path / "model" / HEAD_FILE), weights)
+    model, head = loaded(tmp_path / "model")
+    write_head(head, tmp_path / "model" / HEAD_FILE)
+    _, again = loaded(tmp_path / "model")
+    heads = [again, *again.following]
+    assert len(heads) == 3
+    assert [each.chained for each in heads] == [family == "step3p5"] * 3
+
+    trunk = Trunk(model)
+    mx.random.seed(2)
+    tokens = mx.random.randint(0, VOCABULARY, (1, ROWS + 3))
+    hidden = mx.random.normal((1, ROWS, head.width))
+    embeddings, wanted, state = trunk.embed(tokens), [], hidden
+    for number, each in enumerate(heads):
+        shifted = embeddings[:, number + 1 : number + 1 + ROWS]
+        state = each(shifted, state if family == "step3p5" else hidden, each.make_cache())
+        wanted.append(each.logits(state, trunk.logits)[0])
+
+    chain = HeadChain(again, 2)
+    assert chain.longest == 3
+    cache, at = chain.make_cache(), 0
+    for end in (1, 2, 3, 7, 8, ROWS):
+        chain.keep(cache, max(0, at - chain.overlap))
+        begin, at = max(0, at - chain.overlap), end
+        rows = chain.extend(hidden[:, begin:end], embeddings[:, begin + 1 : end + 1], cache)
+        for _ in range(2):  # the first draft leaves no trace
+            draft = chain.start(trunk.embed, trunk.logits, rows, cache)
+            for depth in range(3):
+                logits = draft.logits(depth, int(tokens[0, end + depth].item()))
+                np.testing.assert_allclose(logits[0], wanted[depth][end - 1], atol=2e-3)
+            assert mx.array_equal(draft.logits(3, 0), logits)  # beyond the last head
+            draft.end()
+        assert [entry.offset for entry in cache] == [end, max(0, end - 1), max(0, end - 2)]
 
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "drafters" / "mtp.json").read_text())

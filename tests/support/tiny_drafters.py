@@ -185,3 +185,77 @@ def mtp_checkpoint(config: Mapping[str, Any], seed: int) -> dict[str, Array]:
     }
     shapes |= {"fc.weight": (width, 2 * width), "embed_tokens.weight": (vocabulary, width)}
     return draw_weights(shapes | {"lm_head.weight": (vocabulary, width)}, seed)
+
+
+WINDOW = 6  # of an assistant's sliding layers
+ATTENDED = (3, 6, 7, 20)  # positions of the target; each draft follows token number `length`
+
+
+def assistant_config(seed: int, *, clusters: bool = False) -> dict[str, Any]:
+    """Return config.json of a Gemma 4 assistant whose shapes follow from `seed`."""
+    draw = np.random.default_rng(seed)
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    rope = {"rope_theta": 1e6, "rope_type": "proportional", "partial_rotary_factor": 0.25}
+    text: dict[str, Any] = {
+        "model_type": "gemma4_text", "hidden_size": int(draw.choice([16, 24])),
+        "intermediate_size": int(draw.integers(20, 40)), "num_hidden_layers": len(kinds),
+        "layer_types": kinds, "num_attention_heads": 4, "num_key_value_heads": 1,
+        "num_global_key_value_heads": 1, "head_dim": 8, "global_head_dim": 16, "vocab_size": 96,
+        "rms_norm_eps": 1e-6, "sliding_window": WINDOW, "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 0, "use_double_wide_mlp": False, "enable_moe_block": False,
+        "num_kv_shared_layers": len(kinds), "attention_k_eq_v": False,
+        "rope_parameters": {
+            "full_attention": rope,
+            "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+        },
+    }  # fmt: skip
+    return {
+        "model_type": "gemma4_assistant", "architectures": ["Gemma4AssistantForCausalLM"],
+        "backbone_hidden_size": int(draw.choice([32, 40])), "text_config": text, "block_size": 4,
+        "use_ordered_embeddings": clusters, "num_centroids": 12, "centroid_intermediate_top_k": 3,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+
+
+def assistant_checkpoint(config: Mapping[str, Any], seed: int) -> dict[str, Array]:
+    """Return the weights of an assistant, and the target's embedding as `target.weight`."""
+    text, target = config["text_config"], config["backbone_hidden_size"]
+    width, inner, vocabulary = (text[k] for k in ("hidden_size", "intermediate_size", "vocab_size"))
+    shapes: Shapes = {
+        "model.embed_tokens.weight": (vocabulary, width), "model.norm.weight": (width,),
+        "pre_projection.weight": (width, 2 * target), "post_projection.weight": (target, width),
+        "target.weight": (vocabulary, target),
+    }  # fmt: skip
+    for number, kind in enumerate(text["layer_types"]):
+        home, size = f"model.layers.{number}.", text["head_dim"]
+        size = text["global_head_dim"] if kind == "full_attention" else size
+        shapes |= {
+            f"{home}self_attn.q_proj.weight": (text["num_attention_heads"] * size, width),
+            f"{home}self_attn.o_proj.weight": (width, text["num_attention_heads"] * size),
+            f"{home}self_attn.q_norm.weight": (size,), f"{home}layer_scalar": (1,),
+            f"{home}mlp.gate_proj.weight": (inner, width),
+            f"{home}mlp.up_proj.weight": (inner, width),
+            f"{home}mlp.down_proj.weight": (width, inner),
+        }  # fmt: skip
+        for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            shapes[f"{home}{name}_layernorm.weight"] = (width,)
+    clusters = config["use_ordered_embeddings"]
+    if clusters:
+        shapes["masked_embedding.centroids.weight"] = (config["num_centroids"], width)
+    weights = draw_weights(shapes, seed)
+    if clusters:
+        order = np.random.default_rng(seed).permutation(vocabulary)
+        weights["masked_embedding.token_ordering"] = order.astype(np.int64)
+    return weights
+
+
+def assistant_attended(config: Mapping[str, Any], seed: int, length: int) -> dict[str, Any]:
+    """Return the target's keys and values [1, heads, length, size], by type of layer."""
+    text = config["text_config"]
+    draw = np.random.default_rng(seed)
+    sizes = {"sliding_attention": text["head_dim"], "full_attention": text["global_head_dim"]}
+    heads = (text["num_key_value_heads"], text["num_global_key_value_heads"])
+    return {
+        kind: tuple(draw.normal(size=(1, count, length, size)).astype(np.float32) for _ in range(2))
+        for (kind, size), count in zip(sizes.items(), heads, strict=True)
+    }

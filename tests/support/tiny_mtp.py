@@ -71,6 +71,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "swa_num_attention_heads": HEADS, "swa_num_key_value_heads": KV_HEADS, "v_head_dim": 24,
         "swa_head_dim": HEAD, "swa_v_head_dim": 24, "partial_rotary_factor": 0.5,
     },
+    "step3p5": {
+        **_COMMON, "num_attention_groups": KV_HEADS, "sliding_window": WINDOW,
+        "layer_types": ["full_attention", *["sliding_attention"] * 3], "moe_layers_enum": "0",
+        "rope_theta": [10000.0, *[500.0] * 3], "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0],
+        "attention_other_setting": {"num_attention_heads": 2, "num_attention_groups": 1},
+        "moe_num_experts": EXPERTS, "moe_top_k": 2, "moe_intermediate_size": INNER,
+        "share_expert_dim": INNER, "swiglu_limits_shared": [0, 7.0, 7.0, 7.0],
+        "num_nextn_predict_layers": 2,
+    },
 }  # fmt: skip
 _NEXTN = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
 _QWEN = ("mtp.", "layers.0.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"))
@@ -86,11 +95,21 @@ _PLACES: dict[str, tuple[str, str, tuple[str, str, str, str]]] = {
              ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
     "mimo_v2_flash": ("model.mtp.layers.0.", "",
                       ("enorm", "hnorm", "eh_proj", "final_layernorm")),
+    "step3p5": ("model.layers.2.", "",
+                ("enorm", "hnorm", "eh_proj", "transformer.shared_head.norm")),
 }  # fmt: skip
+
+
+_WINDOWED = ("mimo_v2_flash", "step3p5")
 
 
 def is_qwen(family: str) -> bool:
     return family.startswith("qwen")
+
+
+def has_offset_norms(family: str) -> bool:
+    """Norms are published as gains minus one."""
+    return is_qwen(family) or family == "step3p5"
 
 
 def write_checkpoint(directory: Path, family: str, *, head: bool = True, seed: int = 0) -> Weights:
@@ -145,9 +164,17 @@ def _model(family: str, seed: int) -> Any:
     return model
 
 
+_STEP_NAMES = {
+    ".mlp.switch_mlp.": ".moe.", ".mlp.gate.gate.": ".moe.gate.", ".mlp.share_expert.":
+    ".share_expert.", ".mlp.gate.router_bias": ".moe.router_bias",
+}  # fmt: skip
+
+
 def _published(family: str, model: Any) -> Weights:
     published: Weights = {}
     for name, value in dict(tree_flatten(model.parameters())).items():
+        for own, theirs in _STEP_NAMES.items() if family == "step3p5" else ():
+            name = name.replace(own, theirs)
         name = name.replace("language_model.model.", "model.language_model.")
         name = name.replace("language_model.lm_head", "lm_head")
         if ".switch_mlp." in name and family == "qwen3_5_moe":
@@ -156,7 +183,7 @@ def _published(family: str, model: Any) -> Weights:
             for index in range(EXPERTS):
                 published[name.replace("switch_mlp", f"experts.{index}")] = value[index]
             continue
-        elif is_qwen(family):
+        elif has_offset_norms(family):
             value = value.moveaxis(2, 1) if "conv1d" in name else value
             value = value - (name.endswith("norm.weight") and "linear_attn" not in name)
         published[name] = value
@@ -182,11 +209,13 @@ def _head_weights(family: str, seed: int) -> Weights:
         made[f"{home}{name}.weight"] = mx.array(draw.normal(gain, scale, shape).astype(np.float32))
 
     for name in (embedding, hidden, final):
-        add(name, -0.4 if is_qwen(family) else 1.0, 0.1, WIDTH)
+        add(name, -0.4 if has_offset_norms(family) else 1.0, 0.1, WIDTH)
     add(project, 0.0, 0.3, WIDTH, 2 * WIDTH)
     if family in ("glm4_moe", "deepseek_v3"):  # copies of the target's
         for name in ("embed_tokens", "shared_head.head"):
             add(name, 0.0, 0.3, VOCABULARY, WIDTH)
+    if family == "step3p5":  # its own
+        add("transformer.shared_head.output", 0.0, 0.3, VOCABULARY, WIDTH)
     last = "layers.60." if family == "deepseek_v3" else "layers.1."
     for name, value in _published(family, _model(family, seed + 1)).items():
         _, found, rest = name.partition(last)
@@ -204,7 +233,7 @@ def reference(
     home, _, (embedding, before, project, final) = _PLACES[family]
 
     def norm(x: Array, name: str) -> Array:
-        gain = np.array(published[f"{home}{name}.weight"], np.float64) + is_qwen(family)
+        gain = np.array(published[f"{home}{name}.weight"], np.float64) + has_offset_norms(family)
         normed: Array = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * gain
         return normed
 
@@ -214,5 +243,6 @@ def reference(
     x = np.concatenate(both, -1) @ np.array(published[f"{home}{project}.weight"]).T
     model = _model(family, seed + 1)
     layer = getattr(model, "language_model", model).model.layers[-1]
-    mask = create_causal_mask(len(x), window_size=WINDOW if family == "mimo_v2_flash" else None)
-    return norm(np.array(layer(mx.array(x)[None], mask, None)[0], np.float64), final)
+    mask = create_causal_mask(len(x), window_size=WINDOW if family in _WINDOWED else None)
+    state = np.array(layer(mx.array(x)[None], mask, None)[0], np.float64)
+    return state if family == "step3p5" else norm(state, final)
