@@ -20,7 +20,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.drafters.drafter_config import DrafterConfig, count
-from akunu_py.models.drafters.drafter_interface import Embed, Project
+from akunu_py.models.drafters.state_drafter import Embed, Project
 from akunu_py.models.drafters.weights import fill, read_weights
 from akunu_py.models.load.model_files import as_error, text_config
 

@@ -15,8 +15,8 @@ from mlx.utils import tree_flatten
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.drafters import load_drafter
-from akunu_py.models.drafters.drafter_interface import Embed
 from akunu_py.models.drafters.eagle3 import Eagle3
+from akunu_py.models.drafters.state_drafter import Embed
 from tests.support import tiny_drafters as tiny
 from tests.support.draft_rounds import Target, draft_rounds, greedy
 from tests.support.tiny_drafters import LENGTHS, Array
