@@ -75,13 +75,13 @@ def open_drafter(
     if read_config(path) is None:
         return _open_draft_model(name, path, weights, needs)
     model = load_drafter(path, target.config)
-    if why := why_no_taps(target.model, model.taps):
+    taps = (len(target.model.layers),) if model.needs_final else model.taps
+    if why := why_no_taps(target.model, taps):
         raise UsageError(f"{name} cannot draft for this model: {why}; use another --draft-model")
     if device.on_metal() and weights == "auto":
         quantize_drafter(model)
     device.convert_weights(model, weights)
-    width = int(text_config(target.config)["hidden_size"]) * len(model.taps)
-    own = _drafter_needs(model, width, needs)
+    own = _drafter_needs(model, int(text_config(target.config)["hidden_size"]), len(taps), needs)
     size = own.weights + device.weight_bytes(Trunk(target.model).lm_head)
     share = size / max(1, needs.weights) * interpolate(PRIOR_SHAPE, 1 + model.longest)
     return PublishedDrafter(name, path, model, own, share)
@@ -97,10 +97,10 @@ def quantize_drafter(model: nn.Module) -> None:
     nn.quantize(model, _GROUP, 4, class_predicate=fits)
 
 
-def _drafter_needs(model: Any, width: int, target: MemoryNeeds) -> MemoryNeeds:
-    """Return what a drafter needs. width: of the hidden states of all taps."""
-    cache, hidden = model.make_cache(), mx.zeros((1, 2, width))
-    model.extend(model.states(hidden), hidden[..., : width // len(model.taps)], cache)  # lazy
+def _drafter_needs(model: Any, width: int, taps: int, target: MemoryNeeds) -> MemoryNeeds:
+    """Return what a drafter needs. width: of the target. taps: their number."""
+    cache, hidden = model.make_cache(), mx.zeros((1, 2, width * taps))
+    model.extend(model.states(hidden), hidden[..., :width], cache)  # lazy: only for the shapes
     per_token = sum(plan.bytes_per_row(entry) for entry in cache)
     return replace(target, weights=device.weight_bytes(model), cache=CacheGrowth(per_token))
 

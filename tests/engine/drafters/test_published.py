@@ -1,4 +1,4 @@
-"""Drafters of blocks follow the target: their rows equal those of one pass over the history."""
+"""Published drafters follow the target, and change no token."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models import gemma4_text
 
 from akunu_py.engine import kv_cache
 from akunu_py.engine.drafters import states as states_module
 from akunu_py.engine.drafters.learned_state import UnsavedState
 from akunu_py.engine.drafters.neural import NeuralDrafterBase
+from akunu_py.engine.drafters.states import published_drafter
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model import output_rows
@@ -24,11 +26,14 @@ from akunu_py.engine.model.device import weight_bytes
 from akunu_py.engine.model.drafters import PublishedDrafter, quantize_drafter
 from akunu_py.engine.target import Target
 from akunu_py.errors import UnsupportedModel
+from akunu_py.models.drafters import load_drafter
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import DraftMode, GenerateOptions
-from tests.support.block_drafters import BLOCK, Untimed, block_drafter, write_drafter
+from tests.support import tiny_drafters as tiny
+from tests.support.block_drafters import BLOCK, NEEDS, Untimed, block_drafter, write_drafter
 from tests.support.decoding import decode
+from tests.support.drafters import Mixture
 from tests.support.families import build
 from tests.support.identity import plain_tokens
 from tests.support.targets import Timeless, read
@@ -134,6 +139,63 @@ def test_a_drafter_from_disk_drafts_in_both_modes(
     ]
     assert len({answer.tokens for answer in answers}) == 1
     assert answers[1].stats.drafted > 0
+
+
+def save(directory: Path, config: dict[str, Any], weights: dict[str, Any]) -> Path:
+    (directory / "config.json").write_text(json.dumps(config))
+    arrays = {name: mx.array(value) for name, value in weights.items()}
+    mx.save_safetensors(str(directory / "model.safetensors"), arrays)
+    return directory
+
+
+def llama_with_eagle3(directory: Path) -> tuple[Any, Any]:
+    model = build("llama")
+    width = model.layers[0].input_layernorm.weight.size
+    ids = [1, len(model.layers)]  # inputs
+    changes = {"eagle_aux_hidden_state_layer_ids": ids, "target_hidden_size": width}
+    config = tiny.eagle3_config(4, hidden_size=width, vocab_size=VOCABULARY, **changes)
+    save(directory, config, tiny.eagle3_checkpoint(config, 4))
+    layers = {"num_hidden_layers": len(model.layers)}
+    settings = {"hidden_size": width, "vocab_size": VOCABULARY, "model_type": "llama"} | layers
+    return model, load_drafter(directory, settings)
+
+
+def gemma4_with_assistant(directory: Path) -> tuple[Any, Any]:
+    config = tiny.assistant_config(4)
+    text = config["text_config"] | {
+        "layer_types": ["full_attention", "sliding_attention"] * 2, "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2, "hidden_size": config["backbone_hidden_size"],
+    }  # fmt: skip
+    weights = tiny.assistant_checkpoint(config, 4)
+    del weights["target.weight"]
+    save(directory, config, weights)
+    mx.random.seed(4)
+    model = gemma4_text.Model(gemma4_text.ModelArgs.from_dict(text))
+    mx.eval(model.parameters())
+    return model, load_drafter(directory, {"model_type": "gemma4", "text_config": text})
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:3]])
+@pytest.mark.parametrize("make", [llama_with_eagle3, gemma4_with_assistant])
+def test_drafters_of_other_kinds_change_no_token(
+    make: Any, prompt: list[int], tmp_path: Path
+) -> None:
+    """n-gram predictions precede half of their drafts."""
+    model, drafter = make(tmp_path)
+    target = Timeless(model)
+    published = PublishedDrafter("drafter", tmp_path, drafter, NEEDS, 1e-6)
+    drafts = published_drafter(published, target)
+    drafts.clock = lambda: 0.0  # type: ignore[method-assign]
+    truth = plain_tokens(model, prompt, COUNT)
+    mixture = Mixture(drafts, [*prompt, *truth], VOCABULARY, seed=3)
+    target.followers = [drafts]
+    target.reuse_prefix(prompt)
+    read(target)
+    mixture.extend(prompt)
+    pieces = list(decode(target, mixture, COUNT, ()))
+    assert [token for piece in pieces for token in piece.tokens] == truth
+    assert any(piece.rejected for piece in pieces)
+    assert any(piece.accepted for piece in pieces)
 
 
 def test_a_quantized_drafter_drafts() -> None:
