@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py.errors import UsageError
-from akunu_py.files import parse_json, read_bounded
+from akunu_py.files import disk_errors, parse_json, read_bounded
 from akunu_py.parser import add_flags, add_values, count, number, positive
 from akunu_py.text import parse_size
 from akunu_py.types import (
@@ -219,9 +219,8 @@ def _text_of(path: str, option: str) -> str:
     if not path.strip():
         raise UsageError(f"{option}: expected the path of a file, found an empty string")
     try:
-        return read_bounded(Path(path), MAX_CONSTRAINT_FILE).decode("utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"{option}: cannot read {path}: {error.strerror}") from error
+        with disk_errors(f"{option}: cannot read {path}", UsageError):
+            return read_bounded(Path(path), MAX_CONSTRAINT_FILE).decode("utf-8-sig")
     except ValueError as error:  # not UTF-8, or a null in the path
         raise UsageError(f"{option}: {path} is not UTF-8 text: {error}") from error
 

@@ -126,8 +126,5 @@ def one_line(error: object, longest: int = 200) -> str:
 
 def describe(error: BaseException) -> str:
     """Return any exception on one line; foreign exceptions with the name of their class."""
-    text = " ".join(str(error).split())
-    kind = type(error).__name__
-    if isinstance(error, AkunuError):
-        return text
-    return f"{kind}: {text}" if text else kind
+    text, kind = " ".join(str(error).split()), type(error).__name__
+    return text if isinstance(error, AkunuError) else f"{kind}: {text}" if text else kind

@@ -13,7 +13,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+from akunu_py.errors import AkunuError, StoreError
+
 _BLOCK_BYTES = 1 << 20
+
+
+@contextlib.contextmanager
+def disk_errors(what: str, kind: type[AkunuError] = StoreError) -> Iterator[None]:
+    """Turn an OSError into an error of this kind that starts with `what`."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
@@ -38,11 +49,8 @@ def open_regular(path: Path, limit: int | None = None) -> Iterator[BinaryIO]:
 
     Raises: OSError: EINVAL for other kinds of files, EISDIR for directories, EFBIG for larger ones.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    with open(str(path), "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if limit is not None and status.st_size > limit:
@@ -97,9 +105,8 @@ def _refuse_constant(name: str) -> None:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a new private file (mode 0600) that replaces `path` unless the block raises."""
-    descriptor, name = tempfile.mkstemp(
-        dir=path.parent, prefix=temporary_prefix(path), suffix=path.suffix
-    )
+    prefix = _temporary_prefix(path)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=path.suffix)
     os.close(descriptor)
     try:
         yield Path(name)
@@ -124,6 +131,11 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
                 os.chmod(temporary, path.stat().st_mode & 0o777)
 
 
-def temporary_prefix(path: Path) -> str:
-    """Return the prefix of the temporary files of `path`, including those of killed writers."""
+def remove_unfinished(path: Path) -> None:
+    """Delete what killed writers of `path` left. The caller must be the only writer."""
+    for unfinished in path.parent.glob(f"{_temporary_prefix(path)}*"):
+        unfinished.unlink()
+
+
+def _temporary_prefix(path: Path) -> str:
     return f".{path.name}-"

@@ -86,6 +86,9 @@ class NeuralDrafter(Protocol):
     def longest(self) -> int: ...  # maximum tokens per draft
 
     @property
+    def parallel(self) -> bool: ...  # drafts all tokens in one pass, without n-gram predictions
+
+    @property
     def prefilled(self) -> int: ...  # approximate number of prefilled tokens of the current history
 
     def start_draft(self, known: Sequence[int]) -> bool:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from akunu_py.bench.curve import Curve
-from akunu_py.errors import StoreError, UsageError, first_problem
+from akunu_py.errors import UsageError, first_problem
+from akunu_py.files import disk_errors
 from akunu_py.version import __version__
 
 if TYPE_CHECKING:
@@ -192,11 +193,9 @@ def json_text(content: dict[str, Any]) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file and create its directory. Raises StoreError."""
-    try:
+    with disk_errors(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def load_result(path: Path) -> Result:
@@ -214,9 +213,8 @@ def load_results(path: Path) -> list[Result]:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+        with disk_errors(f"cannot read {path}", UsageError):
+            return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"expected a result of akunu bench, found {path}: {error}") from error
 

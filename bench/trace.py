@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from akunu_py.bench.workloads import Workload, WorkloadTurn
-from akunu_py.errors import StoreError, UnsupportedModel, UsageError, first_problem
+from akunu_py.errors import UnsupportedModel, UsageError, first_problem
+from akunu_py.files import disk_errors
 from akunu_py.models.catalog import load_catalog
 from akunu_py.models.load.model_files import as_error
 from akunu_py.models.store.model_store import list_models
@@ -48,7 +49,8 @@ def load_trace(path: str | Path) -> Trace:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        data = Path(path).read_bytes()
+        with disk_errors(f"cannot read the trace file {path}", UsageError):
+            data = Path(path).read_bytes()
         if data.startswith(GZIP_MAGIC):
             with gzip.open(path) as file:
                 data = file.read(_MAX_BYTES + 1)
@@ -58,9 +60,7 @@ def load_trace(path: str | Path) -> Trace:
         for name, items in trace.workloads.items():
             if any(not item.output or min((*item.prompt, *item.output)) < 0 for item in items):
                 raise ValueError(f"expected token ids from 0, and outputs, in workload {name!r}")
-    except OSError as err:
-        raise UsageError(f"cannot read the trace file {path}: {err.strerror or err}") from err
-    except (ValueError, EOFError, zlib.error) as err:
+    except (OSError, ValueError, EOFError, zlib.error) as err:
         why = first_problem(err) if isinstance(err, ValidationError) else err
         raise UsageError(
             f"expected a trace file (JSON, optionally gzipped), got {path}: {why}"
@@ -135,8 +135,6 @@ def record(
         workload.run_turns(answer)
     count = sum(len(item["output"]) for items in workloads.values() for item in items)
     data = json.dumps({"tokenizer": engine.name, "workloads": workloads}).encode()
-    try:
+    with disk_errors(f"cannot write {path}"):
         path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror}") from error
     return count

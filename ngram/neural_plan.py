@@ -159,10 +159,11 @@ class PlannedDrafter:
         chances: acceptance of each prediction. values: from `remaining_values`.
         """
         best = DraftPlan(-float("inf"), 0, 0)
-        step = self._cost(1, limits)
+        step = self._next_cost(limits)
         unread = max(1, limits.context - self.neural_drafter.prefilled)
         reached, tokens, rerun = 1.0, 1.0, 0.0
-        for predictions in range(min(len(chances), most - 1) + 1):
+        longest = 0 if self.neural_drafter.parallel else len(chances)
+        for predictions in range(min(longest, most - 1) + 1):
             spent, future = self._cost(unread + predictions, limits), 0.0
             after, gained, lost = 1.0, tokens, rerun
             for count in range(1, min(self.neural_drafter.longest, most - predictions) + 1):
@@ -236,11 +237,12 @@ class PlannedDrafter:
         while ready and len(self._drafted) < most:
             drafted = self._draft_token()
             now = neural_drafter.clock()
-            if rows <= MAX_ROWS and not learned.curve.first_use(rows):
+            if 0 < rows <= MAX_ROWS and not learned.curve.first_use(rows):
                 learned.curve.observe(rows, now - last, context)
                 learned.timed = True
-            self.cost += self._cost(rows, limits)
-            rows = 1
+            if rows:
+                self.cost += self._cost(rows, limits)
+            rows = 0 if neural_drafter.parallel else 1
             upcoming = chances_after(drafted.token) if drafted.token >= 0 else None
             if upcoming is None:
                 break
@@ -305,7 +307,7 @@ class PlannedDrafter:
 
         reached: the chance that the whole draft so far is accepted.
         """
-        made, gained, step = len(self._drafted), 0.0, self._cost(1, limits)
+        made, gained, step = len(self._drafted), 0.0, self._next_cost(limits)
         chances = _extend_chances([reached], trailing, most - made + 1)
         _, least = _best_length(chances, before + made, limits)
         here = limits.costs[before + made]
@@ -318,6 +320,10 @@ class PlannedDrafter:
             if reached < _NEGLIGIBLE:
                 break
         return False
+
+    def _next_cost(self, limits: PlanningLimits) -> float:
+        """Return the cost of a token after the first one."""
+        return 0.0 if self.neural_drafter.parallel else self._cost(1, limits)
 
     def _cost(self, rows: int, limits: PlanningLimits) -> float:
         """Return the cost of the drafter's pass over `rows` rows, in the unit of `limits`."""

@@ -46,7 +46,7 @@ def test_other_files_are_refused_at_once(tmp_path: Path, make: object, code: int
     make(path)
     with pytest.raises(OSError) as refused:  # noqa: PT011 - its number is looked at below
         files.read_bounded(path, 100)
-    assert refused.value.errno == code
+    assert (refused.value.errno, refused.value.filename) == (code, str(path))
 
 
 _json = st.recursive(

@@ -141,7 +141,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.conversation,
             config.model,
             directory,
-            offer_better=bool(session) and not config.server,
             privacy=describe_privacy(config.server, config.tools.names if config.tools else ()),
         )
         self.tools = ToolController(config.tools, self.view, self.conversation)
@@ -252,6 +251,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     async def _open_initial_chat(self) -> None:
         """Open the conversation to resume, or offer the last one."""
         await self.library.load_earlier_prompts()
+        await self.library.claim()
         if self._config.resume is not None:
             words = await self.library.resume(self._config.resume)
             if words is not None:

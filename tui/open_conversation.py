@@ -138,6 +138,7 @@ class Conversation:
         self, tree: ConversationTree | None = None, store: StoreThread | None = None
     ) -> None:
         self._store = store  # saves every change; None saves nothing
+        self.is_elsewhere = False  # also open in another process
         self.open(tree or ConversationTree())
 
     def open(self, tree: ConversationTree) -> None:

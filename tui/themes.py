@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from textual.app import App
+from textual.color import Color
 from textual.theme import BUILTIN_THEMES, Theme
 
 Background = Literal["dark", "light"]
@@ -83,7 +84,10 @@ def with_derived_colors(variables: dict[str, str]) -> dict[str, str]:
     """Return the CSS variables of a theme, with our own ones where the theme has none."""
     derived = {
         "prompt-background": f"{variables['panel']} 60%",
-        "accepted-background": f"{variables['success']} 20%",
+        # Not transparent, because styles in a text cannot be.
+        "accepted-background": Color.parse(variables["background"])
+        .blend(Color.parse(variables["success"]), 0.2)
+        .hex,
         "error-background": f"{variables['error']} 10%",
         "code-keyword": variables["text-accent"],
         "code-function": variables["text-primary"],

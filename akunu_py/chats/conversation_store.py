@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +79,10 @@ class ConversationStore:
 
     def close(self) -> None:
         self._file.close()
+
+    def hold(self, conversations: Collection[str]) -> set[str]:
+        """Mark the conversations that this process has open; return those open in another one."""
+        return self._file.hold(conversations)
 
     # Messages
 

@@ -1,6 +1,7 @@
 """The SQLite database file of conversations: its tables, migrations and errors.
 
 Processes share a lock on `<database>.lock`; renaming a damaged database needs an exclusive lock.
+`<database>.open` has a locked byte for each conversation that a process has open.
 VERSION never decreases. Migrations add only what is missing, all in one transaction.
 """
 
@@ -12,7 +13,8 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from akunu_py.chats.rows import decode, text_of
@@ -97,6 +99,8 @@ class DatabaseFile:
         except BaseException:
             os.close(self._lock)
             raise
+        self._open_file: int | None = None  # `<database>.open`
+        self._held: set[str] = set()  # conversations whose byte is locked
 
     def close(self) -> None:
         """Close the database. The last process to close it leaves a single file."""
@@ -105,6 +109,28 @@ class DatabaseFile:
                 self.database.close()
         finally:
             os.close(self._lock)
+            if self._open_file is not None:
+                os.close(self._open_file)
+
+    def hold(self, conversations: Collection[str]) -> set[str]:
+        """Lock these conversations and no others; return those that another process has locked.
+
+        The locks end with the process. Without access to the file, nothing is locked.
+        """
+        elsewhere: set[str] = set()
+        with contextlib.suppress(OSError):
+            if self._open_file is None:
+                self._open_file = _open_file(f"{self.path}.open")
+            for name in self._held.difference(conversations):
+                fcntl.lockf(self._open_file, fcntl.LOCK_UN, 1, _byte_of(name))
+            self._held.intersection_update(conversations)
+            for name in set(conversations) - self._held:
+                try:
+                    fcntl.lockf(self._open_file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _byte_of(name))
+                    self._held.add(name)
+                except (BlockingIOError, PermissionError):
+                    elsewhere.add(name)
+        return elsewhere
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -202,10 +228,19 @@ class DatabaseFile:
         self.warnings.append(f"{damaged} and was set aside as {aside.name}")
 
 
+def _byte_of(conversation: str) -> int:
+    """Return the place of a conversation in `<database>.open`."""
+    return zlib.crc32(conversation.encode(errors="replace"))
+
+
+def _open_file(path: str) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
 def _open_lock(path: Path) -> int:
     """Create missing directories and files; return the descriptor of the shared lock."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    lock = _open_file(f"{path}.lock")
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
         _create(path)

@@ -34,10 +34,6 @@ _STATS_FIELDS = {field.name for field in fields(Stats)}
 _FIELDS = ("id", "parent", "role", "text", "thinking", "created", "model", "stats", "finish_reason")
 
 
-class _FormatError(Exception):
-    """The JSON is not a valid export. The message says what was expected and found."""
-
-
 def as_json(trees: Iterable[ConversationTree]) -> str:
     """Return conversations as JSON for `read_json`."""
     conversations = [
@@ -60,30 +56,31 @@ def as_json(trees: Iterable[ConversationTree]) -> str:
 
 def read_json(text: str, name: str) -> list[ConversationTree]:
     """Parse the output of `as_json`. Raises ConversationError. name: the source, for errors."""
+    where = "expected JSON: "
     try:
         content = parse_json(text)
+        where = ""
         _expect(isinstance(content, dict) and content.get("format") == FORMAT, f'"{FORMAT}"', "")
         version = content.get("version")
         _expect(version == VERSION, f"version {VERSION}", version)
         _expect(isinstance(content.get("conversations"), list), "a list of conversations", "")
         return [_read_conversation(each) for each in content["conversations"]]
-    except (ValueError, _FormatError) as error:
-        problem = f"expected JSON: {error}" if isinstance(error, ValueError) else error
+    except ValueError as error:
         raise ConversationError(
-            f"cannot import {name}: {problem}; expected a file from `akunu chats export --format "
-            "json`"
+            f"cannot import {name}: {where}{error}; expected a file from `akunu chats export "
+            "--format json`"
         ) from error
 
 
-def stats_of(values: dict[str, Any]) -> Stats:
+def stats_of(values: Any) -> Stats:
     """Parse statistics; ignore unknown fields. Raises ValueError for invalid values."""
+    _expect(isinstance(values, dict), "statistics", values)
     known = {name: value for name, value in values.items() if name in _STATS_FIELDS}
     for name, value in known.items():
         if name == "not_cached":
-            if value not in get_args(NotCached):
-                raise ValueError(f"expected a reason for {name}, found {str(value)[:40]!r}")
-        elif not _is_number(value, _MAX_NUMBER):
-            raise ValueError(f"expected a number for {name}, found {str(value)[:40]!r}")
+            _expect(value in get_args(NotCached), f"a reason for {name}", value)
+        else:
+            _expect(_is_number(value, _MAX_NUMBER), f"a number for {name}", value)
     return Stats(**known)
 
 
@@ -130,7 +127,6 @@ def _read_message(values: Any) -> ChatMessage:
     for name, text in texts.items():
         _expect(isinstance(text, str), f"a string for {name}", text)
     parent, stats = values.get("parent"), values.get("stats")
-    _expect(stats is None or isinstance(stats, dict), "statistics", stats)
     return ChatMessage(
         role=role,
         parent=None if parent is None else _read_id(parent),
@@ -151,4 +147,4 @@ def _read_id(value: Any) -> str:
 def _expect(holds: object, expected: str, found: object) -> None:
     if not holds:
         shown = repr(found) if len(repr(found)) <= 60 else f"{repr(found)[:57]}..."
-        raise _FormatError(f"expected {expected}" + (f", found {shown}" if found != "" else ""))
+        raise ValueError(f"expected {expected}" + (f", found {shown}" if found != "" else ""))

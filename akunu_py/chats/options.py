@@ -62,19 +62,16 @@ def options_of(values: object) -> ChatOptions:
     if not isinstance(values, Mapping):
         return ChatOptions()
     names = {field.name for field in fields(ChatOptions)}
-    valid = {name: value for name, value in values.items() if name in names and _fits(name, value)}
-    return ChatOptions(**valid)
-
-
-def _fits(name: str, value: object) -> bool:
-    """Return True if `value` has the type and the bounds of the option `name`."""
-    if name == "thinking":
-        return value in THINKING_MODES
-    return is_in_bounds(name, value)
+    known = {name: value for name, value in values.items() if name in names}
+    return ChatOptions(
+        **{name: value for name, value in known.items() if is_in_bounds(name, value)}
+    )
 
 
 def is_in_bounds(name: str, value: object) -> bool:
-    """Return whether `value` is a number that the option `name` accepts."""
+    """Return whether the option `name` accepts `value`."""
+    if name == "thinking":
+        return value in THINKING_MODES
     kinds = (int, float) if name in FRACTIONS else (int,)
     least, most = BOUNDS[name]
     return type(value) in kinds and least <= value <= most  # type: ignore[operator]

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from akunu_py.chats.json import ID, is_time, stats_of
 from akunu_py.chats.options import ChatOptions, options_of
-from akunu_py.chats.tool_rounds import ToolRound, as_values, rounds_of
+from akunu_py.chats.tool_rounds import as_values, rounds_of
 from akunu_py.chats.tree import ChatMessage, ConversationInfo, valid_role
 from akunu_py.files import parse_json
-from akunu_py.types import FinishReason, Stats
+from akunu_py.types import FinishReason
+
+_Value = TypeVar("_Value")
 
 INFO_COLUMNS = """
 number, id, substr(title, 1, 1000), created, updated, substr(model, 1, 1000),
@@ -59,11 +61,11 @@ def messages_of(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, ChatMess
             parent=parent,
             thinking=text_of(thinking),
             model=text_of(model),
-            stats=_stats(stats),
+            stats=_parsed(stats, stats_of, None),
             finish_reason=finish if finish in get_args(FinishReason) else None,
             created=_time(created),
             id=message_id,
-            rounds=_rounds(rounds),
+            rounds=_parsed(rounds, rounds_of, ()),
         )
         yield number, message
 
@@ -80,10 +82,7 @@ def values_of(message: ChatMessage) -> tuple[Any, ...]:
 
 def options_in(value: object) -> ChatOptions:
     """Return the options in a column value; the defaults if it is damaged."""
-    try:
-        return options_of(parse_json(text_of(value)))
-    except ValueError:
-        return ChatOptions()
+    return _parsed(value, options_of, ChatOptions())
 
 
 def options_text(options: ChatOptions) -> str | None:
@@ -125,16 +124,9 @@ def _time(value: object) -> float:
     return float(value) if is_time(value) else 0.0  # type: ignore[arg-type]
 
 
-def _rounds(value: object) -> tuple[ToolRound, ...]:
+def _parsed(value: object, parse: Callable[[Any], _Value], default: _Value) -> _Value:
+    """Parse the JSON in a column value; return `default` if it is damaged or NULL."""
     try:
-        return rounds_of(parse_json(text_of(value))) if value is not None else ()
+        return parse(parse_json(text_of(value)))
     except ValueError:
-        return ()
-
-
-def _stats(value: object) -> Stats | None:
-    try:
-        values = parse_json(text_of(value))
-        return stats_of(values) if isinstance(values, dict) else None
-    except ValueError:
-        return None
+        return default

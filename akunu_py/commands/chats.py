@@ -17,7 +17,7 @@ from akunu_py.chats.json import as_json, read_json
 from akunu_py.chats.search import SearchHit
 from akunu_py.engine.histories.prompt_cache_store import forget_conversation
 from akunu_py.errors import ConversationError, UsageError
-from akunu_py.files import read_bounded, read_stream
+from akunu_py.files import disk_errors, read_bounded, read_stream
 from akunu_py.parser import add_actions, add_flags, add_format
 from akunu_py.text import collapse, confirm, for_output, print_warnings, say, table
 
@@ -109,13 +109,10 @@ def remove(store: ConversationStore, args: argparse.Namespace) -> None:
 def _read(file: str) -> str:
     """Return the text of the file. Raises ConversationError if that fails."""
     try:
-        if file == "-":
-            data = read_stream(sys.stdin.buffer, MAX_IMPORT)
-        else:
-            data = read_bounded(Path(file), MAX_IMPORT)
-        return data.decode("utf-8")
-    except OSError as error:
-        raise ConversationError(f"cannot read {file}: {error.strerror}") from error
+        with disk_errors(f"cannot read {file}", ConversationError):
+            if file == "-":
+                return read_stream(sys.stdin.buffer, MAX_IMPORT).decode("utf-8")
+            return read_bounded(Path(file), MAX_IMPORT).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConversationError(
             f"cannot import {file}: not UTF-8; expected a file of: akunu chats export --all"

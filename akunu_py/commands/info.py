@@ -79,8 +79,12 @@ def describe_server(server: RunningServer) -> str | None:
 
 
 def _served(model: Mapping[str, Any]) -> str:
-    why = model.get("not_batched")
-    return f"{model['id']} ({f'requests take turns: {why}' if why else model['state']})"
+    why, drafter = model.get("not_batched"), model.get("drafter")
+    described = [f"requests take turns: {why}" if why else str(model["state"])]
+    if drafter:
+        rates = ", ".join(f"{rate:.2f}" for rate in model.get("acceptance", ()))
+        described.append(f"drafts with {drafter}" + (f", accepted: {rates}" if rates else ""))
+    return f"{model['id']} ({'; '.join(described)})"
 
 
 def _settings() -> str:

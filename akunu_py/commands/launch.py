@@ -1,4 +1,7 @@
-"""`akunu launch`: start a coding agent with a local model, without changing its files."""
+"""`akunu launch`: start a coding agent with a local model, without changing its files.
+
+Some agents accept a model only in a file. Such files are private, in our own cache directory.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,24 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from akunu_py import paths
 from akunu_py.arguments import add_model
 from akunu_py.commands.serve import KEY_VARIABLE
 from akunu_py.commands.servers import ServeProcess
 from akunu_py.errors import AkunuError, ServerGone, UsageError
+from akunu_py.files import write_atomically
 from akunu_py.models.store import model_store
+from akunu_py.models.store.directories import store_errors
 from akunu_py.parser import add_values, positive
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.settings import DEFAULT_PORT, load_settings, serve_settings
 from akunu_py.text import for_output, print_warnings, say
 
 _NO_KEY = "none"  # clients require a key
+_ANSWER, _CONTEXT = 8192, 32_768  # tokens; the context if it is unknown
 _CLAUDE_ANSWER = 32_000  # tokens; the default of Claude Code
 _CLAUDE_LEAST_WINDOW = 100_000  # tokens; Claude Code warns about a smaller auto-compact window
 _CLAUDE_MODES = ("--permission-mode", "--dangerously-skip-permissions")
@@ -48,10 +56,28 @@ class Launch:
     environment: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, str] = field(default_factory=dict)  # variables that the user may set
     mode: tuple[str, ...] = ()  # arguments, unless the user passes one of `_CLAUDE_MODES`
+    files: dict[Path, str] = field(default_factory=dict)  # to write before the start
+
+
+def _file(name: str) -> Path:
+    return paths.cache_dir() / "launch" / name
+
+
+# Codex requires instructions with the metadata of a model.
+_CODEX_INSTRUCTIONS = """\
+You are a coding agent in the user's terminal. Work on the user's task until it is done.
+Inspect files with shell commands before you change them. Prefer rg for searches. Make the smallest
+change that solves the task, in the style of the code around it, and run the tests that cover it.
+Never revert changes that are not yours. Do not commit unless the user requests it.
+At the end, say in a few sentences what you changed, and what you could not check.
+"""
 
 
 def _codex(served: ModelEndpoint) -> Launch:
-    """Configure Codex. Only OpenAI's servers run its web search. Source: docs/config.md."""
+    """Configure Codex. Only OpenAI's servers run its web search.
+
+    Sources: docs/config.md, ModelInfo in codex-rs/protocol/src/openai_models.rs.
+    """
     provider = "model_providers.akunu"
     values: dict[str, Any] = {
         "model": served.model,
@@ -62,22 +88,50 @@ def _codex(served: ModelEndpoint) -> Launch:
         "web_search": "disabled",
         "analytics.enabled": False,
     }
+    files: dict[Path, str] = {}
     if served.context:
         values["model_context_window"] = served.context
+        # Without metadata, Codex warns at each start.
+        catalog = _file("codex.json")
+        values["model_catalog_json"] = str(catalog)
+        files[catalog] = json.dumps({"models": [_codex_model(served)]})
     if served.key:
         values[f"{provider}.env_key"] = KEY_VARIABLE
     options = [
         part for name, value in values.items() for part in ("-c", f"{name}={json.dumps(value)}")
     ]
-    return Launch(["codex", *options], {KEY_VARIABLE: served.key} if served.key else {})
+    environment = {KEY_VARIABLE: served.key} if served.key else {}
+    return Launch(["codex", *options], environment, files=files)
+
+
+def _codex_model(served: ModelEndpoint) -> dict[str, Any]:
+    """Return the metadata of the model."""
+    return {
+        "slug": served.model,
+        "display_name": served.model,
+        "description": "Served by akunu",
+        "base_instructions": _CODEX_INSTRUCTIONS,
+        "context_window": served.context,
+        "max_context_window": served.context,
+        "input_modalities": ["text"],
+        "supported_reasoning_levels": [],
+        "supports_reasoning_summaries": False,
+        "support_verbosity": False,
+        "supports_parallel_tool_calls": True,
+        "experimental_supported_tools": [],
+        "shell_type": "default",
+        "truncation_policy": {"mode": "bytes", "limit": 10_000},
+        "visibility": "list",
+        "supported_in_api": True,
+        "priority": 1,
+    }
 
 
 def _opencode(served: ModelEndpoint) -> Launch:
     """Configure OpenCode. Source: opencode.ai/docs/config and /docs/providers."""
     model: dict[str, Any] = {"name": served.model, "tool_call": True}
     if served.context:
-        answer = min(8192, served.context // 4)
-        model["limit"] = {"context": served.context, "output": answer}
+        model["limit"] = {"context": served.context, "output": _answer_limit(served)}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "akunu",
@@ -136,16 +190,101 @@ def _claude(served: ModelEndpoint) -> Launch:
     return Launch(["claude", "--model", served.model], environment, defaults, mode)
 
 
+def _pi(served: ModelEndpoint) -> Launch:
+    """Configure pi by an extension. Source: its docs/custom-provider.md."""
+    model = {
+        "id": served.model,
+        "name": served.model,
+        "reasoning": False,
+        "input": ["text"],
+        "cost": dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0),
+        "contextWindow": served.context or _CONTEXT,
+        "maxTokens": _answer_limit(served),
+        "compat": {"supportsDeveloperRole": False, "supportsReasoningEffort": False},
+    }
+    provider = {
+        "name": "akunu",
+        "baseUrl": f"{served.url}/v1",
+        "apiKey": f"${KEY_VARIABLE}",
+        "api": "openai-completions",
+        "models": [model],
+    }
+    extension = _file("pi.js")
+    code = f'export default (pi) => pi.registerProvider("akunu", {json.dumps(provider)});\n'
+    return Launch(
+        ["pi", "-e", str(extension), "--provider", "akunu", "--model", served.model],
+        {KEY_VARIABLE: served.key or _NO_KEY},
+        {"PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1"},
+        files={extension: code},
+    )
+
+
+def _qwen(served: ModelEndpoint) -> Launch:
+    """Configure Qwen Code. Source: its docs, "Settings" and "Model providers"."""
+    environment = {"OPENAI_BASE_URL": f"{served.url}/v1", "OPENAI_API_KEY": served.key or _NO_KEY}
+    defaults: dict[str, str] = {}
+    files: dict[Path, str] = {}
+    if served.context:
+        settings = _file("qwen.json")
+        window = {"contextWindowSize": served.context}
+        files[settings] = json.dumps({"model": {"generationConfig": window}})
+        defaults["QWEN_CODE_SYSTEM_DEFAULTS_PATH"] = str(settings)
+        defaults["QWEN_CODE_MAX_OUTPUT_TOKENS"] = str(_answer_limit(served))
+    command = ["qwen", "--auth-type", "openai", "--model", served.model]
+    return Launch(command, environment, defaults, files=files)
+
+
+def _gptme(served: ModelEndpoint) -> Launch:
+    """Configure gptme. Source: gptme.org/docs/providers.html."""
+    environment = {"OPENAI_BASE_URL": f"{served.url}/v1", "OPENAI_API_KEY": served.key or _NO_KEY}
+    defaults = {"GPTME_CONTEXT_LENGTH": str(served.context)} if served.context else {}
+    return Launch(["gptme", "--model", f"local/{served.model}"], environment, defaults)
+
+
+def _continue(served: ModelEndpoint) -> Launch:
+    """Configure Continue's command line. Source: docs.continue.dev/reference."""
+    model: dict[str, Any] = {
+        "name": served.model,
+        "provider": "openai",
+        "model": served.model,
+        "apiBase": f"{served.url}/v1",
+        "apiKey": served.key or _NO_KEY,
+        "roles": ["chat", "edit", "apply"],
+        "capabilities": ["tool_use"],
+    }
+    if served.context:
+        options = {"contextLength": served.context, "maxTokens": _answer_limit(served)}
+        model["defaultCompletionOptions"] = options
+    config = {"name": "akunu", "version": "1.0.0", "schema": "v1", "models": [model]}
+    file = _file("continue.yaml")  # JSON is YAML
+    environment = {"CONTINUE_METRICS_ENABLED": "0"}
+    return Launch(
+        ["cn", "--config", str(file)], defaults=environment, files={file: json.dumps(config)}
+    )
+
+
+def _answer_limit(served: ModelEndpoint) -> int:
+    """Return the maximum tokens of an answer, for clients that reserve them."""
+    return min(_ANSWER, (served.context or _CONTEXT) // 4)
+
+
 CLIENTS: dict[str, Callable[[ModelEndpoint], Launch]] = {
     "codex": _codex,
     "opencode": _opencode,
     "aider": _aider,
     "claude": _claude,
+    "pi": _pi,
+    "qwen": _qwen,
+    "gptme": _gptme,
+    "continue": _continue,
 }
 
 
 # Tokens of the first prompt without arguments, as measured for docs/serve.md.
-FIRST_PROMPTS = {"codex": 9_100, "opencode": 7_600, "claude": 12_400}
+FIRST_PROMPTS = {
+    **{"claude": 12_500, "codex": 4_900, "opencode": 7_600, "pi": 1_500},
+    **{"qwen": 14_000, "gptme": 9_600, "continue": 1_900},
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -172,6 +311,7 @@ def run(args: argparse.Namespace) -> int:
         wanted = found.model if found else model_store.resolve(first).name
     launch = _launch(args, found or ModelEndpoint(url, wanted, key=key))
     if args.show:
+        _write(launch)
         print(for_output(shell_command(launch)))
         return 0
     if found is not None and found.model != wanted:
@@ -182,13 +322,26 @@ def run(args: argparse.Namespace) -> int:
     if shutil.which(name) is None:
         raise UsageError(f"{name} is not installed; install it and try again")
     with contextlib.nullcontext(found) if found else temporary_server(args, url, key) as served:
-        if 0 < served.context < (prompt := FIRST_PROMPTS.get(name, 0)):
-            warning = (
+        warnings = []
+        if 0 < served.context < (prompt := FIRST_PROMPTS.get(args.client, 0)):
+            warnings = [
                 f"{name} begins with about {prompt:,} tokens, but {served.model} has a context of "
                 f"{served.context:,}: its first prompt will not fit; use another model"
-            )
-            print_warnings([warning])
-        return _wait(_launch(args, served))
+            ]
+        print_warnings(warnings)
+        launch = _launch(args, served)
+        _write(launch)
+        code = _wait(launch)
+        print_warnings(warnings)  # The client may have covered the first one, and shown nothing.
+        return code
+
+
+def _write(launch: Launch) -> None:
+    """Write the client's files. Raises StoreError."""
+    for path, text in launch.files.items():
+        with store_errors("cannot write the client's configuration", "XDG_CACHE_HOME"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text.encode())
 
 
 def _launch(args: argparse.Namespace, served: ModelEndpoint) -> Launch:
@@ -196,7 +349,8 @@ def _launch(args: argparse.Namespace, served: ModelEndpoint) -> Launch:
     names = {argument.partition("=")[0] for argument in args.rest}
     mode = () if names.intersection(_CLAUDE_MODES) else launch.mode
     defaults = {name: value for name, value in launch.defaults.items() if name not in os.environ}
-    return Launch([*launch.command, *mode, *args.rest], launch.environment | defaults)
+    environment = launch.environment | defaults
+    return Launch([*launch.command, *mode, *args.rest], environment, files=launch.files)
 
 
 def shell_command(launch: Launch) -> str:

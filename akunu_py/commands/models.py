@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     pull = add("pull", "Download a model", pull_model)
     model = "Catalog name or OWNER/REPOSITORY on the Hugging Face hub; append @REVISION to pin it"
     pull.add_argument("model", metavar="MODEL", help=model)
-    add_flags(pull, ("--if-missing", "Print nothing if the model is installed"))
+    add_flags(
+        pull,
+        ("--if-missing", "Print nothing if the model is installed"),
+        ("--with-drafter", "Also download the drafter that the catalog names, and use it"),
+    )
     add_values(
         pull,
         ("--name", "NAME", str, None, "Local name (default: derived from MODEL)"),
@@ -83,7 +88,7 @@ def list_models(args: argparse.Namespace) -> None:
         (
             model.name,
             human_size(model.size),
-            f"{model.context_length:,}" if model.context_length else "",
+            f"{model.context_length:,}" if model.context_length else model.kind and "drafter",
             f"damaged: {model.damaged}" if model.damaged else model.repository or model.source,
         )
         for model in (*installed, *others)
@@ -129,11 +134,31 @@ def pull_model(args: argparse.Namespace) -> None:
             with progress_display() as on_progress:
                 model = pull(args.model, on_progress, name=args.name)
             say(f"{model.name} is ready ({human_size(model.size)}): {model.path}", error=True)
+        if args.with_drafter:
+            _pull_drafter(model)
         if args.hosts:
             pull_on_hosts(hosts, model)
     except KeyboardInterrupt:
         say(f"stopped; to resume, run: akunu models pull {args.model}", error=True)
         raise
+
+
+def _pull_drafter(model: model_store.StoredModel) -> None:
+    """Download the drafter of a model, and let the model use it from now on."""
+    from akunu_py.models.pull.pull import pull
+    from akunu_py.models.store.names import read_names, save_entry
+
+    entry = catalog.find_repository(model.repository)
+    if entry is None or not entry.drafter:
+        known = [each.name for each in catalog.load_catalog().values() if each.drafter]
+        raise UsageError(
+            f"the catalog knows no drafter of {model.name}; it knows those of {', '.join(known)}. "
+            "For another one run: akunu models pull OWNER/REPOSITORY, then use --draft-model"
+        )
+    with progress_display() as on_progress:
+        drafter = pull(entry.drafter, on_progress)
+    save_entry(model.name, replace(read_names()[model.name], drafter=drafter.name))
+    say(f"{drafter.name} drafts for {model.name} ({human_size(drafter.size)})", error=True)
 
 
 def recommend_models(args: argparse.Namespace) -> None:
@@ -314,6 +339,7 @@ def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tup
         ("size", human_size(model.size)),
         ("context", f"{model.context_length} tokens" if model.context_length else ""),
         ("weights", model.quantization),
+        ("drafter", model.drafter or (f"is one ({model.kind})" if model.kind else "none")),
         ("license", model.license),
         ("source", model.source),
         ("memory", f"{human_size(learned_state.answer_cache_bytes(model.path))} of cached answers"),
@@ -335,6 +361,9 @@ def _catalog_facts(entry: catalog.CatalogEntry) -> list[tuple[str, str]]:
         ("suits", f"Macs with {entry.minimum_ram} GB or more"),
         ("license", entry.license),
         ("homepage", entry.homepage),
+        ("drafter", " ".join(filter(None, [entry.drafter, entry.drafter_gain])))
+        if entry.drafter
+        else ("drafter", "none is known; akunu drafts with n-grams"),
         ("status", f"not installed; akunu models pull {entry.name}"),
     ]
 

@@ -24,7 +24,7 @@ from akunu_py.arguments import (
 )
 from akunu_py.engine.load import open_model, warn_about_memory
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
-from akunu_py.files import read_stream
+from akunu_py.files import disk_errors, read_stream
 from akunu_py.interrupts import exit_after_interrupt
 from akunu_py.parser import add_flags, add_format, add_values
 from akunu_py.text import displayable, for_output, print_warnings, say
@@ -123,9 +123,8 @@ def read_prompt(argument: str | None) -> str:
             raise UsageError("the prompt is not UTF-8 text; convert it first")
     else:
         try:
-            prompt = read_stream(sys.stdin.buffer, MAX_PROMPT).decode()
-        except OSError as error:
-            raise UsageError(f"cannot read the prompt on stdin: {error.strerror}") from error
+            with disk_errors("cannot read the prompt on stdin", UsageError):
+                prompt = read_stream(sys.stdin.buffer, MAX_PROMPT).decode()
         except UnicodeDecodeError as error:
             raise UsageError(
                 f"the prompt on stdin is not UTF-8 text (byte {error.start}); convert it first"

@@ -52,7 +52,9 @@ def server_for(
         return None
     if choice == "auto":
         return matching_server(model.path, loading) if model else None
-    return server_at(choice, requested and _store_name(requested), os.environ.get(KEY_VARIABLE, ""))
+    with contextlib.suppress(AkunuError):  # the server may have a model that is not installed
+        requested = requested and model_store.resolve(requested).name
+    return server_at(choice, requested, os.environ.get(KEY_VARIABLE, ""))
 
 
 def is_address(choice: str) -> bool:
@@ -65,13 +67,6 @@ def model_name_at(url: str, requested: str | None) -> str:
     found = server_for(url, requested, None, LoadOptions())
     assert found is not None
     return found[1].name
-
-
-def _store_name(model: str) -> str:
-    try:
-        return model_store.resolve(model).name
-    except AkunuError:  # the server may have a model that is not installed
-        return model
 
 
 # Only this process needs the server, whatever the settings of a service say.

@@ -182,10 +182,10 @@ class OpenBrackets:
         excess = Counter(_match(scanned)[1])
         all_closed = {kind for kind in unmatched if excess[kind] >= unmatched[kind]}
         hidden = _hidden(below, scanned, inside)
-        lines = {  # where the line of each open bracket starts in the window
-            each.at: self._window.rfind("\n", 0, self._start + each.at) + 1 for each in self._open
+        widths = {  # of the lines with the open brackets
+            each.at: width(self._window[self._window.rfind("\n", 0, self._start + each.at) + 1 :])
+            for each in self._open
         }
-        widths = {at: width(self._window[line:]) for at, line in lines.items()}
         at = 0
         for line in below.split("\n"):
             start, at = at, at + len(line) + 1
@@ -202,7 +202,7 @@ class OpenBrackets:
                 free = [at for at in self._free(kind) if widths[at] == depth]
                 if free:
                     choose = max if kind in all_closed else min
-                    self._closed_at.add(choose(free, key=lines.__getitem__))
+                    self._closed_at.add(choose(free))
                 content = content[found.end() :].lstrip()
             if not depth and not closing:
                 break
@@ -278,6 +278,9 @@ def _scan_code(
                 inside = kind[0]  # may still be an apostrophe
             elif start < cursor < at:
                 found += Bracket(start, kind[0], True), Bracket(at - 1, kind[0], False)
+        elif kind[0] == "{" and start < cursor < at:  # a tag of a template
+            inner = enumerate(kind, start)
+            found += (Bracket(each, "{", char == "{") for each, char in inner if char in "{}")
         elif at == len(text):
             if kind[0] in "#;%- \t" or kind.startswith("//"):
                 inside = _COMMENT

@@ -1,6 +1,7 @@
 """The queue of completion requests to a model: superseding, cancelling, working ahead.
 
-A cached completion is returned in the caller's thread; all other callbacks run in the model's.
+`Tickets` decides. A cached completion is returned in the caller's thread, and a ticket that is
+cancelled before it runs ends in the thread that cancels it; all other callbacks run in the model's.
 Work ahead (a prefill, or the completion after the last one) runs while no request waits. The next
 completion is made after a pause or an acceptance, because typing makes most of them useless. For
 the same reason `Pace` delays the requests of a fast typist.
@@ -11,25 +12,24 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from akunu_py.completion.completion_cache import CompletionCache, typed_since
+from akunu_py.completion.completion_cache import CompletionCache
 from akunu_py.completion.completion_request import (
     Completion,
     CompletionReason,
     CompletionRequest,
     EndCheck,
     check_request,
-    time_limit,
 )
-from akunu_py.completion.pace import Pace
 from akunu_py.completion.prompt.project_imports import imported_files
+from akunu_py.completion.tickets import Ticket, TicketRun, Tickets, TicketStatus
 from akunu_py.engine.events import Event, Failed, Finished
 from akunu_py.engine.host import ModelHost, State
 from akunu_py.engine.job import ModelLoop, RunningJob
@@ -71,38 +71,6 @@ class QueueOptions:
     saves_power: Callable[[], bool] = lambda: False  # True: nothing is made ahead
 
 
-def _begun() -> None:
-    """Do nothing for a ticket that is not delayed."""
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """One request in the queue. `cancel` is thread-safe."""
-
-    request: CompletionRequest
-    on_done: Callable[[Completion | Failed], None] = lambda done: None  # called once
-    channel: str = ""  # a newer request supersedes those on its channel; not on ""
-    on_text: Callable[[str], None] = lambda text: None  # gets parts as they become certain
-    ahead: bool = False  # no client waits for it
-    supersedes: bool = True  # False: a newer request on its channel cancels it instead
-    paced: bool = True  # False: runs at once
-    begin: Callable[[], None] = _begun  # ends the delay before it runs
-    sent: int = 0  # characters passed to on_text
-    done: bool = False
-    cancelled: threading.Event = field(default_factory=threading.Event)
-
-    def cancel(self) -> None:
-        """Cancel within one pass. `on_done` still runs, with the reason "cancelled" if in time."""
-        self.cancelled.set()
-        self.begin()
-
-    def send(self, text: str) -> None:
-        """Call `on_text` with the new part of `text`, the completion so far."""
-        if new := text[self.sent :]:
-            self.sent = len(text)
-            self.on_text(new)
-
-
 DEFAULT_QUEUE_OPTIONS = QueueOptions()
 
 
@@ -120,21 +88,13 @@ class CompletionQueue:
         on_state: Callable[[State], None] = lambda state: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._exclude, self._pause_s = options.exclude, options.pause_s
-        self.saves_power = options.saves_power
-        # The completion after the last one, until it is queued, and the timer that queues it.
-        self._next: tuple[Ticket, threading.Timer] | None = None
-        self._load = load
+        self._options, self.saves_power = options, options.saves_power
+        self._load, self._clock = load, clock
         self._completer: Completer | None = None
         self._cache = CompletionCache()
-        self._clock, self._paces = clock, defaultdict[str, Pace](Pace)  # by channel
-        self._lock = threading.Lock()
-        self._latest: dict[str, Ticket] = {}  # by channel
-        self._waiting: set[Ticket] = set()  # queued tickets of clients
-        self._ahead: Ticket | None = None  # the current work ahead
-        self._open: set[Ticket] = set()
-        self._all_done = threading.Condition(self._lock)
-        self._draining = self._closing = False
+        self._tickets = Tickets()
+        self._changed = threading.Condition()  # guards the tickets
+        self._timer = threading.Thread(target=self._begin_later, name="queue", daemon=True)
         self.host = ModelHost(
             self._load_loop, idle_s=options.unload_s, on_state=on_state, clock=clock
         )
@@ -142,6 +102,8 @@ class CompletionQueue:
     def start(self) -> None:
         """Start loading, once. Requests may be submitted before."""
         self.host.start()
+        if self._timer.ident is None:
+            self._timer.start()
 
     def complete(self, request: CompletionRequest) -> Completion:
         """Block until the request completes. Raises the error if loading or completion fails."""
@@ -159,64 +121,56 @@ class CompletionQueue:
         cancels the earlier request on its channel, or takes over its completion if that starts with
         the text typed since. A request for a prefill cancels nothing.
         """
+        request = ticket.request
         try:
-            check_request(ticket.request)
+            check_request(request)
         except UsageError as error:
-            self.finish(ticket, Failed(error))
+            self._finish(ticket, Failed(error))
             return
-        if is_excluded(ticket.request.path, self._exclude):
-            with self._lock:
-                previous = self._latest.get(ticket.channel) if ticket.request.max_tokens else None
-            if previous is not None:
-                previous.cancel()
-            self.finish(ticket, Completion("", "stop", Stats(), excluded=True))
-            return
-        if not ticket.request.max_tokens:
-            ticket.ahead = True
-            self._take_next()  # it would cancel the prefill at the end of its pause
-            self._submit_ahead(ticket)
-            return
-        cached = self._cache.find(ticket.request)
-        self._take_next()
-        with self._lock:
-            previous = self._latest.pop(ticket.channel, None) if ticket.channel else None
-            if cached is None:
-                self._waiting.add(ticket)
-                if ticket.channel:
-                    self._latest[ticket.channel] = ticket
-            if not ticket.supersedes and previous is not None:
-                self._latest[ticket.channel], previous = previous, ticket
-        if previous is not None:
-            previous.cancel()
-        if cached is None:
-            self._delay(ticket)
+        if is_excluded(request.path, self._options.exclude):
+            known: Completion | None = Completion("", "stop", Stats(), excluded=True)
+        elif request.max_tokens:
+            known = self._cache.find(request)
         else:
-            ticket.send(cached.text)
-            self._make_next(ticket, cached)
-            self.finish(ticket, cached)
+            ticket.ahead = True
+            self._add_ahead(ticket, 0.0)
+            return
+        on_battery = self.saves_power()
+        with self._changed:
+            if request.max_tokens:
+                self._tickets.supersede(ticket)
+            if known is None:
+                self._tickets.add_paced(ticket, self._clock(), on_battery=on_battery)
+        self._begin()
+        if known is not None:
+            ticket.send(known.text)
+            self._make_next(ticket, known)
+            self._finish(ticket, known)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Cancel within one pass. `on_done` still runs, with the reason "cancelled" if in time."""
+        ticket.cancelled.set()
+        self._begin()
 
     def accepted(self) -> None:
         """Make the next completion now, because the user accepted the last one."""
-        with self._lock:
-            self._paces.clear()  # the rhythm of typing ends
-        if ticket := self._take_next():
-            self._submit_ahead(ticket)
+        with self._changed:
+            self._tickets.accept()
+        self._begin()
 
     def close(self, timeout: float | None = None, *, drain: bool = False) -> bool:
         """End the model's thread: cancel all requests, or with `drain` serve clients' first.
 
         Returns False if the thread is still busy after `timeout` seconds.
         """
-        self._take_next()
-        with self._lock:
-            self._draining = True
-            delayed = list(self._open)
-        for each in delayed:
-            each.begin()
-        with self._lock:
+        with self._changed:
+            self._tickets.draining = True
+        self._begin()
+        with self._changed:
             if drain:
-                self._all_done.wait_for(lambda: not self._open, timeout)
-            self._closing = True
+                self._changed.wait_for(lambda: not self._tickets.open, timeout)
+            self._tickets.closing = True
+            self._changed.notify_all()
         return self.host.close(cancel_s=timeout)
 
     def close_or_exit(self, code: int) -> bool:
@@ -241,195 +195,107 @@ class CompletionQueue:
         assert self._completer is not None
         return self._completer
 
-    def _delay(self, ticket: Ticket) -> None:
-        """Queue the job of a client after the delay that its typing speed justifies."""
-        seconds, on_battery = 0.0, self.saves_power()
-        with self._lock:
-            self._open.add(ticket)
-            if ticket.channel and ticket.paced:
-                pace = self._paces[ticket.channel]
-                seconds = pace.delay(self._clock(), on_battery=on_battery)
+    # Before a ticket runs
 
-        def begin() -> None:
-            with self._lock:
-                if ticket.begin is not begin:
-                    return
-                ticket.begin = _begun
-                self._paces[ticket.channel].begin(self._clock())
-            timer.cancel()
+    def _add_ahead(self, ticket: Ticket, pause_s: float) -> None:
+        """Add work ahead instead of any that waits, unless it is cached or costs battery."""
+        if self.saves_power() or self._cache.find(ticket.request) is not None:
+            ticket.cancelled.set()
+        with self._changed:
+            self._tickets.add(ticket, self._clock() + pause_s)
+        self._begin()
+
+    def _make_next(self, ticket: Ticket, done: Completion) -> None:
+        """After a pause, make the completion that follows if all of `done` is accepted."""
+        request = ticket.request
+        if done.text and request.temperature == 0:
+            following = replace(request, prefix=request.prefix + done.text, seconds=None)
+            ahead = Ticket(following, channel=ticket.channel, ahead=True)
+            self._add_ahead(ahead, self._options.pause_s)
+
+    def _begin(self) -> None:
+        """Queue the jobs of due tickets, and end the cancelled ones."""
+        with self._changed:
+            tickets = self._tickets.begin(self._clock())
+            self._changed.notify_all()  # another ticket may be the next one due
+        for ticket in tickets:
             if ticket.cancelled.is_set():
-                self.finish(ticket, Completion("", "cancelled", Stats()))
+                self._finish(ticket, _cancelled())
             else:
                 self._put(ticket)
 
-        timer = threading.Timer(seconds, begin)
-        timer.daemon, ticket.begin = True, begin
-        timer.start() if seconds else begin()
-
-    def note_text(self, ticket: Ticket) -> None:
-        """Note the first text of a request, for its latency."""
-        with self._lock:
-            self._paces[ticket.channel].text(self._clock())
+    def _begin_later(self) -> None:
+        """Queue jobs when they are due, until the queue closes."""
+        while not self._tickets.closing:
+            with self._changed:
+                due = self._tickets.next_due()
+                self._changed.wait(None if due is None else max(0.0, due - self._clock()))
+            self._begin()
 
     def _put(self, ticket: Ticket) -> None:
         """Queue a job, with the closed files that the buffer imports."""
-        with self._lock:
-            self._open.add(ticket)
         files = (*ticket.request.files, *imported_files(ticket.request))
-        request = replace(ticket.request, files=files)
-        request = without_excluded(request, self._exclude)
-        served = _ServedTicket(self, ticket)
-        job = CompletionJob(request, self._get_completer, served.ended, served.add)
-        self.host.submit(job, lambda event: self._on_event(served, event))
+        allowed = [each for each in files if not is_excluded(each.path, self._options.exclude)]
+        request = replace(ticket.request, files=tuple(allowed))
+        run = TicketRun(ticket.request, ticket)
+        steps = partial(self._step, run), partial(self._add_text, run)
+        job = CompletionJob(request, self._get_completer, *steps)
+        self.host.submit(job, partial(self._on_event, run))
 
-    def _submit_ahead(self, ticket: Ticket) -> None:
-        """Queue a completion to make ahead, unless it is cached, in progress or costs battery."""
-        with self._lock:
-            known = self._draining or (self._ahead is not None and _covers(self._ahead, ticket))
-        known = known or self._cache.find(ticket.request) is not None
-        if not known and not self.saves_power():
-            with self._lock:
-                self._ahead = ticket
-            self._put(ticket)
-        else:
-            self.finish(ticket, Completion("", "cancelled", Stats()))
+    # In the model's thread, while it runs
 
-    def _make_next(self, ticket: Ticket, done: Completion) -> None:
-        """After a pause, queue the completion that follows if all of `done` is accepted."""
-        request = ticket.request
-        if done.text and done.finish_reason != "cancelled" and request.temperature == 0:
-            following = replace(request, prefix=request.prefix + done.text, seconds=None)
-            self._take_next()  # of another channel
-            pause = threading.Timer(self._pause_s, self.accepted)
-            pause.daemon = True
-            with self._lock:
-                self._next = Ticket(following, channel=ticket.channel, ahead=True), pause
-            pause.start()
+    def _step(self, run: TicketRun) -> CompletionReason | None:
+        """Return the reason to end a run now, None to continue; called between two passes."""
+        with self._changed:
+            reason, left = self._tickets.step(run, self._clock())
+        if left is not None:
+            self._finish(left, _cancelled())
+            run.ticket.send(run.rest(run.text))
+        return reason
 
-    def _take_next(self) -> Ticket | None:
-        """Return the next completion to make, if it still waits for the end of the pause."""
-        with self._lock:
-            waiting, self._next = self._next, None
-        if waiting is None:
-            return None
-        ticket, pause = waiting
-        pause.cancel()
-        return ticket
+    def _add_text(self, run: TicketRun, text: str) -> None:
+        """Send the new text to the client."""
+        if text and not run.text:
+            self._note_text(run.ticket)
+        run.text += text
+        run.ticket.send(run.rest(run.text))
 
-    def _on_event(self, served: _ServedTicket, event: Event) -> None:
+    def _note_text(self, ticket: Ticket) -> None:
+        """Note the first text of a request, for its latency."""
+        with self._changed:
+            self._tickets.paces[ticket.channel].text(self._clock())
+
+    def _on_event(self, run: TicketRun, event: Event) -> None:
         if isinstance(event, Finished | Failed):
-            ticket, done = served.ticket, self._outcome(served, event)
+            ticket, done = run.ticket, self._outcome(run, event)
             if isinstance(done, Completion) and done.finish_reason != "cancelled":
-                self.note_text(ticket)
-            with self._lock:
-                if self._ahead is served.first:
-                    self._ahead = None
-            if not ticket.done:
-                if isinstance(done, Completion) and not ticket.ahead:
+                self._note_text(ticket)
+                if not ticket.ahead and ticket.status is not TicketStatus.DONE:
                     self._make_next(ticket, done)  # first: the client's next request drops it
-                self.finish(ticket, done)
+            self._finish(ticket, done)
 
-    def _outcome(self, served: _ServedTicket, event: Finished | Failed) -> Completion | Failed:
+    def _outcome(self, run: TicketRun, event: Finished | Failed) -> Completion | Failed:
         if isinstance(event, Finished) and isinstance(event.details, Completion):
-            self._cache.add(served.request, event.details)
-            return replace(event.details, text=served.rest(event.details.text))
-        if isinstance(event, Failed) and not self._closing:
-            return event
-        return Completion("", "cancelled", Stats())
+            self._cache.add(run.request, event.details)
+            return replace(event.details, text=run.rest(event.details.text))
+        return event if isinstance(event, Failed) and not self._tickets.closing else _cancelled()
 
-    def finish(self, ticket: Ticket, done: Completion | Failed) -> None:
-        with self._lock:
-            ticket.done = True
-            self._waiting.discard(ticket)
-            if self._latest.get(ticket.channel) is ticket:
-                del self._latest[ticket.channel]
+    def _finish(self, ticket: Ticket, done: Completion | Failed) -> None:
+        """Call `on_done`, once. The ticket stays open until it returns."""
+        if ticket.status is TicketStatus.DONE:
+            return
+        ticket.status = TicketStatus.DONE
         try:
             ticket.on_done(done)
         finally:
-            with self._lock:
-                self._open.discard(ticket)
-                self._all_done.notify_all()
-
-    def is_wanted(self, ticket: Ticket) -> bool:
-        """Return False if `ticket`, which has begun, must end."""
-        with self._lock:
-            self._waiting.discard(ticket)
-            if ticket.done or ticket.cancelled.is_set() or self._closing:
-                return False
-            idle = self._ahead is ticket and not self._waiting and not self._draining
-            return idle or not ticket.ahead
-
-    def newest(self, channel: str) -> Ticket | None:
-        """Return the last ticket of a client on the channel."""
-        with self._lock:
-            return self._latest.get(channel)
-
-    def reassign(self, superseded: Ticket, ticket: Ticket) -> None:
-        """Give the running completion of `superseded` to `ticket`, and cancel `superseded`."""
-        with self._lock:
-            self._waiting.discard(ticket)
-            if self._ahead is superseded:
-                self._ahead = None
-        self.finish(superseded, Completion("", "cancelled", Stats()))
+            with self._changed:
+                if ticket in self._tickets.open:
+                    self._tickets.open.remove(ticket)
+                self._changed.notify_all()
 
 
-class _ServedTicket:
-    """The ticket that a completion is made for, or a later one that requests its rest."""
-
-    def __init__(self, queue: CompletionQueue, ticket: Ticket) -> None:
-        self._queue = queue
-        self.request = ticket.request
-        self.first = self.ticket = ticket
-        self.text = ""
-        self._timed_out: EndCheck | None = None  # None: no text yet
-
-    def ended(self) -> CompletionReason | None:
-        """Return the reason to end now, None to continue; called between two passes.
-
-        First, if the newest ticket of the channel requests the rest of this text, the completion is
-        made for that ticket from now on, and the old ticket ends as cancelled.
-        """
-        if self.ticket.done:  # with the completion of an earlier ticket
-            return "cancelled"
-        newest = self._queue.newest(self.ticket.channel)
-        if newest is not None and newest is not self.ticket and self._fits(newest):
-            superseded, self.ticket = self.ticket, newest
-            self._timed_out = None
-            self._queue.reassign(superseded, newest)
-            self.add("")
-        if not self._queue.is_wanted(self.ticket):
-            return "cancelled"
-        if self.text and self._timed_out is None:  # no limit for the prefill, or no text would come
-            self._timed_out = time_limit(self.ticket.request.seconds)
-        return self._timed_out() if self._timed_out else None
-
-    def _fits(self, ticket: Ticket) -> bool:
-        """Return True if the text so far starts with the text typed before `ticket`."""
-        typed = typed_since(self.request, ticket.request)
-        if typed is None or ticket.cancelled.is_set() or not self.request.max_tokens:
-            return False
-        same = ticket.request.suffix == self.request.suffix
-        another = self.request.temperature and not typed  # the client requests another sample
-        return same and not another and self.text.startswith(typed)
-
-    def add(self, text: str) -> None:
-        """Send the new text to the client."""
-        if text and not self.text:
-            self._queue.note_text(self.ticket)
-        self.text += text
-        self.ticket.send(self.rest(self.text))
-
-    def rest(self, text: str) -> str:
-        """Return the part of `text` that the ticket requests."""
-        return text[len(self.ticket.request.prefix) - len(self.request.prefix) :]
-
-
-def _covers(ticket: Ticket, other: Ticket) -> bool:
-    """Return True if the completion made ahead for `ticket` also serves `other`."""
-    one, two = ticket.request, other.request
-    if two.max_tokens and not one.max_tokens:
-        return False
-    return (one.path, one.suffix, one.prefix) == (two.path, two.suffix, two.prefix)
+def _cancelled() -> Completion:
+    return Completion("", "cancelled", Stats())
 
 
 def submit_with_alternatives(queue: CompletionQueue, ticket: Ticket, count: int) -> None:
@@ -477,9 +343,3 @@ def is_excluded(path: str, patterns: Sequence[str]) -> bool:
         else fnmatchcase(name, pattern.lower())
         for pattern in patterns
     )
-
-
-def without_excluded(request: CompletionRequest, patterns: Sequence[str]) -> CompletionRequest:
-    """Return the request without the files whose paths match the patterns."""
-    files = tuple(file for file in request.files if not is_excluded(file.path, patterns))
-    return replace(request, files=files)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -89,12 +88,6 @@ def check_request(request: CompletionRequest) -> None:
         raise UsageError(f"max_lines must be 0 or more, got {request.max_lines}")
     if request.seconds is not None and not request.seconds > 0:
         raise UsageError(f"the time limit must be above 0 seconds, got {request.seconds}")
-
-
-def time_limit(seconds: float | None) -> EndCheck:
-    """Return a function that ends a completion after `seconds`; None for no limit."""
-    end = None if seconds is None else time.monotonic() + seconds
-    return lambda: "time" if end is not None and time.monotonic() >= end else None
 
 
 def has_crlf(request: CompletionRequest) -> bool:

@@ -28,7 +28,7 @@ from akunu_py.completion.syntax import syntax_of
 _LONGEST = 20_000  # maximum characters of the cursor's line, and of each side for other rules
 _LEADING_LINES = 2  # maximum empty lines before the first line of code
 _CLOSING_WORDS = ("end", "fi", "done", "esac")
-_CLOSING = re.compile(rf"[)\]}}]|</|/?>|;;|(?:{'|'.join(_CLOSING_WORDS)})\b")
+_CLOSING = re.compile(rf"[)\]}}]|</|/?>|;;|\{{%-? ?end|(?:{'|'.join(_CLOSING_WORDS)})\b")
 _OPENING = re.compile(
     r"(?:[:({\[]|:\s*[|>][-+0-9]*|[=-]>|\b(?:then|do(?:\s*\|[^|]*\|)?|else|begin|in|AS))\s*(?:#.*|//.*)?$"
 )
@@ -46,6 +46,7 @@ _TAG = re.compile(
     r"(?!(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr)\b[^<>\n]*>)"
     r"[A-Za-z][\w.:-]*(?:\s[^<>\n]*+)?(?:(?<!/)>)?\s*$"
 )
+_DIRECTIVE = re.compile(r"\s*#[ \t]*(?:if|ifn?def|elif|else)\b")  # of a preprocessor
 # The end of a line that continues on the next one.
 _UNFINISHED = re.compile(r"(?:[,\\=+|]|&&|(?<![-+])-|\b(?:and|or|not|in))\s*$")
 _DECORATOR = re.compile(
@@ -56,9 +57,14 @@ _ALLMAN = re.compile(r"\n[ \t]*\{[ \t]*\n")  # a brace alone in its line
 # Keywords that continue a statement after its block, at the statement's indentation.
 _TRY = re.compile(r"\s*(?:try|begin)\b")
 _MIDDLE_WORDS = ("except", "finally", "catch", "rescue", "ensure")
-_MIDDLE = re.compile(rf"(?:{'|'.join(_MIDDLE_WORDS)})\b")
+_MIDDLE = re.compile(rf"(?:{'|'.join(_MIDDLE_WORDS)})\b|\{{%-? ?(?:el|empty)")
+# A template's tag alone in its line, which may open a block.
+_TEMPLATE_TAG = re.compile(r"\s*\{%-? ?(?!end)[^%\n]*%\}\s*$")
+_TEMPLATE_WORDS = [
+    f"{{%{gap}{word}" for gap in ("", " ", "-", "- ") for word in ("end", "el", "empty")
+]
 # The start of a line that continues the line above: a brace, a method, a pipe; in SQL, a clause.
-_FOLLOWING = re.compile(r"[{.]|\?\.|\|>|&&|\|\|")
+_FOLLOWING = re.compile(r"\{(?![%{#])|\.|\?\.|\|>|&&|\|\|")
 _SQL_WORDS = tuple(
     re.findall(
         r"\w+",
@@ -112,6 +118,7 @@ class CompletionStops:
         self._allman = bool(_ALLMAN.search(prefix[-_LONGEST:]) or _ALLMAN.search(suffix[:_LONGEST]))
         self._max_lines = request.max_lines
         syntax = syntax_of(request.path, request.language, prefix)
+        self._is_c = syntax.comment == "//"
         self._brackets = OpenBrackets(prefix, suffix, syntax)
         self._repetition = RepetitionStops(prefix, suffix)
 
@@ -142,6 +149,7 @@ class CompletionStops:
             return self._cut_one_line(lines, final, done)
         numbers = (number for number, line in enumerate(lines) if line.strip())
         announced = _ANNOUNCEMENT.match(self._before) and not lines[0].strip()
+        announced = announced and not self._is_directive(self._before)
         in_line = self._before.strip() and not announced
         first = 0 if in_line else next(numbers, None)  # the first non-empty line
         if first is None or first > _LEADING_LINES:
@@ -192,7 +200,7 @@ class CompletionStops:
             if not prose and line.strip() and self._brackets.depth("\n".join(kept)) <= 0:
                 if not "".join(kept).strip() and self._brackets.between_braces:
                     base = min(base, width(line) - 1)  # the brace may be deeper than its block
-                if width(line) <= max(0, base):
+                if width(line) <= base:
                     alone = number == 1 and kept[0].strip()
                     return Cut(_trimmed(kept) if alone else "\n".join([*kept, ""]), True)
             if number > 1 and not (line.strip() or kept[-1].strip()):
@@ -249,45 +257,45 @@ class CompletionStops:
         gap = len(kept) > first + 1 and not kept[-1].strip()
         content, indented = line.strip(), width(line)
         unfinished = _UNFINISHED.search(last) and not (gap or _COMMENT_LINE.match(last))
-        if unfinished and (last.endswith("\\") or self._brackets.outermost or indented > base):
-            return True if content else None if not whole else False
+        unfinished = unfinished or last.endswith("\\")
+        outer = not (last.endswith("\\") or self._brackets.outermost or indented > base)
         in_block = block is not None or self._opens(kept, first)
         in_block = in_block or any(width(each) > base for each in kept[first + 1 :] if each.strip())
         broke_line = first == 0 and not kept[0].strip()  # the model started with a line break
         sql = bool(_SQL.match(statement)) and not last.rstrip().endswith(";")
-        if not (in_block or broke_line or sql):
-            return self._opens_below(statement, line, whole, base) if last is statement else False
-        if not content:
-            return ((in_block or sql) and not gap) if whole else None
-        if indented > base or indented == block:
-            return True
+        allman = self._allman and not statement.rstrip().endswith((";", "}", "{", ",", ":"))
+        alone = not (in_block or broke_line or sql)
+        may_open = alone and allman and last is statement
+        closing = bool(_CLOSING.match(content))
         words = [*_CLOSING_WORDS, *_MIDDLE_WORDS, "else", "</", "?.", "|>", "&&", "||", "/>", ";;"]
-        words += _SQL_WORDS if sql else ()
-        if not whole and any(word.startswith(content.lower()) for word in words):
-            return None
-        if block is not None or indented != base:
-            return block is not None and bool(_CLOSING.match(content))
-        if in_block and (_CLOSING.match(content) or _MIDDLE.match(content)):
-            return True
-        if _TRY.match(statement) and content.startswith("else"):
-            return True
-        if _FOLLOWING.match(content):
-            return not gap and not last.rstrip().endswith((";", "}"))
+        words += [*_TEMPLATE_WORDS, *(_SQL_WORDS if sql else ())]
         word = re.split(r"\W", content.lower(), maxsplit=1)[0]
         new = gap and word in _SQL_STATEMENTS and not re.search(r"(?i)\bas\s*$", last)
-        return sql and word in _SQL_WORDS and not new
+        later = False if whole else None
+        rules = (  # the first that applies decides
+            (unfinished and not outer, True if content else later),
+            (may_open and content, content[:1] == "{" and indented == base),
+            (alone, later if may_open else False),
+            (not content, (in_block or sql) and not gap if whole else None),
+            (indented > base or indented == block, True),
+            (not whole and any(each.startswith(content.lower()) for each in words), None),
+            (block is not None, closing),
+            (indented != base, False),
+            (in_block and (closing or _MIDDLE.match(content)), True),
+            (_TRY.match(statement) and content.startswith("else"), True),
+            (_FOLLOWING.match(content), not (gap or last.rstrip().endswith((";", "}")))),
+            (sql and word in _SQL_WORDS, not new),
+        )
+        return next((belongs for applies, belongs in rules if applies), False)
 
     def _decorates(self, kept: Sequence[str], first: int) -> bool:
         """Return True if all lines so far are decorators, which belong to the next statement."""
         text = "\n".join(kept[first:])
         return bool(_DECORATOR.fullmatch(self._before + text if first == 0 else text))
 
-    def _opens_below(self, statement: str, line: str, whole: bool, base: int) -> bool | None:
-        """Return True if `line` is the opening brace of `statement` in Allman style."""
-        if not self._allman or statement.rstrip().endswith((";", "}", "{", ",", ":")):
-            return False
-        content = line.strip()
-        return (content[0] == "{" and width(line) == base) if content else False if whole else None
+    def _is_directive(self, line: str) -> bool:
+        """Return True if `line` is a condition of a preprocessor."""
+        return self._is_c and bool(_DIRECTIVE.match(line))
 
     def _opens(self, kept: list[str], first: int) -> bool:
         """Return True if the first statement of the completion opens a block."""
@@ -298,6 +306,8 @@ class CompletionStops:
             text += line
             start = (self._before if first == 0 else "") + text
             if _OPENING.search(start) or _TAG.fullmatch(start) or _HEADER.match(start):
+                return True
+            if _TEMPLATE_TAG.match(start) or self._is_directive(start):
                 return True
             if self._brackets.depth(text) <= 0:
                 return False

@@ -11,7 +11,7 @@ PAIRS = {"(": ")", "[": "]", "{": "}"}
 # Delimiters of strings and comments that may span lines.
 _LONG = {
     **{'"""': '"""', "'''": "'''", "/*": "*/", "<!--": "-->", "{-": "-}", "<#": "#>", "#=": "=#"},
-    "=begin": "=end",
+    **{"=begin": "=end", "{#": "#}"},
     **{prefix + f"[{'=' * n}[": f"]{'=' * n}]" for prefix in ("", "--") for n in range(3)},
 }
 _RAW = re.compile(r'b?r(#*)"|\w*R"([^\s()\\]{0,16})\(')
@@ -28,7 +28,7 @@ STRINGS = {
     r"(?:\\.|\[(?:\\.|[^\]\\\n]){0,300}+(?:\]|\Z)|[^/\\\[\n]){0,300}+",
 }
 _ENDS = {'"': '"', "'": r"'(?!\w)", "`": "`", "w'": "'", "/": "/"}
-_BRACKETS = r"\\[()\[\]{}]|[()\[\]{}]"
+_BRACKETS = r"\\(?!\((?:my|our)\b)[()\[\]{}]|[()\[\]{}]"  # in Perl, \(my $x) is a reference
 _HEREDOC = r"(?<![^\s(=\d])<<[-~]?([\"']?)[A-Za-z_]\w*\1(?=\W|\Z)"
 # Comments, other strings and brackets by the name that `_ROWS` uses. A here-document starts after
 # <<WORD. "#" has a name for languages where it starts a comment anywhere, and for all others.
@@ -95,7 +95,7 @@ _ROWS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("lisp el clj scm asm", ";", (";",), ('"\\\n',)),
     ("tex latex erl erlang", "%", ("%",), ('"',)),
     ("vue svelte", "<!-- -->", (), ('"', "'", "/", "`\\\n")),
-    ("html htm jinja j2 django-html", "<!-- -->", ("{{", "unknown"), tuple("\"'`/")),
+    ("html htm jinja j2 django-html", "<!-- -->", ("{{", "{#", "unknown"), tuple("\"'`/")),
     ("xml svg md markdown", "<!-- -->", (), ()),
 )  # fmt: skip
 _BY_NAME = {name: row for row in _ROWS for name in row[0].split()}

@@ -19,9 +19,11 @@ from akunu_py.engine.model import blas_threads, device, wired
 from akunu_py.engine.model.drafters import (
     DraftModel,
     MtpHead,
+    PublishedDrafter,
     check_draft_model,
     check_tokens,
-    open_draft_model,
+    is_head,
+    open_drafter,
     open_head,
 )
 from akunu_py.engine.model.load_plan import LoadPlan, make_plan, memory_limit, needs
@@ -50,7 +52,7 @@ class Engine:
     model: Any  # of mlx-lm, or a wrapper that runs it on all hosts
     no_draft_reason: str | None  # why drafts cannot be rolled back, None if they can
     recurrent: bool  # after a rejected draft, accepted tokens must run again
-    draft_model: DraftModel | None = None
+    draft_model: DraftModel | PublishedDrafter | None = None
     mtp_head: MtpHead | None = None
     no_mtp_head_reason: str = "it was not looked for"  # why there is no `mtp_head`
     identity: str = ""  # see `model_digest`
@@ -127,9 +129,13 @@ def _load(
     else:
         itemsize = device.convert_weights(model, options.weights)
     own = needs(opened, options.kv_bits, itemsize)
-    small = open_draft_model(*draft_model, options.weights, own) if draft_model else None
+    separate = draft_model[1] if draft_model and is_head(draft_model[1]) else None
+    small = None
+    if draft_model and not separate:
+        small = open_drafter(*draft_model, options.weights, opened, own)
     if host_group is None:
-        head, no_head = open_head(opened, options.weights, own, memory_limit(options))
+        limit = memory_limit(options)
+        head, no_head = open_head(opened, options.weights, own, limit, separate)
     modules = [*([small.model] if small else []), *([head.head] if head else [])]
     drafters = [each.needs for each in (small, head) if each]
     plan = make_plan(name, opened, own, options, drafters, partitioned=host_group is not None)

@@ -139,6 +139,8 @@ class LoadedModelFacts:
     not_batched: str | None = None  # why requests take turns, None if they share passes
     server: str = ""  # address of the server that runs it; "": loaded here
     shows_tools: bool = True  # The chat template describes tools.
+    drafter: str = "n-grams"  # what drafts, or why nothing does
+    acceptance: tuple[float, ...] = ()  # of its neural drafter, by position in a draft
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,11 @@ def load_stored(
 ) -> Engine:
     """Load an installed model. settings: read from the file if None."""
     model_store.check(found)
+    if found.kind:
+        raise UsageError(
+            f"{found.name} is a drafter ({found.kind}), which cannot answer; name its model as "
+            f"--model, and {found.name} as --draft-model"
+        )
     from akunu_py.engine.engine import Engine
 
     settings = settings or load_settings()
@@ -72,7 +77,7 @@ def load_stored(
     if options.draft_model:
         draft_model = _draft_model(options.draft_model)
         return Engine.load(found.path, options, name=found.name, draft_model=draft_model)
-    default = settings.draft_model if options.draft_model is None else ""
+    default = found.drafter or settings.draft_model if options.draft_model is None else ""
     return _load_with_default_draft_model(found, options, default)
 
 
@@ -107,7 +112,7 @@ def _load_with_default_draft_model(
     except (UsageError, UnknownModel, DamagedModel, UnsupportedModel, DoesNotFit) as error:
         engine = load()
         fit = engine.plan.fit
-        note = fit.note or f"draft_model of the settings not used: {error}"
+        note = fit.note or f"the draft model {default} is not used: {error}"
         return replace(engine, plan=replace(engine.plan, fit=replace(fit, note=note)))
 
 

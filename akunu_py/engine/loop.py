@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from akunu_py.engine.constraint.answer_limits import compile_rules
+from akunu_py.engine.drafters.drafter import describe_drafters
 from akunu_py.engine.drafters.learned_state import UnsavedState
 from akunu_py.engine.engine import Engine, facts_of
 from akunu_py.engine.events import Event, Failed, Finished, LoadedModelFacts, SharedPasses
@@ -59,7 +60,13 @@ class StepLoop:
 
     @property
     def facts(self) -> LoadedModelFacts:
-        return replace(facts_of(self.engine), not_batched=self.runner.not_batched)
+        drafter, acceptance = describe_drafters(self.engine, self.learned)
+        return replace(
+            facts_of(self.engine),
+            not_batched=self.runner.not_batched,
+            drafter=drafter,
+            acceptance=acceptance,
+        )
 
     @property
     def shared(self) -> SharedPasses:

@@ -106,7 +106,7 @@ class Request:
         self.target = target
         self.drafter = TrackedDrafter()
         self.has_drafter = False  # `drafter` is from the pool
-        self.chunks: Iterator[int] = iter(())  # prefill passes
+        self.chunks: Iterator[int | None] = iter(())  # steps of the prefill
         self.chunk_seconds: float | None = None  # time limit of a prefill chunk
         self.cached = self.prefill_end = 0  # prompt tokens where the prefill begins and ends
         self.launched: list[DecodePass] = []  # at most two, in order

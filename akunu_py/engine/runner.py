@@ -29,6 +29,7 @@ from akunu_py.engine.prefill import (
     release_under_pressure,
 )
 from akunu_py.engine.request import DecodePass, Request, Status, Step
+from akunu_py.engine.sampling import sample_together
 from akunu_py.engine.scheduler import StepPlan
 from akunu_py.engine.target import Target
 from akunu_py.errors import DoesNotFit
@@ -70,6 +71,7 @@ class ModelRunner:
         self._planner: JointPlanner | None = None
         self.not_batched: str | None = None  # why requests take turns, once `can_batch` was called
         self._last = 0.0  # end of the previous pass, or start of this one
+        self._joint: batched_pass.Joint = {}  # recurrent states of the last shared pass
         self._drafts_pay = False  # the next pass waits for the launched one, to have drafts
         self._passes = 0
         self.shared_passes = self.shared_requests = 0  # so far, and the requests in them
@@ -145,6 +147,7 @@ class ModelRunner:
 
     def _release(self, request: Request) -> None:
         """Return the history and the drafter of an ended request."""
+        self._joint.clear()
         try:
             if request.has_drafter:
                 self.drafters.give_back(request.drafter)
@@ -218,13 +221,23 @@ class ModelRunner:
         return PrefillProgress(done, request.prefill_end or len(request.prompt))
 
     def _begin_prefill(self, request: Request) -> None:
-        """Reuse the longest cached prefix, in memory or on disk; plan the prefill of the rest.
+        """Make room in memory, and begin the steps of the prefill.
 
         A request that waited for memory prefills the tokens again that were evicted meanwhile.
         """
+        if not request.answering:
+            make_room(self._engine, request.target, request.prompt, self._to_reserve(request))
+        request.cached, request.prefill_end = 0, len(request.prompt) + len(request.tokens)
+        request.chunks = self._chunks(request)
+
+    def _chunks(self, request: Request) -> Generator[int | None]:
+        """Reuse the longest cached prefix, in memory or on disk, and prefill the rest.
+
+        Yields as `prefill`, and None while a prompt cache is loaded.
+        """
         target, known = request.target, [*request.prompt, *request.tokens]
         if not request.answering:
-            on_disk = self._prepare_caches(request)
+            on_disk = yield from self._load_from_disk(request)
         reuse = target.reuse_prefix(known, self._needed(request), request.stable)
         request.cached = reuse.cached
         if not request.answering:
@@ -235,33 +248,32 @@ class ModelRunner:
                 request.cached = request.prefill_end = len(known)
                 return
         request.prefill_end = max(request.cached, len(known) - target.prompt_tail)
-        request.chunks = self._chunks(request)
 
-    def _prepare_caches(self, request: Request) -> tuple[int, NotCached]:
-        """Make room in memory, and load a longer prefix from disk.
-
-        Returns its known tokens, and why not all are cached.
-        """
-        target, prompt = request.target, request.prompt
-        make_room(self._engine, target, prompt, self._to_reserve(request))
-        if not request.options.may_store or self.disk_caches is None:
-            return 0, ""
-        reached = target.reach(prompt)
-        history, tokens, missing = self.disk_caches.read(prompt, reached, self.caches)
-        if history is not None:
-            target.adopt(history)
-        return tokens, missing
-
-    def _chunks(self, request: Request) -> Generator[int]:
         def learn(launched: int) -> None:
             if not request.answering:
                 self._follow(request, request.cached + launched)
 
         rows = self._engine.plan.fit.prefill_rows
         sizes = ChunkSizes(self.curve, rows, request.chunk_seconds)
-        for done in prefill(request.target, sizes, learn):
+        for done in prefill(target, sizes, learn):
             yield done
             sizes.seconds = request.chunk_seconds
+
+    def _load_from_disk(self, request: Request) -> Generator[None, None, tuple[int, NotCached]]:
+        """Load a longer prefix than that in memory, a few layers a step.
+
+        Returns the prompt tokens on disk, and why not all are cached.
+        """
+        target, prompt = request.target, request.prompt
+        if not request.options.may_store or self.disk_caches is None:
+            return 0, ""
+        reached = target.reach_anywhere(prompt)
+        target.history.pending = list(prompt)  # requests with the same prefix wait for it
+        read = self.disk_caches.read(prompt, reached, self.caches, target.history)
+        history, tokens, missing = yield from read
+        if history is not None:
+            target.adopt(history)
+        return tokens, missing
 
     def _follow(self, request: Request, known: int | None = None) -> None:
         """Let the drafter learn the prompt, or its first `known` tokens."""
@@ -271,7 +283,7 @@ class ModelRunner:
 
     def _prefill(self, request: Request) -> list[Step]:
         """Run a chunk; after the last one, begin to decode."""
-        done = next(request.chunks, 0)
+        done = next(request.chunks, 0) or 0
         request.prompt_tokens_left = max(0, request.prefill_end - request.cached - done)
         progress = self._progress(request, request.cached + done)
         if not request.prompt_tokens_left:
@@ -438,9 +450,13 @@ class ModelRunner:
             before = each.target.pass_state() if drafted else None
             passes.append(DecodePass(drafted, before, follows, rows, rows))
             parts.append(each.target.part(rows, 1 + len(drafted)))
-        logits = batched_pass.run(self._engine.model, parts)
-        for each, made, part in zip(requests, passes, logits, strict=True):
-            made.sampled = each.target.sample(part, made.rows, made.drafted, ahead=made.behind)
+        logits = batched_pass.run(self._engine.model, parts, self._joint)
+        to_sample = [
+            each.target.to_sample(part, made.rows, made.drafted, ahead=made.behind)
+            for each, made, part in zip(requests, passes, logits, strict=True)
+        ]
+        for made, sampled in zip(passes, sample_together(to_sample), strict=True):
+            made.sampled = sampled
         mx.async_eval([each.sampled for each in passes])
         shared = None if len(requests) == 1 else self._shared_pass(requests, passes, behind=behind)
         for each, made in zip(requests, passes, strict=True):

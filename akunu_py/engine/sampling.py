@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -44,6 +45,11 @@ class Sampler:
         )
         self._cached_offsets: mx.array | None = None  # [vocab]; see `_logit_offsets`
         self._candidates = top_p_candidates(options)
+        self._is_exact = options.lenience == 1 and not options.typical
+        # Samplers with equal `group` sample rows together, except those without.
+        self.group: SamplingOptions | None = None
+        if self._is_exact and not self._penalizes:
+            self.group = replace(options, seed=None, constraint=None)
         # Top-p keeps the most likely tokens, as min-p and top-k do, so it can be applied last.
         self._filters = replace(options, top_p=1.0) if self._candidates else options
 
@@ -59,10 +65,10 @@ class Sampler:
         least the last `window` + rows - 1. position: of the first row's token in the history.
         """
         rows, options = logits.shape[0], self.options
-        logits, sampled = self._process_and_draw(logits, before, position)
-        if rows > 1 and (options.lenience < 1 or options.typical > 0):
+        logits, sampled = self._process_and_draw(logits, before, self.keys(position, rows))
+        if rows > 1 and not self._is_exact:
             draft = before[-(rows - 1) :]
-            key = mx.random.split(_keys(self.seed, position, 1)[0])[1]
+            key = mx.random.split(mx.array(self.keys(position, 1)[0], mx.uint32))[1]
             accepted = accepted_leniently(logits[:-1], draft, options, key)
             sampled = mx.concatenate([mx.where(accepted, draft, sampled[:-1]), sampled[-1:]])
         return sampled
@@ -72,15 +78,23 @@ class Sampler:
 
         Tokens that top-p excludes may be counted in the probability.
         """
-        logits, sampled = self._process_and_draw(logits, before, position)
+        logits, sampled = self._process_and_draw(logits, before, self.keys(position, 1))
         chances = mx.softmax(logits.astype(mx.float32), axis=-1)
         chance = mx.take_along_axis(chances, sampled[:, None].astype(mx.uint32), axis=-1)
         # Read both in one wait; float32 holds every token below 2**24.
         token, probability = mx.concatenate([sampled.astype(mx.float32), chance[0]]).tolist()
         return int(token), float(probability)
 
+    def keys(self, position: int, rows: int) -> list[tuple[int, int]]:
+        """Return the random key of each row; see `sample`."""
+        return [(self.seed, position + row) for row in range(rows)]
+
+    def sample_rows(self, logits: mx.array, keys: Sequence[tuple[int, int]]) -> mx.array:
+        """Sample rows of any requests of this `group`; returns the tokens, [rows]."""
+        return self._process_and_draw(logits, mx.array([]), keys)[1]
+
     def _process_and_draw(
-        self, logits: mx.array, before: mx.array, position: int
+        self, logits: mx.array, before: mx.array, keys: Sequence[tuple[int, int]]
     ) -> tuple[mx.array, mx.array]:
         """Return the processed logits and the tokens, [rows]; see `sample`."""
         options = self.options
@@ -92,8 +106,8 @@ class Sampler:
             return logits, mx.argmax(logits, axis=-1)
         kept = filtered(logits, self._filters)
         if not self._candidates:
-            return kept, draw(kept, self.seed, position)
-        values = race(kept, self.seed, position)
+            return kept, draw(kept, keys)
+        values = race(kept, keys)
         return kept, top_p_winner(values, logits, options.top_p, self._candidates)
 
     def _logit_offsets(self, vocabulary: int) -> mx.array:
@@ -107,6 +121,44 @@ class Sampler:
                 offsets[token] += bias[token]
             self._cached_offsets = mx.array(offsets)
         return self._cached_offsets
+
+
+@dataclass(frozen=True, slots=True)
+class RowsToSample:
+    """The last rows of one request in a pass; see `Sampler.sample`."""
+
+    sampler: Sampler
+    logits: mx.array
+    before: mx.array
+    position: int
+
+
+def sample_together(parts: Sequence[RowsToSample]) -> list[mx.array]:
+    """Return the tokens that `Sampler.sample` returns for each part.
+
+    One call samples the rows of all parts whose options differ only in the seed.
+    """
+    groups = dict[object, list[int]]()
+    for index, part in enumerate(parts):
+        group = part.sampler.group
+        groups.setdefault(index if group is None else group, []).append(index)
+    found = dict[int, mx.array]()
+    for members in groups.values():
+        same = [parts[index] for index in members]
+        if len(same) == 1:
+            (part,) = same
+            found[members[0]] = part.sampler.sample(part.logits, part.before, part.position)
+            continue
+        counts = [part.logits.shape[0] for part in same]
+        keys = [
+            key
+            for part, count in zip(same, counts, strict=True)
+            for key in part.sampler.keys(part.position, count)
+        ]
+        logits = mx.concatenate([part.logits for part in same])
+        sampled = same[0].sampler.sample_rows(logits, keys)
+        found |= zip(members, mx.split(sampled, [*accumulate(counts)][:-1]), strict=True)
+    return [found[index] for index in range(len(parts))]
 
 
 def penalized(logits: mx.array, before: mx.array, options: SamplingOptions) -> mx.array:
@@ -188,15 +240,15 @@ def top_p_winner(values: mx.array, logits: mx.array, top_p: float, candidates: i
     return mx.take_along_axis(mx.concatenate(tokens, axis=-1), first, axis=-1)[:, 0]
 
 
-def draw(logprobs: mx.array, seed: int, position: int) -> mx.array:
+def draw(logprobs: mx.array, keys: Sequence[tuple[int, int]]) -> mx.array:
     """Draw a token for each row, [rows]. logprobs: [rows, vocab] of float32, at most 0."""
-    return mx.argmax(race(logprobs, seed, position), axis=-1)
+    return mx.argmax(race(logprobs, keys), axis=-1)
 
 
-def race(logprobs: mx.array, seed: int, position: int) -> mx.array:
-    """Return the race values [rows, vocab]; `draw` takes the largest."""
-    rows, vocabulary = logprobs.shape
-    return mx.exp(logprobs) / exponential(random_bits(_keys(seed, position, rows), vocabulary))
+def race(logprobs: mx.array, keys: Sequence[tuple[int, int]]) -> mx.array:
+    """Return the race values [rows, vocab]; `draw` takes the largest. keys: (seed, position)."""
+    bits = random_bits(mx.array(keys, mx.uint32), logprobs.shape[-1])
+    return mx.exp(logprobs) / exponential(bits)
 
 
 def random_bits(keys: mx.array, count: int) -> mx.array:
@@ -215,11 +267,6 @@ def exponential(bits: mx.array) -> mx.array:
     rest = mx.maximum(1 - u, 2.0**-33)
     # -log(1 - u), plus the rounding error of 1 - u: the smallest values draw unlikely tokens.
     return (u - (1 - rest)) - mx.log(rest)
-
-
-def _keys(seed: int, position: int, rows: int) -> mx.array:
-    """Return the random key of each row, [rows, 2]."""
-    return mx.array([[seed, position + row] for row in range(rows)], mx.uint32)
 
 
 def accepted_leniently(
@@ -289,6 +336,7 @@ class LogprobSampler(Sampler):
 
     def __init__(self, options: SamplingOptions, tokenizer: Any) -> None:
         super().__init__(options)
+        self.group = None
         self._tokenizer = tokenizer
         self._rows: dict[int, tuple[_PassLogprobs, int]] = {}  # with the row's index
 

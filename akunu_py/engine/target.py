@@ -16,7 +16,7 @@ from akunu_py.engine.constraint.masks import TokenMasks
 from akunu_py.engine.histories.history import NO_OWNER, Owner, TokenHistory
 from akunu_py.engine.histories.memory import MIN_CACHED, PromptCaches
 from akunu_py.engine.model.token_ids import common_prefix
-from akunu_py.engine.sampling import Sampler
+from akunu_py.engine.sampling import RowsToSample, Sampler, sample_together
 from akunu_py.types import NotCached, SamplingOptions
 
 _WORTH_WAITING = 256  # tokens saved by waiting for another target's prefill
@@ -127,10 +127,14 @@ class Target:
         if isinstance(self.cache, kv_cache.SharedCache):
             self.model.pause_workers()
 
-    def sample(
+    def sample(self, logits: mx.array, tokens: mx.array, drafted: Sequence[int]) -> mx.array:
+        """Return the tokens [drafted + 1] sampled after a pass over `tokens`; see `to_sample`."""
+        return sample_together([self.to_sample(logits, tokens, drafted)])[0]
+
+    def to_sample(
         self, logits: mx.array, tokens: mx.array, drafted: Sequence[int], *, ahead: bool = False
-    ) -> mx.array:
-        """Return the tokens [drafted + 1] sampled after the last rows of a pass over `tokens`.
+    ) -> RowsToSample:
+        """Return the last drafted + 1 rows of a pass over `tokens`, to sample from.
 
         logits: of these rows, [drafted + 1, vocab]. ahead: the pass follows another one, which is
         not collected yet.
@@ -144,7 +148,8 @@ class Target:
             mx.async_eval(logits)  # the masks are made meanwhile
             logits = self.constraint.masked(logits, drafted)
         before = mx.concatenate([mx.array(known[-window:], mx.int32), tokens]) if window else tokens
-        return self.sampler.sample(logits, before, count + tokens.shape[0] - wanted + 1)
+        position = count + tokens.shape[0] - wanted + 1
+        return RowsToSample(self.sampler, logits, before, position)
 
     def sample_draft(self, logits: mx.array, known: Sequence[int]) -> tuple[int, float]:
         """Sample after `known` from another model's logits [1, vocab]; return token and chance."""
@@ -213,10 +218,14 @@ class Target:
         histories = [*filter(None, [self._history]), *self.caches.histories()]
         return max(histories, key=lambda each: each.reach(each.shared(prompt)), default=None)
 
+    def reach_anywhere(self, prompt: Sequence[int]) -> int:
+        """Return how many tokens of `prompt` some history has, also one of another target."""
+        histories = [self.history, *self.caches.histories(), *self.caches.in_use]
+        return max(each.reach(each.shared(prompt)) for each in histories)
+
     def find_concurrent_prefill(self, prompt: Sequence[int]) -> Callable[[], bool] | None:
         """Return a check whether another target still prefills a prefix worth waiting for."""
-        histories = [self.history, *self.caches.histories(), *self.caches.in_use]
-        known = max(each.reach(each.shared(prompt)) for each in histories)
+        known = self.reach_anywhere(prompt)
         for other in self.caches.others(self.history):
             whole = [*other.tokens, *other.pending]
             coming = min(common_prefix(whole, prompt), len(prompt) - 1)

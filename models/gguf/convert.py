@@ -110,17 +110,23 @@ def _place_tensors(settings: GgufSettings, family: Family, config: Config) -> di
     file, expected = settings.file, {}
     architectures = {name: number for number, name in MODEL_ARCH_NAMES.items()}
     names = get_tensor_name_map(architectures[settings.architecture], 1)
-    shapes = _parameter_shapes(config | {"num_hidden_layers": 1})  # all layers are alike
+    implementation = import_module(f"mlx_lm.models.{config['model_type']}")
+    arguments = implementation.ModelArgs.from_dict(
+        config | {"num_hidden_layers": 1}
+    )  # all are alike
+    parameters = tree_flatten(
+        implementation.Model(arguments).parameters()
+    )  # none of them is computed
     # A damaged layer count may be a billion: stop at the number of tensors.
     for layer in range(min(config["num_hidden_layers"], len(file.tensors))):
-        for parameter, shape in shapes.items():
+        for parameter, array in parameters:
             module, _, part = parameter.rpartition(".")
             name = names.get_name(module.replace("switch_mlp", "experts"))
             if name == "output" and config["tie_word_embeddings"]:
                 continue
             expected[f"{name}.{part}".replace(".0.", f".{layer}.")] = TensorSlot(
                 parameter.replace(".0.", f".{layer}."),
-                shape,
+                array.shape,
                 heads=family.permuted.get(module.rpartition(".")[2]),
                 shift=family.shift if module.endswith("norm") else 0.0,
             )
@@ -142,13 +148,6 @@ def _place_tensors(settings: GgufSettings, family: Family, config: Config) -> di
         if len(shape) == 1 and tensor.type.bits:
             raise damaged(file.path, f"expected floats for {name}, found {tensor.type.name}")
     return expected
-
-
-def _parameter_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of mlx-lm's model by the parameters' names; computes no parameter."""
-    module = import_module(f"mlx_lm.models.{config['model_type']}")
-    model = module.Model(module.ModelArgs.from_dict(config))
-    return {name: array.shape for name, array in tree_flatten(model.parameters())}
 
 
 def _is_identity_table(tensor: GgufTensor) -> bool:

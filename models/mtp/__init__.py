@@ -25,7 +25,7 @@ from __future__ import annotations
 import copy
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,13 @@ from mlx_lm.utils import infer_quant_config
 
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.load import safetensors
-from akunu_py.models.load.model_files import as_error, head_files, text_config, weight_files
+from akunu_py.models.load.model_files import (
+    as_error,
+    head_files,
+    read_settings,
+    text_config,
+    weight_files,
+)
 
 HEAD_FILE = "mtp.safetensors"
 _EXPERT = re.compile(r"(.+\.mlp)\.experts\.(\d+)\.(\w+)\.(\w+)")
@@ -47,19 +53,24 @@ Weights = dict[str, mx.array]
 
 
 def load_head(directory: Path, model: Any, config: dict[str, Any]) -> Head | None:
-    """Return the head of `model`, None if it has none. Weights are read on first use.
+    """Return the head of `model` in `directory`, None if there is none. Reads weights on first use.
 
-    The head is quantized like the target. model, config: from `mlx_loader.open_directory` for
-    `directory`. Raises UnsupportedModel or DamagedModel for a head that does not fit the model.
+    directory: the model's, or a repository of the head alone. A head that is not quantized gets the
+    target's quantization. model, config: from `mlx_loader.open_directory` for the model. Raises
+    UnsupportedModel or DamagedModel for a head that does not fit the model.
     """
     name = type(model).__module__.rpartition(".")[2]
     family = FAMILIES.get(name)
+    alone = _is_head(directory)
+    if alone:
+        _check_target(directory, config, family)
     if family is None:
         return None
-    weights, raw = _find_weights(directory, family, len(model.layers))
+    weights, raw = _find_weights(directory, family, len(model.layers), alone=alone)
     if not weights:
         return None
-    with as_error(f"the MTP head of {directory} does not belong to it", UnsupportedModel):
+    whose = "this model" if alone else "it"
+    with as_error(f"the MTP head of {directory} does not belong to {whose}", UnsupportedModel):
         head = Head(family, text_config(config))
         weights = _convert(head, weights, zero_centered=family.zero_centered, raw=raw)
         quantize = _prepare_quantization(config.get("quantization"), head, weights)
@@ -75,18 +86,51 @@ def write_head(head: Head, path: Path) -> None:
     mx.save_safetensors(str(path), weights, metadata={"format": "mlx"})
 
 
-def _find_weights(directory: Path, family: HeadFamily, layers: int) -> tuple[Weights, bool]:
+def _is_head(directory: Path) -> bool:
+    """Return True for a repository of a head: mlx-vlm's, or one of the "speculators" container."""
+    if not (path := directory / "config.json").is_file():
+        return False
+    config = read_settings(path)
+    kinds = config.get("speculators_model_type"), str(config.get("model_type"))
+    return kinds[0] == "mtp" or kinds[1].endswith("_mtp")
+
+
+def _check_target(directory: Path, target: dict[str, Any], family: HeadFamily | None) -> None:
+    """Raise UnsupportedModel with the first difference if a head is for another model."""
+    config = read_settings(directory / "config.json")
+    own, other = text_config(config), text_config(target)
+    own = own.get("transformer_layer_config") or own
+    differences = [
+        f"its {key} is {own[key]!r:.40}, the model's is {other[key]!r:.40}"
+        for key in ("hidden_size", "num_hidden_layers", "vocab_size", "num_experts")
+        if key in own and key in other and own[key] != other[key]
+    ]
+    if family is None:
+        kind = str(target.get("model_type"))
+        differences.append(f"akunu knows no MTP heads of the architecture {kind!r:.40}")
+    if differences:
+        raise UnsupportedModel(
+            f"the MTP head in {directory} is for another model: {differences[0]}; use the head of "
+            "this model"
+        )
+
+
+def _find_weights(
+    directory: Path, family: HeadFamily, layers: int, *, alone: bool
+) -> tuple[Weights, bool]:
     """Return the head's weights by `Head`'s names, and whether the checkpoint is as published.
 
-    A separate head file takes precedence over a head in the checkpoint.
+    A separate head file takes precedence over a head in the checkpoint. alone: the directory has
+    nothing but the head.
     """
     raw = False
-    for files, separate in ((head_files(directory), True), (weight_files(directory), False)):
+    for files, separate in ((head_files(directory), True), (weight_files(directory), alone)):
         found: Weights = {}
         for path in files:
             header = safetensors.read_header(path)
             raw |= any(
-                name.endswith("conv1d.weight") and entry["shape"][-1] != 1
+                (name.endswith("conv1d.weight") and entry["shape"][-1] != 1)
+                or name.startswith(_SPECULATORS)
                 for name, entry in header.items()
             )
             names = {name: family.head_name(name, layers, separate=separate) for name in header}
@@ -190,6 +234,7 @@ class Head(nn.Module):
         self.project = nn.Linear(2 * width, width, bias=False)
         self._embedding_first = family.embedding_first
         self.normed = family.normed
+        self.following: list[Head] = []  # further heads of a chain; see `HeadChain`
 
     @property
     def width(self) -> int:
@@ -211,6 +256,13 @@ class Head(nn.Module):
         if not self._embedding_first:
             inputs.reverse()
         return self.body.model(self.project(mx.concatenate(inputs, -1)), [*cache, None])
+
+    def logits(self, state: mx.array, lm_head: Callable[[mx.array], mx.array]) -> mx.array:
+        """Return the logits of a state [..., width] that the head returned.
+
+        lm_head: the target's.
+        """
+        return lm_head(state)
 
 
 class Trunk:
@@ -250,6 +302,15 @@ class Trunk:
 
 
 HEAD_PREFIX = "head."  # prefix of `Head`'s names in a file that akunu wrote
+_SPECULATORS = "mtp_layers.0."  # prefix of names in the "speculators" container
+_SEPARATE_NAMES = {  # in files of the head alone, and the names of checkpoints
+    f"{_SPECULATORS}input_proj": "fc",
+    f"{_SPECULATORS}token_layernorm": "pre_fc_norm_embedding",
+    f"{_SPECULATORS}hidden_layernorm": "pre_fc_norm_hidden",
+    f"{_SPECULATORS}final_layernorm": "norm",
+    _SPECULATORS: "layers.0.",
+    "shared_head_norm": "shared_head.norm",
+}
 _LAYER_PREFIX = "body.model.layers.0."
 
 
@@ -267,7 +328,7 @@ class HeadFamily:
     embedding_first: bool = True  # order of the inputs of the projection
     normed: bool = True  # hidden states come from after the target's norm
     zero_centered: bool = False  # norms are published as gains minus one
-    optional_prefix: bool = False  # separate head files omit `prefix`
+    separate_prefix: str | None = None  # another one, in files of the head alone
 
     def head_name(self, name: str, layers: int, *, separate: bool = False) -> str | None:
         """Return `Head`'s name of the weight `name`, None if it is not part of the head.
@@ -277,7 +338,11 @@ class HeadFamily:
         if separate and name.startswith(HEAD_PREFIX):
             return name.removeprefix(HEAD_PREFIX)
         prefix = self.prefix.format(layers=layers)
-        found = re.match(f"(?:{prefix})?" if separate and self.optional_prefix else prefix, name)
+        if separate and self.separate_prefix is not None:
+            prefix = f"(?:{prefix}|{self.separate_prefix})"
+            for published, renamed in _SEPARATE_NAMES.items():
+                name = name.replace(published, renamed)
+        found = re.match(prefix, name)
         if not found:
             return None
         rest = name[found.end() :]
@@ -309,13 +374,14 @@ _QWEN3_NEXT = HeadFamily(
         "tie_word_embeddings": True,
     },
     zero_centered=True,
-    optional_prefix=True,
+    separate_prefix="",
 )
 _QWEN3_5 = replace(_QWEN3_NEXT, module="qwen3_5", model="TextModel")
 _NEXTN = {"eh_proj": "project", "enorm": "embedding_norm", "hnorm": "hidden_norm"}
 _DEEPSEEK = HeadFamily(
     module="deepseek_v3",
     prefix=r"(?:language_model\.)?model\.layers\.{layers}\.",
+    separate_prefix=r"(?:model|mtp)\.(?:mtp_block\.)?",
     modules=_NEXTN | {"shared_head.norm": "body.model.norm"},
     config={"first_k_dense_replace": 0, "moe_layer_freq": 1},
 )

@@ -27,7 +27,7 @@ from akunu_py.errors import Cancelled, FetchError, StoreError, UsageError, one_l
 from akunu_py.files import read_blocks
 from akunu_py.models import catalog
 from akunu_py.models.catalog import CatalogEntry
-from akunu_py.models.load.mlx_directory import plan_directory
+from akunu_py.models.drafters.config import read_config
 from akunu_py.models.load.model_files import ModelFacts, check_config
 from akunu_py.models.pull.worker import TransientError
 from akunu_py.models.store import hub_cache, model_store
@@ -41,6 +41,7 @@ from akunu_py.models.store.directories import (
 from akunu_py.models.store.hub_cache import CachedRepository, HubFile, HubModel
 from akunu_py.models.store.local_import import install
 from akunu_py.models.store.migration import move_caches
+from akunu_py.models.store.mlx_directory import plan_directory
 from akunu_py.models.store.model_store import StoredModel, find_intact
 from akunu_py.models.store.names import NameEntry, save_entry
 from akunu_py.models.store.progress import (
@@ -205,7 +206,8 @@ def fetch_model(model: HubModel, hub: Hub, progress: ProgressCallback) -> ModelF
     settings = [file for file in model.files if file.name.endswith(".json")]
     # Check the settings before downloading the weights.
     fetched = hub.fetch(model, settings)
-    check_config(cached.snapshot_path(model.commit))
+    if read_config(cached.snapshot_path(model.commit)) is None:
+        check_config(cached.snapshot_path(model.commit))
     fetched |= hub.fetch(model, model.files)
     done = 0
     for file in model.files:
@@ -425,8 +427,10 @@ class Hub:
             def report(waiting: bool) -> None:
                 nonlocal best
                 done = cached.fetched_bytes(model)
-                self._count_new_bytes(done - best)
+                self._new_bytes += max(0, done - best)
                 best = max(best, done)
+                if self._new_bytes >= _PROGRESS_BYTES:
+                    self._failures = self._new_bytes = 0
                 if waiting:
                     self._progress("waiting for another program", 0, 0)
                 else:
@@ -443,12 +447,6 @@ class Hub:
             if len(files) == len(model.files):
                 cached.write_ref(model)
         return fetched
-
-    def _count_new_bytes(self, new_bytes: int) -> None:
-        """Reset the count of failures after enough new bytes."""
-        self._new_bytes += max(0, new_bytes)
-        if self._new_bytes >= _PROGRESS_BYTES:
-            self._failures = self._new_bytes = 0
 
     @contextlib.contextmanager
     def _attempt(self) -> Iterator[None]:

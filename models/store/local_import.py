@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from akunu_py import paths
 from akunu_py.errors import DamagedModel, UnknownModel, UnsupportedModel, UsageError
 from akunu_py.files import open_regular, read_blocks
-from akunu_py.models.load.mlx_directory import DirectoryPlan, plan_directory
 from akunu_py.models.load.model_files import as_error, text_config, write_settings
 from akunu_py.models.store import model_store
 from akunu_py.models.store.cleanup import partial_models, remove_leftover
@@ -32,6 +31,7 @@ from akunu_py.models.store.directories import (
     sync,
 )
 from akunu_py.models.store.hub_cache import hash_file
+from akunu_py.models.store.mlx_directory import DirectoryPlan, plan_directory
 from akunu_py.models.store.names import NameEntry, save_entry
 from akunu_py.models.store.progress import ProgressCallback, after, no_callback
 

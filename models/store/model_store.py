@@ -174,6 +174,7 @@ def _read(name: str, entry: NameEntry) -> StoredModel:
         repository=entry.repository,
         commit=entry.revision,
         sha256=entry.sha256,
+        drafter=entry.drafter,
     )
     return read_model(model)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from akunu_py import paths
 from akunu_py.errors import StoreError
-from akunu_py.files import locked, read_bounded, temporary_prefix, write_atomically
+from akunu_py.files import locked, read_bounded, remove_unfinished, write_atomically
 from akunu_py.models.store.directories import store_errors, sync
 from akunu_py.models.store.hub_cache import CachedRepository, is_commit, parse_reference
 
@@ -34,6 +34,7 @@ class NameEntry:
     unfinished: int = 0  # bytes in total, if the pull was interrupted
     source: str = ""  # origin, for display
     license: str = ""
+    drafter: str = ""  # name of the entry that drafts for it
     quantization: str = ""  # storage types and their numbers of matrices
     sha256: dict[str, str] = field(default_factory=dict)  # of an import's files
     problem: str = ""  # of a wrong table; never written
@@ -65,8 +66,7 @@ def changing() -> Iterator[MutableMapping[str, Any]]:
 
     path = paths.models_dir() / FILE_NAME
     with store_errors(f"cannot write {path}"), locked(path.parent / ".lock"):
-        for stale in path.parent.glob(f"{temporary_prefix(path)}*"):  # of a killed process
-            stale.unlink()
+        remove_unfinished(path)
         data = _read()
         _parse(data)
         document = tomlkit.parse(data)

@@ -14,12 +14,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from akunu_py.errors import DamagedModel
+from akunu_py.errors import DamagedModel, ModelError, UnsupportedModel
 from akunu_py.files import open_regular, read_bounded, read_json
+from akunu_py.models.drafters.config import read_config
 from akunu_py.models.load import safetensors
-from akunu_py.models.load.mlx_directory import TOKENIZERS
 from akunu_py.models.load.model_files import context_length, read_settings
 from akunu_py.models.store.hub_cache import CachedRepository, parse_reference
+from akunu_py.models.store.mlx_directory import TOKENIZERS
 
 HUB_CACHE = "Hugging Face cache"
 LM_STUDIO = "LM Studio"
@@ -53,6 +54,8 @@ class StoredModel:
     program: str = ""  # that downloaded and manages the model, if it is not akunu
     outside: bool = False  # named by its path
     sha256: dict[str, str] = field(default_factory=dict)  # of an import's files
+    kind: str = ""  # of a drafter, such as "dflash"; "" for a model
+    drafter: str = ""  # the name of its drafter in the store
 
     @property
     def reference(self) -> str:
@@ -64,9 +67,12 @@ def read_model(model: StoredModel) -> StoredModel:
     """Add size and context length to `model`, or what is wrong with its files."""
     try:
         size = sum(_sizes(model.path).values())
+        drafter = read_config(model.path)
+        if drafter is not None:
+            return replace(model, size=size, kind=drafter.kind)
         context = context_length(read_settings(model.path / "config.json"))
         return replace(model, size=size, context_length=context)
-    except (OSError, DamagedModel) as error:
+    except (OSError, DamagedModel, UnsupportedModel) as error:
         return replace(model, damaged=model.damaged or _describe(error))
 
 
@@ -78,7 +84,7 @@ def find_problem(model: StoredModel) -> str:
         for name in model.sha256:
             (model.path / name).stat()
         sizes = _sizes(model.path)
-        if not model.outside and not sizes.keys() & set(TOKENIZERS):
+        if not (model.outside or model.kind) and not sizes.keys() & set(TOKENIZERS):
             return "tokenizer.json is missing"
         if not (weights := _weights(sizes)):
             return "model*.safetensors is missing or incomplete"
@@ -89,7 +95,7 @@ def find_problem(model: StoredModel) -> str:
     return ""
 
 
-def _describe(error: OSError | DamagedModel) -> str:
+def _describe(error: OSError | ModelError) -> str:
     """Return a problem in a few words."""
     if isinstance(error, FileNotFoundError):
         return f"{error.filename} is missing"

@@ -211,25 +211,6 @@ def test_an_empty_store_says_what_to_run(tmp_path: Path) -> None:
     assert "starter" in listing.stdout
 
 
-@pytest.mark.long
-def test_no_network_is_one_line(tmp_path: Path) -> None:
-    home = {
-        "XDG_DATA_HOME": str(tmp_path),
-        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
-        "PIP_EXTRA_INDEX_URL": "",
-        "PIP_FIND_LINKS": "",
-        "PIP_CONFIG_FILE": os.devnull,
-        "PIP_RETRIES": "1",
-    }
-    done = run_here("models", "pull", "starter", env=home)
-    assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("akunu: ")
-    assert "network" in last
-    assert "Traceback" not in done.stderr
-    assert [entry.name for entry in (tmp_path / "akunu" / "models").glob("starter*")] == []
-
-
 def test_a_prompt_longer_than_the_context(loaded_shallow_starter: Engine) -> None:
     done = run_here("run", "-", stdin="word " * 9000)
     assert_one_line_error(done, 1, "8192", "shorten")

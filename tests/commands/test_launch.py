@@ -16,11 +16,15 @@ from typing import Any
 
 import pytest
 
+from akunu_py import paths
 from akunu_py.commands.launch import CLIENTS, ModelEndpoint
 from tests.support.command import akunu, run_here
 from tests.support.serving import write_served_model
 
-OURS = ("AKUNU_", "OPENAI_", "AIDER_", "OPENCODE_", "ANTHROPIC_", "CLAUDE_")
+OURS = (
+    *("AKUNU_", "OPENAI_", "AIDER_", "OPENCODE_", "ANTHROPIC_", "CLAUDE_"),
+    *("PI_", "QWEN_", "GPTME_", "CONTINUE_"),
+)
 CLIENT = f"""#!{sys.executable}
 import json, os, sys, urllib.request
 call = {{"arguments": sys.argv[1:], "environment": dict(os.environ)}}
@@ -34,8 +38,8 @@ sys.exit(7)
 @pytest.fixture
 def client_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Install stand-ins of all clients; each writes its arguments and environment to this file."""
-    for name in CLIENTS:
-        program = tmp_path / "bin" / name
+    for client in CLIENTS.values():
+        program = tmp_path / "bin" / client(ModelEndpoint("", "")).command[0]
         program.parent.mkdir(exist_ok=True)
         program.write_text(CLIENT)
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -87,7 +91,10 @@ def test_the_printed_command_is_the_one_that_runs(
         call["environment"] = {name: call["environment"][name] for name in names}
     assert typed == run
     assert run["arguments"][-2:] == ["it's", "--model"]
-    everything = json.dumps(run)
+    files = list((paths.cache_dir() / "launch").glob("*"))
+    assert {file.stat().st_mode & 0o777 for file in files} <= {0o600}
+    assert all(str(file) in json.dumps(run) for file in files)
+    everything = json.dumps([run, *(file.read_text() for file in files)])
     for needed in (f"http://127.0.0.1:{port}", "served", "secret"):
         assert needed in everything
 
@@ -149,6 +156,19 @@ def test_claude_requests_no_other_model_and_changes_no_prompt(
     assert defaults["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(answer)
 
 
+def test_codex_gets_metadata_of_the_model() -> None:
+    """All fields that Codex 0.171 requires; it warns at each start about a model without them."""
+    launch = CLIENTS["codex"](ModelEndpoint("http://h", "m", 65_536))
+    [(file, text)] = launch.files.items()
+    assert f"model_catalog_json={json.dumps(str(file))}" in launch.command
+    [model] = json.loads(text)["models"]
+    needed = ("slug", "display_name", "description", "supported_reasoning_levels", "shell_type",
+              "visibility", "supported_in_api", "priority", "base_instructions",
+              "truncation_policy", "experimental_supported_tools")  # fmt: skip
+    assert set(needed) <= set(model)
+    assert (model["slug"], model["context_window"]) == ("m", 65_536)
+
+
 @pytest.mark.usefixtures("own_directories")
 @pytest.mark.parametrize(
     ("given", "modes"),
@@ -170,7 +190,8 @@ def test_what_the_user_sets_for_claude_wins(
     assert launched.returncode == 7
     call = json.loads(client_call.read_text())
     assert call["arguments"] == ["--model", "served", *modes]
-    assert "its first prompt will not fit" in launched.stderr  # in 4,096 tokens
+    # In 4,096 tokens. Again at the end, because the client may have covered the first warning.
+    assert launched.stderr.count("its first prompt will not fit") == 2
     assert call["environment"]["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "5"
     assert call["environment"]["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{port}"
 

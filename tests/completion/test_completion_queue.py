@@ -17,11 +17,11 @@ from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_queue import (
     CompletionQueue,
     QueueOptions,
-    Ticket,
     submit_with_alternatives,
 )
 from akunu_py.completion.completion_request import Completion, CompletionRequest, EndCheck
 from akunu_py.completion.pace import Pace
+from akunu_py.completion.tickets import Ticket
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Failed, Finished
 from akunu_py.engine.loop import StepLoop
@@ -223,7 +223,7 @@ def test_any_requests_are_answered_once_and_as_the_model_alone_completes(
         begun[number] = request.prefix
         requested.append(host.submit_now(request, rng.choice(["", f"document {number}"])))
         if rng.random() < 0.2:
-            rng.choice(requested).ticket.cancel()
+            host.queue.cancel(rng.choice(requested).ticket)
         if rng.random() < 0.3:
             host.wait_done(rng.choice(requested))
     host.wait_done(*requested)
@@ -272,11 +272,13 @@ def test_requests_on_other_channels_are_served_in_order(host: Host) -> None:
 
 
 def test_a_request_can_be_cancelled_before_and_while_it_runs(host: Host) -> None:
-    first = host.submit_now(REQUESTED, on_part=lambda requested: requested.ticket.cancel())
+    first = host.submit_now(
+        REQUESTED, on_part=lambda requested: host.queue.cancel(requested.ticket)
+    )
     second = host.submit_now(typed(REQUESTED, "b"))
-    second.ticket.cancel()
+    host.queue.cancel(second.ticket)
     host.wait_done(first, second)
-    first.ticket.cancel()  # too late, and harmless
+    host.queue.cancel(first.ticket)  # too late, and harmless
     assert (first.reason, second.reason) == ("cancelled", "cancelled")
 
 
@@ -375,11 +377,12 @@ def test_requests_of_a_fast_typist_wait_for_a_pause() -> None:
     for prefix in "bcdef":
         now[0] += 0.05
         submit(prefix)
+    now[0] += 0.5
     until(lambda: "f" in done)
     assert made == ["a", "f"]
     assert done == {"a": "stop", **dict.fromkeys("bcde", "cancelled"), "f": "stop"}
     now[0] += 0.05
-    submit("g").cancel()  # while it waits
+    queue.cancel(submit("g"))  # while it waits
     submit("h", 1)
     assert done["g"] == "cancelled"
     assert queue.close(60, drain=True)

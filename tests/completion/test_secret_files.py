@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from akunu_py.completion.completion_queue import CompletionQueue, Ticket, is_excluded
+from akunu_py.completion.completion_queue import CompletionQueue, is_excluded
 from akunu_py.completion.completion_request import (
     Completion,
     CompletionRequest,
     EndCheck,
     SourceFile,
 )
+from akunu_py.completion.tickets import Ticket
 from akunu_py.engine.events import Failed
 from akunu_py.settings import SECRET_FILES
 from akunu_py.types import Stats

@@ -123,11 +123,37 @@ SCSS = "\n\n.more {\n  a: b;\n}\n"
         ("a.scss", "$x: 1;\n\n", '@include a("b") {\n  .c#{$d}-e { f: g; }\n}', SCSS),
         ("a.scss", "$x: 1;\n\n", "@mixin a($b: 1px, $c...) {\n  @content;\n}", SCSS),
         ("a.scss", "$x: 1;\n\n", "#{$a} {\n  b: c;\n}", SCSS),
+        ("a.html", "", "{% if a %}\n  {{ b }}\n{%- else %}\n  c\n{%- endif %}", "\n{{ d }}\n"),
+        ("a.html", "{% panel a %}", "\n  {{ b }}\n{% endpanel %}", "\n{% load c %}\n"),
+        ("a.html", "<p>\n", "{{ a }}", "\n{% load b %}\n"),
+        ("a.cpp", "", "#define A(b) \\\n  if (b) { \\\n    c; \\\n  }", "\n\n#define C"),
+        ("a.cpp", "#  ifdef A", "\n    b = c;\n    d();", "\n#  endif\n    e();"),
+        ("a.pl", "sub f {\n  ", "die unless g \\(my $a = 0);\n  h();\n}", "\ni();"),
     ],
 )
 def test_ends_in_languages(path: str, above: str, expected: str, more: str) -> None:
     below = "\nC;  -- let's not\n"  # this apostrophe closes no string
     assert kept(above, below if above.startswith("AS") else "\n", expected + more, path) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "prefix", "suffix", "output", "expected"),
+    [
+        ("a.html", "{% if a", "}\n<p>", " %}\n<p>", " %"),
+        ("a.html", "{{ {\n  ", "\n}[a] }}\n", '"b": 1,\n}[a] }}\n', '"b": 1,'),
+        (
+            "a.cpp",
+            "namespace a {",
+            "}\n",
+            "\n\n#if b\nint c;\n#endif\n",
+            "\n\n#if b\nint c;\n#endif\n",
+        ),
+    ],
+)
+def test_ends_before_closing_text(
+    path: str, prefix: str, suffix: str, output: str, expected: str
+) -> None:
+    assert kept(prefix, suffix, output, path) == expected
 
 
 @pytest.mark.parametrize(
@@ -365,6 +391,7 @@ def test_brackets() -> None:
         ("yaml", "[a#(, 'x' # (", 2),
         ("php", '#[A(\n"(\n" // (\n# (\n', 2),
         ("html", "{% if (a %}<p>{{ b }}</p> {# ( #} (", 1),
+        ("html", "{#- (\n#} (", 1),
         ("haskell", "f (x' {- ( -}) -- (\n(", 1),
     ],
 )  # fmt: skip

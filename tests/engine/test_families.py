@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from mlx_lm.models.cache import (
 )
 
 from akunu_py.engine import kv_cache
+from akunu_py.engine.batched_pass import Part, run, why_not_batched
+from akunu_py.engine.model import output_rows
 from akunu_py.engine.target import Target
 from akunu_py.errors import UsageError
 from tests.support.decoding import decode
@@ -289,3 +291,48 @@ def test_narrow_heads_and_other_widths_are_not_quantized() -> None:
         kv_cache.new_cache(build("llama"), 8)
     with pytest.raises(UsageError, match="must be 4 or 8, got 3"):
         kv_cache.new_cache(build("llama", head_dim=32), 3)
+
+
+class States:
+    """Follows passes and keeps their hidden states."""
+
+    def __init__(self, model: Any) -> None:
+        count = len(model.layers)
+        self.taps: Sequence[int] = (-1, 0, count - 1, count)
+        self.kept: list[mx.array] = []
+
+    def before_pass(self, cache: Any) -> None: ...
+
+    def keep_states(self, hidden: mx.array) -> None:
+        self.kept.append(hidden)
+
+
+@families_of_each_kind("llama-kv8", "llama-kv4", "llama-concatenate")  # wrapped models
+def test_hidden_states_do_not_depend_on_the_pass(name: str) -> None:
+    """Passes that return them have the logits of plain passes, alone or shared."""
+    model = build(name)
+    why = output_rows.why_no_taps(model, States(model).taps)
+    # Their layers pass on several streams, so no published drafter can use them.
+    assert bool(why) == (name in ("gemma3n", "deepseek_v41", "iquestloopcoder"))
+    if why:
+        return
+
+    def part(rows: mx.array) -> tuple[Part, States]:
+        cache, follower = kv_cache.new_cache(model), States(model)
+        mx.eval(model(mx.array([[1, 2, 3]]), cache=cache))
+        return Part(rows, cache, followers=[follower]), follower
+
+    recurrent = kv_cache.is_recurrent(kv_cache.new_cache(model))
+    prompts = [mx.array(rows) for rows in ([[5], [7]] if recurrent else [[5, 3, 9], [7, 2]])]
+    alone = []
+    for rows in prompts:
+        own, follower = part(rows)
+        (logits,) = run(model, [own])
+        assert mx.array_equal(logits, model(rows[None], cache=part(rows)[0].cache)[0])
+        alone += follower.kept
+    if why_not_batched(model):
+        return
+    parts, followers = zip(*map(part, prompts), strict=True)
+    run(model, parts)
+    for each, expected in zip(followers, alone, strict=True):
+        assert mx.allclose(each.kept[0], expected, rtol=1e-3, atol=1e-3)

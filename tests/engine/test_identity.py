@@ -30,6 +30,7 @@ from akunu_py.engine.target import Target
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.types import Drafter, DraftMode, GenerateOptions, Message, TextPiece
+from tests.support.block_drafters import block_drafter
 from tests.support.drafters import Mixture
 from tests.support.engines import altered
 from tests.support.families import build
@@ -73,8 +74,10 @@ MODES: dict[str, tuple[DraftMode, int]] = {
     "model": ("model", 4),
     "exit": ("exit", 4),
     "mtp": ("mtp", 4),
+    "dflash": ("model", 4),
+    "dspark": ("model", 4),
 }
-NEURAL = ("model", "exit", "mtp")
+NEURAL = ("model", "exit", "mtp", "dflash", "dspark")
 ANY_FAMILY = list(MODES)[:5]
 
 
@@ -123,6 +126,10 @@ def engine_for(case: Case, tiny: Engine) -> Engine:
     if case.drafter == "model":
         small = DraftModel("small", Path(), model, VOCABULARY, NEEDS, 1e-6)
         engine = replace(engine, draft_model=small)
+    elif case.drafter in NEURAL[-2:]:
+        width = model.layers[0].input_layernorm.weight.size
+        made = block_drafter(case.drafter, model, width, VOCABULARY)
+        engine = replace(engine, draft_model=made)
     return engine
 
 
@@ -315,7 +322,10 @@ def covering() -> list[Case]:
             cases.append(Case(family, drafter, situation, sampling))
         cases.append(Case(("llama", "llama-kv8")[at % 2], "exit", situation, samplings[at % 3]))
         cases.append(Case(MTP[at % 2], "mtp", situation, samplings[(at + 1) % 3]))
-    for family, drafter in (("llama", "model"), ("llama", "exit"), ("mimo", "mtp")):
+        published = NEURAL[3 + at % 2]
+        cases.append(Case(("qwen3_next", "llama")[at % 2], published, situation, samplings[at % 3]))
+    shared = ("llama", "model"), ("llama", "exit"), ("mimo", "mtp"), ("llama", "dflash")
+    for family, drafter in shared:
         cases += [Case(family, drafter, "shared_passes", sampling) for sampling in SAMPLINGS]
     cases.append(Case("deepseek_v3", "fixed", "shared_passes", "seeded"))  # masks are arrays
     cases.append(Case("deepseek_v3", "exit", "alone", "greedy"))

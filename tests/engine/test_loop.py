@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +29,15 @@ from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.planner import JointPlanner, SharedPass
 from akunu_py.types import Constraint, Drafter, DraftMode, GenerateOptions, SamplingOptions
 from tests.support.engines import altered
-from tests.support.families import UNSHARED, Cached, build, every_family, families_of_each_kind
+from tests.support.families import (
+    UNSHARED,
+    Cached,
+    build,
+    every_family,
+    families_of_each_kind,
+    make,
+)
+from tests.support.family_table import FAMILIES
 from tests.support.identity import PLENTY, Served, Submitted, engine_of, plain
 from tests.support.slow import cover
 from tests.support.targets import Counting, read, some
@@ -234,6 +244,34 @@ def test_plain_decoding_computes_one_row_for_each_token(tiny: Engine) -> None:
     assert model.rows == 20 + 50 - 1
 
 
+def test_recurrent_states_are_joined_once_while_the_requests_are_the_same(
+    tiny: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, reused = batched_pass._StateView, list[bool]()
+    values, store, load = dict[int, mx.array](), view.__setitem__, view.__getitem__
+
+    def storing(self: Any, index: int, value: mx.array) -> None:
+        values[id(value)] = value
+        store(self, index, value)
+
+    def loading(self: Any, index: int) -> mx.array:
+        found = load(self, index)
+        reused.append(found is values.get(id(found)))
+        return found
+
+    monkeypatch.setattr(view, "__setitem__", storing)
+    monkeypatch.setattr(view, "__getitem__", loading)
+    engine = engine_of(tiny, "qwen3_next")
+    served = Served(engine)
+    requests = [submit(some(20, number), 30 + 20 * number, "off") for number in range(3)]
+    served.serve(requests)
+    check(engine, *requests)
+    joined = reused.count(False)
+    assert joined > 0
+    assert len(reused) >= 6 * joined  # joined anew only when a request joins or ends
+    assert served.loop.runner._joint == {}
+
+
 @pytest.mark.parametrize("new_tokens", [1, 64, 65])
 def test_few_new_prompt_tokens_join_the_first_decode_pass(tiny: Engine, new_tokens: int) -> None:
     clock = Clock()
@@ -331,10 +369,8 @@ def test_trial_decides_by_family(name: str) -> None:
     assert (why_not_batched(build(name)) is None) == (name not in UNSHARED)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-def test_trial_finds_a_layer_that_ignores_its_request(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def ignore_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give all requests of a shared pass the same positions."""
     start = batched_pass._AttentionView.__init__
 
     def without_offset(self: Any, *args: Any) -> None:
@@ -342,7 +378,45 @@ def test_trial_finds_a_layer_that_ignores_its_request(
         self.offset = mx.zeros_like(self.offset)
 
     monkeypatch.setattr(batched_pass._AttentionView, "__init__", without_offset)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_trial_finds_a_layer_that_ignores_its_request(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignore_requests(monkeypatch)
     assert why_not_batched(build(name)) == "its layers give other results in a batch"
+
+
+@pytest.mark.parametrize(
+    ("layers", "dtype", "seed"),
+    [
+        (2, mx.bfloat16, 1),
+        (8, mx.float16, 0),
+        pytest.param(8, mx.float16, 1, marks=pytest.mark.long),
+    ],
+)
+def test_trial_tolerates_the_rounding_of_a_mixture_of_experts(
+    layers: int, dtype: mx.Dtype, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With kernels whose results depend on the number of rows, as a GPU's do."""
+
+    def rounded(product: Callable[..., mx.array], inputs: mx.array, *args: Any, **more: Any) -> Any:
+        exact = product(inputs, *args, **more)
+        rows = inputs.size // inputs.shape[-1]
+        units = mx.random.randint(-1, 2, exact.shape, key=mx.random.key(rows)) if rows > 1 else 0
+        return (exact.astype(mx.float32) * (1 + mx.finfo(dtype).eps * units)).astype(dtype)
+
+    for name in ("quantized_matmul", "gather_qmm"):
+        monkeypatch.setattr(mx, name, partial(rounded, getattr(mx, name)))
+    kinds = ["sliding_attention", "full_attention"] * (layers // 2)
+    sizes = {"hidden_size": 64, "num_local_experts": 8, "num_hidden_layers": layers}
+    model, _ = make(replace(FAMILIES["gpt_oss"], seed=seed), layer_types=kinds, **sizes)
+    nn.quantize(model, 32, 4)
+    model.set_dtype(dtype)
+    assert why_not_batched(model) is None
+    ignore_requests(monkeypatch)
+    assert why_not_batched(model) == "its layers give other results in a batch"
 
 
 @contextmanager

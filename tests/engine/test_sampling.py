@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -17,11 +18,13 @@ from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.sampling import (
+    RowsToSample,
     Sampler,
     accepted_leniently,
     draw,
     exponential,
     filtered,
+    sample_together,
     top_p_candidates,
 )
 from akunu_py.errors import UsageError
@@ -155,6 +158,35 @@ def test_a_row_is_sampled_as_it_would_be_alone(name: str) -> None:
     assert together == alone
 
 
+@pytest.mark.parametrize("name", ["greedy", *FILTERS])
+def test_requests_with_equal_options_are_sampled_together(name: str) -> None:
+    """Their seeds may differ. Tokens are the same as alone, in fewer calls."""
+    generator, calls = np.random.default_rng(3), list[int]()
+    options = FILTERS.get(name, SamplingOptions())
+    samplers = [Sampler(replace(options, seed=seed)) for seed in (1, 2, 3)]
+    samplers.insert(1, Sampler(replace(options, seed=4, logit_bias=((7, 1.5),))))
+    parts = [
+        RowsToSample(
+            sampler,
+            mx.array(generator.normal(size=(1 + number, 301)).astype(np.float32) * 3),
+            mx.array(generator.integers(0, 9, 70).astype(np.int32)),
+            100 + number,
+        )
+        for number, sampler in enumerate(samplers)
+    ]
+    alone = [p.sampler.sample(p.logits, p.before, p.position).tolist() for p in parts]
+    process = Sampler._process_and_draw
+
+    def counting(sampler: Sampler, logits: mx.array, *rest: Any) -> Any:
+        calls.append(len(logits))
+        return process(sampler, logits, *rest)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Sampler, "_process_and_draw", counting)
+        assert [each.tolist() for each in sample_together(parts)] == alone
+    assert calls == ([1 + 3 + 4, 2] if samplers[0].group else [1, 2, 3, 4])
+
+
 def test_noise_is_right_down_to_its_smallest_values() -> None:
     """It is -log(1 - word / 2^32), or tokens of probability 1e-8 would never be drawn."""
     words = np.concatenate(
@@ -171,7 +203,7 @@ def test_positions_draw_independently() -> None:
     """Pairs of tokens of one seed at 6,000 positions, from two distributions in turn."""
     p = np.array([[0.5, 0.2, 0.15, 0.1, 0.05], [0.05, 0.5, 0.2, 0.15, 0.1]])
     rows = mx.log(mx.array(np.tile(p, (3000, 1)), mx.float32))
-    tokens = np.array(draw(rows, 4, 0)).reshape(3000, 2)
+    tokens = np.array(draw(rows, [(4, row) for row in range(6000)])).reshape(3000, 2)
     counts = np.zeros((5, 5))
     np.add.at(counts, (tokens[:, 0], tokens[:, 1]), 1)
     assert p_value(counts.ravel(), np.outer(p[0], p[1]).ravel() * 3000) > 1e-4
@@ -185,7 +217,7 @@ def test_logits_that_round_differently_draw_the_same_tokens() -> None:
     rounded = logits + mx.where(mx.arange(20_000) < 20, 3e-5, 0.0)
     ours = theirs = 0
     for position in range(300):
-        pair = [draw(filtered(each, WARM), 1, position).item() for each in (logits, rounded)]
+        pair = [draw(filtered(each, WARM), [(1, position)]).item() for each in (logits, rounded)]
         ours += pair[0] != pair[1]
         key = mx.random.key(position)
         pair = [mx.random.categorical(each / 0.9, key=key).item() for each in (logits, rounded)]
@@ -233,7 +265,7 @@ def test_top_p_without_a_sort_draws_the_token_of_the_sorted_vocabulary(
     before = mx.array([1] * 300)
     for more in ({}, {"temperature": 1.0}, {"top_k": 20}, {"min_p": 0.05, "temperature": 0.5}):
         options = replace(WARM, top_p=top_p, seed=9, **more)
-        expected = draw(filtered(logits, options), 9, 0).tolist()
+        expected = draw(filtered(logits, options), [(9, row) for row in range(300)]).tolist()
         with monkeypatch.context() as patched:
             patched.setattr(mx, "sort", None)
             patched.setattr(sampling, "apply_top_p", None)

@@ -54,7 +54,6 @@ class DeviceOptions:
     """
 
     gap: float = 0.0  # host time to build and launch a pass
-    reader: float = 0.0  # host time to deliver a piece of text to the client
     noise: float = 0.0  # standard deviation of observed times, as a share
     outliers: float = 0.0  # share of passes observed as ten times slower
     first: float = 0.0  # extra observed time of the first pass over each number of rows
@@ -82,15 +81,19 @@ def parse_figures(text: str) -> DrafterFigures:
     """Parse text such as `mtp:0.06:0.8,0.65,0.5`. Raises UsageError."""
     try:
         name, cost, shares = text.split(":")
-        figures = DrafterFigures(name, float(cost), tuple(map(float, shares.split(","))))
+        parallel = name == "block"
+        name = "model" if parallel else name
+        accepted = tuple(map(float, shares.split(",")))
+        figures = DrafterFigures(name, float(cost), accepted, parallel)
         falling = all(after <= before for before, after in pairwise((1.0, *figures.accepted, 0.0)))
         if name in NEURAL_MODES and 0 < figures.cost < math.inf and falling:
             return figures
     except ValueError:
         pass
     raise UsageError(
-        "--network: expected mtp, model or exit, what a token costs and the shares accepted by "
-        f"position, which do not rise, such as mtp:0.06:0.8,0.65,0.5, got {text!r}"
+        "--network: expected mtp, model or exit and the cost of a token, or block and the cost of "
+        "a draft, then the shares accepted by position, which do not rise, such as "
+        f"mtp:0.06:0.8,0.65,0.5, got {text!r}"
     )
 
 
@@ -141,11 +144,6 @@ class Device:
     def wait(self, done: Times) -> None:
         self.true.wait(done[0])
         self.observed.wait(done[1])
-
-    def deliver_piece(self) -> None:
-        """Deliver a piece of text to the client; the host waits meanwhile."""
-        self.true.now += self._options.reader
-        self.observed.now += self._options.reader
 
     def _noise(self) -> float:
         return max(_MIN_SHARE, self._random.gauss(1.0, self._options.noise))
@@ -257,7 +255,6 @@ def replay_items(
                 counts.passes += 1
                 counts.drafted += piece.accepted + len(piece.rejected)
                 counts.accepted += piece.accepted
-                device.deliver_piece()
         if output != list(item.output):
             raise AssertionError("the output differs from the trace")
         counts.items += 1
@@ -269,7 +266,7 @@ def replay_items(
 def known_costs(curve: Curve, options: DeviceOptions) -> CostCurve:
     """Return the true costs of passes on such a device."""
     fresh = {rows: options.gap + curve(rows) for rows in range(1, MAX_ROWS + 1)}
-    return FixedCosts({PIPELINED: max(curve(1), options.gap + options.reader)} | fresh)
+    return FixedCosts({PIPELINED: max(curve(1), options.gap)} | fresh)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -283,8 +280,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME:COST:SHARE,...",
-        help="Simulated drafter: draft mode, cost of a token in plain steps, and the shares "
-        "accepted by position, such as mtp:0.06:0.8,0.65,0.5; repeatable",
+        help="Simulated drafter: draft mode and cost of a token in plain steps, or block and the "
+        "cost of a draft, and the shares accepted by position, such as mtp:0.06:0.8,0.65,0.5; "
+        "repeatable",
     )
     parser.add_argument("--draft", choices=DRAFT_MODES, default="auto", help="Draft mode")
     add_workloads(parser)

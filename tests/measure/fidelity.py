@@ -148,7 +148,7 @@ def scores(engine: Engine, tokens: Sequence[int], sampling: SamplingOptions) -> 
     logits = next_logits(engine, tokens)
     if sampling.temperature:
         assert sampling.seed is not None
-        raced = race(filtered(logits[None], sampling), sampling.seed, len(tokens))[0]
+        raced = race(filtered(logits[None], sampling), [(sampling.seed, len(tokens))])[0]
         logits = mx.log(raced) * sampling.temperature
     return logits
 

@@ -23,7 +23,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
@@ -217,14 +217,6 @@ def verdict(tree: Tree, mutant: Mutant, tests: list[str], limit: float) -> str:
     return "survived" if done.returncode == 0 else "killed"
 
 
-def earlier_verdicts(output: Path | None) -> dict[Mutant, str]:
-    """Return the verdicts of an interrupted run."""
-    if output is None or not output.exists():
-        return {}
-    verdicts = json.loads(output.read_text(encoding="utf-8"))
-    return {Mutant(**each): verdict for each in verdicts if (verdict := each.pop("verdict"))}
-
-
 def affordable(tests: Iterable[str], seconds: dict[str, float], budget: float) -> list[str]:
     """Return the quickest tests that passed before, up to `budget` seconds together."""
     kept: list[str] = []
@@ -282,10 +274,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--budget", type=float, default=60,
                         help="seconds of tests for one mutant (default: 60)")  # fmt: skip
-    parser.add_argument("-o", "--output", type=Path,
-                        help="JSON file of the verdicts, which a later run resumes")  # fmt: skip
     options = parser.parse_args()
-    earlier = earlier_verdicts(options.output)
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         trees: SimpleQueue[Tree] = SimpleQueue()
         for number in range(options.workers):
@@ -300,8 +289,6 @@ def main() -> int:
         lines, seconds = tree.covered({mutant.wing for mutant in mutants}, options.workers)
 
         def judge(mutant: Mutant) -> str:
-            if mutant in earlier:
-                return earlier[mutant]
             folders = tuple(f"{folder}/" for folder in WINGS[mutant.wing][1])
             wing = [test for test in seconds if test.startswith(folders)]
             covering = set(lines.get(mutant.path, {}).get(mutant.line, ()))
@@ -312,16 +299,13 @@ def main() -> int:
             finally:
                 trees.put(tree)
 
-        killed, verdicts = Counter[str](), list[dict[str, Any]]()
+        killed = Counter[str]()
         with ThreadPoolExecutor(options.workers) as pool:
             for mutant, result in zip(mutants, pool.map(judge, mutants), strict=True):
                 killed[mutant.wing] += result != "survived"
-                verdicts.append(asdict(mutant) | {"verdict": result})
                 place = f"{mutant.path}:{mutant.line}"
                 change = f"{mutant.before.strip()}  ->  {mutant.after.strip()}"
                 print(f"{result:8} {place}  {change}", flush=True)
-                if options.output:
-                    options.output.write_text(json.dumps(verdicts, indent=1), encoding="utf-8")
     print(f"\n{'wing':12} killed survived")
     for wing, size in Counter(mutant.wing for mutant in mutants).items():
         print(f"{wing:12} {killed[wing]:6} {size - killed[wing]:8}")

@@ -25,6 +25,7 @@ class DrafterFigures:
     name: str  # a draft mode
     cost: float  # of a draft token, in plain steps
     accepted: tuple[float, ...]  # by position: share of drafts accepted up to it, as in vLLM
+    parallel: bool = False  # the cost is that of all tokens of a draft
 
 
 class SimulatedDrafters:
@@ -55,6 +56,7 @@ class SimulatedDrafter:
     def __init__(self, figures: DrafterFigures, simulated: SimulatedDrafters) -> None:
         self.name = self.key = figures.name
         self.relative_cost, self.longest = figures.cost, len(figures.accepted)
+        self.parallel = figures.parallel
         self.prefilled = 0
         self._accepted, self._simulated = (1.0, *figures.accepted), simulated
         item = simulated.item
@@ -74,7 +76,8 @@ class SimulatedDrafter:
         # Beyond the end nothing is verified.
         self._right &= self._place < len(self._luck) and self._luck[self._place] < chance
         token = self._truth[self._place] if self._right else _WRONG
-        self._simulated.spend(self.relative_cost)
+        if not (self.parallel and self._depth):
+            self._simulated.spend(self.relative_cost)
         self._place, self._depth = self._place + 1, self._depth + 1
         self.prefilled = self._place
         return token, chance

@@ -38,11 +38,11 @@ LANGUAGES = {
     ".yml": "yaml", ".yaml": "yaml",
 }  # fmt: skip
 _PAIRS = {")": "(", "]": "[", "}": "{"}
-_CLOSING = re.compile(r"[)\]}]|</|(?:end|fi|done|esac)\b")
+_CLOSING = re.compile(r"[)\]}]|</|\{%-?\s*end|(?:end|fi|done|esac)\b")
 _DECORATOR = re.compile(r"\s*(?:@[\w.:]+\s*(?:\(.*\))?|#!?\[.*\]|\[[A-Z].*\])\s*", re.DOTALL)
 _MIDDLE = re.compile(r"(?:except|finally|catch|rescue|ensure)\b")
 _GOES_ON = re.compile(
-    r"[{}.?:+*|&]|-[^-]|->|=|\)|\]|(?:else|elif|elsif|elseif|except|finally|catch|rescue|ensure|when|while|until"
+    r"\{(?![%{#])|\{%-?\s*(?:end|else|elif|empty)|[}.?:+*|&]|-[^-]|->|=|\)|\]|(?:else|elif|elsif|elseif|except|finally|catch|rescue|ensure|when|while|until"
     r"|and|or|from|where|case|default|order|group|having|limit|join|left|inner|on|set|values|as|returns|language"
     r"|union|throws|implements|extends|then|do|in|is|with|using|end)\b",
     re.IGNORECASE,
@@ -128,7 +128,9 @@ class Source:
         while (below := self.next_line(end)) is not None:
             content, deeper = self.line(below).lstrip(), self.width(below) - base
             middle = tries and _MIDDLE.match(content)
-            brace = content.startswith("{") and end == self.line_end(at) and below == end + 1
+            brace = (
+                re.match(r"\{(?![%{#])", content) and end == self.line_end(at) and below == end + 1
+            )
             if deeper < 0 or (deeper == 0 and not middle and not brace):
                 closes = deeper == 0 and _CLOSING.match(content) and content[0] not in ")]}"
                 return self.statement_end(below) if closes and end > self.line_end(at) else end
@@ -155,7 +157,9 @@ def read_source(path: Path) -> Source | None:
     spans: list[tuple[int, int]] = []
     partner: dict[int, int] = {}
     open_brackets: list[int] = []
-    for at, kind, value in get_lexer_by_name(language).get_tokens_unprocessed(text):
+    template = language == "html" and "{%" in text
+    lexer = get_lexer_by_name("html+django" if template else language)
+    for at, kind, value in lexer.get_tokens_unprocessed(text):
         comment = kind in Comment and kind not in (Comment.Preproc, Comment.PreprocFile)
         comment = comment or (kind is String.Doc and value.lstrip().startswith("//"))
         if comment or kind in String:

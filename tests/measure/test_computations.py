@@ -18,34 +18,11 @@ from tests.measure import check, fidelity, mac_checks
 from tests.measure.caches import replay_caches, schedule
 from tests.measure.check import Check, Promise
 from tests.measure.oracle import score_directory
-from tests.measure.oracle_places import choose_places, read_source
 from tests.support.bench_fakes import drafted_series, fake_result
 from tests.support.paths import golden_sources
 from tests.support.tiny_model import tiny_directory
 
 # The check
-
-
-@pytest.mark.parametrize(
-    ("value", "least", "verdict"),
-    [
-        (1.0, False, "pass"),
-        (1.0049, False, "pass"),  # shown as 1
-        (1.01, False, "FAIL"),
-        (1.01, True, "pass"),
-        (0.9951, True, "FAIL"),
-        (0.99951, True, "pass"),
-        (math.nan, False, "FAIL"),
-        (math.nan, True, "FAIL"),
-        (None, False, "not measured"),
-    ],
-)
-def test_verdict_uses_the_rounded_figure(value: float | None, least: bool, verdict: str) -> None:
-    line = Promise("model", "promise", value, 1.0, least=least)
-    there = Promise("model", "promise", value, 1.0, least=least, here=False)
-    assert (line.verdict, there.verdict) == (verdict, "not on this machine")
-    assert not Check(check.QUICK, lines=[there]).failed
-    assert Check(check.QUICK, lines=[there, line]).failed == (verdict == "FAIL")
 
 
 def speed_lines(off: float, auto: float, **more: Any) -> dict[str, Promise]:
@@ -177,21 +154,3 @@ def test_stop_rules_reach_their_goals_in_20_languages(tmp_path: Path) -> None:
     assert len(found["languages"]) == 20
     assert found["all"]["places"] > 270
     assert found["reached"], found["languages"]
-
-
-def test_places_end_where_the_language_says(tmp_path: Path) -> None:
-    kinds = set()
-    for name in ("stock.js", "tree.py", "ring.c"):
-        path = tmp_path / name
-        path.write_text(golden_sources()[name])
-        found = read_source(path)
-        assert found is not None
-        places = choose_places(found, 40)
-        assert places == choose_places(found, 40)
-        for place in places:
-            kinds.add(place.kind)
-            assert found.text[: place.start] + place.removed + found.text[place.end :] == found.text
-            if place.kind in ("body", "lines"):
-                ends = [found.partner.get(at, at) for at in range(place.start, place.end)]
-                assert all(place.start <= at < place.end for at in ends)
-    assert len(kinds) == 9

@@ -78,25 +78,6 @@ def test_tool_prints_a_table_and_json(
         assert len(capsys.readouterr().out.splitlines()) > 2
 
 
-@pytest.mark.parametrize(
-    ("name", "line", "word"),
-    [
-        ("device", "TRACE --device lag:1", "expected gap"),
-        ("device", "TRACE --network mtp:0.1:0.5,0.6", "which do not rise"),
-        ("device", "TRACE --network head:0.1:0.5", "expected mtp"),
-        ("oracle", "TRACE", "no source files"),
-        ("fidelity", "--answers 301", "there are 300 prompts"),
-        ("check", "--soak -1", "minutes"),
-        ("readme", "TRACE", "bench:speed"),
-    ],
-)
-def test_wrong_arguments_are_explained(
-    name: str, line: str, word: str, places: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_tool(name, line, places) == 2
-    assert word in capsys.readouterr().err
-
-
 @pytest.mark.long
 def test_check_judges_every_promise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_chat_model(tmp_path / "tiny")

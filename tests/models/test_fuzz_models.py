@@ -14,8 +14,8 @@ import pytest
 
 from akunu_py.engine.engine import Engine
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.load.mlx_directory import plan_directory
 from akunu_py.models.load.safetensors import read_header
+from akunu_py.models.store.mlx_directory import plan_directory
 from tests.reliability.fuzz import MEGABYTE, memory_below
 from tests.support.tiny_fim import byte_level, write_model
 

@@ -17,8 +17,7 @@ from akunu_py import paths
 from akunu_py.errors import AkunuError, DamagedModel, UnknownModel, UnsupportedModel, UsageError
 from akunu_py.models.gguf.file import GgufFile
 from akunu_py.models.gguf.tokenizer import plan_tokenizer
-from akunu_py.models.load import mlx_directory
-from akunu_py.models.store import model_store
+from akunu_py.models.store import mlx_directory, model_store
 from akunu_py.models.store.local_import import import_model
 from tests.support.tiny_gguf import TOKENIZER, Tiny, write_tiny
 from tests.support.tiny_gguf_families import CASES, prompt, weights_of, write_directory

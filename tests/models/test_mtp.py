@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
@@ -16,7 +18,10 @@ from akunu_py.engine import kv_cache
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.load.mlx_loader import open_directory
 from akunu_py.models.mtp import FAMILIES, HEAD_FILE, Head, Trunk, load_head, write_head
+from akunu_py.models.mtp.chain import HeadChain
 from akunu_py.models.store.local_import import import_model
+from tests.support.draft_rounds import Target, draft_rounds
+from tests.support.tiny_drafters import mtp_checkpoint, mtp_config
 from tests.support.tiny_mtp import CONFIGS, VOCABULARY, reference, write_checkpoint, write_tokenizer
 
 ROWS = 12
@@ -163,3 +168,99 @@ def test_head_that_does_not_fit_is_rejected(tmp_path: Path) -> None:
     file.write_bytes(b"\0" * 100)
     with pytest.raises(DamagedModel):
         load_head(tmp_path / "a", model, config)
+
+
+CASES = json.loads((Path(__file__).parents[1] / "golden" / "drafters" / "mtp.json").read_text())
+
+
+def target_of(config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the model that the head of `config` belongs to, without weights, and its config."""
+    text = config["text_config"]
+    name = "qwen3_5_moe" if "num_experts" in text else "qwen3_5"
+    module: Any = importlib.import_module(f"mlx_lm.models.{name}")
+    settings = {"model_type": name, "text_config": text}
+    return module.Model(module.ModelArgs.from_dict(settings)), settings
+
+
+def save(directory: Path, config: dict[str, Any], weights: dict[str, mx.array]) -> Path:
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights)
+    return directory
+
+
+def speculators(
+    config: dict[str, Any], weights: dict[str, mx.array]
+) -> tuple[dict[str, Any], dict[str, mx.array]]:
+    """Return a head in the "speculators" container, whose norms are stored minus one."""
+    names = {
+        "fc": "input_proj", "norm": "final_layernorm", "pre_fc_norm_hidden": "hidden_layernorm",
+        "pre_fc_norm_embedding": "token_layernorm",
+    }  # fmt: skip
+    renamed = {}
+    for name, value in weights.items():
+        module, _, part = name.rpartition(".")
+        home = names.get(module, module.removeprefix("layers.0."))
+        value = value - 1 if value.ndim == 1 else value
+        renamed[f"mtp_layers.0.{home}.{part}"] = value
+    settings = {"speculators_model_type": "mtp", "transformer_layer_config": config["text_config"]}
+    return settings, renamed
+
+
+@pytest.mark.parametrize("case", CASES["cases"], ids=lambda case: f"seed{case['seed']}")
+def test_drafts_of_a_head_in_its_own_repository_equal_mlx_vlm(
+    case: dict[str, Any], tmp_path: Path
+) -> None:
+    config, seed = case["config"], case["seed"]
+    drawn = mtp_checkpoint(config, seed)
+    weights = {name: mx.array(value) for name, value in drawn.items()}
+    embedding, lm_head = (weights.pop(f"{name}.weight") for name in ("embed_tokens", "lm_head"))
+    model, settings = target_of(config)
+    text = config["text_config"]
+    target = Target(
+        lambda tokens: embedding[tokens], lambda hidden: hidden @ lm_head.T,
+        text["hidden_size"], text["vocab_size"],
+    )  # fmt: skip
+    packagings = {"mlx-vlm": (config, weights), "speculators": speculators(config, weights)}
+    for name, (own, tensors) in packagings.items():
+        head = load_head(save(tmp_path / name, own, tensors), model, settings)
+        assert head is not None
+        assert draft_rounds(HeadChain(head, 2), target, seed) == case["drafts"], name
+    assert len({token for draft in case["drafts"] for token in draft}) > 5
+
+    packed = load_head(tmp_path / "mlx-vlm", model, settings)
+    assert packed is not None
+    nn.quantize(packed, 32, 8, class_predicate=lambda _, part: is_divisible(part, 32))
+    modules = {own: name for name, own in FAMILIES["qwen3_5"].modules.items()}
+    renamed = {}
+    for name, value in tree_flatten(packed.parameters()):
+        module, _, part = name.rpartition(".")
+        layer = name.replace("body.model.layers.", "layers.")
+        renamed[f"{modules[module]}.{part}" if module in modules else layer] = value
+    own = config | {"quantization": {"bits": 8, "group_size": 32}}
+    again = load_head(save(tmp_path / "packed", own, renamed), model, settings)
+    assert again is not None
+    assert again.project.bits == 8
+    kept = parameters(packed)
+    assert all(mx.array_equal(value, kept[name]) for name, value in parameters(again).items())
+
+
+def is_divisible(part: Any, group: int) -> bool:
+    return hasattr(part, "to_quantized") and part.weight.shape[-1] % group == 0
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size"])
+def test_head_of_another_model_is_rejected(key: str, tmp_path: Path) -> None:
+    config = mtp_config(0)
+    weights = {name: mx.array(value) for name, value in mtp_checkpoint(config, 0).items()}
+    directory = save(tmp_path / "head", config, weights)
+    model, settings = target_of(config)
+    other = settings | {"text_config": config["text_config"] | {key: 7}}
+    with pytest.raises(UnsupportedModel, match=f"its {key} is .*, the model's is 7; use the head"):
+        load_head(directory, model, other)
+    module: Any = importlib.import_module("mlx_lm.models.llama")
+    with pytest.raises(UnsupportedModel, match="no MTP heads of the architecture 'llama'"):
+        load_head(directory, module.Model.__new__(module.Model), {"model_type": "llama"})
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModel, match=r"pytorch_model\.bin"):
+        load_head(directory, model, settings)

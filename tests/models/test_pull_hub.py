@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,12 @@ from akunu_py.errors import (
     UnsupportedModel,
     UsageError,
 )
+from akunu_py.models import catalog
 from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import find_installed, pull
 from akunu_py.models.store import cleanup, hub_cache, model_store
 from akunu_py.models.store.progress import Progress
+from tests.support.block_drafters import write_drafter
 from tests.support.hub_home import NAME, WEIGHTS, everything, partials
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
@@ -57,6 +60,38 @@ def test_a_pull_makes_a_model_that_runs(server: Hub, home: Path) -> None:
     assert last.done == last.total == sum(len(server.files[name]) for name in fetched)
     assert {key for name, _, key in server.requests if name in server.files} == {"Bearer hf_secret"}
     assert cleanup.unfinished_pulls() == []
+
+
+def test_a_drafter_needs_no_tokenizer_and_is_no_model(
+    server: Hub, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = write_drafter(home / "made", 32, 96)
+    server.files = {path.name: path.read_bytes() for path in made.iterdir()}
+    drafter = pull(REPOSITORY)
+    assert (drafter.kind, drafter.quantization[:3]) == ("dflash", "F32")
+    model_store.check(drafter)
+    assert main(["models", "list"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if NAME in line]
+    assert "drafter" in line
+    assert main(["run", "--model", NAME, "hello"]) == 2
+    assert "which cannot answer" in capsys.readouterr().err
+
+
+def test_a_catalog_drafter_is_used_from_then_on(
+    server: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pull(REPOSITORY)
+    made = write_drafter(home / "made", 32, 96)
+    server.files = {path.name: path.read_bytes() for path in made.iterdir()}
+    server.commit, server.repository = "1" * 40, "someone/drafter"
+    entry = replace(catalog.find("qwen3-8b"), repository=REPOSITORY, drafter="someone/drafter")
+    monkeypatch.setattr(
+        catalog, "find_repository", lambda repository: entry if repository == REPOSITORY else None
+    )
+    command = ["models", "pull", REPOSITORY, "--name", NAME]
+    assert main([*command, "--with-drafter"]) == 0
+    assert model_store.get(NAME).drafter == "drafter"
+    assert model_store.get("drafter").kind == "dflash"
 
 
 def test_files_that_the_library_fetched_are_used(server: Hub, home: Path) -> None:
@@ -196,7 +231,7 @@ def test_pickle_code_and_escaping_names_are_refused(server: Hub, home: Path) -> 
     assert server.requested(WEIGHTS) == []  # rejected before the download of the weights
     config = json.loads(original["config.json"]) | {"model_type": "no_such"}
     server.files["config.json"] = json.dumps(config).encode()
-    server.commit = "1" * 40
+    server.commit, server.repository = "1" * 40, "someone/drafter"
     with pytest.raises(UnsupportedModel, match="no_such"):
         pull(REPOSITORY)
     assert server.requested(WEIGHTS) == []

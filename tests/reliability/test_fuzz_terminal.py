@@ -22,7 +22,7 @@ from akunu_py.text import displayable, on_one_line, typeable
 from akunu_py.tui.terminal import ChatDriver, background
 from akunu_py.tui.workers.chat_client import AnswerFailed, ModelLoaded
 from akunu_py.workarounds.textual_driver import PasteParser
-from tests.reliability.fuzz import TEXTS, explore, lengths
+from tests.reliability.fuzz import explore, lengths
 from tests.support.chats import exchange_of
 from tests.support.tui_chat import GAUGES, chat
 
@@ -40,17 +40,15 @@ def is_safe(text: str) -> bool:
     )  # fmt: skip
 
 
-@lengths(150)
-def test_displayed_text_is_safe_and_as_long(examples: int) -> None:
-    def check(text: str) -> None:
+def test_displayed_text_is_safe_and_as_long() -> None:
+    for code in (*range(0x2100), *range(0xD800, 0xE000)):
+        text = f"a{chr(code)}b"
         assert is_safe(displayable(text))
         assert is_safe(typeable(text))
         assert len(displayable(text)) == len(on_one_line(text)) == len(text)
         assert displayable(displayable(text)) == displayable(text)
-        assert len(on_one_line(text).splitlines()) <= 1
+        assert len(on_one_line(text).splitlines()) == 1
         assert "\t" not in on_one_line(text)
-
-    explore(check, examples, TEXTS | st.text(st.characters(max_codepoint=0xA5), max_size=30))
 
 
 @pytest.fixture

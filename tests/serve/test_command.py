@@ -78,7 +78,7 @@ def test_info_lists_the_running_server(server: Server) -> None:
     assert served["not_batched"] is None
     lines = run_here("info").stdout.splitlines()  # other servers may run, too
     line = next(line for line in lines if f"127.0.0.1:{server.port} " in line)
-    assert f"serves {served['id']} (ready)" in line
+    assert f"serves {served['id']} (ready; drafts with n-grams)" in line
 
 
 @pytest.mark.long
@@ -161,6 +161,46 @@ def test_half_sent_headers_end_the_connection(sent: bytes, monkeypatch: pytest.M
             assert (b"hello" in reply) == bool(first)
             writer.write(sent or whole[:1])
             assert await reader.read() == b""
+            writer.close()
+        signal.raise_signal(signal.SIGTERM)
+
+    async def both() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port = listening.getsockname()[1]
+            await asyncio.gather(server.serve([listening]), use(port))
+
+    asyncio.run(both())
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_reply_reaches_a_client_that_only_stopped_writing(gone: bool) -> None:
+    """A closed connection looks the same at first, but ends the request."""
+    answer = asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        if gone:
+            assert (await receive())["type"] == "http.disconnect"
+            answer.set()
+        await answer.wait()
+        await app(scope, receive, send)
+
+    config = uvicorn.Config(slow, http=_Protocol, ws="none", lifespan="off", log_config=None)
+    server = _Server(config, "ready", lambda: None)
+
+    async def use(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write_eof()
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 102 Processing\r\n\r\n"
+        if gone:
+            writer.close()
+            await answer.wait()
+        else:
+            answer.set()
+            reply = await reader.read()
+            assert reply.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert b"hello" in reply
             writer.close()
         signal.raise_signal(signal.SIGTERM)
 

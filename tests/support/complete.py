@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.completion_request import (
-    Completion,
-    CompletionRequest,
-    EndCheck,
-    time_limit,
-)
+from akunu_py.completion.completion_request import Completion, CompletionRequest, EndCheck
 from akunu_py.engine.events import Event, Finished
 from akunu_py.types import SamplingOptions
 
@@ -23,7 +20,8 @@ def complete(
     sampling: SamplingOptions | None = None,
 ) -> Completion:
     """ended: default: the time limit of the request."""
-    ended = ended or time_limit(request.seconds)
+    end = time.monotonic() + (request.seconds or math.inf)
+    ended = ended or (lambda: "time" if time.monotonic() >= end else None)
     sampling = sampling or SamplingOptions()
     run = completer.begin(completer.loop, request, ended, on_text, sampling)
     events: Sequence[Event] = [] if run.request else run.add(())

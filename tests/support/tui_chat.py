@@ -7,8 +7,9 @@ import contextlib
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rich.cells import cell_len
 from textual.message import Message as TextualMessage
@@ -22,7 +23,6 @@ from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.screens.conversation_list import ChosenConversation
 from akunu_py.tui.status import MessageLine, StatusLine
-from akunu_py.tui.transcript.drafting import DraftedSection, DraftedText
 from akunu_py.tui.transcript.turn import AnswerView, Notice, PromptView
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded, PieceArrived
@@ -85,13 +85,16 @@ class Chat:
         feet = (view.query_one(".foot") for view in self.app.query(AnswerView))
         return [str(foot.render()) if foot.display else "" for foot in feet]
 
-    @property
-    def drafted(self) -> list[str]:
-        """The texts of the drafting view, one for each answer."""
-        return [
-            "\n".join(str(stretch.render()) for stretch in view.query(DraftedSection))
-            for view in self.app.query(DraftedText)
-        ]
+    def drafts(self, mark: Literal["underline", "strike"]) -> str:
+        """Return the marked drafts in the transcript: accepted (underlined) or rejected ones."""
+        area = self.transcript.region
+        rows = (strip.crop(0, area.right) for strip in self.strips()[area.y : area.bottom])
+        return " ".join(
+            "".join(text for text, style, _ in group)
+            for row in rows
+            for marked, group in groupby(row, lambda each: bool(getattr(each.style, mark, False)))
+            if marked
+        )
 
     @property
     def notifications(self) -> list[str]:

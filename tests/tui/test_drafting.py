@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
+from textual.content import Content
 
+from akunu_py.chats.tree import ChatMessage
 from akunu_py.engine.events import Gauges
+from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.tui.status import StatusLine
-from akunu_py.tui.transcript.drafting import DraftedSection, DraftingPanel, sparkline
-from akunu_py.tui.transcript.markdown import AnswerMarkdown
+from akunu_py.tui.transcript.drafting import DraftingPanel, DraftMarks, sparkline
 from akunu_py.tui.transcript.turn import ThinkingView
-from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded, PieceArrived
+from akunu_py.tui.workers.chat_client import (
+    AnswerFinished,
+    ModelLoaded,
+    PieceArrived,
+    Rejected,
+    Span,
+)
 from akunu_py.types import Message
 from tests.support.tui_chat import GAUGES, STATS, chat
 
@@ -42,62 +49,65 @@ async def test_the_status_line_fits_any_width(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.long
-async def test_the_drafting_view_of_all_answers_and_back() -> None:
-    async with chat() as it:
+async def test_f2_marks_the_drafts_of_all_answers_as_markdown_draws_them() -> None:
+    async with chat(size=(80, 40)) as it:
         await it.send("one")
-        await it.piece("Hello world", (0, 5))
+        await it.piece("Hello **world**", (0, 5))
         await it.finish()
         await it.send("two")
         await it.piece("And ")
         await it.press("f2")
-        await it.piece("on and", (0, 2), (2, 4))
-        assert it.drafted == ["Hello world", "And on and"]
-        spans = [stretch.render().spans for stretch in it.app.query(DraftedSection)]
-        assert [[(span.start, span.end) for span in each] for each in spans] == [[(0, 5)], [(4, 8)]]
-        assert not any(text.display for text in it.app.query(AnswerMarkdown))
-        await it.press("f2")
-        await it.piece(" on")
-        assert it.drafted == []
-        assert it.markdown == ["Hello world", "And on and on"]
-        assert all(text.display for text in it.app.query(AnswerMarkdown))
-
-
-async def test_a_long_drafting_view_has_all_spans_and_rejected_drafts_in_their_places() -> None:
-    async with chat() as it:
-        await it.send("go")
-        await it.press("f2")
-        for number in range(200):
-            rejected = ((4, f"<{number}>"),)
-            text = f"line {number}\nand on"
-            it.app.post_message(PieceArrived(1, text, ((3, 9),), STATS, rejected=rejected))
-        await it.post()
-        turn = it.app.conversation.turns[0]
-        stretches = [stretch.render() for stretch in it.app.query(DraftedSection)]
-        assert len(stretches) > 1
-        (shown,) = it.drafted
-        assert shown == "".join(f"line<{number}> {number}\nand on" for number in range(200))
-        marked = "".join(
-            each.plain[span.start : span.end] for each in stretches for span in each.spans
+        text = "more\n\n| a | bcd |\n|---|---|\n| e | f |\n\n```python\ndef f():\n"
+        at = text.index
+        rejected = ((at("e |"), "no"), (at("f():"), "gh"))
+        await it.post(
+            PieceArrived(2, text, ((0, 4), (at("cd"), at("cd") + 2)), STATS, "", rejected)
         )
-        expected = "".join(turn.answer[start:end] for start, end in turn.spans)
-        assert re.sub(r"<\d+>|\n", "", marked) == expected.replace("\n", "")
-
-
-async def test_code_keeps_its_indentation() -> None:
-    """Rejected drafts in an indentation stand behind it, and their own line breaks are marks."""
-    answer = "if x:\n    y = 1\n\n    z()\n\tend\n"
-    async with chat() as it:
-        await it.send("go")
+        await it.piece("    return 1\n```\n", (4, 10))
+        await it.rest()
+        assert it.drafts("underline") == "Hello more cd return"
+        assert it.drafts("strike") == "no gh"
+        assert "noe │ f" in it.screen, "a table"
+        assert "def ghf():" in it.screen, "a code block"
         await it.press("f2")
-        at = answer.index
-        rejected = ((at("    y"), "    pass\n    "), (at("z") - 2, "  w"), (at("z"), "\n        v"))
-        await it.post(PieceArrived(1, answer, ((6, 10),), STATS, rejected=rejected))
-        (section,) = it.app.query(DraftedSection)
-        assert section.render().plain == "if x:\n    pass⏎y = 1\n\n    w⏎vz()\n    end\n"
-        struck = [span for span in section.render().spans if span.style.strike]  # type: ignore[union-attr]
-        assert [section.render().plain[span.start : span.end] for span in struck] == [
-            "pass⏎", "w", "⏎v",
-        ]  # fmt: skip
+        await it.rest()
+        assert it.drafts("underline") == it.drafts("strike") == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "drawn", "accepted", "rejected", "shown", "marked"),
+    [
+        ("a **bc**d e", "a bcd e", (4, 9), (), "a bcd e", "bcd"),
+        ("[to](http://x.org/a) a b", "to a b", (21, 22), (), "to a b", "a"),
+        (r"is \(\alpha\) it", "is α it", (14, 16), ((14, "at"),), "is α atit", "at it"),
+        ("a b", "a b", (0, 0), ((3, " c"),), "a b c", " c"),
+        (
+            "if x:\n    y = 1",
+            "if x:\n    y = 1",
+            (10, 11),
+            ((6, "  z"),),
+            "if x:\n    zy = 1",
+            "z y",
+        ),
+        ("if x:\n    y", "if x:\n    y", (0, 0), ((8, "  w\n v"),), "if x:\n    w⏎vy", "w⏎v"),
+        ("\ty = 1", "    y = 1", (1, 2), ((0, "\tz"),), "    zy = 1", "z y"),
+    ],
+)
+def test_drafts_are_marked_where_they_are_drawn(
+    source: str, drawn: str, accepted: Span, rejected: tuple[Rejected, ...], shown: str, marked: str
+) -> None:
+    """Rejected drafts in an indentation stand behind it, and their own line breaks are marks."""
+    turn = ChatTurn(ChatMessage("user", "go"), f"before {source}")
+    turn.spans = [(accepted[0] + 7, accepted[1] + 7)]
+    turn.rejected = [(7 + place, draft) for place, draft in rejected]
+    (text,) = DraftMarks(turn, shown=True).mark([Content(drawn)], source, 7)
+    spans = sorted(
+        (span for span in text.spans if span.start < span.end), key=lambda span: span.start
+    )
+    assert (text.plain, " ".join(text.plain[span.start : span.end] for span in spans)) == (
+        shown,
+        marked,
+    )
 
 
 async def test_the_panel_shows_words_a_step_and_the_speedup() -> None:
@@ -163,21 +173,3 @@ async def test_stopping_while_it_thinks_keeps_the_thoughts() -> None:
         assert (it.prompts, it.feet) == (["go"], ["■ stopped; F9 continues"])
         await it.press("f9")
         assert it.history == [Message("user", "go"), Message("assistant", "", thinking="Hm.")]
-
-
-@pytest.mark.long
-async def test_the_view_starts_at_an_answer_that_drafting_made_faster() -> None:
-    async with chat() as it:
-        for turn, speedup in enumerate((1.0, 2.5, 1.0), 1):
-            await it.send("go")
-            gauges = Gauges(0, speedup)
-            await it.post(
-                PieceArrived(turn, "word\n\n" * 30, (), STATS, passes=(1,) * 9, gauges=gauges)
-            )
-            await it.post(AnswerFinished(turn, "stop", STATS, gauges))
-        await it.press("f2")
-        panel = it.app.query_one(DraftingPanel)
-        await it.until(lambda: "about 2.5x faster" in str(panel.render()))
-        second = it.transcript.answer(it.app.conversation.turns[1])
-        assert second is not None
-        await it.until(lambda: second.region.overlaps(it.transcript.content_region))

@@ -24,8 +24,7 @@ from akunu_py.models.store.model_store import StoredModel
 from akunu_py.models.store.progress import Progress
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
-from akunu_py.tui.screens.main import Welcome, describe_offer
-from akunu_py.tui.screens.model_picker import better_model
+from akunu_py.tui.screens.main import Welcome
 from akunu_py.tui.workers import downloads as downloads_module
 from akunu_py.tui.workers.chat_client import ModelLoaded
 from akunu_py.tui.workers.downloads import Downloads, DownloadUpdate
@@ -192,22 +191,6 @@ def test_progress_never_goes_backwards() -> None:
     downloads.close(10)
     assert posted == sorted(posted)
     assert 0.9 <= posted[-1] <= 1
-
-
-def test_a_better_model_for_the_first_run(
-    few_models: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    probe = "akunu_py.tui.screens.model_picker.probe_machine"
-    monkeypatch.setattr(probe, lambda: (GB // 50, MACHINE))
-    better = better_model("starter")
-    assert better is not None
-    assert better.name == "good-4b", "neither a coder nor what does not fit, whatever is free now"
-    assert "2.0 GB download, about 40 tokens/s (estimate)" in describe_offer(better)
-    assert "/model good-4b" in describe_offer(replace(better, is_stored=True))
-    assert better_model("good-4b") is None
-    assert better_model("a folder of mine") is None
-    monkeypatch.setattr(probe, lambda: (MEMORY, replace(MACHINE, bandwidth=10e9)))
-    assert better_model("starter") is None, "it would fit, but be slower than one reads"
 
 
 def test_picture(snap_compare: Compare, pulled: Pulled) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -295,6 +297,42 @@ async def test_closing_does_not_wait_for_a_disk_that_does_not_respond(
             it.save("queue", message)
         assert not it.close(0.1)
         answers.set()
+
+
+OTHER = """
+import sys
+from pathlib import Path
+from akunu_py.chats.conversation_store import ConversationStore
+print(ConversationStore.open(Path(sys.argv[1])).hold(sys.argv[2:]), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.long
+async def test_a_chat_that_another_process_has_open_continues_on_a_branch(path: Path) -> None:
+    store = ConversationStore.open(path)
+    for name in ("shared", "mine"):
+        store.save_tree(exchange_of(name, "go", "half", T0))
+    store.close()
+    words = [sys.executable, "-c", OTHER, str(path), "shared"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"set()\n"
+        async with chat(store=path) as it:
+            await it.open("mine")
+            assert it.notices == []
+            await it.open("shared")
+            assert it.notices[0].startswith("Another akunu has this chat open.")
+            last = it.app.conversation.turns[-1]
+            last.finish_reason = None  # as if the other process were still writing it
+            await it.press("f9")
+            await it.answer(" and more")
+            assert [turn.answer for turn in it.app.conversation.turns] == ["half and more"]
+            assert it.app.conversation.branch_number(last.reply_id) == (1, 2)
+            other.communicate()
+            await it.open("mine")
+            await it.open("shared")
+            assert it.notices == []
 
 
 @pytest.mark.long

@@ -54,7 +54,7 @@ class AnswerController:
     context_length: int = 0  # tokens; 0 until the model is loaded
     active: ChatTurn | None = None  # the turn being answered
     _queue: deque[ChatTurn] = field(default_factory=deque)  # answered after `active`
-    _background: dict[str, Conversation] = field(default_factory=dict)  # answered in the background
+    background: dict[str, Conversation] = field(default_factory=dict)  # answered in the background
     unread: set[str] = field(default_factory=set)  # conversations answered in the background
     _is_loading: bool = True
     _requests: int = 0
@@ -148,34 +148,27 @@ class AnswerController:
     def move_to_background(self) -> None:
         """Keep the open conversation in the background while it has pending answers."""
         if self.is_busy:
-            self._background[self._conversation.tree.conversation] = self._conversation.detach()
-
-    def is_in_background(self, conversation: str) -> bool:
-        return conversation in self._background
+            self.background[self._conversation.tree.conversation] = self._conversation.detach()
 
     def reopen(self, conversation: str) -> bool:
         """Reopen a background conversation. Return False if there is none."""
         self.unread.discard(conversation)
-        reopened = self._background.pop(conversation, None)
+        reopened = self.background.pop(conversation, None)
         if reopened is not None:
             self._conversation.restore(reopened)
         return reopened is not None
 
     def set_title(self, conversation: str, title: str) -> None:
-        for each in (self._conversation, *self._background.values()):
+        for each in (self._conversation, *self.background.values()):
             if each.tree.conversation == conversation:
                 each.tree.title = title
-
-    async def stop_background(self) -> None:
-        """Stop all background answers and save their text."""
-        await self._stop([turn for turn in self._pending() if turn not in self._conversation])
 
     async def close(self, conversation: str) -> None:
         """Stop the answers of a deleted conversation."""
         self.unread.discard(conversation)
-        if deleted := self._background.get(conversation):
+        if deleted := self.background.get(conversation):
             await self._stop([turn for turn in self._pending() if turn in deleted])
-            del self._background[conversation]
+            del self.background[conversation]
 
     async def _stop(self, turns: Sequence[ChatTurn]) -> None:
         """Stop the answers of `turns`; unanswered prompts stay in place."""
@@ -343,7 +336,6 @@ class AnswerController:
         seconds = message.stats.prefill_s + message.stats.decode_s
         if self._settings.current.bell and seconds >= _BELL_AFTER_S:
             self._view.ring_bell(is_seen=turn in self._conversation)
-        self._view.close_question()
         await self._answer_next()
 
     async def _call_tools(self, turn: ChatTurn, message: AnswerFinished) -> None:
@@ -435,7 +427,7 @@ class AnswerController:
         return self.active if self.active and self.active.request == request else None
 
     def _conversation_of(self, turn: ChatTurn) -> Conversation:
-        found = (each for each in self._background.values() if turn in each)
+        found = (each for each in self.background.values() if turn in each)
         return next(found, self._conversation)
 
     def _remove_pending(self, turn: ChatTurn) -> None:

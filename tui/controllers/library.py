@@ -21,6 +21,10 @@ from akunu_py.tui.status import report_errors
 from akunu_py.tui.workers.store_thread import StoreThread
 
 _ID_DIGITS = 6  # minimum length of an id prefix
+_OPEN_ELSEWHERE = (
+    "Another akunu has this chat open. What you send here becomes a branch; F9 continues a copy of "
+    "the last answer."
+)
 _MAX_PROMPTS = 500  # earlier prompts in the prompt box
 
 
@@ -53,7 +57,7 @@ class LibraryController:
             return
         wanted, message = chosen.conversation, chosen.message
         if wanted != self._conversation.tree.conversation:
-            if not self._answering.is_in_background(wanted):
+            if wanted not in self._answering.background:
                 try:
                     tree = await self._store.call(lambda store: store.load(wanted))
                 except ConversationError as error:
@@ -80,6 +84,18 @@ class LibraryController:
         self._answering.show_status()
         self._view.prompt.focus()
         self._view.show_state()
+        await self.claim()
+
+    async def claim(self) -> None:
+        """Mark the conversation as open in this process, and note if another one has it open."""
+        here, names = self._conversation, set(self._answering.background)
+        name, here.is_elsewhere = here.tree.conversation, False
+        if self._store is not None:
+            with contextlib.suppress(ConversationError):  # `SavingFailed` reports the reason.
+                elsewhere = await self._store.call(lambda store: store.hold({name, *names}))
+                here.is_elsewhere = name in elsewhere
+        if here.is_elsewhere:
+            await self._view.add_notice(_OPEN_ELSEWHERE)
 
     async def resume(self, wanted: Resume) -> str | None:
         """Open the wanted conversation. Return initial search words if the user must choose."""

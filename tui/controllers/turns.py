@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from akunu_py.errors import UsageError
-from akunu_py.text import collapse, typeable
+from akunu_py.text import typeable
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.open_conversation import SUMMARY_PROMPT, ChatTurn, Conversation
 from akunu_py.tui.prompt.attachments import (
@@ -79,25 +79,6 @@ class TurnController:
             await self._answering.submit(self._conversation.edit(edited, text))
         else:
             await self._answering.submit(self._conversation.ask(text))
-        if background_chat := self._answering.background_chat:
-            self._offer_to_wait(collapse(background_chat.tree.title))
-
-    def _offer_to_wait(self, title: str) -> None:
-        """Ask whether to wait for the answer in another conversation."""
-
-        async def carry_out(answer: str | None) -> None:
-            if answer == "stop":
-                await self._answering.stop_background()
-            elif answer == "back":
-                await self._answering.interrupt()
-
-        question = f"The model is still answering in another chat: {title}"
-        choices = {
-            "wait": "Wait for that answer",
-            "stop": "Stop that answer and answer here",
-            "back": "Take the prompt back",
-        }
-        self._view.ask(question, choices, carry_out)
 
     def edit(self) -> None:
         """Put the prompt into the box; sending it creates a branch."""
@@ -168,7 +149,10 @@ class TurnController:
         elif not turn.can_continue:
             self._view.show_error("The answer is already complete.")
         else:
-            await self._answering.resume(turn)
+            if self._conversation.is_elsewhere:  # where the answer may still grow
+                self._conversation.shorten(turn, turn.answer)
+                await self._view.transcript.show_branch()
+            await self._answering.resume(self._conversation.turns[-1])
 
     async def switch_branch(self, direction: int) -> None:
         """Show the branch before (-1) or after (1) that of the chosen message."""

@@ -1,4 +1,4 @@
-"""Searchable lists: earlier prompts, themes with a sample, and the tools of MCP servers."""
+"""Searchable lists: earlier prompts, themes, and the tools of MCP servers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from itertools import islice
 from typing import ClassVar
 
 from textual import on
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.widgets import OptionList, Static
+from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from akunu_py.mcp.config import mcp_file
 from akunu_py.text import collapse, displayable, on_one_line
 from akunu_py.tui import themes
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog
-from akunu_py.tui.transcript.code import highlight
 from akunu_py.tui.workers.tool_servers import OfferedTools, ServerTool
 
 _MAX_SHOWN = 200  # prompts in the list
@@ -55,10 +52,6 @@ class HistoryScreen(ListDialog[str]):
         self.dismiss(self._prompts[int(self.highlighted_id)] if self.highlighted_id else None)
 
 
-_CODE = 'def greet(name: str) -> int:  #\n    return print(f"Hi {name}", 2)'
-_DIFF = "@@ -1 +1 @@\n-an old line\n+a new line"
-
-
 class ThemesScreen(ListDialog[str]):
     """The list of themes. The result is the chosen theme; None restores the current one."""
 
@@ -73,17 +66,6 @@ class ThemesScreen(ListDialog[str]):
         super().__init__()
         self.preferred = current
         self._show_theme = show_theme  # previews a theme
-
-    def compose_list(self) -> ComposeResult:
-        with Horizontal():
-            yield from super().compose_list()
-            with Vertical(id="sample"):
-                yield Static(Content("Your prompt looks like this."), id="prompt-sample")
-                yield Static(Content("An answer, and a note."), id="text-sample")
-                yield Static(highlight(_CODE, "python"), classes="code-sample")
-                yield Static(highlight(_DIFF, "diff"), classes="code-sample")
-                yield Static(Content("words that were guessed right"), id="accepted-sample")
-                yield Static(Content("An error."), id="error-sample")
 
     def options(self) -> Sequence[Option]:
         words = self.words.strip().lower()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,17 +13,14 @@ from textual.content import Content
 from textual.widgets import Static
 
 from akunu_py.models import catalog
-from akunu_py.models.catalog import describe_speed
 from akunu_py.text import collapse, displayable, human_size
 from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.slash_commands import keys_of_actions
 from akunu_py.tui.prompt.suggestions import SuggestionPopup
 from akunu_py.tui.screens.consent import ConsentPanel
-from akunu_py.tui.screens.dialog import QuestionScreen
-from akunu_py.tui.screens.model_picker import ModelRow, better_model
 from akunu_py.tui.status import MessageLine, StatusLine
-from akunu_py.tui.transcript.drafting import DraftingPanel, best_case
+from akunu_py.tui.transcript.drafting import DraftingPanel
 from akunu_py.tui.transcript.turn import Notice
 from akunu_py.tui.transcript.view import TEXT_WIDTH, Transcript, side_margin
 from akunu_py.workarounds.textual_heights import SummedHeight
@@ -69,20 +65,17 @@ class ChatView:
         model: str,
         directory: Path,
         *,
-        offer_better: bool,  # look for a better model in an empty chat
         privacy: str,  # where prompts go
     ) -> None:
         self._notify = notify
         self._state = state
         self._conversation = conversation
-        self._offer_better = offer_better
         self._privacy = privacy
         self._explained = False  # drafting was explained
-        self._question: QuestionScreen | None = None
         self.error_count = 0
         self._popup = SuggestionPopup(directory, id="completion")
         self.title = Static(id="title")
-        welcome = Welcome(model, offer_better, privacy)
+        welcome = Welcome(model, privacy)
         self.transcript = Transcript(conversation, welcome, id="transcript")
         self.panel = DraftingPanel(id="drafting")
         self.message = MessageLine()
@@ -128,21 +121,6 @@ class ChatView:
         if not (is_seen and app.app_focus):
             app.bell()
 
-    def ask(
-        self,
-        question: str,
-        choices: Mapping[str, str],
-        on_answer: Callable[[str | None], Awaitable[None]],
-    ) -> None:
-        """Open a question; `on_answer` receives the chosen key, None for none."""
-        self._question = QuestionScreen(question, choices)
-        self.prompt.app.push_screen(self._question, on_answer)
-
-    def close_question(self) -> None:
-        if self._question is not None and self._question.is_current:
-            self._question.dismiss(None)
-        self._question = None
-
     async def add_notice(self, text: str, kind: str = "notice") -> None:
         """Add a permanent notice or "error" to the transcript."""
         await self.transcript.add(Notice(text, kind))
@@ -154,7 +132,7 @@ class ChatView:
             await self.show_welcome()
 
     async def show_welcome(self) -> None:
-        welcome = Welcome(self._state().model, self._offer_better, self._privacy)
+        welcome = Welcome(self._state().model, self._privacy)
         await self.transcript.add(welcome)
         if self._state().missing:
             welcome.offer_download()
@@ -184,11 +162,6 @@ class ChatView:
         self.transcript.drafting = self.panel.display = not self.transcript.drafting
         self.panel.explains = self.panel.display and not self._explained  # once, then the numbers
         self._explained = True
-        turns = self._conversation.turns
-        best = best_case(turns) if self.panel.display and not self._state().busy else None
-        self.transcript.first_drafted = best
-        if best is not None:
-            self.panel.show(best, f"answer {turns.index(best) + 1} of {len(turns)}")
 
     def toggle_thinking(self) -> None:
         self.transcript.thinking = not self.transcript.thinking
@@ -213,15 +186,12 @@ _ACTIONS = (  # in the same rows as `_WRITING`
 class Welcome(Vertical):
     """The start page: the model, its description or download, offers, and the keys."""
 
-    def __init__(self, model: str, offer_better: bool, privacy: str) -> None:
+    def __init__(self, model: str, privacy: str) -> None:
         super().__init__()
         self._model = model
-        self._offer_better = offer_better  # looks for a better model
         self._privacy = privacy  # where prompts go
         # Created here because they may be updated before they are mounted.
-        self._download, self._offered, self._last = lines = [
-            Static(classes=name) for name in ("download", "offer", "last")
-        ]
+        self._download, self._last = lines = [Static(classes=name) for name in ("download", "last")]
         for line in lines:
             line.display = False
 
@@ -232,7 +202,7 @@ class Welcome(Vertical):
         about = f"{entry.description} " if entry else ""
         about = displayable(f"{about}{self._privacy}")
         yield Static(Content(about), classes="about")
-        yield from (self._download, self._offered, self._last)
+        yield from (self._download, self._last)
         bound = keys_of_actions(self.app)
         actions = [(bound[action], words) for action, words in _ACTIONS]
         with Grid(classes="keys"):
@@ -240,10 +210,6 @@ class Welcome(Vertical):
                 for key, words in (writing, action):
                     yield Static(key, classes="key")
                     yield Static(words, classes="meaning")
-
-    def on_mount(self) -> None:
-        if self._offer_better:
-            self.run_worker(self._offer_better_model(), exit_on_error=False)
 
     def offer_download(self) -> None:
         """Offer to download the model, which is not on this machine."""
@@ -264,12 +230,6 @@ class Welcome(Vertical):
         text = f"The model is being downloaded; prompts wait for it.\n{words}"
         self._download.update(Content(displayable(text)))
         self._download.display = bool(words)
-
-    async def _offer_better_model(self) -> None:
-        row = await asyncio.to_thread(better_model, self._model)
-        if row is not None:
-            self._offered.update(Content(describe_offer(row)))
-            self._offered.display = True
 
     @property
     def offers_last_chat(self) -> bool:
@@ -292,13 +252,3 @@ def describe_privacy(server: str, tool_servers: Sequence[str] = ()) -> str:
         where = "Prompts stay on this machine."
     names = ", ".join(tool_servers)
     return f"{where} Tools run only if you allow each call ({names})." if names else where
-
-
-def describe_offer(row: ModelRow) -> str:
-    """Return the offer of a better model."""
-    if row.is_stored:
-        return f"{row.name} is installed and more capable: /model {row.name}"
-    facts = [f"{human_size(row.size)} download"]
-    if row.tokens_per_s:
-        facts.append(describe_speed(row.tokens_per_s))
-    return f"{row.name} is more capable and suits this machine: {', '.join(facts)}. See F4."

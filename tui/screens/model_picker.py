@@ -21,7 +21,7 @@ from akunu_py import paths
 from akunu_py.engine.host import release_streams
 from akunu_py.errors import AkunuError
 from akunu_py.models import catalog
-from akunu_py.models.catalog import CatalogEntry, Machine, describe_speed, recommend
+from akunu_py.models.catalog import CatalogEntry, Machine, describe_speed
 from akunu_py.models.load.model_files import head_files
 from akunu_py.models.store import model_store
 from akunu_py.text import displayable, human_duration, human_size
@@ -295,34 +295,6 @@ def model_rows(memory: int | None, machine: Machine | None = None) -> list[Model
     others = (entry for name, entry in entries.items() if name not in names)
     more = [_catalog_row(entry, memory, machine) for entry in others]
     return [*here, *sorted(more, key=lambda row: row.is_too_large)]
-
-
-def better_model(current: str) -> ModelRow | None:
-    """Return a better chat model for this machine than the catalog's `current`, if any.
-
-    It must fit the machine when idle and be fast enough by estimate; stored models come first.
-    None if `current` is the best, or not in the catalog (the user chose it). Imports MLX.
-    """
-    entries = catalog.load_catalog()
-    if current not in entries:
-        return None
-    grade = entries[current].grade
-    _, machine = probe_machine()
-    rows = {row.name: row for row in model_rows(machine.memory, machine)}
-    here = [
-        name
-        for name, row in rows.items()
-        if row.is_stored
-        and not row.damaged
-        and name in entries
-        and "chat" in entries[name].purpose
-        and entries[name].grade > grade
-        and machine.suits(entries[name])
-    ]
-    if here:
-        return rows[max(here, key=lambda name: entries[name].grade)]
-    best = recommend(machine.memory, machine.suits)[0].entry
-    return rows[best.name] if best is not None and best.grade > grade else None
 
 
 def _stored_row(

@@ -5,6 +5,7 @@ Textual's own widgets rebuild the content of a list or quote for every new piece
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from textual.widgets._markdown import (
 from textual.widgets.markdown import MarkdownBlock
 
 from akunu_py.tui.transcript.code import CodeBlock
+from akunu_py.tui.transcript.drafting import DraftMarks
 from akunu_py.tui.transcript.markdown_parser import TableCells, has_gap
 
 _MEASURE = 92  # columns of text in a list
@@ -234,20 +236,26 @@ class TableBlock(MarkdownBlock):
     def __init__(self, markdown: Markdown, token: Token) -> None:
         super().__init__(markdown, token)
         self.set_class(has_gap(token), "-gap", update=False)
-        self._load_cells(token)
-
-    def _load_cells(self, token: Token) -> None:
         cells: TableCells = token.meta["cells"]
         self._alignment = cells.alignment
-        self._header = [self._token_to_content(cell) for cell in cells.header]
-        self._rows = [[self._token_to_content(cell) for cell in row] for row in cells.rows]
-        self._natural = sum(natural_widths([self._header, *self._rows])[0])
+        rows = [cells.header, *cells.rows]
+        self._set_rows([[self._token_to_content(cell) for cell in row] for row in rows])
+
+    def _set_rows(self, rows: list[list[Content]]) -> None:
+        self._header, *self._rows = rows
+        self._natural = sum(natural_widths(rows)[0])
         self._lines: tuple[int, list[Content]] = -1, []  # width, drawn lines
+
+    def mark(self, marks: DraftMarks, source: str, offset: int) -> None:
+        """Mark drafts; see `DraftMarks.mark`."""
+        rows = [self._header, *self._rows]
+        cells = iter(marks.mark([cell for row in rows for cell in row], source, offset))
+        self._set_rows([list(itertools.islice(cells, len(row))) for row in rows])
 
     async def _update_from_block(self, block: MarkdownBlock) -> None:
         if isinstance(block, TableBlock):
-            self._load_cells(block._token)
-            self._token = block._token
+            self._set_rows([block._header, *block._rows])
+            self._alignment, self._token = block._alignment, block._token
             self.refresh(layout=True)
         else:
             await super()._update_from_block(block)

@@ -1,23 +1,21 @@
-"""The drafting view: an answer as plain text with marked drafts, and the panel below it."""
+"""Drafting made visible: marks in the text of an answer, and the panel below it."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from typing import ClassVar
 
-from textual.containers import Vertical
 from textual.content import Content
-from textual.content import Span as Styled
 from textual.reactive import reactive
 from textual.style import Style
 from textual.widget import Widget
 
-from akunu_py.text import displayable, on_one_line
+from akunu_py.text import on_one_line
 from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.tui.status import Unmarked
-from akunu_py.tui.transcript.code import TAB_SIZE
 from akunu_py.types import NotCached, Stats
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -38,97 +36,87 @@ _PAYS = 1.05  # smallest estimated speedup that is worth mentioning
 _MIN_PASSES = 8  # decode steps before a missing draft means something
 _LINE_START = re.compile(r"[ \t]*")
 _LINE_BREAK = re.compile(r"(?<![ \t])[ \t]*\n\s*")
+_WORD = re.compile(r"\s*\S+|\s+")
+_BEFORE_WORD = " \n\t*_`[|~>"
+_NEAR = 8  # characters: as far as Markdown's characters inside a word reach
+_ACCEPTED = "$text-success on $accepted-background underline"
+_REJECTED = "$text-error strike"
 _EXPLANATION = "akunu guesses ahead, and the model checks several words at once."
 
 
-class DraftedSection(Widget):
-    """A part of an answer as plain text; `marked` shows accepted and rejected drafts."""
+class DraftMarks:
+    """Marks the drafts of an answer in the text that Markdown draws."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"drafted--accepted", "drafted--rejected"}
-
-    def __init__(self, turn: ChatTurn, start: int, *, marked: bool) -> None:
-        super().__init__()
+    def __init__(self, turn: ChatTurn, *, shown: bool) -> None:
         self._turn = turn
-        self._is_marked = marked
-        self.start = start
-        self.end: int | None = None  # None: the end of the answer
+        self.shown = shown
 
-    def render(self) -> Content:
-        accepted = self.get_visual_style("drafted--accepted", partial=True)
-        struck = self.get_visual_style("drafted--rejected", partial=True)
-        answer, start = self._turn.answer, self.start
-        end = len(answer) if self.end is None else self.end
-        if not self._is_marked:
-            return Content(displayable(answer[start:end]))
-        shown = ""
-        styles: list[Styled] = []
-        for place, rejected in [*self._rejected(end), (end, "")]:
-            for first, last in self._accepted(start, place):
-                styles.append(Styled(len(shown) + first, len(shown) + last, accepted))
-            shown += displayable(answer[start:place])
-            if rejected:
-                styles.append(Styled(len(shown), len(shown) + len(rejected), struck))
-            shown += rejected
-            start = place
-        return Content(shown, spans=styles).expand_tabs(TAB_SIZE)
+    def mark(self, texts: Sequence[Content], source: str, offset: int) -> list[Content]:
+        """Return the texts drawn for `source`, which starts at `offset` in the answer, with marks.
 
-    def _rejected(self, end: int) -> Iterator[tuple[int, str]]:
-        """Yield (position, text on one line) of each rejected draft.
-
-        A draft before or in the indentation of a line moves behind the indentation, so that the
-        line keeps its place.
+        Accepted drafts are colored. Rejected drafts are inserted where they were proposed, but
+        behind the indentation of a line, so that the line keeps its place.
         """
-        answer, rejected = self._turn.answer, self._turn.rejected
-        first = bisect_left(rejected, self.start, key=lambda each: each[0])
-        last = len(rejected)
-        if self.end is not None:  # a draft at the very end belongs to the next section
-            last = bisect_right(rejected, end, key=lambda each: each[0])
-        for place, draft in rejected[first:last]:
-            line = max(self.start, answer.rfind("\n", self.start, place) + 1)
-            if (start := _LINE_START.match(answer, line, end)) and place < start.end():
-                place, draft = start.end(), draft.lstrip(" \t")
-            yield place, on_one_line(_LINE_BREAK.sub("\n", draft))
+        if not self.shown:
+            return list(texts)
+        turn, marked, place = self._turn, [], 0
+        end = offset + len(source)
+        rejected = deque(each for each in turn.rejected if offset <= each[0] < end)
+        if end >= len(turn.answer):
+            rejected += (each for each in turn.rejected if each[0] >= end)
+        first = bisect_right(turn.spans, offset, key=lambda span: span[1])
+        spans = turn.spans[first : bisect_left(turn.spans, (end, 0))]
+        for number, text in enumerate(texts, 1):
+            places = align(text.plain, source, place)
+            place = places[-1] + 1 if places else place
+            for span in spans:
+                start, stop = (bisect_left(places, each - offset) for each in span)
+                text = text.stylize(_ACCEPTED, start, stop)
+            parts: list[Content | tuple[str, str]] = []
+            begin = 0
+            while rejected and (number == len(texts) or rejected[0][0] - offset <= place):
+                at, draft = rejected.popleft()
+                cut = bisect_left(places, at - offset)
+                line = _LINE_START.match(text.plain, text.plain.rfind("\n", 0, cut) + 1)
+                if line and cut < line.end():
+                    cut, draft = line.end(), draft.lstrip(" \t")
+                parts += [text[begin:cut], (on_one_line(_LINE_BREAK.sub("\n", draft)), _REJECTED)]
+                begin = cut
+            marked.append(Content.assemble(*parts, text[begin:]) if parts else text)
+        return marked
 
-    def _accepted(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of accepted drafts, relative to `start`."""
-        spans = self._turn.spans
-        first = bisect_right(spans, start, key=lambda span: span[1])
-        for span in spans[first : bisect_left(spans, (end, 0))]:
-            yield max(span[0], start) - start, min(span[1], end) - start
 
+def align(text: str, source: str, place: int) -> list[int]:
+    """Return the index in `source` of each character of a text drawn from `source[place:]`.
 
-class DraftedText(Vertical):
-    """An answer as plain text, in sections so that each token rewraps only the last one."""
-
-    SECTION = 1500  # characters
-
-    def __init__(self, turn: ChatTurn, *, marked: bool = True) -> None:
-        self._turn = turn
-        self._is_marked = marked
-        self._last = DraftedSection(turn, 0, marked=marked)
-        super().__init__(self._last, *self._cut())
-
-    def sync(self) -> None:
-        """Draw new text of the turn."""
-        self._last.refresh(layout=True)
-        if more := self._cut():
-            self.mount_all(more)
-
-    def _cut(self) -> list[DraftedSection]:
-        """Split a long last section at newlines; return the new sections."""
-        more: list[DraftedSection] = []
-        while (end := self._turn.answer.find("\n", self._last.start + self.SECTION)) >= 0:
-            self._last.end = end
-            self._last = DraftedSection(self._turn, end + 1, marked=self._is_marked)
-            more.append(self._last)
-        return more
+    A character that Markdown changed has the index of the next one that it did not change.
+    """
+    places: list[int] = []
+    for word in _WORD.finditer(text):
+        letters = word[0].lstrip()
+        at = first = source.find(letters, place)
+        while at > place and source[at - 1] not in _BEFORE_WORD:  # inside an address, for example
+            at = source.find(letters, at + 1)
+        at = max(at, first)
+        spaces = range(len(word[0]) - len(letters))
+        places += (min(place + number, max(place, at - 1)) for number in spaces)
+        if at >= 0:
+            places += range(at, at + len(letters))
+            place = at + len(letters)
+            continue
+        for letter in letters:  # with Markdown's characters inside the word, or another letter
+            near = source.find(letter, place, place + _NEAR)
+            place = near if near >= 0 else place
+            places.append(place)
+            place += near >= 0
+    return places
 
 
 class DraftingPanel(Unmarked, Widget, can_focus=False):
     """A legend of the marks, tokens per step, the estimated speedup and the answer's statistics."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
-        f"drafted--{name}" for name in ("accepted", "rejected", "bars", "value", "words")
+        f"drafted--{name}" for name in ("bars", "value", "words")
     }
 
     explains: reactive[bool] = reactive(False)  # the first line explains drafting
@@ -139,11 +127,9 @@ class DraftingPanel(Unmarked, Widget, can_focus=False):
         self._passes: Sequence[int] = ()
         self._speedup: float | None = None
         self._stats: Stats | None = None
-        self._name = ""
 
-    def show(self, turn: ChatTurn | None, name: str = "") -> None:
-        """Show the decode steps, speedup and statistics of `turn`; `name` tells which it is."""
-        self._name = name
+    def show(self, turn: ChatTurn | None) -> None:
+        """Show the decode steps, speedup and statistics of `turn`."""
         self._passes = turn.passes[-_MAX_BARS:] if turn else ()
         self._speedup = turn.speedup if turn else None
         self._stats = turn.stats if turn else None
@@ -161,9 +147,9 @@ class DraftingPanel(Unmarked, Widget, can_focus=False):
         long = self.size.width >= _ROOM_FOR_LABELS
         wrong = "guessed wrong, discarded" if long else "guessed wrong"
         return Content.assemble(
-            ("guessed right", self._style("accepted")),
+            ("guessed right", _ACCEPTED),
             ("   the model's own words   " if long else "  ", words),
-            (wrong, self._style("rejected")),
+            (wrong, _REJECTED),
             ("   F2 back" if long else "", words),
         )
 
@@ -205,7 +191,7 @@ class DraftingPanel(Unmarked, Widget, can_focus=False):
         stats = self._stats
         if stats is None:
             return Content("")
-        parts = [self._name] if self._name else []
+        parts = []
         if stats.drafted:
             parts.append(f"{stats.acceptance_rate:.0%} of {stats.drafted:,} guesses right")
         if stats.prefill_s:
@@ -219,15 +205,6 @@ class DraftingPanel(Unmarked, Widget, can_focus=False):
 
     def _style(self, name: str) -> Style:
         return self.get_visual_style(f"drafted--{name}", partial=True)
-
-
-def best_case(turns: Sequence[ChatTurn]) -> ChatTurn | None:
-    """Return the turn that drafting made fastest, if it did so and not for the last turn."""
-    drafted = [turn for turn in turns if turn.passes]
-    best = max(drafted, key=lambda turn: turn.speedup or 0.0, default=None)
-    if best is None or (drafted[-1].speedup or 0.0) >= _PAYS or (best.speedup or 0.0) < _PAYS:
-        return None
-    return best
 
 
 def sparkline(passes: Sequence[int], width: int) -> str:

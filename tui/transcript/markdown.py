@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from markdown_it.token import Token
@@ -22,6 +22,7 @@ from textual.widgets.markdown import MarkdownBlock
 
 from akunu_py.tui.transcript.blocks import BulletList, NumberedList, Paragraph, Quote, TableBlock
 from akunu_py.tui.transcript.code import CodeBlock
+from akunu_py.tui.transcript.drafting import DraftMarks
 from akunu_py.tui.transcript.markdown_parser import markdown_parser, parse
 
 _BLOCKS = 30  # blocks in a section: several screens
@@ -47,8 +48,10 @@ class AnswerText(Markdown):
         "code_block": CodeBlock,
     }
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, marks: DraftMarks | None = None, offset: int = 0) -> None:
         super().__init__(text, parser_factory=markdown_parser, open_links=False)
+        self._marks, self._offset = marks, offset  # offset: of `text` in the answer
+        self._first_line = 0  # of the lines that are parsed again
         self._change = asyncio.Lock()
 
     def update(self, markdown: str) -> AwaitComplete:
@@ -73,9 +76,30 @@ class AnswerText(Markdown):
 
     async def _append_or_report(self, markdown: str) -> None:
         try:
+            self._first_line = self._last_parsed_line
             await super().append(markdown)
         except Exception as error:  # noqa: BLE001 - a bug must not hide the answer
             self.post_message(self.DrawingFailed(error))
+
+    def _parse_markdown(self, tokens: Iterable[Token]) -> Iterable[MarkdownBlock]:
+        lines = self._markdown.splitlines(keepends=True)
+        for block in super()._parse_markdown(tokens):
+            if self._marks is not None and self._marks.shown:
+                self._mark(self._marks, block, lines)
+            yield block
+
+    def _mark(self, marks: DraftMarks, block: MarkdownBlock, lines: list[str]) -> None:
+        """Mark the drafts in a new block and in the blocks inside."""
+        for each in block._blocks:
+            self._mark(marks, each, lines)
+        first, end = (self._first_line + line for line in block.source_range)
+        while end < len(lines) and lines[end] == "\n":
+            end += 1
+        where = "".join(lines[first:end]), self._offset + sum(map(len, lines[:first]))
+        if isinstance(block, CodeBlock | TableBlock):
+            block.mark(marks, *where)
+        elif block._inline_token is not None:
+            block.set_content(marks.mark([block._content], *where)[0])
 
     def unhandled_token(self, token: Token) -> MarkdownBlock | None:
         return TableBlock(self, token) if token.type == "table" else None
@@ -84,10 +108,13 @@ class AnswerText(Markdown):
 class MarkdownSection(Vertical):
     """Some blocks of an answer; `in_list`: the next section continues the same list."""
 
-    def __init__(self, text: str, *, unmounted: bool = False, in_list: bool = False) -> None:
+    def __init__(
+        self, text: str, marks: DraftMarks | None, offset: int, *, unmounted: bool, in_list: bool
+    ) -> None:
         super().__init__(classes="-listed" if in_list else None)
         self.text = text
-        self._markdown = None if unmounted else AnswerText(text)
+        self._marks, self.start = marks, offset  # start: of the section in the answer
+        self._markdown = None if unmounted else AnswerText(text, marks, offset)
         if unmounted:  # an estimate
             self.styles.height = sum(1 + len(line) // _COLUMNS for line in text.splitlines()) or 1
 
@@ -129,6 +156,11 @@ class MarkdownSection(Vertical):
                 beyond = [each for each in blocks if each.source_range[0] >= first]
                 await self._markdown.remove_children(beyond)
 
+    async def redraw(self) -> None:
+        """Draw all blocks again."""
+        if self._markdown is not None:
+            await self._markdown.update(self.text)
+
     async def unmount(self) -> None:
         """Remove the blocks and keep the height."""
         if self._markdown is not None and self.size.height:
@@ -140,7 +172,7 @@ class MarkdownSection(Vertical):
     async def restore(self) -> None:
         """Mount the blocks again."""
         if self._markdown is None:
-            self._markdown = AnswerText(self.text)
+            self._markdown = AnswerText(self.text, self._marks, self.start)
             with self.app.batch_update():
                 await self.mount(self._markdown)
                 self.styles.height = "auto"
@@ -149,12 +181,11 @@ class MarkdownSection(Vertical):
 class AnswerMarkdown(Vertical):
     """An answer whose last section may grow."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, marks: DraftMarks | None = None, offset: int = 0) -> None:
+        self._marks = marks
         parts = split_sections(text)
-        # A newly opened conversation shows its end, so only the last sections are mounted.
-        last = len(parts) - 1
-        super().__init__(*(_section(parts, place, place < last - 1) for place in range(last)))
-        self._last = MarkdownSection(parts[-1])
+        *sections, self._last = self._sections(parts, 0, offset)
+        super().__init__(*sections)
 
     def compose(self) -> ComposeResult:
         yield self._last
@@ -162,6 +193,25 @@ class AnswerMarkdown(Vertical):
     @property
     def sections(self) -> list[MarkdownSection]:
         return list(self.query_children(MarkdownSection))
+
+    def _sections(self, parts: list[str], first: int, offset: int) -> list[MarkdownSection]:
+        """Return sections from part `first` on, which starts at `offset` in the answer."""
+        sections = []
+        for place in range(first, len(parts)):
+            cut = _is_list_cut(parts, place)
+            # A newly opened conversation shows its end, so only the last sections are mounted.
+            far = not first and place < len(parts) - 2
+            part = parts[place]
+            sections.append(MarkdownSection(part, self._marks, offset, unmounted=far, in_list=cut))
+            offset += len(part)
+        return sections
+
+    async def show_drafts(self, shown: bool) -> None:
+        """Show or hide the marks of drafts."""
+        if self._marks is not None and self._marks.shown is not shown:
+            self._marks.shown = shown
+            for section in self.sections:
+                await section.redraw()
 
     def end(self) -> None:
         """Show the start of the last code line, because it does not grow any more."""
@@ -173,7 +223,7 @@ class AnswerMarkdown(Vertical):
         if len(parts) == 1:
             await self._last.append(text)
             return
-        ended, sections = self._last, [_section(parts, place) for place in range(1, len(parts))]
+        ended, sections = self._last, self._sections(parts, 1, self._last.start + len(parts[0]))
         self._last = sections[-1]
         with self.app.batch_update():
             await ended.finish(parts[0], in_list=_is_list_cut(parts, 0))
@@ -210,10 +260,6 @@ def _starts(tokens: list[Token]) -> Iterator[int]:
             expected += 1
         elif token.level == 0:
             yield token.map[0]
-
-
-def _section(parts: list[str], place: int, unmounted: bool = False) -> MarkdownSection:
-    return MarkdownSection(parts[place], unmounted=unmounted, in_list=_is_list_cut(parts, place))
 
 
 def _is_list_cut(parts: list[str], place: int) -> bool:

@@ -25,7 +25,7 @@ from akunu_py.text import displayable, human_size, on_one_line
 from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.tui.prompt.attachments import expand_pastes, pasted_texts, split_files
 from akunu_py.tui.transcript.code import CodeBlock
-from akunu_py.tui.transcript.drafting import DraftedText
+from akunu_py.tui.transcript.drafting import DraftMarks
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, AnswerText, MarkdownSection
 from akunu_py.types import FinishReason
 
@@ -290,7 +290,7 @@ class PromptView(Widget, can_focus=False):
 
 
 class AnswerView(Vertical):
-    """The answer of a turn, as Markdown or as text with marked drafts. `sync` draws new text."""
+    """The answer of a turn. `sync` draws new text."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"answer--about", "answer--action"}
 
@@ -312,9 +312,9 @@ class AnswerView(Vertical):
         self._has_actions = False
         self.thinking = ThinkingView(turn, is_open=thinking)
         text = displayable(turn.answer)
-        self._text: AnswerMarkdown | DraftedText = AnswerMarkdown(turn.markdown_prefix + text)
-        self._text.display = not drafting
-        self._drafted = DraftedText(turn) if drafting else None
+        marks, prefix = DraftMarks(turn, shown=drafting), turn.markdown_prefix
+        # A Static shows the plain text, if Markdown fails.
+        self._text: AnswerMarkdown | Static = AnswerMarkdown(prefix + text, marks, -len(prefix))
         self._rounds = RoundsView(turn, thinking=thinking) if turn.rounds else None
         self._calling = Static(classes="calling")  # the call that the model is writing
         self._footer = Static(classes="foot")
@@ -327,8 +327,6 @@ class AnswerView(Vertical):
             yield self._rounds
         yield self.thinking
         yield self._text
-        if self._drafted is not None:
-            yield self._drafted
         yield self._calling
         yield self._footer
 
@@ -342,13 +340,12 @@ class AnswerView(Vertical):
     @property
     def is_drawn(self) -> bool:
         """Whether all text of the turn is on the screen."""
-        is_plain = self._drafted is not None or isinstance(self._text, DraftedText)
-        return is_plain or self._drawn == len(self.turn.answer)
+        return isinstance(self._text, Static) or self._drawn == len(self.turn.answer)
 
     @property
     def sections(self) -> list[MarkdownSection]:
         """The sections that may be unmounted: all but a growing last one."""
-        if isinstance(self._text, DraftedText):
+        if isinstance(self._text, Static):
             return []
         ended = self.turn.state in ("done", "failed") and self.is_drawn
         return self._text.sections if ended else self._text.sections[:-1]
@@ -361,10 +358,8 @@ class AnswerView(Vertical):
         if call is not None:
             size = f"{len(call.arguments):,} characters"
             self._calling.update(Content(f"… calling {on_one_line(call.name)}  {size}"))
-        if self._drafted is not None:
-            self._drafted.sync()
-        elif isinstance(self._text, DraftedText):
-            self._text.sync()
+        if isinstance(self._text, Static):
+            self._text.update(Content(displayable(self.turn.answer)))
         elif self._drawing is None or self._drawing.done():
             self._drawing = asyncio.create_task(self._draw())
 
@@ -403,15 +398,9 @@ class AnswerView(Vertical):
         self.post_message(self.StateChanged())
 
     async def show_drafting(self, drafting: bool) -> None:
-        """Switch between Markdown and plain text with marked drafts."""
-        if drafting and self._drafted is None:
-            self._drafted = DraftedText(self.turn)
-            await self.mount(self._drafted, after=self._text)
-        elif not drafting and self._drafted is not None:
-            await self._drafted.remove()
-            self._drafted = None
-            self.sync()
-        self._text.display = not drafting
+        """Show or hide the marks of drafts."""
+        if isinstance(self._text, AnswerMarkdown):
+            await self._text.show_drafts(drafting)
 
     def _ending(self) -> str:
         """Return why the answer is incomplete or empty, "" if it is complete or growing."""
@@ -428,7 +417,7 @@ class AnswerView(Vertical):
     async def _draw(self) -> None:
         """Append new text until all is drawn, with pauses while the answer grows."""
         # The `stop` of Textual's MarkdownStream may start a second append while one runs.
-        while self._drafted is None and isinstance(self._text, AnswerMarkdown):
+        while isinstance(self._text, AnswerMarkdown):
             started = time.monotonic()
             start, self._drawn = self._drawn, len(self.turn.answer)
             if start == self._drawn:
@@ -450,8 +439,7 @@ class AnswerView(Vertical):
     async def _switch_to_plain_text(self, error: Exception) -> None:
         failed = self._text
         if isinstance(failed, AnswerMarkdown) and self.is_attached:
-            self._text = DraftedText(self.turn, marked=False)
-            self._text.display = failed.display
+            self._text = Static(Content(displayable(self.turn.answer)), classes="plain")
             await self.mount(self._text, after=failed)
             await failed.remove()
             self.post_message(self.MarkdownFailed(error))

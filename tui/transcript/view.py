@@ -269,7 +269,6 @@ class Transcript(SteadyScroll, can_focus=False):
         self._is_clicked = False  # the message was chosen with the mouse
         self._mounting = asyncio.Lock()  # serializes mounting and unmounting
         self._update_pending = False
-        self.first_drafted: ChatTurn | None = None  # scrolled to when the drafting view opens
         self._hit: Widget | None = None  # the widget with the current hit
         self._clicked: tuple[Widget | None, Offset | None] = None, None  # by the last first click
 
@@ -384,7 +383,7 @@ class Transcript(SteadyScroll, can_focus=False):
         where: Widget = view
         if isinstance(view, PromptView):
             view.unfold()
-        elif not self.drafting:
+        else:
             where, index = section_of_hit(view, view.sections, index, pattern)
         hits, deadline = list[ShownHit](), time.monotonic() + _LAYOUT_S
         while len(hits) <= index and time.monotonic() < deadline:
@@ -426,8 +425,6 @@ class Transcript(SteadyScroll, can_focus=False):
     async def watch_drafting(self, drafting: bool) -> None:
         with self.app.batch_update():
             await asyncio.gather(*(view.show_drafting(drafting) for view in self._column.answers))
-        if drafting and self.first_drafted and (view := self.answer(self.first_drafted)):
-            self.call_after_refresh(self._scroll_into_view, view)
 
     def watch_thinking(self, thinking: bool) -> None:
         for view in self._column.answers:
@@ -653,7 +650,7 @@ class Transcript(SteadyScroll, can_focus=False):
 
     async def _update_sections(self) -> None:
         """Restore unmounted sections near the screen, and unmount sections far from it."""
-        if self.drafting or self.screen.selections:
+        if self.screen.selections:
             return
         here, below = self.region, list[MarkdownSection]()
         kept = self._hit.ancestors if self._hit is not None else []  # its mark would be lost

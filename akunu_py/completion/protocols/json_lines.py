@@ -29,7 +29,6 @@ from akunu_py.completion.completion_queue import (
     CompletionQueue,
     LoadModel,
     QueueOptions,
-    Ticket,
     submit_with_alternatives,
 )
 from akunu_py.completion.completion_request import (
@@ -39,6 +38,7 @@ from akunu_py.completion.completion_request import (
     CompletionRequest,
     SourceFile,
 )
+from akunu_py.completion.tickets import Ticket
 from akunu_py.engine.events import Failed
 from akunu_py.engine.host import State
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError, describe
@@ -131,7 +131,7 @@ class JsonLines:
                 with self._lock:
                     ticket = self._tickets.get(message.cancel)
                 if ticket is not None:
-                    ticket.cancel()
+                    self._queue.cancel(ticket)
             elif "accepted" in message.model_fields_set:
                 self._queue.accepted()
             else:
@@ -171,7 +171,7 @@ class JsonLines:
             except OSError as error:
                 self._write_error = error
                 for ticket in self._tickets.values():
-                    ticket.cancel()
+                    ticket.cancelled.set()  # `cancel` would reply
 
 
 def serve_jsonl(

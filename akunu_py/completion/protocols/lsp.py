@@ -25,11 +25,11 @@ from akunu_py.completion.completion_queue import (
     CompletionQueue,
     LoadModel,
     QueueOptions,
-    Ticket,
     submit_with_alternatives,
 )
 from akunu_py.completion.completion_request import Completion, CompletionRequest, SourceFile
 from akunu_py.completion.prompt.project_imports import head_of_file
+from akunu_py.completion.tickets import Ticket
 from akunu_py.engine.events import Failed
 from akunu_py.engine.host import State
 from akunu_py.errors import INTERRUPTED, AkunuError, describe
@@ -352,7 +352,7 @@ class LanguageServer(JsonRpc):
         try:
             done = await future
         except asyncio.CancelledError:
-            ticket.cancel()
+            self.queue.cancel(ticket)
             raise
         finally:
             if parts is not None:

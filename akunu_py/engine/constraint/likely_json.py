@@ -63,7 +63,8 @@ class LikelyText:
             if not self._grammars or not (future := self._grammars[0]()).done():
                 return []  # the thread of the model waits for no other thread
             del self._grammars[0]
-            self._matcher = None if future.exception() else _usable(*future.result())
+            matcher, problem = (None, "") if future.exception() else future.result()
+            self._matcher = None if matcher is None or problem else matcher.deep_copy()
             if self._matcher is not None:
                 self._restart(tokens)
         if self._mismatch_at is not None or self._matcher.is_stopped():
@@ -108,11 +109,6 @@ class LikelyText:
                 self._mismatch_at = len(self._tokens)
         self._tokens.append(token)
         self._consumed.append(consumed)
-
-
-def _usable(matcher: LLMatcher, error: str) -> LLMatcher | None:
-    """Return a copy of a compiled grammar, None if it is too large or useless."""
-    return None if error else matcher.deep_copy()
 
 
 class LikelyJson(LikelyText):

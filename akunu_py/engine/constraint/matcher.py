@@ -3,6 +3,9 @@
 Masks apply to the logits before sampling. So answers keep the model's distribution among those that
 match, and a forbidden draft token is never accepted. Verification walks the draft (consume, mask)
 with a copy of the matcher.
+
+A grammar cannot remember names, and small models repeat members without end. So masks also forbid
+tokens that would repeat a key of the object.
 """
 
 from __future__ import annotations
@@ -10,10 +13,11 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import OrderedDict
+from bisect import bisect_left
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 from weakref import WeakValueDictionary
@@ -22,7 +26,6 @@ from llguidance import LLMatcher, LLTokenizer
 
 from akunu_py.engine.constraint.likely_json import Compiled, LikelyJson, LikelyText
 from akunu_py.engine.constraint.masks import TokenMasks
-from akunu_py.engine.constraint.unique_keys import NO_KEYS, KeyTokens, advanced
 from akunu_py.engine.model.tokens import TokenCodec
 from akunu_py.engine.text.thinking import thinking_markers, unfinished_thinking
 from akunu_py.errors import SchemaError, UsageError
@@ -66,7 +69,7 @@ class ConstraintMatcher(TokenMasks):
         self._structure: list[int] = []  # tokens consumed by the matcher
         is_json = constraint.kind in ("json", "json_schema")
         self._key_tokens = key_tokens(codec) if is_json else None
-        self._keys = NO_KEYS
+        self._keys = _NO_KEYS
         self._start, self._end, self._newlines = _thinking_tokens(codec)
         self._state: _State = "structure" if not self._end else "start"
         if self._end and unfinished_thinking(codec.tokenizer, prompt) is not None:
@@ -146,7 +149,7 @@ class ConstraintMatcher(TokenMasks):
             self._state = "structure"
             self._structure.append(token)
             if self._key_tokens is not None:
-                self._keys = advanced(self._keys, self._key_tokens.texts[token])
+                self._keys = _with_text(self._keys, self._key_tokens.texts[token])
         else:
             return self._state == "thought" and token in self._newlines
         return True
@@ -383,3 +386,77 @@ def forced_tokens(tables: LLTokenizer, text: bytes) -> list[int]:
     for index, part in enumerate(_FORCED_SPECIAL.split(text)):
         tokens += [int(part)] if index % 2 else tables.tokenize_bytes(part) if part else []
     return tokens
+
+
+_QUOTE, _BACKSLASH, _OPEN, _CLOSE = b'"', b"\\", b"{[", b"}]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The keys in a JSON text so far."""
+
+    # Of each open container: the keys of an object, None for an array.
+    open: tuple[frozenset[bytes] | None, ...] = ()
+    expected: bool = False  # the next string is a key
+    text: bytes | None = None  # of the open string
+    escaped: bool = False
+    repeated: bool = False  # an object has the same key twice
+
+
+class KeyTokens:
+    """The tokens of a vocabulary that can end a key."""
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        """texts: of all tokens."""
+        self.texts = texts
+        self._tokens = [token for token, text in enumerate(texts) if _QUOTE in text]
+        self._tokens.sort(key=texts.__getitem__)
+        self._sorted = [texts[token] for token in self._tokens]
+        self._whole: dict[bytes, list[int]] = defaultdict(list)  # by a string that is in the token
+        for place, text in enumerate(self._sorted):
+            for inner in text.split(_QUOTE)[1:-1]:
+                self._whole[inner].append(place)
+
+    def repeating(self, state: _Keys) -> list[int]:
+        """Return the tokens that would repeat a key."""
+        fresh, places = replace(state, repeated=False), set[int]()
+        for used in {key for keys in state.open if keys for key in keys}:
+            places.update(self._whole.get(used, ()))
+            if state.expected and state.text is not None and used.startswith(state.text):
+                rest = used[len(state.text) :] + _QUOTE
+                first = bisect_left(self._sorted, rest)
+                last = bisect_left(self._sorted, rest[:-1] + b"#")  # the byte after the quote
+                places.update(range(first, last))
+        return [self._tokens[at] for at in places if _with_text(fresh, self._sorted[at]).repeated]
+
+
+def _with_text(state: _Keys, text: bytes) -> _Keys:
+    """Return the state after more text."""
+    opened, expected, string, escaped, repeated = (
+        state.open, state.expected, state.text, state.escaped, state.repeated,
+    )  # fmt: skip
+    for at in range(len(text)):
+        byte = text[at : at + 1]
+        if string is not None and (escaped or byte != _QUOTE):
+            string, escaped = string + byte, not escaped and byte == _BACKSLASH
+        elif string is not None:
+            keys = opened[-1] if opened else None
+            if expected and keys is not None:
+                repeated = repeated or string in keys
+                opened, expected = (*opened[:-1], keys | {string}), False
+            string = None
+        elif byte == _QUOTE:
+            string = b""
+        elif byte in _OPEN:
+            opened = (*opened, frozenset() if byte == b"{" else None)
+            expected = byte == b"{"
+        elif byte in _CLOSE:
+            opened, expected = opened[:-1], False
+        elif byte == b",":
+            expected = bool(opened) and opened[-1] is not None
+    return replace(
+        state, open=opened, expected=expected, text=string, escaped=escaped, repeated=repeated
+    )
+
+
+_NO_KEYS = _Keys()

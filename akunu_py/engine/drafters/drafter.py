@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from akunu_py.engine.drafters.learned_state import UnsavedState
-from akunu_py.engine.drafters.neural import (
-    ExitDrafter,
-    ModelDrafter,
-    MtpDrafter,
-    NeuralDrafterBase,
-)
+from akunu_py.engine.drafters.neural import ExitDrafter, ModelDrafter, NeuralDrafterBase
+from akunu_py.engine.drafters.states import MtpDrafter, published_drafter
 from akunu_py.engine.engine import Engine
+from akunu_py.engine.model.drafters import PublishedDrafter
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.target import Target
 from akunu_py.errors import UsageError
@@ -211,7 +208,7 @@ class DrafterPool:
 
     def _create(self, target: Target, mode: DraftMode, draft_tokens: int) -> TrackedDrafter:
         neural = [
-            kind.create(self._engine, target)
+            _create(kind, self._engine, target)
             for name, kind in NEURAL_DRAFTERS.items()
             if (name == mode or (mode == "auto" and kind.in_auto))
             and not kind.unavailable(self._engine)
@@ -244,6 +241,28 @@ NEURAL_DRAFTERS: Mapping[DraftMode, type[NeuralDrafterBase]] = {
     "model": ModelDrafter,
     "exit": ExitDrafter,
 }
+
+
+def _create(kind: type[NeuralDrafterBase], engine: Engine, target: Target) -> NeuralDrafterBase:
+    if kind is ModelDrafter and isinstance(engine.draft_model, PublishedDrafter):
+        return published_drafter(engine.draft_model, target)
+    return kind.create(engine, target)
+
+
+def describe_drafters(engine: Engine, learned: UnsavedState) -> tuple[str, tuple[float, ...]]:
+    """Return what drafts for an engine, and the acceptance of its neural drafter by position."""
+    if engine.no_draft_reason:
+        return f"nothing: {engine.no_draft_reason}", ()
+    draft, acceptance = engine.draft_model, list[float]()
+    name = f"draft model {draft.name}" if draft else "MTP head" if engine.mtp_head else ""
+    if isinstance(draft, PublishedDrafter):
+        name = f"{draft.name} ({draft.model.kind})"
+    if not name:
+        return "n-grams", ()
+    key = f"model {draft.name}" if draft else "mtp"
+    if (known := learned.neural_drafters.get(key)) is not None and known.timed:
+        acceptance = [round(chance, 3) for chance in known.expected]
+    return f"n-grams and {name}", tuple(acceptance)
 
 
 def check_mode(engine: Engine, mode: DraftMode) -> None:

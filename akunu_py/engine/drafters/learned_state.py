@@ -22,7 +22,7 @@ from zlib import adler32
 from akunu_py import paths
 from akunu_py.engine.histories.prompt_cache_store import PromptCacheStore
 from akunu_py.errors import StoreError
-from akunu_py.files import locked, parse_json, read_bounded, temporary_prefix, write_atomically
+from akunu_py.files import locked, parse_json, read_bounded, remove_unfinished, write_atomically
 from akunu_py.ngram.acceptance_model import SharedWeights
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.cost import CostCurve
@@ -263,6 +263,5 @@ def _answers(journal: bytes) -> Iterator[list[int]]:
 
 def _write(path: Path, data: bytes) -> None:
     """Write a file under the lock, removing unfinished ones."""
-    for unfinished in path.parent.glob(f"{temporary_prefix(path)}*"):
-        unfinished.unlink()
+    remove_unfinished(path)
     write_atomically(path, data)

@@ -1,4 +1,4 @@
-"""Neural drafters: a draft model with its own KV cache, the target's MTP head, and early exits."""
+"""Neural drafters: a draft model with its own KV cache, and the first layers of the target."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from akunu_py.engine import kv_cache
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.histories.history import NO_OWNER, TokenHistory
 from akunu_py.engine.model import device
 from akunu_py.engine.model.drafters import DraftModel
-from akunu_py.engine.model.output_rows import cached_per_model, with_part
+from akunu_py.engine.model.output_rows import cached_per_model, find_layers, with_part
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.target import Target
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.load.fit import PREFILL_ROWS
 from akunu_py.models.load.model_files import as_error
-from akunu_py.models.mtp import Head, Trunk
 from akunu_py.ngram.cost import PRIOR_SHAPE, interpolate
 from akunu_py.ngram.neural_plan import TokenView
 
@@ -33,6 +31,7 @@ class NeuralDrafterBase:
     key: str
     relative_cost: float
     longest: int
+    parallel = False
     in_auto = True  # whether `--draft auto` uses it
 
     @classmethod
@@ -49,7 +48,7 @@ class NeuralDrafterBase:
         self._target = target
         self._known = TokenView(())  # the history, then the draft
 
-    trunk: Trunk | None = None  # for a `PassFollower`
+    taps: Sequence[int] = ()  # see `PassFollower`
 
     def attach(self, target: Target) -> None:
         """Draft for another target, of the same model, from now on."""
@@ -104,7 +103,7 @@ class ModelDrafter(NeuralDrafterBase):
 
     @classmethod
     def create(cls, engine: Engine, target: Target) -> ModelDrafter:
-        assert engine.draft_model is not None
+        assert isinstance(engine.draft_model, DraftModel)
         return cls(engine.draft_model, target)
 
     def __init__(self, draft_model: DraftModel, target: Target) -> None:
@@ -123,9 +122,11 @@ class ModelDrafter(NeuralDrafterBase):
     def _history(self) -> TokenHistory:
         """The draft model's history, attached to the target's history."""
         histories = self._target.history.drafter_histories
-        if self.key not in histories:
-            histories[self.key] = TokenHistory(kv_cache.new_cache(self._model), NO_OWNER)
-        return histories[self.key]
+        found = histories.get(self.key)
+        if not isinstance(found, TokenHistory):
+            found = TokenHistory(kv_cache.new_cache(self._model), NO_OWNER)
+            histories[self.key] = found
+        return found
 
     def release(self) -> None:
         """Release the draft model's history, which stays with the target's."""
@@ -180,157 +181,6 @@ class ModelDrafter(NeuralDrafterBase):
         del self._history.checkpoints[:-2]
 
 
-_KEPT = 512  # hidden states to keep of a prompt
-_PASS = 33  # maximum rows of a decode pass
-
-
-class HiddenStates:
-    """The last hidden states of a history, by position."""
-
-    def __init__(self, kept: int = _KEPT) -> None:
-        """kept: minimum number of states to keep."""
-        self._parts: list[tuple[int, mx.array]] = []  # (position of the first, [1, rows, width])
-        self._kept = kept
-
-    @property
-    def start(self) -> int:
-        """The first position with a state."""
-        return self._parts[0][0] if self._parts else 0
-
-    @property
-    def end(self) -> int:
-        """The position after the last state."""
-        return self._parts[-1][0] + self._parts[-1][1].shape[1] if self._parts else 0
-
-    def write(self, position: int, states: mx.array) -> None:
-        """Write states [1, rows, width] from `position` on, replacing later ones."""
-        while self._parts and self.end > position:
-            first, part = self._parts.pop()
-            if first < position:
-                self._parts.append((first, part[:, : position - first]))
-        if self.end != position:
-            self._parts = []
-        self._parts.append((position, states))
-        while self.end - self._parts[0][0] - self._parts[0][1].shape[1] >= self._kept:
-            del self._parts[0]
-
-    def read(self, begin: int, end: int) -> mx.array:
-        """Return the states of positions [begin, end), [1, rows, width]."""
-        found = [
-            part[:, max(0, begin - first) : end - first]
-            for first, part in self._parts
-            if first < end and first + part.shape[1] > begin
-        ]
-        return mx.concatenate(found, axis=1) if len(found) > 1 else found[0]
-
-
-class MtpDrafter(NeuralDrafterBase):
-    """A `NeuralDrafter` of an MTP head.
-
-    Row i of its cache combines the target's hidden state at position i with the next token, and
-    predicts the token after that. Further draft tokens use its own hidden states; these rows are
-    computed again once the target's states exist.
-    """
-
-    name = key = "mtp"
-    longest = 8  # heads trained for one token are rarely right further on
-
-    @classmethod
-    def unavailable(cls, engine: Engine) -> str:
-        return engine.no_mtp_head_reason
-
-    @classmethod
-    def create(cls, engine: Engine, target: Target) -> MtpDrafter:
-        assert engine.mtp_head is not None
-        return cls(engine.mtp_head.head, target, engine.mtp_head.relative_cost)
-
-    def __init__(self, head: Head, target: Target, share: float, kept: int = _KEPT) -> None:
-        """share: see `relative_cost`. kept: hidden states to keep of a prompt."""
-        super().__init__(target)
-        self._kept = kept
-        self.relative_cost, self._head = share, head
-        self.trunk = self._trunk = Trunk(target.model, normed=head.normed)
-        self._position = 0  # of the first row of the target's pass
-        self.release()
-
-    @property
-    def prefilled(self) -> int:
-        return max(self._first + len(self._seen), self._states.start)
-
-    def release(self) -> None:
-        self._states = HiddenStates(self._kept)
-        self._history: TokenHistory | None = None  # that the states belong to
-        self._restart()
-
-    def _restart(self) -> None:
-        self._cache = kv_cache.new_cache(self._head)
-        self._rows = 0  # of the cache
-        self._first = 0  # position of the first row
-        self._seen: list[int] = []  # tokens of the rows that used the target's hidden states
-        self._state: mx.array | None = None  # hidden state of the last row
-
-    def before_pass(self, cache: kv_cache.Cache) -> None:
-        if self._history is not self._target.history:
-            self.release()
-            self._history = self._target.history
-        self._position = next(
-            e.offset for e in kv_cache.leaves(cache) if type(e) in kv_cache.GROWING
-        )
-
-    def keep_states(self, hidden: mx.array) -> None:
-        end = self._position + hidden.shape[1]
-        if hidden.shape[1] > _PASS:  # of a prompt, whose logits are not computed
-            hidden = mx.contiguous(hidden[:, -self._kept :])
-            mx.async_eval(hidden)
-        self._states.write(end - hidden.shape[1], hidden)
-
-    def start_draft(self, known: Sequence[int]) -> bool:
-        self._known = TokenView.of(known)
-        start = self._first + 1
-        same = min(max(0, self._known.unchanged - start), len(self._seen))
-        self._trim(same + common_prefix(self._seen[same:], known[start + same :]))
-        self._state = None
-        return True
-
-    def draft_token(self) -> tuple[int, float]:
-        if self._state is None:
-            self._process_states()
-        while self._state is not None and self._first + self._rows < len(self._known) - 1:
-            self._state = self._forward(self._state, 1)
-        if self._state is None:
-            return -1, 0.0
-        return self._sample(self._trunk.logits(self._state[0, -1:]))
-
-    def _process_states(self) -> None:
-        """Process the target's new hidden states of this history."""
-        target, states = self._target, self._states
-        if self._history is not target.history:
-            return
-        # Later states may belong to rejected drafts.
-        end = min(states.end, len(target.tokens) + len(target.pending) - 1, len(self._known) - 1)
-        begin = min(self._first + self._rows, end - 1)  # at least one row, for its output
-        if begin < max(self._first, states.start):
-            self._restart()
-            begin = self._first = states.start
-        self._trim(begin - self._first)
-        if begin < end:
-            self._seen += self._known[begin + 1 : end + 1]
-            self._state = self._forward(states.read(begin, end), end - begin)[:, -1:]
-
-    def _forward(self, states: mx.array, rows: int) -> mx.array:
-        """Run the next `rows` tokens with the preceding states [1, rows, width]. Returns states."""
-        start = self._first + self._rows + 1
-        tokens = mx.array([self._known[start : start + rows]], mx.int32)
-        self._rows += rows
-        return self._head(self._trunk.embed(tokens), states, self._cache)
-
-    def _trim(self, rows: int) -> None:
-        """Keep only the first `rows` rows."""
-        kv_cache.trim(self._cache, self._rows - rows)
-        self._rows = rows
-        del self._seen[rows:]
-
-
 _LONGEST_EXIT_DRAFT = 8  # tokens
 _MEASURED = 96  # tokens for measuring agreement
 _CANDIDATES = 8  # exits to try, evenly spaced
@@ -358,7 +208,7 @@ class FirstLayers:
     """
 
     def __init__(self, model: Any, count: int) -> None:
-        path, layers = _find_layers(model)
+        path, layers = find_layers(model)
         self.count = count
         skipped = [_SkippedLayer(layer) for layer in layers[count:]]
         self._model = with_part(model, path, [*layers[:count], *skipped])
@@ -451,7 +301,7 @@ def measure_exits(engine: Engine, counts: Sequence[int]) -> list[EarlyExit]:
     """
     model = engine.model
     tokens = mx.array(engine.tokens.encode_text(_TEXT)[:_MEASURED])
-    _, layers = _find_layers(model)
+    _, layers = find_layers(model)
     each = sum(map(device.weight_bytes, layers)) / len(layers)
     lm_head = device.weight_bytes(model) - each * len(layers)
     if any(path.endswith("lm_head") for path, _ in model.named_modules()):
@@ -493,16 +343,6 @@ class _SkippedLayer:
 
     def __call__(self, states: mx.array, *args: Any, **options: Any) -> mx.array:
         return states
-
-
-def _find_layers(model: Any) -> tuple[list[str], list[Any]]:
-    """Return the path to the list of layers, and this list. Raises UnsupportedModel."""
-    modules = model.named_modules() if isinstance(model, nn.Module) else []
-    for path, module in modules:
-        layers = module.get("layers")
-        if isinstance(layers, list) and len(layers) == len(model.layers) > 1:
-            return [*filter(None, path.split(".")), "layers"], layers
-    raise UnsupportedModel("its layers are not found")
 
 
 @cached_per_model

@@ -6,18 +6,18 @@ MLX.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from akunu_py.engine.model.token_ids import reusable_prefix, shared_prefix
 from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError, one_line
+from akunu_py.files import disk_errors as disk_errors
 from akunu_py.files import open_regular, parse_json
 from akunu_py.models.load.safetensors import Entry, read_header, write_safetensors
 
@@ -74,6 +74,7 @@ class CacheHeader:
 
     metadata: CacheMetadata
     classes: list[str]
+    tensors: list[str]  # names in the order of their bytes
 
 
 def write(
@@ -105,7 +106,8 @@ def read(path: Path) -> CacheHeader:
     """
     try:
         header = read_header(path)
-        metadata = header["__metadata__"]
+        metadata = header.pop("__metadata__")
+        tensors = sorted(header, key=lambda name: header[name]["data_offsets"])
         found = parse_json(metadata[f"0.{_KEY}"])
         version = found.pop("format")
         if type(version) is not int:
@@ -121,7 +123,7 @@ def read(path: Path) -> CacheHeader:
             if key.startswith(_CLASSES)
         }
         classes = [layers[at] for at in sorted(layers)]
-        return CacheHeader(_parsed_metadata(found), classes)
+        return CacheHeader(_parsed_metadata(found), classes, tensors)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
     except (DamagedModel, KeyError, ValueError, TypeError, AttributeError) as error:
@@ -135,36 +137,47 @@ def digest_in(metadata: Mapping[str, str]) -> str:
     return metadata[f"0.{_DIGEST}"]
 
 
-def verify(path: Path) -> str:
-    """Check every byte and return the digest. Raises DamagedCache or StoreError."""
-    damaged = DamagedCache(f"{path} is damaged; delete it, and it is made again")
+def damaged(path: Path) -> DamagedCache:
+    """Return the error for a file with wrong bytes."""
+    return DamagedCache(f"{path} is damaged; delete it, and it is made again")
+
+
+class Verifier:
+    """Compares the bytes of a file, in their order, with the digest in its header."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        """Read the header of `file`. Raises ValueError, struct.error or OSError."""
+        length = struct.unpack("<Q", file.read(8))[0]
+        if length > os.fstat(file.fileno()).st_size:
+            raise ValueError("it is cut off")
+        head = struct.pack("<Q", length) + file.read(length)
+        at = _digest_offset(head)
+        self.expected = head[at : at + len(_NO_DIGEST)].decode()
+        self._digest = hashlib.sha256(head[:at] + _NO_DIGEST.encode())
+        self._digest.update(head[at + len(_NO_DIGEST) :])
+
+    def add(self, block: bytes | memoryview) -> None:
+        """Add bytes after the header."""
+        self._digest.update(block)
+
+    def check(self) -> None:
+        """Raise ValueError unless the bytes so far are those of a complete file."""
+        if self._digest.hexdigest() != self.expected:
+            raise ValueError("other bytes than were written")
+
+
+def verify(path: Path) -> None:
+    """Check every byte. Raises DamagedCache or StoreError."""
     try:
         with open_regular(path) as file:
-            length = struct.unpack("<Q", file.read(8))[0]
-            if length > os.fstat(file.fileno()).st_size:
-                raise damaged
-            head = struct.pack("<Q", length) + file.read(length)
-            at = _digest_offset(head)
-            expected = head[at : at + len(_NO_DIGEST)]
-            digest = hashlib.sha256(head[:at] + _NO_DIGEST.encode() + head[at + len(expected) :])
+            verifier = Verifier(file)
             while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
+                verifier.add(block)
+            verifier.check()
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, struct.error) as error:
-        raise damaged from error
-    if digest.hexdigest().encode() != expected:
-        raise damaged
-    return expected.decode()
-
-
-@contextlib.contextmanager
-def disk_errors(what: str) -> Iterator[None]:
-    """Turn OSError into a StoreError that starts with `what`."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"{what}: {error.strerror or error}") from error
+        raise damaged(path) from error
 
 
 def _digest_offset(head: bytes) -> int:

@@ -6,7 +6,8 @@ A file's header and digest are checked before use. The digest detects damage, no
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from akunu_py.engine.histories.cache_file import (
 )
 from akunu_py.engine.histories.history import Owner, TokenHistory
 from akunu_py.engine.model.token_ids import first_invalid
-from akunu_py.errors import DamagedCache, StoreError, UsageError
-from akunu_py.files import replacing
+from akunu_py.errors import StoreError, UsageError
+from akunu_py.files import open_regular, replacing
 from akunu_py.models.load.safetensors import Entry
 
 _DTYPES = {
@@ -34,6 +35,7 @@ _DTYPES = {
     mx.uint32: "U32", mx.int32: "I32", mx.uint64: "U64", mx.int64: "I64", mx.float16: "F16",
     mx.bfloat16: "BF16", mx.float32: "F32", mx.complex64: "C64",
 }  # fmt: skip
+_STEP_BYTES = 32 << 20  # of a file, between which other requests run: about 30 ms
 
 
 def save(
@@ -78,7 +80,21 @@ def save(
 
 
 def load(engine: Engine, path: Path) -> TokenHistory:
-    """Load the history in `path`. Raises UsageError if it does not fit, StoreError."""
+    """Load the history in `path` at once; see `load_in_steps`."""
+    steps = load_in_steps(engine, path)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            history: TokenHistory = end.value
+            return history
+
+
+def load_in_steps(engine: Engine, path: Path) -> Generator[None, None, TokenHistory]:
+    """Load the history in `path`, a few layers at a time; yields between them.
+
+    Raises UsageError if it does not fit, StoreError.
+    """
     _check_name(path)
     header = cache_file.read(path)
     metadata = header.metadata
@@ -97,23 +113,22 @@ def load(engine: Engine, path: Path) -> TokenHistory:
             f"here holds {engine.plan.context_length}; use another file, or raise --context"
         )
     try:
-        return _load(path, engine, header)
+        return (yield from _load(path, engine, header))
     except (OSError, StoreError) as error:
         raise StoreError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
     except Exception as error:  # any error of MLX, mlx-lm or the model
-        raise DamagedCache(f"{path} is damaged; delete it, and it is made again") from error
+        raise cache_file.damaged(path) from error
 
 
-def _load(path: Path, engine: Engine, header: cache_file.CacheHeader) -> TokenHistory:
+def _load(
+    path: Path, engine: Engine, header: cache_file.CacheHeader
+) -> Generator[None, None, TokenHistory]:
     """Load the history of a file with this header. Raises ValueError, or errors of MLX."""
     metadata, vocabulary = header.metadata, engine.tokens.vocabulary
     known = [*metadata.tokens, *metadata.pending]
     if not metadata.tokens or first_invalid(known, vocabulary) is not None:
         raise ValueError("expected tokens of this model")
-    verified = cache_file.verify(path)
-    states, digest = _read_states(path)
-    if verified != digest:
-        raise ValueError("it was replaced meanwhile")
+    states = yield from _read_states(path, header)
     entries = [_layer(name, state) for name, state in zip(header.classes, states, strict=False)]
     if not kv_cache.has_length(entries, len(metadata.tokens)):
         raise ValueError("expected a cache of these tokens")
@@ -121,16 +136,30 @@ def _load(path: Path, engine: Engine, header: cache_file.CacheHeader) -> TokenHi
     history = TokenHistory(entries, owner, metadata.tokens, metadata.pending)
     for at, layers in zip(metadata.checkpoints, states[len(entries) :], strict=True):
         history.checkpoints.append(_checkpoint(at, layers, entries))
-    mx.eval([part for _, part in tree_flatten(states) if isinstance(part, mx.array)])
     return history
 
 
-def _read_states(path: Path) -> tuple[list[Any], str]:
-    """Return the lazy state of each layer and checkpoint, and the digest.
+def _read_states(path: Path, header: cache_file.CacheHeader) -> Generator[None, None, list[Any]]:
+    """Read and verify the state of each layer and checkpoint; yields after _STEP_BYTES.
 
     Like mlx-lm's `load_prompt_cache`, which omits checkpoints.
     """
+    with open_regular(path) as file:
+        verifier = cache_file.Verifier(file)
     arrays, metadata = mx.load(str(path), return_metadata=True)
+    if cache_file.digest_in(metadata) != verifier.expected or arrays.keys() != {*header.tensors}:
+        raise ValueError("it was replaced meanwhile")
+    size = 0
+    for name in header.tensors:
+        data = _data(arrays[name])
+        for start in range(0, data.nbytes, _STEP_BYTES):
+            block = data[start : start + _STEP_BYTES]
+            verifier.add(block)
+            size += block.nbytes
+            if size >= _STEP_BYTES:
+                size = 0
+                yield
+    verifier.check()
     _, _, scalars = tree_unflatten(list(metadata.items()))
     for name, kind in scalars[1:]:
         if kind == "scalar":
@@ -140,7 +169,7 @@ def _read_states(path: Path) -> tuple[list[Any], str]:
         else:
             arrays[name] = None
     states: list[Any] = tree_unflatten(list(arrays.items()))
-    return states, cache_file.digest_in(metadata)
+    return states
 
 
 def _layer(name: str, state: Any) -> Any:
@@ -185,10 +214,11 @@ def _as_array(name: str, value: Any, scalars: list[Any]) -> mx.array:
 
 
 def _tensor(name: str, array: mx.array) -> Entry:
-    def data() -> memoryview:
-        return memoryview(mx.contiguous(array).reshape(-1).view(mx.uint8))
+    return Entry(name, _DTYPES[array.dtype], tuple(array.shape), partial(_data, array))
 
-    return Entry(name, _DTYPES[array.dtype], tuple(array.shape), data)
+
+def _data(array: mx.array) -> memoryview:
+    return memoryview(mx.contiguous(array).reshape(-1).view(mx.uint8))
 
 
 def _check_name(path: Path) -> None:

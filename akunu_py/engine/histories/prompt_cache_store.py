@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from akunu_py.engine.histories import cache_file
 from akunu_py.engine.histories.cache_file import SUFFIX, CacheMetadata, SaveStopped, Stopped
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
-from akunu_py.files import locked, read_bounded, read_json, write_atomically
+from akunu_py.files import locked, read_bounded, read_json, remove_unfinished, write_atomically
 from akunu_py.ngram.cost import PRIOR_PREFILL_RATE, CostCurve
 from akunu_py.types import NotCached
 
@@ -106,12 +106,14 @@ class PromptCacheStore:
                 found.append(SavedCache(path, metadata, status.st_size))
         return found
 
-    def load(self, saved: SavedCache, engine: Engine) -> TokenHistory | NotCached:
-        """Load a file's history, or return why it cannot be used; bad files are deleted."""
+    def load(
+        self, saved: SavedCache, engine: Engine
+    ) -> Generator[None, None, TokenHistory | NotCached]:
+        """Load a file's history in steps, or return why it cannot be used; delete bad files."""
         from akunu_py.engine.histories import disk
 
         try:
-            history = disk.load(engine, saved.path)
+            history = yield from disk.load_in_steps(engine, saved.path)
         except (DamagedCache, UsageError) as error:  # UsageError: of another model
             with contextlib.suppress(OSError):
                 saved.path.unlink()
@@ -181,6 +183,9 @@ class PromptCacheStore:
             yield is_locked
 
 
+_Read = tuple["TokenHistory | None", int, NotCached]  # see `DiskPromptCaches.read`
+
+
 class DiskPromptCaches:
     """Decides when a prompt cache of an engine's model is worth loading or saving."""
 
@@ -190,24 +195,25 @@ class DiskPromptCaches:
         self._costs = costs
 
     def read(
-        self, prompt: Sequence[int], reached: int, caches: PromptCaches
-    ) -> tuple[TokenHistory | None, int, NotCached]:
-        """Load the best prompt cache for `prompt` if that saves time.
+        self, prompt: Sequence[int], reached: int, caches: PromptCaches, empty: TokenHistory
+    ) -> Generator[None, None, _Read]:
+        """Load the best prompt cache for `prompt`, in steps, if that saves time.
 
         Returns its history, the prompt tokens on disk, and why they were not used: "slow disk",
         "no checkpoint", "damaged file", or saved for "other KV width", "other weights" or "other
-        context". reached: prompt tokens in memory. caches: where to make room.
+        context". reached: prompt tokens in memory. caches: where to make room. empty: the history
+        in use that the loaded one will replace.
         """
         if len(prompt) < MIN_SAVED:
             return None, 0, ""
         self._forget_slowness()
         unusable = self._store.find_unusable(prompt, self._engine)
-        history, shared, reason = self._read_best(prompt, reached, caches)
+        history, shared, reason = yield from self._read_best(prompt, reached, caches, empty)
         return history, *max((shared, reason), unusable, key=lambda each: each[0])
 
     def _read_best(
-        self, prompt: Sequence[int], reached: int, caches: PromptCaches
-    ) -> tuple[TokenHistory | None, int, NotCached]:
+        self, prompt: Sequence[int], reached: int, caches: PromptCaches, empty: TokenHistory
+    ) -> Generator[None, None, _Read]:
         """Load the file that saves the most prefill, and measure the time. Returns as `read`."""
         files = self._store.saved(self._engine)
         saved = max(files, key=lambda each: each.metadata.reach(prompt), default=None)
@@ -218,12 +224,22 @@ class DiskPromptCaches:
             return None, shared, "slow disk" if more > 0 else "no checkpoint"
         if self._load_s(saved.size) >= self._prefill_s(more):
             return None, shared, "slow disk"
-        caches.make_room(saved.size)
-        started = time.perf_counter()
-        history = self._store.load(saved, self._engine)
+        caches.reserve(saved.size, empty)
+        loading, seconds = self._store.load(saved, self._engine), 0.0
+        history: TokenHistory | NotCached
+        while True:
+            started = time.perf_counter()
+            try:
+                next(loading)
+            except StopIteration as end:
+                history = end.value
+                break
+            finally:
+                seconds += time.perf_counter() - started  # without other requests' passes
+            yield
         if isinstance(history, str):
             return None, shared, history
-        self._costs.load_rate = saved.size / (time.perf_counter() - started)
+        self._costs.load_rate = saved.size / seconds
         return history, shared, ""
 
     def write(
@@ -319,6 +335,8 @@ def forget_conversation(conversation: str) -> None:
 
 def sweep(limits: DiskLimits, now: float) -> None:
     """Delete unfinished, old and excess files. The caller must be the only writer."""
+    with contextlib.suppress(OSError):
+        remove_unfinished(_root() / _LEDGER)
     found: list[tuple[float, int, Path]] = []
     for directory in _directories():
         with contextlib.suppress(OSError):

@@ -67,7 +67,12 @@ class HostGroup:
             for rank in range(1, hosts.size):
                 self._processes.append(RankProcess(hosts, rank, arguments))
             for process in self._processes:
-                self._compare_fingerprints(local, process)
+                remote = self._wait_for(process, "fingerprint")["fingerprint"]
+                if differs := first_difference(local, remote):
+                    raise UsageError(
+                        f"{process.label} differs from this host: {differs}; "
+                        "install the same akunu and the same model on all hosts"
+                    )
             threading.Thread(target=self._watch, name="hosts", daemon=True).start()
             self._connect()
         except BaseException:
@@ -153,14 +158,6 @@ class HostGroup:
             "memory": options.memory_limit,
             "wire": options.wire,
         }
-
-    def _compare_fingerprints(self, local: dict[str, str], process: RankProcess) -> None:
-        remote = self._wait_for(process, "fingerprint")["fingerprint"]
-        if differs := first_difference(local, remote):
-            raise UsageError(
-                f"{process.label} differs from this host: {differs}; "
-                "install the same akunu and the same model on all hosts"
-            )
 
     def _wait_for(self, process: RankProcess, key: str) -> dict[str, Any]:
         """Return a rank's next message with `key`. Raises HostLost."""

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from akunu_py.errors import FetchError, UsageError, one_line
 from akunu_py.models.store.model_store import StoredModel
@@ -86,7 +85,11 @@ def _read_hostfile(path: Path) -> Hosts:
         raise UsageError(f"--hosts: {path} gives no IP address for a host that needs one")
     if backend == "ring":
         return _over_ring(names, addresses, env)
-    return _over_jaccl(names, addresses[0][0], [host.rdma for host in found.hosts], backend, env)
+    more = {"MLX_JACCL_COORDINATOR": f"{addresses[0][0]}:{_FIRST_PORT}"}
+    if backend == "jaccl-ring":
+        more["MLX_JACCL_RING"] = "1"
+    devices = json.dumps([host.rdma for host in found.hosts])
+    return Hosts(tuple(names), "jaccl", {"MLX_IBV_DEVICES": devices}, more | env)
 
 
 def _over_ring(names: Sequence[str], ips: Sequence[Sequence[str]], env: dict[str, str]) -> Hosts:
@@ -99,15 +102,6 @@ def _over_ring(names: Sequence[str], ips: Sequence[Sequence[str]], env: dict[str
     left = iter(ports)
     nodes = [[f"{ip}:{next(left)}" for ip in each] for each in ips]
     return Hosts(tuple(names), "ring", {"MLX_HOSTFILE": json.dumps(nodes)}, env)
-
-
-def _over_jaccl(
-    names: Sequence[str], coordinator: str, rdma: list[Any], backend: str, env: dict[str, str]
-) -> Hosts:
-    more = {"MLX_JACCL_COORDINATOR": f"{coordinator}:{_FIRST_PORT}"}
-    if backend == "jaccl-ring":
-        more["MLX_JACCL_RING"] = "1"
-    return Hosts(tuple(names), "jaccl", {"MLX_IBV_DEVICES": json.dumps(rdma)}, more | env)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -62,15 +62,6 @@ def stand_ins_for(model: Any, full_cache: list[Any]) -> list[Any]:
     return [copy.deepcopy(entry) for kind, entry in others.items() if kind not in own]
 
 
-def describe_partition(model: Any, mode: SplitMode, size: int) -> str:
-    """Describe this rank's partition."""
-    nbytes = human_size(sum(part.nbytes for _, part in tree_flatten(model.parameters())))
-    if mode == "shard":
-        return f"1/{size} of each layer, {nbytes}"
-    inner = model.model
-    return f"layers {inner.start_idx + 1} to {inner.end_idx}, {nbytes}"
-
-
 def _kind_of_entry(entry: Any) -> tuple[object, ...]:
     return type(entry), getattr(entry, "max_size", 0), getattr(entry, "chunk_size", 0)
 
@@ -164,7 +155,11 @@ def keep_partition(
     itemsize = device.convert_weights(model, weights)
     split(model, mode, group)
     stand_ins = stand_ins_for(model, full_cache)
-    return stand_ins, describe_partition(model, mode, group.size()), itemsize
+    part = f"1/{group.size()} of each layer"
+    if mode == "pipeline":
+        part = f"layers {model.model.start_idx + 1} to {model.model.end_idx}"
+    nbytes = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    return stand_ins, f"{part}, {human_size(nbytes)}", itemsize
 
 
 def load_partition(stored: StoredModel, group: Any, args: Mapping[str, Any]) -> Partition:

@@ -10,20 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from akunu_py.engine import kv_cache
 from akunu_py.engine.model import device
 from akunu_py.engine.model import load_plan as plan
+from akunu_py.engine.model.output_rows import why_no_taps
 from akunu_py.engine.model.tokens import TokenCodec
 from akunu_py.errors import ModelError, UsageError
 from akunu_py.files import read_bounded
+from akunu_py.models.drafters import load_drafter
+from akunu_py.models.drafters.config import read_config
 from akunu_py.models.load.fit import MIN_CONTEXT, CacheGrowth, MemoryNeeds
 from akunu_py.models.load.mlx_loader import OpenModel, open_directory
-from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES, ModelFiles
+from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES, ModelFiles, text_config
 from akunu_py.models.mtp import Head, Trunk, load_head
+from akunu_py.ngram.cost import PRIOR_SHAPE, interpolate
 from akunu_py.types import WeightMode
 
+_GROUP = 64  # weights that share a scale
 _MIN_SHARED = 0.9  # minimum share of the target's tokens in a draft model's vocabulary
 
 
@@ -40,6 +46,17 @@ class DraftModel:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedDrafter:
+    """A drafter that was trained for a target and lies in a directory; see `models.drafters`."""
+
+    name: str
+    path: Path
+    model: Any  # see `models.drafters.interface`
+    needs: MemoryNeeds
+    relative_cost: float  # of a draft's first pass, in passes of the target
+
+
+@dataclass(frozen=True, slots=True)
 class MtpHead:
     """The MTP head of a model."""
 
@@ -48,11 +65,49 @@ class MtpHead:
     relative_cost: float  # see `DraftModel`; includes the lm_head, shared with the model
 
 
-def open_draft_model(name: str, path: Path, weights: WeightMode, target: MemoryNeeds) -> DraftModel:
-    """Open the draft model in the directory `path` without reading its weights.
+def open_drafter(
+    name: str, path: Path, weights: WeightMode, target: OpenModel, needs: MemoryNeeds
+) -> DraftModel | PublishedDrafter:
+    """Open the drafter or the draft model in the directory `path` without reading its weights.
 
-    Raises what `open_directory` does, and UsageError if its cache cannot be rolled back.
+    needs: of the target. Raises what `open_directory` does, and UsageError if it cannot draft.
     """
+    if read_config(path) is None:
+        return _open_draft_model(name, path, weights, needs)
+    model = load_drafter(path, target.config)
+    if why := why_no_taps(target.model, model.taps):
+        raise UsageError(f"{name} cannot draft for this model: {why}; use another --draft-model")
+    if device.on_metal() and weights == "auto":
+        quantize_drafter(model)
+    device.convert_weights(model, weights)
+    width = int(text_config(target.config)["hidden_size"]) * len(model.taps)
+    own = _drafter_needs(model, width, needs)
+    size = own.weights + device.weight_bytes(Trunk(target.model).lm_head)
+    share = size / max(1, needs.weights) * interpolate(PRIOR_SHAPE, 1 + model.longest)
+    return PublishedDrafter(name, path, model, own, share)
+
+
+def quantize_drafter(model: nn.Module) -> None:
+    """Quantize a drafter to 4 bits, which changes its acceptance hardly (mlx-dspark)."""
+
+    def fits(path: str, module: Any) -> bool:
+        small = not hasattr(module, "to_quantized") or "scales" in module
+        return not small and module.weight.shape[-1] % _GROUP == 0
+
+    nn.quantize(model, _GROUP, 4, class_predicate=fits)
+
+
+def _drafter_needs(model: Any, width: int, target: MemoryNeeds) -> MemoryNeeds:
+    """Return what a drafter needs. width: of the hidden states of all taps."""
+    cache, hidden = model.make_cache(), mx.zeros((1, 2, width))
+    model.extend(model.states(hidden), hidden[..., : width // len(model.taps)], cache)  # lazy
+    per_token = sum(plan.bytes_per_row(entry) for entry in cache)
+    return replace(target, weights=device.weight_bytes(model), cache=CacheGrowth(per_token))
+
+
+def _open_draft_model(
+    name: str, path: Path, weights: WeightMode, target: MemoryNeeds
+) -> DraftModel:
     opened = open_directory(path)
     if why := kv_cache.no_rollback_reason(kv_cache.new_cache(opened.model)):
         raise UsageError(f"{name} cannot draft: {why}; use another --draft-model")
@@ -61,16 +116,30 @@ def open_draft_model(name: str, path: Path, weights: WeightMode, target: MemoryN
     return DraftModel(name, path, opened.model, opened.vocabulary, needs, share)
 
 
+def is_head(path: Path) -> bool:
+    """Return whether the directory `path` has an MTP head without a model."""
+    config = read_config(path)
+    return config is not None and config.kind == "mtp"
+
+
 def open_head(
-    opened: OpenModel, weights: WeightMode, target: MemoryNeeds, limit: int
+    opened: OpenModel,
+    weights: WeightMode,
+    target: MemoryNeeds,
+    limit: int,
+    directory: Path | None = None,
 ) -> tuple[MtpHead | None, str]:
     """Open the model's MTP head without reading its weights, or return None and the reason.
 
     target: needs of the model. limit: available bytes, which must suffice for MIN_CONTEXT.
+    directory: of a head that is not in the model's directory; if that head does not fit the model,
+    raises UnsupportedModel or DamagedModel.
     """
     try:
-        head = load_head(opened.files.path, opened.model, opened.config)
+        head = load_head(directory or opened.files.path, opened.model, opened.config)
     except ModelError as error:
+        if directory is not None:
+            raise
         return None, str(error)
     if head is None:
         return None, "its files have no MTP head (docs/models.md says which do)"
@@ -90,8 +159,10 @@ def _head_needs(head: Head, target: MemoryNeeds, weights: WeightMode) -> MemoryN
     return replace(target, weights=device.weight_bytes(head), cache=CacheGrowth(per_token))
 
 
-def check_draft_model(small: DraftModel, target: TokenCodec) -> None:
+def check_draft_model(small: DraftModel | PublishedDrafter, target: TokenCodec) -> None:
     """Raise UsageError if a draft model's vocabulary differs from the target's."""
+    if isinstance(small, PublishedDrafter):  # has the target's tokens; `load_drafter` checked it
+        return
     files = [each / "tokenizer.json" for each in (small.path, target.path)]
     both = all(file.exists() for file in files)
     if not both or len({read_bounded(file, MAX_TOKENIZER_BYTES) for file in files}) > 1:

@@ -1,7 +1,8 @@
-"""Passes that compute logits for selected rows only.
+"""Passes that compute logits for selected rows only, and may return hidden states of layers.
 
 mlx-lm's models compute logits for every row of a pass. Only the last row of a prompt and the rows
-of a draft are sampled from; with a large vocabulary the other rows cost time and memory.
+of a draft are sampled from; with a large vocabulary the other rows cost time and memory. Neural
+drafters continue from hidden states that mlx-lm's models do not return.
 """
 
 from __future__ import annotations
@@ -16,25 +17,106 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
+from akunu_py.errors import UnsupportedModel, one_line
+
 _Result = TypeVar("_Result")
 Select = Callable[[mx.array], mx.array]  # selects rows of [requests, rows, width]
 
 
-def run(model: Any, tokens: mx.array, cache: Any, select: Select) -> mx.array:
-    """Return lazy logits for the rows that `select` keeps of `tokens` [requests, rows]."""
+def run(
+    model: Any, tokens: mx.array, cache: Any, select: Select, taps: Sequence[int] = ()
+) -> tuple[mx.array, dict[int, mx.array]]:
+    """Run a pass over `tokens` [requests, rows].
+
+    Returns lazy logits of the rows that `select` keeps, and the hidden states [requests, rows,
+    width] at the `taps`: the output of a layer, from 0; -1: the embeddings; the number of layers:
+    after the final norm.
+    """
     split = not isinstance(model, nn.Module)  # over several hosts
     narrow = None if split else _narrow_model(model)
+    if narrow is not None:
+        narrow.selection.select = select
+    runs = model if narrow is None else narrow.model
+    states: dict[int, mx.array] = {}
+    if taps:
+        known = _tapped_models(model)
+        tapped = known.get(tuple(taps)) or known.setdefault(tuple(taps), _TappedModel(runs, taps))
+        logits = tapped.model(tokens, cache=cache)
+        states = tapped.take()
+        if narrow is not None and narrow.selection.inputs is not None:
+            states[tapped.layers] = narrow.selection.inputs
+    else:
+        logits = runs(tokens, cache=cache)
     if narrow is None:
-        return select(model(tokens, cache=cache))
-    narrow.selection.select = select
-    logits: mx.array = narrow.model(tokens, cache=cache)
-    return logits
+        return select(logits), states
+    narrow.selection.inputs = None  # it would keep the graph of the pass
+    return logits, states
+
+
+def why_no_taps(model: Any, taps: Sequence[int]) -> str:
+    """Return why passes of `model` cannot return the hidden states at `taps`, "" if they can."""
+    try:
+        cache = make_prompt_cache(model)
+        states = run(model, mx.zeros((1, 2), mx.int32), cache, lambda rows: rows, taps)[1]
+    except Exception as error:  # noqa: BLE001 - a model's code may raise anything
+        return f"its layers do not show their hidden states ({one_line(error, 80)})"
+    missing = [tap for tap in taps if tap not in states or states[tap].ndim != 3]
+    return f"it has no hidden states of layer {missing[0]}" if missing else ""
+
+
+class _TappedModel:
+    """A shallow copy of a model that notes hidden states."""
+
+    def __init__(self, model: nn.Module, taps: Sequence[int]) -> None:
+        path, layers = find_layers(model)
+        self.layers = len(layers)
+        self._states: dict[int, mx.array] = {}
+        noted = {*taps, *([0] if -1 in taps else [])}
+        tapped = [
+            _TappedLayer(layer, at, self._states) if at in noted else layer
+            for at, layer in enumerate(layers)
+        ]
+        self.model = with_part(model, path, tapped)
+
+    def take(self) -> dict[int, mx.array]:
+        """Return the states of the last pass and forget them."""
+        states = dict(self._states)
+        self._states.clear()
+        return states
+
+
+class _TappedLayer:
+    """A layer, with its attributes, that notes its output, and the first one its input."""
+
+    def __init__(self, layer: Any, at: int, states: dict[int, mx.array]) -> None:
+        self._layer, self._at, self._states = layer, at, states
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+    def __call__(self, inputs: mx.array, *args: Any, **options: Any) -> Any:
+        output = self._layer(inputs, *args, **options)
+        if self._at == 0:
+            self._states[-1] = inputs
+        self._states[self._at] = output[0] if isinstance(output, tuple) else output
+        return output
+
+
+def find_layers(model: Any) -> tuple[list[str], list[Any]]:
+    """Return the path to the list of layers, and this list. Raises UnsupportedModel."""
+    modules = model.named_modules() if isinstance(model, nn.Module) else []
+    for path, module in modules:
+        layers = module.get("layers")
+        if isinstance(layers, list) and len(layers) == len(model.layers) > 1:
+            return [*filter(None, path.split(".")), "layers"], layers
+    raise UnsupportedModel("its layers are not found")
 
 
 class _Selection:
     """The rows that the output head computes."""
 
     select: Select = staticmethod(lambda rows: rows[:, -1:])
+    inputs: mx.array | None = None  # of the output head in this pass
 
 
 class _NarrowModel:
@@ -65,10 +147,13 @@ class _OutputHead:
         return getattr(self._head, name)
 
     def __call__(self, inputs: mx.array) -> mx.array:
-        embeds = hasattr(self._head, "as_linear")
-        return self._head(inputs if embeds else self._selection.select(inputs))
+        if hasattr(self._head, "as_linear"):
+            return self._head(inputs)
+        self._selection.inputs = inputs
+        return self._head(self._selection.select(inputs))
 
     def as_linear(self, inputs: mx.array) -> mx.array:
+        self._selection.inputs = inputs
         return self._head.as_linear(self._selection.select(inputs))
 
 
@@ -108,3 +193,9 @@ def _narrow_model(model: Any) -> _NarrowModel | None:
         return _NarrowModel(model)
     except Exception:  # noqa: BLE001 - any failure of a model's code means all rows
         return None
+
+
+@cached_per_model
+def _tapped_models(model: Any) -> dict[tuple[int, ...], _TappedModel]:
+    """Return the tapped copies of a model, by their taps."""
+    return {}

@@ -20,12 +20,14 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from akunu_py.engine.events import Event
+from akunu_py.engine.job import Job
 from akunu_py.errors import AkunuError
 from akunu_py.serve.dialect.bodies import parse
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest
 from akunu_py.serve.dialect.request_errors import STATUS, RequestError, request_error
 from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules, Guard
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
+from akunu_py.serve.http.page import page, status
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.http.request_handler import (
     HEARTBEAT_S,
@@ -122,7 +124,8 @@ def create_app(
 
 # Summaries of the paths for GET, for the OpenAPI description.
 _GET = {
-    "/": "Check that the server runs, for Ollama.",
+    "/": "Return a page with the server's state and a chat; to Ollama's clients, a line.",
+    "/akunu/status": "Return the state that the page shows.",
     "/v1/models": "List the served models.",
     "/api/tags": "List the served models, for Ollama.",
     "/api/ps": "List the loaded models, for Ollama.",
@@ -152,7 +155,7 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
         return found
 
     replies: dict[str, Callable[[Request], Any]] = {
-        "/": lambda request: "akunu is running\n",
+        "/akunu/status": lambda request: status(pool, backend.records),
         "/v1/models": models,
         "/v1/models/{name:path}": lambda request: pool.described(
             request.path_params["name"]
@@ -176,7 +179,7 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
 
         return Route(path, respond)
 
-    return [route(path) for path in replies]
+    return [Route("/", page), *(route(path) for path in replies)]
 
 
 class _Post:
@@ -207,7 +210,10 @@ class _Post:
                     kind: dict[str, Any] = {"client": client}
                     if isinstance(prepared, PreparedRequest):
                         kind |= {"short": prepared.short, "idle": prepared.idle}
-                    run = partial(self._backend.run, model.host, **kind)
+
+                    def run(job: Job) -> AsyncGenerator[Event]:
+                        return self._backend.run(model.host, record.watch(job), **kind)
+
                     record.status = await handler.reply(prepared, run, record.add)
             except RequestError as error:
                 record.status = await handler.fail(error)

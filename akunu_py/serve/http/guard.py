@@ -23,7 +23,7 @@ from akunu_py.serve.http.request_handler import send_json
 
 IGNORED_HEADER = "x-akunu-ignored"  # fields of the request without effect
 _MAX_NAMED = 20  # such fields in the header
-_PUBLIC_PATHS = ("/health",)  # needs no key
+_PUBLIC_PATHS = ("/", "/health")  # need no key; the page sends it with its requests
 
 
 @dataclass(frozen=True, slots=True)

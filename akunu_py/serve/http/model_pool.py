@@ -50,7 +50,7 @@ class ServedModel:
         self.unloading = False  # no new request may use the model
         self.ending: Collection[str] = ()  # see `ModelPool`
         self._load, self.make_service, self._idle_s = load, make_service, idle_s
-        self._context_length = context_length
+        self.context_length = context_length  # of the loaded model, if any
         self._created = int(time.time())
         self._service: Service | None = None
         self._earlier = SharedPasses()  # of closed hosts
@@ -92,7 +92,7 @@ class ServedModel:
         engine = self.host.engine or self.host.call(lambda engine: engine).result()
         if self._service is None or self._service.engine is not engine:
             self._service = replace(self.make_service(engine, self.name), ending=self.ending)
-            self._context_length = engine.plan.context_length
+            self.context_length = engine.plan.context_length
         return self._service
 
     def embedder(self) -> Embedder:
@@ -101,6 +101,7 @@ class ServedModel:
 
     def description(self) -> dict[str, Any]:
         """Return the model in the format of OpenAI's and Anthropic's model lists."""
+        facts = self.host.facts
         date = datetime.fromtimestamp(self._created, UTC).isoformat().replace("+00:00", "Z")
         return {
             "id": self.name,
@@ -110,9 +111,11 @@ class ServedModel:
             "type": "model",
             "display_name": self.name,
             "created_at": date,
-            "context_length": self._context_length,
+            "context_length": self.context_length,
             "state": self.host.state,
-            "not_batched": None if self.host.facts is None else self.host.facts.not_batched,
+            "not_batched": None if facts is None else facts.not_batched,
+            "drafter": None if facts is None else facts.drafter,
+            "acceptance": [] if facts is None else facts.acceptance,
         }
 
     @property
@@ -324,6 +327,9 @@ class ModelPool:
             model.name: {
                 "model_loaded": int(model.host.engine is not None),
                 "model_batched": int(facts is not None and facts.not_batched is None),
+                "model_acceptance_percent": round(100 * (facts.acceptance or (0,))[0])
+                if facts
+                else 0,
                 "model_loads_total": model.loads,
                 "model_requests": model.requests + waiting.count(model),
             }

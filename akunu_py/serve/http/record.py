@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from akunu_py.engine.events import (
     AnnotatedPiece,
@@ -18,12 +20,20 @@ from akunu_py.engine.events import (
     ToolCallArguments,
     ToolCallStarted,
 )
+from akunu_py.engine.job import BeginJob, DeferredJob, Job, RunningJob
 from akunu_py.serve.dialect.interface import statistics
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.text import displayable, on_one_line
+from akunu_py.types import Stats
+
+if TYPE_CHECKING:
+    from akunu_py.engine.engine import Engine
+    from akunu_py.engine.loop import StepLoop
 
 _MAX_NAMED = 1000  # ignored fields in the log
 _MAX_PATH = 200  # characters
+_MAX_ERRORS = 20  # kept
+_MAX_REASON = 500  # characters
 _DISCONNECTED = 499  # nginx's status for a disconnected client
 _REQUEST_HELP = {
     "requests": "Requests by path and status; 499: the client disconnected.",
@@ -40,9 +50,14 @@ _STATS_COUNTERS = {  # metric: (field of Stats, help)
     "prefill_seconds": ("prefill_s", "Seconds of prefill."),
     "decode_seconds": ("decode_s", "Seconds of decoding after the first tokens."),
 }
+_LIVE = (
+    *("prompt_tokens", "cached_tokens", "generated_tokens"),
+    *("tokens_per_s", "drafted", "accepted"),
+)
 _MODEL_HELP = {
     "model_loaded": ("gauge", "Whether the model is loaded."),
     "model_batched": ("gauge", "Whether the model is loaded and requests share passes."),
+    "model_acceptance_percent": ("gauge", "How often a neural drafter's first token is accepted."),
     "model_loads_total": ("counter", "Loads of the model."),
     "model_requests": ("gauge", "Requests that use the model, waiting ones included."),
 }
@@ -61,6 +76,7 @@ class RequestRecord:
     arrived: bool = False  # the whole body
     running: bool = False  # the model has produced an event
     answers: list[Finished] = field(default_factory=list)
+    jobs: list[RunningJob] = field(default_factory=list)  # that have begun
     keeps_content: bool = False
     body: str = ""  # if content is kept
     answer: str = ""  # if content is kept
@@ -79,6 +95,28 @@ class RequestRecord:
                 self.answer += piece.thinking + piece.text if self.keeps_content else ""
             case ToolCallStarted() if self.keeps_content:
                 self.answer += f"\n{event.name} "
+
+    def watch(self, job: Job) -> Job:
+        """Return the job; once it begins, it is in `jobs`."""
+        if isinstance(job, DeferredJob):
+            return _DeferredWatch(job, self)
+        return partial(self._begin, job)
+
+    def _begin(self, begin: BeginJob, loop: StepLoop) -> RunningJob:
+        running = begin(loop)
+        self.jobs.append(running)
+        return running
+
+    def live(self) -> dict[str, Any]:
+        """Return the state and the counts so far. The model's thread changes them meanwhile."""
+        requests = [each.request for each in self.jobs if each.request is not None]
+        state = requests[-1].status.value if requests else "waiting" if self.arrived else "arriving"
+        total = Stats()
+        for each in requests:
+            total.include(each.stats)
+        counts = {name: getattr(total, name) for name in _LIVE}
+        place = {"path": self.path, "model": self.model, "state": state, "seconds": self.seconds}
+        return place | counts
 
     @property
     def seconds(self) -> float:
@@ -101,6 +139,17 @@ class RequestRecord:
         return displayable(on_one_line(" · ".join(whole)))
 
 
+@dataclass(frozen=True, slots=True)
+class _DeferredWatch:
+    """A deferred job; see `RequestRecord.watch`."""
+
+    job: DeferredJob
+    record: RequestRecord
+
+    def prepare(self, engine: Engine) -> BeginJob:
+        return partial(self.record._begin, self.job.prepare(engine))
+
+
 class RequestRecords:
     """All requests since the start; used in the event loop only."""
 
@@ -115,6 +164,7 @@ class RequestRecords:
         self._sums: dict[str, float] = defaultdict(float)
         self._open: list[RequestRecord] = []
         self._named: set[str] = set()  # ignored fields so far
+        self._errors: deque[dict[str, Any]] = deque(maxlen=_MAX_ERRORS)  # newest first
 
     @property
     def running(self) -> int:
@@ -135,15 +185,31 @@ class RequestRecords:
             yield record
         finally:
             self._open = [each for each in self._open if each is not record]
+            record.jobs.clear()  # they refer to KV caches
             self._count(record)
             if len(self._named) < _MAX_NAMED:
                 record.first_ignored = [name for name in record.ignored if name not in self._named]
                 self._named.update(record.first_ignored)
-            self._on_done(record)
+            self._end(record)
 
     def refuse(self, path: str, error: RequestError) -> None:
         """Log a request that reached no endpoint."""
-        self._on_done(RequestRecord(path[:_MAX_PATH], status=error.status, error=error.message))
+        self._end(RequestRecord(path[:_MAX_PATH], status=error.status, error=error.message))
+
+    def _end(self, record: RequestRecord) -> None:
+        if record.error:
+            place = {"time": time.time(), "path": record.path, "status": record.status}
+            self._errors.appendleft(place | {"reason": record.error[:_MAX_REASON]})
+        self._on_done(record)
+
+    def status(self) -> dict[str, Any]:
+        """Return the running and waiting requests, the sums of the others, and the last errors."""
+        totals = {field: self._sums[name] for name, (field, _) in _STATS_COUNTERS.items()}
+        return {
+            "requests": [record.live() for record in self._open],
+            "totals": totals,
+            "errors": list(self._errors),
+        }
 
     def _count(self, record: RequestRecord) -> None:
         self._sums[f'requests{{path="{record.path}",status="{record.status}"}}'] += 1

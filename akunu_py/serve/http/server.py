@@ -27,6 +27,7 @@ from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
+from akunu_py.serve.http.request_handler import HEARTBEAT_S
 from akunu_py.serve.own.discovery import RunningServer, announce
 from akunu_py.text import displayable, say
 from akunu_py.types import GenerateOptions, SamplingOptions
@@ -35,6 +36,8 @@ _BACKLOG = 128
 _KEEP_ALIVE_S = 60  # of a connection between two requests
 HEADERS_S = 60.0  # for the headers of a request
 _MAX_HEADERS = 64 << 10  # bytes
+_INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"  # RFC 2518, section 10.1
+_PROBES_S = (0.1, HEARTBEAT_S)  # between two interim replies
 _LAST_S = 5.0  # for the last bytes of replies after the grace period
 
 
@@ -117,9 +120,30 @@ def serve(pool: ModelPool, listening: socket.socket, options: ServeOptions, url:
 
 
 class _Protocol(H11Protocol):
-    """A connection that is closed if the headers of its next request do not arrive in time."""
+    """A connection that is closed if the headers of its next request do not arrive in time.
+
+    A client that closes only its side for writing gets its reply.
+    """
 
     _due: asyncio.TimerHandle | None = None
+    _probe: asyncio.TimerHandle | None = None
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return True to keep the connection open for the reply to a complete request."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body:
+            return False
+        if cycle.scope["http_version"] == "1.0":  # which has no interim replies
+            return False
+        cycle.keep_alive = False
+        self._check(*_PROBES_S)
+        return True
+
+    def _check(self, delay: float, then: float) -> None:
+        """Send interim replies before the reply; one of them fails if the client is gone."""
+        if not self.cycle.response_started:
+            self.transport.write(_INTERIM)
+            self._probe = self.loop.call_later(delay, self._check, then, then)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -132,6 +156,8 @@ class _Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._unwatch()
+        if self._probe is not None:
+            self._probe.cancel()
 
     def _watch(self) -> None:
         """Start the timer while headers are due, unless it runs."""

@@ -25,19 +25,21 @@ from akunu_py.engine.drafters.learned_state import UnsavedState
 from akunu_py.engine.drafters.neural import (
     ExitDrafter,
     ModelDrafter,
-    MtpDrafter,
     choose_exit,
     measure_exits,
 )
+from akunu_py.engine.drafters.states import MtpDrafter
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.model import output_rows
 from akunu_py.engine.model.drafters import DraftModel, difference
 from akunu_py.engine.sampling import Sampler
 from akunu_py.engine.target import Target
 from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
 from akunu_py.models.load.mlx_loader import open_directory
-from akunu_py.models.mtp import HEAD_FILE, Head, load_head
+from akunu_py.models.mtp import HEAD_FILE, Head, Trunk, load_head
+from akunu_py.models.mtp.chain import HeadChain
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import Constraint, DraftMode, GenerateOptions, LoadOptions, SamplingOptions
@@ -228,13 +230,14 @@ class Scripted(MtpDrafter):
     """
 
     def __init__(self, head: Head, target: Target, whole: Sequence[int], kept: int) -> None:
-        super().__init__(head, target, 1e-6, kept)
-        self.whole, self.begun, self.compared = whole, 0, 0
-        cache = kv_cache.new_cache(target.model)
-        self.hidden = self._trunk.forward(mx.array([list(whole)]), cache)[1]
+        chain = HeadChain(head, len(target.model.layers))
+        super().__init__(chain, target, "mtp", "mtp", 1e-6, kept)
+        self.head, self.whole, self.begun, self.compared = head, whole, 0, 0
+        cache, rows, (tap,) = kv_cache.new_cache(target.model), mx.array([list(whole)]), self.taps
+        self.hidden = output_rows.run(target.model, rows, cache, lambda x: x, self.taps)[1][tap]
 
     def start_draft(self, known: Sequence[int]) -> bool:
-        self.right = len(known) + self.begun % (MtpDrafter.longest + 1)
+        self.right = len(known) + self.begun % (self.longest + 1)
         self.begun += 1
         return super().start_draft(known)
 
@@ -249,15 +252,15 @@ class Scripted(MtpDrafter):
         return token, 0.99
 
     def compare(self, known: list[int]) -> None:
-        assert self._state is not None
-        first, own = self._first, self._head.make_cache()
+        draft: Any = self._draft
+        first, own = self._history.first, self.head.make_cache()
         verified = len(self._target.tokens) + len(self._target.pending)
-        tokens = self._trunk.embed(mx.array([known[first + 1 :]]))
+        tokens = Trunk(self._target.model).embed(mx.array([known[first + 1 :]]))
         real = verified - 1 - first
-        state = self._head(tokens[:, :real], self.hidden[:, first : verified - 1], own)[:, -1:]
+        state = self.head(tokens[:, :real], self.hidden[:, first : verified - 1], own)[:, -1:]
         for row in range(real, tokens.shape[1]):
-            state = self._head(tokens[:, row : row + 1], state, own)
-        np.testing.assert_allclose(np.array(self._state), np.array(state), atol=5e-3)
+            state = self.head(tokens[:, row : row + 1], state, own)
+        np.testing.assert_allclose(np.array(draft._last[-1]), np.array(state), atol=5e-3)
         self.compared += 1
 
     def clock(self) -> float:
@@ -284,8 +287,8 @@ def test_its_cache_follows_the_targets(family: str, kept: int) -> None:
     pieces = list(decode(target, drafter, COUNT, ()))
     assert [token for piece in pieces for token in piece.tokens] == truth
     assert drafts.compared > COUNT // 2
-    assert {piece.accepted for piece in pieces} >= set(range(MtpDrafter.longest))
-    assert drafts._first == (0 if kept == 512 else len(PROMPT) - 1 - kept)
+    assert {piece.accepted for piece in pieces} >= set(range(drafts.longest))
+    assert drafts._history.first == (0 if kept == 512 else len(PROMPT) - 1 - kept)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import random
@@ -330,16 +331,18 @@ def test_files_stay_within_the_limits(tiny: Engine) -> None:
 
 def test_only_the_process_with_the_lock_writes_and_cleans_up(tiny: Engine) -> None:
     assert save(opened(tiny), 1)
-    unfinished = all_files()[0].with_name(f".x{cache_file.SUFFIX}")
-    unfinished.write_bytes(b"half")
+    ledger = paths.prompt_caches_dir() / ".written.json-x.json"
+    unfinished = [all_files()[0].with_name(f".x{cache_file.SUFFIX}"), ledger]
+    for path in unfinished:
+        path.write_bytes(b"half")
     with (paths.prompt_caches_dir() / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         other = opened(tiny)
         assert prompt(other, [*some(LENGTH, 1), 5]) >= LENGTH
         assert not save(other, 2)
-        assert unfinished.exists()
+        assert all(path.exists() for path in unfinished)
     assert save(opened(tiny), 2)
-    assert not unfinished.exists()
+    assert not any(path.exists() for path in unfinished)
 
 
 def test_a_request_aborts_the_save_at_once(tiny: Engine) -> None:
@@ -351,6 +354,50 @@ def test_a_request_aborts_the_save_at_once(tiny: Engine) -> None:
     assert [*paths.prompt_caches_dir().rglob(f"*{cache_file.SUFFIX}")] == []
     assert not loop.save_idle(seconds=0.0)
     assert loop.save_idle()
+
+
+@pytest.mark.parametrize("way", ["loads", "is cancelled", "is damaged", "comes twice"])
+def test_other_requests_decode_while_a_prompt_cache_is_loaded(
+    way: str, tiny: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert save(opened(tiny), 1)
+    (path,) = all_files()
+    monkeypatch.setattr(disk, "_STEP_BYTES", path.stat().st_size // 8)
+    if way == "is damaged":
+        with path.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\xff")
+    loaded, load = list[Path](), disk.load_in_steps
+
+    def load_and_count(engine: Engine, path: Path) -> Any:
+        loaded.append(path)
+        return load(engine, path)
+
+    monkeypatch.setattr(disk, "load_in_steps", load_and_count)
+    ticks = itertools.count()  # all steps take the same time
+    served = Served(tiny, learned=learned(tiny), clock=lambda: float(next(ticks)))
+    other = Submitted(some(20, 2), GenerateOptions(60, "off"))
+    loads = Submitted([*some(LENGTH, 1), 5], OPTIONS, after=2)
+    again = Submitted([*some(LENGTH, 1), 6], OPTIONS, after=3)
+    loads.cancel_after = 2 if way == "is cancelled" else None
+    served.serve([other, loads, *([again] if way == "comes twice" else [])])
+    assert len(other.tokens) == 60
+    before = served.steps.index([loads])
+    between = served.steps[before : before + 14]
+    if way == "is cancelled":
+        assert loads.tokens == []
+        assert loads.events[-1] is not None
+        assert served.loop.runner.caches.in_use == []
+        return
+    assert between.count([loads]) >= 3
+    assert between.count([other]) >= 3
+    reused = way != "is damaged"
+    assert (loads.stats.cached_tokens >= LENGTH) == reused
+    assert path.exists() == reused
+    assert loads.tokens == [*StepLoop(tiny).answer(loads.prompt, OPTIONS).tokens]
+    if way == "comes twice":
+        assert again.stats.cached_tokens >= LENGTH
+        assert len(loaded) == 1  # by the first; the second waits for it
 
 
 def test_a_disk_that_was_slow_once_is_tried_again(tiny: Engine) -> None:

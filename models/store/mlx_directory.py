@@ -6,6 +6,7 @@ which refers to them, is removed.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from typing import Any
 
 from akunu_py import files
 from akunu_py.errors import UnsupportedModel
-from akunu_py.models.load.model_files import ModelFacts, ModelFiles, as_error, head_files
+from akunu_py.models.drafters.config import read_config
+from akunu_py.models.load import safetensors
+from akunu_py.models.load.model_files import ModelFacts, as_error, head_files, read_settings
 
 _SETTINGS = ("config.json", "tokenizer_config.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
@@ -49,6 +52,8 @@ def plan_directory(source: Path) -> DirectoryPlan:
     """
     from mlx_lm.utils import get_total_parameters
 
+    if read_config(source) is not None:
+        return _plan_drafter(source)
     from akunu_py.models.load.mlx_loader import load_tokenizer, open_directory
 
     with as_error(f"{source} cannot be imported"):
@@ -60,7 +65,7 @@ def plan_directory(source: Path) -> DirectoryPlan:
                 f"{source} has no tokenizer: expected tokenizer.json or tokenizer.model; download "
                 "one from the source of the model"
             )
-        quantized, quantization = _quantization(model)
+        quantized, quantization = _quantization(model.config, model.tensors)
         plan = DirectoryPlan(
             settings={name: model.settings[name] for name in _SETTINGS if name in model.settings},
             copies=[*model.weights, *head_files(source), *small],
@@ -75,15 +80,33 @@ def plan_directory(source: Path) -> DirectoryPlan:
         return plan
 
 
-def _quantization(model: ModelFiles) -> tuple[bool, str]:
+def _plan_drafter(source: Path) -> DirectoryPlan:
+    """Check the headers of a drafter, which has no tokenizer; its target is not known here."""
+    weights, tensors = sorted(source.glob("*.safetensors")), dict[str, Any]()
+    for path in weights:
+        tensors |= safetensors.read_header(path)
+    tensors.pop("__metadata__", None)
+    if not tensors:
+        raise UnsupportedModel(f"the drafter in {source} has no *.safetensors files; use another")
+    config = read_settings(source / "config.json")
+    quantized, quantization = _quantization(config, tensors)
+    facts = ModelFacts(
+        parameters=sum(math.prod(each["shape"]) for each in tensors.values()),
+        quantized=quantized,
+        quantization=quantization,
+        license=_license(source),
+    )
+    return DirectoryPlan({"config.json": config}, weights, facts)
+
+
+def _quantization(config: dict[str, Any], tensors: dict[str, Any]) -> tuple[bool, str]:
     """Return whether the weights are quantized, and their format in words."""
-    config, tensors = model.config, model.tensors
     settings = config.get("quantization")
     if isinstance(settings, dict) and isinstance(settings.get("bits"), int):
         return True, f"{settings['bits']}-bit, groups of {settings.get('group_size')}"
     if isinstance(other := config.get("quantization_config"), dict):
         return True, f"{other.get('quant_method')!s:.40}"
-    types = Counter(entry["dtype"] for entry in tensors.values() if len(entry["shape"]) > 1)
+    types = Counter(each["dtype"] for each in tensors.values() if len(each["shape"]) > 1)
     return False, ", ".join(f"{name} x {count}" for name, count in types.most_common())
 
 

@@ -1,0 +1,184 @@
+"""Tickets: the open requests of a completion queue, as a value, without threads or a model.
+
+`CompletionQueue` locks it, and performs what its methods return.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from akunu_py.completion.completion_cache import typed_since
+from akunu_py.completion.completion_request import Completion, CompletionReason, CompletionRequest
+from akunu_py.completion.pace import Pace
+from akunu_py.engine.events import Failed
+
+
+class TicketStatus(enum.Enum):
+    """The phase of a ticket."""
+
+    WAITING = "waiting"  # until it is due
+    QUEUED = "queued"  # its job waits for the model
+    RUNNING = "running"
+    DONE = "done"
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request in the queue."""
+
+    request: CompletionRequest
+    on_done: Callable[[Completion | Failed], None] = lambda done: None  # called once
+    channel: str = ""  # a newer request supersedes those on its channel; not on ""
+    on_text: Callable[[str], None] = lambda text: None  # gets parts as they become certain
+    ahead: bool = False  # no client waits for it
+    supersedes: bool = True  # False: a newer request on its channel cancels it instead
+    paced: bool = True  # False: runs at once
+    due: float = 0.0  # when it may run
+    status: TicketStatus = TicketStatus.WAITING
+    sent: int = 0  # characters passed to on_text
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def send(self, text: str) -> None:
+        """Call `on_text` with the new part of `text`, the completion so far."""
+        if new := text[self.sent :]:
+            self.sent = len(text)
+            self.on_text(new)
+
+    def is_covered_by(self, other: Ticket) -> bool:
+        """Return True if the completion made ahead for `other` also serves this ticket."""
+        mine, its = self.request, other.request
+        same = (mine.path, mine.suffix, mine.prefix) == (its.path, its.suffix, its.prefix)
+        return same and bool(its.max_tokens or not mine.max_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class TicketRun:
+    """A completion in progress: for its first ticket, or a later one that requests its rest."""
+
+    request: CompletionRequest  # of the first ticket
+    ticket: Ticket
+    text: str = ""
+    end: float | None = None  # time limit, None before the ticket has text
+
+    def rest(self, text: str) -> str:
+        """Return the part of `text` that the ticket requests."""
+        return text[len(self.ticket.request.prefix) - len(self.request.prefix) :]
+
+    def serves(self, ticket: Ticket) -> bool:
+        """Return True if the text so far starts with the text typed before `ticket`."""
+        typed = typed_since(self.request, ticket.request)
+        if typed is None or not self.request.max_tokens:
+            return False
+        same = ticket.request.suffix == self.request.suffix
+        another = self.request.temperature and not typed  # the client requests another sample
+        return same and not another and self.text.startswith(typed)
+
+
+class Tickets:
+    """The open tickets, the oldest first. Times are those of one clock, in seconds."""
+
+    def __init__(self) -> None:
+        self.open: list[Ticket] = []
+        self.paces = defaultdict[str, Pace](Pace)  # by channel
+        self.draining = False  # all tickets are due, and nothing is made ahead
+        self.closing = False  # all runs end
+
+    def supersede(self, ticket: Ticket) -> None:
+        """Cancel what a client's new ticket replaces, or the ticket if it supersedes nothing."""
+        self.cancel_next()
+        if (previous := self.newest(ticket.channel)) is not None:
+            (previous if ticket.supersedes else ticket).cancelled.set()
+
+    def add(self, ticket: Ticket, due: float) -> None:
+        """Add a ticket that may run at `due`."""
+        if ticket.ahead:
+            self.cancel_next()
+        ticket.due = due
+        self.open.append(ticket)
+
+    def add_paced(self, ticket: Ticket, now: float, *, on_battery: bool) -> None:
+        """Add a client's ticket, which waits as long as the typing speed justifies."""
+        pace = self.paces[ticket.channel] if ticket.channel and ticket.paced else None
+        self.add(ticket, now + (pace.delay(now, on_battery=on_battery) if pace else 0.0))
+
+    def cancel_next(self) -> None:
+        """Cancel the work ahead that waits."""
+        for each in self._with(TicketStatus.WAITING, ahead=True):
+            each.cancelled.set()
+
+    def accept(self) -> None:
+        """Make the work ahead due, because the user accepted a completion."""
+        self.paces.clear()  # the rhythm of typing ends
+        for each in self._with(TicketStatus.WAITING, ahead=True):
+            each.due = 0.0
+
+    def next_due(self) -> float | None:
+        """Return the time when the next ticket is due, None for no ticket."""
+        waiting = (each.due for each in self.open if each.status is TicketStatus.WAITING)
+        return min(waiting, default=None)
+
+    def begin(self, now: float) -> list[Ticket]:
+        """Return the tickets to run now, and the cancelled ones, which end instead."""
+        found = [
+            each
+            for each in self.open
+            if each.status is TicketStatus.WAITING
+            and (each.due <= now or self.draining or each.cancelled.is_set())
+        ]
+        for each in found:
+            each.status = TicketStatus.QUEUED
+            if each.cancelled.is_set():
+                continue
+            if not each.ahead:
+                self.paces[each.channel].begin(now)
+            elif self.draining or any(map(each.is_covered_by, self._running_ahead()[-2:-1])):
+                each.cancelled.set()
+            elif each.request.max_tokens:
+                self.paces.clear()  # a pause ends the rhythm of typing
+        return found
+
+    def step(self, run: TicketRun, now: float) -> tuple[CompletionReason | None, Ticket | None]:
+        """Return the reason to end a run before its next pass, and the ticket that it leaves.
+
+        It leaves its ticket for the newest one of the channel, if that requests the rest of the
+        text.
+        """
+        ticket, left = run.ticket, None
+        if ticket.status is TicketStatus.DONE:  # with the completion of an earlier run
+            return "cancelled", None
+        newest = self.newest(ticket.channel)
+        if newest is not None and newest is not ticket and run.serves(newest):
+            left, run.end = ticket, None
+            ticket = run.ticket = newest
+        ticket.status = TicketStatus.RUNNING
+        idle_over = ticket.ahead and self._is_idle_over(ticket)
+        if idle_over or self.closing or ticket.cancelled.is_set():
+            return "cancelled", left
+        if run.text and run.end is None:  # no limit for the prefill, or no text would come
+            run.end = now + (ticket.request.seconds or math.inf)
+        return ("time" if run.end is not None and now >= run.end else None), left
+
+    def newest(self, channel: str) -> Ticket | None:
+        """Return the last ticket of a client on the channel that is not cancelled."""
+        for each in reversed(self.open):
+            current = each.status is not TicketStatus.DONE and not each.cancelled.is_set()
+            if current and each.channel == channel != "" and not each.ahead:
+                return each
+        return None
+
+    def _is_idle_over(self, ticket: Ticket) -> bool:
+        """Return True if the work ahead for `ticket` must end."""
+        waiting = self._with(TicketStatus.WAITING, TicketStatus.QUEUED, ahead=False)
+        return bool(waiting or self.draining or self._running_ahead()[-1:] != [ticket])
+
+    def _running_ahead(self) -> list[Ticket]:
+        running = self._with(TicketStatus.QUEUED, TicketStatus.RUNNING, ahead=True)
+        return [each for each in running if not each.cancelled.is_set()]
+
+    def _with(self, *statuses: TicketStatus, ahead: bool) -> list[Ticket]:
+        return [each for each in self.open if each.status in statuses and each.ahead == ahead]

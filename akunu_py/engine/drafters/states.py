@@ -1,0 +1,356 @@
+"""Neural drafters that continue from the target's hidden states: heads, and drafters of a block.
+
+Row i of their cache belongs to position i. It exists once the target has the hidden states of that
+position, so the newest token has none: drafts begin with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from akunu_py.engine import kv_cache
+from akunu_py.engine.drafters.neural import NeuralDrafterBase
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.model import output_rows
+from akunu_py.engine.model.drafters import PublishedDrafter
+from akunu_py.engine.model.output_rows import cached_per_model
+from akunu_py.engine.model.token_ids import common_prefix
+from akunu_py.engine.target import Target
+from akunu_py.models.mtp import Trunk
+from akunu_py.models.mtp.chain import HeadChain
+from akunu_py.ngram.neural_plan import TokenView
+
+_KEPT = 512  # hidden states to keep of a prompt
+_PASS = 33  # maximum rows of a decode pass
+
+
+class HiddenStates:
+    """The last hidden states of a history, by position."""
+
+    def __init__(self, kept: int = _KEPT) -> None:
+        """kept: minimum number of states to keep."""
+        self._parts: list[tuple[int, mx.array]] = []  # (position of the first, [1, rows, width])
+        self._kept = kept
+
+    @property
+    def start(self) -> int:
+        """The first position with a state."""
+        return self._parts[0][0] if self._parts else 0
+
+    @property
+    def end(self) -> int:
+        """The position after the last state."""
+        return self._parts[-1][0] + self._parts[-1][1].shape[1] if self._parts else 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for _, part in self._parts)
+
+    def write(self, position: int, states: mx.array) -> None:
+        """Write states [1, rows, width] from `position` on, replacing later ones."""
+        while self._parts and self.end > position:
+            first, part = self._parts.pop()
+            if first < position:
+                self._parts.append((first, part[:, : position - first]))
+        if self.end != position:
+            self._parts = []
+        self._parts.append((position, states))
+        while self.end - self._parts[0][0] - self._parts[0][1].shape[1] >= self._kept:
+            del self._parts[0]
+
+    def read(self, begin: int, end: int) -> mx.array:
+        """Return the states of positions [begin, end), [1, rows, width]."""
+        found = [
+            part[:, max(0, begin - first) : end - first]
+            for first, part in self._parts
+            if first < end and first + part.shape[1] > begin
+        ]
+        return mx.concatenate(found, axis=1) if len(found) > 1 else found[0]
+
+
+class StateHistory:
+    """What a drafter has of a history: hidden states of the target, and rows of the drafter."""
+
+    def __init__(self, cache: kv_cache.Cache, kept: int) -> None:
+        """cache: of the drafter, empty. kept: see `HiddenStates`."""
+        self.states = HiddenStates(kept)
+        self.restart(cache, 0)
+
+    def restart(self, cache: kv_cache.Cache, first: int) -> None:
+        """Begin with no rows. first: position of the first row of `cache`."""
+        self.cache, self.first = cache, first
+        self.rows = 0  # since the first one
+        self.seen: list[int] = []  # tokens after the rows that used the target's hidden states
+
+    @property
+    def nbytes(self) -> int:
+        return self.states.nbytes + kv_cache.nbytes(self.cache)
+
+
+class HiddenStateDrafter(NeuralDrafterBase):
+    """A `NeuralDrafter` of hidden states. Its rows stay with the target's history."""
+
+    def __init__(self, target: Target, taps: Sequence[int], kept: int = _KEPT) -> None:
+        """kept: hidden states to keep of a prompt."""
+        super().__init__(target)
+        self.taps = taps
+        self._kept = kept
+        self._overlap = 0  # rows to process again
+        self._position = 0  # of the first row of the target's pass
+        self._draft: Any = None
+        self._depth = 0  # tokens of the draft
+
+    def make_cache(self, first: int) -> kv_cache.Cache:
+        """Return an empty cache of the drafter. first: position of its first row."""
+        raise NotImplementedError
+
+    def states(self, hidden: mx.array) -> mx.array:
+        """Return what to keep of hidden states [1, rows, width of all taps], [1, rows, width]."""
+        return hidden
+
+    def keep_rows(self, cache: kv_cache.Cache, rows: int, kept: int) -> None:
+        """Keep the first `kept` of `rows` rows in `cache`."""
+        kv_cache.trim(cache, rows - kept)
+
+    def begin(self, states: mx.array, tokens: Sequence[int]) -> Any:
+        """Add rows to the cache, then begin a draft; return None if that is impossible.
+
+        states: new ones of the target, [1, rows, width]. tokens: those after the positions of
+        these rows; more follow if n-gram predictions precede the draft.
+        """
+        raise NotImplementedError
+
+    @property
+    def _history(self) -> StateHistory:
+        histories = self._target.history.drafter_histories
+        found = histories.get(self.key)
+        if not isinstance(found, StateHistory):
+            found = histories[self.key] = StateHistory(self.make_cache(0), self._kept)
+        return found
+
+    @property
+    def prefilled(self) -> int:
+        history = self._history
+        return max(history.first + len(history.seen), history.states.start)
+
+    def before_pass(self, cache: kv_cache.Cache) -> None:
+        self._position = next(
+            each.offset for each in kv_cache.leaves(cache) if hasattr(each, "offset")
+        )
+
+    def keep_states(self, hidden: mx.array) -> None:
+        end = self._position + hidden.shape[1]
+        if hidden.shape[1] > _PASS:  # of a prompt, whose logits are not computed
+            states = mx.contiguous(self.states(hidden[:, -self._kept :]))
+            mx.async_eval(states)
+        else:
+            states = self.states(hidden)
+        self._history.states.write(end - states.shape[1], states)
+
+    def start_draft(self, known: Sequence[int]) -> bool:
+        self._known = TokenView.of(known)
+        history = self._history
+        start = history.first + 1
+        same = min(max(0, self._known.unchanged - start), len(history.seen))
+        self._trim(same + common_prefix(history.seen[same:], known[start + same :]))
+        self._draft, self._depth = None, 0
+        return True
+
+    def _trim(self, rows: int) -> None:
+        """Keep only the first `rows` rows."""
+        history = self._history
+        self.keep_rows(history.cache, history.rows, rows)
+        history.rows = rows
+        del history.seen[rows:]
+
+    def draft_token(self) -> tuple[int, float]:
+        if self._draft is None:
+            self._draft = self._begin()
+        if self._draft is None or self._depth == self.longest:
+            return -1, 0.0
+        drafted = self._sample(self._draft.logits(self._depth, self._known[-1]))
+        self._depth += 1
+        return drafted
+
+    def _begin(self) -> Any:
+        """Process the target's new hidden states of this history, and begin a draft."""
+        target, history = self._target, self._history
+        states = history.states
+        # Later states may belong to rejected drafts.
+        end = min(states.end, len(target.tokens) + len(target.pending) - 1, len(self._known) - 1)
+        # At least one row, for its output.
+        begin = max(history.first, min(history.first + history.rows, end - 1) - self._overlap)
+        if begin < max(history.first, states.start):
+            begin = states.start
+            history.restart(self.make_cache(begin), begin)
+        if begin >= end:
+            return None
+        self._trim(begin - history.first)
+        after = self._known[begin + 1 :]
+        history.seen += after[: end - begin]
+        history.rows += end - begin
+        return self.begin(states.read(begin, end), after)
+
+
+class HeadDrafter(HiddenStateDrafter):
+    """Drafts token by token, each from the hidden state of the one before it: EAGLE-3 and MTP.
+
+    Row i of its cache combines the target's hidden state at position i with the next token, and
+    predicts the token after that. Further draft tokens use its own hidden states; these rows are
+    computed again once the target's states exist.
+    """
+
+    def __init__(
+        self, head: Any, target: Target, name: str, key: str, share: float, kept: int = _KEPT
+    ) -> None:
+        """head: see `models.drafters.interface`. share: see `relative_cost`. kept: see the base."""
+        trunk = Trunk(target.model)
+        taps = (len(target.model.layers),) if head.needs_final else head.taps
+        super().__init__(target, taps, kept)
+        self.name, self.key, self.relative_cost = name, key, share
+        self.longest, self._head = head.longest, head
+        self._overlap = getattr(head, "overlap", 0)
+        self._embed = getattr(head, "own_embedding", None) or trunk.embed
+        self._lm_head = trunk.logits
+
+    def make_cache(self, first: int) -> kv_cache.Cache:
+        return self._head.make_cache()
+
+    def states(self, hidden: mx.array) -> mx.array:
+        return self._head.states(hidden)
+
+    def keep_rows(self, cache: kv_cache.Cache, rows: int, kept: int) -> None:
+        self._head.keep(cache, kept)
+
+    def begin(self, states: mx.array, tokens: Sequence[int]) -> Any:
+        head, history, rows = self._head, self._history, states.shape[1]
+        embeddings = self._embed(mx.array([tokens[:rows]], mx.int32))
+        made = head.extend(states, embeddings, history.cache)
+        draft = head.start(self._embed, self._lm_head, made, self._attended(history.cache))
+        for token in tokens[rows - 1 : -1]:  # predictions, after the newest token
+            draft.logits(self._depth, token)
+            self._depth += 1
+        return draft
+
+    def _attended(self, cache: kv_cache.Cache) -> kv_cache.Cache:
+        """Return the cache that drafts attend to. cache: of the drafter."""
+        return cache
+
+    def start_draft(self, known: Sequence[int]) -> bool:
+        self._end_draft()
+        return super().start_draft(known)
+
+    def before_pass(self, cache: kv_cache.Cache) -> None:
+        self._end_draft()
+        super().before_pass(cache)
+
+    def _end_draft(self) -> None:
+        """Remove the rows of the draft, whose states are the drafter's, from the cache."""
+        if self._draft is not None:
+            self._draft.end()
+        self._draft = None
+
+
+class AssistantDrafter(HeadDrafter):
+    """A `HeadDrafter` without keys of its own: an assistant of Gemma 4."""
+
+    def __init__(self, published: PublishedDrafter, target: Target) -> None:
+        key, share = f"model {published.name}", published.relative_cost
+        super().__init__(published.model, target, "model", key, share, _PASS)
+        self._embed = _parts_of(target.model).embed
+
+    def keep_rows(self, cache: kv_cache.Cache, rows: int, kept: int) -> None:
+        """Do nothing: there is no cache."""
+
+    def _attended(self, cache: kv_cache.Cache) -> kv_cache.Cache:
+        return self._target.cache
+
+
+class MtpDrafter(HeadDrafter):
+    """A `HeadDrafter` of the target's MTP head."""
+
+    @classmethod
+    def unavailable(cls, engine: Engine) -> str:
+        return engine.no_mtp_head_reason
+
+    @classmethod
+    def create(cls, engine: Engine, target: Target) -> MtpDrafter:
+        assert engine.mtp_head is not None
+        chain = HeadChain(engine.mtp_head.head, len(target.model.layers))
+        return cls(chain, target, "mtp", "mtp", engine.mtp_head.relative_cost)
+
+
+_WINDOW = 4096  # positions of the context that a block drafter sees; publishers trained on as many
+
+
+class ParallelDrafter(HiddenStateDrafter):
+    """Drafts a block of tokens in one pass: DFlash, DFlash2 and DSpark."""
+
+    name = "model"
+    parallel = True
+
+    def __init__(self, published: PublishedDrafter, target: Target) -> None:
+        super().__init__(target, published.model.taps, _WINDOW)
+        self.key, self.relative_cost = f"model {published.name}", published.relative_cost
+        self.longest, self._drafter = published.model.longest, published.model
+        self._parts = _parts_of(target.model)
+
+    def make_cache(self, first: int) -> kv_cache.Cache:
+        return self._drafter.make_cache(_WINDOW, first)
+
+    def states(self, hidden: mx.array) -> mx.array:
+        return self._drafter.states(hidden)
+
+    def begin(self, states: mx.array, tokens: Sequence[int]) -> Any:
+        self._drafter.extend(states, None, self._history.cache)
+        if len(tokens) > states.shape[1]:  # the anchor's predecessors have no states
+            return None
+        parts, anchor = self._parts, self._known[-1]
+        return self._drafter.start(parts.embed, parts.lm_head, anchor, self._history.cache)
+
+    def draft_token(self) -> tuple[int, float]:
+        previous = self._known[-1]
+        token, chance = super().draft_token()
+        if self._draft is not None and token >= 0:
+            stated = self._draft.confidence(self._depth - 1, previous)
+            chance = chance if stated is None else stated
+        return token, chance
+
+
+def published_drafter(published: PublishedDrafter, target: Target) -> HiddenStateDrafter:
+    """Return the drafter of its kind."""
+    if published.model.kind == "gemma4-assistant":
+        return AssistantDrafter(published, target)
+    if published.model.kind == "eagle3":
+        name, share = f"model {published.name}", published.relative_cost
+        return HeadDrafter(published.model, target, "model", name, share)
+    return ParallelDrafter(published, target)
+
+
+class TargetParts:
+    """The embedding and the output head of a target."""
+
+    def __init__(self, model: Any) -> None:
+        self._trunk = Trunk(model)
+        tokens = mx.arange(8)[None]
+        cache = kv_cache.new_cache(model)
+        inputs = output_rows.run(model, tokens, cache, lambda rows: rows, [-1])[1][-1]
+        raw = self._trunk.embed(tokens)
+        # Some families scale embeddings before the first layer.
+        self._scale = (mx.sum(inputs * raw) / mx.sum(raw * raw)).item()
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Return the inputs [1, rows, width] of the first layer for tokens [1, rows]."""
+        return self._trunk.embed(tokens) * self._scale
+
+    def lm_head(self, hidden: mx.array) -> mx.array:
+        """Return the logits [..., vocab] of hidden states [..., width], without a softcap."""
+        return self._trunk.logits(hidden)
+
+
+@cached_per_model
+def _parts_of(model: Any) -> TargetParts:
+    return TargetParts(model)

@@ -1,0 +1,322 @@
+"""DFlash, DFlash2 and DSpark: drafters that predict a block of tokens in one pass.
+
+The keys and values of committed positions come from the target's hidden states, projected once
+(`states`). The block is the newest token and copies of a mask token. Its rows attend to the
+committed positions and to each other, and their own keys and values are dropped after the pass.
+Sources: z-lab's `dflash` 0.1.0 (`model_mlx.py`) and, for DSpark, mlx-dspark 0.20.3 (`model.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models import gemma3_text, qwen3
+from mlx_lm.models.cache import KVCache
+from mlx_lm.models.rope_utils import initialize_rope
+
+from akunu_py.errors import UnsupportedModel
+from akunu_py.models.drafters.block_settings import BlockSettings, block_settings
+from akunu_py.models.drafters.config import DrafterConfig, count
+from akunu_py.models.drafters.interface import Embed, Project
+from akunu_py.models.drafters.markov import ConfidenceHead, MarkovHead
+from akunu_py.models.drafters.selector import BlockConvolution, CandidateSelector
+from akunu_py.models.drafters.weights import fill, read_weights
+from akunu_py.models.load.model_files import as_error, text_config
+
+_SLACK = 1024  # rows beyond a window that are kept before they are dropped together
+
+
+class ContextCache(KVCache):
+    """The newest committed positions of one layer. `offset` counts the rows that are kept.
+
+    Without a window, it is a KVCache whose first row has the position `start`.
+    """
+
+    keys: Any
+    values: Any
+
+    def __init__(self, window: int | None = None, start: int = 0) -> None:
+        super().__init__()
+        self.window = window  # rows that a draft sees, None: all
+        self.start = start
+
+    @property
+    def end(self) -> int:
+        """The position after the newest row."""
+        return int(self.start + self.offset)
+
+    def skip(self, rows: int) -> None:
+        """Move `end` by `rows` positions that are not kept, and drop all rows before them."""
+        self.start, self.offset = self.end + rows, 0
+
+    def drop_old(self) -> None:
+        """Drop rows outside the window, many at a time."""
+        if self.window is not None and self.offset >= self.window + _SLACK:
+            first = self.offset - self.window
+            self.keys = self.keys[..., first : self.offset, :]
+            self.values = self.values[..., first : self.offset, :]
+            self.start, self.offset = self.start + first, self.window
+
+
+class _Attention(nn.Module):
+    def __init__(self, settings: BlockSettings, layer: int) -> None:
+        super().__init__()
+        heads, kv_heads, dim = settings.heads, settings.kv_heads, settings.head_dim
+        width, bias = settings.width, settings.bias
+        self.q_proj = nn.Linear(width, heads * dim * (1 + settings.gated), bias=bias)
+        self.k_proj = nn.Linear(width, kv_heads * dim, bias=bias)
+        if not settings.gemma:
+            self.v_proj = nn.Linear(width, kv_heads * dim, bias=bias)
+        self.o_proj = nn.Linear(heads * dim, width, bias=bias)
+        self.q_norm = nn.RMSNorm(dim, eps=settings.eps)
+        self.k_norm = nn.RMSNorm(dim, eps=settings.eps)
+        if settings.sink:
+            self.attention_sink_bias = mx.zeros((heads,))
+        self._heads, self._gated, self._eps = heads, settings.gated, settings.eps
+        self._kv_shape = (1, -1, kv_heads, dim)
+        self._scale = 1.0 if settings.gemma else dim**-0.5
+        self._window, self._causal = settings.windows[layer], settings.causal[layer]
+
+    def keys_values(self, x: mx.array, rope: Any, position: int) -> tuple[mx.array, mx.array]:
+        """Return the keys and values [1, heads, rows, dim] of rows that begin at `position`."""
+        projected = self.k_proj(x).reshape(self._kv_shape).transpose(0, 2, 1, 3)
+        keys = rope(self.k_norm(projected), offset=position)
+        if "v_proj" in self:
+            return keys, self.v_proj(x).reshape(self._kv_shape).transpose(0, 2, 1, 3)
+        return keys, mx.fast.rms_norm(projected, None, self._eps)
+
+    def __call__(self, x: mx.array, rope: Any, entry: ContextCache) -> mx.array:
+        rows, position = x.shape[1], entry.end
+        queries, gate = self.q_proj(x).reshape(1, rows, self._heads, -1), None
+        if self._gated:
+            queries, gate = mx.split(queries, 2, axis=-1)
+        queries = rope(self.q_norm(queries).transpose(0, 2, 1, 3), offset=position)
+        keys, values = entry.update_and_fetch(*self.keys_values(x, rope, position))
+        entry.trim(rows)
+        context = entry.offset if entry.window is None else min(entry.offset, entry.window)
+        output = mx.fast.scaled_dot_product_attention(
+            queries,
+            keys[..., entry.offset - context :, :],
+            values[..., entry.offset - context :, :],
+            scale=self._scale,
+            mask=self._mask(context, rows),
+            sinks=self.get("attention_sink_bias"),
+        )
+        output = output.transpose(0, 2, 1, 3).reshape(1, rows, -1)
+        return self.o_proj(
+            output if gate is None else output * mx.sigmoid(gate.reshape(1, rows, -1))
+        )
+
+    def _mask(self, context: int, rows: int) -> mx.array | None:
+        """Return which keys each row of the block sees, [rows, context + rows]; None: all."""
+        narrow = self._window is not None and context + rows > self._window
+        if not narrow and not self._causal:
+            return None
+        query, key = context + mx.arange(rows)[:, None], mx.arange(context + rows)[None]
+        seen = key <= query if self._causal else mx.ones((rows, context + rows), mx.bool_)
+        return seen & ((key >= context) | (query - key < self._window)) if narrow else seen
+
+
+class _Layer(nn.Module):
+    def __init__(self, settings: BlockSettings, layer: int) -> None:
+        super().__init__()
+        width, eps = settings.width, settings.eps
+        self.self_attn = _Attention(settings, layer)
+        feed_forward = gemma3_text.MLP if settings.gemma else qwen3.MLP
+        self.mlp = feed_forward(width, settings.intermediate)
+        self.input_layernorm = nn.RMSNorm(width, eps=eps)
+        self.post_attention_layernorm = nn.RMSNorm(width, eps=eps)
+        if settings.gemma:
+            self.pre_feedforward_layernorm = nn.RMSNorm(width, eps=eps)
+            self.post_feedforward_layernorm = nn.RMSNorm(width, eps=eps)
+            self.layer_scalar = mx.ones((1,))
+
+    def __call__(self, x: mx.array, rope: Any, entry: ContextCache) -> mx.array:
+        inner = self.input_layernorm(x)
+        if "layer_scalar" in self:
+            x = x + self.post_attention_layernorm(self.self_attn(inner, rope, entry))
+            inner = self.mlp(self.pre_feedforward_layernorm(x))
+            return (x + self.post_feedforward_layernorm(inner)) * self.layer_scalar
+        if "attention_conv" in self:
+            inner, kernel = self.attention_conv.before(inner)
+            x = x + self.attention_conv.after(self.self_attn(inner, rope, entry), kernel)
+            inner, kernel = self.mlp_conv.before(self.post_attention_layernorm(x))
+            return x + self.mlp_conv.after(self.mlp(inner), kernel)
+        x = x + self.self_attn(inner, rope, entry)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class BlockDrafter(nn.Module):
+    """A drafter of kind "dflash", "dflash2" or "dspark". Its weights are read on first use."""
+
+    needs_final = False
+
+    def __init__(
+        self, config: DrafterConfig, taps: tuple[int, ...], weights: dict[str, mx.array]
+    ) -> None:
+        """weights: their names decide which embedding and heads it has itself; d2t is removed."""
+        super().__init__()
+        settings = block_settings(config)
+        found, path = config.settings, config.path / "config.json"
+        parts = {name.partition(".")[0] for name in weights}
+        width, drafted = settings.width, config.draft_vocabulary or config.vocabulary
+        self.fc = nn.Linear(len(taps) * config.target_width, width, bias=False)
+        self.hidden_norm = nn.RMSNorm(width, eps=settings.eps)
+        self.layers = [_Layer(settings, layer) for layer in range(config.layers)]
+        self.norm = nn.RMSNorm(width, eps=settings.eps)
+        if "embed_tokens" in parts:
+            self.embed_tokens = nn.Embedding(config.vocabulary, width)
+        if "lm_head" in parts:
+            self.lm_head = nn.Linear(width, drafted, bias=False)
+        if config.kind == "dflash2":
+            kernel, group = (
+                count(path, found, f"conv_{name}_size") for name in ("kernel", "group")
+            )
+            rank, top = (count(path, found, f"selector_{name}") for name in ("rank", "top_k"))
+            for layer in self.layers:
+                layer.attention_conv = BlockConvolution(width, kernel, group)
+                layer.mlp_conv = BlockConvolution(width, kernel, group)
+            self.candidate_selector = CandidateSelector(config.vocabulary, width, rank, top)
+        rank = count(path, found, "markov_rank", 256) if "markov_head" in parts else 0
+        if rank:
+            kind = str(found.get("markov_head_type", "vanilla"))
+            self.markov_head = MarkovHead(config.vocabulary, drafted, width, rank, kind)
+        if "confidence_head" in parts:
+            rank *= bool(found.get("confidence_head_with_markov", True))
+            self.confidence_head = ConfidenceHead(width + rank)
+        self.confidence_takes_token = rank > 0
+        self.has_offset_norms = settings.offset_norms
+        self._rope = initialize_rope(**settings.rope)
+        self._settings, self._config = settings, config
+        self._embedding_scale = float(found.get("input_embedding_scale", 1.0))
+        if settings.gemma and "embed_tokens" in parts:
+            self._embedding_scale *= width**0.5
+        self._output_scale = float(found.get("output_multiplier", 1.0))
+        self._softcap = float(found.get("final_logit_softcapping") or 0.0)
+        self.kind, self.taps = config.kind, taps
+        self.longest = config.block - (not config.anchor_predicts)
+        self._targets: mx.array | None = None  # the target's tokens by the drafter's
+        if (table := weights.pop("d2t", None)) is not None:  # differences
+            self._targets = mx.arange(table.size) + table.astype(mx.int32)
+        if (table is None) != (config.draft_vocabulary is None):
+            raise UnsupportedModel(
+                f"the drafter in {config.path} has a vocabulary of {drafted} tokens, and "
+                f"{'no' if table is None else 'a'} table of them (d2t); download it again"
+            )
+
+    def make_cache(self, window: int | None = None, position: int = 0) -> list[ContextCache]:
+        """Return an empty cache.
+
+        window: committed positions that a draft sees at most (default: as many as it was trained
+        with). position: of the first row that `extend` will append.
+        """
+        limits = [
+            [limit for limit in (window, trained and trained - 1) if limit is not None]
+            for trained in self._settings.windows
+        ]
+        return [ContextCache(min(limit, default=None), position) for limit in limits]
+
+    def states(self, hidden: mx.array) -> mx.array:
+        return self.hidden_norm(self.fc(hidden))
+
+    def extend(
+        self, states: mx.array, embeddings: mx.array | None, cache: list[ContextCache]
+    ) -> None:
+        for layer, entry in zip(self.layers, cache, strict=True):
+            rows = states
+            if entry.window is not None and rows.shape[1] > entry.window:
+                entry.skip(rows.shape[1] - entry.window)
+                rows = rows[:, -entry.window :]
+            keys_values = layer.self_attn.keys_values(rows, self._rope, entry.end)
+            entry.update_and_fetch(*keys_values)
+            entry.drop_old()
+
+    def start(
+        self,
+        embed: Embed,
+        lm_head: Project,
+        anchor: int,
+        cache: list[ContextCache],
+        length: int | None = None,
+    ) -> BlockDraft:
+        config = self._config
+        length = self.longest if length is None else min(length, self.longest)
+        first = 0 if config.anchor_predicts else 1
+        # Rows of a causal block do not depend on later rows, others need the trained width.
+        rows = first + length if all(self._settings.causal) else config.block
+        tokens = mx.array([[anchor] + [config.mask_token] * (rows - 1)])
+        x = (self.embed_tokens if "embed_tokens" in self else embed)(tokens)
+        x = x * self._embedding_scale
+        for layer, entry in zip(self.layers, cache, strict=True):
+            x = layer(x, self._rope, entry)
+        hidden = self.norm(x[:, first : first + length])
+        logits = (self.lm_head if "lm_head" in self else lm_head)(hidden) * self._output_scale
+        if self._softcap:
+            logits = mx.tanh(logits / self._softcap) * self._softcap
+        return BlockDraft(self, hidden[0], logits[0])
+
+    def spread(self, logits: mx.array) -> mx.array:
+        """Return logits [drafter's tokens] as logits [target's tokens], -inf where it has none."""
+        if self._targets is None:
+            return logits
+        full = mx.full((self._config.vocabulary,), -mx.inf, logits.dtype)
+        return mx.put_along_axis(full, self._targets, logits, 0)
+
+
+class BlockDraft:
+    """A `Draft` whose rows are computed; heads that need the token before follow row by row."""
+
+    def __init__(self, drafter: BlockDrafter, hidden: mx.array, logits: mx.array) -> None:
+        self._drafter, self._hidden, self._logits = drafter, hidden, logits
+        self._states: dict[int, mx.array | None] = {}  # of a recurrent head, before each depth
+
+    @property
+    def length(self) -> int:
+        return len(self._hidden)
+
+    def logits(self, depth: int, previous: int | mx.array) -> mx.array:
+        drafter, row = self._drafter, self._logits[depth]
+        if "candidate_selector" in drafter:
+            before = mx.array(previous).reshape(1)
+            return drafter.candidate_selector(row, self._hidden[depth], before)[None]
+        if "markov_head" in drafter:
+            before = mx.array(previous).reshape(1)
+            hidden = self._hidden[depth : depth + 1]
+            state = self._states.get(depth)
+            bias, self._states[depth + 1] = drafter.markov_head(hidden, before, state)
+            row = row + bias[0]
+        return drafter.spread(row)[None]
+
+    def confidence(self, depth: int, previous: int | mx.array) -> float | None:
+        drafter = self._drafter
+        if "confidence_head" not in drafter:
+            return None
+        features = self._hidden[depth : depth + 1]
+        if drafter.confidence_takes_token:
+            before = drafter.markov_head.markov_w1(mx.array(previous).reshape(1))
+            features = mx.concatenate([features, before], -1)
+        return float(drafter.confidence_head(features).item())
+
+
+def load(config: DrafterConfig, target: dict[str, Any]) -> BlockDrafter:
+    """Return the drafter. target: the target's config.json.
+
+    Raises UnsupportedModel, DamagedModel.
+    """
+    weights = read_weights(config)
+    for name in ("predecessor_codebook", "successor_codebook"):  # stored without ".weight"
+        if (codebook := weights.pop(f"candidate_selector.{name}", None)) is not None:
+            weights[f"candidate_selector.{name}.weight"] = codebook
+    path = config.path
+    if config.mask_token is None:
+        raise UnsupportedModel(f"{path / 'config.json'} has no mask_token_id; use another drafter")
+    taps = config.tap_layers(int(text_config(target)["num_hidden_layers"]))
+    with as_error(f"the drafter in {path} cannot be loaded", UnsupportedModel):
+        drafter = BlockDrafter(config, taps, weights)
+    if drafter.has_offset_norms:
+        norms = {name for name in weights if name.endswith("norm.weight")}
+        weights |= {name: weights[name] + 1.0 for name in norms}
+    fill(drafter, weights, config)
+    return drafter

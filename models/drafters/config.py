@@ -1,0 +1,233 @@
+"""The configuration of a drafter in its own directory, in one form for all packagings.
+
+The packagings and where they are defined:
+
+- DFlash and DFlash2: z-lab's `dflash` 0.1.0, `model_mlx.py`.
+- DSpark: deepseek-ai/DeepSpec (flat), SpecForge and LFM2 (fields in `dflash_config`), Nemotron
+  (causal, sliding window, attention sinks). `config.py` of mlx-dspark 0.20.3 compares them.
+- The "speculators" container of vLLM: `config.py` and `models/*/config.py` of speculators 0.9.0.
+- EAGLE-3: SafeAILab, and the `eagle_config` of NVIDIA and SGLang.
+- Gemma 4 assistants and MTP heads: `speculative/drafters/` of mlx-vlm 0.7.10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from akunu_py.errors import DamagedModel, UnsupportedModel
+from akunu_py.models.load.model_files import ADVICE, read_settings, text_config
+
+_SPECULATORS = {  # algorithms of the container, and our kinds
+    "dflash": "dflash",
+    "dflash2": "dflash2",
+    "dspark": "dspark",
+    "eagle3": "eagle3",
+    "peagle": "eagle3",
+    "mtp": "mtp",
+}
+_ARCHITECTURES = {  # part of a class name in lower case; the first match counts
+    "dspark": "dspark",
+    "dflash2": "dflash2",
+    "dflash": "dflash",
+    "eagle3": "eagle3",
+    "gemma4assistant": "gemma4-assistant",
+    "gemma4unifiedassistant": "gemma4-assistant",
+}
+_MOST = 1000  # layers, and rows of a block
+BLOCK_KINDS = ("dflash", "dflash2", "dspark")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterConfig:
+    """The facts about a drafter that all kinds have."""
+
+    path: Path  # the drafter's directory
+    kind: str  # "dflash", "dflash2", "dspark", "eagle3", "gemma4-assistant" or "mtp"
+    settings: dict[str, Any]  # all settings in one flat object; `dflash_config` wins
+    speculators: bool  # packaged by vLLM's speculators
+    width: int  # of the drafter's hidden states
+    target_width: int  # of the target's hidden states
+    layers: int  # of the drafter
+    vocabulary: int  # tokens of the target, as its configuration counts them
+    draft_vocabulary: int | None  # tokens of the drafter's own head, if fewer
+    target_layers: int | None  # None: unknown
+    taps: tuple[int, ...]  # output layers of the target, -1: its embedding; (): see `tap_layers`
+    block: int  # rows of a draft's pass; 0 if not given
+    suggested_tokens: int | None  # draft tokens of one draft, if the publisher states them
+    mask_token: int | None
+    anchor_predicts: bool  # the row of the last known token predicts the next one
+    target_name: str  # the target that the drafter names, "" if none
+
+    def tap_layers(self, target_layers: int) -> tuple[int, ...]:
+        """Return the target's layers whose outputs the drafter takes, the default if none is set.
+
+        target_layers: number of layers of the target. -1 is the target's embedding.
+        """
+        if self.taps or self.kind not in (*BLOCK_KINDS, "eagle3"):
+            return self.taps
+        if self.kind == "eagle3":  # the inputs of layers 2, n // 2 and n - 3
+            return 1, target_layers // 2 - 1, target_layers - 4
+        if self.layers == 1:
+            return (target_layers // 2,)
+        step = (target_layers - 4) / (self.layers - 1)
+        return tuple(round(1 + index * step) for index in range(self.layers))
+
+    def check(self, target: dict[str, Any]) -> None:
+        """Raise UnsupportedModel with the first difference to what the drafter expects.
+
+        target: the target's config.json.
+        """
+        text = text_config(target)
+        layers, needed = text.get("num_hidden_layers"), max(self.taps, default=-1) + 1
+        for what, own, found in (
+            ("hidden states of width", self.target_width, text.get("hidden_size")),
+            ("layers:", max(needed, self.target_layers or layers or 0), layers),
+            ("tokens:", self.vocabulary, text.get("vocab_size")),
+        ):
+            if found is not None and own != found:
+                raise UnsupportedModel(
+                    f"the drafter in {self.path} is for another model: it expects {what} {own}, "
+                    f"the model has {found}; use a drafter that was trained for this model"
+                )
+
+
+def read_config(directory: Path) -> DrafterConfig | None:
+    """Return the configuration of the drafter in `directory`, None if it has an ordinary model.
+
+    Raises UnsupportedModel for a drafter of an unknown kind, DamagedModel for a bad config.json.
+    """
+    path = directory / "config.json"
+    if not path.is_file():
+        return None
+    raw = read_settings(path)
+    container = _object(raw, "speculators_config")
+    kind = _kind(path, raw, container)
+    if kind is None:
+        return None
+    inner = _object(raw, "transformer_layer_config") or _object(raw, "text_config")
+    settings = raw | inner | _object(raw, "dflash_config")
+    speculators = "speculators_model_type" in raw or bool(container)
+    methods = container.get("proposal_methods")
+    method = methods[0] if isinstance(methods, list) and methods else {}
+    suggested = method.get("speculative_tokens") if isinstance(method, dict) else None
+    suggested = suggested if type(suggested) is int and suggested > 0 else None
+    width = count(path, settings, "hidden_size")
+    mask = count(path, settings, "mask_token_id", -1, least=-1)
+    vocabulary = count(path, settings, "vocab_size")
+    drafted = count(path, settings, "draft_vocab_size", vocabulary)
+    target_width = count(path, settings, "target_hidden_size", width)
+    return DrafterConfig(
+        path=directory,
+        kind=kind,
+        settings=settings,
+        speculators=speculators,
+        width=width,
+        target_width=count(path, settings, "backbone_hidden_size", target_width),
+        layers=count(path, settings, "num_hidden_layers", 1, most=_MOST),
+        vocabulary=vocabulary,
+        draft_vocabulary=None if drafted == vocabulary else drafted,
+        target_layers=count(path, settings, "num_target_layers", 0, least=0) or None,
+        taps=_taps(path, settings, speculators=speculators),
+        block=_block(path, kind, settings, speculators=speculators),
+        suggested_tokens=suggested,
+        mask_token=None if mask < 0 else mask,
+        anchor_predicts=_anchor_predicts(kind, settings, suggested, speculators=speculators),
+        target_name=str(_object(container, "verifier").get("name_or_path") or ""),
+    )
+
+
+def _kind(path: Path, raw: dict[str, Any], container: dict[str, Any]) -> str | None:
+    algorithm = raw.get("speculators_model_type") or container.get("algorithm")
+    if algorithm is not None:
+        if algorithm not in _SPECULATORS:
+            raise UnsupportedModel(
+                f"{path}: the drafter is of kind {algorithm!r:.40}; akunu supports "
+                f"{', '.join(_SPECULATORS)}: use a drafter of such a kind"
+            )
+        return _SPECULATORS[algorithm]
+    names = raw.get("architectures")
+    architecture = str(names[0]).lower() if isinstance(names, list) and names else ""
+    model_type = raw.get("model_type")
+    model_type = model_type if isinstance(model_type, str) else ""
+    if "dspark_block_size" in raw:  # a target that contains its drafter
+        return None
+    nested = _object(raw, "dflash_config")
+    if nested.get("projector_type") == "dspark":
+        return "dspark"
+    described = f"{architecture} {model_type.replace('_', '')}"
+    for part, kind in _ARCHITECTURES.items():
+        if part in described:
+            return kind
+    if nested:
+        return "dflash"
+    if "draft_vocab_size" in raw:  # SafeAILab names the architecture of the layer
+        return "eagle3"
+    return "mtp" if model_type.endswith("_mtp") else None
+
+
+def _anchor_predicts(
+    kind: str, settings: dict[str, Any], suggested: int | None, *, speculators: bool
+) -> bool:
+    """Return True if row k of a block predicts position k + 1 after its first row, else k.
+
+    The wrong answer halves the acceptance without an error. The number of draft tokens decides
+    where the container states it: containers without `sample_from_anchor` are older than it.
+    """
+    block = settings.get("block_size")
+    if suggested is not None and block in (suggested, suggested + 1):
+        return suggested == block
+    if isinstance(stated := settings.get("sample_from_anchor"), bool):
+        return stated
+    if isinstance(start := settings.get("logits_start"), int):
+        return start == 0
+    return kind == "dspark" and not speculators
+
+
+def _taps(path: Path, settings: dict[str, Any], *, speculators: bool) -> tuple[int, ...]:
+    """Return the numbers of output layers. The container counts the embedding as 0."""
+    eagle = _object(settings, "eagle_config").get("eagle_aux_hidden_state_layer_ids")
+    plain = settings.get("target_layer_ids") or eagle
+    shifted = settings.get("aux_hidden_state_layer_ids") or settings.get(
+        "eagle_aux_hidden_state_layer_ids"
+    )
+    found = shifted or plain if speculators else plain or shifted
+    if not found:
+        return ()
+    if not isinstance(found, list) or not all(type(tap) is int and tap >= -1 for tap in found):
+        raise DamagedModel(f"{path}: expected a list of layers, found {found!r:.60}; {ADVICE}")
+    return tuple(tap - 1 if found is shifted else tap for tap in found)
+
+
+def _block(path: Path, kind: str, settings: dict[str, Any], *, speculators: bool) -> int:
+    if kind not in BLOCK_KINDS:
+        return count(path, settings, "block_size", 0, least=0, most=_MOST)
+    default = None if kind == "dspark" or speculators else 16
+    block = count(path, settings, "block_size", default, most=_MOST)
+    return block - 1 if settings.get("dspark_bonus_anchor") else block  # counts the bonus token
+
+
+def count(
+    path: Path,
+    settings: dict[str, Any],
+    key: str,
+    default: int | None = None,
+    *,
+    least: int = 1,
+    most: int = 10_000_000,
+) -> int:
+    """Return an integer of `settings`, `default` if it is missing or null. Raises DamagedModel."""
+    value = settings.get(key)
+    value = default if value is None else value
+    if type(value) is not int or not least <= value <= most:
+        raise DamagedModel(
+            f"{path}: expected {key} as an integer from {least} to {most}, found {value!r:.40}; "
+            f"{ADVICE}"
+        )
+    return value
+
+
+def _object(settings: dict[str, Any], key: str) -> dict[str, Any]:
+    found = settings.get(key)
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,305 @@
+"""EAGLE-3 and P-EAGLE drafters: the drafts of independent implementations, and loading."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from akunu_py.errors import DamagedModel, UnsupportedModel
+from akunu_py.models.drafters.config import read_config
+from akunu_py.models.drafters.eagle3 import Eagle3, load_eagle3
+from akunu_py.models.drafters.interface import Embed
+from tests.support import tiny_drafters as tiny
+from tests.support.draft_rounds import Target, draft_rounds, greedy
+from tests.support.tiny_drafters import LENGTHS, Array
+
+LAYERS = 12  # of the target
+GOLDEN = Path(__file__).parents[1] / "golden" / "drafters" / "eagle3.json"
+CASES = json.loads(GOLDEN.read_text())["cases"]
+ROUNDS = [case for case in CASES if case["by"] == "eagle3_rounds"]
+FORCED = [case for case in CASES if case["by"] == "eagle3_forced"]
+
+
+def no_lm_head(hidden: mx.array) -> mx.array:
+    raise AssertionError("these drafters have lm_heads")
+
+
+def target_config(config: dict[str, Any]) -> dict[str, Any]:
+    layer = config["transformer_layer_config"]
+    width = config["target_hidden_size"]
+    return {
+        "num_hidden_layers": LAYERS, "hidden_size": width, "vocab_size": layer["vocab_size"]
+    }  # fmt: skip
+
+
+def save(directory: Path, config: dict[str, Any], weights: dict[str, Any]) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    arrays = {name: mx.array(value) for name, value in weights.items()}
+    mx.save_safetensors(str(directory / "model.safetensors"), arrays)
+    return directory
+
+
+def loaded(directory: Path, target: dict[str, Any]) -> Eagle3:
+    config = read_config(directory)
+    assert config is not None
+    assert config.kind == "eagle3"
+    return load_eagle3(config, target)
+
+
+def opened(directory: Path, case: dict[str, Any], **changes: Any) -> Eagle3:
+    config = case["config"] | changes
+    weights = tiny.eagle3_checkpoint(config, case["seed"])
+    return loaded(save(directory, config, weights), target_config(config))
+
+
+def embedding(drafter: Eagle3, case: dict[str, Any]) -> Embed:
+    """Return the drafter's embedding, else that of its checkpoint as the target's."""
+    weight = mx.array(tiny.eagle3_checkpoint(case["config"], case["seed"])["embed_tokens.weight"])
+    return drafter.own_embedding or (lambda tokens: weight[tokens])
+
+
+def taps_width(case: dict[str, Any]) -> int:
+    return 3 * int(case["config"]["target_hidden_size"])
+
+
+def rounds(drafter: Eagle3, case: dict[str, Any]) -> list[list[int]]:
+    embed = embedding(drafter, case)
+    target = Target(embed, no_lm_head, taps_width(case), vocabulary(case))
+    return draft_rounds(drafter, target, case["seed"])
+
+
+def vocabulary(case: dict[str, Any]) -> int:
+    return int(case["config"]["transformer_layer_config"]["vocab_size"])
+
+
+@pytest.mark.parametrize("case", ROUNDS, ids=lambda case: f"seed{case['seed']}")
+def test_drafts_equal_mlx_vlm(case: dict[str, Any], tmp_path: Path) -> None:
+    drafter = opened(tmp_path, case)
+    assert rounds(drafter, case) == case["drafts"]
+    drafted = {token for draft in case["drafts"] for token in draft}
+    assert len(drafted) > 5  # of 20: a constant draft would prove nothing
+
+
+def forced(drafter: Eagle3, case: dict[str, Any], embed: Embed) -> Iterator[tuple[int, list[int]]]:
+    """Yield each row with the draft tokens behind it, given the text's tokens."""
+    rows, depths = LENGTHS[0] + 4, LENGTHS[1]
+    tokens = tiny.draw_tokens(case["seed"], rows + 1, vocabulary(case))
+    taps = tiny.draw_states(case["seed"], rows, taps_width(case))
+    states, cache = drafter.states(mx.array(taps)), drafter.make_cache()
+    for row in range(rows):
+        embeddings = embed(mx.array([[tokens[row + 1]]]))
+        hidden = drafter.extend(states[:, row : row + 1], embeddings, cache)
+        count = min(depths, rows - row)
+        made = drafter.start(embed, no_lm_head, hidden, cache, count)
+        yield row, [greedy(made.logits(d, tokens[row + d + 1])) for d in range(count)]
+        made.end()
+
+
+@pytest.mark.parametrize("case", FORCED, ids=lambda case: f"seed{case['seed']}")
+def test_drafts_equal_speculators(case: dict[str, Any], tmp_path: Path) -> None:
+    """Compare every depth behind every row."""
+    drafter, compared = opened(tmp_path, case), 0
+    assert drafter.is_parallel == (case["config"]["speculators_model_type"] == "peagle")
+    for row, tokens in forced(drafter, case, embedding(drafter, case)):
+        wanted = [case["drafts"][depth][row] for depth in range(len(tokens))]
+        if window := case["config"]["transformer_layer_config"]["sliding_window"]:
+            # In training, rows of a draft see the positions that its first row sees.
+            wanted[1:] = [-1 if row + d >= window else w for d, w in enumerate(wanted)][1:]
+        known = [(own, other) for own, other in zip(tokens, wanted, strict=True) if other >= 0]
+        assert [own for own, _ in known] == [other for _, other in known]
+        compared += len(known)
+    assert compared > 15
+
+
+@pytest.mark.parametrize("case", [*ROUNDS[:4], *FORCED[:4]], ids=lambda case: case["by"][7:])
+def test_rows_in_pieces_equal_rows_at_once(case: dict[str, Any], tmp_path: Path) -> None:
+    drafter = opened(tmp_path, case)
+    embed = embedding(drafter, case)
+    known = embed(mx.array([tiny.draw_tokens(1, 11, vocabulary(case))]))
+    taps = mx.array(tiny.draw_states(2, 11, taps_width(case)))
+    whole = drafter.extend(drafter.states(taps), known, drafter.make_cache())
+    for size in (1, 2, 5):
+        cache = drafter.make_cache()
+        pieces = [
+            drafter.extend(drafter.states(taps[:, at : at + size]), known[:, at : at + size], cache)
+            for at in range(0, 11, size)
+        ]
+        np.testing.assert_allclose(mx.concatenate(pieces, 1), whole, atol=1e-4)
+
+
+def test_wrong_wiring_drafts_other_tokens(tmp_path: Path) -> None:
+    case = ROUNDS[0]
+    wanted = case["drafts"]
+
+    def swapped_taps(drafter: Eagle3) -> None:
+        parts = mx.split(drafter.fc.weight, len(drafter.taps), axis=-1)
+        drafter.fc.weight = mx.concatenate(parts[::-1], axis=-1)
+
+    def no_norm(drafter: Eagle3) -> None:
+        drafter.layers[0].hidden_norm.weight = mx.ones_like(drafter.norm.weight)
+
+    def other_base(drafter: Eagle3) -> None:
+        drafter.layers[0].self_attn.rope.base = 100.0
+
+    def constant_position(drafter: Eagle3) -> None:
+        rope = drafter.layers[0].self_attn.rope
+        drafter.layers[0].self_attn.rope = lambda x, offset: rope(x, offset=0)
+
+    def shifted_tokens(drafter: Eagle3) -> None:
+        extend = drafter.extend
+        drafter.extend = lambda states, known, cache: extend(  # type: ignore[method-assign, assignment]
+            states, mx.roll(known, 1, axis=1), cache
+        )
+
+    def other_residual(drafter: Eagle3) -> None:
+        drafter._norm_before_residual = not drafter._norm_before_residual
+
+    mutations: list[Callable[[Eagle3], None]] = [
+        swapped_taps, no_norm, other_base, constant_position, shifted_tokens, other_residual
+    ]  # fmt: skip
+    for number, mutate in enumerate(mutations):
+        drafter = opened(tmp_path / str(number), case)
+        mutate(drafter)
+        assert rounds(drafter, case) != wanted, mutate.__name__
+
+
+def packagings(case: dict[str, Any]) -> dict[str, tuple[dict[str, Any], dict[str, Array]]]:
+    """Return the case's drafter as each publisher packages it."""
+    config = case["config"]
+    weights = tiny.eagle3_checkpoint(config, case["seed"])
+    flags = {name: config.get(name, False) for name in ("norm_before_residual", "norm_output")}
+    flat = config | config["transformer_layer_config"]
+    flat = {name: flat[name] for name in flat if name[:11] not in ("speculators", "transformer")}
+    older = {}
+    for name, value in weights.items():
+        name = name.replace("layers.0.", "midlayer.")
+        for number, level in enumerate(("low", "mid", "high")):
+            name = name.replace(f"fc_norm.{number}", f"aux_norm_{level}")
+        older[name] = value
+    del older["embed_tokens.weight"]
+    extra = {
+        "verifier_norm.weight": np.ones(3), "verifier_lm_head.weight": np.ones((3, 3)),
+        "t2d": np.ones(vocabulary(case), bool), "midlayer.rotary_emb.inv_freq": np.ones(3),
+    }  # fmt: skip
+    outputs = [1, LAYERS // 2 - 1, LAYERS - 4]
+    sglang = {name: value for name, value in flat.items() if name not in flags} | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": outputs} | flags,
+    }
+    rope = {"rope_type": "default", "rope_theta": flat["rope_theta"]}
+    layer = config["transformer_layer_config"] | {"rope_theta": None, "rope_parameters": rope}
+    inputs = [each + 1 for each in outputs]
+    return {
+        "safeailab": (flat | {"architectures": ["LlamaForCausalLM"]}, older | extra),
+        "sglang": (sglang, {f"model.{name}": value for name, value in weights.items()}),
+        "transformers 5": (config | {"transformer_layer_config": layer}, weights | extra),
+        "speculators": (config | {"eagle_aux_hidden_state_layer_ids": inputs}, weights),
+    }
+
+
+@pytest.mark.parametrize("case", [ROUNDS[0], FORCED[0]], ids=["llama", "qwen3"])
+def test_every_packaging_loads_to_the_same_drafter(case: dict[str, Any], tmp_path: Path) -> None:
+    wanted = rounds(opened(tmp_path, case), case)
+    for name, (config, weights) in packagings(case).items():
+        directory = save(tmp_path / name, config, weights)
+        drafter = loaded(directory, target_config(case["config"]))
+        assert drafter.taps == (1, LAYERS // 2 - 1, LAYERS - 4), name
+        assert rounds(drafter, case) == wanted, name
+
+
+@pytest.mark.parametrize(
+    ("settings", "taps"),
+    [
+        ({}, (1, 5, 8)),
+        ({"eagle_aux_hidden_state_layer_ids": [3, 7, 12]}, (2, 6, 11)),
+        ({"aux_hidden_state_layer_ids": [0, 7]}, (-1, 6)),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 5, 8]}, (1, 5, 8)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 6, 9]}}, (1, 6, 9)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 6, 9]}}, (1, 5, 8)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [8, 10, 12]}}, (7, 9, 11)),
+    ],
+)
+def test_taps_are_outputs(settings: dict[str, Any], taps: tuple[int, ...], tmp_path: Path) -> None:
+    config = tiny.eagle3_config(0)
+    if "eagle_config" in settings:
+        config, _ = packagings({"config": config, "seed": 0})["sglang"]
+    config |= settings
+    ids = {"eagle_aux_hidden_state_layer_ids": list(taps)}
+    plain = tiny.eagle3_config(0) | ids
+    weights = tiny.eagle3_checkpoint(plain, 0)
+    drafter = loaded(save(tmp_path, config, weights), target_config(plain))
+    assert drafter.taps == taps
+
+
+def test_trained_embedding_is_used(tmp_path: Path) -> None:
+    case = FORCED[0]
+    drafter = opened(tmp_path, case, embed_requires_grad=True)
+    weight = tiny.eagle3_checkpoint(case["config"], case["seed"])["embed_tokens.weight"]
+    assert drafter.own_embedding is not None
+    assert mx.array_equal(drafter.own_embedding(mx.array([5])), mx.array(weight[5:6]))
+    assert opened(tmp_path / "target's", case).own_embedding is None
+
+
+def test_target_has_the_lm_head_of_a_drafter_without_one(tmp_path: Path) -> None:
+    config = tiny.eagle3_config(0)
+    config["draft_vocab_size"] = config["transformer_layer_config"]["vocab_size"]
+    weights = tiny.eagle3_checkpoint(config, 0)
+    head = mx.array(weights["lm_head.weight"])
+    hidden = mx.array(tiny.draw_states(0, 1, head.shape[-1]))
+    found = []
+    for name in ("own", "target's"):
+        drafter = loaded(save(tmp_path / name, config, weights), target_config(config))
+        found.append(drafter.logits(hidden, lambda normed: normed @ head.T))
+        weights.pop("lm_head.weight", None)
+    assert mx.allclose(found[0], found[1])
+
+
+def test_drafter_that_mlx_quantized(tmp_path: Path) -> None:
+    config = tiny.eagle3_config(0, hidden_size=64, intermediate_size=64, target_hidden_size=64)
+    case = {"config": config, "seed": 0}
+    plain = opened(tmp_path / "plain", case)
+    nn.quantize(
+        plain, 32, 8, class_predicate=lambda _, part: getattr(part, "weight", mx.zeros(1)).ndim == 2
+        and part.weight.shape[-1] % 32 == 0,
+    )  # fmt: skip
+    weights = dict(tree_flatten(plain.parameters()))
+    weights["d2t"] = tiny.eagle3_checkpoint(config, 0)["d2t"]
+    packed = loaded(save(tmp_path / "packed", config, weights), target_config(config))
+    assert packed.fc.bits == 8
+    assert rounds(packed, case) == rounds(plain, case)
+
+
+def test_other_drafters_are_rejected(tmp_path: Path) -> None:
+    config = tiny.eagle3_config(0)
+    weights, target = tiny.eagle3_checkpoint(config, 0), target_config(config)
+    offsets = {"d2t": weights["d2t"] + 1000}
+    without = {name: value for name, value in weights.items() if name != "d2t"}
+    mla = {"layers.0.self_attn.kv_a_proj.weight": np.ones(3)}
+    no = UnsupportedModel
+    cases: list[tuple[str, dict[str, Any], dict[str, Any], type[Exception], str]] = [
+        ("width", weights, {"hidden_size": 99}, no, "width .*, the model has 99"),
+        ("vocabulary", weights, {"vocab_size": 9}, no, "tokens: .*, the model has 9;"),
+        ("offsets", weights | offsets, {}, DamagedModel, "drafts token 10"),
+        ("no offsets", without, {}, DamagedModel, "but no d2t"),
+        ("other names", weights | mla, {}, no, "unknown tensor"),
+    ]  # fmt: skip
+    for name, tensors, changes, error, words in cases:
+        directory = save(tmp_path / name, config, tensors)
+        with pytest.raises(error, match=words):
+            loaded(directory, target | changes)
+    deep = config | {"eagle_aux_hidden_state_layer_ids": [2, 6, 40]}
+    with pytest.raises(UnsupportedModel, match="output of layer 39, the model has 12 layers"):
+        loaded(save(tmp_path / "deep", deep, weights), target)
+    directory = save(tmp_path / "pickle", config, weights)
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModel, match=r"pytorch_model\.bin"):
+        loaded(directory, target)

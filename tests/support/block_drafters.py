@@ -1,0 +1,90 @@
+"""Block drafters of random weights for tiny models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from akunu_py.engine.drafters.states import ParallelDrafter
+from akunu_py.engine.model.drafters import PublishedDrafter
+from akunu_py.models.drafters.block import BlockDrafter
+from akunu_py.models.drafters.config import DrafterConfig
+from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
+
+NEEDS = MemoryNeeds(1, CacheGrowth(1), Activations(1, 1, 1, 1), 4096)
+BLOCK = 6
+SETTINGS = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 32,
+    "conv_kernel_size": 2,
+    "conv_group_size": 4,
+    "selector_rank": 8,
+    "selector_top_k": 4,
+    "markov_rank": 4,
+}
+
+
+def block_drafter(
+    kind: str, model: Any, width: int, vocabulary: int, seed: int = 0, *, wide: bool = False
+) -> Any:
+    """Return a drafter for `model`. width, vocabulary: of the model. wide: can be quantized."""
+    mx.random.seed(seed)
+    dspark = kind == "dspark"
+    taps = (*([-1] if dspark else []), 0, len(model.layers) - 1)
+    config = DrafterConfig(
+        path=Path(),
+        kind=kind,
+        settings=SETTINGS,
+        speculators=False,
+        width=(128 if wide else 24) if dspark else width,  # others share the target's embedding
+        target_width=width,
+        layers=2,
+        vocabulary=vocabulary,
+        draft_vocabulary=None,
+        target_layers=None,
+        taps=taps,
+        block=BLOCK,
+        suggested_tokens=None,
+        mask_token=vocabulary - 1,
+        anchor_predicts=dspark,
+        target_name="",
+    )
+    parts = ("markov_head", "confidence_head", "embed_tokens", "lm_head") if dspark else ()
+    drafter = BlockDrafter(config, taps, {f"{part}.": mx.zeros(0) for part in parts})
+    drafter.eval()
+    mx.eval(drafter.parameters())
+    return PublishedDrafter(kind, Path(), drafter, NEEDS, 1e-6)
+
+
+def write_drafter(directory: Path, width: int, vocabulary: int, **changes: Any) -> Path:
+    """Write the repository of a DFlash drafter of one layer for a target of two layers."""
+    target = SimpleNamespace(layers=[None, None])
+    drafter = block_drafter("dflash", target, width, vocabulary).model
+    config = SETTINGS | {
+        "architectures": ["DFlashDraftModel"],
+        "hidden_size": width,
+        "num_hidden_layers": 2,
+        "num_target_layers": 2,
+        "vocab_size": vocabulary,
+        "block_size": BLOCK,
+        "dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": vocabulary - 1},
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    weights = dict(tree_flatten(drafter.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights)
+    return directory
+
+
+class Untimed(ParallelDrafter):
+    """No time is measured, so its stated cost counts."""
+
+    def clock(self) -> float:
+        return 0.0
