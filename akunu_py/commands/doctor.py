@@ -132,7 +132,16 @@ def _models() -> Iterator[Finding]:
         except AkunuError as error:
             yield Finding("model", "problem", str(error))
         else:
-            yield Finding("model", "ok", f"{model.name}, {human_size(model.size)}")
+            kind = f", a drafter ({model.kind})" if model.kind else ""
+            yield Finding("model", "ok", f"{model.name}, {human_size(model.size)}{kind}")
+        if model.drafter:
+            try:
+                model_store.check(model_store.get(model.drafter))
+            except AkunuError as error:
+                advice = f"or pull it again: akunu models pull {model.name} --with-drafter"
+                yield Finding("drafter", "problem", f"{model.name}: {error}; {advice}")
+            else:
+                yield Finding("drafter", "ok", f"{model.drafter} drafts for {model.name}")
 
 
 def _drafting() -> Iterator[Finding]:
@@ -143,7 +152,9 @@ def _drafting() -> Iterator[Finding]:
         model_store.check(model_store.resolve(settings.draft_model))
         yield Finding("drafting", "ok", f"n-grams and the draft model {settings.draft_model}")
     else:
-        yield Finding("drafting", "ok", "n-grams, and MTP heads of models that have them")
+        yield Finding(
+            "drafting", "ok", "n-grams, and the drafters and MTP heads of models that have them"
+        )
 
 
 def _servers() -> Iterator[Finding]:

@@ -49,7 +49,11 @@ def test_each_problem_is_reported_with_advice(home: Path) -> None:
     (home / ".vimrc").write_text("let g:akunu_command = ['/gone/akunu', 'complete']\n")
     (home / "config" / "akunu").mkdir(parents=True)
     (home / "config" / "akunu" / "settings.toml").write_text('draft_model = "missing"\n')
+    (home / "data" / "akunu" / "models" / "models.toml").write_text('[broken]\ndrafter = "gone"\n')
     found = findings(code=1)
+    assert found["drafter"][0] == "problem"
+    assert "'gone'" in found["drafter"][1]
+    assert "akunu models pull broken --with-drafter" in found["drafter"][1]
     assert found["model"][0] == "problem"
     assert "akunu models" in found["model"][1]
     assert found["drafting"][0] == "problem"
