@@ -67,8 +67,6 @@ def request_error(error: Exception) -> RequestError:
     return RequestError("internal error; see the server's terminal for details", "internal")
 
 
-def gpu_is_lost(error: BaseException | None) -> bool:
+def gpu_is_lost(error: Exception | None) -> bool:
     """Return True if macOS ignores all further GPU work of this process."""
-    while error is not None and _IGNORED not in str(error):
-        error = error.__cause__
-    return error is not None
+    return error is not None and any(_IGNORED in str(each) for each in (error, error.__cause__))
