@@ -1,7 +1,8 @@
-"""Record the requests of a real client: `python -m tests.serve.record CLIENT MODEL`.
+"""Record the requests of a real client: `python -m tests.serve.record CLIENT MODEL [ARGUMENT ...]`.
 
-Serves a model of the store on loopback and prints its address; start the client by hand. Enter
-ends the recording and writes `requests/CLIENT.json.gz`.
+Serves a model of the store on loopback; "random" is one of random weights with a long context.
+With arguments, `akunu launch CLIENT` runs the client with them. Without, start the client by hand;
+Enter ends the recording. Writes `requests/CLIENT.json.gz`. Fails if the client or a request failed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import gzip
 import hashlib
 import json
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from akunu_py.models.store import model_store
-from tests.support.serving import at_a_socket, served
+from tests.support.serving import at_a_socket, served, write_long_model
 
 _KEPT_HEADERS = ("content-type", "accept", "user-agent", "anthropic-version", "anthropic-beta")
 _LONGEST = 200  # characters of a text; longer ones are cut
@@ -33,6 +36,7 @@ class Recorder:
         self._app = app
         self._ids: dict[str, str] = {}
         self.requests: list[dict[str, Any]] = []
+        self.errors: list[str] = []  # replies to requests that failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         data = b""
@@ -43,7 +47,12 @@ class Recorder:
             data += message.get("body", b"")
             return message
 
-        await self._app(scope, watched, send)
+        async def checked(message: MutableMapping[str, Any]) -> None:
+            if message.get("status", 0) >= 400:
+                self.errors.append(f"{scope['path']}: status {message['status']}")
+            await send(message)
+
+        await self._app(scope, watched, checked)
         if scope["type"] == "http" and scope["method"] == "POST":
             headers = {name.decode(): value.decode() for name, value in scope["headers"]}
             kept = {name: headers[name] for name in _KEPT_HEADERS if name in headers}
@@ -71,15 +80,27 @@ class Recorder:
         return re.sub("[0-9a-f]", "0", match[0])[: -len(number)] + number
 
 
-def main(client: str, model: str) -> None:
-    with served(model_store.resolve(model).path) as server:
-        recorder = Recorder(server.app)
-        with at_a_socket(recorder) as url:
-            input(f"{client} may use {url}; Enter ends the recording. ")
+def main(client: str, model: str, *arguments: str) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        if model == "random":
+            path = write_long_model(Path(folder) / model, model_store.resolve("starter").path)
+        else:
+            path = model_store.resolve(model).path
+        with served(path, model) as server:
+            recorder, code = Recorder(server.app), 0
+            with at_a_socket(recorder) as url:
+                if arguments:
+                    port = url.rpartition(":")[2]
+                    launch = ["-m", "akunu_py", "launch", client, "--port", port, "--"]
+                    code = subprocess.run([sys.executable, *launch, *arguments]).returncode
+                else:
+                    input(f"{client} may use {url}; Enter ends the recording. ")
     data = json.dumps(recorder.requests, ensure_ascii=False).encode()
     file = Path(__file__).with_name("requests") / f"{client}.json.gz"
     file.write_bytes(gzip.compress(data, mtime=0))
+    print(f"{client}: {len(recorder.requests)} requests", *recorder.errors, sep="\n")
+    return code or int(bool(recorder.errors or not recorder.requests))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

@@ -10,9 +10,11 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,18 @@ import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.sampling import Sampler
+from akunu_py.errors import AkunuError
 from akunu_py.serve.http import server as server_module
-from akunu_py.serve.http.server import _Protocol, _Server, model_defaults
-from akunu_py.types import SamplingOptions
+from akunu_py.serve.http.guard import AccessRules
+from akunu_py.serve.http.model_pool import ModelPool, ServedModel
+from akunu_py.serve.http.server import ServeOptions, _Protocol, _Server, model_defaults, serve
+from akunu_py.types import GenerateOptions, SamplingOptions
 from tests.reliability.fuzz import SCALARS
 from tests.support.command import AKUNU, run_here, until
+from tests.support.serving import TURNS, write_served_model
 
 KEY = {"x-api-key": "sesame"}
 CHAT = "/v1/chat/completions"
@@ -210,6 +218,34 @@ def test_reply_reaches_a_client_that_only_stopped_writing(gone: bool) -> None:
             await asyncio.gather(server.serve([listening]), use(port))
 
     asyncio.run(both())
+
+
+@pytest.mark.usefixtures("own_directories")
+def test_a_lost_gpu_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an error, so that launchd and systemd restart the service."""
+
+    def step(loop: StepLoop) -> Any:
+        raise RuntimeError("Ignored (00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)")
+
+    monkeypatch.setattr(StepLoop, "step", step)
+    directory = write_served_model(tmp_path / "model")
+    options = ServeOptions(AccessRules(), GenerateOptions(), quiet=True)
+    load = partial(Engine.load, directory, name="tiny")
+    model = ServedModel(["tiny"], lambda reserved: StepLoop(load()), options.service)
+    statuses: list[int] = []
+
+    def use(port: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", CHAT, json.dumps({"messages": TURNS}))
+        statuses.append(connection.getresponse().status)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        client = threading.Thread(target=use, args=(listening.getsockname()[1],))
+        client.start()
+        with pytest.raises(AkunuError, match="start akunu serve again"):
+            serve(ModelPool([model]), listening, options, "")
+        client.join()
+    assert statuses == [500]
 
 
 def test_generation_config_sets_defaults(tmp_path: Path) -> None:

@@ -38,6 +38,11 @@ def array(begin: str, end: str, *names: str) -> Callable[[list[Call]], str]:
     return lambda calls: begin + dumped([{name: n, arguments: a} for n, a in calls]) + end
 
 
+def single(calls: list[Call]) -> str:
+    [(name, arguments)] = calls
+    return dumped({"name": name, "arguments": arguments})
+
+
 def llama3(calls: list[Call]) -> str:
     return "; ".join(f'{{"name": "{n}", "parameters": {dumped(a)}}}' for n, a in calls)
 
@@ -185,6 +190,35 @@ EXAMPLES: dict[str, Written] = {
     "qwen3_coder": (
         "qwen3_coder", tagged("<tool_call>\n", "\n</tool_call>", *FUNCTION), ("</parameter>",)
     ),
+    "qwen3_coder bare": (
+        "qwen3_coder", each("", "\n</tool_call>", markup(*FUNCTION, ("", ""), "")),
+        ("</parameter>",),
+    ),
+    **{
+        f"hy3{suffix}": (
+            "hy3",
+            markup(f"<tool_call{suffix}>{{0}}<tool_sep{suffix}>\n{{1}}</tool_call{suffix}>",
+                   f"<arg_key{suffix}>{{0}}</arg_key{suffix}>\n"
+                   f"<arg_value{suffix}>{{1}}</arg_value{suffix}>\n",
+                   (f"<tool_calls{suffix}>", f"</tool_calls{suffix}>")),
+            (f"</arg_value{suffix}>",),
+        )
+        for suffix in ("", ":opensource")
+    },
+    "solar_open": (
+        "solar_open",
+        sectioned("<|tool_calls|>", "<|tool_call:begin|>call00000INDEX<|tool_call:name|>NAME"
+                  "<|tool_call:args|>JSON<|tool_call:end|>", "<|calls|>"),
+        (),
+    ),
+    "solar_open2": (
+        "solar_open2",
+        tagged("<|tool_call:start|>", "<|tool_call:end|>", "{0}\n{1}",
+               "<|tool_arg:start|>{0}<|tool_arg:value|>{1}<|tool_arg:end|>\n"),
+        ("<|tool_arg:end|>",),
+    ),
+    "gigachat3": ("gigachat3", each("function call<|role_sep|>\n", "", single), ()),
+    "gigachat3.1": ("gigachat3", each("<|function_call|>", "", single), ()),
     "seed": (
         "seed",
         tagged("<seed:tool_call>\n", "\n</seed:tool_call>", FUNCTION[0],

@@ -51,6 +51,11 @@ def _kimi_id(call_id: str, name: str, index: int) -> str:
     return call_id if known else f"functions.{name}:{index}"
 
 
+def _solar_id(call_id: str, name: str, index: int) -> str:
+    """Return an id of ten letters and digits, as the model writes them."""
+    return hashlib.sha256(call_id.encode()).hexdigest()[:10]
+
+
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """How a family of models calls tools."""
@@ -67,6 +72,7 @@ class ToolFormat:
     token: str = ""  # vocabulary entry that selects the format if the template renders no calls
     # Details of the parser.
     bare_opener: str = ""  # begins a call without an opener at the beginning of an answer
+    bare_call: str = ""  # begins a call without an opener anywhere, if the request has the tool
     markers: tuple[str, ...] = ()  # further special tokens in a call
     text_markup: tuple[str, ...] = ()  # removed from the text
     new_id: Callable[[], str] = _long_id
@@ -83,6 +89,8 @@ class ToolFormat:
         return next(found, self.layout)
 
 
+_SOLAR_ARGUMENT = ("start", "value", "end")
+_HY3 = KeyValue(suffixes=("", ":opensource"))
 _JSON = '{"name": "NAME", "arguments": ARGUMENTS}'
 _DSML = "｜DSML｜"
 _HARMONY = NamedJson(
@@ -222,6 +230,64 @@ _TABLE = (
         weak_signature='"parameters": dictionary',
         bare_opener="{",
     ),
+    _derived(
+        "hy3",
+        {"<tool_calls>": "</tool_calls>", "<tool_calls:opensource>": "</tool_calls:opensource>"},
+        _HY3,
+        template_layouts={
+            ":opensource>": _HY3.layout("<tool_calls:opensource>", "</tool_calls:opensource>")
+        },
+        signature="<tool_sep",
+        markers=tuple(
+            f"<{end}{name}{suffix}>"
+            for name in ("tool_call", "tool_sep", "arg_key", "arg_value")
+            for end in ("", "/")
+            for suffix in _HY3.suffixes
+        ),
+    ),
+    _derived(
+        "solar_open",
+        {"<|tool_calls|>": "<|calls|>"},
+        NamedJson(
+            begin="<|tool_call:begin|>",
+            header="call00000INDEX<|tool_call:name|>NAME",
+            name=r"<\|tool_call:name\|>(.*)",
+            separator="<|tool_call:args|>",
+            end="<|tool_call:end|>",
+        ),
+        signature="<|tool_call:begin|>",
+        markers=tuple(f"<|tool_call:{each}|>" for each in ("begin", "name", "args", "end")),
+        history_id=_solar_id,
+    ),
+    _derived(
+        "solar_open2",
+        {"<|tool_call:start|>": ""},
+        Xml(
+            call="",
+            call_end="<|tool_call:end|>",
+            parameter="<|tool_arg:start|>",
+            parameter_end="<|tool_arg:end|>",
+            head="\n",
+            parameter_head="<|tool_arg:value|>",
+        ),
+        signature="<|tool_call:start|>",
+        markers=("<|tool_call:end|>", *(f"<|tool_arg:{each}|>" for each in _SOLAR_ARGUMENT)),
+    ),
+    ToolFormat(
+        "gigachat3",
+        {"function call<|role_sep|>\n": "", "<|function_call|>": ""},
+        json_calls,
+        CallLayout("", f"function call<|role_sep|>\n{_JSON}", opener="function call<|role_sep|>\n"),
+        template_layouts={
+            "<|function_call|>": CallLayout(
+                "", f"<|function_call|>{_JSON}", opener="<|function_call|>"
+            )
+        },
+        signature="function call<|role_sep|>",
+        weak_signature="<|function_call|>",
+        markers=("<|role_sep|>",),
+        text_markup=("<|message_sep|>",),
+    ),
     _array_format("jamba", {"<tool_calls>": "</tool_calls>"}, signature="<tool_calls>"),
     HERMES,
     UNKNOWN,
@@ -230,6 +296,7 @@ _TABLE = (
         "qwen3_coder",
         {"<tool_call>": "</tool_call>"},
         Xml("<function=", "</function>", "<parameter=", "</parameter>", newlines=True),
+        bare_call="<function=",
     ),
     _derived("minimax_m2", {"<minimax:tool_call>": "</minimax:tool_call>"}, _invoke()),
     _derived(

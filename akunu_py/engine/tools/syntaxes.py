@@ -293,6 +293,7 @@ class Xml:
     quote: str = ""  # of a name that is no attribute
     separator: str = "\n"  # between two tags
     extra: str = ""  # further attributes of a call
+    parameter_head: str = ""  # ends the opening tag of a parameter; "": `head`
 
     def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
         if self.call:
@@ -302,7 +303,7 @@ class Xml:
         calls.begin(name)
         ends = self.parameter, self.call_end
         while (yield from reader.expect(*ends, skip=SPACE)) == self.parameter:
-            head, _ = yield from reader.read_until(self.head)
+            head, _ = yield from reader.read_until(self.parameter_head or self.head)
             key = _name_in_tag(head, self.key)
             types = calls.types_of(name, key)
             if self.typed:
@@ -316,10 +317,11 @@ class Xml:
         line = "\n" if self.newlines else ""
         kinds = [f' {self.typed[0]}="{each}"' for each in self.typed[1:]] if self.typed else [""]
         begin = self.parameter + self._attribute(self.key, "KEY")
-        begins = [f"{begin}{kind}{self.head}{line}" for kind in kinds]
+        begins = [f"{begin}{kind}{self.parameter_head or self.head}{line}" for kind in kinds]
         tags = Tags(begins[0], begins[-1], self.parameter_end, line, self.separator)
         head = self.call + self._attribute(self.name, "NAME") + self.extra + self.head
-        call = f"{head}{self.separator}ARGUMENTS{self.call_end}"
+        between = self.separator.removeprefix(self.head)
+        call = f"{head}{between}ARGUMENTS{self.call_end}"
         if not closer:  # the opener is part of the call
             return CallLayout("", opener + call, tags=tags, opener=opener)
         if not self.name:
@@ -374,31 +376,55 @@ def _name_in_tag(head: str, attribute: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """The name, then keys and values in separate tags, whose names begin with `prefix`."""
+    """The name, then keys and values in separate tags, whose names begin with `prefix`.
+
+    suffixes: ends of the names of all tags, each in other models of the family. If there are any,
+    the name is between the tags `tool_call` and `tool_sep`.
+    """
 
     prefix: str = ""
+    suffixes: tuple[str, ...] = ()
 
     def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
-        key, key_end = f"<{self.prefix}arg_key>", f"</{self.prefix}arg_key>"
-        value, value_end = f"<{self.prefix}arg_value>", f"</{self.prefix}arg_value>"
+        suffix = ""
+        if self.suffixes:
+            begin = "<tool_call"
+            tags = (f"{begin}{each}>" for each in self.suffixes)
+            found = yield from reader.expect(*tags, skip=SPACE)
+            suffix = found[len(begin) : -1]
+        key, key_end, value, value_end = self._tags(suffix)
         yield from reader.skip()
         name = ""
         while (character := (yield from reader.peek())) not in ("<", "\n", ""):
             name += reader.consume(len(character))
         calls.begin(name)
+        if self.suffixes:
+            yield from reader.expect(f"<tool_sep{suffix}>")
         while (yield from reader.accept(key, skip=SPACE)):
             text, _ = yield from reader.read_until(key_end)
             parameter = text.strip()
             yield from reader.expect(value, skip=SPACE)
             calls.begin_parameter(parameter)
             yield from _read_value(reader, calls, calls.types_of(name, parameter), value_end)
-        if (yield from reader.peek(2)) != "</":
+        if self.suffixes:
+            yield from reader.expect(f"</tool_call{suffix}>")
+        elif (yield from reader.peek(2)) != "</":
             yield from reader.expect("</")
         calls.end(parameters=True)
 
+    def _tags(self, suffix: str) -> tuple[str, str, str, str]:
+        """Return the tags around a key and around a value."""
+        names = [f"{self.prefix}{each}{suffix}>" for each in ("arg_key", "arg_value")]
+        return f"<{names[0]}", f"</{names[0]}", f"<{names[1]}", f"</{names[1]}"
+
     def layout(self, opener: str, closer: str) -> CallLayout:
-        key = f"<{self.prefix}arg_key>KEY</{self.prefix}arg_key>\n<{self.prefix}arg_value>"
-        tags = Tags(key, key, f"</{self.prefix}arg_value>")
+        suffix = next((each for each in self.suffixes if each and each in opener), "")
+        key, key_end, value, value_end = self._tags(suffix)
+        begin = f"{key}KEY{key_end}\n{value}"
+        tags = Tags(begin, begin, value_end)
+        if self.suffixes:
+            call = f"<tool_call{suffix}>NAME<tool_sep{suffix}>\nARGUMENTS</tool_call{suffix}>\n"
+            return CallLayout(f"{opener}\n", call, "", closer, tags, opener)
         return CallLayout("", f"{opener}NAME\nARGUMENTS{closer}", tags=tags, opener=opener)
 
 

@@ -137,7 +137,8 @@ class ToolCallParser:
         Returns None at the end of the answer, "" for a call that needs no opener.
         """
         reader = self._reader
-        openers: tuple[str, ...] = (*format.openers, *format.text_markup)
+        bare = filter(None, [format.bare_call])
+        openers: tuple[str, ...] = (*format.openers, *format.text_markup, *bare)
         while True:
             if format.bare_opener and not self._had_text:
                 if self._after_call:
@@ -157,6 +158,8 @@ class ToolCallParser:
             self._emit_text(reader.consume(at))
             if opener:
                 reader.start_recording()
+                if opener == format.bare_call:
+                    return ""
                 reader.consume(len(opener))
                 if opener not in format.text_markup:
                     return opener
@@ -171,6 +174,11 @@ class ToolCallParser:
         self._calls.known_only = not opener
         while True:
             yield from format.syntax(reader, self._calls)
+            if not opener and format.bare_call:
+                ends = tuple(format.openers.values())
+                yield from reader.accept(*ends, skip=SPACE)
+                if any(map(reader.cut_off_in, ends)):
+                    reader.consume(len(reader.unread))
             if not closer:
                 return
             if (yield from reader.accept(closer, skip=_TRAILING)):

@@ -17,6 +17,9 @@ STATUS: dict[ErrorKind, int] = {
 }  # fmt: skip
 
 
+_IGNORED = "SubmissionsIgnored"  # the end of the name of Metal's error
+
+
 class RequestError(Exception):
     """A request that cannot be served."""
 
@@ -62,3 +65,8 @@ def request_error(error: Exception) -> RequestError:
         return RequestError(str(error), "unavailable")
     crashes.report(error)
     return RequestError("internal error; see the server's terminal for details", "internal")
+
+
+def gpu_is_lost(error: Exception | None) -> bool:
+    """Return True if macOS ignores all further GPU work of this process."""
+    return error is not None and any(_IGNORED in str(each) for each in (error, error.__cause__))

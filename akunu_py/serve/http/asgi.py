@@ -24,7 +24,12 @@ from akunu_py.engine.job import Job
 from akunu_py.errors import AkunuError
 from akunu_py.serve.dialect.bodies import parse
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest
-from akunu_py.serve.dialect.request_errors import STATUS, RequestError, request_error
+from akunu_py.serve.dialect.request_errors import (
+    STATUS,
+    RequestError,
+    gpu_is_lost,
+    request_error,
+)
 from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules, Guard
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.page import page, status
@@ -90,6 +95,7 @@ class Backend:
     records: RequestRecords
     strict: bool = False  # refuse unknown fields and names of models
     run: Callable[..., AsyncGenerator[Event]] = run_job  # tests replace it
+    on_lost_gpu: Callable[[], None] = lambda: None
 
 
 def create_app(
@@ -220,6 +226,8 @@ class _Post:
             finally:
                 record.error = handler.error
                 handler.close()
+                if gpu_is_lost(handler.cause):
+                    self._backend.on_lost_gpu()
 
     async def _prepare(
         self,

@@ -51,6 +51,7 @@ class RequestHandler:
         self._dialect, self._request_id, self._heartbeat_s = dialect, request_id, heartbeat_s
         self._receive, self._send = receive, send
         self.error = ""  # that the client got
+        self.cause: Exception | None = None  # of the error
         self._stream: _Stream | None = None  # if the reply is streamed
         self._disconnected: asyncio.Future[None] | None = None  # watched once the body arrived
 
@@ -127,7 +128,7 @@ class RequestHandler:
     async def fail(self, error: Exception) -> int:
         """Send an error, at the end of the stream if it began, and return the status."""
         failure = request_error(error)
-        self.error = failure.message
+        self.error, self.cause = failure.message, error
         body = self._dialect.error(failure, self._request_id)
         if self._stream is not None and self._stream.started:
             await self._stream.write(self._stream.encoder.fail(failure, body))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import signal
 import socket
 import time
@@ -38,6 +39,9 @@ HEADERS_S = 60.0  # for the headers of a request
 _MAX_HEADERS = 64 << 10  # bytes
 _INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"  # RFC 2518, section 10.1
 _PROBES_S = (0.1, HEARTBEAT_S)  # between two interim replies
+_LOST_GPU = (
+    "macOS ignores the GPU work of this process after earlier GPU errors; start akunu serve again"
+)
 _LAST_S = 5.0  # for the last bytes of replies after the grace period
 
 
@@ -89,13 +93,24 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(pool: ModelPool, listening: socket.socket, options: ServeOptions, url: str) -> None:
     """Serve until SIGINT or SIGTERM, then until running requests end or the grace period is over.
 
-    The first model is loaded at once, the others by requests. Raises what loading it raises.
+    The first model is loaded at once, the others by requests. Raises what loading it raises, and
+    AkunuError if only another process can use the GPU.
     """
+    lost: list[AkunuError] = []
+
+    def on_lost_gpu() -> None:
+        """Fail all requests, then shut down as on SIGTERM."""
+        if not lost:
+            lost.append(AkunuError(_LOST_GPU))
+            pool.abandon(lost[0])
+            os.kill(os.getpid(), signal.SIGTERM)
+
     records = RequestRecords(_printer(options), keep_content=options.log_content)
     try:
         pool.models[0].service()
         names = ", ".join(model.name for model in pool.models)
-        app = create_app(Backend(pool, records, options.strict), options.access)
+        backend = Backend(pool, records, options.strict, on_lost_gpu=on_lost_gpu)
+        app = create_app(backend, options.access)
         # The application reports errors.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         config = uvicorn.Config(
@@ -117,6 +132,8 @@ def serve(pool: ModelPool, listening: socket.socket, options: ServeOptions, url:
             _Server(config, ready, lambda: pool.close(options.grace_s)).run([listening])
     finally:
         pool.close()
+    for error in lost:
+        raise error
 
 
 class _Protocol(H11Protocol):

@@ -28,8 +28,13 @@ from tests.support.tiny_fim import load_tiny
 from tests.support.tool_call_formats import EXAMPLES, Call, calls_in
 from tests.support.tool_models import TEMPLATE
 
-SIGNS = {"mistral": "[ARGS]", "deepseek v3": "```json"}  # of a template
-OTHERWISE = {"hermes array", "llama3 tag", "mistral once", "mistral array", "unknown"}
+SIGNS = {
+    "mistral": "[ARGS]", "deepseek v3": "```json", "hy3:opensource": ":opensource>",
+    "gigachat3.1": "<|function_call|>",
+}  # of a template  # fmt: skip
+OTHERWISE = {
+    "hermes array", "llama3 tag", "mistral once", "mistral array", "unknown", "qwen3_coder bare",
+}  # fmt: skip
 WRITTEN = [name for name in EXAMPLES if name not in OTHERWISE]
 STRINGS = st.text(st.characters(exclude_categories=["C", "Z"]) | st.sampled_from(" \n"), max_size=5)
 STRINGS |= st.sampled_from(["", "5", "true", "None", "a, b", '{"a": 1}', "[x]", "#<b>&amp;", "æ\n"])
@@ -224,7 +229,10 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TOOLS = [Tool("weather", "", SCHEMA, strict=True), Tool("now", "", {}, strict=True)]
-TEMPLATES = {"mistral": ("", "[ARGS]"), "deepseek": ("", "```json")}
+TEMPLATES = {
+    "mistral": ("", "[ARGS]"), "deepseek": ("", "```json"), "hy3": ("", ":opensource>"),
+    "gigachat3": ("", "<|function_call|>"),
+}  # fmt: skip
 CASES = [(name, template) for name in FORMATS for template in TEMPLATES.get(name, ("",))]
 CLOSING = b'"}])<>\n,:=/|0'
 

@@ -184,7 +184,13 @@ def test_every_split_point_and_every_early_end(name: str) -> None:
             assert text[:at].endswith(rest)
         elif shown:
             bare = family.bare_opener and shown[0].startswith("{")
-            assert bare or any(opener.startswith(shown[0]) for opener in family.openers)
+            start = family.bare_call or "{"  # of what may be no call
+            openers = (*family.openers, start)
+            assert (
+                bare
+                or any(each.startswith(shown[0]) for each in openers)
+                or (family.bare_call and shown[0].startswith(start))
+            )
         assert (begun == made) or shown
 
 
@@ -280,3 +286,10 @@ def test_values_that_templates_write_otherwise(
     name: str, text: str, arguments: dict[str, Any]
 ) -> None:
     assert collected(parse(FORMATS[name], [text])) == [("find", arguments)]
+
+
+def test_bare_calls_are_only_of_known_tools() -> None:
+    text = "Write <function=other>\n<parameter=a>\n1\n</parameter>\n</function> to call it."
+    assert collected(parse(FORMATS["qwen3_coder"], list(text))) == [text]
+    text = "Look:\n<function=now>\n</function>\n</tool_call>\nDone."
+    assert collected(parse(FORMATS["qwen3_coder"], list(text))) == ["Look:", ("now", {}), "Done."]
