@@ -169,7 +169,7 @@ class HiddenStateDrafter(NeuralDrafterBase):
     def draft_token(self) -> tuple[int, float]:
         if self._draft is None:
             self._draft = self._begin()
-        if self._draft is None or self._depth == self.longest:
+        if self._draft is None or self._depth >= self.longest:
             return -1, 0.0
         drafted = self._sample(self._draft.logits(self._depth, self._known[-1]))
         self._depth += 1
@@ -213,6 +213,7 @@ class HeadDrafter(HiddenStateDrafter):
         self.name, self.key, self.relative_cost = name, key, share
         self.longest, self._head = head.longest, head
         self._overlap = getattr(head, "overlap", 0)
+        self.parallel = getattr(head, "is_parallel", False)
         self._embed = getattr(head, "own_embedding", None) or trunk.embed
         self._lm_head = trunk.logits
 
