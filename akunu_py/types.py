@@ -222,6 +222,7 @@ class TextPiece:
     piece: Piece
     drafted: tuple[tuple[int, int], ...] = ()  # half-open ranges of `text` from accepted drafts
     thinking: str = ""  # a reasoning model's text before the answer
+    ends: tuple[int, ...] = ()  # length of `text` after each token
 
 
 NotCached = Literal[

@@ -30,7 +30,7 @@ from akunu_py.engine.template.effort import (
 )
 from akunu_py.engine.tools.tool_call_parser import ToolCallParser, parser_for
 from akunu_py.errors import UsageError
-from akunu_py.types import GenerateOptions, Message, Tool, ToolChoice
+from akunu_py.types import GenerateOptions, Message, TextPiece, Tool, ToolChoice
 
 
 def thinking_for(engine: Engine, options: GenerateOptions) -> ThinkingChoice:
@@ -176,19 +176,30 @@ class AnswerEvents:
             self._begun = True
             stats = request.stats
             events.append(PromptProcessed(stats.prompt_tokens, stats.cached_tokens))
-        if fresh := tuple(request.logprobs[self._delivered :]):
-            self._delivered += len(fresh)
-            events.append(Logprobs(fresh))
         found: list[Event] = [ThinkingDelta(step.thinking)] if step.thinking else []
         if self._thought and step.thinking:
             self._thought_calls += self._thought.add(step.thinking)
         if not self._called:
-            found += self._answer(self._parser.add(step.text))
-        if self._one_call and (last := _first_end(found)):
-            del found[last:]
-            self._called = True
-            request.cancel()
+            found += self._parse(step)
+        if fresh := tuple(request.logprobs[self._delivered :]):
+            self._delivered += len(fresh)
+            events.append(Logprobs(fresh))
         return events + found
+
+    def _parse(self, step: TextPiece) -> list[Event]:
+        """Parse the text of a step; after the first call, drop the tokens behind it if required."""
+        if not self._one_call:
+            return self._answer(self._parser.add(step.text))
+        found, start = list[Event](), 0
+        for count, end in enumerate(step.ends or [len(step.text)], 1):
+            found += self._answer(self._parser.add(step.text[start:end]))
+            start = end
+            if last := _first_end(found):
+                self._called = True
+                self.request.cancel()
+                self.request.drop(step.piece, count)
+                return found[:last]
+        return found
 
     def _end(self) -> list[Event]:
         request = self.request

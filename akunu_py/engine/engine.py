@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from akunu_py.engine.hosts.host_group import HostGroup
 
 _DEFAULTS = LoadOptions()
-_SAMPLE_BYTES = 1024  # from the middle of each tensor, for `model_digest`
+# Blocks of each tensor for `model_digest`, evenly spread. Tensors up to 32 kB are covered whole.
+_SAMPLES, _SAMPLE_BYTES = 8, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,7 @@ def _load(
 def model_digest(model: Path, weights: str) -> str:
     """Return a digest of what computes a KV cache. Call while the weights are loaded.
 
-    It covers configuration, tokenizer, the header and a sample of each tensor, the format of the
+    It covers configuration, tokenizer, the header and samples of each tensor, the format of the
     weights (`weights`), the device, and the versions of mlx and mlx-lm. Raises DamagedModel and
     OSError.
     """
@@ -191,7 +193,8 @@ def model_digest(model: Path, weights: str) -> str:
             data = 8 + int.from_bytes(opened.read(8), "little")
             for name, tensor in sorted(tensors.items()):
                 begin, end = tensor["data_offsets"]
-                opened.seek(data + max(begin, (begin + end - _SAMPLE_BYTES) // 2))
                 digest.update(f"{name} {tensor['dtype']} {tensor['shape']}".encode())
-                digest.update(opened.read(min(_SAMPLE_BYTES, end - begin)))
+                for at in range(begin, end, max(_SAMPLE_BYTES, -((begin - end) // _SAMPLES))):
+                    size = min(_SAMPLE_BYTES, end - at)
+                    digest.update(os.pread(opened.fileno(), size, data + at))
     return digest.hexdigest()

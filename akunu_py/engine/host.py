@@ -36,6 +36,9 @@ _SAVE_AFTER_S = 2.0  # idle time before saving
 _WATCH_S = 5.0 if sys.platform == "darwin" else None  # only macOS reports memory pressure
 
 
+_busy = set["ModelHost"]()  # run a job
+
+
 def closed() -> AkunuError:
     """Return the error for requests after closing."""
     return AkunuError("the request was refused because akunu is closing the model")
@@ -77,6 +80,7 @@ class ModelHost:
         self._shared = SharedPasses()  # of unloaded models
         self._reload = self._closing = self._abandoned = False
         self._save_s = _LAST_SAVE_S
+        self._is_frozen = True  # garbage collection ignores the loaded model
         self._wake = threading.Event()  # set when there is something to do
         # A daemon, because loading a model cannot be interrupted.
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
@@ -215,18 +219,19 @@ class ModelHost:
         try:
             self._try_to_load()
             closing = False
-            while not closing:
+            while not closing or self._running:
                 closing = self._closing  # then no more jobs come
                 while self._run_once():
                     self._awake.keep_awake()
                 self._awake.allow_sleep()
-                if not closing:
+                if not closing or self._running:
                     self._wait()
         except BaseException as error:
             # A failing callback or device; without this, clients would wait for ever.
             self.abandon(AkunuError(f"the model's thread ended: {one_line(error)}"))
             raise
         finally:
+            _busy.discard(self)
             try:
                 end = time.monotonic() + self._save_s
                 while (left := end - time.monotonic()) > 0 and self._save(lambda: False, left):
@@ -236,9 +241,9 @@ class ModelHost:
                 release_streams()
 
     def _wait(self) -> None:
-        """Do idle work until there is something to do."""
+        """Do idle work until there is something to do. While jobs are prepared, only wait."""
         since = time.monotonic()
-        while not self._wake.wait(self._idle(time.monotonic() - since)):
+        while not self._wake.wait(None if self._running else self._idle(time.monotonic() - since)):
             pass
         self._wake.clear()
 
@@ -247,8 +252,11 @@ class ModelHost:
 
         seconds: since the last work.
         """
+        _busy.discard(self)
         if seconds < self._save_after_s:
             return self._save_after_s - seconds
+        if not self._is_frozen:
+            self._release_memory()
         if self._save(self._wake.is_set):
             return 0.0
         if self._idle_s is not None and seconds >= self._idle_s:
@@ -269,8 +277,13 @@ class ModelHost:
             self._report_state("failed")
         else:
             self._failures = 0
-            release_memory()
+            self._release_memory()
             self._report_state("ready")
+
+    def _release_memory(self) -> None:
+        """Free memory. Let garbage collection ignore the rest if no other model runs a job."""
+        self._is_frozen = not _busy - {self}
+        release_memory(freeze=self._is_frozen)
 
     def _report_state(self, state: State) -> None:
         self.state = state
@@ -289,12 +302,12 @@ class ModelHost:
             self._loop = None
             loop.close()
             loop = None
-        release_memory()
+        self._release_memory()
         if loaded:
             self._report_state("unloaded")
 
     def _run_once(self) -> bool:
-        """Handle calls and cancellations, then run one step. Return False if idle."""
+        """Handle calls and cancellations, then run one step. Return False if nothing can run."""
         with self._lock:
             gone = [handle for handle in self._waiting if handle.cancelled]
             self._waiting = [handle for handle in self._waiting if not handle.cancelled]
@@ -314,13 +327,15 @@ class ModelHost:
         self._begin()
         if self._loop is None or not self._running:
             return False
-        for handle, events in self._step(self._loop):
+        _busy.add(self)
+        stepped = self._step(self._loop)
+        for handle, events in stepped:
             for event in events:
                 if isinstance(event, Finished | Failed):
                     self._finish(handle, event)
                 else:
                     handle.deliver(event)
-        return True
+        return bool(stepped)
 
     def _step(self, loop: ModelLoop) -> Sequence[tuple[JobHandle, Sequence[Event]]]:
         """Run one step. A failing loop fails its jobs; the next job loads the model again."""
@@ -424,15 +439,16 @@ class SleepBlocker:
             self._process = None
 
 
-def release_memory() -> None:
+def release_memory(*, freeze: bool) -> None:
     """Free unreachable objects and MLX's unused buffers.
 
-    Garbage collection ignores all other objects until the next call: with those of a loaded model,
-    it would stop all threads for 0.1 s.
+    freeze: garbage collection ignores all other objects until the next call. With those of a loaded
+    model, it would stop all threads for 0.1 s.
     """
     gc.unfreeze()
     gc.collect()
-    gc.freeze()
+    if freeze:
+        gc.freeze()
     if "mlx.core" in sys.modules:
         import mlx.core as mx
 

@@ -64,7 +64,7 @@ class JobHandle:
         self.short = short
         self.idle = idle  # runs while no other job does, which cancel it
         self._on_event = on_event
-        self._wake = wake
+        self.wake = wake
         self._cancelled = threading.Event()
         self.ended = False
         self.has_output = False
@@ -77,7 +77,7 @@ class JobHandle:
     def cancel(self) -> None:
         """Cancel the job after its current step. Callable from any thread at any time."""
         self._cancelled.set()
-        self._wake()
+        self.wake()
 
     def deliver(self, event: Event) -> None:
         """Deliver an event, unless the job is finished. A failing callback cancels the job."""
@@ -113,7 +113,10 @@ class ModelLoop(Protocol):
         """Start a job."""
 
     def step(self) -> list[tuple[JobHandle, list[Event]]]:
-        """Run one step of the running jobs; return their events."""
+        """Run one step of the running jobs; return their events.
+
+        Empty if none can run before `JobHandle.wake` of one is called.
+        """
 
     def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
         """Save one prompt cache; see `Session.save_idle`."""

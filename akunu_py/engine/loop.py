@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from akunu_py.engine.scheduler import Scheduler
 from akunu_py.types import Answer, GenerateOptions
 
 DEFAULT_SLOTS = 16
-_PREPARING_S = 0.02  # wait for a job's preparation, until other jobs can begin
 
 
 class StepLoop:
@@ -151,6 +150,7 @@ class StepLoop:
         """Start or prepare a job."""
         if isinstance(handle.job, DeferredJob):
             future = self._threads.submit(handle.job.prepare, self.engine)
+            future.add_done_callback(lambda _: handle.wake())
         else:
             future = Future()
             future.set_result(handle.job)
@@ -159,7 +159,8 @@ class StepLoop:
     def step(self) -> list[tuple[JobHandle, list[Event]]]:
         """Start the prepared jobs, then run a step of the jobs that the scheduler chooses.
 
-        Returns their events, or only those of failed starts. A last event frees the slot.
+        Returns their events, or only those of failed starts; none while jobs are being prepared.
+        A last event frees the slot.
         """
         if (failed := self._start_prepared()) or not self._jobs:
             return failed
@@ -175,13 +176,7 @@ class StepLoop:
         ]
 
     def _start_prepared(self) -> list[tuple[JobHandle, list[Event]]]:
-        """Start the prepared jobs; return the events of those that failed.
-
-        If no other job runs, wait a moment until one is prepared.
-        """
-        if self._starting and not self._jobs:
-            futures = [future for _, future in self._starting]
-            wait(futures, _PREPARING_S, return_when=FIRST_COMPLETED)
+        """Start the prepared jobs; return the events of those that failed."""
         failed: list[tuple[JobHandle, list[Event]]] = []
         for each in [each for each in self._starting if each[1].done()]:
             self._starting.remove(each)

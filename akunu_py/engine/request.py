@@ -142,7 +142,7 @@ class Request:
     @property
     def stop_sequence(self) -> str:
         """The stop sequence that ended the answer, or ""."""
-        return self._decoder.stop_sequence
+        return "" if self.finish_reason == "cancelled" else self._decoder.stop_sequence
 
     def cancel(self) -> None:
         """End the answer after the current pass. Callable from any thread."""
@@ -248,6 +248,17 @@ class Request:
         self.measure(now)
         return self._counted(decoded)
 
+    def drop(self, piece: Piece, used: int) -> None:
+        """Drop the tokens after the first `used` from the last piece and the counts."""
+        behind, stop = piece.tokens[used:], self.engine.tokens.stop_tokens
+        shown = sum(token not in stop for token in behind)
+        self.tokens = self.tokens[: len(self.tokens) - len(behind)]
+        self.logprobs = self.logprobs[: max(0, len(self.logprobs) - shown)]
+        accepted = min(piece.accepted, used)
+        self.stats.generated_tokens -= len(behind)
+        self.stats.accepted -= piece.accepted - accepted
+        self.stats.drafted -= piece.accepted + len(piece.rejected) - accepted
+
     def drop_launched(self) -> None:
         """Keep the pending tokens of the launched passes and drop their drafts."""
         launched, self.launched = self.launched, []
@@ -256,8 +267,10 @@ class Request:
 
     def finish(self) -> list[Step]:
         """Set the reason and return the text held back at the end."""
+        reason = self._reason()
         rest = self._decoder.finish()
-        self.finish_reason = self._reason()
+        # The replacement of half a character may be a stop sequence, but ends no answer.
+        self.finish_reason = reason if reason == "cancelled" else self._reason()
         return [self._counted(rest)] if rest.text or rest.thinking else []
 
     def measure(self, now: float) -> None:

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -313,6 +314,35 @@ def test_garbage_collection_ignores_a_loaded_model(models_frozen: None) -> None:
     assert host.close()
 
 
+def test_a_load_freezes_no_request_of_another_model(models_frozen: None) -> None:
+    """Garbage collection would not free it. Once the other model is idle, it ignores both."""
+    states: queue.SimpleQueue[str] = queue.SimpleQueue()
+    running, may_end = threading.Event(), threading.Event()
+
+    def complete(*_: object) -> Completion:
+        running.set()
+        assert may_end.wait(60)
+        return Completion("", "stop", Stats())
+
+    busy = ModelHost(lambda: ScriptedLoop("busy", complete), save_after_s=0.0)
+    busy.start()
+    job = CompletionJob(CompletionRequest("a"), lambda loop: pytest.fail("none"), lambda: None)
+    events = submit(busy, job)
+    assert running.wait(60)
+    loop = ScriptedLoop("other", complete)
+    other = ModelHost(lambda: loop, on_state=states.put, save_after_s=0.01)
+    other.start()
+    wait_for(states, "ready")
+    assert any(each is job for each in gc.get_objects())
+    may_end.set()
+    assert isinstance(end_of(events), Finished)
+    assert busy.close()
+    other.call(lambda engine: None).exception(60)
+    while any(each is loop for each in gc.get_objects()):
+        threading.Event().wait(0.01)
+    assert other.close()
+
+
 class Saving(ScriptedLoop):
     """Saves three prompt caches and logs it."""
 
@@ -495,6 +525,41 @@ def test_preparing_a_job_delays_no_other(engine: Engine) -> None:
         assert isinstance(end, Finished)
         assert end.reason == reason
     assert host.close()
+
+
+class SlowJob:
+    """A job whose preparation takes until a lock is released."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.lock.acquire()
+
+    def prepare(self, engine: Engine) -> BeginJob:
+        with self.lock:
+            return text_job()
+
+
+def test_a_step_waits_for_no_preparation(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, job, events = StepLoop(engine), SlowJob(), list[Event]()
+    woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+    loop.begin(JobHandle(job, events.append, "", lambda: woken.put(None), short=False))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Condition, "wait", lambda *_: pytest.fail("the step waits"))
+        assert loop.step() == []
+    job.lock.release()
+    woken.get(timeout=60)
+    assert loop.step() != []
+
+
+def test_a_job_that_is_prepared_ends_before_the_host_closes(engine: Engine) -> None:
+    host, job = started(engine), SlowJob()
+    events = submit(host, job)
+    host.call(lambda engine: None).result(60)
+    with ThreadPoolExecutor(1) as pool:
+        closed = pool.submit(host.close, 60.0)
+        job.lock.release()
+        assert closed.result(60)
+    assert reason_of(events) in ("length", "cancelled")
 
 
 def test_a_job_that_cannot_be_prepared_fails_alone(tmp_path: Path) -> None:

@@ -31,7 +31,15 @@ from akunu_py.errors import (
     UsageError,
 )
 from akunu_py.models.load.fit import Activations, CacheGrowth, FittedContext, MemoryNeeds
-from akunu_py.types import Answer, Constraint, DraftMode, GenerateOptions, Message, SamplingOptions
+from akunu_py.types import (
+    Answer,
+    Constraint,
+    DraftMode,
+    GenerateOptions,
+    Message,
+    SamplingOptions,
+    TextPiece,
+)
 from tests.support.complete import complete
 from tests.support.engines import altered
 from tests.support.targets import Counting, last_tokens, some
@@ -90,6 +98,17 @@ def test_cancelled_and_abandoned_answers_leave_a_usable_cache(
     pieces.close()
     assert loop.answer(prompt, options).tokens == first.tokens
     assert loop.answer(turn, options).tokens == expected.tokens
+
+
+def test_half_a_character_is_no_stop_sequence_of_a_cancelled_answer(tiny: Engine) -> None:
+    half = tiny.tokens.encode_text("é")[0]
+    sampling = SamplingOptions(allowed_tokens=(half,))
+    loop = StepLoop(tiny)
+    request = loop.request(PROMPT, GenerateOptions(24, sampling=sampling, stop=("\ufffd",)))
+    for step in loop.stream(request):
+        if isinstance(step, TextPiece):
+            request.cancel()
+    assert (request.finish_reason, request.stop_sequence) == ("cancelled", "")
 
 
 def test_prefill_reports_its_progress_and_is_cancelled_between_chunks(tiny: Engine) -> None:

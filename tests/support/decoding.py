@@ -39,8 +39,7 @@ class BareRunner(ModelRunner):
 
     def __init__(self, model: Any = None) -> None:
         self._engine: Any = SimpleNamespace(model=model, recurrent=False, host_group=None)
-        self._planner, self._passes, self._last = None, 0, 0.0
-        self._joint = {}
+        self._planner, self._passes, self._last, self._joint = None, 0, 0.0, {}
 
     def decode(self, request: BareRequest) -> Piece:
         self._decode([request], (), alone=True)

@@ -47,19 +47,23 @@ class StreamDecoder:
     def add(self, piece: Piece) -> tuple[TextPiece, int]:
         """Return the text of a piece, and the number of its tokens that belong to the answer."""
         runs: list[TextRun] = []
+        ends: list[int] = []
         for index, token in enumerate(piece.tokens):
+            ends.append(ends[-1] if ends else 0)
             if token in self._stop_tokens:
                 continue
             if token in self._markers:  # decoding drops it
                 text = self._detokenizer.finish() + self._markers[token]
             else:
                 text = self._detokenizer.add(token)
-            runs += self._split(self._splitter.add(text, index < piece.accepted))
+            added = self._split(self._splitter.add(text, index < piece.accepted))
+            runs += added
+            ends[-1] += sum(len(run.text) for run in added if run.kind == "answer")
             if self.stopped:
                 used = index + 1
                 cut = Piece(piece.tokens[:used], min(piece.accepted, used), (), piece.seconds)
-                return _text_piece(runs, cut), used
-        return _text_piece(runs, piece), len(piece.tokens)
+                return _text_piece(runs, cut, ends), used
+        return _text_piece(runs, piece, ends), len(piece.tokens)
 
     def finish(self) -> TextPiece:
         """Return the text held back at the end of the answer."""
@@ -77,7 +81,7 @@ class StreamDecoder:
         ]
 
 
-def _text_piece(runs: Sequence[TextRun], piece: Piece) -> TextPiece:
+def _text_piece(runs: Sequence[TextRun], piece: Piece, ends: Sequence[int] = ()) -> TextPiece:
     text = thinking = ""
     drafted: list[tuple[int, int]] = []
     for run in runs:
@@ -87,7 +91,7 @@ def _text_piece(runs: Sequence[TextRun], piece: Piece) -> TextPiece:
         if run.drafted and run.text:
             drafted.append((len(text), len(text) + len(run.text)))
         text += run.text
-    return TextPiece(text, piece, tuple(drafted), thinking)
+    return TextPiece(text, piece, tuple(drafted), thinking, tuple(ends))
 
 
 class Detokenizer:

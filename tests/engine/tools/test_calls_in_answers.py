@@ -25,8 +25,9 @@ from akunu_py.engine.events import (
     TextDelta,
     ThinkingDelta,
 )
+from akunu_py.engine.job import BeginJob, RunningJob
 from akunu_py.engine.loop import StepLoop
-from akunu_py.engine.request import Status, Step
+from akunu_py.engine.request import Request, Status, Step
 from akunu_py.engine.text.thinking import ThinkingSplitter
 from akunu_py.engine.tools.formats import FORMATS
 from akunu_py.engine.tools.rendering import format_of
@@ -74,6 +75,20 @@ def with_bias(requested: GenerateOptions, token: int | None, bias: float) -> Gen
 def text_of(events: Sequence[Event]) -> str:
     shown = [event.piece if isinstance(event, AnnotatedPiece) else event for event in events]
     return "".join(each.text for each in shown if isinstance(each, TextDelta | TextPiece))
+
+
+def run_request(engine: Engine, job: BeginJob) -> Request:
+    """Run a job alone and return its request."""
+    requests = list[Request]()
+
+    def begin(loop: StepLoop) -> RunningJob:
+        running = job(loop)
+        assert running.request is not None
+        requests.append(running.request)
+        return running
+
+    run_job(begin, StepLoop(engine))
+    return requests[0]
 
 
 def calls_of(events: Sequence[Event]) -> Calls:
@@ -142,6 +157,7 @@ class ScriptedRequest:
     """A request that yields the given steps, one in each pass."""
 
     stop_sequence, stats, logprobs, tokens = "", Stats(), (), ()
+    dropped = 0  # tokens behind the end of the answer
 
     def __init__(self, steps: Sequence[Step], reason: FinishReason | None = "stop") -> None:
         self.steps, self._reason = list(steps), reason
@@ -157,6 +173,9 @@ class ScriptedRequest:
 
     def cancel(self) -> None:
         self.steps.clear()
+
+    def drop(self, piece: Piece, used: int) -> None:
+        self.dropped = len(piece.tokens) - used
 
 
 CALL = '<tool_call>\n{"name": "other", "arguments": {"on": true}}\n</tool_call>'
@@ -194,6 +213,30 @@ def test_the_first_call_ends_an_answer_that_may_have_one(one_call: bool) -> None
     assert isinstance(events[-1], Finished)
     assert events[-1].reason == ("stop" if one_call else "cancelled")
     assert any(isinstance(event, TextDelta) for event in events) is not one_call
+
+
+@pytest.mark.parametrize("engine", ["hermes"], indirect=True)
+def test_tokens_behind_the_only_call_are_not_counted(engine: Engine) -> None:
+    """Drafts may be accepted behind its end, in the same pass."""
+    opener = engine.tokens.tokenizer.backend_tokenizer.token_to_id("<tool_call>")
+    requested = replace(with_bias(options(engine), opener, 12.0), max_tokens=200)
+    whole = run_request(engine, chat_job(engine, MESSAGES, requested, SWITCHES))
+    truth = engine.tokens.decode(whole.tokens)
+    found = {}
+    for mode in ("off", "fixed"):
+        job = chat_job(
+            engine,
+            MESSAGES,
+            replace(requested, draft=mode, draft_tokens=8),
+            SWITCHES,
+            parallel=False,
+            predicted=truth,
+        )
+        request = run_request(engine, job)
+        found[mode] = request.stats.generated_tokens, request.tokens
+        assert request.stats.generated_tokens == len(request.tokens)
+    assert request.stats.accepted > 0
+    assert found["fixed"] == found["off"]
 
 
 # Answers that broke tool calls in other servers.
