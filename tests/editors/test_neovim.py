@@ -136,6 +136,21 @@ def test_a_letter_that_was_not_predicted_hides_the_ghost(nvim: Neovim) -> None:
     assert re.fullmatch(r"first\nx[ \t]+\nlast\n", nvim.written())
 
 
+def test_a_letter_cancels_the_pending_request(nvim: Neovim, tmp_path: Path) -> None:
+    nvim.open(
+        init=f"""
+        local client = require('vim.lsp.client')
+        local cancel = client.cancel_request
+        client.cancel_request = function(self, id)
+          vim.fn.writefile({{}}, '{tmp_path}/cancelled')
+          return cancel(self, id)
+        end"""
+    )
+    for key, name in (("A", "endless"), ("x", "cancelled")):
+        nvim.type(key)
+        until((tmp_path / name).exists)
+
+
 def test_requests_have_recent_texts_and_files_that_are_not_loaded(
     nvim: Neovim, tmp_path: Path
 ) -> None:

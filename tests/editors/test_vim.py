@@ -185,18 +185,22 @@ def test_a_helper_that_is_missing_or_fails_is_reported_once(
     assert len(re.findall("akunu:", shown)) == 1
 
 
+@pytest.mark.parametrize("part", ["one", ""])
 def test_another_letter_cancels_the_request_of_an_unfinished_ghost(
-    terminal: Terminal, tmp_path: Path
+    terminal: Terminal, tmp_path: Path, part: str
 ) -> None:
-    endless = HELPER.replace('"text": text, "finish_reason": "stop", "stats": {}', '"delta": "one"')
+    delta = f'"delta": "{part}"'
+    endless = HELPER.replace('"text": text, "finish_reason": "stop", "stats": {}', delta)
     assert endless != HELPER
     vim = Vim(
         terminal, tmp_path, "first\n", helper(tmp_path, endless) + "let g:akunu_delay = 9999\n"
     )
     vim.type(":inoremap <C-J> <Plug>(akunu-ask)", "Enter", "o", "C-j")
-    vim.wait_for(r"first *\none *\n")
+    vim.wait_for(rf"first *\n{part} *\n")
+    log = tmp_path / "log"
+    until(lambda: log.exists() and log.read_text().count("stream") == 1)
     vim.type("x")
-    until(lambda: '"cancel"' in (tmp_path / "log").read_text())
+    until(lambda: '"cancel"' in log.read_text())
 
 
 def test_a_binary_buffer_has_no_ghost(terminal: Terminal, tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ stdout first, as a careless library might.
 
 `python -m tests.support.lsp_servers ghost DIRECTORY` is controlled by files in DIRECTORY. Loading
 waits for the file `model`, and fails if there is a file `missing`; requests are logged in
-`requests`. It completes empty lines, with "uno" as an alternative; on other lines it runs until
-cancelled, and after "die" it is killed. After "slow" it generates TEXT word by word, each when a
-file `word1`, `word2`... exists, and after "teh" two words.
+`requests`. It completes empty lines, with "uno" as an alternative; on other lines it writes the
+file `endless` and runs until cancelled, and after "die" it is killed. After "slow" it generates
+TEXT word by word, each when a file `word1`, `word2`... exists, and after "teh" two words.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class Ghost:
             return Completion(TEXT, "stop", Stats())
         if request.prefix.endswith("teh"):
             return Completion(" two four", "stop", Stats())
+        (self.directory / "endless").touch()
         while not ended():
             time.sleep(0.01)
         return Completion("", ended() or "stop", Stats())

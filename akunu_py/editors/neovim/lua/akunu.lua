@@ -20,7 +20,7 @@ local outdated = false
 -- What Neovim shows of its item: {buf, row, col, text}, nil if nothing.
 local shown = nil
 local accepted = nil -- cursor position after the last accepted ghost: {buf, tick, row, col}
-local last_request = nil
+local pending = nil -- the last request that Neovim sent and that is not answered: {client, id}
 local choices = nil -- alternatives at a place: {place, items, at}
 local asking = false -- this module sends a request, not Neovim
 
@@ -103,6 +103,15 @@ local function follow()
   keep(here and left(rest.text, rest.row, rest.col) or '', rest.item)
 end
 
+-- Cancels the pending request after a key, unless the key continues its partial answer.
+local function cancel()
+  local client = pending and not rest and vim.lsp.get_client_by_id(pending.client)
+  if client then
+    client:cancel_request(pending.id)
+    pending = nil
+  end
+end
+
 -- The server sent a partial answer.
 local function on_part(_, params, context)
   local client = vim.lsp.get_client_by_id(context.client_id)
@@ -144,7 +153,7 @@ function M.ask(another)
   if not client or vim.fn.pumvisible() == 1 then return end
   local params = vim.lsp.util.make_position_params(0, client.offset_encoding)
   params.context = { triggerKind = another and 1 or 2 }
-  last_request, asking = nil, true
+  pending, asking = nil, true
   client:request(METHOD, params, function(_, result)
     local items = vim.tbl_map(function(item)
       return { text = item.insertText, command = item.command, client_id = client.id }
@@ -299,9 +308,9 @@ local function on_request(event)
   if request.method ~= METHOD then return end
   if request.type == 'pending' then
     if asking then return end
-    last_request = event.data.request_id
-  elseif request.type == 'complete' and event.data.request_id == last_request then
-    outdated, shown = false, nil
+    pending = { client = event.data.client_id, id = event.data.request_id }
+  elseif request.type == 'complete' and pending and event.data.request_id == pending.id then
+    pending, outdated, shown = nil, false, nil
     drop() -- Neovim shows the answer now
     vim.schedule(remember)
   end
@@ -312,7 +321,10 @@ local function on_attach(buf)
   if not api.nvim_buf_is_valid(buf) then return end
   local events = { 'CursorMovedI', 'TextChangedI' }
   api.nvim_clear_autocmds({ group = 'akunu', event = events, buffer = buf })
-  api.nvim_create_autocmd(events, { group = 'akunu', buffer = buf, callback = follow })
+  api.nvim_create_autocmd(events, { group = 'akunu', buffer = buf, callback = function()
+    follow()
+    cancel()
+  end })
   local typing = vim.startswith(api.nvim_get_mode().mode, 'i') and buf == api.nvim_get_current_buf()
   if typing and vim.lsp.inline_completion.is_enabled({ bufnr = buf }) then
     local group = ('nvim.lsp.inline_completion:%d'):format(buf)

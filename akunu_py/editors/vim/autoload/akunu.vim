@@ -103,10 +103,8 @@ export def Update()
     Show(rest)
     return
   endif
-  if ghost !=# ''
-    Hide()
-    Cancel()
-  endif
+  Hide()
+  Cancel()
   AskSoon()
 enddef
 
