@@ -231,7 +231,7 @@ def test_pickle_code_and_escaping_names_are_refused(server: Hub, home: Path) -> 
     assert server.requested(WEIGHTS) == []  # rejected before the download of the weights
     config = json.loads(original["config.json"]) | {"model_type": "no_such"}
     server.files["config.json"] = json.dumps(config).encode()
-    server.commit, server.repository = "1" * 40, "someone/drafter"
+    server.commit = "1" * 40
     with pytest.raises(UnsupportedModel, match="no_such"):
         pull(REPOSITORY)
     assert server.requested(WEIGHTS) == []
