@@ -252,7 +252,7 @@ async def test_paths_for_get(tiny: Served) -> None:
         for method in ("GET", "HEAD"):  # as Ollama's own program does
             reply = await fetch(tiny.app, path, method=method)
             assert reply.status == 200
-            assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+            assert reply.headers["content-type"].startswith("text/plain;")
     described = (await fetch(tiny.app, "/openapi.json")).json()["paths"]
     posts = {path for path, methods in described.items() if "post" in methods}
     assert {dialect.path for dialect in DIALECTS.values()} <= posts
