@@ -30,7 +30,6 @@ from akunu_py.engine.target import Target
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.types import Drafter, DraftMode, GenerateOptions, Message, TextPiece
-from tests.support.block_drafters import block_drafter
 from tests.support.drafters import Mixture
 from tests.support.engines import altered
 from tests.support.families import build
@@ -51,6 +50,7 @@ from tests.support.identity import (
 )
 from tests.support.jobs import chat_answer
 from tests.support.prompts import REWRITE, VARIED_PROMPTS
+from tests.support.published_drafters import block_drafter
 from tests.support.slow import slow
 from tests.support.targets import some
 from tests.support.tiny import VOCABULARY, Adversary

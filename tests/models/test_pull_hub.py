@@ -27,13 +27,13 @@ from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import find_installed, pull
 from akunu_py.models.store import cleanup, hub_cache, model_store
 from akunu_py.models.store.progress import Progress
-from tests.support.block_drafters import write_drafter
 from tests.support.hub_home import NAME, WEIGHTS, everything, partials
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
 from tests.support.hub_home import in_process as in_process
 from tests.support.hub_home import server as server
 from tests.support.hub_server import REPOSITORY, Fault, Hub
+from tests.support.published_drafters import write_drafter
 
 pytestmark = pytest.mark.usefixtures("in_process")  # test_worker has the process
 

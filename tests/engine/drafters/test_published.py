@@ -31,11 +31,19 @@ from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import DraftMode, GenerateOptions
 from tests.support import tiny_drafters as tiny
-from tests.support.block_drafters import BLOCK, NEEDS, Untimed, block_drafter, write_drafter
 from tests.support.decoding import decode
 from tests.support.drafters import Mixture
 from tests.support.families import build
 from tests.support.identity import plain_tokens
+from tests.support.published_drafters import (
+    BLOCK,
+    NEEDS,
+    Untimed,
+    block_drafter,
+    eagle3_drafter,
+    save_drafter,
+    write_drafter,
+)
 from tests.support.targets import Timeless, read
 from tests.support.tiny import VOCABULARY
 from tests.support.tiny_fim import byte_level, write_model
@@ -141,23 +149,10 @@ def test_a_drafter_from_disk_drafts_in_both_modes(
     assert answers[1].stats.drafted > 0
 
 
-def save(directory: Path, config: dict[str, Any], weights: dict[str, Any]) -> Path:
-    (directory / "config.json").write_text(json.dumps(config))
-    arrays = {name: mx.array(value) for name, value in weights.items()}
-    mx.save_safetensors(str(directory / "model.safetensors"), arrays)
-    return directory
-
-
 def llama_with_eagle3(directory: Path) -> tuple[Any, Any]:
     model = build("llama")
     width = model.layers[0].input_layernorm.weight.size
-    ids = [1, len(model.layers)]  # inputs
-    changes = {"eagle_aux_hidden_state_layer_ids": ids, "target_hidden_size": width}
-    config = tiny.eagle3_config(4, hidden_size=width, vocab_size=VOCABULARY, **changes)
-    save(directory, config, tiny.eagle3_checkpoint(config, 4))
-    layers = {"num_hidden_layers": len(model.layers)}
-    settings = {"hidden_size": width, "vocab_size": VOCABULARY, "model_type": "llama"} | layers
-    return model, load_drafter(directory, settings)
+    return model, eagle3_drafter(directory, model, width, VOCABULARY)
 
 
 def gemma4_with_assistant(directory: Path) -> tuple[Any, Any]:
@@ -168,7 +163,7 @@ def gemma4_with_assistant(directory: Path) -> tuple[Any, Any]:
     }  # fmt: skip
     weights = tiny.assistant_checkpoint(config, 4)
     del weights["target.weight"]
-    save(directory, config, weights)
+    save_drafter(directory, config, weights)
     mx.random.seed(4)
     model = gemma4_text.Model(gemma4_text.ModelArgs.from_dict(text))
     mx.eval(model.parameters())

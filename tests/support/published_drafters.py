@@ -1,4 +1,4 @@
-"""Block drafters of random weights for tiny models."""
+"""Published drafters of random weights for tiny models."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from mlx.utils import tree_flatten
 
 from akunu_py.engine.drafters.states import ParallelDrafter
 from akunu_py.engine.model.drafters import PublishedDrafter
+from akunu_py.models.drafters import load_drafter
 from akunu_py.models.drafters.block import BlockDrafter
 from akunu_py.models.drafters.drafter_config import DrafterConfig
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
+from tests.support import tiny_drafters
 
 NEEDS = MemoryNeeds(1, CacheGrowth(1), Activations(1, 1, 1, 1), 4096)
 BLOCK = 6
@@ -76,10 +78,24 @@ def write_drafter(directory: Path, width: int, vocabulary: int, **changes: Any) 
         "block_size": BLOCK,
         "dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": vocabulary - 1},
     }
+    return save_drafter(directory, config | changes, dict(tree_flatten(drafter.parameters())))
+
+
+def eagle3_drafter(directory: Path, model: Any, width: int, vocabulary: int, **changes: Any) -> Any:
+    """Return an EAGLE-3 drafter for `model`, which takes the first and the last layer."""
+    changes |= {"eagle_aux_hidden_state_layer_ids": [1, len(model.layers)]}  # inputs
+    shape = {"hidden_size": width, "vocab_size": vocabulary, "target_hidden_size": width}
+    config = tiny_drafters.eagle3_config(4, **shape, **changes)
+    save_drafter(directory, config, tiny_drafters.eagle3_checkpoint(config, 4))
+    settings = {"hidden_size": width, "vocab_size": vocabulary, "model_type": "llama"}
+    return load_drafter(directory, settings | {"num_hidden_layers": len(model.layers)})
+
+
+def save_drafter(directory: Path, config: dict[str, Any], weights: dict[str, Any]) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config | changes))
-    weights = dict(tree_flatten(drafter.parameters()))
-    mx.save_safetensors(str(directory / "model.safetensors"), weights)
+    (directory / "config.json").write_text(json.dumps(config))
+    arrays = {name: mx.array(value) for name, value in weights.items()}
+    mx.save_safetensors(str(directory / "model.safetensors"), arrays)
     return directory
 
 
