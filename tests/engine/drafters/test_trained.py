@@ -61,8 +61,8 @@ def trained_target() -> Any:
     mx.random.seed(0)
     settings = {
         "model_type": "llama", "hidden_size": WIDTH, "num_hidden_layers": 3,
-        "vocab_size": VOCABULARY, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+        "vocab_size": VOCABULARY, "intermediate_size": 128, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
     }  # fmt: skip
     model = llama.Model(llama.ModelArgs.from_dict(settings))
 
