@@ -134,7 +134,7 @@ async def test_a_long_chat_opens_at_its_end_and_pages_back() -> None:
             if it.prompts[0] == "prompt 0" and it.transcript.scroll_y == 0:
                 break
             await it.press("pageup")
-        assert (it.prompts[0], len(it.app.query(HiddenTurns))) == ("prompt 0", 0)
+        assert (it.prompts[0], len(it.app.query(HiddenTurns))) == ("prompt 0", 1)
         assert len(it.prompts) <= 32, "later turns are unmounted"
         assert f"{34 - len(it.prompts)} later" in str(it.app.query_one(HiddenTurns).render())
         await it.send("more")
