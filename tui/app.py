@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,6 +38,7 @@ from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.slash_commands import parse as parse_command
 from akunu_py.tui.screens.consent import ConsentPanel
 from akunu_py.tui.screens.conversation_list import (
+    ChosenConversation,
     ConversationDeleted,
     ConversationRenamed,
     ConversationsScreen,
@@ -62,22 +64,26 @@ from akunu_py.workarounds.textual_keys import OrderedInputApp
 
 _QUIT_WINDOW_S = 3.0  # A second Ctrl+C within this time quits.
 _MAX_STATE_BYTES = 4 << 20  # of the state file
+_STATE: dict[str, type] = {"unsent": str, "failed": dict}
 
 
-def load_unsent(path: Path) -> str:
-    """Load the unsent text of the last run; "" if there is none."""
-    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError, AkunuError):
-        text = json.loads(read_bounded(path, _MAX_STATE_BYTES)).get("unsent")
-        return text if isinstance(text, str) else ""
-    return ""
+def load_state(path: Path) -> dict[str, Any]:
+    """Load what the last run kept: "unsent" text, and "failed" MCP servers with their errors."""
+    with contextlib.suppress(OSError, ValueError, RecursionError, AkunuError):
+        state = json.loads(read_bounded(path, _MAX_STATE_BYTES))
+        if isinstance(state, dict) and all(
+            isinstance(state.get(name, kind()), kind) for name, kind in _STATE.items()
+        ):
+            return state
+    return {}
 
 
-def save_unsent(path: Path, text: str) -> None:
-    """Save the unsent text, readable only by its owner. Write errors are ignored."""
-    if load_unsent(path) != text:
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Save the state, readable only by its owner. Write errors are ignored."""
+    if load_state(path) != state:
         with contextlib.suppress(OSError, ValueError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps({"unsent": text}).encode())
+            write_atomically(path, json.dumps(state).encode())
 
 
 @dataclass
@@ -97,7 +103,7 @@ class ChatConfig:
     memory_limit: int | None = None  # bytes for model and caches; None: all that is available
     problems: Sequence[str] = ()  # invalid settings, one line each
     resume: Resume | None = None  # the conversation to open first
-    unsent: str = ""  # contents of the prompt box at the end of the last run
+    state: dict[str, Any] = field(default_factory=dict)  # of the last run; see `load_state`
     # Finds the system's copy program; None: the terminal copies.
     copy_program: Callable[[], list[str] | None] = clipboard_command
 
@@ -143,7 +149,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             directory,
             privacy=describe_privacy(config.server, config.tools.names if config.tools else ()),
         )
-        self.tools = ToolController(config.tools, self.view, self.conversation)
+        self.tools = ToolController(
+            config.tools, self.view, self.conversation, config.state.get("failed", {})
+        )
         self.settings = SettingsController(
             config.settings, config.options, self.view, self.show_theme
         )
@@ -183,6 +191,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.action_copy_message = self.turns.copy_message
         self.action_copy_code = self.turns.copy_code
         self.action_new_chat = self.library.new
+        self.action_private_chat = partial(self.library.new, private=True)
         self.action_export = self.library.export
         self.action_compact = self.compaction.compact
         self.action_show_drafting = self.view.toggle_drafting
@@ -213,6 +222,11 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self._driver.show_title(title if title == self.TITLE else f"{title} · akunu")
 
     @property
+    def state(self) -> dict[str, Any]:
+        """What to keep for the next run; see `load_state`."""
+        return {"unsent": self.turns.unsent_text, "failed": self.tools.offered.failed}
+
+    @property
     def failure(self) -> Exception | None:
         """The unexpected exception that ended the chat, if any."""
         return self._exception
@@ -239,7 +253,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         if self._store is not None:
             self._store.start(self.post_from_thread)
             self.run_worker(self._open_initial_chat())
-        self.view.prompt.write(self.view.prompt.prompt_of(self._config.unsent))
+        self.view.prompt.write(self.view.prompt.prompt_of(self._config.state.get("unsent", "")))
         if self._config.problems:
             await self.view.add_notice("\n".join(self._config.problems))
         # A kill must restore the terminal. Not SIGHUP: the terminal is gone, and writing to it
@@ -286,6 +300,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         settings = self.settings.current
         has_options = self.conversation.tree.options != ChatOptions()
         labels = (
+            "private" if self.conversation.is_private else "",
             settings.persona or ("system prompt" if settings.system_prompt else ""),
             "options" if has_options else "",
         )
@@ -368,10 +383,10 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         marks = self.find.marks if len(self.screen_stack) == 1 else None
         return [*super().get_line_filters(), *([marks] if marks and marks.pattern else [])]
 
-    def action_find(self, words: str = "") -> None:
-        """Find text in the open chat, or start typing it."""
+    def action_find(self, words: str = "", message: str = "") -> None:
+        """Find text in the open chat, or start typing it; see `FindController.find`."""
         if words:
-            self.run_worker(self.find.find(words), group="find", exclusive=True)
+            self.run_worker(self.find.find(words, message), group="find", exclusive=True)
         else:
             self.view.prompt.write("/find ")
             self.view.prompt.focus()
@@ -400,7 +415,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
 
     def on_code_block_copy_requested(self, event: CodeBlock.CopyRequested) -> None:
         self.turns.copy_block(f"{event.block.code}\n", event.block.lexer)
-        self.view.transcript.mark(event.block)
 
     def on_answer_view_markdown_failed(self, event: AnswerView.MarkdownFailed) -> None:
         file = crashes.save_report(event.error)
@@ -431,6 +445,8 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     @on(ToolServerMessage)
     async def _receive_from_tools(self, message: ToolServerMessage) -> None:
         await self.answering.receive_from_tools(message)
+        if isinstance(self.screen, ToolsScreen):
+            self.screen.draw()
         self._focus_question()
 
     async def on_consent_panel_decided(self, event: ConsentPanel.Decided) -> None:
@@ -446,8 +462,11 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
 
     def action_focus_next(self) -> None:
         """Move the focus from the prompt box to the question about a tool call, if there is one."""
-        if self.view.consent.is_asking and self.focused is self.view.prompt:
+        prompt, welcome = self.view.prompt, self.view.welcome
+        if self.view.consent.is_asking and self.focused is prompt:
             self.view.consent.take_focus()
+        elif welcome and (question := welcome.question_after(prompt.text)):
+            prompt.write(question)
         else:
             super().action_focus_next()
 
@@ -469,8 +488,15 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         answering = self.answering
         self.push_screen(
             ConversationsScreen(self._store, current, answering.progress, answering.unread, words),
-            self.library.open,
+            self._open_chosen,
         )
+
+    async def _open_chosen(self, chosen: ChosenConversation | None) -> None:
+        """Open a conversation of the list; the words of the search stay marked."""
+        await self.library.open(chosen)
+        if chosen and chosen.message and chosen.words:
+            # Behind the scrolling to the message.
+            self.call_after_refresh(self.action_find, chosen.words, chosen.message)
 
     async def on_conversation_deleted(self, message: ConversationDeleted) -> None:
         await self.library.on_deleted(message.conversation)

@@ -1,4 +1,4 @@
-"""The status line (activity, duration, numbers of the last answer) and the message line."""
+"""The status line (activity, duration, speed of the last answer) and the message line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Unmarked:
 
 
 class StatusLine(Unmarked, Widget):
-    """The activity with its duration, and the numbers of the last answer."""
+    """The activity with its duration, and the speed of the last answer."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         f"status--{name}" for name in (*get_args(Phase), "number", "unit")
@@ -66,7 +66,6 @@ class StatusLine(Unmarked, Widget):
     stats: reactive[Stats | None] = reactive[Stats | None](None)
     gauges: reactive[Gauges] = reactive(Gauges())
     background_title: reactive[str] = reactive("")  # title of another conversation being answered
-    context: reactive[int] = reactive(0)  # the model's context length in tokens, 0 if unknown
     tool: reactive[str] = reactive("")  # the tool that runs, "" for none
     server: reactive[str] = reactive("")  # address of the answering server, "" for this process
 
@@ -138,17 +137,9 @@ class StatusLine(Unmarked, Widget):
         return [self._number(duration, "" if minutes else "s")]
 
     def _numbers(self) -> list[Content]:
-        stats, parts = self.stats, []
-        if stats is None:
-            return []
-        if used := stats.prompt_tokens + stats.generated_tokens:
-            limit = format_tokens(self.context)
-            unit = f"of {limit} context" if self.context else "tokens of context"
-            parts.append(self._number(format_tokens(used), unit))
-        if stats.decode_s and (speed := stats.tokens_per_s):
-            number = f"{speed:.0f}" if speed >= 9.95 else f"{speed:.1f}"
-            parts.append(self._number(number, "tokens/s"))
-        return parts
+        speed = self.stats.tokens_per_s if self.stats and self.stats.decode_s else 0.0
+        number = f"{speed:.0f}" if speed >= 9.95 else f"{speed:.1f}"
+        return [self._number(number, "tokens/s")] if speed else []
 
     def _number(self, number: str, unit: str) -> Content:
         return Content.assemble(

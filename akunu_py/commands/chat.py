@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         args.thinking_budget = settings.thinking_limit
     options = options_from(args)
 
-    from akunu_py.tui.app import ChatApp, ChatConfig, load_unsent, save_unsent
+    from akunu_py.tui.app import ChatApp, ChatConfig, load_state, save_state
     from akunu_py.tui.controllers.library import Resume
     from akunu_py.tui.terminal import background as ask_background
     from akunu_py.tui.workers.store_thread import StoreThread
@@ -92,13 +92,13 @@ def run(args: argparse.Namespace) -> int:
             resume=Resume(" ".join(args.resume or ()), last=args.latest)
             if args.latest or args.resume is not None
             else None,
-            unsent=load_unsent(paths.chat_file()),
+            state=load_state(paths.chat_file()),
             server=server if is_address(server) else "",
             tools=tools,
         )
     )
     app.run()
-    save_unsent(paths.chat_file(), app.turns.unsent_text)
+    save_state(paths.chat_file(), app.state)
     if app.failure is not None:
         crashes.report(app.failure, debug="debug" in args)
     loading = session.is_loading
@@ -122,7 +122,7 @@ def close_store(app: ChatApp, store_thread: StoreThread) -> bool:
         why = store_thread.error or "the disk does not respond"
         print_warnings([f"some messages could not be saved: {why}"])
         return False
-    if app.conversation.turns:
+    if app.conversation.turns and not app.conversation.is_private:
         name = app.conversation.tree.conversation[:_ID_DIGITS]
         say(f"to continue this chat: {shell_command()} --resume {name}", error=True)
     return True

@@ -81,6 +81,7 @@ async def test_the_help_lists_every_key_and_every_command(tmp_path: Path) -> Non
             "Writing", "Everywhere", "On a message", "Commands",
         ]  # fmt: skip
         await pilot.press("f1")
+        assert len(app.screen.query("*")) < 20, "it opens fast"
         for key in ("escape", "f1", "question_mark", "q"):
             assert helped(app), "'?' opens it in an empty box"
             await pilot.press(key)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from textual.events import Paste
 
 from akunu_py.errors import UsageError
 from akunu_py.text import typeable
@@ -90,6 +91,16 @@ def test_refused_files(directory: Path, make: Callable[[Path], object], says: st
         attach("look at @it", directory, 8192)
 
 
+async def test_images_get_a_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(b"\x89PNG\0\0")
+    async with chat(directory=tmp_path) as it:
+        await it.send("see @cat.png")
+        await it.until(lambda: it.notifications)
+        assert it.notifications == ["cat.png is an image; this model reads text only"]
+        it.app.post_message(Paste("'/tmp/a cat.JPG'\n"))
+        await it.until(lambda: it.notifications == ["This model reads text only, no images."])
+
+
 _text = st.text(st.characters(codec="utf-8"), max_size=60) | st.sampled_from(
     ["```\n", "````py\nx\n````\n", "Attached file: a (1 bytes)\n```\nq\n```", "\n\n", ""]
 )
@@ -125,7 +136,7 @@ async def test_missing_files_are_reported_once_before_they_are_sent_as_text(
         await it.press("enter")
         await it.until(lambda: len(it.prompts) == 2)
         await it.send("What is on @picture.png?")
-        refusal = "picture.png is a binary file (2.0 kB); attach a text file"
+        refusal = "picture.png is an image; this model reads text only"
         await it.until(lambda: it.notifications == [refusal])
         assert it.text() == "What is on @picture.png?", "it can be corrected"
         assert len(it.prompts) == 2
@@ -139,13 +150,13 @@ async def test_mentioned_files_are_marked_and_counted(directory: Path) -> None:
     async with chat(directory=directory) as it:
         it.box.insert("see @notes.md, @none.txt and @src/ says @john")
         await it.until(lambda: "2 files" in str(it.box.border_title))
-        assert str(it.box.border_title) == "starter · 2 files, about 1,008 tokens"
+        assert str(it.box.border_title) == "2 files, about 1,008 tokens"
         line = it.box.get_line(0)
         found = it.box.get_component_rich_style("prompt--file", partial=True)
         marked = {line.plain[span.start : span.end]: span.style == found for span in line.spans}
         assert marked == {"@notes.md,": True, "@none.txt": False, "@src/": True}
         it.box.clear()
-        await it.until(lambda: str(it.box.border_title) == "starter")
+        await it.until(lambda: str(it.box.border_title) == "")
 
 
 def test_the_index_leaves_out_hidden_generated_and_ignored_files(directory: Path) -> None:

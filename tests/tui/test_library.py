@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import Input, OptionList, Static
+from textual.widgets import Input, OptionList
 
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.settings import Settings
@@ -124,15 +124,32 @@ async def test_rename(path: Path) -> None:
         assert "Sea" in it.screen.splitlines()[0]
 
 
-@pytest.mark.parametrize(("keys", "suffix"), [([], "md"), (["down"], "json")])
-async def test_export(path: Path, tmp_path: Path, keys: list[str], suffix: str) -> None:
-    file = tmp_path / f"what-is-a-queue.{suffix}"
+async def test_export(path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "what-is-a-queue.md"
     async with library(path) as it:
-        await it.press("ctrl+s", *keys)
-        assert str(it.app.screen.query_one("#question", Static).render()) == f"Export to {tmp_path}"
-        await it.press("enter")
+        await it.press("ctrl+s")
         await it.until(lambda: f"Exported: {file}" in it.notifications)
         assert "You are welcome." in file.read_text("utf-8")
+
+
+@pytest.mark.long
+async def test_the_preview_opens_at_the_found_words_and_they_stay_marked(path: Path) -> None:
+    store = ConversationStore.open(path)
+    answer = "\n\n".join(["a line of **words**"] * 60 + ["the `nEEdle` and hÁy", "more\n\n" * 60])
+    store.save_tree(exchange_of("long", "Go on", answer, T0))
+    store.close()
+    async with chat(store=path, size=(120, 30)) as it:
+        await it.press("ctrl+o")
+        it.app.screen.query_one("#words", Input).value = "hay needle"
+        await it.until_shown("the nEEdle and hÁy")
+        marked = [text for row in it.strips() for text, style, _ in row if style and style.bold]
+        assert {"nEEdle", "hÁy"} <= {text.strip() for text in marked}
+        await it.press("enter")
+        await it.until(lambda: it.notifications)
+        assert it.notifications[0].startswith("Found 1 of 1: hay needle")
+        await it.until_shown("the nEEdle and hÁy")
+        await it.press("escape")
+        assert it.app.find.marks.pattern is None
 
 
 def test_moments() -> None:

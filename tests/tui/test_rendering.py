@@ -17,6 +17,7 @@ from akunu_py.settings import Settings
 from akunu_py.tui.terminal import pin_columns
 from akunu_py.tui.transcript.blocks import column_widths, draw_table
 from akunu_py.tui.transcript.code import CodeBlock, truncate_line, wrap_line
+from akunu_py.tui.transcript.markdown import AnswerMarkdown
 from akunu_py.tui.transcript.markdown_parser import markdown_parser, to_unicode
 from akunu_py.tui.transcript.turn import PromptView
 from tests.support.tui_chat import chat
@@ -348,3 +349,25 @@ def test_unpinned_characters_have_one_width_everywhere() -> None:
         assert cell_len(letter) == expected, hex(code)
         left_alone += 1
     assert left_alone > 20_000
+
+
+async def test_tasks_have_a_box_in_place_of_a_bullet() -> None:
+    async with chat() as it:
+        await it.talk("go", "- [ ] open\n- [x] done\n- other\n")
+        await it.rest()
+        assert all(line in it.screen for line in ("  ☐ open", "  ☑ done", "• other"))
+        assert "• ☐" not in it.screen
+
+
+async def test_much_text_is_drawn_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    append = AnswerMarkdown.append
+
+    async def counted(self: AnswerMarkdown, text: str) -> None:
+        drawn.append(len(text))
+        await append(self, text)
+
+    monkeypatch.setattr(AnswerMarkdown, "append", counted)
+    async with chat() as it:
+        await it.talk("go", "some words\n\n" * 600)
+        assert (sum(drawn), max(drawn)) == (7200, 2000)

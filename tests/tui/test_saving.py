@@ -23,7 +23,7 @@ from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.engine.histories import cache_file
 from akunu_py.engine.histories.cache_file import CacheMetadata
 from akunu_py.errors import ConversationError
-from akunu_py.tui.app import load_unsent, save_unsent
+from akunu_py.tui.app import load_state, save_state
 from akunu_py.tui.controllers.library import Resume
 from akunu_py.tui.screens.conversation_list import ConversationsScreen
 from akunu_py.tui.screens.main import Welcome
@@ -148,22 +148,47 @@ async def test_resuming_opens_or_lists_chats(
             assert it.notifications == ["No earlier chat matches: hippopotamus"]
 
 
-def test_unsent_text_is_kept_between_runs(tmp_path: Path) -> None:
+def test_the_state_is_kept_between_runs(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "chat.json"
-    assert load_unsent(path) == ""
+    assert load_state(path) == {}
     for text in ("half a\nthought", "\ud800", ""):
-        save_unsent(path, text)
-        assert load_unsent(path) == text
+        state = {"unsent": text, "failed": {"files": "no node"}}
+        save_state(path, state)
+        assert load_state(path) == state
     assert path.stat().st_mode & 0o077 == 0
-    for damaged in ("", "[1]", '{"unsent": 3}', "{" * 9000):
+    for damaged in ("", "[1]", '{"unsent": 3}', '{"failed": []}', "{" * 9000):
         path.write_text(damaged)
-        assert load_unsent(path) == ""
+        assert load_state(path) == {}
+
+
+async def test_nothing_of_a_private_chat_is_saved(path: Path) -> None:
+    async with chat(store=path) as it:
+        await it.send("/private")
+        assert await it.store.call(lambda store: store.list()) == []
+        await it.send("a secret")
+        _, options, _ = it.app.answering._request_for(
+            it.app.conversation, it.app.conversation.turns[0]
+        )
+        assert not options.may_store, "neither prompt caches nor the answer cache"
+        assert it.screen.splitlines()[0].split()[:2] == ["private", "chat"]
+        await it.answer("an answer")
+        await it.act("rename_chat('a title')")
+        await it.press("f5")
+        await it.piece("another")
+        it.box.insert("unsent")
+        assert it.app.state["unsent"] == ""
+        await it.press("ctrl+n")
+        assert (it.app.answering.progress(), it.app.answering.background) == ({}, {})
+        it.box.clear()
+        await it.send("saved")
+        infos = await it.store.call(lambda store: store.list())
+        assert [info.title for info in infos] == ["saved"]
 
 
 async def test_the_box_has_the_unsent_text_and_the_bell_rings_without_focus(
     store: StoreThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with chat(store=store, unsent="half a thought") as it:
+    async with chat(store=store, state={"unsent": "half a thought"}) as it:
         assert it.text() == it.app.turns.unsent_text == "half a thought"
         rung: list[bool] = []
         monkeypatch.setattr(it.app, "bell", lambda: rung.append(True))

@@ -76,7 +76,7 @@ async def test_saved_settings_are_in_the_file_and_in_use() -> None:
         used = next_options(it)
         assert (used.sampling.temperature, used.max_tokens, used.thinking_budget) == (0.25, 200, 0)
         assert it.app.theme == "light"
-        assert it.box.border_title == "starter · system prompt"
+        assert it.box.border_title == "system prompt"
         await fill(it, max_tokens="", thinking_budget="")
         await save(it)
         assert (next_options(it).max_tokens, next_options(it).thinking_budget) == (
@@ -122,7 +122,7 @@ async def test_personas_are_added_changed_and_deleted() -> None:
         await save(it)
         assert load_settings().personas == PERSONAS | {"coder": "You write Rust."}
         assert load_settings().persona == "poet"
-        assert it.box.border_title == "starter · poet"
+        assert it.box.border_title == "poet"
         await fill(it, persona="\n")
         for name, text, says in (
             ("", "x", "Enter a name"), ("new", "", "Enter a name"), ("poet", "x", "already exists"),
@@ -217,14 +217,14 @@ async def test_options_are_those_of_this_chat_only() -> None:
         await it.press("enter")
         await it.until(lambda: not isinstance(it.app.screen, SettingsScreen))
         assert it.app.conversation.tree.options == ChatOptions(0.25, 300, 0.5, 7, "low", 64)
-        assert it.box.border_title == "starter · options"
+        assert it.box.border_title == "options"
         sampling = SamplingOptions(0.25, 0.5, seed=7)
         expected = GenerateOptions(300, sampling=sampling, thinking="low", thinking_budget=64)
         assert next_options(it) == expected
         await it.talk("hello", "Hi.")
         await it.press("ctrl+n")
         assert next_options(it) == plain
-        assert it.box.border_title == "starter"
+        assert it.box.border_title == ""
     assert not settings_file().exists()
 
 

@@ -185,7 +185,7 @@ async def talk(it: Chat, count: int = 3) -> list[str]:
     return it.prompts
 
 
-NOTE = f"{SUMMARY_PROMPT}\n‹ 2/2 ›"
+NOTE = "/compact\n‹ 2/2 ›"
 
 
 @pytest.mark.long
@@ -207,7 +207,7 @@ async def test_older_turns_become_a_note(tmp_path: Path) -> None:
         await it.rest()
         assert it.prompts == [NOTE, *before[2:]]
         assert "← on it shows the original chat" in it.notifications[0]
-        assert "context" not in str(it.status.render()), "unknown until the next answer"
+        assert "context" not in str(it.app.view.title_row.render()), "unknown until the next answer"
         await it.send("next")
         assert [message.content for message in it.history] == [
             SUMMARY_PROMPT, "They talked.", before[2], original[2], before[3], original[3], "next",
@@ -271,7 +271,7 @@ async def test_compact_cuts_an_answer_that_fills_the_context(before: tuple[str, 
             "Cut the middle of the longest answer. ← on it shows all of it."
         ]
         assert it.feet[-1] == "■ stopped; F9 continues   ‹ 2/2 ›"
-        assert "context" not in it.status_line
+        assert "context" not in str(it.app.view.title_row.render())
         await it.send("and now?")
         cut = it.history[-2].content
         assert len(cut) < len(whole) / 3

@@ -323,6 +323,20 @@ async def test_prompts_wait_for_servers_that_start() -> None:
         assert names == ["read", "files_list", "slow_list"]
 
 
+async def test_a_failed_server_is_noted_once_a_change_and_the_list_follows() -> None:
+    noted = {"failed": {"files": "no node"}}
+    async with chat(tools=Recorded("files", "slow"), state=noted) as it:
+        await it.act("tools")
+        await it.post(ToolServerFailed("files", "no node"))
+        assert "failed: no node" in it.screen
+        assert it.notices == []
+        await it.post(ToolsListed("slow", [LIST]))
+        assert "1 of 1 tools on" in it.screen
+        await it.post(ToolServerFailed("files", "no uvx"))
+        assert it.notices == ["The tools of files are not available: no uvx"]
+        assert it.app.state["failed"] == {"files": "no uvx"}
+
+
 async def test_tools_are_listed_searched_and_turned_off() -> None:
     many = [ListedTool(f"tool {n}", f"Do the thing {n}.", {"type": "object"}) for n in range(300)]
     async with chat(tools=Recorded("files", "many")) as it:

@@ -138,11 +138,9 @@ async def test_a_long_paste_is_folded_and_sent_whole() -> None:
         assert it.text() == CHIP
         it.box.count_tokens = AsyncMock(return_value=38_967)
         it.box.use_model(8192)
-        await it.pilot.pause()
-        assert "pasted text, 38,967 tokens · too long for 8k of context" in it.screen
+        await it.until_shown("pasted text, 38,967 tokens · too long for 8k of context")
         it.box.use_model(38_968)
-        await it.pilot.pause()
-        assert "pasted text, 38,967 tokens ─" in it.screen
+        await it.until_shown("pasted text, 38,967 tokens ─")
         await it.press("tab")
         assert it.text() == LONG, "Tab unfolds it"
         it.box.clear()
@@ -238,3 +236,15 @@ async def test_the_hints_on_borders_can_be_clicked() -> None:
         await it.piece("1")
         await it.click_on("Esc stop")
         assert it.phase() == "stopped"
+
+
+async def test_tab_writes_a_question_to_try_into_an_empty_box() -> None:
+    async with chat() as it:
+        questions = []
+        for _ in range(4):
+            await it.press("tab")
+            questions.append(it.text())
+        assert len(set(questions)) == 3
+        assert questions[3] == questions[0]
+        await it.press("x", "tab")
+        assert it.text() == f"{questions[0]}x"

@@ -114,7 +114,8 @@ class AnswerController:
         options = conversation.tree.options.apply(self._settings.options)
         sampling = replace(options.sampling, constraint=turn.constraint)
         name = conversation.tree.conversation
-        options = replace(options, sampling=sampling, conversation=name)
+        may_store = options.may_store and not conversation.is_private
+        options = replace(options, sampling=sampling, conversation=name, may_store=may_store)
         if not turn.summarizes:
             return messages, options, self._tools.offered.for_model()
         limit, budget = self.context_length // 5, self.context_length // 10
@@ -145,9 +146,14 @@ class AnswerController:
 
     # Conversations in the background
 
-    def move_to_background(self) -> None:
-        """Keep the open conversation in the background while it has pending answers."""
-        if self.is_busy:
+    async def move_to_background(self) -> None:
+        """Keep the open conversation in the background while it has pending answers.
+
+        Those of a private one are stopped, because no list has it.
+        """
+        if self._conversation.is_private:
+            await self.interrupt()
+        elif self.is_busy:
             self.background[self._conversation.tree.conversation] = self._conversation.detach()
 
     def reopen(self, conversation: str) -> bool:
@@ -184,11 +190,6 @@ class AnswerController:
             self._session.stop(turn.request)
         if turn in self._tools.turns:
             self._tools.cancel(turn)
-
-    def is_generating(self, code: str) -> bool:
-        """Whether the running answer ends with `code`."""
-        answer = self.active.answer.rstrip() if self.active else ""
-        return bool(code.strip()) and answer.endswith(code.rstrip())
 
     async def submit(self, turn: ChatTurn) -> None:
         """Show a new turn and queue it."""
@@ -279,14 +280,14 @@ class AnswerController:
     async def _on_loaded(self, message: ModelLoaded) -> None:
         """Show what the loaded model can do, and start the next answer."""
         status = self._view.status
-        self.context_length = status.context = message.context_length
+        self.context_length = message.context_length
         self._tools.context_length = message.context_length
         self._view.prompt.use_model(message.context_length)
         self._is_loading = False
         self._show_phase("prefill" if self.active else "ready")
         status.gauges = message.gauges
         is_off = self._settings.options.draft == "off"
-        self._view.panel.off = "guessing is off (--draft off)" if is_off else message.no_draft or ""
+        self._view.panel.off = "drafting is off (--draft off)" if is_off else message.no_draft or ""
         if message.server != status.server:
             status.server = message.server
             await self._view.add_notice(
@@ -519,7 +520,8 @@ class AnswerController:
         """Show the numbers of a turn on the screen; None clears them."""
         if turn is None or turn in self._conversation:
             self._view.status.stats = turn.stats if turn else None
-            self._view.panel.show(turn)
+            self._view.panel.turn = self._view.title_row.turn = turn
+            self._view.title_row.context = self.context_length
 
     async def _put_back(self, turns: Sequence[ChatTurn], discard: ChatTurn | None = None) -> None:
         """Remove unanswered turns, and return their prompts to the prompt box."""

@@ -47,9 +47,11 @@ class LibraryController:
     _store: StoreThread | None  # None: nothing is saved
     _directory: Path  # for exported files
 
-    async def new(self) -> None:
-        """Open an empty conversation."""
-        await self.show(ConversationTree())
+    async def new(self, *, private: bool = False) -> None:
+        """Open an empty conversation; nothing of a private one is saved."""
+        await self.show(ConversationTree(), private=private)
+        if private:
+            self._view.inform("Nothing of this chat is saved. Ctrl+N starts one that is.")
 
     async def open(self, chosen: ChosenConversation | None) -> None:
         """Open a saved conversation; None changes nothing. Pending answers continue."""
@@ -63,7 +65,7 @@ class LibraryController:
                 except ConversationError as error:
                     self._view.show_error(str(error))
                     return
-            self._answering.move_to_background()
+            await self._answering.move_to_background()
             if not self._answering.reopen(wanted):
                 self._conversation.open(tree)
         here = self._conversation
@@ -71,10 +73,12 @@ class LibraryController:
             here.show(message)
         await self._show(message)
 
-    async def show(self, tree: ConversationTree, message: str | None = None) -> None:
+    async def show(
+        self, tree: ConversationTree, message: str | None = None, *, private: bool = False
+    ) -> None:
         """Open `tree`, which has no pending answers, at `message` or its end."""
-        self._answering.move_to_background()
-        self._conversation.open(tree)
+        await self._answering.move_to_background()
+        self._conversation.open(tree, private=private)
         await self._show(message)
 
     async def _show(self, message: str | None = None) -> None:
@@ -138,7 +142,7 @@ class LibraryController:
         else:
             tree.title = title
             with report_errors(self._view.show_error):
-                if self._store is not None:
+                if self._store is not None and not self._conversation.is_private:
                     await self._store.call(lambda store: store.rename(tree.conversation, title))
                 self._view.inform(f"Renamed: {title}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from textual.message import Message
@@ -35,6 +35,7 @@ class ToolController:
     _servers: ToolServers | None  # None: nothing is configured
     _view: ChatView
     _conversation: Conversation  # the open one
+    _noted: Mapping[str, str]  # errors of servers that the last run noted
     offered: OfferedTools = field(default_factory=OfferedTools)
     # With pending calls, and their conversations:
     turns: dict[ChatTurn, ConversationTree] = field(default_factory=dict)
@@ -116,7 +117,10 @@ class ToolController:
         elif isinstance(message, ToolServerFailed):
             self.offered.failed[message.server] = message.error
             text = f"The tools of {message.server} are not available: {message.error}"
-            await self._view.add_notice(text, "error")
+            if self._noted.get(message.server) == message.error:
+                self._view.show_error(text)
+            else:
+                await self._view.add_notice(text, "error")
         if was_starting and not self.is_starting:
             if notice := self.offered.explain_room(self.context_length):
                 await self._view.add_notice(notice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,8 @@ class TurnController:
         """The unsent text of the prompt box; an unchanged edited prompt does not count."""
         box = self._view.prompt
         prompt = box.prompt_of(self._edited.prompt.text) if self._edited else ""
+        if self._conversation.is_private:
+            return ""
         return self._draft if self._edited and box.text == typeable(prompt) else box.message
 
     async def send(self, text: str, pastes: Sequence[Attachment] = ()) -> None:
@@ -82,9 +85,8 @@ class TurnController:
 
     def edit(self) -> None:
         """Put the prompt into the box; sending it creates a branch."""
-        turn = self._chosen_turn()
+        turn = self._changeable_turn("There is no message to edit yet.")
         if turn is None:
-            self._view.show_error("There is no message to edit yet.")
             return
         if self._edited is None:
             self._draft = self._view.prompt.text
@@ -111,20 +113,13 @@ class TurnController:
             await self._answering.interrupt()
         else:
             self.stop_editing()
-        self._view.transcript.clear_click()
         self._view.prompt.focus()
         self._view.show_state()
 
     async def regenerate(self) -> None:
         """Regenerate the answer; the old answer stays as a branch."""
-        turn = self._chosen_turn()
+        turn = self._changeable_turn("There is no answer yet.")
         if turn is None:
-            self._view.show_error("There is no answer yet.")
-            return
-        if turn.prompt.text == SUMMARY_PROMPT:
-            self._view.show_error(
-                "Press ← on this summary for the original chat, then use /compact."
-            )
             return
         await self._answering.interrupt()
         if turn not in self._conversation.turns:
@@ -190,7 +185,6 @@ class TurnController:
             self._copy_answer(chosen[0])
         else:
             self._copy(full_prompt(chosen[0].prompt.text))
-            self._view.transcript.mark_copied(chosen[0], "prompt")
             self._view.inform("Copied the prompt.")
 
     def copy_code(self) -> None:
@@ -204,9 +198,17 @@ class TurnController:
                 self._copied_block = turn.reply_id, index
                 code, language = blocks[index]
                 self.copy_block(code, language, index + 1, len(blocks))
-                self._view.transcript.mark_copied(turn, "answer", code.expandtabs(4))
                 return
         self._view.show_error("There is no code block to copy.")
+
+    def _changeable_turn(self, none: str) -> ChatTurn | None:
+        """Return the turn to edit or regenerate; None, with an error, for no turn or a summary."""
+        turn = self._chosen_turn()
+        if turn is None or turn.prompt.text == SUMMARY_PROMPT:
+            summary = "Press ← on this summary for the original chat, then use /compact."
+            self._view.show_error(summary if turn else none)
+            return None
+        return turn
 
     def _chosen_turn(self) -> ChatTurn | None:
         """Return the turn of the chosen message, else the last one."""
@@ -219,7 +221,6 @@ class TurnController:
             self._view.show_error("There is no answer to copy yet.")
             return
         self._copy(turn.answer.strip())
-        self._view.transcript.mark_copied(turn, "answer")
         self._view.inform("Copied the answer.")
 
     def copy_block(self, code: str, language: str, which: int = 1, count: int = 1) -> None:
@@ -228,8 +229,6 @@ class TurnController:
         lines = code.count("\n")
         what = f"{language} code" if language else "code"
         text = f"Copied {what}, {lines} line{'' if lines == 1 else 's'}"
-        if self._answering.is_generating(code):
-            text += " so far; it is still being written"
         if count > 1:
             text += f", block {which} of {count}; repeat for the next"
         self._view.inform(f"{text}.")
@@ -261,10 +260,14 @@ class FindController:
     def is_active(self) -> bool:
         return bool(self._words)
 
-    async def find(self, words: str) -> None:
-        """Mark `words` and go to the last hit."""
+    @property
+    def _pattern(self) -> re.Pattern[str]:
+        return self.marks.pattern or pattern_of(self._words)
+
+    async def find(self, words: str, message: str = "") -> None:
+        """Mark `words` and go to the last hit; for a search, mark each, and go to `message`."""
         self._words, self._current = words, None
-        self.marks.pattern = pattern_of(words)
+        self.marks.pattern = pattern_of(words, each=bool(message))
         self._view.transcript.redraw()
         hits = self._hits()
         if not hits:
@@ -272,7 +275,8 @@ class FindController:
             self._view.show_error(f"Not found in this chat: {words}")
             return
         self._view.transcript.focus()
-        await self._go_to(hits, len(hits) - 1)
+        ids = [turn.prompt.id if part == "prompt" else turn.reply_id for turn, part, _ in hits]
+        await self._go_to(hits, ids.index(message) if message in ids else len(hits) - 1)
 
     async def step(self, direction: int) -> None:
         """Go to the previous (-1) or next (1) hit; from the last one to the first."""
@@ -295,19 +299,19 @@ class FindController:
 
     async def _go_to(self, hits: list[FoundText], place: int) -> None:
         turn, part, index = self._current = hits[place]
-        await self._view.transcript.show_hit(turn, part, index, pattern_of(self._words))
+        await self._view.transcript.show_hit(turn, part, index, self._pattern)
         count = f"{place + 1:,} of {len(hits):,}"
         self._view.inform(f"Found {count}: {self._words} · n next · N previous · Esc ends")
 
     def _hits(self) -> list[FoundText]:
         """Return all hits of the branch, in order."""
-        pattern, words = pattern_of(self._words), self._words.casefold().split()
+        words = self._words.casefold().replace('"', " ").split()
         hits: list[FoundText] = []
         for turn in self._conversation.turns:
             texts: dict[Part, str] = {"prompt": full_prompt(turn.prompt.text)}
             # Parsing takes long, so only where there may be a hit.
-            if all(word in turn.answer.casefold() for word in words):
+            if any(word in turn.answer.casefold() for word in words):
                 texts["answer"] = plain_text(turn.answer)
             for part, text in texts.items():
-                hits += [(turn, part, at) for at, _ in enumerate(pattern.finditer(text))]
+                hits += [(turn, part, at) for at, _ in enumerate(self._pattern.finditer(text))]
         return hits

@@ -36,6 +36,7 @@ _HEAD = re.compile(
 )
 PASTE_LABEL = re.compile(r"\[pasted [\d,]+ (?:lines|characters)(?: #\d+)?\]")
 _COURTESY = re.compile(r"\A(?:(?:hi|hello|hey|please|(?:can|could) you)\b[ ,.!]+)+", re.IGNORECASE)
+_IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".heic", ".tiff", ".bmp")
 _BOM = "\ufeff"
 
 
@@ -181,7 +182,14 @@ def _listing(directory: Path) -> str:
 
 
 def _binary_error(name: str, size: int) -> UsageError:
+    if is_image(name):
+        return UsageError(f"{name} is an image; this model reads text only")
     return UsageError(f"{name} is a binary file ({human_size(size)}); attach a text file")
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file name, perhaps quoted, is that of an image."""
+    return Path(name.strip("'\" \n")).suffix.lower() in _IMAGES
 
 
 def join_files(prompt: str, files: Sequence[Attachment]) -> str:

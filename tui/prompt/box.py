@@ -171,6 +171,8 @@ class PromptBox(Unmarked, TextArea):
 
     async def _on_paste(self, event: events.Paste) -> None:
         event.text = self._pasted.fold(typeable(event.text))
+        if attachments.is_image(event.text):  # The terminal pastes the path of a dropped file.
+            self.app.notify("This model reads text only, no images.", severity="error")
         if event.text.startswith("[pasted"):
             self.app.notify("Folded the pasted text. Press Tab right after it to unfold.")
 
@@ -190,7 +192,7 @@ class PromptBox(Unmarked, TextArea):
 
     def on_text_area_changed(self) -> None:
         if "@" in self.text or self._files.tokens or self._pasted.in_prompt(self.text):
-            self.run_worker(self._update_attached(), group="attached", exclusive=True)
+            self.run_worker(self._update_attached, group="attached", exclusive=True)
         self.watch_heading()
 
     async def _update_attached(self) -> None:

@@ -37,6 +37,7 @@ class Command:
 # Not those that have a key, apart from the ones that users type in every chat program.
 COMMANDS = (
     Command("new", "new_chat", "New chat"),
+    Command("private", "private_chat", "New chat of which nothing is saved"),
     Command("chats", "conversations", "Open or search earlier chats"),
     Command("rename", "rename_chat", "Rename this chat", "[TITLE]"),
     Command("find", "find", "Find text in this chat", "TEXT"),

@@ -7,6 +7,7 @@ running search.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,17 +21,22 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
 from textual.message import Message
+from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from akunu_py.chats.conversation_store import ConversationStore, SearchResult
-from akunu_py.chats.export import FORMATS, UNTITLED, file_name, format_of, render, write_new
-from akunu_py.chats.search import SearchHit, find_words
-from akunu_py.chats.tree import ChatMessage, ConversationTree
+from akunu_py.chats.conversation_store import SearchResult
+from akunu_py.chats.export import UNTITLED, file_name, format_of, render, write_new
+from akunu_py.chats.search import find_words
+from akunu_py.chats.tree import ConversationTree
 from akunu_py.errors import ConversationError
 from akunu_py.text import collapse, displayable
-from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog, QuestionScreen
+from akunu_py.tui.prompt.attachments import full_prompt
+from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog
 from akunu_py.tui.status import report_errors
+from akunu_py.tui.transcript.drafting import Mark
+from akunu_py.tui.transcript.find import hits_in, pattern_of
+from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection
 from akunu_py.tui.workers.store_thread import StoreThread
 
 _WIDE, _NORMAL = 100, 60  # columns
@@ -38,11 +44,11 @@ _EMPTY = "No conversations yet. Chats are saved here."
 _KEYS = (
     "Enter open · Ctrl+R rename · Ctrl+D delete · F1 keys · Ctrl+Z undo · Ctrl+S export · Esc close"
 )
-_EXPORTED = ("the visible branch, as text", "all branches; akunu can import it")  # as in `FORMATS`
 MATCH = "$text-accent bold"  # the style of found words
 _PREVIEWED = 6  # messages
 _PREVIEWED_CHARACTERS = 2000  # per message; longer layouts would delay keys
 _PROGRESS_S = 0.5  # between two updates of the answers' progress
+_PREVIEW_TRIES = 50  # to find the words
 _PREVIEW_DELAY_S = 0.1  # before a highlighted row is previewed
 
 
@@ -52,6 +58,7 @@ class ChosenConversation:
 
     conversation: str
     message: str | None = None  # the matching message, perhaps on an inactive branch
+    words: str = ""  # of the search
 
 
 @dataclass
@@ -177,24 +184,17 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         found = await self._chosen_after_search()
         if found is None:
             return
-        names = [file_name(found.info.title, form) for form in FORMATS]
-        width = max(map(len, names)) + 2
-        choices = {
-            name: f"{name:<{width}}{words}" for name, words in zip(names, _EXPORTED, strict=True)
-        }
-        question = QuestionScreen(f"Export to {Path.cwd()}", choices)
-        if (name := await self.app.push_screen_wait(question)) is None:
-            return
         with report_errors(self._show_error):
             tree = await self._store.call(lambda store: store.load(found.info.id))
-            text = await asyncio.to_thread(render, tree, format_of(Path(name)))
-            path = await asyncio.to_thread(write_new, Path.cwd() / name, text, numbered=True)
-            self.notify(str(path), title="Exported", markup=False)
+            path = Path.cwd() / file_name(found.info.title, "markdown")
+            text = await asyncio.to_thread(render, tree, format_of(path))
+            written = await asyncio.to_thread(write_new, path, text, numbered=True)
+            self.notify(str(written), title="Exported", markup=False)
 
     @work(exclusive=True, group="open")
     async def choose(self) -> None:  # type: ignore[override]
         if found := await self._chosen_after_search():
-            self.dismiss(ChosenConversation(found.info.id, found.hit.message))
+            self.dismiss(ChosenConversation(found.info.id, found.hit.message, self.words))
 
     @on(Input.Submitted, "#name")
     async def _rename(self, event: Input.Submitted) -> None:
@@ -218,7 +218,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
     async def _update_results(self, choose: str | None) -> None:
         words = self.words
         try:
-            found = await self._store.call(lambda store: _find_all(store, words, choose))
+            found = await self._store.call(lambda store: store.search(words))
             problem = ""
         except ConversationError as error:
             found, problem = [], str(error)
@@ -298,54 +298,51 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         self.notify(error, severity="error", markup=False)
 
 
-def _find_all(store: ConversationStore, words: str, also: str | None) -> Sequence[SearchResult]:
-    """Search for `words`; add the conversation `also`, whose new title may not match."""
-    found = store.search(words)
-    if also is None or any(each.info.id == also for each in found):
-        return found
-    more = [SearchResult(info, SearchHit()) for info in store.list() if info.id == also]
-    return [*more, *found]
-
-
 class PreviewPane(VerticalScroll, can_focus=False):
-    """The end of a conversation, or the part around the matching message."""
-
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"preview--name", "preview--prompt"}
+    """The end of a conversation, or the part from the matching message on."""
 
     def __init__(self, store: StoreThread) -> None:
         super().__init__(id="preview")
         self._store = store
+        self._showing = asyncio.Lock()
+        self._wanted: tuple[SearchResult | None, str] = None, ""
 
-    def compose(self) -> ComposeResult:
-        yield Static(id="text")
-
-    @work(exclusive=True)
+    @work
     async def show(self, found: SearchResult | None, words: str) -> None:
-        """Preview `found` with `words` marked, after a short delay."""
-        text = self.query_one(Static)
-        if found is None or not self.display:
-            text.update("")
-            return
+        """Preview `found` at the first of the marked `words`, after a short delay."""
+        self._wanted, shown = (found, words), list[Widget]()
         await asyncio.sleep(_PREVIEW_DELAY_S)
-        try:
-            tree = await self._store.call(lambda store: store.load(found.info.id))
-        except ConversationError:  # Another process has just deleted it.
-            text.update("")
-            return
-        text.update(_preview(tree, found.hit.message, words))
-        scroll = self.scroll_home if found.hit.message else self.scroll_end
-        self.call_after_refresh(scroll, animate=False)
+        async with self._showing:  # Cancelling a removal would block the screen.
+            if self._wanted != (found, words):
+                return
+            if found is not None and self.display:
+                with contextlib.suppress(ConversationError):  # Another process has deleted it.
+                    tree = await self._store.call(lambda store: store.load(found.info.id))
+                    shown = _preview(tree, found.hit.message, words)
+            with self.app.batch_update():
+                await self.remove_children()
+                await self.mount_all(shown)
+                for section in self.query(MarkdownSection):
+                    await section.restore()
+        self.call_after_refresh(self.scroll_end, animate=False)
+        for _ in range(_PREVIEW_TRIES if found and found.hit.message else 0):
+            await asyncio.sleep(_PREVIEW_DELAY_S)  # until Markdown is laid out
+            wanted = self._wanted == (found, words)
+            if hit := wanted and next(hits_in(self, pattern_of(words, each=True)), None):
+                top = hit.widget.content_region.y + hit.row - self.region.y + self.scroll_y
+                self.scroll_to(y=max(0, top - self.size.height // 3), animate=False)
+                break
 
 
-def _marked(text: str, words: str) -> Content:
+def _marked(text: str | Content, words: str) -> Content:
     """Return a text with the words of a search marked."""
-    content = Content(displayable(text))
-    for start, end in find_words(text, words) if words.strip() else ():
+    content = Content(displayable(text)) if isinstance(text, str) else text
+    for start, end in find_words(content.plain, words) if words.strip() else ():
         content = content.stylize(MATCH, start, end)
     return content
 
 
-def _preview(tree: ConversationTree, message: str | None, words: str) -> Content:
+def _preview(tree: ConversationTree, message: str | None, words: str) -> list[Widget]:
     """Return the title and the last messages of a conversation, or those from `message` on.
 
     Activates the branch of `message`. words: the search, whose matches are highlighted.
@@ -355,20 +352,20 @@ def _preview(tree: ConversationTree, message: str | None, words: str) -> Content
     path = [each for each in tree.active_branch() if each.text.strip()]
     match = next((place for place, each in enumerate(path) if each.id == message), len(path))
     first = max(0, min(len(path) - _PREVIEWED, match))
-    title = _marked(collapse(tree.title) or UNTITLED, words).stylize_before("bold")
-    shown = (_preview_message(each, words) for each in path[first : first + _PREVIEWED])
-    return Content("\n\n").join([title, *shown])
-
-
-def _preview_message(message: ChatMessage, words: str) -> Content:
-    whole = message.text.strip()
-    text = _marked(whole[:_PREVIEWED_CHARACTERS], words)
-    if len(whole) > _PREVIEWED_CHARACTERS:
-        text += Content(f" … {len(whole) - _PREVIEWED_CHARACTERS:,} more characters")
-    if message.role == "user":
-        return text.stylize_before(".preview--prompt")
-    author = collapse(message.model or message.role)
-    return Content.assemble((author, ".preview--name"), "\n", text)
+    shown: list[Widget] = [Static(_marked(collapse(tree.title) or UNTITLED, words), classes="name")]
+    for each in path[first : first + _PREVIEWED]:
+        whole = displayable(each.text.strip())
+        marks = find_words(whole, words) if each.id == message else []
+        start = max(0, marks[0][0] - _PREVIEWED_CHARACTERS // 2) if marks else 0
+        text = "… " * bool(start) + whole[start:][:_PREVIEWED_CHARACTERS]
+        if more := len(whole) - start - _PREVIEWED_CHARACTERS:
+            text += f" … {more:,} more characters" if more > 0 else ""
+        if each.role == "user":
+            shown.append(Static(_marked(full_prompt(text), words), classes="prompt"))
+        else:
+            mark: Mark = lambda texts, *_: [_marked(text, words) for text in texts]  # noqa: E731
+            shown.append(AnswerMarkdown(text, mark))
+    return shown
 
 
 def _snippet(found: SearchResult) -> Content:

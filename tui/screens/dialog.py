@@ -1,8 +1,8 @@
-"""Dialogs over the chat: the frame, the searchable list, and the question."""
+"""Dialogs over the chat: the frame, and the searchable list."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Input, OptionList, Static
+from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from akunu_py.text import displayable
@@ -155,28 +155,3 @@ class ListDialog(Dialog[Result]):
     def action_move(self, action: str) -> None:
         """Move the highlight by an action of the list."""
         getattr(self.rows, f"action_{action}")()
-
-
-class QuestionScreen(Dialog[str]):
-    """A multiple-choice question. The result is the chosen key, None for Esc."""
-
-    CSS_PATH = [DIALOG_STYLE]  # noqa: RUF012 - as in Textual
-
-    def __init__(self, question: str, choices: Mapping[str, str]) -> None:
-        super().__init__()
-        self._question = question
-        self._choices = choices  # labels, by result
-
-    def compose(self) -> ComposeResult:
-        with self.frame("", "Enter choose · Esc cancel"):
-            yield Static(Content(displayable(self._question)), id="question")
-            yield OptionList(
-                *(Option(words, id=result) for result, words in self._choices.items()), compact=True
-            )
-
-    def on_mount(self) -> None:
-        self.query_one(OptionList).focus()
-
-    @on(OptionList.OptionSelected)
-    def _dismiss_with_choice(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(event.option_id)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from rich.table import Column, Table
+from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Grid, VerticalScroll
-from textual.content import Content
+from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from akunu_py.tui.prompt.slash_commands import COMMANDS, key_name, keys_of_actions
@@ -31,6 +32,7 @@ _WRITING = (
     ("Ctrl+D", "Quit, in an empty box"),
     ("Ctrl+R", "Search earlier prompts"),
 )
+_KEYS = 23  # columns
 Rows = Sequence[tuple[str, str]]  # a key or command, and its description
 
 
@@ -64,10 +66,12 @@ class HelpScreen(Dialog[None]):
         with self.frame("Keys and commands", "Up Down scroll · Esc close"), VerticalScroll():
             for heading, rows in self._sections.items():
                 yield Static(heading, classes="heading")
-                with Grid(classes="rows"):
-                    for key, words in rows:
-                        yield Static(Content(key), classes="key")
-                        yield Static(Content(words))
+                table = Table.grid(
+                    Column(width=_KEYS), Column(ratio=1), padding=(0, 1), expand=True
+                )
+                for key, words in rows:
+                    table.add_row(Text(key, "bold"), Text(words))
+                yield Static(table, classes="rows")
 
     def on_mount(self) -> None:
         self.query_one(VerticalScroll).focus()

@@ -5,26 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from textual.app import ComposeResult
-from textual.containers import Grid, Vertical
+from textual.containers import Vertical
 from textual.content import Content
+from textual.reactive import reactive
+from textual.widget import Widget
 from textual.widgets import Static
 
 from akunu_py.models import catalog
 from akunu_py.text import collapse, displayable, human_size
-from akunu_py.tui.open_conversation import Conversation
+from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.prompt.box import PromptBox
-from akunu_py.tui.prompt.slash_commands import keys_of_actions
 from akunu_py.tui.prompt.suggestions import SuggestionPopup
 from akunu_py.tui.screens.consent import ConsentPanel
-from akunu_py.tui.status import MessageLine, StatusLine
-from akunu_py.tui.transcript.drafting import DraftingPanel
+from akunu_py.tui.status import MessageLine, StatusLine, Unmarked, format_tokens
+from akunu_py.tui.transcript.drafting import PAYS, DraftingPanel, sparkline
 from akunu_py.tui.transcript.turn import Notice
 from akunu_py.tui.transcript.view import TEXT_WIDTH, Transcript, side_margin
 from akunu_py.workarounds.textual_heights import SummedHeight
 
+_MAX_BARS = 20  # passes in the title row
+_MIN_TITLE = 16  # columns
 # Hints and their click actions. Narrow terminals drop hints from the end, except the last.
 _ALWAYS = (
     ("Ctrl+O chats", "conversations"),
@@ -54,6 +58,42 @@ class ChatState:
     missing: bool  # the model is neither installed nor being downloaded
 
 
+class TitleRow(Unmarked, Widget, can_focus=False):
+    """The title, the model, the context used, and while answering a picture of drafting."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"title--bars", "title--number"}
+
+    title: reactive[str] = reactive("")
+    model: reactive[str] = reactive("")
+    context: reactive[int] = reactive(0)  # of the model, in tokens; 0 if unknown
+    turn: reactive[ChatTurn | None] = reactive[ChatTurn | None](None, always_update=True)
+
+    def render(self) -> Content:
+        right = Content("   ").join(filter(None, [self._drafting(), self._facts()]))
+        width = self.size.width
+        if right.cell_length > width - _MIN_TITLE:
+            right = self._drafting()
+        room = max(0, width - right.cell_length - 2)
+        title = Content(displayable(self.title)).truncate(room, ellipsis=True)
+        return title.pad_right(max(0, width - title.cell_length - right.cell_length)) + right
+
+    def _drafting(self) -> Content:
+        """Return the accepted tokens of the last passes as bars, and the factor, if they help."""
+        turn = self.turn
+        if not turn or turn.state != "answering" or max(turn.passes[-_MAX_BARS:], default=1) < 2:
+            return Content("")
+        factor = f" {turn.speedup:.1f}x" if (turn.speedup or 0.0) >= PAYS else ""
+        bars = sparkline([tokens - 1 for tokens in turn.passes], _MAX_BARS)
+        return Content.assemble((bars, ".title--bars"), (factor, ".title--number"))
+
+    def _facts(self) -> Content:
+        stats = self.turn.stats if self.turn else None
+        used = stats.prompt_tokens + stats.generated_tokens if stats else 0
+        of = f" of {format_tokens(self.context)} context" if self.context else " tokens of context"
+        words = f" · {format_tokens(used)}{of}" if used else ""
+        return Content(displayable(self.model) + words)
+
+
 class ChatView:
     """The widgets that controllers draw on, and all messages to the user."""
 
@@ -71,10 +111,9 @@ class ChatView:
         self._state = state
         self._conversation = conversation
         self._privacy = privacy
-        self._explained = False  # drafting was explained
         self.error_count = 0
         self._popup = SuggestionPopup(directory, id="completion")
-        self.title = Static(id="title")
+        self.title_row = TitleRow(id="title")
         welcome = Welcome(model, privacy)
         self.transcript = Transcript(conversation, welcome, id="transcript")
         self.panel = DraftingPanel(id="drafting")
@@ -86,7 +125,7 @@ class ChatView:
         self._below = SummedHeight(*below, id="below")
 
     def compose(self) -> ComposeResult:
-        yield self.title
+        yield self.title_row
         yield self.transcript
         yield self.transcript.more_below
         yield self._below
@@ -95,11 +134,12 @@ class ChatView:
         """Align what is above and below the transcript with its text, on a wide screen."""
         left = side_margin(width)
         # Padding: a margin would narrow the transcript, too.
-        self.title.styles.padding = (0, left + 4, 0, left + 4)
+        self.title_row.styles.padding = (0, left + 4, 0, left + 4)
         # The border of the prompt box continues that of the prompts.
         right = width - TEXT_WIDTH - 3 - left
         self._below.styles.padding = (0, right, 0, left + 1) if left else 0
         self.consent.fit()
+        self.show_state()
 
     @property
     def is_choosing(self) -> bool:
@@ -151,40 +191,35 @@ class ChatView:
             self.prompt.hints = _EDITING
         else:
             self.prompt.hints = _BUSY if state.busy else _IDLE
-        title = f"{state.model} · {state.persona}" if state.persona else state.model
-        self.prompt.heading = "editing an earlier prompt" if state.editing else title
+        # A low or narrow screen has no title row, which shows the model elsewhere.
+        shown = (state.persona,) if self.title_row.display else (state.model, state.persona)
+        heading = " · ".join(filter(None, shown))
+        self.prompt.heading = "editing an earlier prompt" if state.editing else heading
         self.prompt.has_queued_prompt = state.queued
         title = collapse(self._conversation.tree.title)
+        if self._conversation.is_private:  # also for the terminal's title
+            title = "private chat"
         self.prompt.app.title = title or "akunu"
-        self.title.update(Content(title))
+        self.title_row.title, self.title_row.model = title, state.model
 
     def toggle_drafting(self) -> None:
         self.transcript.drafting = self.panel.display = not self.transcript.drafting
-        self.panel.explains = self.panel.display and not self._explained  # once, then the numbers
-        self._explained = True
 
     def toggle_thinking(self) -> None:
         self.transcript.thinking = not self.transcript.thinking
 
 
-_WRITING = (
-    ("Enter", "send"),
-    ("Ctrl+J", "new line"),
-    ("@", "attach a file"),
-    ("/", "commands"),
-    ("Esc", "stop the answer"),
-)
-_ACTIONS = (  # in the same rows as `_WRITING`
-    ("conversations", "earlier chats"),
-    ("models", "models"),
-    ("show_drafting", "see how it guesses ahead"),
-    ("settings", "settings"),
-    ("help", "all keys"),
+# The last one repeats words, so that drafting makes it several times faster.
+_QUESTIONS = (
+    "Why is the sky blue? Explain it in three sentences.",
+    "Write a Python function that tells whether a number is prime.",
+    "Rewrite this list as JSON, with the keys name, price and unit: apples 3.20 kg, pears 2.80 kg, "
+    "plums 4.10 kg, figs 6.50 kg, grapes 3.90 kg, cherries 7.40 kg",
 )
 
 
 class Welcome(Vertical):
-    """The start page: the model, its description or download, offers, and the keys."""
+    """The start page: the model, its description or download, offers, and questions to try."""
 
     def __init__(self, model: str, privacy: str) -> None:
         super().__init__()
@@ -203,13 +238,14 @@ class Welcome(Vertical):
         about = displayable(f"{about}{self._privacy}")
         yield Static(Content(about), classes="about")
         yield from (self._download, self._last)
-        bound = keys_of_actions(self.app)
-        actions = [(bound[action], words) for action, words in _ACTIONS]
-        with Grid(classes="keys"):
-            for writing, action in zip(_WRITING, actions, strict=True):
-                for key, words in (writing, action):
-                    yield Static(key, classes="key")
-                    yield Static(words, classes="meaning")
+        yield Static("Try one of these (Tab):", classes="try")
+        for question in _QUESTIONS:
+            yield Static(Content(question), classes="question")
+
+    def question_after(self, text: str) -> str | None:
+        """Return the next question to try; None if `text` is neither empty nor one of them."""
+        questions = ("", *_QUESTIONS)
+        return questions[questions.index(text) % len(_QUESTIONS) + 1] if text in questions else None
 
     def offer_download(self) -> None:
         """Offer to download the model, which is not on this machine."""

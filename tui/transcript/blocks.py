@@ -31,10 +31,11 @@ from textual.widgets._markdown import (
 from textual.widgets.markdown import MarkdownBlock
 
 from akunu_py.tui.transcript.code import CodeBlock
-from akunu_py.tui.transcript.drafting import DraftMarks
+from akunu_py.tui.transcript.drafting import Mark
 from akunu_py.tui.transcript.markdown_parser import TableCells, has_gap
 
 _MEASURE = 92  # columns of text in a list
+_BOXES = ("☐", "☑")  # of tasks, in place of bullets
 _GAP, _NARROW_GAP = " │ ", "│"
 _MIN_COLUMNS = 12  # columns: longer words may break; narrower tables become lists
 
@@ -214,7 +215,8 @@ class BulletList(_List):
     """A bulleted list."""
 
     def _symbols(self, items: list[MarkdownListItem]) -> Iterator[str]:
-        return (item.bullet for item in items)
+        tasks = (item._blocks and item._blocks[0]._content.plain[:1] in _BOXES for item in items)
+        return ("" if task else item.bullet for item, task in zip(items, tasks, strict=True))
 
 
 class NumberedList(_List):
@@ -246,10 +248,10 @@ class TableBlock(MarkdownBlock):
         self._natural = sum(natural_widths(rows)[0])
         self._lines: tuple[int, list[Content]] = -1, []  # width, drawn lines
 
-    def mark(self, marks: DraftMarks, source: str, offset: int) -> None:
-        """Mark drafts; see `DraftMarks.mark`."""
+    def mark(self, mark: Mark, source: str, offset: int) -> None:
+        """Mark the text; see `Mark`."""
         rows = [self._header, *self._rows]
-        cells = iter(marks.mark([cell for row in rows for cell in row], source, offset))
+        cells = iter(mark([cell for row in rows for cell in row], source, offset))
         self._set_rows([list(itertools.islice(cells, len(row))) for row in rows])
 
     async def _update_from_block(self, block: MarkdownBlock) -> None:

@@ -27,7 +27,7 @@ from textual.style import Style
 from textual.widgets import Markdown
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
-from akunu_py.tui.transcript.drafting import DraftMarks
+from akunu_py.tui.transcript.drafting import Mark
 from akunu_py.tui.transcript.markdown_parser import has_gap
 
 _FUNCTION, _TYPE = "$code-function", "$code-type"
@@ -111,7 +111,7 @@ class CodeBlock(MarkdownFence):
         self._scroll_column = 0
         self._follows_end = False
         self._was_wrapped = False
-        self._drafts: tuple[DraftMarks, str, int] | None = None  # marks, source, its offset
+        self._marks: tuple[Mark, str, int] | None = None  # mark, source, its offset
         self._set_code(code, token.info)
 
     def _set_code(self, code: str, info: str) -> None:
@@ -125,15 +125,15 @@ class CodeBlock(MarkdownFence):
     async def _update_from_block(self, block: MarkdownBlock) -> None:
         if isinstance(block, CodeBlock):
             self._set_code(block.code, block.lexer)
-            self._token, self._drafts = block._token, block._drafts
+            self._token, self._marks = block._token, block._marks
             self.refresh(layout=True)
         else:
             await MarkdownBlock._update_from_block(self, block)
 
-    def mark(self, marks: DraftMarks, source: str, offset: int) -> None:
-        """Mark drafts; see `DraftMarks.mark`."""
+    def mark(self, mark: Mark, source: str, offset: int) -> None:
+        """Mark the text; see `Mark`."""
         head = source.find("\n") + 1 if self._token.type == "fence" else 0
-        self._drafts = marks, source[head:], offset + head
+        self._marks = mark, source[head:], offset + head
 
     def follow_end(self, follows: bool) -> None:
         """Show the end of the last line, which grows, in place of its start."""
@@ -203,9 +203,9 @@ class CodeBlock(MarkdownFence):
         if self._cached_lines[0] != key:
             if self._highlighted is None:
                 code = highlight(self.code, self.lexer)
-                if self._drafts is not None:
-                    marks, source, offset = self._drafts
-                    (code,) = marks.mark([code], source, offset)
+                if self._marks is not None:
+                    draw, source, offset = self._marks
+                    (code,) = draw([code], source, offset)
                 self._highlighted = code.split("\n", allow_blank=True)[: self._line_count]
             mark = self.get_visual_style("code--mark", partial=True)
             show = wrap_line if self._is_wrapped else truncate_line

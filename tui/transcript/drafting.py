@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual.content import Content
@@ -20,7 +20,6 @@ from akunu_py.types import NotCached, Stats
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MAX_BAR = 8  # tokens of the highest bar
-_MAX_BARS = 16
 _ROOM_FOR_LABELS = 60  # columns
 # Why tokens of a cached prefix are prefilled again.
 _NOT_CACHED: dict[NotCached, str] = {
@@ -32,16 +31,19 @@ _NOT_CACHED: dict[NotCached, str] = {
     "other weights": "the model has changed",
     "other context": "saved with a larger --context",
 }
-_PAYS = 1.05  # smallest estimated speedup that is worth mentioning
+PAYS = 1.05  # smallest estimated speedup that is worth mentioning
 _MIN_PASSES = 8  # decode steps before a missing draft means something
 _LINE_START = re.compile(r"[ \t]*")
 _LINE_BREAK = re.compile(r"(?<![ \t])[ \t]*\n\s*")
 _WORD = re.compile(r"\s*\S+|\s+")
 _BEFORE_WORD = " \n\t*_`[|~>"
-_NEAR = 8  # characters of Markdown that may stand inside a word
+_NEAR = 8  # characters of Markdown inside a word
 _ACCEPTED = "$text-success on $accepted-background underline"
 _REJECTED = "$text-error strike"
-_EXPLANATION = "akunu guesses ahead, and the model checks several words at once."
+
+
+# Marks the texts drawn for a source, which starts at an offset in the answer.
+Mark = Callable[[Sequence[Content], str, int], list[Content]]
 
 
 class DraftMarks:
@@ -51,7 +53,7 @@ class DraftMarks:
         self._turn = turn
         self.shown = shown
 
-    def mark(self, texts: Sequence[Content], source: str, offset: int) -> list[Content]:
+    def __call__(self, texts: Sequence[Content], source: str, offset: int) -> list[Content]:
         """Return the texts drawn for `source`, which starts at `offset` in the answer, with marks.
 
         Accepted drafts are colored. Rejected drafts are inserted where they were proposed, but
@@ -115,85 +117,63 @@ def align(text: str, source: str, place: int) -> list[int]:
 class DraftingPanel(Unmarked, Widget, can_focus=False):
     """A legend of the marks, tokens per step, the estimated speedup and the answer's statistics."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {
-        f"drafted--{name}" for name in ("bars", "value", "words")
-    }
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"drafted--{name}" for name in ("value", "words")}
 
-    explains: reactive[bool] = reactive(False)  # the first line explains drafting
     off: reactive[str] = reactive("")  # why nothing is drafted, "" if drafting is on
-
-    def __init__(self, id: str) -> None:
-        super().__init__(id=id)
-        self._passes: Sequence[int] = ()
-        self._speedup: float | None = None
-        self._stats: Stats | None = None
-
-    def show(self, turn: ChatTurn | None) -> None:
-        """Show the decode steps, speedup and statistics of `turn`."""
-        self._passes = turn.passes[-_MAX_BARS:] if turn else ()
-        self._speedup = turn.speedup if turn else None
-        self._stats = turn.stats if turn else None
-        self.refresh()
+    turn: reactive[ChatTurn | None] = reactive[ChatTurn | None](None, always_update=True)
 
     def render(self) -> Content:
-        lines = [self._legend(), self._speed(), self._numbers()]
-        if self.explains:
-            lines = [Content(_EXPLANATION), *lines[:2]]
-        width = self.size.width
+        lines, width = (self._legend(), self._speed(), self._numbers()), self.size.width
         return Content("\n").join(line.truncate(width, ellipsis=True) for line in lines)
 
     def _legend(self) -> Content:
         words = self._style("words")
         long = self.size.width >= _ROOM_FOR_LABELS
-        wrong = "guessed wrong, discarded" if long else "guessed wrong"
+        wrong = "rejected drafts" if long else "rejected"
         return Content.assemble(
-            ("guessed right", _ACCEPTED),
+            ("accepted drafts" if long else "accepted", _ACCEPTED),
             ("   the model's own words   " if long else "  ", words),
             (wrong, _REJECTED),
             ("   F2 back" if long else "", words),
         )
 
     def _speed(self) -> Content:
-        """Return the line about the passes: a sparkline, words per step, and the speedup."""
-        words = self._style("words")
-        stats = self._stats
-        parts: list[str | tuple[str, Style]] = [
-            (sparkline(self._passes, _MAX_BARS), self._style("bars"))
-        ]
+        """Return the line about the passes: words per step, and the speedup."""
+        words, turn = self._style("words"), self.turn
+        stats, speedup = (turn.stats, turn.speedup) if turn else (None, None)
+        parts: list[str | tuple[str, Style]] = []
         if stats and stats.target_passes:
-            parts += [(f" {stats.tokens_per_pass:.1f}", self._style("value"))]
+            parts = [(f"{stats.tokens_per_pass:.1f}", self._style("value"))]
             parts += [(" words a step", words)]
-        if self._speedup and not 0.95 <= self._speedup < _PAYS:
-            faster = " faster (estimate)" if self._speedup > 1 else " as fast (estimate)"
-            parts += [
-                (", about " if self.size.width >= _ROOM_FOR_LABELS else ", ", words),
-                (f"{self._speedup:.1f}x", self._style("value")),
-                (faster, words),
-            ]
-        elif stats and (why := self._why_not_faster(stats)):
+        if speedup and not 0.95 <= speedup < PAYS:
+            faster = " faster (estimate)" if speedup > 1 else " as fast (estimate)"
+            about = ", about " if self.size.width >= _ROOM_FOR_LABELS else ", "
+            parts += [(about, words), (f"{speedup:.1f}x", self._style("value"))]
+            parts += [(faster, words)]
+        elif stats and (why := self._why_not_faster(stats, speedup or 0.0)):
             parts.append((f", no faster: {why}", words))
-        elif self._speedup:
+        elif speedup:
             parts.append((", no faster than one by one (estimate)", words))
         return Content.assemble(*parts)
 
-    def _why_not_faster(self, stats: Stats) -> str:
+    def _why_not_faster(self, stats: Stats, speedup: float) -> str:
         """Return why drafting did not make the answer faster, "" if it did or is unknown."""
         if self.off and not stats.drafted:
             return self.off
-        if (self._speedup or 0.0) >= _PAYS or stats.target_passes < _MIN_PASSES:
+        if speedup >= PAYS or stats.target_passes < _MIN_PASSES:
             return ""
         if stats.acceptance_rate < 0.5 or not stats.drafted:
             return "new text, little to copy"
-        return "checking the guesses took as long"
+        return "checking the drafts took as long"
 
     def _numbers(self) -> Content:
         """Acceptance rate, time to first token and cached tokens, if known."""
-        stats = self._stats
+        stats = self.turn.stats if self.turn else None
         if stats is None:
             return Content("")
         parts = []
         if stats.drafted:
-            parts.append(f"{stats.acceptance_rate:.0%} of {stats.drafted:,} guesses right")
+            parts.append(f"{stats.acceptance_rate:.0%} of {stats.drafted:,} drafts accepted")
         if stats.prefill_s:
             parts.append(f"first word after {stats.prefill_s:.1f} s")
         if stats.known_tokens or stats.cached_tokens:

@@ -25,9 +25,11 @@ _HIT = Style(color="black", bgcolor="yellow")
 _CURRENT = Style(color="black", bgcolor="bright_cyan", bold=True)
 
 
-def pattern_of(words: str) -> re.Pattern[str]:
-    """Return a pattern for `words`: any case, and any whitespace between them."""
-    return re.compile(r"\s+".join(map(re.escape, words.split())), re.IGNORECASE)
+def pattern_of(words: str, *, each: bool = False) -> re.Pattern[str]:
+    """Return a pattern for `words` in any case: with any whitespace between, or for each word."""
+    between = "|" if each else r"\s+"
+    words = words.replace('"', " ") if each else words
+    return re.compile(between.join(map(re.escape, words.split())), re.IGNORECASE)
 
 
 @lru_cache(maxsize=512)  # Parsing takes long, and each step through the hits needs it.

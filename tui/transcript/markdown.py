@@ -22,7 +22,7 @@ from textual.widgets.markdown import MarkdownBlock
 
 from akunu_py.tui.transcript.blocks import BulletList, NumberedList, Paragraph, Quote, TableBlock
 from akunu_py.tui.transcript.code import CodeBlock
-from akunu_py.tui.transcript.drafting import DraftMarks
+from akunu_py.tui.transcript.drafting import Mark
 from akunu_py.tui.transcript.markdown_parser import markdown_parser, parse
 
 _BLOCKS = 30  # blocks in a section: several screens
@@ -48,9 +48,9 @@ class AnswerText(Markdown):
         "code_block": CodeBlock,
     }
 
-    def __init__(self, text: str, marks: DraftMarks | None = None, offset: int = 0) -> None:
+    def __init__(self, text: str, mark: Mark | None = None, offset: int = 0) -> None:
         super().__init__(text, parser_factory=markdown_parser, open_links=False)
-        self._marks, self._offset = marks, offset  # offset: of `text` in the answer
+        self._mark, self._offset = mark, offset  # offset: of `text` in the answer
         self._first_line = 0  # of the lines that are parsed again
         self._change = asyncio.Lock()
 
@@ -84,22 +84,22 @@ class AnswerText(Markdown):
     def _parse_markdown(self, tokens: Iterable[Token]) -> Iterable[MarkdownBlock]:
         lines = self._markdown.splitlines(keepends=True)
         for block in super()._parse_markdown(tokens):
-            if self._marks is not None and self._marks.shown:
-                self._mark(self._marks, block, lines)
+            if self._mark is not None:
+                self._mark_block(self._mark, block, lines)
             yield block
 
-    def _mark(self, marks: DraftMarks, block: MarkdownBlock, lines: list[str]) -> None:
-        """Mark the drafts in a new block and in the blocks inside."""
+    def _mark_block(self, mark: Mark, block: MarkdownBlock, lines: list[str]) -> None:
+        """Mark a new block and the blocks inside."""
         for each in block._blocks:
-            self._mark(marks, each, lines)
+            self._mark_block(mark, each, lines)
         first, end = (self._first_line + line for line in block.source_range)
         while end < len(lines) and lines[end] == "\n":
             end += 1
         where = "".join(lines[first:end]), self._offset + sum(map(len, lines[:first]))
         if isinstance(block, CodeBlock | TableBlock):
-            block.mark(marks, *where)
+            block.mark(mark, *where)
         elif block._inline_token is not None:
-            block.set_content(marks.mark([block._content], *where)[0])
+            block.set_content(mark([block._content], *where)[0])
 
     def unhandled_token(self, token: Token) -> MarkdownBlock | None:
         return TableBlock(self, token) if token.type == "table" else None
@@ -109,12 +109,12 @@ class MarkdownSection(Vertical):
     """Some blocks of an answer; `in_list`: the next section continues the same list."""
 
     def __init__(
-        self, text: str, marks: DraftMarks | None, offset: int, *, unmounted: bool, in_list: bool
+        self, text: str, mark: Mark | None, offset: int, *, unmounted: bool, in_list: bool
     ) -> None:
         super().__init__(classes="-listed" if in_list else None)
         self.text = text
-        self._marks, self.start = marks, offset  # start: of the section in the answer
-        self._markdown = None if unmounted else AnswerText(text, marks, offset)
+        self._mark, self.start = mark, offset  # start: of the section in the answer
+        self._markdown = None if unmounted else AnswerText(text, mark, offset)
         if unmounted:  # an estimate
             self.styles.height = sum(1 + len(line) // _COLUMNS for line in text.splitlines()) or 1
 
@@ -172,7 +172,7 @@ class MarkdownSection(Vertical):
     async def restore(self) -> None:
         """Mount the blocks again."""
         if self._markdown is None:
-            self._markdown = AnswerText(self.text, self._marks, self.start)
+            self._markdown = AnswerText(self.text, self._mark, self.start)
             with self.app.batch_update():
                 await self.mount(self._markdown)
                 self.styles.height = "auto"
@@ -181,8 +181,8 @@ class MarkdownSection(Vertical):
 class AnswerMarkdown(Vertical):
     """An answer whose last section may grow."""
 
-    def __init__(self, text: str, marks: DraftMarks | None = None, offset: int = 0) -> None:
-        self._marks = marks
+    def __init__(self, text: str, mark: Mark | None = None, offset: int = 0) -> None:
+        self._mark = mark
         parts = split_sections(text)
         *sections, self._last = self._sections(parts, 0, offset)
         super().__init__(*sections)
@@ -202,16 +202,14 @@ class AnswerMarkdown(Vertical):
             # A newly opened conversation shows its end, so only the last sections are mounted.
             far = not first and place < len(parts) - 2
             part = parts[place]
-            sections.append(MarkdownSection(part, self._marks, offset, unmounted=far, in_list=cut))
+            sections.append(MarkdownSection(part, self._mark, offset, unmounted=far, in_list=cut))
             offset += len(part)
         return sections
 
-    async def show_drafts(self, shown: bool) -> None:
-        """Show or hide the marks of drafts."""
-        if self._marks is not None and self._marks.shown is not shown:
-            self._marks.shown = shown
-            for section in self.sections:
-                await section.redraw()
+    async def redraw(self) -> None:
+        """Draw all mounted sections again, because their marks changed."""
+        for section in self.sections:
+            await section.redraw()
 
     def end(self) -> None:
         """Show the start of the last code line, because it does not grow any more."""

@@ -7,7 +7,6 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,9 +21,8 @@ from textual.widgets import Static
 
 from akunu_py.chats.tool_rounds import Outcome, ToolUse
 from akunu_py.text import displayable, human_size, on_one_line
-from akunu_py.tui.open_conversation import ChatTurn
+from akunu_py.tui.open_conversation import SUMMARY_PROMPT, ChatTurn
 from akunu_py.tui.prompt.attachments import expand_pastes, pasted_texts, split_files
-from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.drafting import DraftMarks
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, AnswerText, MarkdownSection
 from akunu_py.types import FinishReason
@@ -181,6 +179,7 @@ _ENDINGS: dict[FinishReason | None, str] = {
 # The pause after an update, as a multiple of its duration: drawing must not slow decoding.
 _PAUSE_FACTOR = 20
 _MAX_PAUSE_S = 1.5
+_MAX_DRAWN = 2000  # characters in one step, so that keys do not wait
 _SHOWN_LINES = 12
 _SHOWN_CHARACTERS = 1500
 
@@ -192,33 +191,6 @@ def branch_mark(number: BranchNumber) -> str:
     """Return the position among several branches ("" for a single branch)."""
     which, count = number
     return f"‹ {which}/{count} ›" if count > 1 else ""
-
-
-_ACTIONS = {"copy": "copy_message", "edit": "edit", "again": "regenerate", "code": "copy_code"}
-_ACTIONS |= {"continue": "continue", "‹": "branch(-1)", "›": "branch(1)"}
-
-
-def clickable(words: str, action: str, style: Style) -> tuple[str, Style]:
-    """Return words that run an action when clicked."""
-    return words, style + Style.from_meta({"@click": action})
-
-
-def action_row(
-    names: Sequence[str], number: BranchNumber, action: Style, between: Style
-) -> Content:
-    """Return a row of clickable actions for a message."""
-
-    def item(name: str) -> tuple[str, Style]:
-        # Deferred: an action may remove this widget, which would wait for the click to end.
-        return clickable(name, f"app.defer('{_ACTIONS[name]}')", action)
-
-    parts: list[tuple[str, Style]] = []
-    for name in names:
-        parts += [item(name), (" · ", between)]
-    which, count = number
-    if count == 1:
-        return Content.assemble(*parts[:-1])
-    return Content.assemble(*parts, item("‹"), (f" {which}/{count} ", between), item("›"))
 
 
 class Notice(Static, can_focus=False):
@@ -237,62 +209,43 @@ class PromptView(Widget, can_focus=False):
         super().__init__(id=f"prompt-{turn.number}")
         self.turn = turn
         self._number = number
-        self._short_text, self._files = split_files(turn.prompt.text)
+        is_summary = turn.prompt.text == SUMMARY_PROMPT
+        self._short_text, self._files = split_files("/compact" if is_summary else turn.prompt.text)
         self._full_text = expand_pastes(self._short_text, pasted_texts(self._files))
-        self._limit = _SHOWN_CHARACTERS
-        self._has_actions = False
+        self._is_open = False
+        self._shown, more = shorten(self._short_text)
+        self._hidden = more + len(self._full_text) - len(self._short_text)  # characters
 
     def action_unfold(self) -> None:
-        """Show ten times more of a long prompt, or fold a prompt that is fully shown."""
-        is_long = self._is_unfolded or self._visible_text()[1]
-        self._limit = 10 * self._limit if is_long and not self._is_unfolded else _SHOWN_CHARACTERS
+        """Show all of a long prompt, also its pasted texts, or fold it."""
+        self._is_open = not self._is_open and self._hidden > 0
         self.refresh(layout=True)
 
     def unfold(self) -> None:
-        """Show all of a long prompt, also its pasted texts."""
-        if self._visible_text()[1]:
-            self._limit = _SHOWN_CHARACTERS * len(self._full_text)
-            self.refresh(layout=True)
-
-    def show_actions(self, shown: bool) -> None:
-        self._has_actions = shown
-        self.refresh(layout=True)
-
-    @property
-    def _is_unfolded(self) -> bool:
-        """Whether a long prompt is fully shown."""
-        return self._limit > _SHOWN_CHARACTERS and not self._visible_text()[1]
-
-    def _visible_text(self) -> tuple[str, int]:
-        """Return the text that is shown, and the number of hidden characters."""
-        if self._limit > _SHOWN_CHARACTERS:
-            return shorten(self._full_text, self._limit)
-        text, hidden = shorten(self._short_text, self._limit)
-        return text, hidden + len(self._full_text) - len(self._short_text)
+        """Show all of a long prompt."""
+        if not self._is_open:
+            self.action_unfold()
 
     def render(self) -> Content:
         style = self.get_visual_style("prompt--about", partial=True)
         action = self.get_visual_style("prompt--action", partial=True)
-        text, more = self._visible_text()
+        text, more = (self._full_text, 0) if self._is_open else (self._shown, self._hidden)
         lines = [Content(displayable(text))]
-        if more or self._is_unfolded:
+        if self._hidden:
             words = f"… {more:,} more characters · " if more else ""
-            unfold = clickable("unfold" if more else "fold", "unfold", action)
-            lines.append(Content.assemble((words, style), unfold))
+            click = action + Style.from_meta({"@click": "unfold"})
+            fold = "unfold" if more else "fold"
+            lines.append(Content.assemble((words, style), (fold, click)))
         files = [file for file in self._files if not file.is_paste]
         about = [f"@{on_one_line(file.name)}  {human_size(file.size)}" for file in files]
         lines += [Content.styled(line, style) for line in about]
-        if self._has_actions:
-            lines.append(action_row(("copy", "edit", "again"), self._number, action, style))
-        elif mark := branch_mark(self._number):
+        if mark := branch_mark(self._number):
             lines.append(Content.styled(mark, style))
         return Content("\n").join(lines)
 
 
 class AnswerView(Vertical):
     """The answer of a turn. `sync` draws new text."""
-
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"answer--about", "answer--action"}
 
     class StateChanged(Message):
         """Posted when the answer starts or ends, or when its footer changes."""
@@ -309,12 +262,13 @@ class AnswerView(Vertical):
         super().__init__(id=f"answer-{turn.number}")
         self.turn = turn
         self._number = number
-        self._has_actions = False
         self.thinking = ThinkingView(turn, is_open=thinking)
         text = displayable(turn.answer)
-        marks, prefix = DraftMarks(turn, shown=drafting), turn.markdown_prefix
+        self._marks, prefix = DraftMarks(turn, shown=drafting), turn.markdown_prefix
         # A Static shows the plain text, if Markdown fails.
-        self._text: AnswerMarkdown | Static = AnswerMarkdown(prefix + text, marks, -len(prefix))
+        self._text: AnswerMarkdown | Static = AnswerMarkdown(
+            prefix + text, self._marks, -len(prefix)
+        )
         self._rounds = RoundsView(turn, thinking=thinking) if turn.rounds else None
         self._calling = Static(classes="calling")  # the call that the model is writing
         self._footer = Static(classes="foot")
@@ -373,12 +327,8 @@ class AnswerView(Vertical):
         if self._rounds is not None:
             self._rounds.toggle()
 
-    def show_actions(self, shown: bool) -> None:
-        self._has_actions = shown
-        self.show_state()
-
     def show_state(self) -> None:
-        """Update the footer: why the answer is incomplete, its branch, and actions once clicked."""
+        """Update the footer: why the answer is incomplete, and its branch."""
         if self.turn.state in ("done", "failed"):
             self._ended.set()
         else:
@@ -386,21 +336,15 @@ class AnswerView(Vertical):
         self.sync()
         ending, mark = self._ending(), branch_mark(self._number)
         foot = Content("   ".join(word for word in (ending, mark) if word))
-        if self._has_actions:
-            between = self.get_visual_style("answer--about", partial=True)
-            action = self.get_visual_style("answer--action", partial=True)
-            names = ["copy", *(["code"] if self.query(CodeBlock) else []), "again"]
-            names += ["continue"] if self.turn.can_continue else []
-            row = action_row(names, self._number, action, between)
-            foot = Content.assemble(ending, "   " if ending else "", row)
         self._footer.update(foot)
         self._footer.display = bool(foot)
         self.post_message(self.StateChanged())
 
     async def show_drafting(self, drafting: bool) -> None:
         """Show or hide the marks of drafts."""
+        self._marks.shown = drafting
         if isinstance(self._text, AnswerMarkdown):
-            await self._text.show_drafts(drafting)
+            await self._text.redraw()
 
     def _ending(self) -> str:
         """Return why the answer is incomplete or empty, "" if it is complete or growing."""
@@ -419,12 +363,13 @@ class AnswerView(Vertical):
         # The `stop` of Textual's MarkdownStream may start a second append while one runs.
         while isinstance(self._text, AnswerMarkdown):
             started = time.monotonic()
-            start, self._drawn = self._drawn, len(self.turn.answer)
+            start = self._drawn
+            self._drawn = min(len(self.turn.answer), start + _MAX_DRAWN)
             if start == self._drawn:
                 self._text.end()
                 break
             try:
-                await self._text.append(displayable(self.turn.answer[start:]))
+                await self._text.append(displayable(self.turn.answer[start : self._drawn]))
             except Exception as error:  # noqa: BLE001 - a bug must not hide the answer
                 await self._switch_to_plain_text(error)
             if self.turn.state == "answering":
@@ -445,9 +390,8 @@ class AnswerView(Vertical):
             self.post_message(self.MarkdownFailed(error))
 
 
-def shorten(text: str, limit: int = _SHOWN_CHARACTERS) -> tuple[str, int]:
+def shorten(text: str) -> tuple[str, int]:
     """Return the beginning of a long text and the number of omitted characters."""
-    max_lines = _SHOWN_LINES * limit // _SHOWN_CHARACTERS
-    short = "\n".join(text.split("\n", max_lines)[:max_lines])[:limit]
+    short = "\n".join(text.split("\n", _SHOWN_LINES)[:_SHOWN_LINES])[:_SHOWN_CHARACTERS]
     omitted = len(text) - len(short)
     return (short, omitted) if omitted > len(short) // 4 else (text, 0)

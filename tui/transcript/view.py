@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
-from textual.geometry import Offset, Size
+from textual.geometry import Size
 from textual.layout import DockArrangeResult
 from textual.reactive import reactive
 from textual.scrollbar import ScrollBar
@@ -37,7 +37,6 @@ _NEAR = 2  # screens: closer sections are mounted
 _FAR = 3  # screens: farther sections are unmounted
 TEXT_WIDTH = 100  # columns of text
 _EDGES = 5  # columns of padding and scrollbar
-_COPIED_S = 1.5  # duration of the "copied" highlight
 _UPDATE_DELAY_S = 0.05  # minimum time between updates of the mounted sections
 _LAYOUT_S = 5.0  # maximum time until a mounted message is laid out
 PAGE = 10  # turns mounted initially
@@ -61,12 +60,8 @@ def _show_chosen(view: MessageView, chosen: bool) -> None:
         block.refresh()  # its header names the keys
 
 
-class EarlierTurns(Static, can_focus=False):
-    """Placeholder for the turns before the mounted ones."""
-
-
-class LaterTurns(Static, can_focus=False):
-    """Placeholder for the turns after the mounted ones."""
+class HiddenTurns(Static, can_focus=False):
+    """Placeholder for the turns before or after the mounted ones."""
 
 
 class TurnColumn(Vertical):
@@ -132,7 +127,7 @@ class TurnColumn(Vertical):
     async def mount_later(self) -> None:
         more = self.later[:_STEP]
         del self.later[:_STEP]
-        await self.query_children(LaterTurns).remove()
+        await self.query_children(HiddenTurns).remove()
         await self.mount_all(self.views_of(more))
         turns = self.turns
         await self._unmount_first(turns, max(0, len(turns) - self._max_mounted))
@@ -157,11 +152,11 @@ class TurnColumn(Vertical):
         return children.index(next(views))
 
     async def _show_counts(self) -> None:
-        await self.query_children("EarlierTurns, LaterTurns").remove()
+        await self.query_children(HiddenTurns).remove()
         if self.earlier:
-            await self.mount(EarlierTurns(f"↑ {len(self.earlier):,} earlier prompts"), before=0)
+            await self.mount(HiddenTurns(f"↑ {len(self.earlier):,} earlier prompts"), before=0)
         if self.later:
-            await self.mount(LaterTurns(f"↓ {len(self.later):,} later prompts"))
+            await self.mount(HiddenTurns(f"↓ {len(self.later):,} later prompts"))
 
 
 class SteadyScroll(VerticalScroll):
@@ -266,11 +261,9 @@ class Transcript(SteadyScroll, can_focus=False):
         self._conversation = conversation
         self.more_below = self.MoreBelow("↓ more below · End", id="more")
         self._chosen: MessageView | None = None
-        self._is_clicked = False  # the message was chosen with the mouse
         self._mounting = asyncio.Lock()  # serializes mounting and unmounting
         self._update_pending = False
         self._hit: Widget | None = None  # the widget with the current hit
-        self._clicked: tuple[Widget | None, Offset | None] = None, None  # by the last first click
 
     def on_resize(self) -> None:
         """Center the text column. Wider content extends to the right."""
@@ -353,17 +346,6 @@ class Transcript(SteadyScroll, can_focus=False):
         for view in self._column.messages:
             view.set_class(isinstance(view, PromptView) and view.turn is turn, "-edited")
 
-    def mark_copied(self, turn: ChatTurn, part: Part, code: str | None = None) -> None:
-        """Briefly highlight a copied message or code block."""
-        if view := self._column.message(turn, part):
-            blocks = [each for each in view.query(CodeBlock) if f"{each.code}\n" == code]
-            self.mark(blocks[0] if blocks else view)
-
-    def mark(self, copied: Widget) -> None:
-        """Briefly highlight a copied widget."""
-        copied.add_class("-copied")
-        self.set_timer(_COPIED_S, lambda: copied.remove_class("-copied"))
-
     # Found text
 
     async def show_hit(
@@ -435,14 +417,12 @@ class Transcript(SteadyScroll, can_focus=False):
 
     @property
     def chosen(self) -> tuple[ChatTurn, Part] | None:
-        """The message that keys apply to; None without focus or a clicked message."""
+        """The message that keys apply to; None without focus."""
         # Not `has_focus`: a key may arrive before the focus event.
         if self.screen.focused is self:
             self.on_focus()
             self._choose_visible()
-        elif not self._is_clicked or self._chosen not in self._column.messages:
-            return None
-        if self._chosen is None:
+        if self.screen.focused is not self or self._chosen is None:
             return None
         return self._chosen.turn, "prompt" if isinstance(self._chosen, PromptView) else "answer"
 
@@ -450,17 +430,6 @@ class Transcript(SteadyScroll, can_focus=False):
         """Choose a message and scroll to it."""
         if view := self._column.message(turn, part):
             self._choose(view)
-            if self.screen.focused is not self:
-                self._is_clicked = True  # without focus, only a click leads here
-                view.show_actions(True)
-
-    def clear_click(self) -> None:
-        """Hide the actions of a clicked message, and its highlight unless the view has focus."""
-        if self._is_clicked and self._chosen is not None:
-            self._is_clicked = False
-            self._chosen.show_actions(False)
-            if self.screen.focused is not self:
-                _show_chosen(self._chosen, False)
 
     def on_focus(self) -> None:
         views = self._column.messages
@@ -478,36 +447,16 @@ class Transcript(SteadyScroll, can_focus=False):
         return view.region.intersection(self.content_region).height
 
     def on_blur(self) -> None:
-        if self._chosen is not None and not self._is_clicked:
+        if self._chosen is not None:
             _show_chosen(self._chosen, False)
 
     def on_click(self, event: events.Click) -> None:
-        """Choose the clicked message; a second click unchooses it."""
-        if event.chain == 1:  # The actions of a chosen message may move the text.
-            self._clicked = self.screen.get_widget_and_offset_at(*event.screen_offset)
-        elif self._select_clicked(line=event.chain > 2):
+        """Select the word at a double click, the line at a triple click."""
+        widget, offset = self.screen.get_widget_and_offset_at(*event.screen_offset)
+        if event.chain > 1 and widget is not None and offset is not None:
+            selection = clicked_text(widget, offset, line=event.chain > 2)
+            self.screen.selections = {widget: selection} if selection else {}
             event.stop()
-            return
-        clicked, _ = self.screen.get_widget_at(*event.screen_offset)
-        above = clicked.ancestors_with_self
-        view = next((each for each in above if isinstance(each, (PromptView, AnswerView))), None)
-        if "@click" in event.style.meta or self.screen.get_selected_text():
-            return
-        was_chosen = self._is_clicked and view is self._chosen
-        self.clear_click()
-        if view is not None and not was_chosen:
-            self._mark_chosen(view)
-            self._is_clicked = True
-            view.show_actions(True)
-
-    def _select_clicked(self, *, line: bool) -> bool:
-        """Select the clicked word or line; return False if there is none."""
-        widget, offset = self._clicked
-        if widget is None or offset is None or not widget.is_attached:
-            return False
-        selection = clicked_text(widget, offset, line=line)
-        self.screen.selections = {widget: selection} if selection else {}
-        return selection is not None
 
     async def action_choose(self, steps: int) -> None:
         self.on_focus()
@@ -578,8 +527,6 @@ class Transcript(SteadyScroll, can_focus=False):
                 block.scroll_code(steps)
 
     def _mark_chosen(self, view: MessageView) -> None:
-        if self._chosen is not view:
-            self.clear_click()
         if self._chosen is not None:
             _show_chosen(self._chosen, False)
         self._chosen = view
