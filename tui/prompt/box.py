@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rich.text import Text
-from textual import events
+from textual import events, work
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.message import Message
@@ -192,9 +192,10 @@ class PromptBox(Unmarked, TextArea):
 
     def on_text_area_changed(self) -> None:
         if "@" in self.text or self._files.tokens or self._pasted.in_prompt(self.text):
-            self.run_worker(self._update_attached, group="attached", exclusive=True)
+            self._update_attached()
         self.watch_heading()
 
+    @work(group="attached", exclusive=True)
     async def _update_attached(self) -> None:
         names = attachments.mentions(self.text)
         self._files = await asyncio.to_thread(self._files.look_up, names)
