@@ -125,9 +125,7 @@ def test_the_time_limit_ends_with_the_text_so_far(
 ) -> None:
     whole = complete(tiny, CompletionRequest("x = [[[["))
     clock = iter(range(10_000))
-    monkeypatch.setattr(
-        "akunu_py.completion.completion_request.time.monotonic", lambda: next(clock)
-    )
+    monkeypatch.setattr("tests.support.complete.time.monotonic", lambda: next(clock))
     cut = complete(tiny, CompletionRequest("x = [[[[", seconds=10, max_tokens=127))
     assert cut.finish_reason == "time"
     assert 0 < cut.stats.generated_tokens < whole.stats.generated_tokens
@@ -154,7 +152,7 @@ def test_a_prefill_ends_in_time_and_the_next_one_continues_it(
 
     monkeypatch.setattr(Target, "forward", timed)
     monkeypatch.setattr("akunu_py.engine.target.time.perf_counter", lambda: now[0])
-    monkeypatch.setattr("akunu_py.completion.completion_request.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("tests.support.complete.time.monotonic", lambda: now[0])
     requested = CompletionRequest("x = [1, 2]\n" * 120 + "y = ", seconds=seconds, max_tokens=2)
     tokens = len(slow.prompt(requested).tokens)
     prefilled = 0
