@@ -211,7 +211,8 @@ class TokenLogprobs:
 
     text: str
     logprob: float
-    top: tuple[tuple[str, float], ...] = ()  # most likely alternatives, best first
+    raw: bytes  # of the token, which may be a part of a character
+    top: tuple[tuple[str, float, bytes], ...] = ()  # most likely alternatives, best first
 
 
 @dataclass(frozen=True, slots=True)

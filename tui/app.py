@@ -465,7 +465,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         prompt, welcome = self.view.prompt, self.view.welcome
         if self.view.consent.is_asking and self.focused is prompt:
             self.view.consent.take_focus()
-        elif welcome and (question := welcome.question_after(prompt.text)):
+        elif (
+            welcome and self.focused is prompt and (question := welcome.question_after(prompt.text))
+        ):
             prompt.write(question)
         else:
             super().action_focus_next()

@@ -10,6 +10,7 @@ differently changes the token only if the race was that close.
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -361,17 +362,32 @@ class LogprobSampler(Sampler):
             made, index = self._rows.pop(position + number)
             logprob, top, top_logprobs = made.rows[index]
             ranked = sorted(zip(top, top_logprobs, strict=True), key=lambda pair: -pair[1])
-            result.append(
-                TokenLogprobs(
-                    self._text(last, token),
-                    max(_MIN_LOGPROB, logprob),
-                    tuple((self._text(last, each), max(_MIN_LOGPROB, lp)) for each, lp in ranked),
-                )
-            )
+            text, logprob, raw = self._entry(last, token, logprob)
+            others = tuple(self._entry(last, *each) for each in ranked)
+            result.append(TokenLogprobs(text, logprob, raw, others))
             last = token
         return result
 
-    def _text(self, last: int, token: int) -> str:
-        """Return the text of `token` after `last`; SentencePiece adds spaces only there."""
-        before = self._tokenizer.decode([last])
-        return str(self._tokenizer.decode([last, token]))[len(before) :]
+    def _entry(self, last: int, token: int, logprob: float) -> tuple[str, float, bytes]:
+        """Return the text of `token` after `last`, its logprob and its bytes."""
+        before = self._tokenizer.decode([last])  # SentencePiece adds spaces only behind a token
+        text = str(self._tokenizer.decode([last, token]))[len(before) :]
+        raw = text.encode()
+        if "\ufffd" in text:
+            raw = token_bytes(self._tokenizer.convert_ids_to_tokens(token))
+        return text, max(_MIN_LOGPROB, logprob), raw
+
+
+def token_bytes(piece: str) -> bytes:
+    """Return the bytes of a vocabulary entry: `<0xE2>`, or GPT-2's letters for bytes."""
+    if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):
+        return bytes.fromhex(byte[1])
+    return b"".join(bytes([_BYTES[each]]) if each in _BYTES else each.encode() for each in piece)
+
+
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+# GPT-2 writes printable bytes as Latin-1, and all others as the letters from U+0100 on.
+_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)
+}

@@ -6,19 +6,13 @@ kind offers to the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from akunu_py.errors import UnsupportedModel
-from akunu_py.models.drafters import block, eagle3, gemma4_assistant
 from akunu_py.models.drafters.drafter_config import BLOCK_KINDS, read_config
 
-_LOADERS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(BLOCK_KINDS, block.load),
-    "eagle3": eagle3.load_eagle3,
-    "gemma4-assistant": gemma4_assistant.load_assistant,
-}
+_KINDS = (*BLOCK_KINDS, "eagle3", "gemma4-assistant")
 
 
 def load_drafter(directory: Path, target: dict[str, Any]) -> Any:
@@ -26,12 +20,18 @@ def load_drafter(directory: Path, target: dict[str, Any]) -> Any:
 
     Raises UnsupportedModel if the drafter is for another model or of an unknown kind, DamagedModel.
     """
+    # Imported here: they load MLX, and the store only reads configurations.
+    from akunu_py.models.drafters import block, eagle3, gemma4_assistant
+
     config = read_config(directory)
-    if config is None or config.kind not in _LOADERS:
+    if config is None or config.kind not in _KINDS:
         raise UnsupportedModel(
-            f"expected a drafter of kind {', '.join(_LOADERS)} in {directory}, found "
+            f"expected a drafter of kind {', '.join(_KINDS)} in {directory}, found "
             f"{'none' if config is None else config.kind}; use another drafter"
         )
-    if config.kind in BLOCK_KINDS:  # others check it themselves, with corrected taps
-        config.check(target)
-    return _LOADERS[config.kind](config, target)
+    if config.kind == "eagle3":  # these two check it themselves, with corrected taps
+        return eagle3.load_eagle3(config, target)
+    if config.kind == "gemma4-assistant":
+        return gemma4_assistant.load_assistant(config, target)
+    config.check(target)
+    return block.load(config, target)

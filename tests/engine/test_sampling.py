@@ -25,13 +25,14 @@ from akunu_py.engine.sampling import (
     exponential,
     filtered,
     sample_together,
+    token_bytes,
     top_p_candidates,
 )
 from akunu_py.errors import UsageError
 from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions
 from tests.support.chi_square import p_value
 from tests.support.slow import slow
-from tests.support.tiny_fim import load_tiny
+from tests.support.tiny_fim import byte_level, load_tiny
 
 WARM = SamplingOptions(temperature=0.9)
 FILTERS = {
@@ -347,7 +348,13 @@ def test_logprobs_are_the_models_at_every_position(
         row = expected[len(prompt) - 1 + number]
         assert found.logprob == pytest.approx(float(row[token].item()), abs=1e-3)
         best = sorted(row.tolist(), reverse=True)[:count]
-        assert [value for _, value in found.top] == pytest.approx(best, abs=1e-3)
+        assert [value for _, value, _ in found.top] == pytest.approx(best, abs=1e-3)
     whole = "".join(found.text for found in generation.logprobs)
     if "\ufffd" not in whole:  # parts of characters
         assert whole == generation.text
+
+
+@given(st.text())
+def test_tokens_of_parts_of_characters_have_their_bytes(text: str) -> None:
+    assert b"".join(map(token_bytes, byte_level([]).encode(text).tokens)) == text.encode()
+    assert b"".join(token_bytes(f"<0x{byte:02X}>") for byte in text.encode()) == text.encode()

@@ -88,7 +88,7 @@ class Head:
     prefilled = 0
 
     def __init__(self, cost: float, longest: int) -> None:
-        self.relative_cost, self.longest = cost, longest
+        self.relative_cost, self.longest, self.parallel = cost, longest, False
 
 
 @settings(max_examples=100, deadline=None)

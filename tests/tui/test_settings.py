@@ -101,7 +101,6 @@ async def test_escape_saves_nothing() -> None:
 async def test_the_gallery_previews_a_theme_and_enter_saves_it() -> None:
     async with chat(size=(100, 30), settings=Settings(theme="light")) as it:
         await it.act("use_theme")
-        await it.until_shown("def greet")
         await it.press(*"gruvbox")
         assert it.app.theme == "gruvbox"
         await it.press("escape")

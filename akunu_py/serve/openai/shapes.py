@@ -128,12 +128,13 @@ def usage(answers: Sequence[Finished], count: int, thinking: int = 0) -> dict[st
 def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
     """Return logprobs in the shape of Chat Completions."""
 
-    def entry(text: str, logprob: float) -> dict[str, Any]:
-        return {"token": text, "logprob": logprob, "bytes": _bytes(text)}
+    def entry(text: str, logprob: float, raw: bytes) -> dict[str, Any]:
+        return {"token": text, "logprob": logprob, "bytes": list(raw)}
 
     return {
         "content": [
-            entry(each.text, each.logprob) | {"top_logprobs": [entry(*other) for other in each.top]}
+            entry(each.text, each.logprob, each.raw)
+            | {"top_logprobs": [entry(*other) for other in each.top]}
             for each in tokens
         ],
         "refusal": None,
@@ -148,11 +149,8 @@ def completion_logprobs(tokens: Sequence[TokenLogprobs], offset: int) -> dict[st
     return {
         "tokens": [each.text for each in tokens],
         "token_logprobs": [each.logprob for each in tokens],
-        "top_logprobs": [dict(reversed(each.top)) for each in tokens],
+        "top_logprobs": [
+            {text: logprob for text, logprob, _ in reversed(each.top)} for each in tokens
+        ],
         "text_offset": offsets[:-1],
     }
-
-
-def _bytes(text: str) -> list[int] | None:
-    """Return a token's bytes, or None if it is only part of a character."""
-    return None if "\ufffd" in text else list(text.encode())
