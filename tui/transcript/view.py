@@ -394,6 +394,14 @@ class Transcript(SteadyScroll, can_focus=False):
         mark = CurrentMark(hit.selection)
         widget.__dict__["get_line_filters"] = lambda: [mark, *filters()]
         widget.refresh()
+        self._scroll_to_hit(hit)
+        # Sections that are not laid out yet move the hit.
+        self.call_after_refresh(self.call_after_refresh, self._scroll_to_hit, hit)
+
+    def _scroll_to_hit(self, hit: ShownHit) -> None:
+        widget = hit.widget
+        if self._hit is not widget or not widget.is_mounted:
+            return
         here, top = self.content_region, widget.content_region.y + hit.row
         if not here.y <= top < here.bottom:
             place = self.scroll_y + top - here.y - here.height // 2
