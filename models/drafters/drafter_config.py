@@ -89,9 +89,11 @@ def read_config(directory: Path) -> DrafterConfig | None:
     Raises UnsupportedModel for a drafter of an unknown kind, DamagedModel for a bad config.json.
     """
     path = directory / "config.json"
-    if not path.is_file():
-        return None
-    raw = read_settings(path)
+    return parse_config(path, read_settings(path)) if path.is_file() else None
+
+
+def parse_config(path: Path, raw: dict[str, Any]) -> DrafterConfig | None:
+    """Return the configuration in `raw`, the content of the file `path`; see `read_config`."""
     container = _object(raw, "speculators_config")
     kind = _kind(path, raw, container)
     if kind is None:
@@ -109,7 +111,7 @@ def read_config(directory: Path) -> DrafterConfig | None:
     drafted = count(path, settings, "draft_vocab_size", vocabulary)
     target_width = count(path, settings, "target_hidden_size", width)
     return DrafterConfig(
-        path=directory,
+        path=path.parent,
         kind=kind,
         settings=settings,
         speculators=speculators,

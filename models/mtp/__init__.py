@@ -25,7 +25,6 @@ ggml-org/llama.cpp#24025, ROCm/ATOM#1764 and vllm-project/vllm#47448 measured hi
 
 from __future__ import annotations
 
-import copy
 import importlib
 import re
 from collections.abc import Callable, Mapping
@@ -296,23 +295,8 @@ class Head(nn.Module):
 class Trunk:
     """The parts of a target that a head needs."""
 
-    def __init__(self, model: Any, *, normed: bool = True) -> None:
-        """normed: the head takes hidden states after the target's norm."""
+    def __init__(self, model: Any) -> None:
         self._text = getattr(model, "language_model", model)
-        self._normed = normed
-
-    def forward(self, tokens: mx.array, cache: list[Any]) -> tuple[mx.array, mx.array]:
-        """Run a forward pass over `tokens` [1, rows].
-
-        Returns the input of `logits` and the input of the head, both [1, rows, width].
-        """
-        if self._normed:
-            normed = self._text.model(tokens, cache)
-            return normed, normed
-        without_norm = copy.copy(self._text.model)  # shares the layers
-        without_norm.norm = nn.Identity()
-        hidden = without_norm(tokens, cache)
-        return self._text.model.norm(hidden), hidden
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Return the embeddings [1, rows, width] of `tokens` [1, rows]."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from akunu_py.errors import DamagedModel, ModelError, UnsupportedModel
 from akunu_py.files import open_regular, read_bounded, read_json
-from akunu_py.models.drafters.drafter_config import read_config
+from akunu_py.models.drafters.drafter_config import parse_config
 from akunu_py.models.load import safetensors
 from akunu_py.models.load.model_files import context_length, read_settings
 from akunu_py.models.store.hub_cache import CachedRepository, parse_reference
@@ -67,11 +67,11 @@ def read_model(model: StoredModel) -> StoredModel:
     """Add size and context length to `model`, or what is wrong with its files."""
     try:
         size = sum(_sizes(model.path).values())
-        drafter = read_config(model.path)
-        if drafter is not None:
+        path = model.path / "config.json"
+        settings = read_settings(path)
+        if drafter := parse_config(path, settings):
             return replace(model, size=size, kind=drafter.kind)
-        context = context_length(read_settings(model.path / "config.json"))
-        return replace(model, size=size, context_length=context)
+        return replace(model, size=size, context_length=context_length(settings))
     except (OSError, DamagedModel, UnsupportedModel) as error:
         return replace(model, damaged=model.damaged or _describe(error))
 

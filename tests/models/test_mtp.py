@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import quantize_model, save_model
 
 from akunu_py.engine import kv_cache
+from akunu_py.engine.model import output_rows
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.load.mlx_loader import open_directory
 from akunu_py.models.mtp import FAMILIES, HEAD_FILE, Head, Trunk, load_head, write_head
@@ -39,7 +40,7 @@ def loaded(directory: Path) -> tuple[Any, Head]:
 def inputs(model: Any, head: Head) -> tuple[mx.array, mx.array]:
     """Embeddings and hidden states [1, ROWS, width]."""
     mx.random.seed(1)
-    embeddings = Trunk(model, normed=True).embed(mx.random.randint(0, VOCABULARY, (1, ROWS)))
+    embeddings = Trunk(model).embed(mx.random.randint(0, VOCABULARY, (1, ROWS)))
     return embeddings, mx.random.normal((1, ROWS, head.width))
 
 
@@ -75,12 +76,19 @@ def test_hidden_states_come_with_the_logits(family: str, tmp_path: Path) -> None
     write_checkpoint(tmp_path, family)
     model, head = loaded(tmp_path)
     assert head.normed != (family in ("mimo", "step3p5"))
-    trunk, tokens = Trunk(model, normed=head.normed), mx.arange(9)[None]
-    normed, hidden = trunk.forward(tokens, kv_cache.new_cache(model))
+    trunk, tokens = Trunk(model), mx.arange(9)[None]
+    last = len(model.layers) - 1
+
+    def states() -> tuple[mx.array, mx.array]:
+        cache = kv_cache.new_cache(model)
+        kept = output_rows.run(model, tokens, cache, lambda rows: rows, [last, last + 1])[1]
+        return kept[last + 1], kept[last + head.normed]
+
+    normed, hidden = states()
     assert mx.array_equal(trunk.logits(normed), model(tokens, kv_cache.new_cache(model)))
     norm = getattr(model, "language_model", model).model.norm
     assert mx.array_equal(normed, hidden if head.normed else norm(hidden))
-    assert mx.array_equal(trunk.forward(tokens, kv_cache.new_cache(model))[1], hidden)
+    assert mx.array_equal(states()[1], hidden)
 
 
 def quantized(source: Path, target: Path) -> Any:

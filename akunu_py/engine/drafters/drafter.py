@@ -259,7 +259,7 @@ def describe_drafters(engine: Engine, learned: UnsavedState) -> tuple[str, tuple
         name = f"{draft.name} ({draft.model.kind})"
     if not name:
         return "n-grams", ()
-    key = f"model {draft.name}" if draft else "mtp"
+    key = draft.key if draft else "mtp"
     if (known := learned.neural_drafters.get(key)) is not None and known.timed:
         acceptance = [round(chance, 3) for chance in known.expected]
     return f"n-grams and {name}", tuple(acceptance)

@@ -108,7 +108,7 @@ class ModelDrafter(NeuralDrafterBase):
 
     def __init__(self, draft_model: DraftModel, target: Target) -> None:
         super().__init__(target)
-        self.key, self.relative_cost = f"model {draft_model.name}", draft_model.relative_cost
+        self.key, self.relative_cost = draft_model.key, draft_model.relative_cost
         self._model = draft_model.model
         self._vocabulary = draft_model.vocabulary
         self._has_drafted = False

@@ -183,7 +183,7 @@ class HiddenStateDrafter(NeuralDrafterBase):
         end = min(states.end, len(target.tokens) + len(target.pending) - 1, len(self._known) - 1)
         # At least one row, for its output.
         begin = max(history.first, min(history.first + history.rows, end - 1) - self._overlap)
-        if begin < max(history.first, states.start):
+        if begin < states.start:
             begin = states.start
             history.restart(self.make_cache(begin), begin)
         if begin >= end:
@@ -256,11 +256,11 @@ class HeadDrafter(HiddenStateDrafter):
 
 
 class AssistantDrafter(HeadDrafter):
-    """A `HeadDrafter` without keys of its own: an assistant of Gemma 4."""
+    """A `HeadDrafter` without its own keys: an assistant of Gemma 4."""
 
     def __init__(self, published: PublishedDrafter, target: Target) -> None:
-        key, share = f"model {published.name}", published.relative_cost
-        super().__init__(published.model, target, "model", key, share, _PASS)
+        share = published.relative_cost
+        super().__init__(published.model, target, "model", published.key, share, _PASS)
         self._embed = _parts_of(target.model).embed
 
     def keep_rows(self, cache: kv_cache.Cache, rows: int, kept: int) -> None:
@@ -284,7 +284,7 @@ class MtpDrafter(HeadDrafter):
         return cls(chain, target, "mtp", "mtp", engine.mtp_head.relative_cost)
 
 
-_WINDOW = 4096  # positions of the context that a block drafter sees; publishers trained on as many
+_WINDOW = 4096  # positions of the context that a block drafter sees; longer ones lose acceptance
 
 
 class ParallelDrafter(HiddenStateDrafter):
@@ -295,7 +295,7 @@ class ParallelDrafter(HiddenStateDrafter):
 
     def __init__(self, published: PublishedDrafter, target: Target) -> None:
         super().__init__(target, published.model.taps, _WINDOW)
-        self.key, self.relative_cost = f"model {published.name}", published.relative_cost
+        self.key, self.relative_cost = published.key, published.relative_cost
         self.longest, self._drafter = published.model.longest, published.model
         self._parts = _parts_of(target.model)
 
@@ -326,8 +326,8 @@ def published_drafter(published: PublishedDrafter, target: Target) -> HiddenStat
     if published.model.kind == "gemma4-assistant":
         return AssistantDrafter(published, target)
     if published.model.kind == "eagle3":
-        name, share = f"model {published.name}", published.relative_cost
-        return HeadDrafter(published.model, target, "model", name, share)
+        share = published.relative_cost
+        return HeadDrafter(published.model, target, "model", published.key, share)
     return ParallelDrafter(published, target)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from akunu_py.engine import kv_cache
 from akunu_py.engine.model import device
@@ -44,6 +43,11 @@ class DraftModel:
     needs: MemoryNeeds
     relative_cost: float  # of a pass, in passes of the target: the ratio of their weights
 
+    @property
+    def key(self) -> str:
+        """Identifies its learned state."""
+        return f"model {self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class PublishedDrafter:
@@ -54,6 +58,11 @@ class PublishedDrafter:
     model: Any  # see `models.drafters.state_drafter`
     needs: MemoryNeeds
     relative_cost: float  # of a draft's first pass, in passes of the target
+
+    @property
+    def key(self) -> str:
+        """Identifies its learned state."""
+        return f"model {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,7 @@ def open_drafter(
 
 
 def quantize_drafter(model: nn.Module) -> None:
-    """Quantize a drafter to 4 bits, which changes its acceptance hardly (mlx-dspark)."""
+    """Quantize a drafter to 4 bits, which hardly changes its acceptance (mlx-dspark)."""
 
     def fits(path: str, module: Any) -> bool:
         small = not hasattr(module, "to_quantized") or "scales" in module
@@ -143,11 +152,10 @@ def open_head(
         return None, str(error)
     if head is None:
         return None, "its files have no MTP head (docs/models.md says which do)"
-    lm_head = tree_flatten(Trunk(opened.model).lm_head.parameters())
     needs = _head_needs(head, target, weights)
     if target.with_draft(needs).at(min(MIN_CONTEXT, target.context)).total > limit:
         return None, "there is not enough memory for its MTP head"
-    size = needs.weights + sum(value.nbytes for _, value in lm_head)
+    size = needs.weights + device.weight_bytes(Trunk(opened.model).lm_head)
     return MtpHead(head, needs, size / max(1, target.weights)), ""
 
 

@@ -165,7 +165,7 @@ def test_wrong_wiring_is_seen_in_the_acceptance(kind: str) -> None:
     right = tokens_per_pass(published, lambda drafts: None)
     assert right > 2.5
     changes = [swap_taps, shift_positions]
-    if kind != "dspark":  # which has an embedding of its own
+    if kind != "dspark":  # which has its own embedding
         changes.append(confuse_tokens)
     for change in changes:
         assert tokens_per_pass(published, change) < 0.7 * right, change.__name__
