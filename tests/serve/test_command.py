@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
@@ -153,6 +153,16 @@ def test_the_event_loop_has_no_timer_while_nothing_happens(monkeypatch: pytest.M
     assert finished == [1]
 
 
+def serve_while(server: _Server, use: Callable[[int], Awaitable[None]]) -> None:
+    """Serve on a free port until `use(port)` ends the server."""
+
+    async def both() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            await asyncio.gather(server.serve([listening]), use(listening.getsockname()[1]))
+
+    asyncio.run(both())
+
+
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: x\r\nX-"])
 def test_half_sent_headers_end_the_connection(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the start of a connection, and after a reply."""
@@ -172,12 +182,7 @@ def test_half_sent_headers_end_the_connection(sent: bytes, monkeypatch: pytest.M
             writer.close()
         signal.raise_signal(signal.SIGTERM)
 
-    async def both() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            port = listening.getsockname()[1]
-            await asyncio.gather(server.serve([listening]), use(port))
-
-    asyncio.run(both())
+    serve_while(server, use)
 
 
 @pytest.mark.parametrize("gone", [False, True])
@@ -212,12 +217,7 @@ def test_reply_reaches_a_client_that_only_stopped_writing(gone: bool) -> None:
             writer.close()
         signal.raise_signal(signal.SIGTERM)
 
-    async def both() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            port = listening.getsockname()[1]
-            await asyncio.gather(server.serve([listening]), use(port))
-
-    asyncio.run(both())
+    serve_while(server, use)
 
 
 @pytest.mark.usefixtures("own_directories")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,7 @@ import mlx.core as mx
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.prefill import ChunkSizes, prefill
 from akunu_py.engine.target import Target
+from akunu_py.types import Drafter, Piece
 from tests.support.decoding import decode
 from tests.support.families import build
 from tests.support.tiny import VOCABULARY, Adversary
@@ -64,6 +66,17 @@ def some(count: int, seed: int) -> list[int]:
 def read(target: Target, sizes: ChunkSizes | None = None) -> list[int]:
     """Reads the prompt. Returns how much of it was read at each step."""
     return list(prefill(target, sizes))
+
+
+def drafted(
+    target: Target, drafts: Any, drafter: Drafter, prompt: Sequence[int], count: int = COUNT
+) -> list[Piece]:
+    """Return the pieces of an answer to `prompt`. drafts: follows the passes, in `drafter`."""
+    target.followers = [drafts]
+    target.reuse_prefix(prompt)
+    read(target)
+    drafter.extend(prompt)
+    return list(decode(target, drafter, count, ()))
 
 
 def answer(target: Target, prompt: list[int], truth: list[int], count: int = COUNT) -> list[int]:

@@ -48,7 +48,7 @@ from tests.support.engines import altered
 from tests.support.families import build, families_of_each_kind, kinds
 from tests.support.family_table import FAMILIES
 from tests.support.identity import plain_tokens, prompt_of
-from tests.support.targets import Counting, Timeless, read
+from tests.support.targets import Counting, Timeless, drafted, read
 from tests.support.tiny import VOCABULARY, tiny_llama
 from tests.support.tiny_fim import byte_level, load_tiny, sentence_piece, write_model
 from tests.support.tiny_mtp import CONFIGS, perfect_weights, write_checkpoint, write_tokenizer
@@ -280,11 +280,7 @@ def test_its_cache_follows_the_targets(family: str, kept: int) -> None:
     target = Target(model)
     drafts = Scripted(head, target, [*PROMPT, *truth], kept)
     drafter = AutoDrafter(CostCurve(FREE), neural_drafters=[drafts], ngrams=False)
-    target.followers = [drafts]
-    target.reuse_prefix(PROMPT)
-    read(target)
-    drafter.extend(PROMPT)
-    pieces = list(decode(target, drafter, COUNT, ()))
+    pieces = drafted(target, drafts, drafter, PROMPT, COUNT)
     assert [token for piece in pieces for token in piece.tokens] == truth
     assert drafts.compared > COUNT // 2
     assert {piece.accepted for piece in pieces} >= set(range(drafts.longest))

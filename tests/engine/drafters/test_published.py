@@ -31,7 +31,6 @@ from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import DraftMode, GenerateOptions
 from tests.support import tiny_drafters as tiny
-from tests.support.decoding import decode
 from tests.support.drafters import Mixture
 from tests.support.families import build
 from tests.support.identity import plain_tokens
@@ -44,7 +43,7 @@ from tests.support.published_drafters import (
     save_drafter,
     write_drafter,
 )
-from tests.support.targets import Timeless, read
+from tests.support.targets import Timeless, drafted
 from tests.support.tiny import VOCABULARY
 from tests.support.tiny_fim import byte_level, write_model
 
@@ -108,11 +107,7 @@ def test_rows_follow_the_target(
     target = Timeless(model)
     drafts = Scripted(published, target, [*PROMPT, *truth])
     drafter = AutoDrafter(FREE, neural_drafters=[drafts], ngrams=False)
-    target.followers = [drafts]
-    target.reuse_prefix(PROMPT)
-    read(target)
-    drafter.extend(PROMPT)
-    pieces = list(decode(target, drafter, COUNT, ()))
+    pieces = drafted(target, drafts, drafter, PROMPT, COUNT)
     assert [token for piece in pieces for token in piece.tokens] == truth
     assert drafts.compared > COUNT // (2 * BLOCK)
     assert {piece.accepted for piece in pieces} >= set(range(BLOCK - 1))
@@ -183,11 +178,7 @@ def test_drafters_of_other_kinds_change_no_token(
     drafts.clock = lambda: 0.0  # type: ignore[method-assign]
     truth = plain_tokens(model, prompt, COUNT)
     mixture = Mixture(drafts, [*prompt, *truth], VOCABULARY, seed=3)
-    target.followers = [drafts]
-    target.reuse_prefix(prompt)
-    read(target)
-    mixture.extend(prompt)
-    pieces = list(decode(target, mixture, COUNT, ()))
+    pieces = drafted(target, drafts, mixture, prompt, COUNT)
     assert [token for piece in pieces for token in piece.tokens] == truth
     assert any(piece.rejected for piece in pieces)
     assert any(piece.accepted for piece in pieces)
@@ -204,11 +195,7 @@ def test_a_quantized_drafter_drafts() -> None:
     target = Timeless(model)
     drafts = Untimed(published, target)
     drafter = AutoDrafter(FREE, neural_drafters=[drafts], ngrams=False)
-    target.followers = [drafts]
-    target.reuse_prefix(PROMPT)
-    read(target)
-    drafter.extend(PROMPT)
-    pieces = list(decode(target, drafter, COUNT, ()))
+    pieces = drafted(target, drafts, drafter, PROMPT, COUNT)
     tokens = [token for piece in pieces for token in piece.tokens]
     assert tokens == plain_tokens(model, PROMPT, COUNT)
     assert any(piece.rejected for piece in pieces)

@@ -24,9 +24,8 @@ from akunu_py.engine.model import output_rows
 from akunu_py.engine.model.drafters import PublishedDrafter
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
-from tests.support.decoding import decode
 from tests.support.published_drafters import NEEDS, block_drafter, eagle3_drafter
-from tests.support.targets import Timeless, read
+from tests.support.targets import Timeless, drafted
 
 pytestmark = pytest.mark.slow
 
@@ -111,11 +110,7 @@ def tokens_per_pass(published: PublishedDrafter, change: Callable[[Any], None]) 
         drafts.clock = lambda: 0.0
         change(drafts)
         drafter = AutoDrafter(FREE, neural_drafters=[drafts], ngrams=False)
-        target.followers = [drafts]
-        target.reuse_prefix(prompt)
-        read(target)
-        drafter.extend(prompt)
-        pieces = list(decode(target, drafter, 30, ()))
+        pieces = drafted(target, drafts, drafter, prompt, 30)
         tokens, passes = tokens + sum(len(each.tokens) for each in pieces), passes + len(pieces)
     return tokens / passes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any, cast
@@ -21,9 +20,9 @@ from akunu_py.models.drafters import load_drafter
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from tests.support import tiny_drafters as tiny
-from tests.support.decoding import decode
 from tests.support.identity import plain_tokens
-from tests.support.targets import Timeless, read
+from tests.support.published_drafters import save_drafter
+from tests.support.targets import Timeless, drafted
 
 COUNT = 40
 KINDS = {"eagle3": {}, "peagle": {"speculators_model_type": "peagle", "mask_token_id": 3}}
@@ -53,9 +52,7 @@ def make(kind: str, directory: Path) -> tuple[Any, Any, int]:
     mx.random.seed(0)
     model = module.Model(module.ModelArgs.from_dict(settings))
     model.update(tree_map(lambda w: mx.random.normal(w.shape) * 0.3, model.parameters()))
-    (directory / "config.json").write_text(json.dumps(config))
-    arrays = {name: mx.array(value) for name, value in weights.items()}
-    mx.save_safetensors(str(directory / "model.safetensors"), arrays)
+    save_drafter(directory, config, weights)
     return model, load_drafter(directory, settings), settings["vocab_size"]
 
 
@@ -104,11 +101,7 @@ def test_drafts_equal_those_of_a_new_cache(kind: str, tmp_path: Path) -> None:
     )
     drafts: Any = Scripted(*arguments)
     proposals = AutoDrafter(CostCurve({1: 1.0, 33: 1.01}), neural_drafters=[drafts], ngrams=False)
-    target.followers = [drafts]
-    target.reuse_prefix(prompt)
-    read(target)
-    proposals.extend(prompt)
-    pieces = list(decode(target, proposals, COUNT, ()))
+    pieces = drafted(target, drafts, proposals, prompt, COUNT)
     assert [token for piece in pieces for token in piece.tokens] == truth
     assert drafts.begun > COUNT // 5
     assert {piece.accepted for piece in pieces} == set(range(5))
