@@ -102,7 +102,6 @@ def add_generation(
 
 
 def add_loading(parser: argparse.ArgumentParser) -> None:
-    """Add the options of loading a model."""
     group = parser.add_argument_group("model loading")
     weights = "Data type of the weights; auto: float32 on a CPU, unchanged on a GPU"
     wire = "Memory that macOS may not evict; all: weights and, once idle, KV caches "
@@ -121,7 +120,6 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
 
 
 def add_hosts(parser: argparse.ArgumentParser) -> None:
-    """Add --hosts."""
     text = "Split the model over the hosts in an mlx.launch hostfile, starting with this one, "
     text += "or over N local processes (default: no split)"
     add_values(parser, ("--hosts", "FILE|N", str, None, text))
@@ -162,7 +160,6 @@ MAX_CONSTRAINT_FILE = 4 << 20  # bytes of a schema or a grammar
 
 
 def add_constraint(parser: argparse.ArgumentParser) -> None:
-    """Add the options of structured output."""
     group = parser.add_argument_group("structured output")
     kinds = group.add_mutually_exclusive_group()
     schema = "Generate JSON that matches this JSON schema"
@@ -226,7 +223,6 @@ def _text_of(path: str, option: str) -> str:
 
 
 def add_drafting(group: argparse._ArgumentGroup) -> None:
-    """Add the options of drafting."""
     modes = (
         "Drafters to use. auto: all but exit, when expected to be faster; ngram, mtp, model or "
         "exit: only n-grams, MTP heads, the draft model or early exit; fixed: always up to N "

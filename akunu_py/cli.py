@@ -45,7 +45,6 @@ _MODULES = {  # of commands whose module is not in commands/ or has another name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
     _replace_closed_streams()
     escape_unencodable()
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -80,7 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """Parse the command line and run its command; return the exit code."""
     if arguments[:1] == ["--debug"]:
         arguments = [*arguments[1:2], "--debug", *arguments[2:]]  # move it after the command
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL):

@@ -51,7 +51,6 @@ class ServeSettings:
 
     @property
     def models(self) -> list[str]:
-        """The names in `model`."""
         return [name for each in self.model.split(",") if (name := each.strip())]
 
 
@@ -105,7 +104,6 @@ class Settings:
 
 
 def settings_file() -> Path:
-    """Return the path of the settings."""
     return paths.config_dir() / "settings.toml"
 
 

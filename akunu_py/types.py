@@ -255,7 +255,6 @@ class Stats:
     not_cached: NotCached = ""  # why `cached_tokens` is lower; see `Reuse`, `DiskPromptCaches.read`
 
     def add(self, piece: Piece, *, from_prefill: bool) -> None:
-        """Count a piece."""
         self.generated_tokens += len(piece.tokens)
         if not from_prefill:
             self.target_passes += 1
@@ -263,7 +262,6 @@ class Stats:
             self.accepted += piece.accepted
 
     def include(self, other: Stats) -> None:
-        """Add the counts and times of another answer."""
         for each in fields(self):
             if each.name != "not_cached":
                 both = getattr(self, each.name) + getattr(other, each.name)

@@ -2,7 +2,6 @@ __version__ = "0.1.0"
 
 
 def package_version(package: str) -> str:
-    """Return the installed version of a package."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

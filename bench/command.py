@@ -41,7 +41,6 @@ def with_action(words: list[str]) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run an action and return its exit code."""
     code: int = _module(options.action).run(options)
     return code
 
@@ -87,7 +86,6 @@ def add_model(parser: argparse.ArgumentParser, *, weights: bool = True) -> None:
 
 
 def add_count(parser: Options, name: str, default: int, what: str) -> None:
-    """Add an option that takes a positive integer."""
     add_values(parser, (name, "N", positive, default, what))
 
 
@@ -109,7 +107,6 @@ def print_line(line: str) -> None:
 
 
 def show(options: argparse.Namespace, as_json: Any, print_text: Callable[[], None]) -> None:
-    """Print a result in the requested format."""
     if options.format == "json":
         print(json.dumps(as_json, indent=1))
     else:
@@ -135,7 +132,6 @@ FULL = DefaultScope(NAMES, ("off", "fixed", "auto"), 256)
 
 
 def add_speed_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `akunu bench speed`."""
     add_flags(parser, ("--full", "Measure all workloads, all draft modes, and longer answers"))
     group = parser.add_argument_group("tests of given lengths, as in llama-bench (0: none)")
     cached = "Numbers of tokens in the cache before each test (default: 0)"

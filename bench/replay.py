@@ -66,7 +66,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _milliseconds(text: str) -> float:
-    """Parse a duration in milliseconds."""
     return number(text, lambda value: 0 < value < 1e6, "milliseconds above 0")
 
 
@@ -330,7 +329,6 @@ def print_replay(curve: str, draft: str, workloads: Mapping[str, Any]) -> None:
 
 
 def print_replays(curve: str, drafters: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print drafters side by side, by workload."""
     print(f"curve {curve}: tokens per pass, and score (tokens per cost, plain decoding is 1.00)\n")
     print(f"{'workload':<10}" + "".join(f"{drafter:>20}" for drafter in drafters))
     for name in next(iter(drafters.values())):

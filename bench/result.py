@@ -78,7 +78,6 @@ class Series:
     difference: dict[str, Any] | None = None  # the first `Divergence`
     drafted: list[int] = field(default_factory=list)  # this and below: of the last repetition
     accepted: list[int] = field(default_factory=list)
-    draft_s: float = 0.0
     loop: int | None = None  # see `loop_start`
     answer: str = ""
     failed: str | None = None  # the reason of a failure
@@ -127,8 +126,6 @@ class Throughput:
 
 @dataclass(slots=True)
 class Result:
-    """The result of one run of `akunu bench`."""
-
     command: str = ""
     date: str = ""
     model: dict[str, Any] = field(default_factory=dict)
@@ -283,7 +280,6 @@ def describe_model(engine: Engine) -> dict[str, Any]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return hardware, system, and versions."""
     from akunu_py.engine.model import device
 
     return {

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step, speculative_generate_step
@@ -33,7 +33,6 @@ from akunu_py.types import (
     DraftMode,
     GenerateOptions,
     Message,
-    PassCosts,
     SamplingOptions,
 )
 
@@ -58,7 +57,6 @@ class Passes:
 
     drafted: list[int] = field(default_factory=list)  # tokens of each pass
     accepted: list[int] = field(default_factory=list)
-    draft_s: float = 0.0  # time in the drafter, without the prompt
 
 
 @dataclass(slots=True)
@@ -96,7 +94,6 @@ class Runner:
         return None
 
     def run(self, workload: Workload, conditions: Conditions) -> Run:
-        """Answer the turns of `workload`."""
         raise NotImplementedError
 
 
@@ -261,45 +258,19 @@ class Akunu(Runner):
 
 def record_passes(loop: StepLoop, passes: Passes) -> None:
     """Add all later passes of `loop` to `passes`."""
-    loop.runner.drafters.wrap = lambda drafter, _: RecordingDrafter(drafter, passes)
+    loop.runner.drafters.wrap = lambda drafter, _: cast(Drafter, RecordingDrafter(drafter, passes))
 
 
 class RecordingDrafter:
-    """Wraps a `Drafter`; records draft lengths, accepted lengths and drafting time."""
+    """A `Drafter` that records the draft and accepted lengths of another one."""
 
     def __init__(self, drafter: Drafter, passes: Passes) -> None:
-        self._drafter = drafter
-        self._passes = passes
-        self.pipelines = drafter.pipelines
-        self._passed = False  # the next tokens come from a pass, not from the prompt
+        self._drafter, self._passes = drafter, passes
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        started = time.perf_counter()
-        self._drafter.extend(tokens)
-        if self._passed:
-            self._passes.draft_s += time.perf_counter() - started
-        self._passed = False
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
 
-    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
-        started = time.perf_counter()
-        draft = self._drafter.propose(limit, ahead=ahead)
-        self.pipelines = self._drafter.pipelines
-        self._passes.draft_s += time.perf_counter() - started
-        return draft
-
-    def offer(self, limit: int, known: PassCosts | None = None) -> list[float]:
-        return self._drafter.offer(limit, known)
-
-    def take(self, count: int) -> list[int]:
-        return self._drafter.take(count)
-
-    def observe(
-        self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
-    ) -> None:
-        started = time.perf_counter()
-        self._drafter.observe(drafted, accepted, rows, seconds, pipelined=pipelined)
-        self._passed = True
-        passes = self._passes
-        passes.draft_s += time.perf_counter() - started
-        passes.drafted.append(drafted)
-        passes.accepted.append(accepted)
+    def observe(self, drafted: int, accepted: int, *measured: Any, **options: Any) -> None:
+        self._drafter.observe(drafted, accepted, *measured, **options)
+        self._passes.drafted.append(drafted)
+        self._passes.accepted.append(accepted)

@@ -69,7 +69,6 @@ _WARM_UP_TOKENS = 16
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, and return the exit code."""
     by_length = any(options.n_prompt) or any(options.n_gen)
     scope = FULL if options.full else QUICK
     names = options.workload or (["none"] if by_length else scope.workloads)
@@ -304,7 +303,6 @@ def _record_round(engine: Engine, group: Sequence[Series], answers: dict[str, Ru
                 series.difference = asdict(divergence)
         series.prompt_tokens = sum(len(prompt) for prompt, _ in run.turns)
         series.drafted, series.accepted = run.passes.drafted, run.passes.accepted
-        series.draft_s = run.passes.draft_s
         series.loop = loop_start(run.turns[-1][1])
         series.answer = run.text
 

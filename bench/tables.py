@@ -7,10 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.cells import cell_len
-
 from akunu_py.bench.result import Result, half_range, load_merged, median, write_text
 from akunu_py.errors import UsageError
+from akunu_py.text import table as aligned
 
 Table = tuple[list[str], list[list[str]]]
 """Headings, and the cells of each row."""
@@ -49,7 +48,6 @@ def heading(result: Result) -> str:
 
 
 def versions(result: Result) -> str:
-    """Return the versions of the packages and of Python."""
     packages = result.machine.get("versions") or {}
     named = [f"{name} {number}" for name, number in packages.items()]
     return ", ".join([*named, f"Python {result.machine.get('python')}"])
@@ -170,33 +168,24 @@ def params(count: float) -> str:
 def to_markdown(table: Table) -> str:
     """Return a Markdown table with padded columns; numbers are right-aligned."""
     headings, cells = table
-    escaped = [[text.replace("|", "\\|") for text in row] for row in [headings, *cells]]
-    right = _right_aligned(cells, len(headings))
-    widths = [max(3, *map(cell_len, column)) for column in zip(*escaped, strict=True)]
-    rule = ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)]
-    first, *rest = (_padded(row, widths, right) for row in escaped)
-    return "".join(f"| {' | '.join(row)} |\n" for row in (first, rule, *rest))
+    right = _numbers(cells)
+    rows = [[text.replace("|", "\\|") for text in row] for row in [headings, *cells]]
+    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
+    rule = ["-" * (w - (at in right)) + ":" * (at in right) for at, w in enumerate(widths)]
+    lines = aligned([rows[0], rule, *rows[1:]], right, " | ")
+    return "".join(f"| {line:<{len(lines[1])}} |\n" for line in lines)
 
 
 def to_text(table: Table) -> str:
-    """Return a table for a terminal."""
     headings, cells = table
-    rows, right = [headings, *cells], _right_aligned(cells, len(headings))
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    return "".join("  ".join(_padded(row, widths, right)).rstrip() + "\n" for row in rows)
+    return "\n".join(aligned([headings, *cells], right=_numbers(cells))) + "\n"
 
 
-def _right_aligned(cells: Sequence[Sequence[str]], columns: int) -> list[bool]:
-    """Return which columns hold numbers."""
+def _numbers(cells: Sequence[Sequence[str]]) -> list[int]:
+    """Return the columns that hold numbers."""
+    columns = enumerate(zip(*cells, strict=True))
     return [
-        all(text[:1].isdigit() or not text for text in texts) and any(texts)
-        for texts in ([row[i] for row in cells] for i in range(columns))
-    ]
-
-
-def _padded(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> list[str]:
-    spaces = [" " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True)]
-    return [
-        space + text if at_right else text + space
-        for text, space, at_right in zip(row, spaces, right, strict=True)
+        place
+        for place, texts in columns
+        if any(texts) and all(text[:1].isdigit() or not text for text in texts)
     ]

@@ -280,7 +280,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         return self._downloads.close(timeout)
 
     def show_theme(self, setting: str) -> None:
-        """Apply the theme `setting`."""
         themes.apply(self, setting, self._config.background)
 
     def copy_to_clipboard(self, text: str) -> None:
@@ -369,15 +368,14 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             await self.library.continue_last()
 
     def action_search_prompts(self) -> None:
+        def use(prompt: str | None) -> None:
+            if prompt is not None:
+                self.view.prompt.write(prompt)
+
         if self.view.prompt.sent_prompts:
-            self.push_screen(HistoryScreen(self.view.prompt.sent_prompts), self._use_prompt)
+            self.push_screen(HistoryScreen(self.view.prompt.sent_prompts), use)
         else:
             self.view.show_error("There are no earlier prompts yet.")
-
-    def _use_prompt(self, prompt: str | None) -> None:
-        if prompt is not None:
-            self.view.prompt.write(prompt)
-        self.view.prompt.focus()
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         marks = self.find.marks if len(self.screen_stack) == 1 else None
@@ -403,10 +401,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.view.prompt.focus()
         else:
             await self.turns.stop()
-
-    def action_defer(self, action: str) -> None:
-        """Run an action after the current message is handled."""
-        self.call_later(self.run_action, action)
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
         # Links from a model are untrusted, and over ssh a browser would open on this machine.
@@ -473,11 +467,11 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             super().action_focus_next()
 
     def action_tools(self) -> None:
-        self.push_screen(ToolsScreen(self.tools.offered, self._warn_of_tools))
+        def warn() -> None:
+            if notice := self.tools.offered.explain_room(self.tools.context_length):
+                self.notify(notice, markup=False)
 
-    def _warn_of_tools(self) -> None:
-        if notice := self.tools.offered.explain_room(self.tools.context_length):
-            self.notify(notice, markup=False)
+        self.push_screen(ToolsScreen(self.tools.offered, warn))
 
     # Conversations
 

@@ -18,7 +18,7 @@ from akunu_py.chats.options import ChatOptions
 from akunu_py.chats.tool_rounds import ToolRound, ToolUse, messages_of, stopped
 from akunu_py.chats.tree import ChatMessage, ConversationTree, new_id, title_of
 from akunu_py.tui.prompt.attachments import title_text
-from akunu_py.tui.workers.chat_client import Rejected, Span, add_spans
+from akunu_py.tui.workers.chat_client import Rejected, Span
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import Constraint, FinishReason, Message, Stats, ToolCall
 
@@ -58,7 +58,6 @@ class ChatTurn:
 
     @classmethod
     def from_messages(cls, prompt: ChatMessage, reply: ChatMessage) -> ChatTurn:
-        """Create a turn from two messages of a tree."""
         return cls(
             prompt,
             reply.text,
@@ -92,9 +91,13 @@ class ChatTurn:
         self, text: str, drafted: tuple[Span, ...] = (), rejected: tuple[Rejected, ...] = ()
     ) -> None:
         """Append text to the answer; `drafted` and `rejected` are positions in `text`."""
-        offset = len(self.answer)
+        offset, spans = len(self.answer), self.spans
         self.answer += text
-        add_spans(self.spans, drafted, offset)
+        for start, end in drafted:
+            if spans and spans[-1][1] == offset + start:
+                spans[-1] = spans[-1][0], offset + end
+            else:
+                spans.append((offset + start, offset + end))
         self.rejected += [(offset + place, draft) for place, draft in rejected]
 
     def begin_round(self, uses: Iterable[ToolUse]) -> None:
@@ -216,7 +219,6 @@ class Conversation:
         self.copy_turns(later)
 
     def copy_turns(self, turns: Sequence[ChatTurn]) -> None:
-        """Append copies of turns of another branch."""
         for turn in turns:
             prompt = replace(turn.prompt, id=new_id(), parent=self.turns[-1].reply_id)
             self._fill(self._add(prompt), turn, turn.answer)

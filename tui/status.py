@@ -15,7 +15,6 @@ from textual.timer import Timer
 from textual.widget import Widget
 from textual.widgets import Static
 
-from akunu_py.engine.events import Gauges
 from akunu_py.errors import AkunuError
 from akunu_py.text import displayable
 from akunu_py.types import Stats
@@ -41,6 +40,11 @@ _MARKS: dict[Phase, str] = {
     "failed": "×",
 }
 _SPINNER = "◐◓◑◒"  # marks of a running activity, animated
+_WORDS: dict[Phase, str] = {
+    "missing": "no model yet",
+    "loading": "loading the model",
+    "asking": "a tool call waits for your decision",
+}
 _STEP_S = 0.25
 _MAX_TITLE = 24  # maximum columns for another chat's title
 _SEPARATOR = " · "
@@ -64,7 +68,6 @@ class StatusLine(Unmarked, Widget):
     phase: reactive[Phase] = reactive[Phase]("loading")
     progress: reactive[float] = reactive(0.0)
     stats: reactive[Stats | None] = reactive[Stats | None](None)
-    gauges: reactive[Gauges] = reactive(Gauges())
     background_title: reactive[str] = reactive("")  # title of another conversation being answered
     tool: reactive[str] = reactive("")  # the tool that runs, "" for none
     server: reactive[str] = reactive("")  # address of the answering server, "" for this process
@@ -90,7 +93,7 @@ class StatusLine(Unmarked, Widget):
     def render(self) -> Content:
         shown = Content("")
         separator = Content.styled(_SEPARATOR, ".status--unit")
-        for part in [self._activity(), *self._elapsed(), *self._numbers()]:
+        for part in [self._activity(), *self._numbers()]:
             longer = Content.assemble(shown, separator, part) if shown else part
             if longer.cell_length <= self.size.width or not shown:
                 shown = longer
@@ -98,19 +101,13 @@ class StatusLine(Unmarked, Widget):
 
     def _activity(self) -> Content:
         """Return the phase in words, after its mark or spinner; without its duration."""
-        words: str = self.phase
+        words = _WORDS.get(self.phase, self.phase)
         if self.phase == "prefill":
             words = "processing the prompt" + (f" {self.progress:.0%}" if self.progress else "")
         elif self.phase == "downloading":  # Loading follows, so 100% is never shown.
             words = f"downloading the model {min(self.progress, 0.99):.0%}"
-        elif self.phase == "loading":
-            words = "loading the model"
-        elif self.phase == "missing":
-            words = "no model yet"
         elif self.phase == "calling":
             words = f"running {displayable(self.tool)}" if self.tool else "starting the tools"
-        elif self.phase == "asking":
-            words = "a tool call waits for your decision"
         elif self.phase == "ready" and self.server:
             words = "ready: akunu serve answers"
         elif self.phase == "answering" and self.background_title:
@@ -127,24 +124,17 @@ class StatusLine(Unmarked, Widget):
     def _seconds(self) -> float:
         return StatusLine.clock() - self._since
 
-    def _elapsed(self) -> list[Content]:
-        """Return the duration of the activity, a sign of life at one token a second."""
-        seconds = int(self._seconds())
-        if not self.is_busy or not seconds:
-            return []
-        minutes, rest = divmod(seconds, 60)
-        duration = f"{minutes}:{rest:02}" if minutes else f"{rest}"
-        return [self._number(duration, "" if minutes else "s")]
+    def _numbers(self) -> Iterator[Content]:
+        """Yield the duration of the activity, which shows that a slow model works, and the speed."""
+        if self.is_busy and (seconds := int(self._seconds())):
+            minutes, rest = divmod(seconds, 60)
+            yield _number(f"{minutes}:{rest:02}", "") if minutes else _number(f"{rest}", " s")
+        if self.stats and (speed := self.stats.tokens_per_s):
+            yield _number(f"{speed:.0f}" if speed >= 9.95 else f"{speed:.1f}", " tokens/s")
 
-    def _numbers(self) -> list[Content]:
-        speed = self.stats.tokens_per_s if self.stats and self.stats.decode_s else 0.0
-        number = f"{speed:.0f}" if speed >= 9.95 else f"{speed:.1f}"
-        return [self._number(number, "tokens/s")] if speed else []
 
-    def _number(self, number: str, unit: str) -> Content:
-        return Content.assemble(
-            (number, ".status--number"), (f" {unit}" if unit else "", ".status--unit")
-        )
+def _number(number: str, unit: str) -> Content:
+    return Content.assemble((number, ".status--number"), (unit, ".status--unit"))
 
 
 def format_tokens(count: int) -> str:

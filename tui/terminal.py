@@ -286,7 +286,6 @@ def copy_with(command: Sequence[str], text: str) -> bool:
 
 
 def find_editor(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the command of the user's editor."""
     return shlex.split(environ.get("VISUAL") or environ.get("EDITOR") or "vi") or ["vi"]
 
 

@@ -143,7 +143,6 @@ def describe(name: str) -> str:
 
 
 def install(app: App[Any]) -> None:
-    """Register our themes with `app`."""
     for theme in _OURS:
         app.register_theme(theme)
 

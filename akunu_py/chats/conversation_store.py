@@ -239,7 +239,6 @@ class ConversationStore:
             return self._infos()[row[0]]
 
     def erase(self, conversation: str) -> None:
-        """Erase a conversation permanently."""
         with self._file.convert_errors():
             self._erase([self._require_number(conversation)])
 

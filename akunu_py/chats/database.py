@@ -82,8 +82,6 @@ CREATE VIRTUAL TABLE title_index USING fts5 (words, tokenize = 'unicode61 remove
 
 
 class DatabaseFile:
-    """An open database of conversations."""
-
     def __init__(self, path: Path) -> None:
         """Open or create the database, readable by its owner only. Raises ConversationError."""
         self.path = path

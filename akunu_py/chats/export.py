@@ -13,7 +13,6 @@ from typing import Literal
 from markdown_it import MarkdownIt
 
 from akunu_py.chats.json import as_json
-from akunu_py.chats.tool_rounds import ToolUse
 from akunu_py.chats.tree import ConversationTree, Role
 from akunu_py.errors import ConversationError, UsageError
 from akunu_py.text import collapse, displayable, fence_for
@@ -58,7 +57,9 @@ def as_markdown(tree: ConversationTree) -> str:
         for each in message.rounds:
             parts += [*_thinking(each.thinking), self_contained(each.text)]
             for use in each.uses:
-                parts += _tool_use(use)
+                title = f"Tool: {collapse(use.call.name)} ({use.outcome})".replace("<", "&lt;")
+                arguments = _fenced(use.call.arguments, "json")
+                parts += _details(title, arguments, _fenced(use.shown_result))
         parts += [*_thinking(message.thinking), self_contained(message.text)]
         if message.role == "assistant" and message.finish_reason in _ENDINGS:
             parts.append(f"*{_ENDINGS[message.finish_reason]}*")
@@ -67,12 +68,6 @@ def as_markdown(tree: ConversationTree) -> str:
 
 def _thinking(text: str) -> list[str]:
     return _details("Thinking", self_contained(text)) if text.strip() else []
-
-
-def _tool_use(use: ToolUse) -> list[str]:
-    """Render a tool call with its arguments and its result."""
-    title = f"Tool: {collapse(use.call.name)} ({use.outcome})".replace("<", "&lt;")
-    return _details(title, _fenced(use.call.arguments, "json"), _fenced(use.shown_result))
 
 
 def _details(title: str, *parts: str) -> list[str]:

@@ -69,7 +69,6 @@ def options_of(values: object) -> ChatOptions:
 
 
 def is_in_bounds(name: str, value: object) -> bool:
-    """Return whether the option `name` accepts `value`."""
     if name == "thinking":
         return value in THINKING_MODES
     kinds = (int, float) if name in FRACTIONS else (int,)

@@ -105,7 +105,6 @@ def _files_with_ids(ids: list[str]) -> list[Path]:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """Return the facts in a file's header and status."""
     status = path.stat()
     model, tokens, problem = path.parent.name.rpartition("-")[0], 0, ""
     try:

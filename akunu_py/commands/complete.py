@@ -184,7 +184,6 @@ def _add_modes(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
-    """Add the default limits of completions."""
     group = parser.add_argument_group("limits", "For requests that set no limits.")
     add_values(
         group,

@@ -6,17 +6,17 @@ import argparse
 import os
 import platform
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from akunu_py import paths
 from akunu_py.commands.info import describe_blas, describe_memory, describe_server
 from akunu_py.errors import AkunuError
 from akunu_py.files import read_bounded
 from akunu_py.models.store import model_store
+from akunu_py.models.store.directories import free_space
 from akunu_py.parser import add_flags
 from akunu_py.serve.own.discovery import running_servers
 from akunu_py.settings import load_settings, settings_file
@@ -46,8 +46,8 @@ class Finding(NamedTuple):
     """One line of the report."""
 
     name: str
-    state: Literal["ok", "problem"]
     text: str
+    problem: str = ""  # with advice; "" if all is well
 
 
 Check = Callable[[], Iterator[Finding]]
@@ -62,8 +62,12 @@ def run(args: argparse.Namespace) -> int:
     found = [finding for check in checks for finding in _run(check)]
     if args.hub:
         found += _run(_hub)
-    print(*table(found), sep="\n")
-    problems = sum(finding.state == "problem" for finding in found)
+    rows = [
+        (each.name, "problem" if each.problem else "ok", ": ".join(filter(None, each[1:])))
+        for each in found
+    ]
+    print(*table(rows), sep="\n")
+    problems = sum(bool(each.problem) for each in found)
     if problems:
         say(f"{problems} problem{'s' if problems > 1 else ''} found", error=True)
     return 1 if problems else 0
@@ -74,18 +78,16 @@ def _run(check: Check) -> Iterator[Finding]:
     try:
         yield from check()
     except (AkunuError, ImportError, OSError) as error:
-        yield Finding(check.__name__.strip("_"), "problem", str(error))
+        yield Finding(check.__name__.strip("_"), "", str(error))
 
 
 def _program() -> Iterator[Finding]:
-    yield Finding("akunu", "ok", f"{__version__} in {sys.prefix}")
+    yield Finding("akunu", f"{__version__} in {sys.prefix}")
+    advice = "MLX needs an arm64 Python; install one: brew install python@3.13"
+    is_wrong = sys.platform == "darwin" and platform.machine() != "arm64"
     python = f"{platform.python_version()} ({platform.machine()})"
-    if sys.platform == "darwin" and platform.machine() != "arm64":
-        advice = "MLX needs an arm64 Python; install one: brew install python@3.13"
-        yield Finding("python", "problem", f"{python}: {advice}")
-    else:
-        yield Finding("python", "ok", python)
-    yield Finding("mlx", "ok", package_version("mlx"))
+    yield Finding("python", python, advice if is_wrong else "")
+    yield Finding("mlx", package_version("mlx"))
 
 
 def _hardware() -> Iterator[Finding]:
@@ -93,79 +95,68 @@ def _hardware() -> Iterator[Finding]:
 
     from akunu_py.engine.model import device
 
-    total = float(mx.arange(1024).sum())  # the first kernel fails where the device does not work
-    if total != 1024 * 1023 / 2:
-        yield Finding("device", "problem", f"{device.device_name()} computes wrong sums")
-    elif sys.platform == "darwin" and not device.on_metal():
-        yield Finding("device", "problem", f"{device.device_name()}: MLX does not use the GPU")
-    else:
-        yield Finding("device", "ok", device.device_name())
-    if device.available_memory() < _MIN_MEMORY:
-        yield Finding("memory", "problem", f"{describe_memory()}: close other programs")
-    else:
-        yield Finding("memory", "ok", describe_memory())
+    # The first kernel fails where the device does not work.
+    problem = "" if float(mx.arange(1024).sum()) == 1024 * 1023 / 2 else "it computes wrong sums"
+    if sys.platform == "darwin" and not device.on_metal():
+        problem = "MLX does not use the GPU"
+    yield Finding("device", device.device_name(), problem)
+    is_low = device.available_memory() < _MIN_MEMORY
+    yield Finding("memory", describe_memory(), "close other programs" if is_low else "")
     if device.on_cpu() and (blas := describe_blas()):
-        yield Finding("blas", "ok", blas)
+        yield Finding("blas", blas)
 
 
 def _disk() -> Iterator[Finding]:
     for name, directory in (("models", paths.models_dir()), ("caches", paths.cache_dir())):
-        existing = next(path for path in (directory, *directory.parents) if path.exists())
-        free = shutil.disk_usage(existing).free
-        text = f"{human_size(free)} free for {name} in {directory}"
+        existing, free = free_space(directory)
+        problem = "delete models with akunu models rm" if free < _MIN_DISK else ""
         if not os.access(existing, os.W_OK):
-            yield Finding("disk", "problem", f"no permission to write in {existing}")
-        elif free < _MIN_DISK:
-            yield Finding("disk", "problem", f"{text}: delete models with akunu models rm")
-        else:
-            yield Finding("disk", "ok", text)
+            problem = f"no permission to write in {existing}"
+        yield Finding("disk", f"{human_size(free)} free for {name} in {directory}", problem)
 
 
 def _models() -> Iterator[Finding]:
     found = model_store.list_models()
     if not found:
         advice = f"none installed; run: akunu models pull {DEFAULT_MODEL}"
-        yield Finding("models", "problem", advice)
+        yield Finding("models", "", advice)
     for model in found:
-        try:
-            model_store.check(model_store.get(model.name))
-        except AkunuError as error:
-            yield Finding("model", "problem", str(error))
-        else:
-            kind = f", a drafter ({model.kind})" if model.kind else ""
-            yield Finding("model", "ok", f"{model.name}, {human_size(model.size)}{kind}")
+        kind = f", a drafter ({model.kind})" if model.kind else ""
+        size = f"{human_size(model.size)}{kind}"
+        yield Finding("model", f"{model.name}, {size}", _problem_of(model.name))
         if model.drafter:
-            try:
-                model_store.check(model_store.get(model.drafter))
-            except AkunuError as error:
-                advice = f"or pull it again: akunu models pull {model.name} --with-drafter"
-                yield Finding("drafter", "problem", f"{model.name}: {error}; {advice}")
-            else:
-                yield Finding("drafter", "ok", f"{model.drafter} drafts for {model.name}")
+            problem = _problem_of(model.drafter)
+            problem += f"; akunu models pull {model.name} --with-drafter" if problem else ""
+            yield Finding("drafter", f"{model.drafter} drafts for {model.name}", problem)
+
+
+def _problem_of(model: str) -> str:
+    try:
+        model_store.check(model_store.get(model))
+    except AkunuError as error:
+        return str(error)
+    return ""
 
 
 def _drafting() -> Iterator[Finding]:
     settings = load_settings()
     if settings_file().exists():
-        yield Finding("settings", "ok", str(settings_file()))
+        yield Finding("settings", str(settings_file()))
+    others = "n-grams, and the drafters and MTP heads of models that have them"
     if settings.draft_model:
         model_store.check(model_store.resolve(settings.draft_model))
-        yield Finding("drafting", "ok", f"n-grams and the draft model {settings.draft_model}")
-    else:
-        yield Finding(
-            "drafting", "ok", "n-grams, and the drafters and MTP heads of models that have them"
-        )
+        others = f"n-grams and the draft model {settings.draft_model}"
+    yield Finding("drafting", others)
 
 
 def _servers() -> Iterator[Finding]:
     servers = running_servers()
     if not servers:
-        yield Finding("server", "ok", "not running (start: akunu serve)")
+        yield Finding("server", "not running (start: akunu serve)")
     for server in servers:
-        if text := describe_server(server):
-            yield Finding("server", "ok", text)
-        else:
-            yield Finding("server", "problem", f"{server.url} does not answer; restart akunu serve")
+        text = describe_server(server)
+        problem = "" if text else "it does not answer; restart akunu serve"
+        yield Finding("server", text or server.url, problem)
 
 
 def _editors() -> Iterator[Finding]:
@@ -178,15 +169,12 @@ def _editors() -> Iterator[Finding]:
                 continue
             for program in _PROGRAM.findall(text):
                 configured = True
-                if Path(program).exists():
-                    yield Finding("editor", "ok", f"{editor} starts {program}")
-                else:
-                    name = editor.lower().replace(" ", "")
-                    advice = f"print a new one: akunu complete --print-config {name}"
-                    missing = f"{file} starts {program}, which does not exist"
-                    yield Finding("editor", "problem", f"{missing}; {advice}")
+                name = editor.lower().replace(" ", "")
+                advice = f"correct {file}: akunu complete --print-config {name}"
+                problem = "" if Path(program).exists() else f"it does not exist; {advice}"
+                yield Finding("editor", f"{editor} starts {program}", problem)
     if not configured:
-        yield Finding("editor", "ok", "none configured (akunu complete --help)")
+        yield Finding("editor", "none configured (akunu complete --help)")
 
 
 def _hub() -> Iterator[Finding]:
@@ -195,4 +183,4 @@ def _hub() -> Iterator[Finding]:
 
     with Hub(no_callback) as hub:
         hub.look_up(_SMALL_MODEL, None)
-    yield Finding("hub", "ok", "the Hugging Face hub answers")
+    yield Finding("hub", "the Hugging Face hub answers")

@@ -105,7 +105,6 @@ def _codex(served: ModelEndpoint) -> Launch:
 
 
 def _codex_model(served: ModelEndpoint) -> dict[str, Any]:
-    """Return the metadata of the model."""
     return {
         "slug": served.model,
         "display_name": served.model,
@@ -354,13 +353,11 @@ def _launch(args: argparse.Namespace, served: ModelEndpoint) -> Launch:
 
 
 def shell_command(launch: Launch) -> str:
-    """Return the shell command of a launch."""
     values = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]
     return " ".join([*values, shlex.join(launch.command)])
 
 
 def _wait(launch: Launch) -> int:
-    """Run the client and return its exit code."""
     process = subprocess.Popen(launch.command, env={**os.environ, **launch.environment})
     while True:
         try:
@@ -388,7 +385,6 @@ def find_server(url: str, key: str, name: str = "") -> ModelEndpoint | None:
 
 @contextlib.contextmanager
 def temporary_server(args: argparse.Namespace, url: str, key: str) -> Iterator[ModelEndpoint]:
-    """Start a server for the duration of the block."""
     say(f"starting a server at {url}", error=True)
     options = ["--model", args.model] if args.model else []
     process = ServeProcess(["--port", str(args.port), *options])

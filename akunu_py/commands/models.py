@@ -202,7 +202,6 @@ def import_model(args: argparse.Namespace) -> None:
 
 
 def show(args: argparse.Namespace) -> None:
-    """Print the facts of an installed model or of a catalog entry."""
     try:
         model = _named(args.name)
     except UnknownModel:
@@ -321,7 +320,6 @@ def _as_dict(recommendation: Recommendation) -> dict[str, object]:
 
 
 def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tuple[str, str]]:
-    """Return the labels and values that `akunu models show` prints for an installed model."""
     from akunu_py.engine.drafters import learned_state
 
     where = [("path", str(model.path))]

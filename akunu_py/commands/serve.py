@@ -169,7 +169,6 @@ def served_models(args: argparse.Namespace, settings: ServeSettings) -> list[Sto
 def _options(
     args: argparse.Namespace, key: str, models: Sequence[StoredModel], url: str
 ) -> ServeOptions:
-    """Return how to serve at an address."""
     from akunu_py.serve.http.guard import AccessRules
     from akunu_py.serve.http.server import ServeOptions
 
@@ -306,7 +305,6 @@ def _restart() -> None:
 
 
 def manage_service(args: argparse.Namespace) -> int:
-    """Install or remove the service, or show what runs."""
     manager = service_manager()
     if args.install:
         _install(manager, args)

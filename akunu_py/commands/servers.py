@@ -34,7 +34,6 @@ Found = TypeVar("Found")
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    """Add --server."""
     text = "Server to use. auto: a running akunu serve with the model, if any; off: load the "
     text += "model in this process; URL: this server (default: auto, or as in the settings)"
     add_values(parser, ("--server", "auto|off|URL", str, None, text))
@@ -58,7 +57,6 @@ def server_for(
 
 
 def is_address(choice: str) -> bool:
-    """Return True if --server is an address."""
     return choice not in ("auto", "off")
 
 
@@ -171,7 +169,6 @@ class HostsServer:
         return client, replace(served, model=replace(served.model, server="", note=note))
 
     def close(self) -> None:
-        """Stop the server with all its hosts."""
         self._closing.set()
         self._stop()
 

@@ -62,7 +62,6 @@ def _mark(parser: argparse.ArgumentParser) -> None:
 
 
 def _complete_models() -> Any:
-    """Return shtab's description of a value that is an installed model."""
     import shtab
 
     command = "akunu completions models"

@@ -11,7 +11,7 @@ from pathlib import Path
 from akunu_py import paths
 from akunu_py.errors import StoreError, UsageError
 from akunu_py.models.store import model_store
-from akunu_py.models.store.directories import store_errors
+from akunu_py.models.store.directories import directory_size, store_errors
 from akunu_py.parser import add_flags
 from akunu_py.serve.own import system_service
 from akunu_py.text import confirm, human_size, say
@@ -36,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--yes confirms the deletion of data; add --data")
     directories = data_directories()
     for directory, content in directories.items():
-        say(f"{human_size(_size(directory)):>8}  {directory} ({content})")
+        with store_errors(f"cannot read {directory}"):
+            say(f"{human_size(directory_size(directory)):>8}  {directory} ({content})")
     if not args.data and system_service.is_installed():
         say("to remove the service, run: akunu serve --uninstall")
     if not directories:
@@ -99,9 +100,3 @@ def _delete(directories: dict[Path, str], *, confirmed: bool) -> None:
         from huggingface_hub import constants
 
         say(f"models from the hub remain in its cache, {constants.HF_HUB_CACHE}; see: hf cache ls")
-
-
-def _size(directory: Path) -> int:
-    """Return the bytes of all files in a directory, without those behind links."""
-    with store_errors(f"cannot read {directory}"):
-        return sum(path.lstat().st_size for path in directory.rglob("*") if not path.is_dir())

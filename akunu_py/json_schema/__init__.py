@@ -36,7 +36,6 @@ def grammar(schema: Any, layout: Layout = FREE, prefix: str = "") -> str:
 
 
 def _add(builder: Builder, rule: Rule, formula: Formula) -> None:
-    """Add the values that fit `formula` to `rule`."""
     try:
         for kind in TYPES:
             restricted = builder.simplifier.restrict(formula, kind)
@@ -49,7 +48,6 @@ def _add(builder: Builder, rule: Rule, formula: Formula) -> None:
 
 
 def _add_type(builder: Builder, rule: Rule, kind: str, formula: Formula) -> None:
-    """Add the values of the JSON type `kind` that fit `formula` to `rule`."""
     if kind == "number":
         scalars.add_numbers(builder.rules, rule, formula, builder.simplifier.spend)
     elif kind in scalars.SCALARS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from akunu_py.errors import SchemaError
@@ -48,14 +48,12 @@ class Builder:
         self._outermost: Rule | None = None
 
     def start(self, formula: Formula) -> Rule:
-        """Return the rule for the whole value."""
         if self.layout.outermost is None:
             return self.rule(formula)
         self._outermost = self._new_rule(formula)
         return self._outermost
 
     def layout_of(self, rule: Rule) -> Layout:
-        """Return the layout of the objects of a rule."""
         return (rule == self._outermost and self.layout.outermost) or self.layout
 
     def rule(self, formula: Formula) -> Rule:
@@ -213,7 +211,6 @@ def _add_containing(
 
 
 def add_object(builder: Builder, rule: Rule, literals: Conjunction) -> None:
-    """Add the objects that fit all of `literals`."""
     found = _Object(builder, builder.layout_of(rule), literals)
     if found.possible:
         found.add(rule)
@@ -293,7 +290,11 @@ class _Object:
         for test in dict.fromkeys(tests):
             found = [part for each in found for part in self._split(each, test)]
         for each in found:
-            each.value = conjunction(self._values(each))
+            values = []
+            for _, _, patterns, rest in self._properties:
+                held = [value for test, value in patterns if each.test_results["pattern", test]]
+                values.append(conjunction(held) if held else rest)
+            each.value = conjunction(values)
         return [each for each in found if each.value != FALSE]
 
     def _split(self, names: _Names, test: Formula) -> list[_Names]:
@@ -309,15 +310,9 @@ class _Object:
         ]
 
     def _matching_names(self, test: Formula) -> Expr:
-        """Return the names that pass a test."""
         if test[0] == "pattern":
             return content_matching(test[1])
         return scalars.string_content(self._builder.simplifier.restrict(test[1], "string"))
-
-    def _values(self, names: _Names) -> Iterator[Formula]:
-        for _, _, patterns, others in self._properties:
-            found = [value for pattern, value in patterns if names.test_results["pattern", pattern]]
-            yield conjunction(found) if found else others
 
     def _passes(self, names: _Names, test: Formula) -> bool:
         """Return whether all `names` pass a test, which `_split` made the same for all."""

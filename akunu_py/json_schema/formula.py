@@ -28,7 +28,6 @@ _MAX_SCHEMAS = 20_000
 
 
 def conjunction(parts: Iterable[Formula]) -> Formula:
-    """Return the formula that is true if all of `parts` are true."""
     flat: dict[Formula, None] = {}
     for part in parts:
         if part == FALSE:
@@ -38,7 +37,6 @@ def conjunction(parts: Iterable[Formula]) -> Formula:
 
 
 def disjunction(parts: Iterable[Formula]) -> Formula:
-    """Return the formula that is true if at least one of `parts` is true."""
     flat: dict[Formula, None] = {}
     for part in parts:
         if part == TRUE:
@@ -54,7 +52,6 @@ def negation(part: Formula) -> Formula:
 
 
 def equals(value: Any) -> Formula:
-    """Return the formula that only `value` fits."""
     if isinstance(value, list):
         items = ("items", tuple(map(equals, value)), FALSE)
         return conjunction([("type", "array"), ("minItems", len(value)), items])
@@ -114,7 +111,6 @@ class Document:
         return self._formulas[index]
 
     def resolve(self, target: str, place: str, base: str) -> Formula:
-        """Return the target of a $ref."""
         uri, fragment = urldefrag(urljoin(base, target))
         found = self._by_uri.get(f"{uri}#{fragment}")
         if found is None and fragment[:1] in ("", "/"):
@@ -163,8 +159,6 @@ def _pointer_target(document: Any, pointer: str) -> Any:
 
 
 class _Keywords:
-    """The keywords of one schema."""
-
     def __init__(self, document: Document, schema: dict[str, Any], place: str, base: str) -> None:
         self._document, self._schema = document, schema
         self._place, self._base = place, base
@@ -273,7 +267,6 @@ class _Keywords:
                 yield "contains", 0, self._subschema(schema["contains"], "contains")
 
     def _objects(self) -> Iterator[Formula]:
-        """Yield the formulas of the keywords about objects."""
         schema = self._schema
         names, patterns = (
             {name: self._subschema(each, key, name) for name, each in self._mapping(key)}

@@ -24,7 +24,6 @@ class Notation:
         return self.string(content)
 
     def has_key(self, name: str) -> bool:
-        """Return whether a member can have this name."""
         return True
 
 

@@ -62,7 +62,6 @@ class Rules:
         self._size = 0  # symbols on both sides of all alternatives
 
     def new(self) -> Rule:
-        """Return a new rule without alternatives."""
         rule = Rule(f"{self._prefix}n{len(self._rules)}")
         self._rules[rule.name] = []
         return rule

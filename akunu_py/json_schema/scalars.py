@@ -136,7 +136,6 @@ def string_content(formula: Formula) -> Expr:
 
 
 def add_numbers(rules: Rules, rule: Rule, formula: Formula, spend: Callable[[int], None]) -> None:
-    """Add the numbers that fit to `rule`. Raises SchemaError."""
     try:
         rules.add(rule, (_number(formula),))
     except SchemaError:
@@ -155,7 +154,6 @@ def _number(formula: Formula) -> Expr:
 
 
 def _fitting_numbers(formula: Formula) -> Expr:
-    """Return the regex of the numbers that fit `formula`."""
     match formula:
         case ("and", *parts):
             if (found := _multiples_between(formula)) is not None:

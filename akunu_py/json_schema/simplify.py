@@ -174,14 +174,12 @@ class Simplifier:
 
 
 def property_value(literals: Conjunction, name: str) -> Formula:
-    """Return the formula for the value of the property `name`."""
     return conjunction(
         scalars.property_rule(each, name) for each in of_kind(literals, "properties")
     )
 
 
 def item_value(literals: Conjunction, at: int) -> Formula:
-    """Return the formula for item `at`."""
     items = of_kind(literals, "items")
     return conjunction(each[1][at] if at < len(each[1]) else each[2] for each in items)
 

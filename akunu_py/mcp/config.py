@@ -36,7 +36,6 @@ class ServerConfig:
 
 
 def mcp_file() -> Path:
-    """Return the path of the file."""
     return paths.config_dir() / "mcp.json"
 
 

@@ -80,7 +80,6 @@ class Connection:
         return output_of(result)
 
     async def close(self) -> None:
-        """End the server."""
         self._stop.set()
         self._client = None
         task = self._task
@@ -192,6 +191,5 @@ class _Tail(asyncio.Protocol):
         self._text = (self._text + data.decode("utf-8", "replace"))[-_TAIL:]
 
     def last_line(self) -> str:
-        """Return the last line with text."""
         lines = [collapse(line) for line in self._text.splitlines()]
         return next((line for line in reversed(lines) if line), "")

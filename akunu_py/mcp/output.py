@@ -43,7 +43,6 @@ def output_of(result: CallToolResult) -> ToolOutput:
 
 
 def _text_of(block: Any) -> str:
-    """Return the text of a content block."""
     if block.type == "text":
         return str(block.text)
     if block.type in ("image", "audio"):

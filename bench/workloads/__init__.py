@@ -18,16 +18,12 @@ NAMES = ("chat", "story", "code", "edit", "json", "summary", "question", "multi-
 
 @dataclass(frozen=True, slots=True)
 class WorkloadTurn:
-    """A turn of a conversation."""
-
     user: str
     assistant: str | None = None  # the given answer; None if a runner answers
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A named conversation."""
-
     name: str
     turns: tuple[WorkloadTurn, ...]
     max_tokens: int = 128  # limit of an answer; longer ones of small models end in loops

@@ -113,12 +113,10 @@ def find(name: str) -> CatalogEntry:
 
 
 def find_repository(repository: str) -> CatalogEntry | None:
-    """Return the entry for `repository` on the hub, if there is one."""
     return next((e for e in load_catalog().values() if e.repository == repository), None)
 
 
 def default_name(repository: str) -> str:
-    """Return the default name for a model from `repository` on the hub."""
     entry = find_repository(repository)
     return entry.name if entry else repository.partition("/")[2]
 

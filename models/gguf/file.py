@@ -71,8 +71,6 @@ _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor of a GGUF file."""
-
     name: str
     type: TensorType
     shape: tuple[int, ...]  # with the contiguous dimension last
@@ -205,7 +203,6 @@ class _Cursor:
         return damaged(self.path, what)
 
     def take(self, count: int) -> bytes:
-        """Return the next `count` bytes."""
         if count > self.size - self.at:
             raise self.damaged(f"its header continues {count} bytes beyond the end of the file")
         if self.at + count > MAX_HEADER_BYTES:

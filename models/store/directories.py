@@ -29,7 +29,6 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def is_name(name: str) -> bool:
-    """Return True if `name` is a valid model name."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -110,10 +109,15 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def free_space(directory: Path) -> tuple[Path, int]:
+    """Return `directory`, or the first of its parents that exists, and the bytes free there."""
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    return existing, shutil.disk_usage(existing).free
+
+
 def check_space(directory: Path, need_bytes: int, env_variable: str = "XDG_DATA_HOME") -> None:
     """Raise StoreError if the disk of `directory` has less than `need_bytes` free."""
-    existing = next(path for path in (directory, *directory.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
+    existing, free = free_space(directory)
     if free < need_bytes:
         raise StoreError(
             f"not enough space in {existing}: expected {human_size(need_bytes)} free, found "

@@ -45,8 +45,6 @@ NOT_THE_HUB = "check the network (does it require you to sign in?) and HF_ENDPOI
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository."""
-
     name: str
     size: int  # bytes
     digest: str  # in hex, SHA-256 if `large`, else git's SHA-1; the file's name in the cache

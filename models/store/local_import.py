@@ -126,7 +126,8 @@ def import_model(
     if bits and facts.quantized:
         raise UsageError(f"{source} is quantized already ({facts.quantization}); omit --quantize")
     need = 0 if bits and in_place else plan.nbytes
-    need += _quantized_bytes(facts.parameters, bits) if bits else 0
+    if bits:  # an upper bound for quantized weights with their scales and biases
+        need += int(facts.parameters * (bits + 32 / GROUP_SIZE) / 8 * 1.1) + 1_000_000
     origin = f"{'folder' if in_place else 'file'} {source.resolve()}"
     quantization = f"{bits}-bit, groups of {GROUP_SIZE}" if bits else facts.quantization
 
@@ -184,11 +185,6 @@ def _plan(source: Path) -> DirectoryPlan | ImportPlan:
             "with their config.json"
         )
     return plan_import(source)
-
-
-def _quantized_bytes(parameters: int, bits: int) -> int:
-    """Return an upper bound for quantized weights with their scales and biases."""
-    return int(parameters * (bits + 32 / GROUP_SIZE) / 8 * 1.1) + 1_000_000
 
 
 def _copy(files: list[Path], directory: Path, progress: ProgressCallback) -> None:

@@ -161,7 +161,6 @@ def _is_model(entry: NameEntry) -> bool:
 
 
 def _read(name: str, entry: NameEntry) -> StoredModel:
-    """Return the model `name` with the facts of its entry."""
     entry = NameEntry() if entry.unfinished else entry
     path = entry.snapshot if entry.repository else paths.models_dir() / name
     model = StoredModel(
@@ -219,7 +218,6 @@ def _damaged_error(model: StoredModel, problem: str) -> DamagedModel:
 
 
 def _repair_advice(model: StoredModel) -> str:
-    """Return how to repair a damaged model."""
     if model.outside or model.program:
         return "download that file again"
     if model.repository:

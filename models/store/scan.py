@@ -39,8 +39,6 @@ _MAX_SETTINGS_BYTES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model on disk."""
-
     name: str
     path: Path
     size: int = 0  # bytes
@@ -132,14 +130,11 @@ def _in_hub_cache() -> Iterator[tuple[str, Path, str, str]]:
         kind, *parts = root.name.split("--")
         name = "/".join(parts)
         if kind == "models" and _is_name(name):
-            commit = CachedRepository(name).commit_of("main") or _newest(root / "snapshots")
+            commit = CachedRepository(name).commit_of("main")
+            if commit is None:  # The branch was never fetched: the newest one.
+                found = sorted(_directories(root / "snapshots"), key=lambda it: it.stat().st_mtime)
+                commit = found[-1].name if found else ""
             yield name, root / "snapshots" / commit, HUB_CACHE, commit
-
-
-def _newest(snapshots: Path) -> str:
-    """Return the newest commit, for a repository whose branch was never fetched."""
-    found = sorted(_directories(snapshots), key=lambda path: path.stat().st_mtime)
-    return found[-1].name if found else ""
 
 
 def _in_lm_studio() -> Iterator[tuple[str, Path, str, str]]:

@@ -196,7 +196,6 @@ def test_recording_drafter_counts_passes_without_changing_drafts(drafter: Any) -
         done += kept + 1
         accepted_in_all += kept
     assert sum(passes.accepted) == accepted_in_all > 10
-    assert passes.draft_s > 0
 
 
 def test_starter_completes_the_edit_workload(starter_engine: Engine) -> None:

@@ -59,7 +59,7 @@ def test_each_problem_is_reported_with_advice(home: Path) -> None:
     assert found["drafting"][0] == "problem"
     assert "'missing'" in found["drafting"][1]
     assert found["editor"][0] == "problem"
-    assert "/gone/akunu, which does not exist" in found["editor"][1]
+    assert "/gone/akunu: it does not exist" in found["editor"][1]
     assert found["python"][0] == "ok"
 
 

@@ -240,7 +240,7 @@ def test_is_loading_is_true_during_a_load_only(shallow_starter: Engine, broken: 
 
 
 def test_pieces_are_merged_with_their_spans() -> None:
-    buffer, stats, gauges = PieceBuffer(), Stats(), Gauges()
+    buffer, stats, gauges = PieceBuffer(1), Stats(), Gauges()
     assert not buffer.is_due()
     buffer.add(
         AnnotatedPiece(
@@ -248,7 +248,7 @@ def test_pieces_are_merged_with_their_spans() -> None:
         )
     )
     assert buffer.is_due(), "the first piece goes at once"
-    buffer.flush(1, stats, gauges)
+    buffer.flush(stats, gauges)
     buffer.add(
         AnnotatedPiece(
             TextPiece("cd", Piece((3, 4), accepted=1, rejected=(7,)), ((1, 2),)), Stats(), " dog"
@@ -256,7 +256,8 @@ def test_pieces_are_merged_with_their_spans() -> None:
     )
     buffer.add(AnnotatedPiece(TextPiece("ef", Piece((5, 6), accepted=1), ((0, 1),)), Stats()))
     assert not buffer.is_due()
-    message = buffer.flush(1, stats, gauges)
-    assert (message.text, message.drafted, message.rejected) == ("cdef", ((1, 3),), ((2, " dog"),))
+    message = buffer.flush(stats, gauges)
+    assert (message.text, message.rejected) == ("cdef", ((2, " dog"),))
+    assert message.drafted == ((1, 2), (2, 3))
     assert message.passes == (2, 2)
     assert message.stats is not stats

@@ -80,7 +80,7 @@ def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(
         "akunu_py.tui.screens.model_picker.probe_machine", lambda: (MEMORY, MACHINE)
     )
-    monkeypatch.setattr("akunu_py.tui.screens.model_picker.free_space", lambda: 310 * GB)
+    monkeypatch.setattr("akunu_py.tui.screens.model_picker.free_space", lambda it: (it, 310 * GB))
     stored = [
         StoredModel("starter", tmp_path, GB // 10, 8192, license="Apache-2.0"),
         StoredModel("torn", tmp_path, GB, damaged="model.safetensors is missing"),

@@ -39,7 +39,7 @@ Script = Callable[["Pilot[None]"], Awaitable[None]]
 
 async def loaded(pilot: Pilot[None]) -> None:
     pilot.app.query_one(PromptBox).cursor_blink = False
-    pilot.app.post_message(ModelLoaded("starter", 8192, gauges=GAUGES))
+    pilot.app.post_message(ModelLoaded("starter", 8192))
     await pilot.pause()
 
 

@@ -109,7 +109,6 @@ class AnswerController:
     def _request_for(
         self, conversation: Conversation, turn: ChatTurn
     ) -> tuple[list[Message], GenerateOptions, Sequence[Tool]]:
-        """Return the history, the options and the tools for an answer."""
         messages = conversation.history(turn, self._settings.current.system)
         options = conversation.tree.options.apply(self._settings.options)
         sampling = replace(options.sampling, constraint=turn.constraint)
@@ -130,7 +129,6 @@ class AnswerController:
 
     @property
     def background_chat(self) -> Conversation | None:
-        """The background conversation that is being answered."""
         if self.active is None or self.active in self._conversation:
             return None
         return self._conversation_of(self.active)
@@ -285,7 +283,6 @@ class AnswerController:
         self._view.prompt.use_model(message.context_length)
         self._is_loading = False
         self._show_phase("prefill" if self.active else "ready")
-        status.gauges = message.gauges
         is_off = self._settings.options.draft == "off"
         self._view.panel.off = "drafting is off (--draft off)" if is_off else message.no_draft or ""
         if message.server != status.server:
@@ -317,7 +314,6 @@ class AnswerController:
         self._conversation_of(turn).save(turn)
         if answer := self._view.transcript.answer(turn):
             answer.sync()
-        self._view.status.gauges = message.gauges
         self._show_phase("answering")
         self._show_stats(turn)
 
@@ -327,7 +323,6 @@ class AnswerController:
             await self._call_tools(turn, message)
             return
         self._end_turn(turn, "done", message.reason)
-        self._view.status.gauges = message.gauges
         self._show_phase("stopped" if message.reason == "cancelled" else "ready")
         self._show_stats(turn)
         if turn not in self._conversation:
@@ -341,7 +336,6 @@ class AnswerController:
 
     async def _call_tools(self, turn: ChatTurn, message: AnswerFinished) -> None:
         """Start the calls at the end of an answer; other answers may run meanwhile."""
-        self._view.status.gauges = message.gauges
         self._show_stats(turn)
         self.active = None
         await self._tools.begin(turn, self._conversation_of(turn).tree, message.calls)
@@ -359,7 +353,6 @@ class AnswerController:
         await self._answer_next()
 
     async def decide(self, consent: Consent) -> None:
-        """Carry out the user's decision on the tool call that is shown."""
         await self._tools.decide(consent)
         if self.active is None:
             self._show_phase("ready")
@@ -451,7 +444,6 @@ class AnswerController:
         return unanswered
 
     def _end_turn(self, turn: ChatTurn, state: TurnState, reason: FinishReason | None) -> None:
-        """End a turn's answer and save it."""
         self._remove_pending(turn)
         turn.state, turn.finish_reason, turn.calling = state, reason, None
         self._conversation_of(turn).save(turn)

@@ -130,7 +130,9 @@ class CompactionController:
             why = "The model is not loaded yet." if turns else "There is nothing to summarize yet."
             self._view.show_error(why)
             return
-        room = context * _characters_per_token(turns)
+        stats = turns[-1].stats
+        tokens = stats.prompt_tokens + stats.generated_tokens if stats else 0
+        room = context * (sum(map(_length, turns)) / tokens if tokens else _CHARACTERS)
         longest = max(turns, key=lambda turn: len(turn.answer))
         if len(longest.answer) > room * _MAX_ANSWER:
             self._conversation.shorten(longest, _shortened(longest.answer, int(room * _KEPT)))
@@ -177,12 +179,6 @@ class CompactionController:
 
 def _length(turn: ChatTurn) -> int:
     return len(turn.prompt.text) + len(turn.answer)
-
-
-def _characters_per_token(turns: Sequence[ChatTurn]) -> float:
-    stats = turns[-1].stats
-    tokens = stats.prompt_tokens + stats.generated_tokens if stats else 0
-    return sum(map(_length, turns)) / tokens if tokens else _CHARACTERS
 
 
 def _last_that_fit(turns: Sequence[ChatTurn], room: float) -> int:

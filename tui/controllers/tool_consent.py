@@ -78,7 +78,6 @@ class ToolController:
         await self._advance(turn)
 
     async def decide(self, consent: Consent) -> None:
-        """Carry out the user's decision on the call that is shown."""
         if self.asked is None:
             return
         turn, use = self.asked
@@ -91,7 +90,6 @@ class ToolController:
         await self._advance(turn)
 
     def cancel(self, turn: ChatTurn) -> None:
-        """Stop the calls of a turn."""
         for use in turn.rounds[-1].uses:
             if use.outcome == "running" and self._servers is not None:
                 self._servers.cancel(use.call.id)
@@ -101,7 +99,6 @@ class ToolController:
         self.show_asked()
 
     async def receive(self, message: ToolServerMessage) -> None:
-        """Handle a message of the thread."""
         if isinstance(message, ToolCalled):
             await self._on_called(message.call, message.output)
             return
@@ -193,7 +190,6 @@ class ToolController:
         return next(((turn, use) for turn in turns if (use := self._waiting(turn))), None)
 
     def is_waiting(self, turn: ChatTurn) -> bool:
-        """Whether a turn waits for the user's decision."""
         return turn in self.turns and self._waiting(turn) is not None
 
     def show_asked(self) -> None:

@@ -304,7 +304,6 @@ class FindController:
         self._view.inform(f"Found {count}: {self._words} · n next · N previous · Esc ends")
 
     def _hits(self) -> list[FoundText]:
-        """Return all hits of the branch, in order."""
         words = self._words.casefold().replace('"', " ").split()
         hits: list[FoundText] = []
         for turn in self._conversation.turns:

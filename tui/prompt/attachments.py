@@ -84,7 +84,6 @@ def looks_like_a_file(name: str) -> bool:
 
 
 def estimate_tokens(path: Path) -> int:
-    """Estimate the tokens of a file or directory listing."""
     try:
         size = len(_listing(path)) if path.is_dir() else path.stat().st_size
         return max(1, size // BYTES_PER_TOKEN)

@@ -95,7 +95,6 @@ class PromptBox(Unmarked, TextArea):
             self.move_cursor(self.document.end)
 
     def write(self, prompt: str) -> None:
-        """Replace the whole text with a prompt."""
         self.text = typeable(prompt)  # imported conversations may contain control characters
         self.move_cursor(self.document.end)
 
@@ -344,12 +343,10 @@ class PastedTexts:
         return label
 
     def unfold(self, text: str) -> str:
-        """Expand all labels in `text`."""
         texts = {label: paste.text for label, paste in self._pastes.items()}
         return attachments.expand_pastes(text, texts)
 
     def in_prompt(self, text: str) -> list[attachments.Attachment]:
-        """Return the pasted texts whose labels are in `text`."""
         labels = dict.fromkeys(attachments.PASTE_LABEL.findall(text))
         return [self._pastes[label] for label in labels if label in self._pastes]
 

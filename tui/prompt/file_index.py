@@ -247,8 +247,6 @@ def _walk(top: Path, ignore_files: Sequence[IgnoreFile] | None) -> Iterator[str]
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A matching path."""
-
     path: str
     places: tuple[int, ...] = ()  # indices of the matched letters
 

@@ -55,7 +55,6 @@ _BY_NAME = {command.name: command for command in COMMANDS}
 
 
 def argument_choices(command: str) -> list[str]:
-    """Return the argument names of a command."""
     if command in ("model", "draft_model"):
         with contextlib.suppress(AkunuError):  # the command itself reports the error
             models = [each for each in model_store.all_models() if not each.damaged]
@@ -69,8 +68,6 @@ _CALL = re.compile(r"/([A-Za-z]+)(?:[ \t]+(\S(?:.*\S)?))?\s*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class CommandCall:
-    """A typed command with its argument."""
-
     command: Command
     argument: str = ""
 

@@ -39,8 +39,6 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class Suggestions:
-    """One or more suggestions."""
-
     typed: int  # characters before the cursor to replace
     suggestions: Sequence[Suggestion]
 

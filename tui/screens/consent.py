@@ -49,8 +49,6 @@ class ConsentPanel(SummedHeight):
 
     @dataclass
     class Decided(Message):
-        """Posted when the user chose."""
-
         consent: Consent
 
     def __init__(self) -> None:

@@ -54,8 +54,6 @@ _PREVIEW_DELAY_S = 0.1  # before a highlighted row is previewed
 
 @dataclass(frozen=True, slots=True)
 class ChosenConversation:
-    """The conversation to open."""
-
     conversation: str
     message: str | None = None  # the matching message, perhaps on an inactive branch
     words: str = ""  # of the search
@@ -70,8 +68,6 @@ class ConversationDeleted(Message):
 
 @dataclass
 class ConversationRenamed(Message):
-    """A conversation has a new title."""
-
     conversation: str
     title: str
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -24,6 +24,7 @@ from akunu_py.models import catalog
 from akunu_py.models.catalog import CatalogEntry, Machine, describe_speed
 from akunu_py.models.load.model_files import head_files
 from akunu_py.models.store import model_store
+from akunu_py.models.store.directories import free_space
 from akunu_py.text import displayable, human_duration, human_size
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog
 from akunu_py.tui.workers.downloads import Download, DownloadEnded, Downloads, DownloadUpdate
@@ -39,8 +40,6 @@ _DEFAULT_RATE = 100e6 / 8  # bytes/s before the first download: 100 Mbit/s
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """A row of the list: a model."""
-
     name: str
     title: str
     description: str
@@ -141,7 +140,6 @@ class ModelsScreen(ListDialog[str]):
     # Messages of the downloads, forwarded by the app
 
     def show_download_update(self, message: DownloadUpdate) -> None:
-        """Redraw the row of the download."""
         if message.name in self._visible_rows:
             row = self._visible_rows[message.name]
             self.rows.replace_option_prompt(row.name, self._line(row))
@@ -249,7 +247,8 @@ def _question(row: ModelRow, rate: float | None) -> str:
     if not row.size:
         return "Download it? Its size is unknown. Press Enter again to download."
     parts = [f"Download {human_size(row.size)}?"]
-    if (free := free_space()) is not None:
+    with contextlib.suppress(OSError):
+        _, free = free_space(paths.models_dir())
         enough = "free" if free > row.size else "free, which is not enough"
         parts.append(f"{human_size(free)} {enough};")
     speed = "at the speed of the last download" if rate else "at 100 Mbit/s"
@@ -257,16 +256,6 @@ def _question(row: ModelRow, rate: float | None) -> str:
     if row.is_too_large:
         parts.append("It needs too much memory for this machine.")
     return " ".join([*parts, "Press Enter again to download."])
-
-
-def free_space() -> int | None:
-    """Return the free bytes in the models directory, None if unknown."""
-    directory = paths.models_dir()
-    there = next((path for path in (directory, *directory.parents) if path.exists()), directory)
-    try:
-        return shutil.disk_usage(there).free
-    except OSError:
-        return None
 
 
 def probe_machine() -> tuple[int, Machine]:

@@ -59,7 +59,6 @@ class SettingsController:
     _show_theme: Callable[[str], None]
 
     def apply(self, settings: Settings) -> None:
-        """Use `settings` from now on."""
         before = self.current
         if settings.temperature != before.temperature:
             sampling = replace(self.options.sampling, temperature=settings.temperature)
@@ -72,7 +71,6 @@ class SettingsController:
         self._view.show_state()
 
     def use_theme(self, name: str) -> None:
-        """Use and save a theme."""
         names = themes.choices()
         if name in names:
             self.apply(replace(self.current, theme=name))

@@ -77,7 +77,6 @@ class ListRow(Horizontal):
         super().__init__(self._bullet, self._column)
 
     async def update_item(self, item: MarkdownListItem, symbol: str) -> None:
-        """Show another item and symbol."""
         if symbol != self._bullet.symbol:
             self._bullet.symbol = symbol
             self._bullet.refresh(layout=True)
@@ -189,8 +188,6 @@ class _List(MarkdownList):
 
 @dataclass(frozen=True, slots=True)
 class _ListLine:
-    """A drawn line of a list."""
-
     content: Content
     joined: str | None = None  # text removed at the line break; None: starts a paragraph
     indent: int = 0  # columns
@@ -212,8 +209,6 @@ def _text_lines(block: MarkdownBlock, width: int, style: Style) -> Iterator[_Lis
 
 
 class BulletList(_List):
-    """A bulleted list."""
-
     def _symbols(self, items: list[MarkdownListItem]) -> Iterator[str]:
         tasks = (item._blocks and item._blocks[0]._content.plain[:1] in _BOXES for item in items)
         return ("" if task else item.bullet for item, task in zip(items, tasks, strict=True))

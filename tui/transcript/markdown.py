@@ -157,7 +157,6 @@ class MarkdownSection(Vertical):
                 await self._markdown.remove_children(beyond)
 
     async def redraw(self) -> None:
-        """Draw all blocks again."""
         if self._markdown is not None:
             await self._markdown.update(self.text)
 

@@ -37,7 +37,6 @@ class TableCells(NamedTuple):
 
 
 def markdown_parser() -> MarkdownIt:
-    """Create a parser for answers."""
     parser = MarkdownIt("gfm-like", {"html": False})
     parser.inline.ruler.before("escape", "math", _inline_math)
     parser.block.ruler.before(

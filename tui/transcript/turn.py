@@ -154,7 +154,6 @@ class RoundsView(Vertical):
                 yield ToolUseView(use)
 
     def sync(self) -> None:
-        """Draw the states of the calls."""
         uses = [use for each in self._turn.rounds for use in each.uses]
         for view, use in zip(self.query(ToolUseView), uses, strict=False):
             view.use = use

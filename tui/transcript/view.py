@@ -298,7 +298,6 @@ class Transcript(SteadyScroll, can_focus=False):
                 self.call_after_refresh(self._scroll_into_view, view)
 
     async def add(self, *widgets: Widget) -> None:
-        """Append widgets at the end."""
         if self._column.later:
             await self.reload()
         await self._column.mount_all(widgets)
@@ -408,7 +407,6 @@ class Transcript(SteadyScroll, can_focus=False):
             self.scroll_to(y=max(0, place), animate=False, immediate=True)
 
     def redraw(self) -> None:
-        """Draw all mounted text again."""
         for widget in self.query("*"):
             widget.refresh()
 

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from textual.message import Message as TextualMessage
 
-from akunu_py.engine.answer import AnnotatedAnswerJob, memory
+from akunu_py.engine.answer import AnnotatedAnswerJob
 from akunu_py.engine.events import (
     AnnotatedEnd,
     AnnotatedPiece,
@@ -56,13 +56,10 @@ class AnswerMessage(TextualMessage):
 
 @dataclass
 class ModelLoaded(AnswerMessage):
-    """The model is ready."""
-
     model: str
     context_length: int
     no_draft: str | None = None  # why the model cannot draft, None if it can
     note: str = ""  # a remark on memory for the user
-    gauges: Gauges = _NO_GAUGES
     server: str = ""  # address of the server that runs the model, "" for this process
     shows_tools: bool = True  # The chat template describes tools.
 
@@ -81,9 +78,9 @@ class PieceArrived(AnswerMessage):
     """More text of an answer, from one or more decode steps."""
 
     request: int
-    text: str
-    drafted: tuple[Span, ...]  # accepted drafts, as ranges of `text`
-    stats: Stats  # of the answer so far
+    text: str = ""
+    drafted: tuple[Span, ...] = ()  # accepted drafts, as ranges of `text`
+    stats: Stats = field(default_factory=Stats)  # of the answer so far
     thinking: str = ""
     rejected: tuple[Rejected, ...] = ()  # rejected drafts, by position in `text`
     passes: tuple[int, ...] = ()  # tokens per decode step
@@ -93,8 +90,6 @@ class PieceArrived(AnswerMessage):
 
 @dataclass
 class AnswerFinished(AnswerMessage):
-    """The answer ended."""
-
     request: int
     reason: FinishReason
     stats: Stats
@@ -121,55 +116,37 @@ class TitleWritten(AnswerMessage):
 class PieceBuffer:
     """Collects pieces of an answer: drawing 200 a second would slow decoding through the GIL."""
 
-    def __init__(self) -> None:
-        self._posted = 0.0
-        self._clear()
-
-    def _clear(self) -> None:
-        self._text = ""
-        self._thinking = ""
-        self._spans: list[Span] = []
-        self._rejected: list[Rejected] = []
-        self._passes: list[int] = []
+    def __init__(self, request: int) -> None:
+        self._request, self._posted = request, 0.0
+        self._message = PieceArrived(request)
 
     def add(self, shown: AnnotatedPiece) -> None:
         """Append the result of one pass. The caller calls `flush` once `is_due` is true."""
-        piece, rejected = shown.piece, shown.rejected
-        offset = len(self._text)
-        add_spans(self._spans, piece.drafted, offset)
-        if rejected and (piece.text or not piece.thinking):
+        message, piece, offset = self._message, shown.piece, len(self._message.text)
+        message.drafted += tuple((offset + start, offset + end) for start, end in piece.drafted)
+        if shown.rejected and (piece.text or not piece.thinking):
             accepted = piece.drafted[-1][1] if piece.drafted else 0
-            self._rejected.append((offset + accepted, rejected))
+            message.rejected += ((offset + accepted, shown.rejected),)
         if piece.piece.tokens and not shown.from_prefill:
-            self._passes.append(len(piece.piece.tokens))
-        self._text += piece.text
-        self._thinking += piece.thinking
+            message.passes += (len(piece.piece.tokens),)
+        message.text += piece.text
+        message.thinking += piece.thinking
 
     def __bool__(self) -> bool:
-        return bool(self._text or self._thinking or self._passes)
+        return bool(self._message.text or self._message.thinking or self._message.passes)
 
     def is_due(self, *, calling: bool = False) -> bool:
         """Whether to flush: immediately for the first piece and for every piece of a slow model."""
-        has_news = calling or self._text or self._thinking
+        has_news = calling or self._message.text or self._message.thinking
         return bool(has_news) and time.monotonic() - self._posted >= _INTERVAL_S
 
     def flush(
-        self, request: int, stats: Stats, gauges: Gauges, calling: ToolCall | None = None
+        self, stats: Stats, gauges: Gauges, calling: ToolCall | None = None
     ) -> PieceArrived:
         """Return all pieces as one message, and empty the buffer."""
-        message = PieceArrived(
-            request,
-            self._text,
-            tuple(self._spans),
-            replace(stats),
-            self._thinking,
-            tuple(self._rejected),
-            tuple(self._passes),
-            gauges,
-            calling,
-        )
+        message, self._message = self._message, PieceArrived(self._request)
+        message.stats, message.gauges, message.calling = replace(stats), gauges, calling
         self._posted = time.monotonic()
-        self._clear()
         return message
 
 
@@ -276,8 +253,7 @@ class ChatClient:
             self._post(AnswerFailed(None, describe(self._host.error)))
         elif state == "ready" and facts is not None:
             loaded = (facts.name, facts.context_length, facts.no_draft, facts.note)
-            gauges = Gauges() if self._host.engine is None else Gauges(memory())
-            self._post(ModelLoaded(*loaded, gauges, facts.server, facts.shows_tools))
+            self._post(ModelLoaded(*loaded, facts.server, facts.shows_tools))
 
 
 class _AnswerPoster:
@@ -289,7 +265,7 @@ class _AnswerPoster:
         self._request, self._post = request, post
         self._messages = messages
         self._progress_time = 0.0
-        self._buffer = PieceBuffer()
+        self._buffer = PieceBuffer(request)
         self._stats, self._gauges = Stats(), Gauges()
         self._calls: list[ToolCall] = []  # complete ones
         self._calling: ToolCall | None = None
@@ -334,14 +310,4 @@ class _AnswerPoster:
 
     def _flush(self) -> None:
         if self._buffer:
-            flushed = self._buffer.flush(self._request, self._stats, self._gauges, self._calling)
-            self._post(flushed)
-
-
-def add_spans(spans: list[Span], drafted: tuple[Span, ...], offset: int) -> None:
-    """Append ranges, shifted by `offset`, to `spans`; adjacent ranges are merged."""
-    for start, end in drafted:
-        if spans and spans[-1][1] == start + offset:
-            spans[-1] = (spans[-1][0], end + offset)
-        else:
-            spans.append((start + offset, end + offset))
+            self._post(self._buffer.flush(self._stats, self._gauges, self._calling))

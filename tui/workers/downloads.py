@@ -35,8 +35,6 @@ class DownloadEnded(Message):
 
 @dataclass(slots=True)
 class Download:
-    """A running download."""
-
     name: str
     fraction: float = 0.0  # of the whole, from 0 to 1; never decreases
     progress: Progress = field(default_factory=lambda: Progress("starting"))

@@ -159,10 +159,15 @@ class ToolServers:
 
     def call(self, call: str, server: str, tool: str, arguments: str) -> None:
         """Call a tool of a started server. arguments: a JSON object. call: an id for the result."""
-        self._in_loop(self._begin, call, server, tool, arguments)
+
+        def begin() -> None:
+            self._calls[call] = asyncio.create_task(self._call(call, server, tool, arguments))
+            self._calls[call].add_done_callback(lambda task: self._calls.pop(call, None))
+
+        self._in_loop(begin)
 
     def cancel(self, call: str) -> None:
-        self._in_loop(self._cancel, call)
+        self._in_loop(lambda: call in self._calls and self._calls[call].cancel())
 
     def close(self, timeout: float) -> bool:
         """End all servers. Return False if one still runs after `timeout` seconds."""
@@ -173,10 +178,10 @@ class ToolServers:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def _in_loop(self, function: Callable[..., object], *arguments: object) -> None:
+    def _in_loop(self, function: Callable[[], object]) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # The loop has just ended.
-                self._loop.call_soon_threadsafe(function, *arguments)
+                self._loop.call_soon_threadsafe(function)
 
     def _run(self) -> None:
         try:
@@ -207,15 +212,6 @@ class ToolServers:
             self._post(ToolServerFailed(name, str(error)))
         else:
             self._post(ToolsListed(name, tools))
-
-    def _begin(self, call: str, server: str, tool: str, arguments: str) -> None:
-        task = asyncio.create_task(self._call(call, server, tool, arguments))
-        self._calls[call] = task
-        task.add_done_callback(lambda task: self._calls.pop(call, None))
-
-    def _cancel(self, call: str) -> None:
-        if call in self._calls:
-            self._calls[call].cancel()
 
     async def _call(self, call: str, server: str, tool: str, arguments: str) -> None:
         """Call a tool and post the result. call: id of the call. arguments: a JSON object."""
