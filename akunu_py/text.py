@@ -72,9 +72,7 @@ def say(line: str, *, error: bool = False) -> None:
     print(on_one_line(line), file=sys.stderr if error else sys.stdout)
 
 
-def table(
-    rows: Sequence[Sequence[str]], right: Collection[int] = (), gap: str = "  "
-) -> list[str]:
+def table(rows: Sequence[Sequence[str]], right: Collection[int] = (), gap: str = "  ") -> list[str]:
     """Return the lines of a table without newlines. right: columns aligned right."""
     lines = [[on_one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -147,7 +147,6 @@ class Result:
         return None
 
     def speedup(self, series: Series) -> float | None:
-        """Return the speedup over the baseline."""
         baseline = self.baseline(series)
         if baseline is None or not series.repeats or not baseline.tokens_per_s:
             return None

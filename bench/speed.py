@@ -420,7 +420,6 @@ def _random_tokens(engine: Engine, count: int, seed: int) -> list[int]:
 
 
 def _time_mlx_lm(engine: Engine, test: LengthTest, tokens: list[int]) -> float:
-    """Return the duration of the test in mlx-lm's loop."""
     cache = make_prompt_cache(engine.model)
     prompt = mx.array(tokens)
     if test.prompt and test.depth:

@@ -54,7 +54,6 @@ def versions(result: Result) -> str:
 
 
 def curve_table(result: Result) -> Table:
-    """Return the cost of a pass over several positions."""
     curve = result.curve_s
     if 1 not in curve:
         return [], []
@@ -106,12 +105,10 @@ def speed_table(result: Result) -> Table:
 
 
 def result_text(result: Result) -> str:
-    """Return a result as a heading, tables, and notes for a terminal."""
     return "\n".join([f"{heading(result)}\n", *map(to_text, result_tables(result)), *notes(result)])
 
 
 def result_markdown(result: Result) -> str:
-    """Return a result as a heading, tables, and notes in Markdown."""
     parts = [f"```\n{heading(result)}\n```\n", *map(to_markdown, result_tables(result))]
     return "\n".join([*parts, *(f"{line}\n" for line in notes(result))])
 

@@ -476,7 +476,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     # Conversations
 
     def action_conversations(self, words: str = "") -> None:
-        """Open the list of conversations, searching for `words`."""
         if self._store is None:
             self.view.show_error("Conversations are not saved in this chat.")
             return

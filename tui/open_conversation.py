@@ -108,7 +108,6 @@ class ChatTurn:
 
     @property
     def has_output(self) -> bool:
-        """Whether the model wrote anything."""
         return bool(self.answer or self.thinking or self.rounds)
 
     @property
@@ -188,7 +187,6 @@ class Conversation:
         return messages
 
     def ask(self, text: str) -> ChatTurn:
-        """Add a turn at the end."""
         if not self.tree.title:
             self.tree.title = title_of(title_text(text))
         parent = self.turns[-1].reply_id if self.turns else None
@@ -233,7 +231,6 @@ class Conversation:
         self.save(copied)
 
     def save(self, turn: ChatTurn) -> None:
-        """Save the current answer of a turn."""
         self.tree.replace(turn.reply)
         if self._store is not None:
             self._store.save(self.tree.conversation, turn.reply)

@@ -125,7 +125,7 @@ class StatusLine(Unmarked, Widget):
         return StatusLine.clock() - self._since
 
     def _numbers(self) -> Iterator[Content]:
-        """Yield the duration of the activity, which shows that a slow model works, and the speed."""
+        """Yield the duration of the activity, a sign of life of a slow model, and the speed."""
         if self.is_busy and (seconds := int(self._seconds())):
             minutes, rest = divmod(seconds, 60)
             yield _number(f"{minutes}:{rest:02}", "") if minutes else _number(f"{rest}", " s")

@@ -186,9 +186,8 @@ class ConversationStore:
     def recent_prompts(self, limit: int) -> Sequence[str]:
         """Return the user's last unique prompts of all conversations, oldest first."""
         with self._file.convert_errors():
-            return [rows.text_of(text) for (text,) in self._database.execute(_PROMPTS, (limit,))][
-                ::-1
-            ]
+            found = self._database.execute(_PROMPTS, (limit,)).fetchall()
+            return [rows.text_of(text) for (text,) in reversed(found)]
 
     # Changing conversations
 

@@ -35,7 +35,6 @@ _FIELDS = ("id", "parent", "role", "text", "thinking", "created", "model", "stat
 
 
 def as_json(trees: Iterable[ConversationTree]) -> str:
-    """Return conversations as JSON for `read_json`."""
     conversations = [
         {
             "id": tree.conversation,

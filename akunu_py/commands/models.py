@@ -81,7 +81,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def list_models(args: argparse.Namespace) -> None:
-    """Print the installed models, unfinished downloads, and the catalog's other models."""
     installed = model_store.list_models()
     others = model_store.external_models(installed)
     rows = [
@@ -162,7 +161,6 @@ def _pull_drafter(model: model_store.StoredModel) -> None:
 
 
 def recommend_models(args: argparse.Namespace) -> None:
-    """Print the best model for each purpose on this machine, or one with --memory."""
     machine = None
     if args.memory:
         usable = usable_memory(parse_memory(args.memory))
@@ -210,19 +208,20 @@ def show(args: argparse.Namespace) -> None:
         _print_facts(_catalog_facts(catalog.find(args.name)))
         return
     if args.verify:
-        verify_model(model)
+        with progress_bar() as progress:
+            model_store.verify(model, progress)
     else:
         model_store.check(model)
     _print_facts(_stored_facts(model, verified=args.verify))
 
 
 def verify(args: argparse.Namespace) -> None:
-    """Verify one model, or all models, reporting the damaged models at the end."""
     models = [_named(args.name)] if args.name else model_store.list_models()
     damaged = []
     for model in models:
         try:
-            verify_model(model)
+            with progress_bar() as progress:
+                model_store.verify(model, progress)
         except DamagedModel as error:
             if args.name:
                 raise
@@ -232,12 +231,6 @@ def verify(args: argparse.Namespace) -> None:
             say(f"{model.name}: {human_size(model.size)} verified")
     if damaged:
         raise DamagedModel(f"{len(damaged)} of {len(models)} models are damaged; see above")
-
-
-def verify_model(model: model_store.StoredModel) -> None:
-    """Verify a model's files with a progress bar. Raises DamagedModel."""
-    with progress_bar() as progress:
-        model_store.verify(model, progress)
 
 
 def remove_leftovers(args: argparse.Namespace) -> None:

@@ -112,7 +112,6 @@ def choices(
 
 
 def add_array(builder: Builder, rule: Rule, literals: Conjunction) -> None:
-    """Add the arrays that fit all of `literals`."""
     least, most = count_limits(literals, "Items")
     contained = of_kind(literals, "contains")
     start = max((each[1] for each in contained), default=0)

@@ -86,7 +86,6 @@ class Document:
         self.reference(schema, "#", self._base_uri(schema, ""))
 
     def reference(self, schema: Any, place: str, base: str) -> Formula:
-        """Return the formula that stands for a subschema."""
         if schema is True or schema == {}:
             return TRUE
         if schema is False:

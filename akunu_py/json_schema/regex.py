@@ -126,7 +126,6 @@ def characters(ranges: Ranges) -> Expr:
 
 
 def string_content(text: str) -> Expr:
-    """Return the expression that matches `text` as JSON writes it between the quotes."""
     return raw_text(json_content(text))
 
 

@@ -105,7 +105,6 @@ class Connection:
                 started.set_exception(AkunuError(self._explain(error)))
 
     async def _make(self, stack: contextlib.AsyncExitStack) -> Client:
-        """Return a client that is not connected yet."""
         config = self.config
         if config.url:
             timeout = httpx2.Timeout(_HTTP_TIMEOUT_S, read=config.timeout)
@@ -126,7 +125,6 @@ class Connection:
         return Client(transport, client_info=Implementation(name="akunu", version=__version__))
 
     def _explain(self, error: BaseException) -> str:
-        """Return why the server cannot be used, for users."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         config = self.config

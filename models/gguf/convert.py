@@ -390,7 +390,6 @@ def _gemma3(settings: GgufSettings, config: Config) -> Config:
 
 
 def _phi3(settings: GgufSettings, config: Config) -> Config:
-    """Return the config of a Phi-3 model, with its longrope scaling."""
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     settings.expect("attention.key_length", head_dim)
     rotated = settings.count("rope.dimension_count", head_dim)

@@ -187,7 +187,6 @@ def _read_part(path: Path) -> GgufFile:
 
 
 def damaged(path: Path, what: str) -> DamagedModel:
-    """Return the error for a GGUF file with wrong contents."""
     return DamagedModel(f"{path.name} is damaged: {what}; download the file again")
 
 

@@ -50,12 +50,13 @@ def install(
     build: Builder,
     need_bytes: int,
     progress: ProgressCallback = no_callback,
-    keep: Callable[[model_store.StoredModel], bool] = lambda model: True,
+    *,
+    is_new: bool = False,
 ) -> model_store.StoredModel:
-    """Build the model `name` and make it visible, replacing a damaged one of that name.
+    """Build the model `name` and make it visible, or return the intact one of that name.
 
-    need_bytes: free space needed at the peak. keep: return an intact model of that name as it is,
-    instead of replacing it. Raises StoreError, and the exceptions of `build` and `progress`.
+    need_bytes: free space needed at the peak. is_new: refuse a name in use. Raises UsageError,
+    StoreError, and the exceptions of `build` and `progress`.
     """
     root = paths.models_dir()
     with store_errors(f"cannot install model {name!r} in {root}"):
@@ -63,7 +64,9 @@ def install(
         for leftover in partial_models():
             remove_leftover(leftover)
         with lock_model(name, lambda: progress("waiting for another akunu", 0, 0)):
-            if (model := model_store.find_intact(name)) and keep(model):
+            if model := model_store.find_intact(name):
+                if is_new:  # another process installed the name meanwhile
+                    raise _name_in_use(name)
                 return model
             check_space(root, need_bytes)
             directory = partial_directory(name)
@@ -146,10 +149,7 @@ def import_model(
             _quantize(plain, directory, bits, progress)
         return NameEntry(source=origin, license=facts.license, quantization=quantization)
 
-    def refuse(model: model_store.StoredModel) -> bool:
-        raise _name_in_use(name)  # another process installed the name meanwhile
-
-    return install(name, build, need, progress, keep=refuse)
+    return install(name, build, need, progress, is_new=True)
 
 
 def _choose_name(source: Path, name: str | None) -> str:

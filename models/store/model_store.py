@@ -85,8 +85,8 @@ def resolve(name_or_path: str) -> StoredModel:
     if not (path / "config.json").is_file():
         found = "no config.json there" if path.is_dir() else "nothing there"
         raise UnknownModel(f"expected a model directory at {path}, found {found}; {_HINT}")
-    model = StoredModel(path.resolve().name, path, source=f"folder {path}", outside=True)
-    model = read_model(model)
+    name = path.resolve().name
+    model = read_model(StoredModel(name, path, source=f"folder {path}", outside=True))
     if model.damaged:
         raise _damaged_error(model, model.damaged)
     return model
@@ -163,19 +163,10 @@ def _is_model(entry: NameEntry) -> bool:
 def _read(name: str, entry: NameEntry) -> StoredModel:
     entry = NameEntry() if entry.unfinished else entry
     path = entry.snapshot if entry.repository else paths.models_dir() / name
-    model = StoredModel(
-        name,
-        path,
-        source=entry.source,
-        quantization=entry.quantization,
-        license=entry.license,
-        damaged=entry.problem if is_name(name) else f"invalid model name {name[:80]!r}",
-        repository=entry.repository,
-        commit=entry.revision,
-        sha256=entry.sha256,
-        drafter=entry.drafter,
-    )
-    return read_model(model)
+    shared = ("source", "quantization", "license", "repository", "sha256", "drafter")
+    facts = {key: getattr(entry, key) for key in shared} | {"commit": entry.revision}
+    damaged = entry.problem if is_name(name) else f"invalid model name {name[:80]!r}"
+    return read_model(StoredModel(name, path, damaged=damaged, **facts))
 
 
 def _find_by_repository(repository: str, revision: str | None) -> StoredModel:

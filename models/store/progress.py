@@ -15,8 +15,6 @@ ProgressCallback = Callable[[str, int, int], None]
 _WINDOW_S = 5.0  # the rate covers the last seconds, so that a stalled connection shows
 _SHORTEST_S = 0.2  # a shorter measurement shows buffers instead of the network
 _LONGEST_S = 24 * 3600.0  # a longer time left is not shown
-# The share of a pull that is done when the phase ends.
-_PHASE_ENDS = {"download": 0.9, "check": 0.94, "unpack": 0.96, "import": 1.0}
 _STALLED_RATE = 1000.0  # bytes/s; a slower transfer has no useful time left
 
 
@@ -32,15 +30,9 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """The finished share of the phase, from 0 to 1; 0 if unknown."""
-        return min(1.0, self.done / self.total) if self.total else 0.0
-
-    @property
-    def total_share(self) -> float:
-        """The finished share of the whole pull, from 0 to 1; 0 if the phase has none."""
-        end = _PHASE_ENDS.get(self.phase, 0.0)
-        start = max((other for other in _PHASE_ENDS.values() if other < end), default=0.0)
-        return start + self.share * (end - start)
+        """The finished share of the download, from 0 to 1; 0 in other phases."""
+        is_download = self.phase == "download" and self.total
+        return min(1.0, self.done / self.total) if is_download else 0.0
 
     @property
     def stalled(self) -> bool:

@@ -85,6 +85,12 @@ class AnswerController:
         """Whether the open conversation has a running or queued turn."""
         return any(turn in self._conversation for turn in self._pending())
 
+    def refuse_while_busy(self) -> bool:
+        """Show why an action must wait; return False if the open conversation is not busy."""
+        if self.is_busy:
+            self._view.show_error("The model is still answering. Esc stops it.")
+        return self.is_busy
+
     @property
     def has_queued_prompt(self) -> bool:
         """Whether the open conversation has a queued prompt."""
@@ -417,7 +423,6 @@ class AnswerController:
         return next((turn for turn, name in names if name not in calling), None)
 
     def _turn_of(self, request: int) -> ChatTurn | None:
-        """Return the active turn if `request` is its request."""
         return self.active if self.active and self.active.request == request else None
 
     def _conversation_of(self, turn: ChatTurn) -> Conversation:

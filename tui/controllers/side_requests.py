@@ -121,8 +121,7 @@ class CompactionController:
 
     async def compact(self) -> None:
         """Request a summary of all but the latest turns, or cut the middle of a long answer."""
-        if self._answering.is_busy:
-            self._view.show_error("The model is still answering. Esc stops it.")
+        if self._answering.refuse_while_busy():
             return
         turns = [turn for turn in self._conversation.turns if turn.is_answered]
         context = self._answering.context_length

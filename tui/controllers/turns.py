@@ -96,7 +96,6 @@ class TurnController:
         self._view.show_state()
 
     def stop_editing(self) -> None:
-        """Stop editing and restore the previous contents of the box."""
         if self._edited is not None:
             self._mark_edited(None)
             self._view.prompt.write(self._draft)
@@ -133,8 +132,7 @@ class TurnController:
 
     async def continue_answer(self) -> None:
         """Continue the last answer if it was cut off or stopped."""
-        if self._answering.is_busy:
-            self._view.show_error("The model is still answering. Esc stops it.")
+        if self._answering.refuse_while_busy():
             return
         turn = self._chosen_turn()
         if turn is None or turn is not self._conversation.turns[-1]:
@@ -152,10 +150,7 @@ class TurnController:
     async def switch_branch(self, direction: int) -> None:
         """Show the branch before (-1) or after (1) that of the chosen message."""
         chosen = self._view.transcript.chosen
-        if chosen is None:
-            return
-        if self._answering.is_busy:
-            self._view.show_error("The model is still answering. Esc stops it.")
+        if chosen is None or self._answering.refuse_while_busy():
             return
         turn, part = chosen
         message = turn.prompt.id if part == "prompt" else turn.reply_id

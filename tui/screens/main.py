@@ -166,7 +166,6 @@ class ChatView:
         await self.transcript.add(Notice(text, kind))
 
     async def show_conversation(self, message: str | None = None) -> None:
-        """Redraw the conversation, at `message` or its end."""
         await self.transcript.reload(message)
         if not self._conversation.turns:
             await self.show_welcome()

@@ -146,7 +146,6 @@ class ModelsScreen(ListDialog[str]):
             self._describe()
 
     def show_download_ended(self, message: DownloadEnded) -> None:
-        """Show the new model or the error."""
         self._rows = model_rows(self._memory, self._machine)
         self.draw(message.model if self.highlighted_id == message.name else "")
 

@@ -317,7 +317,6 @@ class AnswerView(Vertical):
             self._drawing = asyncio.create_task(self._draw())
 
     def sync_rounds(self) -> None:
-        """Draw the states of the tool calls."""
         if self._rounds is not None:
             self._rounds.sync()
 

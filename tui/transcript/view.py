@@ -89,7 +89,6 @@ class TurnColumn(Vertical):
 
     @property
     def turns(self) -> list[ChatTurn]:
-        """The mounted turns."""
         return [view.turn for view in self.children if isinstance(view, PromptView)]
 
     async def show(self, turns: Sequence[ChatTurn], middle: int | None = None) -> None:

@@ -140,9 +140,7 @@ class PieceBuffer:
         has_news = calling or self._message.text or self._message.thinking
         return bool(has_news) and time.monotonic() - self._posted >= _INTERVAL_S
 
-    def flush(
-        self, stats: Stats, gauges: Gauges, calling: ToolCall | None = None
-    ) -> PieceArrived:
+    def flush(self, stats: Stats, gauges: Gauges, calling: ToolCall | None = None) -> PieceArrived:
         """Return all pieces as one message, and empty the buffer."""
         message, self._message = self._message, PieceArrived(self._request)
         message.stats, message.gauges, message.calling = replace(stats), gauges, calling

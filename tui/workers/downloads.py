@@ -36,7 +36,7 @@ class DownloadEnded(Message):
 @dataclass(slots=True)
 class Download:
     name: str
-    fraction: float = 0.0  # of the whole, from 0 to 1; never decreases
+    fraction: float = 0.0  # of the bytes, from 0 to 1; never decreases
     progress: Progress = field(default_factory=lambda: Progress("starting"))
     stopped: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
@@ -89,7 +89,7 @@ class Downloads:
             nonlocal posted
             new_phase = progress.phase != download.progress.phase
             download.progress = progress
-            download.fraction = max(download.fraction, progress.total_share)
+            download.fraction = max(download.fraction, progress.share)
             if progress.phase == "download" and progress.rate and not progress.stalled:
                 self.rate = progress.rate
             if new_phase or time.monotonic() - posted >= _INTERVAL_S:

@@ -84,17 +84,14 @@ class StoreThread:
         self._write_later(key, lambda store: store.save(conversation, message, title), delay)
 
     def activate_branch(self, conversation: str, message: str) -> None:
-        """Queue a change of the active branch. See `ConversationStore.activate_branch`."""
         key = "activate", conversation, message
         self._write_later(key, lambda store: store.activate_branch(conversation, message))
 
     def remove(self, conversation: str, message: str) -> None:
-        """Queue the removal of a message and its replies. See `ConversationStore.remove`."""
         key = "remove", conversation, message
         self._write_later(key, lambda store: store.remove(conversation, message))
 
     def set_options(self, conversation: str, options: ChatOptions) -> None:
-        """Queue the options of a conversation. See `ConversationStore.set_options`."""
         key = "options", conversation
         self._write_later(key, lambda store: store.set_options(conversation, options))
 
