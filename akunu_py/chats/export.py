@@ -20,8 +20,7 @@ from akunu_py.types import FinishReason
 
 ExportFormat = Literal["markdown", "json"]
 
-FORMATS: tuple[ExportFormat, ...] = ("markdown", "json")
-SUFFIXES: dict[ExportFormat, str] = {"markdown": ".md", "json": ".json"}
+_SUFFIXES: dict[ExportFormat, str] = {"markdown": ".md", "json": ".json"}
 UNTITLED = "Untitled"
 _AUTHORS: dict[Role, str] = {"user": "You", "system": "System"}
 # Why an answer is incomplete. None: it failed, or the process was killed.
@@ -119,13 +118,11 @@ def _line(text: str) -> str:
 def format_of(path: Path, default: ExportFormat = "markdown") -> ExportFormat:
     """Return the export format for a file's suffix. Raises UsageError for unknown suffixes."""
     suffix = path.suffix.lower()
-    if not suffix:
-        return default
-    if suffix in (".markdown", ".txt"):
+    if suffix in ("", ".json"):
+        return "json" if suffix else default
+    if suffix in (".md", ".markdown", ".txt"):
         return "markdown"
-    if found := [form for form in FORMATS if SUFFIXES[form] == suffix]:
-        return found[0]
-    raise UsageError(f"unknown file type {suffix}; use {' or '.join(SUFFIXES.values())}")
+    raise UsageError(f"unknown file type {suffix}; use {' or '.join(_SUFFIXES.values())}")
 
 
 def file_name(title: str, form: ExportFormat) -> str:
@@ -135,7 +132,7 @@ def file_name(title: str, form: ExportFormat) -> str:
         if len(f"{name}-{word}".encode()) > 60:
             break
         name = f"{name}-{word}" if name else word
-    return (name or "conversation") + SUFFIXES[form]
+    return (name or "conversation") + _SUFFIXES[form]
 
 
 def write_new(path: Path, text: str, *, numbered: bool = False) -> Path:

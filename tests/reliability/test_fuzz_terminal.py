@@ -24,7 +24,7 @@ from akunu_py.tui.workers.chat_client import AnswerFailed, ModelLoaded
 from akunu_py.workarounds.textual_driver import PasteParser
 from tests.reliability.fuzz import explore, lengths
 from tests.support.chats import exchange_of
-from tests.support.tui_chat import GAUGES, chat
+from tests.support.tui_chat import chat
 
 CLEAR = "\x1b[2J"
 CLIPBOARD = "\x1b]52;c;ZXZpbA==\x07"
@@ -102,7 +102,7 @@ async def test_the_chat_displays_control_characters() -> None:
     """Names, reasons and errors come from model directories; answers from the model."""
     evil = EVIL.replace("\udc80", "")
     async with chat(loaded=False, size=(100, 40)) as here:
-        await here.post(ModelLoaded(evil, 8192, evil, evil, GAUGES))
+        await here.post(ModelLoaded(evil, 8192, evil, evil))
         assert is_safe(here.screen)
         await here.send(f"Hello {evil}")
         await here.piece(evil)

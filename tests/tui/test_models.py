@@ -142,7 +142,7 @@ async def test_downloads_show_progress_and_continue_in_the_background(pulled: Pu
         await it.press("down", "x", "backspace", "enter")
         assert (pulled.requested, list(running)) == ([], []), "the question was left"
         await it.press("enter")
-        await it.until(lambda: "45%" in "\n".join(lines(it)))
+        await it.until(lambda: "50%" in "\n".join(lines(it)))
         assert about(it) == "download: 1.0 GB of 2.0 GB · 10.0 MB/s · 3:05 left"
         await it.press("enter")
         assert pulled.requested == ["good-4b"], "not twice at once"
@@ -201,7 +201,7 @@ def test_picture(snap_compare: Compare, pulled: Pulled) -> None:
         it = Chat(pilot)
         app._downloads.start("good-4b")
         await it.press("f4")
-        await it.until(lambda: "54%" in "\n".join(lines(it)))
+        await it.until(lambda: "60%" in "\n".join(lines(it)))
         await it.press("down", "down")
         app.screen.query_one(Input).cursor_blink = False
         await it.rest()
@@ -238,7 +238,7 @@ async def first_run() -> AsyncIterator[Chat]:
         assert offer in it.screen
         assert "○ no model yet" in it.screen
         await it.press("enter")
-        await it.until(lambda: "36%" in it.status_line)
+        await it.until(lambda: "40%" in it.status_line)
         assert offer not in it.screen
         try:
             yield it
@@ -249,7 +249,7 @@ async def first_run() -> AsyncIterator[Chat]:
 @pytest.mark.long
 async def test_the_chat_is_open_while_the_model_is_fetched(source: Pulled) -> None:
     async with first_run() as it:
-        assert "downloading the model 36%" in it.status_line
+        assert "downloading the model 40%" in it.status_line
         shown = str(it.app.query_one(Welcome).query_one(".download").render())
         assert shown.splitlines()[1] == "download: 40.0 MB of 100 MB"
         await it.send("one")
@@ -277,7 +277,7 @@ async def test_after_a_failure_a_prompt_tries_again(source: Pulled) -> None:
         source.proceed.clear()
         source.error = None
         await it.press("enter")
-        await it.until(lambda: "36%" in it.status_line)
+        await it.until(lambda: "40%" in it.status_line)
         assert (it.prompts, source.requested) == (["one"], ["starter", "starter"])
         source.proceed.set()
         await it.until(lambda: it.phase() == "loading")
