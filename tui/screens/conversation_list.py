@@ -84,9 +84,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         Binding("ctrl+z", "undo", "Undo the last deletion", priority=True),
         Binding("ctrl+s", "export", "Export", priority=True),
     ]
-    COMPONENT_CLASSES: ClassVar[set[str]] = {
-        f"conversations--{name}" for name in ("mark", "muted", "match")
-    }
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"conversations--mark", "conversations--muted"}
 
     heading = "Conversations"
     keys = _KEYS
@@ -369,7 +367,7 @@ def _snippet(found: SearchResult) -> Content:
         return Content(collapse(found.info.preview))
     content = Content(displayable(found.hit.snippet).replace("\n", " "))
     for start, end in found.hit.marks:
-        content = content.stylize(".conversations--match", start, end)
+        content = content.stylize(MATCH, start, end)
     return content
 
 

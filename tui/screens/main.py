@@ -113,7 +113,7 @@ class ChatView:
         self._privacy = privacy
         self.error_count = 0
         self._popup = SuggestionPopup(directory, id="completion")
-        self.title_row = TitleRow(id="title")
+        self.title_row = TitleRow()
         welcome = Welcome(model, privacy)
         self.transcript = Transcript(conversation, welcome, id="transcript")
         self.panel = DraftingPanel(id="drafting")
