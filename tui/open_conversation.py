@@ -17,8 +17,8 @@ from typing import Literal
 from akunu_py.chats.options import ChatOptions
 from akunu_py.chats.tool_rounds import ToolRound, ToolUse, messages_of, stopped
 from akunu_py.chats.tree import ChatMessage, ConversationTree, new_id, title_of
+from akunu_py.engine.events import Rejected, Span, add_spans
 from akunu_py.tui.prompt.attachments import title_text
-from akunu_py.tui.workers.chat_client import Rejected, Span, add_spans
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import Constraint, FinishReason, Message, Stats, ToolCall
 

@@ -23,9 +23,9 @@ from akunu_py.completion.completion_request import (
     CompletionRequest,
     SourceFile,
 )
-from akunu_py.engine.answer import AnnotatedAnswerJob
+from akunu_py.engine.answer import ChatJob
 from akunu_py.engine.engine import Engine
-from akunu_py.engine.events import AnnotatedPiece, Event, Failed, Finished
+from akunu_py.engine.events import Event, Failed, Finished, TextDelta
 from akunu_py.engine.host import ModelHost
 from akunu_py.engine.job import ModelLoop
 from akunu_py.engine.loop import StepLoop
@@ -316,9 +316,9 @@ def test_a_side_request_ends_when_another_client_needs_the_model(
     other = Chat(lambda: remote(client))
 
     def begin_side_request() -> queue.SimpleQueue[Event]:
-        job = AnnotatedAnswerJob(QUESTION, replace(CHAT, max_tokens=3000, side_request=True))
+        job = ChatJob(QUESTION, replace(CHAT, max_tokens=3000, side_request=True))
         events = submit(chat.thread._host, job, idle=True)
-        while not isinstance(events.get(timeout=60), AnnotatedPiece):
+        while not isinstance(events.get(timeout=60), TextDelta):
             pass
         return events
 

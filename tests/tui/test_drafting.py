@@ -8,7 +8,7 @@ import pytest
 from textual.content import Content
 
 from akunu_py.chats.tree import ChatMessage
-from akunu_py.engine.events import Gauges
+from akunu_py.engine.events import Gauges, Rejected, Span
 from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.transcript.drafting import DraftingPanel, DraftMarks, sparkline
@@ -17,8 +17,6 @@ from akunu_py.tui.workers.chat_client import (
     AnswerFinished,
     ModelLoaded,
     PieceArrived,
-    Rejected,
-    Span,
 )
 from akunu_py.types import Message
 from tests.support.tui_chat import GAUGES, STATS, chat

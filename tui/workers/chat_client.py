@@ -10,15 +10,17 @@ from dataclasses import dataclass, replace
 
 from textual.message import Message as TextualMessage
 
-from akunu_py.engine.answer import AnnotatedAnswerJob, memory
+from akunu_py.engine.answer import ChatJob, memory
 from akunu_py.engine.events import (
-    AnnotatedEnd,
-    AnnotatedPiece,
     Event,
     Failed,
     Finished,
     Gauges,
     PrefillProgress,
+    Rejected,
+    Span,
+    TextDelta,
+    ThinkingDelta,
     ToolCallArguments,
     ToolCallFinished,
     ToolCallStarted,
@@ -37,12 +39,10 @@ from akunu_py.types import (
     ToolCall,
 )
 
-Span = tuple[int, int]  # half-open range of characters
-Rejected = tuple[int, str]  # the position of a rejected draft in a text, and the draft's text
-
 _NO_GAUGES = Gauges()
 _INTERVAL_S = 1 / 16  # between two messages about one answer
 _NEW_SHARE = 0.5  # /compact makes room for a prompt of up to this share of the context
+_PARAGRAPH = TextDelta("\n\n")  # between a tool call and text
 _TITLE_TOKENS = 40  # maximum; more than a title has in most languages
 
 
@@ -118,61 +118,6 @@ class TitleWritten(AnswerMessage):
     text: str
 
 
-class PieceBuffer:
-    """Collects pieces of an answer: drawing 200 a second would slow decoding through the GIL."""
-
-    def __init__(self) -> None:
-        self._posted = 0.0
-        self._clear()
-
-    def _clear(self) -> None:
-        self._text = ""
-        self._thinking = ""
-        self._spans: list[Span] = []
-        self._rejected: list[Rejected] = []
-        self._passes: list[int] = []
-
-    def add(self, shown: AnnotatedPiece) -> None:
-        """Append the result of one pass. The caller calls `flush` once `is_due` is true."""
-        piece, rejected = shown.piece, shown.rejected
-        offset = len(self._text)
-        add_spans(self._spans, piece.drafted, offset)
-        if rejected and (piece.text or not piece.thinking):
-            accepted = piece.drafted[-1][1] if piece.drafted else 0
-            self._rejected.append((offset + accepted, rejected))
-        if piece.piece.tokens and not shown.from_prefill:
-            self._passes.append(len(piece.piece.tokens))
-        self._text += piece.text
-        self._thinking += piece.thinking
-
-    def __bool__(self) -> bool:
-        return bool(self._text or self._thinking or self._passes)
-
-    def is_due(self, *, calling: bool = False) -> bool:
-        """Whether to flush: immediately for the first piece and for every piece of a slow model."""
-        has_news = calling or self._text or self._thinking
-        return bool(has_news) and time.monotonic() - self._posted >= _INTERVAL_S
-
-    def flush(
-        self, request: int, stats: Stats, gauges: Gauges, calling: ToolCall | None = None
-    ) -> PieceArrived:
-        """Return all pieces as one message, and empty the buffer."""
-        message = PieceArrived(
-            request,
-            self._text,
-            tuple(self._spans),
-            replace(stats),
-            self._thinking,
-            tuple(self._rejected),
-            tuple(self._passes),
-            gauges,
-            calling,
-        )
-        self._posted = time.monotonic()
-        self._clear()
-        return message
-
-
 class ChatClient:
     """Sends the chat's requests to its model, and posts messages about their answers.
 
@@ -214,7 +159,7 @@ class ChatClient:
     ) -> None:
         """Queue a request; messages about it carry `number`."""
         poster = _AnswerPoster(number, lambda message: self._post(message), messages)
-        handle = self._host.submit(AnnotatedAnswerJob(messages, options, tools=tools), poster.add)
+        handle = self._host.submit(ChatJob(messages, options, tools=tools), poster.add)
         unfinished = {key: each for key, each in self._handles.items() if not each.ended}
         self._handles = unfinished | {number: handle}
 
@@ -239,14 +184,12 @@ class ChatClient:
         parts: list[str] = []
 
         def collect(event: Event) -> None:
-            if isinstance(event, AnnotatedPiece):
-                parts.append(event.piece.text)
-            elif isinstance(event, Finished):
-                end = event.details
-                if (end.reason if isinstance(end, AnnotatedEnd) else event.reason) == "stop":
-                    self._post(TitleWritten(conversation, "".join(parts)))
+            if isinstance(event, TextDelta):
+                parts.append(event.text)
+            elif isinstance(event, Finished) and event.reason == "stop":
+                self._post(TitleWritten(conversation, "".join(parts)))
 
-        self._host.submit(AnnotatedAnswerJob(messages, options, tools=tools), collect, idle=True)
+        self._host.submit(ChatJob(messages, options, tools=tools), collect, idle=True)
 
     async def count_tokens(self, text: str) -> int | None:
         """Return the tokens of a text, None if no model is loaded here."""
@@ -281,31 +224,34 @@ class ChatClient:
 
 
 class _AnswerPoster:
-    """Posts the events of one answer."""
+    """Posts the events of one answer.
+
+    It collects text, because drawing 200 pieces a second would slow decoding through the GIL.
+    """
 
     def __init__(
         self, request: int, post: Callable[[AnswerMessage], object], messages: Sequence[Message]
     ) -> None:
         self._request, self._post = request, post
         self._messages = messages
-        self._progress_time = 0.0
-        self._buffer = PieceBuffer()
+        self._posted = self._progress_posted = 0.0
+        self._text, self._thinking = TextDelta(""), ""  # not posted yet
         self._stats, self._gauges = Stats(), Gauges()
         self._calls: list[ToolCall] = []  # complete ones
         self._calling: ToolCall | None = None
+        self._after_call = False
 
     def add(self, event: Event) -> None:
-        """Post a message to the app for an event of the request; pieces are buffered."""
+        """Post a message to the app for an event of the request, or collect the text."""
         match event:
             case PrefillProgress(done, total):
-                if time.monotonic() - self._progress_time >= _INTERVAL_S:
-                    self._progress_time = time.monotonic()
+                if time.monotonic() - self._progress_posted >= _INTERVAL_S:
+                    self._progress_posted = time.monotonic()
                     self._post(PrefillUpdate(self._request, done, total))
-            case AnnotatedPiece():
-                self._stats, self._gauges = event.stats, event.gauges or self._gauges
-                self._buffer.add(event)
-                if self._buffer.is_due(calling=self._calling is not None):
-                    self._flush()
+            case ThinkingDelta(text):
+                self._thinking += text
+            case TextDelta():
+                self._add_text(event)
             case ToolCallStarted(id, name):
                 self._calling = ToolCall(name, "", id)
             case ToolCallArguments(text) if self._calling:
@@ -313,10 +259,9 @@ class _AnswerPoster:
                 self._calling = replace(self._calling, arguments=arguments)
             case ToolCallFinished() if self._calling:
                 self._calls.append(self._calling)
-                self._calling = None
-            case Finished(reason, stats, details=end):
-                if isinstance(end, AnnotatedEnd):
-                    self._stats, self._gauges, reason = stats, end.gauges, end.reason
+                self._calling, self._after_call = None, True
+            case Finished(reason, stats):
+                self._stats = stats
                 self._flush()
                 calls = tuple(self._calls)
                 self._post(AnswerFinished(self._request, reason, stats, self._gauges, calls))
@@ -324,6 +269,16 @@ class _AnswerPoster:
                 self._flush()
                 hint = ", or /compact" if self._can_compact(error) else ""
                 self._post(AnswerFailed(self._request, describe(error) + hint))
+
+    def _add_text(self, delta: TextDelta) -> None:
+        """Collect text; post it at once if it is the first, or the model is slow."""
+        if delta.text and self._after_call:
+            delta, self._after_call = _PARAGRAPH + delta, False
+        self._text += delta
+        self._stats, self._gauges = delta.stats or self._stats, delta.gauges or self._gauges
+        has_news = self._calling or self._text.text or self._thinking
+        if delta.stats and has_news and time.monotonic() - self._posted >= _INTERVAL_S:
+            self._flush()
 
     def _can_compact(self, error: Exception) -> bool:
         """Return whether the prompt is too long because of the messages before it."""
@@ -333,15 +288,21 @@ class _AnswerPoster:
         return error.tokens * sizes[-1] / sum(sizes) < error.maximum * _NEW_SHARE
 
     def _flush(self) -> None:
-        if self._buffer:
-            flushed = self._buffer.flush(self._request, self._stats, self._gauges, self._calling)
-            self._post(flushed)
-
-
-def add_spans(spans: list[Span], drafted: tuple[Span, ...], offset: int) -> None:
-    """Append ranges, shifted by `offset`, to `spans`; adjacent ranges are merged."""
-    for start, end in drafted:
-        if spans and spans[-1][1] == start + offset:
-            spans[-1] = (spans[-1][0], end + offset)
-        else:
-            spans.append((start + offset, end + offset))
+        """Post all collected text."""
+        text, thinking = self._text, self._thinking
+        if not (text.text or thinking or text.passes):
+            return
+        message = PieceArrived(
+            self._request,
+            text.text,
+            text.drafted,
+            self._stats,
+            thinking,
+            text.rejected,
+            text.passes,
+            self._gauges,
+            self._calling,
+        )
+        self._text, self._thinking = TextDelta(""), ""
+        self._posted = time.monotonic()
+        self._post(message)
