@@ -212,7 +212,9 @@ def test_a_failing_step_loop_fails_its_jobs_and_no_later_ones(directory: Path) -
     assert host.close()
 
 
-def test_a_failed_load_is_retried_after_growing_delays(load: Callable[[], StepLoop]) -> None:
+def test_a_failed_load_is_retried_after_growing_delays_or_an_unload(
+    load: Callable[[], StepLoop],
+) -> None:
     now, tries = [0.0], [OSError("no disk"), OSError("no disk")]
 
     def failing() -> StepLoop:
@@ -222,8 +224,10 @@ def test_a_failed_load_is_retried_after_growing_delays(load: Callable[[], StepLo
 
     host = ModelHost(failing, clock=lambda: now[0])
     host.start()
-    for at, works in ((0.0, False), (0.5, False), (1.5, False), (3.0, False), (5.0, True)):
+    for at, works in ((0.0, False), (0.5, False), (1.5, False), (3.0, False), (3.1, True)):
         now[0] = at
+        if works:
+            host.unload().result(60)
         last = end_of(submit(host, text_job()))
         assert isinstance(last, Finished) == works, at
         assert host.state == ("ready" if works else "failed")
@@ -359,10 +363,16 @@ class Saving(ScriptedLoop):
 
 
 @pytest.mark.long
-def test_an_idle_model_saves_all_prompt_caches_then_unloads() -> None:
+@pytest.mark.parametrize("idle_s", [0.01, None])
+def test_a_model_saves_all_prompt_caches_then_unloads(idle_s: float | None) -> None:
+    """When it is idle, or on demand."""
     log: queue.SimpleQueue[str] = queue.SimpleQueue()
-    host = ModelHost(lambda: Saving(log), idle_s=0.01, save_after_s=0.0, on_state=log.put)
+    host = ModelHost(
+        lambda: Saving(log), idle_s=idle_s, save_after_s=60.0 * (idle_s is None), on_state=log.put
+    )
     host.start()
+    if idle_s is None:
+        host.unload()
     seen: list[str] = []
     while "unloaded" not in seen:
         seen.append(log.get(timeout=60))
@@ -392,32 +402,6 @@ def test_unload_waits_for_submitted_jobs_and_a_later_job_loads_again(
     found = [states.get(timeout=60) for _ in range(6)]
     assert found == ["loading", "ready", "unloaded"] * 2
     host.unload().result(60)
-
-
-def test_unload_saves_all_prompt_caches() -> None:
-    log: queue.SimpleQueue[str] = queue.SimpleQueue()
-    host = ModelHost(lambda: Saving(log), on_state=log.put, save_after_s=60.0)
-    host.start()
-    wait_for(log, "ready")
-    host.unload().result(60)
-    assert [log.get() for _ in range(5)] == ["save", "save", "save", "close", "unloaded"]
-    assert host.close()
-
-
-def test_a_failed_load_is_retried_at_once_after_an_unload(load: Callable[[], StepLoop]) -> None:
-    failures = [AkunuError("no memory")]
-
-    def failing() -> StepLoop:
-        if failures:
-            raise failures.pop()
-        return load()
-
-    host = ModelHost(failing, clock=lambda: 0.0)
-    host.start()
-    assert isinstance(end_of(submit(host, text_job())), Failed)
-    host.unload().result(60)
-    assert reason_of(submit(host, text_job())) == "length"
-    assert host.close()
 
 
 @pytest.mark.parametrize(("save_s", "saved"), [(60.0, 3), (0.0, 0)])
