@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from akunu_py.types import FinishReason, Stats, TokenLogprobs
 
@@ -129,7 +130,7 @@ Event = (
 )
 
 
-def append_event(events: list[Event], event: Event) -> None:
+def append_event(events: list[Any], event: Event) -> None:
     """Append an event, merged with the last one if possible."""
     last = events[-1] if events else None
     if isinstance(last, PrefillProgress) and isinstance(event, PrefillProgress):
