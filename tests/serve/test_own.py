@@ -230,19 +230,13 @@ class Chat:
 
 def merged(messages: list[Any]) -> tuple[Any, ...]:
     """Merge messages, so that their boundaries do not matter."""
-    text, thinking = "", ""
-    drafted: set[int] = set()
-    rejected: list[tuple[int, str]] = []
-    passes: list[int] = []
-    for each in messages:
-        if isinstance(each, PieceArrived):
-            drafted |= {len(text) + i for start, end in each.drafted for i in range(start, end)}
-            rejected += [(len(text) + place, words) for place, words in each.rejected]
-            text, thinking = text + each.text, thinking + each.thinking
-            passes += each.passes
+    pieces = [each for each in messages if isinstance(each, PieceArrived)]
+    whole = sum((each.delta for each in pieces), TextDelta(""))
+    thinking = "".join(each.thinking for each in pieces)
     stats = messages[-1].stats
     counts = stats.generated_tokens, stats.target_passes, stats.drafted, stats.accepted
-    return text, thinking, drafted, rejected, passes, messages[-1].reason, counts
+    drafts = whole.drafted, whole.rejected, whole.passes
+    return whole.text, thinking, *drafts, messages[-1].reason, counts
 
 
 @pytest.mark.parametrize("seed", [None, 3])
@@ -257,7 +251,7 @@ def test_served_chat_equals_local_chat(
     try:
         expected, found = own.send(options), served.send(options)
         assert merged(found) == merged(expected)
-        assert merged(found)[2:5] != (set(), [], []), "nothing was drafted"
+        assert merged(found)[2:5] != ((), (), ()), "nothing was drafted"
         assert found[-1].gauges.memory > 0
         for name in ("model", "context_length", "no_draft", "note", "shows_tools"):
             assert getattr(served.loaded, name) == getattr(own.loaded, name)

@@ -85,8 +85,9 @@ class Recorder:
             if isinstance(message, (AnswerFinished, AnswerFailed)):
                 return text, message
             if isinstance(message, PieceArrived):
-                assert all(0 <= a < b <= len(message.text) for a, b in message.drafted)
-                text += message.text
+                piece = message.delta
+                assert all(0 <= a < b <= len(piece.text) for a, b in piece.drafted)
+                text += piece.text
             else:
                 assert isinstance(message, PrefillUpdate)
 
@@ -187,9 +188,10 @@ def test_rejected_drafts_and_gauges_are_reported(recorder: Recorder) -> None:
     rejected, passes = 0, 0
     while not isinstance(message := recorder.next(), AnswerFinished):
         if isinstance(message, PieceArrived):
-            assert all(0 <= place <= len(message.text) and text for place, text in message.rejected)
-            rejected += len(message.rejected)
-            passes += len(message.passes)
+            piece = message.delta
+            assert all(0 <= place <= len(piece.text) and text for place, text in piece.rejected)
+            rejected += len(piece.rejected)
+            passes += len(piece.passes)
     assert rejected > 0
     assert passes == message.stats.target_passes
     assert message.gauges.memory > 90_000_000

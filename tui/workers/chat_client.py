@@ -17,8 +17,6 @@ from akunu_py.engine.events import (
     Finished,
     Gauges,
     PrefillProgress,
-    Rejected,
-    Span,
     TextDelta,
     ThinkingDelta,
     ToolCallArguments,
@@ -81,13 +79,8 @@ class PieceArrived(AnswerMessage):
     """More text of an answer, from one or more decode steps."""
 
     request: int
-    text: str
-    drafted: tuple[Span, ...]  # accepted drafts, as ranges of `text`
-    stats: Stats  # of the answer so far
+    delta: TextDelta
     thinking: str = ""
-    rejected: tuple[Rejected, ...] = ()  # rejected drafts, by position in `text`
-    passes: tuple[int, ...] = ()  # tokens per decode step
-    gauges: Gauges = _NO_GAUGES
     calling: ToolCall | None = None  # with the arguments so far
 
 
@@ -289,20 +282,9 @@ class _AnswerPoster:
 
     def _flush(self) -> None:
         """Post all collected text."""
-        text, thinking = self._text, self._thinking
-        if not (text.text or thinking or text.passes):
-            return
-        message = PieceArrived(
-            self._request,
-            text.text,
-            text.drafted,
-            self._stats,
-            thinking,
-            text.rejected,
-            text.passes,
-            self._gauges,
-            self._calling,
-        )
-        self._text, self._thinking = TextDelta(""), ""
-        self._posted = time.monotonic()
-        self._post(message)
+        delta, thinking = self._text, self._thinking
+        if delta.text or thinking or delta.passes:
+            self._text, self._thinking = TextDelta(""), ""
+            self._posted = time.monotonic()
+            delta = replace(delta, stats=self._stats, gauges=self._gauges)
+            self._post(PieceArrived(self._request, delta, thinking, self._calling))
