@@ -18,7 +18,7 @@ from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_p
 from mlx_lm.sample_utils import make_sampler
 
 from akunu_py.bench.workloads import Workload
-from akunu_py.engine.answer_jobs import prompt_rewrites
+from akunu_py.engine.answer import prompt_rewrites
 from akunu_py.engine.drafters.learned_state import UnsavedState
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop

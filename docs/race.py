@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 
 from akunu_py.bench.workloads import load_workloads
-from akunu_py.engine.answer_jobs import prompt_rewrites
+from akunu_py.engine.answer import prompt_rewrites
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
 from akunu_py.models.store import model_store

@@ -17,8 +17,8 @@ from typing import Literal
 from akunu_py.chats.options import ChatOptions
 from akunu_py.chats.tool_rounds import ToolRound, ToolUse, messages_of, stopped
 from akunu_py.chats.tree import ChatMessage, ConversationTree, new_id, title_of
+from akunu_py.engine.events import Rejected, Span, TextDelta, add_spans
 from akunu_py.tui.prompt.attachments import title_text
-from akunu_py.tui.workers.chat_client import Rejected, Span
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import Constraint, FinishReason, Message, Stats, ToolCall
 
@@ -87,18 +87,15 @@ class ChatTurn:
             tuple(self.rounds),
         )
 
-    def add(
-        self, text: str, drafted: tuple[Span, ...] = (), rejected: tuple[Rejected, ...] = ()
-    ) -> None:
-        """Append text to the answer; `drafted` and `rejected` are positions in `text`."""
-        offset, spans = len(self.answer), self.spans
-        self.answer += text
-        for start, end in drafted:
-            if spans and spans[-1][1] == offset + start:
-                spans[-1] = spans[-1][0], offset + end
-            else:
-                spans.append((offset + start, offset + end))
-        self.rejected += [(offset + place, draft) for place, draft in rejected]
+    def add(self, delta: TextDelta) -> None:
+        """Append text to the answer, with its drafts and the statistics."""
+        offset = len(self.answer)
+        self.answer += delta.text
+        add_spans(self.spans, delta.drafted, offset)
+        self.rejected += [(offset + place, draft) for place, draft in delta.rejected]
+        self.passes += delta.passes
+        self.stats = delta.stats or self.stats
+        self.speedup = delta.gauges.speedup if delta.gauges else self.speedup
 
     def begin_round(self, uses: Iterable[ToolUse]) -> None:
         """Move the text so far into a round of tool calls."""

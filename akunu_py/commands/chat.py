@@ -202,6 +202,7 @@ def chat_client(
             answer_cache=not args.no_answer_cache,
             settings=settings,
             warnings=warnings,
+            prints_note=False,
         )
         from akunu_py.engine.loop import StepLoop
 

@@ -114,11 +114,10 @@ def load_completer(
         if not facts.supports_fim:
             _warn_without_fim(args, facts.name)
         return RemoteLoop(client, facts.model, options)
-    from akunu_py.engine.load import open_model, warn_about_memory
+    from akunu_py.engine.load import open_model
 
     keep = not args.no_answer_cache
     engine, learned = open_model(args.model, loading_from(args), answer_cache=keep)
-    warn_about_memory(engine)
     from akunu_py.completion.completer import Completer, with_small_caches
 
     if args.prompt_cache_memory is None and not load_settings().prompt_cache_memory:

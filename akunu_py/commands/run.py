@@ -22,7 +22,7 @@ from akunu_py.arguments import (
     loading_from,
     options_from,
 )
-from akunu_py.engine.load import open_model, warn_about_memory
+from akunu_py.engine.load import open_model
 from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
 from akunu_py.files import disk_errors, read_stream
 from akunu_py.interrupts import exit_after_interrupt
@@ -70,9 +70,8 @@ def run(args: argparse.Namespace) -> int:
     options = replace(options, sampling=replace(options.sampling, constraint=constraint))
     keep = not args.no_answer_cache
     engine, learned = open_model(args.model, loading_from(args), answer_cache=keep)
-    warn_about_memory(engine)
     # Slow imports, so after all usage errors.
-    from akunu_py.engine.answer_jobs import prompt_rewrites
+    from akunu_py.engine.answer import prompt_rewrites
     from akunu_py.engine.constraint.answer_limits import can_limit_thinking, compile_rules
     from akunu_py.engine.loop import StepLoop
 

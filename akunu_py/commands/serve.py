@@ -244,7 +244,7 @@ def _load(
     on_lost: called if a host is lost. has_others: the server has other models. reserved: see
     `LoadOptions`.
     """
-    from akunu_py.engine.load import open_model, warn_about_memory
+    from akunu_py.engine.load import open_model
 
     options, settings = replace(loading_from(args), reserved=reserved), load_settings()
     if has_others and options.draft_model:  # for the models with the same tokenizer
@@ -256,7 +256,6 @@ def _load(
     engine, learned = open_model(
         found, options, answer_cache=keep, settings=settings, warnings=warnings
     )
-    warn_about_memory(engine)
     from akunu_py.engine.loop import StepLoop
 
     if engine.host_group is not None:

@@ -1,186 +1,349 @@
-"""Answers for akunu's chat: text annotated with draft tokens, statistics and gauges."""
+"""Answers to conversations with tools and to plain prompts: the jobs, and their events.
+
+Front ends import this module without loading MLX, which takes a second or two.
+"""
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from akunu_py.engine.events import (
-    AnnotatedEnd,
-    AnnotatedPiece,
-    Call,
     Event,
     Finished,
     Gauges,
+    Logprobs,
     PrefillProgress,
+    PromptProcessed,
     TextDelta,
+    ThinkingDelta,
+    ToolCallFinished,
+    ToolCallStarted,
 )
-from akunu_py.engine.job import BeginJob, RunningJob
-from akunu_py.types import (
-    FinishReason,
-    GenerateOptions,
-    Message,
-    Piece,
-    TextPiece,
-    Tool,
-    ToolChoice,
+from akunu_py.engine.job import BeginJob
+from akunu_py.engine.template.effort import (
+    ThinkingChoice,
+    choose_thinking,
+    thinking_variables,
 )
+from akunu_py.engine.tools.tool_call_parser import ToolCallParser, parser_for
+from akunu_py.errors import UsageError
+from akunu_py.types import FinishReason, GenerateOptions, Message, TextPiece, Tool, ToolChoice
 
-if TYPE_CHECKING:  # a second or two, which the thread of the model spends
+if TYPE_CHECKING:
     from akunu_py.engine.engine import Engine
     from akunu_py.engine.loop import StepLoop
-    from akunu_py.engine.request import Step
+    from akunu_py.engine.request import Request, Step
 
 _GAUGES_INTERVAL_S = 1 / 16  # between two updates
-_PARAGRAPH = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class AnnotatedAnswerJob:
-    """A job that answers the last of `messages`, or continues it if it is an answer."""
+class ChatJob:
+    """A job of akunu's chat: answer the last message, or continue it if it is an answer."""
 
     messages: Sequence[Message]
     options: GenerateOptions
-    stop_requested: Callable[[], bool] = lambda: False  # polled; True ends the answer
     tools: Sequence[Tool] = ()  # that the answer may call
 
     def prepare(self, engine: Engine) -> BeginJob:
         """Encode the conversation, and compile the grammar of the answer."""
-        from akunu_py.engine.answer_jobs import chat_job, thinking_for
-
         thinking = thinking_for(engine, self.options)
         options = replace(self.options, thinking_budget=thinking.budget, loop_guard=True)
-        choice = ToolChoice("none") if options.side_request else None
-        job = chat_job(
+        return chat_job(
             engine,
             self.messages,
             options,
             self.tools,
-            choice,
+            ToolChoice("none") if options.side_request else None,
             variables=thinking.variables,
             enforce=True,
+            details=True,
         )
-        return lambda loop: AnnotatedAnswer(loop, self, job(loop))
 
 
-class AnnotatedAnswer:
-    """A running `AnnotatedAnswerJob`."""
+def thinking_for(engine: Engine, options: GenerateOptions) -> ThinkingChoice:
+    """Return how an answer thinks. Raises UsageError if the model cannot do without thinking."""
+    from akunu_py.engine.constraint.answer_limits import can_limit_thinking
 
-    def __init__(self, loop: StepLoop, job: AnnotatedAnswerJob, answer: RunningJob) -> None:
-        assert answer.request is not None
-        self._loop, self._job, self.request = loop, job, answer.request
-        self._tool_answer = ToolCallSplitter(answer) if job.tools else None
+    mode, budget = options.thinking, options.thinking_budget
+    if mode == "default":
+        return ThinkingChoice({}, budget, has_effect=True)
+    tokenizer = engine.tokens.tokenizer
+    choice = choose_thinking(
+        thinking_variables(tokenizer),
+        enabled=mode != "off",
+        effort=None if mode in ("on", "off") else mode,  # type: ignore[arg-type]
+        budget=budget,
+        has_budget=can_limit_thinking(tokenizer),
+    )
+    if mode == "off" and not choice.has_effect:
+        raise UsageError(f"{engine.name} cannot answer without thinking; set thinking to default")
+    return choice
+
+
+def chat_job(
+    engine: Engine,
+    messages: Sequence[Message],
+    options: GenerateOptions,
+    tools: Sequence[Tool] = (),
+    choice: ToolChoice | None = None,
+    *,
+    parallel: bool = True,
+    enforce: bool = False,
+    predicted: str = "",
+    variables: Mapping[str, Any] = {},
+    details: bool = False,
+) -> BeginJob:
+    """Return a job that answers a conversation.
+
+    choice: default "auto". parallel: allow several calls; otherwise the answer ends after one.
+    enforce: see `constrained`.
+    predicted: text the answer may repeat, to draft from. variables: of the chat template. details:
+    with drafts and statistics. Raises UsageError or UnsupportedModel at once if the request cannot
+    be honored.
+    """
+    from akunu_py.engine.constraint.answer_limits import compile_rules
+    from akunu_py.engine.constraint.tool_calls import constrained
+
+    chosen = choice or ToolChoice()
+    codec, stable = engine.tokens, None
+    prompt = codec.encode_chat(messages, tools, variables)
+    if engine.needs_checkpoints or options.side_request:
+        side = options.side_request
+        stable = codec.stable_prefix(messages, prompt, tools, variables, side_request=side)
+    context = [codec.encode_text(predicted)] if predicted else []
+    context += prompt_rewrites(engine, prompt, options)
+    sampling = constrained(
+        codec, options.sampling, tools, chosen, parallel=parallel, enforce=enforce
+    )
+    markers = parser_for(codec.tokenizer, tools).markers
+    asked = replace(options, sampling=sampling, markers=(*options.markers, *markers))
+    rules = compile_rules(codec, asked)  # here, because the model's thread answers others, too
+    exclusive = options.sampling.constraint is not None and chosen.mode in ("auto", "none")
+    one_call = not parallel or chosen.mode == "named"
+
+    def begin(loop: StepLoop) -> AnswerEvents:
+        allowed = chosen.mode != "none"
+        parser = parser_for(codec.tokenizer, tools, allowed=allowed, exclusive=exclusive)
+        request = loop.request(prompt, asked, context, stable, rules)
+        may_call = bool(tools) and allowed and not exclusive
+        thought = parser_for(codec.tokenizer, tools) if may_call else None
+        shown = AnswerDetails(loop, request) if details else None
+        return AnswerEvents(request, parser, thought, shown, one_call=one_call)
+
+    return begin
+
+
+def prompt_rewrites(
+    engine: Engine, prompt: Sequence[int], options: GenerateOptions
+) -> list[list[int]]:
+    """Return the rewrites of `prompt`, if n-grams draft for the answer."""
+    if options.draft not in ("auto", "ngram") or engine.no_draft_reason:
+        return []
+    return engine.tokens.prompt_rewrites.of(prompt)
+
+
+def text_job(
+    prompt: Sequence[int],
+    options: GenerateOptions,
+    draft_context: Sequence[Sequence[int]] = (),
+    rules: Sequence[object] = (),
+) -> BeginJob:
+    """Return a job that continues token ids. draft_context, rules: see `Request`."""
+
+    def begin(loop: StepLoop) -> AnswerEvents:
+        request = loop.request(prompt, options, draft_context, rules=rules)
+        parser = parser_for(loop.engine.tokens.tokenizer, ())
+        return AnswerEvents(request, parser, one_call=False)
+
+    return begin
+
+
+def prompt_job(
+    engine: Engine,
+    prompt: Sequence[int],
+    options: GenerateOptions,
+    draft_context: Sequence[Sequence[int]] = (),
+) -> BeginJob:
+    """Return a `text_job` with the rewrites of its prompt. Compiles its grammar, as `chat_job`."""
+    from akunu_py.engine.constraint.answer_limits import compile_rules
+
+    rules = compile_rules(engine.tokens, options)
+    context = [*draft_context, *prompt_rewrites(engine, prompt, options)]
+    return text_job(prompt, options, context, rules)
+
+
+class AnswerEvents:
+    """The events of one request."""
+
+    def __init__(
+        self,
+        request: Request,
+        parser: ToolCallParser,
+        thought: ToolCallParser | None = None,
+        details: AnswerDetails | None = None,
+        *,
+        one_call: bool,
+    ) -> None:
+        """thought: parses thinking. one_call: the answer ends after its first tool call.
+
+        details: adds details to the events.
+
+        Some models call tools before they close their thinking. Such calls count if the answer
+        has no text and no call; otherwise the model only planned them.
+        """
+        self.request = request
+        self._parser = parser
+        self._thought, self._details = thought, details
+        self._thought_calls: list[Event] = []
+        self._one_call = one_call
+        self._called = False  # the one call is complete
+        self._answered = False  # with text or a call
+        self._begun = False
+        self._delivered = 0  # logprobs
+
+    def add(self, steps: Sequence[Step]) -> list[Event]:
+        events = [event for step in steps for event in self._events(step)]
+        if (reason := self.request.finish_reason) is not None:
+            events += self._end("stop" if self._called else reason)
+        return events
+
+    def _events(self, step: Step) -> list[Event]:
+        """Return the events for one step; stop after the first call if only one is allowed."""
+        if isinstance(step, PrefillProgress):
+            return [step]
+        request, events = self.request, list[Event]()
+        if not self._begun:
+            self._begun = True
+            stats = request.stats
+            events.append(PromptProcessed(stats.prompt_tokens, stats.cached_tokens))
+        found: list[Event] = [ThinkingDelta(step.thinking)] if step.thinking else []
+        if self._thought and step.thinking:
+            self._thought_calls += self._thought.add(step.thinking)
+        if not self._called:
+            found += self._parse(step)
+        if fresh := tuple(request.logprobs[self._delivered :]):
+            self._delivered += len(fresh)
+            events.append(Logprobs(fresh))
+        if self._details is not None:
+            self._details.add(found, step)
+        return events + found
+
+    def _parse(self, step: TextPiece) -> list[Event]:
+        """Parse the text of a step; after the first call, drop the tokens behind it if required."""
+        if not self._one_call:
+            drafted = step.drafted if self._details is not None else ()
+            return self._answer(self._parser.add(step.text, drafted))
+        found, start = list[Event](), 0
+        for count, end in enumerate(step.ends or [len(step.text)], 1):
+            found += self._answer(self._parser.add(step.text[start:end]))
+            start = end
+            if last := _first_end(found):
+                self._called = True
+                self.request.cancel()
+                self.request.drop(step.piece, count)
+                return found[:last]
+        return found
+
+    def _end(self, reason: FinishReason) -> list[Event]:
+        request = self.request
+        rest = [] if self._called else self._answer(self._parser.finish())
+        if self._thought and not self._answered and reason == "stop":
+            rest += _complete_calls([*self._thought_calls, *self._thought.finish()])
+            rest = rest[: _first_end(rest) or None] if self._one_call else rest
+        if self._details is not None:
+            rest.append(self._details.last())
+        return [*rest, Finished(reason, replace(request.stats), request.stop_sequence)]
+
+    def _answer(self, events: Sequence[Event]) -> list[Event]:
+        """Note whether `events` belong to an answer, and return them."""
+        self._answered = self._answered or any(
+            not isinstance(event, TextDelta) or not event.text.isspace() for event in events
+        )
+        return list(events)
+
+
+class AnswerDetails:
+    """Adds drafts, statistics and gauges to the events of an answer, for akunu's chat."""
+
+    def __init__(self, loop: StepLoop, request: Request) -> None:
+        self._loop, self._request = loop, request
         self._rows: Counter[int] = Counter()  # passes by rows
         self._gauges_time = 0.0
 
-    def add(self, steps: Sequence[Step]) -> list[Event]:
-        if self._job.stop_requested():
-            self.request.cancel()
-        calls: list[Event] = []
-        if self._tool_answer is not None:
-            steps, calls = self._tool_answer.add(steps)
-        events: list[Event] = [
-            step if isinstance(step, PrefillProgress) else self._annotate(step) for step in steps
-        ]
-        events += calls
-        return events if self.request.finish_reason is None else [*events, self._end()]
-
-    def _annotate(self, step: TextPiece) -> AnnotatedPiece:
-        stats, gauges = replace(self.request.stats), None
-        first = not stats.target_passes
-        if step.piece.tokens and not first:
-            self._rows[1 + step.piece.accepted + len(step.piece.rejected)] += 1
+    def add(self, events: list[Event], step: TextPiece) -> None:
+        """Add the details of a step to its events: to the text at the end, if there is any."""
+        piece, text = step.piece, TextDelta("")
+        if events and isinstance(last := events[-1], TextDelta):
+            text = last
+            del events[-1]
+        decoded = bool(piece.tokens and self._request.stats.target_passes)
+        if decoded:
+            self._rows[1 + piece.accepted + len(piece.rejected)] += 1
+        rejected, place = self._rejected_text(step), text.drafted[-1][1] if text.drafted else 0
+        gauges = None
         if time.monotonic() - self._gauges_time >= _GAUGES_INTERVAL_S:
-            self._gauges_time = time.monotonic()
-            gauges = self._gauges()
-        return AnnotatedPiece(step, stats, self._rejected_text(step), first, gauges)
+            self._gauges_time, gauges = time.monotonic(), self._gauges()
+        events.append(
+            replace(
+                text,
+                rejected=((place, rejected),) if rejected else (),
+                passes=(len(piece.tokens),) if decoded else (),
+                stats=replace(self._request.stats),
+                gauges=gauges,
+            )
+        )
 
-    def _end(self) -> Finished:
-        tool_answer = self._tool_answer
-        reason = (tool_answer and tool_answer.reason) or self.request.finish_reason or "cancelled"
-        end = AnnotatedEnd(reason, self._gauges())
-        if reason == "cancelled" and self._job.stop_requested():
-            reason = "stop"  # "cancelled" would mean that the server is stopping
-        return Finished(reason, replace(self.request.stats), details=end)
+    def last(self) -> TextDelta:
+        """Return the details at the end of the answer."""
+        return TextDelta("", stats=replace(self._request.stats), gauges=self._gauges())
 
-    def _rejected_text(self, piece: TextPiece) -> str:
-        """Return the rejected draft as text after the accepted tokens."""
-        drafted = piece.piece.rejected
-        if not drafted:
+    def _rejected_text(self, step: TextPiece) -> str:
+        """Return the rejected draft as text after the accepted tokens, "" in thinking."""
+        piece = step.piece
+        if not piece.rejected or (step.thinking and not step.text):
             return ""
-        tokenizer, tokens = self._loop.engine.tokens.tokenizer, self.request.tokens
+        tokenizer, tokens = self._loop.engine.tokens.tokenizer, self._request.tokens
         # A draft may reach beyond the end of the answer.
         decode = partial(tokenizer.decode, skip_special_tokens=True)
-        before = len(tokens) - len(piece.piece.tokens) + piece.piece.accepted
+        before = len(tokens) - len(piece.tokens) + piece.accepted
         anchor = tokens[before - 1 : before]
-        return str(decode([*anchor, *drafted]))[len(decode(anchor)) :]
+        return str(decode([*anchor, *piece.rejected]))[len(decode(anchor)) :]
 
     def _gauges(self) -> Gauges:
         """Return memory and speedup: plain cost of the tokens over the cost of the passes."""
-        stats = self.request.stats
+        stats = self._request.stats
         curve, speedup = self._loop.runner.curve, None
         if curve.measured(1) and stats.drafted:
             costs = curve.table(stats.prompt_tokens + stats.generated_tokens)
             spent = sum(
                 costs[min(each, len(costs)) - 1] * count for each, count in self._rows.items()
             )
-            spent += self.request.drafter.neural_seconds
+            spent += self._request.drafter.neural_seconds
             speedup = stats.decoded_tokens * costs[0] / spent
         return Gauges(memory(), speedup)
 
 
-class ToolCallSplitter:
-    """Separates the text of an answer from its tool calls."""
+def _complete_calls(events: Sequence[Event]) -> list[Event]:
+    """Return the events of calls that have an end."""
+    calls: list[Event] = []
+    call: list[Event] = []
+    for event in events:
+        call = [event] if isinstance(event, ToolCallStarted) else [*call, event]
+        if isinstance(event, ToolCallFinished):
+            calls += [each for each in call if not isinstance(each, TextDelta)]
+    return calls
 
-    def __init__(self, answer: RunningJob) -> None:
-        self._answer = answer
-        self._raw: deque[tuple[str, bool]] = deque()  # characters not shown yet; True: drafted
-        self._after_call = False
-        self.reason: FinishReason | None = None  # "stop" if the model may call once and did
 
-    def add(self, steps: Sequence[Step]) -> tuple[list[Step], list[Event]]:
-        """Return the steps with the answer's text only, and the events of the calls."""
-        events = self._answer.add(steps)
-        text = ""
-        for event in events:
-            if isinstance(event, TextDelta):
-                text += _PARAGRAPH + event.text if self._after_call else event.text
-            elif isinstance(event, Finished):
-                self.reason = event.reason
-            self._after_call = isinstance(event, Call)
-        shown: list[Step] = []
-        for step in steps:
-            if isinstance(step, TextPiece):
-                self._record(step)
-                step = replace(step, text="", drafted=())
-            shown.append(step)
-        if text and not (shown and isinstance(shown[-1], TextPiece)):
-            shown.append(TextPiece("", Piece(())))
-        if text and isinstance(last := shown[-1], TextPiece):
-            shown[-1] = replace(last, text=text, drafted=self._drafted(text))
-        return shown, [event for event in events if isinstance(event, Call)]
-
-    def _record(self, piece: TextPiece) -> None:
-        drafted = {at for start, end in piece.drafted for at in range(start, end)}
-        self._raw.extend((letter, at in drafted) for at, letter in enumerate(piece.text))
-
-    def _drafted(self, text: str) -> tuple[tuple[int, int], ...]:
-        """Return the ranges of `text` that were drafted, skipping the markup of calls."""
-        spans: list[tuple[int, int]] = []
-        for at, letter in enumerate(text):
-            raw = self._raw
-            if not any(each == letter for each, _ in raw):
-                continue  # a remark of the parser
-            while raw[0][0] != letter:
-                raw.popleft()
-            if raw.popleft()[1]:
-                start = spans.pop()[0] if spans and spans[-1][1] == at else at
-                spans.append((start, at + 1))
-        return tuple(spans)
+def _first_end(events: Sequence[Event]) -> int:
+    """Return the index after the first end of a call, 0 if there is none."""
+    ends = (index for index, event in enumerate(events) if isinstance(event, ToolCallFinished))
+    return next(ends, -1) + 1
 
 
 def memory() -> int:

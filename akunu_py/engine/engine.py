@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -23,15 +24,17 @@ from akunu_py.engine.model.drafters import (
     PublishedDrafter,
     check_draft_model,
     check_tokens,
-    is_head,
     open_drafter,
     open_head,
 )
 from akunu_py.engine.model.load_plan import LoadPlan, make_plan, memory_limit, needs
+from akunu_py.engine.model.token_ids import first_invalid
 from akunu_py.engine.model.tokens import TokenCodec
 from akunu_py.engine.template import chat_template
 from akunu_py.engine.tools.rendering import template_features
+from akunu_py.errors import PromptTooLong, UnsupportedModel, UsageError
 from akunu_py.files import open_regular, read_bounded
+from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.models.load.mlx_loader import OpenModel, open_directory
 from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES, as_error
 from akunu_py.models.load.safetensors import read_header
@@ -43,6 +46,14 @@ if TYPE_CHECKING:
 _DEFAULTS = LoadOptions()
 # Blocks of each tensor for `model_digest`, evenly spread. Tensors up to 32 kB are covered whole.
 _SAMPLES, _SAMPLE_BYTES = 8, 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The embedding of one text."""
+
+    values: list[float]  # of length 1
+    tokens: int  # of the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +107,30 @@ class Engine:
             )
         return replace(engine, load_s=time.perf_counter() - started)
 
+    def embed(self, text: str | Sequence[int], dimensions: int | None = None) -> Embedding:
+        """Return the embedding of a text or token ids; call in the thread that owns the model.
+
+        It is the normalized hidden state of the last token, for which Qwen3-Embedding and similar
+        decoders are trained (Zhang et al., 2025). dimensions: keep only the first ones. Raises
+        UsageError for an empty text, token ids outside the vocabulary or too many dimensions,
+        PromptTooLong, UnsupportedModel.
+        """
+        tokens = self.tokens.encode(text) if isinstance(text, str) else list(text)
+        if not tokens or first_invalid(tokens, self.tokens.vocabulary) is not None:
+            raise UsageError("input: expected a text or token ids of the embedding model")
+        if len(tokens) > (maximum := self.plan.context_length):
+            message = f"input: {len(tokens)} tokens exceed the context of {maximum} tokens"
+            raise PromptTooLong(message, len(tokens), maximum)
+        body = getattr(self.model, "model", None)
+        if not callable(body):
+            raise UnsupportedModel(f"{self.name} cannot make embeddings; use Qwen3-Embedding")
+        hidden = body(mx.array([tokens]))[0, -1].astype(mx.float32)
+        if dimensions is not None and dimensions > hidden.size:
+            raise UsageError(f"dimensions: expected at most {hidden.size}, got {dimensions}")
+        hidden = hidden[:dimensions]
+        values = hidden * mx.rsqrt(mx.sum(hidden * hidden) + 1e-12)
+        return Embedding([float(each) for each in values.tolist()], len(tokens))
+
     def with_draft_model(self, small: Engine) -> Engine:
         """Return this engine with draft model `small`. Raises UsageError if its tokens differ."""
         check_tokens(small.tokens, self.tokens)
@@ -131,10 +166,13 @@ def _load(
     else:
         itemsize = device.convert_weights(model, options.weights)
     own = needs(opened, options.kv_bits, itemsize)
-    separate = draft_model[1] if draft_model and is_head(draft_model[1]) else None
-    small = None
-    if draft_model and not separate:
-        small = open_drafter(*draft_model, options.weights, opened, own)
+    small = separate = None
+    if draft_model:
+        config = read_config(draft_model[1])
+        if config is not None and config.kind == "mtp":
+            separate = draft_model[1]
+        else:
+            small = open_drafter(*draft_model, config, options.weights, opened, own)
     if host_group is None:
         limit = memory_limit(options)
         head, no_head = open_head(opened, options.weights, own, limit, separate)

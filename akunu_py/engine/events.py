@@ -7,9 +7,14 @@ one ToolCallFinished.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
-from akunu_py.types import FinishReason, Stats, TextPiece, TokenLogprobs
+from akunu_py.types import FinishReason, Stats, TokenLogprobs
+
+Span = tuple[int, int]  # half-open range of characters
+Rejected = tuple[int, str]  # the position of a rejected draft in a text, and the draft's text
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +41,36 @@ class ThinkingDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class Gauges:
+    """Measurements other than the counts of an answer."""
+
+    memory: int = 0  # bytes of model, cache and activations
+    speedup: float | None = None  # over plain decoding, by the cost model; None: unknown
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of the answer."""
+    """More of the answer. A delta with the details of a decode step may have no text."""
 
     text: str
+    # For akunu's own clients:
+    drafted: tuple[Span, ...] = ()  # ranges of `text` from accepted drafts
+    rejected: tuple[Rejected, ...] = ()
+    passes: tuple[int, ...] = ()  # tokens of each decode pass
+    stats: Stats | None = None  # of the answer so far
+    gauges: Gauges | None = None  # with some deltas
+
+    def __add__(self, more: TextDelta) -> TextDelta:
+        offset, drafted = len(self.text), list(self.drafted)
+        add_spans(drafted, more.drafted, offset)
+        return TextDelta(
+            self.text + more.text,
+            tuple(drafted),
+            self.rejected + tuple((place + offset, text) for place, text in more.rejected),
+            self.passes + more.passes,
+            more.stats or self.stats,
+            more.gauges or self.gauges,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,40 +101,13 @@ class ToolCallFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class Gauges:
-    """Measurements other than the counts of an answer."""
-
-    memory: int = 0  # bytes of model, cache and activations
-    speedup: float | None = None  # over plain decoding, by the cost model; None: unknown
-
-
-@dataclass(frozen=True, slots=True)
-class AnnotatedPiece:
-    """The result of one pass, with its drafts, for akunu's chat."""
-
-    piece: TextPiece
-    stats: Stats  # of the answer so far
-    rejected: str = ""  # text of rejected draft tokens
-    from_prefill: bool = False
-    gauges: Gauges | None = None  # with some pieces
-
-
-@dataclass(frozen=True, slots=True)
-class AnnotatedEnd:
-    """The end of an answer for akunu's chat."""
-
-    reason: FinishReason  # "cancelled" also if the client of a server ended it
-    gauges: Gauges
-
-
-@dataclass(frozen=True, slots=True)
 class Finished:
     """The answer is complete."""
 
     reason: FinishReason
     stats: Stats
     stop: str = ""  # the stop sequence that ended the answer, "" for none
-    details: object = None  # for akunu's own clients: an `AnnotatedEnd` or a `Completion`
+    details: object = None  # of a completion: a `Completion`
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +125,33 @@ Event = (
     | TextDelta
     | Logprobs
     | Call
-    | AnnotatedPiece
     | Finished
     | Failed
 )
+
+
+def append_event(events: list[Any], event: Event) -> None:
+    """Append an event, merged with the last one if possible."""
+    last = events[-1] if events else None
+    if isinstance(last, PrefillProgress) and isinstance(event, PrefillProgress):
+        events[-1] = event
+    elif isinstance(last, TextDelta) and isinstance(event, TextDelta):
+        events[-1] = last + event
+    elif (isinstance(last, ThinkingDelta) and isinstance(event, ThinkingDelta)) or (
+        isinstance(last, ToolCallArguments) and isinstance(event, ToolCallArguments)
+    ):
+        events[-1] = replace(last, text=last.text + event.text)
+    else:
+        events.append(event)
+
+
+def add_spans(spans: list[Span], more: Iterable[Span], offset: int) -> None:
+    """Append ranges, shifted by `offset`, to `spans`; adjacent ranges are merged."""
+    for start, end in more:
+        if spans and spans[-1][1] == start + offset:
+            spans[-1] = (spans[-1][0], end + offset)
+        else:
+            spans.append((start + offset, end + offset))
 
 
 @dataclass(frozen=True, slots=True)

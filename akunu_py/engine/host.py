@@ -78,7 +78,9 @@ class ModelHost:
         self._running: list[JobHandle] = []
         self._calls: list[Callable[[Engine | None], None]] = []
         self._shared = SharedPasses()  # of unloaded models
-        self._reload = self._closing = self._abandoned = False
+        self._closing = self._abandoned = False
+        self._unloads: list[Future[None]] = []  # requested, but not done yet
+        self._reload = False  # load the model again after that
         self._save_s = _LAST_SAVE_S
         self._is_frozen = True  # garbage collection ignores the loaded model
         self._wake = threading.Event()  # set when there is something to do
@@ -104,13 +106,29 @@ class ModelHost:
             self.state = "loading"
             self._thread.start()
 
+    def unload(self, save_s: float = _LAST_SAVE_S) -> Future[None]:
+        """Unload the model after all submitted jobs; a later job loads it again, at once.
+
+        save_s: time limit for saving prompt caches.
+        """
+        future: Future[None] = Future()
+        with self._lock:
+            idle = self._closing or self._thread.ident is None
+            if not idle:
+                self._save_s = save_s
+                self._unloads.append(future)
+        if idle:
+            future.set_result(None)
+        self._wake.set()
+        return future
+
     def reload(self) -> None:
         """Unload the model and load it again, after all submitted jobs; `start` if needed."""
         if self._thread.ident is None:
             self.start()
         else:
             self._reload = True
-            self._wake.set()
+            self.unload()
 
     def submit(
         self,
@@ -208,9 +226,12 @@ class ModelHost:
             self._closing = self._abandoned = True
             handles, self._waiting = [*self._running, *self._waiting], []
             calls, self._calls = self._calls, []
+            unloads, self._unloads = self._unloads, []
         self.error = why
         for handle in handles:
             handle.deliver(Failed(why))
+        for each in unloads:
+            each.set_result(None)
         for answer in calls:
             answer(None)
 
@@ -233,10 +254,7 @@ class ModelHost:
         finally:
             _busy.discard(self)
             try:
-                end = time.monotonic() + self._save_s
-                while (left := end - time.monotonic()) > 0 and self._save(lambda: False, left):
-                    pass
-                self._unload()
+                self._save_and_unload()
             finally:
                 release_streams()
 
@@ -295,15 +313,24 @@ class ModelHost:
         except Exception:  # noqa: BLE001 - saving only helps speed and must not end the thread
             return False
 
+    def _save_and_unload(self) -> None:
+        """Save prompt caches, up to the time limit, and unload the model."""
+        end = time.monotonic() + self._save_s
+        while (left := end - time.monotonic()) > 0 and self._save(lambda: False, left):
+            pass
+        self._unload()
+        with self._lock:
+            unloads, self._unloads = self._unloads, []
+        for each in unloads:
+            each.set_result(None)
+
     def _unload(self) -> None:
-        loaded = self._loop is not None
         if (loop := self._loop) is not None:
             self._shared += loop.shared
             self._loop = None
             loop.close()
-            loop = None
-        self._release_memory()
-        if loaded:
+            del loop
+            self._release_memory()
             self._report_state("unloaded")
 
     def _run_once(self) -> bool:
@@ -314,13 +341,15 @@ class ModelHost:
             calls, self._calls = self._calls, []
             needs_model = any(not handle.idle for handle in self._waiting) or calls
             wanted = bool(needs_model) and not self._closing
-            reload = self._reload and not (self._waiting or self._running or self._closing)
+            unload = self._unloads and not (self._waiting or self._running or self._closing)
         for handle in gone:
             handle.deliver(Finished("cancelled", Stats()))
-        if reload:
+        if unload:
+            self._failures, self._retry_at = 0, 0.0
+            self._save_and_unload()
+        retry = wanted and self._loop is None and self._clock() >= self._retry_at
+        if retry or (unload and self._reload):
             self._reload = False
-            self._unload()
-        if reload or (wanted and self._loop is None and self._clock() >= self._retry_at):
             self._try_to_load()
         for answer in calls:
             answer(self.engine)
@@ -340,7 +369,7 @@ class ModelHost:
     def _step(self, loop: ModelLoop) -> Sequence[tuple[JobHandle, Sequence[Event]]]:
         """Run one step. A failing loop fails its jobs; the next job loads the model again."""
         try:
-            return loop.step()
+            return loop.step(self._running)
         except Exception as error:  # noqa: BLE001 - the thread must not end while clients wait
             failed = [(handle, [Failed(error)]) for handle in self._running]
             self._unload()
@@ -349,6 +378,7 @@ class ModelHost:
     def _finish(self, handle: JobHandle, event: Finished | Failed) -> None:
         """End a running job, or queue it again if its server is gone."""
         gone = isinstance(event, Failed) and isinstance(event.error, ServerGone)
+        handle.forget()
         with self._lock:
             self._running.remove(handle)
             ended = handle.has_output or handle.cancelled or self._closing
@@ -364,18 +394,19 @@ class ModelHost:
     def _begin(self) -> None:
         """Start waiting jobs while slots are free."""
         loop = self._loop
-        while loop is not None and (handle := self._next_waiting(loop)) is not None:
-            loop.begin(handle)
+        while loop is not None and self._admit_next(loop):
+            pass
         if loop is None:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
             for handle in waiting:
                 handle.deliver(Failed(self.error))
 
-    def _next_waiting(self, loop: ModelLoop) -> JobHandle | None:
-        """Take the next job: short ones first, then clients with few running jobs, then FIFO.
+    def _admit_next(self, loop: ModelLoop) -> bool:
+        """Admit the next job if a slot is free; return False if none is.
 
-        Idle jobs start last, and only alone.
+        Short jobs are first, then clients with few running jobs, then FIFO; idle ones start last,
+        and only alone.
         """
         with self._lock:
             clients = Counter(handle.client for handle in self._running if handle.client)
@@ -393,7 +424,7 @@ class ModelHost:
             if chosen is not None:
                 self._waiting.remove(chosen)
                 self._running.append(chosen)
-        return chosen
+        return chosen is not None
 
 
 _MOMENT_S = 5.0  # shorter work does not start `caffeinate`; macOS waits at least a minute

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from akunu_py.engine.events import (
@@ -47,7 +48,10 @@ Job = BeginJob | DeferredJob
 
 
 class JobHandle:
-    """A submitted job: cancels it, and passes its events to the front end."""
+    """A submitted job: cancels it, and passes its events to the front end.
+
+    `ModelHost` has all of them, waiting and running ones; a `ModelLoop` runs those that it gets.
+    """
 
     def __init__(
         self,
@@ -69,6 +73,13 @@ class JobHandle:
         self.ended = False
         self.has_output = False
         self.retried = False  # begun again because its server was lost
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what the loop made, which refers to the model."""
+        self.prepared: Future[BeginJob] | None = None
+        self.running: RunningJob | None = None  # once the job began
+        self.request: Request | None = None  # the scheduled one
 
     @property
     def cancelled(self) -> bool:
@@ -109,17 +120,14 @@ class ModelLoop(Protocol):
     def slots(self) -> int:
         """How many jobs may run at a time; one more may if it is short."""
 
-    def begin(self, handle: JobHandle) -> None:
-        """Start a job."""
-
-    def step(self) -> list[tuple[JobHandle, list[Event]]]:
-        """Run one step of the running jobs; return their events.
+    def step(self, jobs: Sequence[JobHandle]) -> list[tuple[JobHandle, list[Event]]]:
+        """Run one step of the running jobs, after starting the new ones; return their events.
 
         Empty if none can run before `JobHandle.wake` of one is called.
         """
 
     def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
-        """Save one prompt cache; see `Session.save_idle`."""
+        """Save one prompt cache; see `StepLoop.save_idle`."""
 
     def close(self) -> None:
         """Save what was learned."""

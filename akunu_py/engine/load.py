@@ -27,14 +27,8 @@ def load_engine(model: str | None, options: LoadOptions) -> Engine:
     Prints warnings about memory to stderr.
     """
     engine = load_stored(model_store.resolve(model or load_settings().model), options)
-    warn_about_memory(engine)
+    print_warnings(filter(None, [engine.plan.fit.note]))
     return engine
-
-
-def warn_about_memory(engine: Engine) -> None:
-    """Print the note about memory and the draft model, if any."""
-    if engine.plan.fit.note:
-        print_warnings([engine.plan.fit.note])
 
 
 def open_model(
@@ -44,16 +38,20 @@ def open_model(
     answer_cache: bool,
     settings: Settings | None = None,
     warnings: list[str] | None = None,
+    prints_note: bool = True,
 ) -> tuple[Engine, LearnedState]:
     """Load a model with its learned state. None is the model in the settings.
 
     answer_cache: store answers and prompt caches, if the settings allow it. settings: read from the
-    file if None. warnings: see `LearnedState`.
+    file if None. warnings: see `LearnedState`. prints_note: the note about memory and the draft
+    model goes to stderr.
     """
     settings = settings or load_settings()
     if not isinstance(model, model_store.StoredModel):
         model = model_store.resolve(model or settings.model)
     engine = load_stored(model, options, settings)
+    if prints_note:
+        print_warnings(filter(None, [engine.plan.fit.note]))
     keep = settings.answer_cache and answer_cache
     return engine, _load_learned(engine, parse_size(settings.prompt_cache_disk), keep, warnings)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,7 @@ from akunu_py.engine.drafters.learned_state import UnsavedState
 from akunu_py.engine.engine import Engine, facts_of
 from akunu_py.engine.events import Event, Failed, Finished, LoadedModelFacts, SharedPasses
 from akunu_py.engine.histories import disk
-from akunu_py.engine.job import (
-    BeginJob,
-    DeferredJob,
-    JobHandle,
-    RunningJob,
-)
+from akunu_py.engine.job import DeferredJob, JobHandle
 from akunu_py.engine.model import wired
 from akunu_py.engine.prefill import release_under_pressure
 from akunu_py.engine.request import Request, Status, Step
@@ -53,8 +48,6 @@ class StepLoop:
         self.runner = ModelRunner(engine, self.learned, **options)
         self._clock = clock
         self._scheduler = scheduler or Scheduler(clock)
-        self._starting: list[tuple[JobHandle, Future[BeginJob]]] = []
-        self._jobs: list[_RunningJob] = []
         self._threads = ThreadPoolExecutor(thread_name_prefix="prepare")
 
     @property
@@ -146,61 +139,56 @@ class StepLoop:
 
     # Jobs
 
-    def begin(self, handle: JobHandle) -> None:
-        """Start or prepare a job."""
-        if isinstance(handle.job, DeferredJob):
-            future = self._threads.submit(handle.job.prepare, self.engine)
-            future.add_done_callback(lambda _: handle.wake())
-        else:
-            future = Future()
-            future.set_result(handle.job)
-        self._starting.append((handle, future))
-
-    def step(self) -> list[tuple[JobHandle, list[Event]]]:
+    def step(self, jobs: Sequence[JobHandle]) -> list[tuple[JobHandle, list[Event]]]:
         """Start the prepared jobs, then run a step of the jobs that the scheduler chooses.
 
         Returns their events, or only those of failed starts; none while jobs are being prepared.
-        A last event frees the slot.
         """
-        if (failed := self._start_prepared()) or not self._jobs:
+        starts = ((each, self._start(each, jobs)) for each in jobs if each.running is None)
+        if failed := [(each, [failure]) for each, failure in starts if failure is not None]:
             return failed
-        for job in self._jobs:
-            if job.request is None:
-                return [(job.handle, self._add(job, []))]
-            if job.handle.cancelled:
-                job.request.cancel()
-        jobs = {job.request: job for job in self._jobs if job.request is not None}
-        results = self.advance(list(jobs))
+        requests = dict[Request, JobHandle]()
+        for job in jobs:
+            if job.running is not None and job.request is None:
+                return [(job, self._add(job, jobs, []))]
+            if job.request is not None:
+                requests[job.request] = job
+                if job.cancelled:
+                    job.request.cancel()
+        results = self.advance(list(requests)) if requests else {}
         return [
-            (jobs[each].handle, self._add(jobs[each], found)) for each, found in results.items()
+            (job, self._add(job, jobs, found))
+            for job, found in ((requests[each], found) for each, found in results.items())
         ]
 
-    def _start_prepared(self) -> list[tuple[JobHandle, list[Event]]]:
-        """Start the prepared jobs; return the events of those that failed."""
-        failed: list[tuple[JobHandle, list[Event]]] = []
-        for each in [each for each in self._starting if each[1].done()]:
-            self._starting.remove(each)
-            handle, future = each
-            try:
-                job = _RunningJob(handle, future.result()(self))
-            except Exception as error:  # noqa: BLE001 - one bad request must not end the others
-                failed.append((handle, [Failed(error)]))
-            else:
-                self._jobs.append(job)
-                self._admit(job)
-        return failed
+    def _start(self, job: JobHandle, jobs: Sequence[JobHandle]) -> Event | None:
+        """Prepare a job, or start it if it is prepared; return the event of a failed start."""
+        try:
+            if not isinstance(job.job, DeferredJob):
+                job.running = job.job(self)
+            elif job.prepared is None:
+                job.prepared = self._threads.submit(job.job.prepare, self.engine)
+                job.prepared.add_done_callback(lambda _: job.wake())
+            elif job.prepared.done():
+                job.running = job.prepared.result()(self)
+        except Exception as error:  # noqa: BLE001 - one bad request must not end the others
+            return Failed(error)
+        if job.running is not None:
+            self._admit(job, jobs)
+        return None
 
-    def _admit(self, job: _RunningJob) -> None:
+    def _admit(self, job: JobHandle, jobs: Sequence[JobHandle]) -> None:
         """Schedule the next request of a job."""
+        assert job.running is not None
         request = job.request = job.running.request
         if request is not None:
-            others = [each.request for each in self._jobs if each is not job]
-            spent = (each.spent for each in others if each is not None)
-            request.short, request.since = job.handle.short, self._clock()
+            spent = (each.request.spent for each in jobs if each is not job and each.request)
+            request.short, request.since = job.short, self._clock()
             request.spent = min(spent, default=0.0)
 
-    def _add(self, job: _RunningJob, results: Results) -> list[Event]:
+    def _add(self, job: JobHandle, jobs: Sequence[JobHandle], results: Results) -> list[Event]:
         """Return the events for the results. An exception becomes the final `Failed` event."""
+        assert job.running is not None
         try:
             if isinstance(results, Exception):
                 raise results
@@ -208,11 +196,10 @@ class StepLoop:
         except Exception as error:  # noqa: BLE001 - one bad request must not end the others
             events = [Failed(error)]
         if events and isinstance(events[-1], Finished | Failed):
-            self._jobs.remove(job)
             if job.request is not None:
                 self.close_request(job.request)
         elif job.running.request is not job.request:
-            self._admit(job)
+            self._admit(job, jobs)
         return events
 
     # State that outlives requests
@@ -254,12 +241,3 @@ class StepLoop:
         """Save the learned costs for the next run."""
         self._threads.shutdown()
         self.learned.close()
-
-
-@dataclass(slots=True, eq=False)
-class _RunningJob:
-    """A running job, and its request that is scheduled."""
-
-    handle: JobHandle
-    running: RunningJob
-    request: Request | None = None

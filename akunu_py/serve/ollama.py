@@ -17,8 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AliasChoices, Field
 
 from akunu_py.engine import events
-from akunu_py.engine.answer_jobs import chat_job, prompt_job
-from akunu_py.engine.embedding import Embedder
+from akunu_py.engine.answer import chat_job, prompt_job
 from akunu_py.engine.job import Job
 from akunu_py.serve.dialect.bodies import Body, Ignored, describe
 from akunu_py.serve.dialect.fields import (
@@ -39,7 +38,7 @@ from akunu_py.serve.dialect.interface import (
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
-from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.dialect.service import Embedder, Service
 from akunu_py.serve.openai.chat_completions import ChatTool, tools_of
 from akunu_py.serve.openai.embeddings import EmbeddingsBody, embeddings
 from akunu_py.serve.openai.shapes import chat_logprobs

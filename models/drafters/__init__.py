@@ -6,28 +6,26 @@ kind offers to the engine.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from akunu_py.errors import UnsupportedModel
-from akunu_py.models.drafters.drafter_config import BLOCK_KINDS, read_config
+from akunu_py.models.drafters.drafter_config import BLOCK_KINDS, DrafterConfig
 
 _KINDS = (*BLOCK_KINDS, "eagle3", "gemma4-assistant")
 
 
-def load_drafter(directory: Path, target: dict[str, Any]) -> Any:
-    """Load the drafter in `directory`. target: the config.json of the model to draft for.
+def load_drafter(config: DrafterConfig | None, target: dict[str, Any]) -> Any:
+    """Load a drafter. target: the config.json of the model to draft for.
 
     Raises UnsupportedModel if the drafter is for another model or of an unknown kind, DamagedModel.
     """
     # Imported here: they load MLX, and the store only reads configurations.
     from akunu_py.models.drafters import block, eagle3, gemma4_assistant
 
-    config = read_config(directory)
     if config is None or config.kind not in _KINDS:
+        found = "none" if config is None else f"{config.kind} in {config.path}"
         raise UnsupportedModel(
-            f"expected a drafter of kind {', '.join(_KINDS)} in {directory}, found "
-            f"{'none' if config is None else config.kind}; use another drafter"
+            f"expected a drafter of kind {', '.join(_KINDS)}, found {found}; use another drafter"
         )
     if config.kind == "eagle3":  # these two check it themselves, with corrected taps
         return eagle3.load_eagle3(config, target)

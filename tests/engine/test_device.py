@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from akunu_py.engine.answer_jobs import text_job
+from akunu_py.engine.answer import text_job
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Finished
 from akunu_py.engine.histories.history import TokenHistory
@@ -249,12 +249,14 @@ def test_decoding_adapts_the_threads_all_the_time(
     adapted: list[int] = []
     monkeypatch.setattr(BlasThreads, "adapt", lambda self: adapted.append(1))
     loop = StepLoop(load_tiny(tmp_path, ["<|endoftext|>"]))
+    jobs = []
     for seed in range(requests):
         job = text_job(some(20, seed), GenerateOptions(max_tokens=12, draft="off"))
-        loop.begin(JobHandle(job, lambda event: None, "", lambda: None, short=False))
-    ended = 0
-    while ended < requests:
-        ended += sum(isinstance(event, Finished) for _, events in loop.step() for event in events)
+        jobs.append(JobHandle(job, lambda event: None, "", lambda: None, short=False))
+    while jobs:
+        for handle, events in loop.step(jobs):
+            if any(isinstance(event, Finished) for event in events):
+                jobs.remove(handle)
     assert len(adapted) >= 12
     assert bool(loop.shared.passes) == (requests > 1)
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +20,8 @@ import pytest
 from akunu_py import files
 from akunu_py.completion.completion_queue import CompletionJob
 from akunu_py.completion.completion_request import Completion, CompletionRequest
-from akunu_py.engine import answer_jobs
-from akunu_py.engine.answer import AnnotatedAnswerJob
-from akunu_py.engine.answer_jobs import chat_job
+from akunu_py.engine.answer import ChatJob, chat_job
+from akunu_py.engine.answer import text_job as job_of
 from akunu_py.engine.constraint import matcher
 from akunu_py.engine.drafters.learned_state import LearnedState
 from akunu_py.engine.engine import Engine
@@ -63,7 +62,7 @@ def host(load: Callable[[], StepLoop]) -> Iterator[ModelHost]:
 
 
 def text_job(prompt: list[int] = PROMPT, count: int = 12) -> BeginJob:
-    return answer_jobs.text_job(prompt, GenerateOptions(max_tokens=count))
+    return job_of(prompt, GenerateOptions(max_tokens=count))
 
 
 def text_of(events: Events) -> str:
@@ -196,11 +195,11 @@ def test_a_failing_step_loop_fails_its_jobs_and_no_later_ones(directory: Path) -
     class FailingOnce(StepLoop):
         failing = True
 
-        def step(self) -> Any:
+        def step(self, jobs: Sequence[JobHandle]) -> Any:
             if FailingOnce.failing:
                 FailingOnce.failing = False
                 raise RuntimeError("a fault of the loop")
-            return super().step()
+            return super().step(jobs)
 
     host = ModelHost(lambda: FailingOnce(Engine.load(directory)))
     jobs = [submit(host, text_job()) for _ in range(3)]
@@ -213,7 +212,9 @@ def test_a_failing_step_loop_fails_its_jobs_and_no_later_ones(directory: Path) -
     assert host.close()
 
 
-def test_a_failed_load_is_retried_after_growing_delays(load: Callable[[], StepLoop]) -> None:
+def test_a_failed_load_is_retried_after_growing_delays_or_an_unload(
+    load: Callable[[], StepLoop],
+) -> None:
     now, tries = [0.0], [OSError("no disk"), OSError("no disk")]
 
     def failing() -> StepLoop:
@@ -223,8 +224,10 @@ def test_a_failed_load_is_retried_after_growing_delays(load: Callable[[], StepLo
 
     host = ModelHost(failing, clock=lambda: now[0])
     host.start()
-    for at, works in ((0.0, False), (0.5, False), (1.5, False), (3.0, False), (5.0, True)):
+    for at, works in ((0.0, False), (0.5, False), (1.5, False), (3.0, False), (3.1, True)):
         now[0] = at
+        if works:
+            host.unload().result(60)
         last = end_of(submit(host, text_job()))
         assert isinstance(last, Finished) == works, at
         assert host.state == ("ready" if works else "failed")
@@ -360,10 +363,16 @@ class Saving(ScriptedLoop):
 
 
 @pytest.mark.long
-def test_an_idle_model_saves_all_prompt_caches_then_unloads() -> None:
+@pytest.mark.parametrize("idle_s", [0.01, None])
+def test_a_model_saves_all_prompt_caches_then_unloads(idle_s: float | None) -> None:
+    """When it is idle, or on demand."""
     log: queue.SimpleQueue[str] = queue.SimpleQueue()
-    host = ModelHost(lambda: Saving(log), idle_s=0.01, save_after_s=0.0, on_state=log.put)
+    host = ModelHost(
+        lambda: Saving(log), idle_s=idle_s, save_after_s=60.0 * (idle_s is None), on_state=log.put
+    )
     host.start()
+    if idle_s is None:
+        host.unload()
     seen: list[str] = []
     while "unloaded" not in seen:
         seen.append(log.get(timeout=60))
@@ -372,6 +381,27 @@ def test_an_idle_model_saves_all_prompt_caches_then_unloads() -> None:
     host.reload()
     assert [log.get(timeout=60) for _ in range(2)] == ["loading", "ready"]
     assert host.close()
+
+
+def test_unload_waits_for_submitted_jobs_and_a_later_job_loads_again(
+    load: Callable[[], StepLoop],
+) -> None:
+    states: queue.SimpleQueue[str] = queue.SimpleQueue()
+    host = ModelHost(load, on_state=states.put)
+    host.unload().result(60)  # nothing to unload
+    gate = Gate().submit(host)
+    host.start()
+    assert gate.begun.wait(60)
+    unloaded, second = host.unload(), Gate(is_open=True).submit(host)
+    gate.open.set()
+    unloaded.result(60)
+    assert (host.state, host.facts) == ("unloaded", None)
+    third = Gate(is_open=True).submit(host)
+    assert [reason_of(each.events) for each in (gate, second, third)] == ["stop"] * 3
+    assert host.close()
+    found = [states.get(timeout=60) for _ in range(6)]
+    assert found == ["loading", "ready", "unloaded"] * 2
+    host.unload().result(60)
 
 
 @pytest.mark.parametrize(("save_s", "saved"), [(60.0, 3), (0.0, 0)])
@@ -459,7 +489,7 @@ def threads_of(*functions: Any) -> Iterator[dict[str, list[str]]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("job", [chat_job, lambda engine, *args: AnnotatedAnswerJob(*args)])
+@pytest.mark.parametrize("job", [chat_job, lambda engine, *args: ChatJob(*args)])
 def test_the_models_thread_renders_no_turn_and_writes_no_file(
     job: Callable[[Engine, list[Message], GenerateOptions], Job], engine: Engine, tmp_path: Path
 ) -> None:
@@ -486,7 +516,7 @@ def test_the_models_thread_compiles_no_grammar(tmp_path: Path) -> None:
     engine = load_tiny(tmp_path / "model", [END], template=TEMPLATE)
     with threads_of(matcher.lark) as threads:
         host = started(engine)
-        for job in (AnnotatedAnswerJob(HI, options), chat_job(engine, HI, options)):
+        for job in (ChatJob(HI, options), chat_job(engine, HI, options)):
             assert isinstance(answer(host, job), Finished)
         assert host.close()
     assert threads == {"lark": ["grammar"] * 3}
@@ -542,13 +572,14 @@ class SlowJob:
 def test_a_step_waits_for_no_preparation(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, job, events = StepLoop(engine), SlowJob(), list[Event]()
     woken: queue.SimpleQueue[None] = queue.SimpleQueue()
-    loop.begin(JobHandle(job, events.append, "", lambda: woken.put(None), short=False))
+    jobs = [JobHandle(job, events.append, "", lambda: woken.put(None), short=False)]
+    assert loop.step(jobs) == []  # starts the preparation
     with monkeypatch.context() as patch:
         patch.setattr(threading.Condition, "wait", lambda *_: pytest.fail("the step waits"))
-        assert loop.step() == []
+        assert loop.step(jobs) == []
     job.lock.release()
     woken.get(timeout=60)
-    assert loop.step() != []
+    assert loop.step(jobs) != []
 
 
 def test_a_job_that_is_prepared_ends_before_the_host_closes(engine: Engine) -> None:
@@ -564,7 +595,7 @@ def test_a_job_that_is_prepared_ends_before_the_host_closes(engine: Engine) -> N
 
 def test_a_job_that_cannot_be_prepared_fails_alone(tmp_path: Path) -> None:
     host = started(load_tiny(tmp_path, [END], template="{{ raise_exception('No.') }}"))
-    failed = answer(host, AnnotatedAnswerJob(HI, OPTIONS))
+    failed = answer(host, ChatJob(HI, OPTIONS))
     assert isinstance(failed, Failed)
     assert "No." in str(failed.error)
     assert isinstance(answer(host, text_job()), Finished)
@@ -592,24 +623,17 @@ def test_the_least_recently_used_grammar_is_forgotten_and_a_failed_one_at_once()
 
 
 class Breaking(StepLoop):
-    """A loop of which one method fails."""
+    """A loop that fails to close if `broken`."""
 
-    broken = ""
-
-    def begin(self, handle: JobHandle) -> None:
-        self._break("begin")
-        super().begin(handle)
+    broken = False
 
     def close(self) -> None:
-        self._break("close")
+        if self.broken:
+            raise RuntimeError("close is broken")
         super().close()
 
-    def _break(self, method: str) -> None:
-        if self.broken == method:
-            raise RuntimeError(f"{method} is broken")
 
-
-@pytest.mark.parametrize("broken", ["begin", "close", "loading", "ready", "unloaded"])
+@pytest.mark.parametrize("broken", ["close", "loading", "ready", "unloaded"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_fault_in_the_thread_ends_all_requests_and_later_ones_fail_at_once(
     directory: Path, broken: str
@@ -618,7 +642,7 @@ def test_a_fault_in_the_thread_ends_all_requests_and_later_ones_fail_at_once(
 
     def load() -> StepLoop:
         loop = Breaking(Engine.load(directory))
-        loop.broken = broken
+        loop.broken = broken == "close"
         return loop
 
     def on_state(state: str) -> None:

@@ -6,21 +6,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import mlx.core as mx
 import pytest
 
-from akunu_py.engine.answer import AnnotatedAnswer, AnnotatedAnswerJob
-from akunu_py.engine.answer_jobs import thinking_for
+from akunu_py.engine.answer import AnswerDetails, AnswerEvents, ChatJob, thinking_for
 from akunu_py.engine.constraint import answer_limits
 from akunu_py.engine.constraint.answer_limits import ThinkingBudget, can_limit_thinking
 from akunu_py.engine.engine import Engine
-from akunu_py.engine.events import AnnotatedPiece, Event, Finished
-from akunu_py.engine.job import RunningJob
+from akunu_py.engine.events import Event, Finished, TextDelta, ThinkingDelta
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.template.effort import EFFORT_BUDGETS
+from akunu_py.engine.tools.tool_call_parser import parser_for
 from akunu_py.errors import UsageError
 from akunu_py.types import (
     THINKING_MODES,
@@ -29,6 +26,7 @@ from akunu_py.types import (
     GenerateOptions,
     Message,
     SamplingOptions,
+    TextPiece,
     ThinkingMode,
 )
 from tests.support.command import run_here
@@ -81,13 +79,12 @@ def test_the_mode_reaches_the_prompt_and_the_answer(models: dict[str, Engine]) -
     loop = StepLoop(models["switch"])
     for mode, end in (("default", "<think>"), ("on", "<think>"), ("off", "</think>")):
         options = GenerateOptions(3, "off", thinking=mode)  # type: ignore[arg-type]
-        job = AnnotatedAnswerJob(PROMPTED, options)
+        job = ChatJob(PROMPTED, options)
         request = job.prepare(loop.engine)(loop).request
         assert request is not None
         assert models["switch"].tokens.decode(request.prompt).endswith(end)
-        pieces = [event for event in run_job(job, loop) if isinstance(event, AnnotatedPiece)]
-        thought = "".join(event.piece.thinking for event in pieces)
-        assert bool(thought) == (mode != "off")
+        thought = any(isinstance(event, ThinkingDelta) for event in run_job(job, loop))
+        assert thought == (mode != "off")
 
 
 def test_a_model_that_always_thinks_says_so(tmp_path: Path) -> None:
@@ -105,18 +102,26 @@ def test_rejected_drafts_are_shown_without_special_tokens(models: dict[str, Engi
     wrong = loop.engine.tokens.encode("wr")
     context = [*prompt[-3:], plain.tokens[0], *wrong, special, *wrong]
     request = loop.request(prompt, options, [context])
-    job = AnnotatedAnswerJob(PROMPTED, options)
-    answer = AnnotatedAnswer(loop, job, cast(RunningJob, SimpleNamespace(request=request)))
+    details, parser = AnswerDetails(loop, request), parser_for(loop.engine.tokens.tokenizer, ())
+    answer = AnswerEvents(request, parser, None, details, one_call=False)
     events: list[Event] = []
+    rejected: list[int] = []
     while not events or not isinstance(events[-1], Finished):
         (results,) = loop.advance([request]).values()
         assert not isinstance(results, Exception)
+        rejected += [
+            token
+            for each in results
+            if isinstance(each, TextPiece)
+            for token in each.piece.rejected
+        ]
         events += answer.add(results)
-    pieces = [event for event in events if isinstance(event, AnnotatedPiece)]
-    assert "".join(each.piece.text for each in pieces) == plain.text
-    assert any("wr" in each.rejected for each in pieces)
-    assert all("<" not in each.rejected for each in pieces)
-    assert any(special in each.piece.piece.rejected for each in pieces)
+    deltas = [event for event in events if isinstance(event, TextDelta)]
+    assert "".join(each.text for each in deltas) == plain.text
+    texts = [text for each in deltas for _, text in each.rejected]
+    assert any("wr" in text for text in texts)
+    assert all("<" not in text for text in texts)
+    assert special in rejected
 
 
 @pytest.mark.usefixtures("own_directories")

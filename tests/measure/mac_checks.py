@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 
 from akunu_py.bench.result import median
 from akunu_py.engine import kv_cache
-from akunu_py.engine.answer_jobs import text_job
+from akunu_py.engine.answer import text_job
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Event, Failed, Finished
 from akunu_py.engine.histories.history import MAX_CHECKPOINTS

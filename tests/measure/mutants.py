@@ -41,7 +41,7 @@ WINGS = {
     "engine": (
         [f"akunu_py/engine/{part}" for part in
          ("host.py", "loop.py", "request.py", "runner.py", "scheduler.py", "prefill.py",
-          "answer.py", "answer_jobs.py", "engine.py", "model", "constraint", "tools", "kv_cache.py",
+          "answer.py", "engine.py", "model", "constraint", "tools", "kv_cache.py",
           "sampling.py")],
         ["tests/engine"],
     ),

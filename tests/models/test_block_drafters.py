@@ -35,7 +35,7 @@ def write(
 
 
 def load(directory: Path) -> BlockDrafter:
-    drafter = load_drafter(directory, TARGET)
+    drafter = load_drafter(read_config(directory), TARGET)
     assert isinstance(drafter, BlockDrafter)
     return drafter
 

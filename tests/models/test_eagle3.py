@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.drafters import load_drafter
+from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.models.drafters.eagle3 import Eagle3
 from akunu_py.models.drafters.state_drafter import Embed
 from tests.support import tiny_drafters as tiny
@@ -49,7 +50,7 @@ def save(directory: Path, config: dict[str, Any], weights: dict[str, Any]) -> Pa
 
 
 def loaded(directory: Path, target: dict[str, Any]) -> Eagle3:
-    drafter = load_drafter(directory, target)
+    drafter = load_drafter(read_config(directory), target)
     assert isinstance(drafter, Eagle3)
     return drafter
 

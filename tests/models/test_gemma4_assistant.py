@@ -16,6 +16,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.drafters import load_drafter
+from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.models.drafters.gemma4_assistant import Gemma4Assistant
 from tests.support import tiny_drafters as tiny
 from tests.support.draft_rounds import greedy
@@ -59,7 +60,7 @@ def opened(
     mx.save_safetensors(str(directory / "model.safetensors"), arrays)
     settings = target_config(config)
     settings["text_config"] |= target
-    assistant = load_drafter(directory, settings)
+    assistant = load_drafter(read_config(directory), settings)
     assert isinstance(assistant, Gemma4Assistant)
     return assistant
 

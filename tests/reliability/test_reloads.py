@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from akunu_py.engine.answer_jobs import text_job
+from akunu_py.engine.answer import text_job
 from akunu_py.engine.drafters.learned_state import LearnedState
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Event, Finished, PromptProcessed

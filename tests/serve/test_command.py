@@ -224,7 +224,7 @@ def test_reply_reaches_a_client_that_only_stopped_writing(gone: bool) -> None:
 def test_a_lost_gpu_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an error, so that launchd and systemd restart the service."""
 
-    def step(loop: StepLoop) -> Any:
+    def step(loop: StepLoop, jobs: object) -> Any:
         raise RuntimeError("Ignored (00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)")
 
     monkeypatch.setattr(StepLoop, "step", step)

@@ -78,14 +78,14 @@ async def test_text_equals_run_without_drafts(
             send(request, tiny.in_thread(partial(dialect.expected, request)), stream=stream)
             for request, (stream, _) in zip(requests, MODES, strict=True)
         ]
-        before = tiny.model.shared.passes
+        before = tiny.model.host.shared.passes
         if together:
             tiny.scheduler.call(hold)
             await asyncio.gather(*waiting)
         else:
             for each in waiting:
                 await each
-        assert (tiny.model.shared.passes > before) == together
+        assert (tiny.model.host.shared.passes > before) == together
     assert not drafted["off"]
     assert drafted["fixed"] or name == "infill"  # completions may end before their first draft
 

@@ -23,9 +23,9 @@ from akunu_py.completion.completion_request import (
     CompletionRequest,
     SourceFile,
 )
-from akunu_py.engine.answer import AnnotatedAnswerJob
+from akunu_py.engine.answer import ChatJob
 from akunu_py.engine.engine import Engine
-from akunu_py.engine.events import AnnotatedPiece, Event, Failed, Finished
+from akunu_py.engine.events import Event, Failed, Finished, TextDelta
 from akunu_py.engine.host import ModelHost
 from akunu_py.engine.job import ModelLoop
 from akunu_py.engine.loop import StepLoop
@@ -230,19 +230,13 @@ class Chat:
 
 def merged(messages: list[Any]) -> tuple[Any, ...]:
     """Merge messages, so that their boundaries do not matter."""
-    text, thinking = "", ""
-    drafted: set[int] = set()
-    rejected: list[tuple[int, str]] = []
-    passes: list[int] = []
-    for each in messages:
-        if isinstance(each, PieceArrived):
-            drafted |= {len(text) + i for start, end in each.drafted for i in range(start, end)}
-            rejected += [(len(text) + place, words) for place, words in each.rejected]
-            text, thinking = text + each.text, thinking + each.thinking
-            passes += each.passes
+    pieces = [each for each in messages if isinstance(each, PieceArrived)]
+    whole = sum((each.delta for each in pieces), TextDelta(""))
+    thinking = "".join(each.thinking for each in pieces)
     stats = messages[-1].stats
     counts = stats.generated_tokens, stats.target_passes, stats.drafted, stats.accepted
-    return text, thinking, drafted, rejected, passes, messages[-1].reason, counts
+    drafts = whole.drafted, whole.rejected, whole.passes
+    return whole.text, thinking, *drafts, messages[-1].reason, counts
 
 
 @pytest.mark.parametrize("seed", [None, 3])
@@ -257,7 +251,7 @@ def test_served_chat_equals_local_chat(
     try:
         expected, found = own.send(options), served.send(options)
         assert merged(found) == merged(expected)
-        assert merged(found)[2:5] != (set(), [], []), "nothing was drafted"
+        assert merged(found)[2:5] != ((), (), ()), "nothing was drafted"
         assert found[-1].gauges.memory > 0
         for name in ("model", "context_length", "no_draft", "note", "shows_tools"):
             assert getattr(served.loaded, name) == getattr(own.loaded, name)
@@ -316,9 +310,9 @@ def test_a_side_request_ends_when_another_client_needs_the_model(
     other = Chat(lambda: remote(client))
 
     def begin_side_request() -> queue.SimpleQueue[Event]:
-        job = AnnotatedAnswerJob(QUESTION, replace(CHAT, max_tokens=3000, side_request=True))
+        job = ChatJob(QUESTION, replace(CHAT, max_tokens=3000, side_request=True))
         events = submit(chat.thread._host, job, idle=True)
-        while not isinstance(events.get(timeout=60), AnnotatedPiece):
+        while not isinstance(events.get(timeout=60), TextDelta):
             pass
         return events
 

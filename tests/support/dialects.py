@@ -278,15 +278,16 @@ def accumulate_infill(values: list[Value]) -> Value:
 
 
 def _accumulate_own_chat(values: list[Value]) -> Value:
-    pieces = [value["AnnotatedPiece"]["piece"] for value in values if "AnnotatedPiece" in value]
-    return {"text": "".join(each["text"] for each in pieces)} | values[-1]
+    pieces = [value["TextDelta"] for value in values if "TextDelta" in value]
+    end: Value = values[-1]["Finished"]
+    return end | {"text": "".join(each["text"] for each in pieces)}
 
 
 def _accumulate_own_completion(values: list[Value]) -> Value:
     deltas = [value["TextDelta"]["text"] for value in values if "TextDelta" in value]
     done: Value = values[-1]["Completion"]
     assert "".join(deltas) == done["text"]
-    return done | {"stats": values[-1]["stats"]}
+    return done
 
 
 def _openai_data(reply: Value) -> ReplyData:

@@ -301,11 +301,10 @@ class Served:
                 each = waiting.pop(0)
                 handle = JobHandle(each, lambda _: None, "", lambda: None, short=each.short)
                 running[handle] = each
-                self.loop.begin(handle)
             at_step()
             self.steps.append([])
             before = {each: each.drafted for each in running.values()}
-            for handle, events in (stepped := self.loop.step()):
+            for handle, events in (stepped := self.loop.step(list(running))):
                 each = running[handle]
                 if each.options.draft in NEURAL_MODES:
                     self.drafted[len(stepped) > 1] += each.drafted - before[each]

@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from akunu_py.engine.answer_jobs import chat_job
+from akunu_py.engine.answer import chat_job
 from akunu_py.engine.events import Event, Failed, Finished
 from akunu_py.engine.host import ModelHost
 from akunu_py.engine.job import BeginJob, Job, JobHandle
@@ -59,10 +59,9 @@ def end_of(events: Events) -> Event:
 def run_job(job: Job, loop: StepLoop) -> list[Event]:
     """Run a job alone and return its events."""
     handle = JobHandle(job, lambda event: None, "", lambda: None, short=False)
-    loop.begin(handle)
     events = list[Event]()
     while not events or not isinstance(events[-1], Finished):
-        for _, more in loop.step():
+        for _, more in loop.step([handle]):
             events += more
         if events and isinstance(events[-1], Failed):
             raise events[-1].error

@@ -14,7 +14,7 @@ from akunu_py.engine.drafters.states import ParallelDrafter
 from akunu_py.engine.model.drafters import PublishedDrafter
 from akunu_py.models.drafters import load_drafter
 from akunu_py.models.drafters.block import BlockDrafter
-from akunu_py.models.drafters.drafter_config import DrafterConfig
+from akunu_py.models.drafters.drafter_config import DrafterConfig, read_config
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
 from tests.support import tiny_drafters
 
@@ -88,7 +88,7 @@ def eagle3_drafter(directory: Path, model: Any, width: int, vocabulary: int, **c
     config = tiny_drafters.eagle3_config(4, **shape, **changes)
     save_drafter(directory, config, tiny_drafters.eagle3_checkpoint(config, 4))
     settings = {"hidden_size": width, "vocab_size": vocabulary, "model_type": "llama"}
-    return load_drafter(directory, settings | {"num_hidden_layers": len(model.layers)})
+    return load_drafter(read_config(directory), settings | {"num_hidden_layers": len(model.layers)})
 
 
 def save_drafter(directory: Path, config: dict[str, Any], weights: dict[str, Any]) -> Path:

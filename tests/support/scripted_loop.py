@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from akunu_py.completion.completion_queue import CompletionJob
 from akunu_py.completion.completion_request import Completion, CompletionRequest, EndCheck, finished
@@ -22,14 +22,9 @@ class ScriptedLoop:
     def __init__(self, name: str, complete: Complete) -> None:
         self.facts = LoadedModelFacts(name, "", 0, None, "")
         self._complete = complete
-        self._handle: JobHandle | None = None
 
-    def begin(self, handle: JobHandle) -> None:
-        self._handle = handle
-
-    def step(self) -> list[tuple[JobHandle, list[Event]]]:
-        handle, self._handle = self._handle, None
-        assert handle is not None
+    def step(self, jobs: Sequence[JobHandle]) -> list[tuple[JobHandle, list[Event]]]:
+        handle = jobs[0]
         job = handle.job
         assert isinstance(job, CompletionJob)
         try:

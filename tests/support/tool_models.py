@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.engine import answer_jobs
+from akunu_py.engine import answer
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.text import thinking as channels
 from akunu_py.engine.tools.formats import FORMATS
@@ -53,11 +53,11 @@ def options(engine: Engine, seed: int = 1, **more: Any) -> GenerateOptions:
 
 def force_calls(monkeypatch: pytest.MonkeyPatch, forced: ToolChoice, **options: Any) -> None:
     """Force a choice of tools on all jobs of a chat that make none."""
-    job = answer_jobs.chat_job
+    job = answer.chat_job
 
     def chat_job(
         engine: Any, messages: Any, requested: Any, tools: Any, choice: Any = None, **more: Any
     ) -> Any:
         return job(engine, messages, requested, tools, choice or forced, **more, **options)
 
-    monkeypatch.setattr(answer_jobs, "chat_job", chat_job)
+    monkeypatch.setattr(answer, "chat_job", chat_job)

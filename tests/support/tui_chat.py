@@ -18,7 +18,7 @@ from textual.strip import Strip
 from textual.widgets import Markdown
 
 from akunu_py.chats.tree import ChatMessage, ConversationTree
-from akunu_py.engine.events import Gauges
+from akunu_py.engine.events import Gauges, TextDelta
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.screens.conversation_list import ChosenConversation
@@ -163,7 +163,7 @@ class Chat:
         return self._request
 
     async def piece(self, text: str, *drafted: tuple[int, int], turn: int | None = None) -> None:
-        await self.post(PieceArrived(turn or self.request(), text, drafted, STATS))
+        await self.post(PieceArrived(turn or self.request(), TextDelta(text, drafted, stats=STATS)))
 
     async def finish(
         self, reason: FinishReason = "stop", stats: Stats = STATS, turn: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from textual.message import Message as TextualMessage
 
 from akunu_py.engine.engine import Engine
-from akunu_py.engine.events import AnnotatedPiece, Event, Finished, Gauges
+from akunu_py.engine.events import Event, Finished, Gauges, TextDelta
 from akunu_py.engine.job import JobHandle
 from akunu_py.engine.loop import StepLoop
 from akunu_py.errors import DamagedModel
@@ -22,11 +22,10 @@ from akunu_py.tui.workers.chat_client import (
     ChatClient,
     ModelLoaded,
     PieceArrived,
-    PieceBuffer,
     PrefillUpdate,
     TitleWritten,
 )
-from akunu_py.types import GenerateOptions, Message, Piece, Stats, TextPiece, Tool
+from akunu_py.types import GenerateOptions, Message, Stats, Tool
 from tests.support.command import until
 from tests.support.engines import altered
 from tests.support.jobs import chat_answer
@@ -43,8 +42,8 @@ class RecordedLoop(StepLoop):
         super().__init__(engine, slots=1)
         self._answered = answered
 
-    def step(self) -> list[tuple[JobHandle, list[Event]]]:
-        found = super().step()
+    def step(self, jobs: Sequence[JobHandle]) -> list[tuple[JobHandle, list[Event]]]:
+        found = super().step(jobs)
         for _, events in found:
             self._answered += [each.stats for each in events if isinstance(each, Finished)]
         return found
@@ -86,8 +85,9 @@ class Recorder:
             if isinstance(message, (AnswerFinished, AnswerFailed)):
                 return text, message
             if isinstance(message, PieceArrived):
-                assert all(0 <= a < b <= len(message.text) for a, b in message.drafted)
-                text += message.text
+                piece = message.delta
+                assert all(0 <= a < b <= len(piece.text) for a, b in piece.drafted)
+                text += piece.text
             else:
                 assert isinstance(message, PrefillUpdate)
 
@@ -188,9 +188,10 @@ def test_rejected_drafts_and_gauges_are_reported(recorder: Recorder) -> None:
     rejected, passes = 0, 0
     while not isinstance(message := recorder.next(), AnswerFinished):
         if isinstance(message, PieceArrived):
-            assert all(0 <= place <= len(message.text) and text for place, text in message.rejected)
-            rejected += len(message.rejected)
-            passes += len(message.passes)
+            piece = message.delta
+            assert all(0 <= place <= len(piece.text) and text for place, text in piece.rejected)
+            rejected += len(piece.rejected)
+            passes += len(piece.passes)
     assert rejected > 0
     assert passes == message.stats.target_passes
     assert message.gauges.memory > 90_000_000
@@ -239,25 +240,9 @@ def test_is_loading_is_true_during_a_load_only(shallow_starter: Engine, broken: 
     assert not recorder.thread.is_loading
 
 
-def test_pieces_are_merged_with_their_spans() -> None:
-    buffer, stats, gauges = PieceBuffer(1), Stats(), Gauges()
-    assert not buffer.is_due()
-    buffer.add(
-        AnnotatedPiece(
-            TextPiece("ab", Piece((1, 2), accepted=1), ((0, 1),)), Stats(), from_prefill=True
-        )
+def test_deltas_are_merged_with_their_spans() -> None:
+    first = TextDelta("cd", ((1, 2),), ((2, " dog"),), (2,), Stats(), Gauges(1))
+    merged = first + TextDelta(
+        "ef", ((0, 1),), ((1, "x"),), (3,), last := Stats(generated_tokens=5)
     )
-    assert buffer.is_due(), "the first piece goes at once"
-    buffer.flush(stats, gauges)
-    buffer.add(
-        AnnotatedPiece(
-            TextPiece("cd", Piece((3, 4), accepted=1, rejected=(7,)), ((1, 2),)), Stats(), " dog"
-        )
-    )
-    buffer.add(AnnotatedPiece(TextPiece("ef", Piece((5, 6), accepted=1), ((0, 1),)), Stats()))
-    assert not buffer.is_due()
-    message = buffer.flush(stats, gauges)
-    assert (message.text, message.rejected) == ("cdef", ((2, " dog"),))
-    assert message.drafted == ((1, 2), (2, 3))
-    assert message.passes == (2, 2)
-    assert message.stats is not stats
+    assert merged == TextDelta("cdef", ((1, 3),), ((2, " dog"), (3, "x")), (2, 3), last, Gauges(1))

@@ -8,7 +8,7 @@ import pytest
 from textual.content import Content
 
 from akunu_py.chats.tree import ChatMessage
-from akunu_py.engine.events import Gauges
+from akunu_py.engine.events import Gauges, Rejected, Span, TextDelta
 from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.transcript.drafting import DraftingPanel, DraftMarks, sparkline
@@ -17,8 +17,6 @@ from akunu_py.tui.workers.chat_client import (
     AnswerFinished,
     ModelLoaded,
     PieceArrived,
-    Rejected,
-    Span,
 )
 from akunu_py.types import Message
 from tests.support.tui_chat import GAUGES, STATS, chat
@@ -61,7 +59,9 @@ async def test_f2_marks_the_drafts_of_all_answers_as_markdown_draws_them() -> No
         at = text.index
         rejected = ((at("e |"), "no"), (at("f():"), "gh"))
         await it.post(
-            PieceArrived(2, text, ((0, 4), (at("cd"), at("cd") + 2)), STATS, "", rejected)
+            PieceArrived(
+                2, TextDelta(text, ((0, 4), (at("cd"), at("cd") + 2)), rejected, stats=STATS)
+            )
         )
         await it.piece("    return 1\n```\n", (4, 10))
         await it.rest()
@@ -114,12 +114,12 @@ async def test_the_panel_shows_words_a_step_and_the_speedup() -> None:
     async with chat() as it:
         await it.send("go")
         await it.press("f2")
-        await it.post(PieceArrived(1, "abc", (), STATS, passes=(1, 3, 8, 20), gauges=GAUGES))
+        await it.post(PieceArrived(1, TextDelta("abc", (), (), (1, 3, 8, 20), STATS, GAUGES)))
         panel = it.app.query_one(DraftingPanel)
         assert "\n2.0 words a step, about 1.3x faster (estimate)\n" in str(panel.render())
         row = it.app.view.title_row
         assert str(row.render()).endswith("▁▂▇█ 1.3x   starter · 11 of 8k context")
-        await it.post(PieceArrived(1, "x", (), STATS, passes=(1,) * 20, gauges=GAUGES))
+        await it.post(PieceArrived(1, TextDelta("x", (), (), (1,) * 20, STATS, GAUGES)))
         assert "▁" not in str(row.render()), "drafting does nothing"
         many = replace(STATS, target_passes=11, accepted=2)
         for stats, speedup, words in (
@@ -127,7 +127,7 @@ async def test_the_panel_shows_words_a_step_and_the_speedup() -> None:
             (STATS, 0.8, "0.8x as fast (estimate)"),
             (many, 1.0, "words a step, no faster: new text, little to copy"),
         ):
-            await it.post(PieceArrived(1, "x", (), stats, gauges=Gauges(0, speedup)))
+            await it.post(PieceArrived(1, TextDelta("x", stats=stats, gauges=Gauges(0, speedup))))
             assert words in str(panel.render())
         cached = replace(STATS, cached_tokens=1200, known_tokens=1500, not_cached="evicted")
         await it.post(AnswerFinished(1, "stop", cached, Gauges()))
@@ -149,7 +149,7 @@ def test_a_sparkline_shows_the_last_passes() -> None:
 async def test_thinking_is_folded_and_opens() -> None:
     async with chat() as it:
         await it.send("go")
-        await it.post(PieceArrived(1, "", (), STATS, thinking="Let me see.\n[b]Hm"))
+        await it.post(PieceArrived(1, TextDelta("", stats=STATS), "Let me see.\n[b]Hm"))
         view = it.app.query_one(ThinkingView)
         head, body = view.query_one(".head"), view.query_one(".body")
         assert "thinking…  4 words" in str(head.render())
@@ -171,7 +171,7 @@ async def test_thinking_is_folded_and_opens() -> None:
 async def test_stopping_while_it_thinks_keeps_the_thoughts() -> None:
     async with chat() as it:
         await it.send("go")
-        await it.post(PieceArrived(1, "", (), STATS, thinking="Hm."))
+        await it.post(PieceArrived(1, TextDelta("", stats=STATS), "Hm."))
         await it.press("escape")
         assert (it.prompts, it.feet) == (["go"], ["■ stopped; F9 continues"])
         await it.press("f9")

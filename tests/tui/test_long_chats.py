@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rich.ansi import AnsiDecoder
 from rich.console import Console
 
+from akunu_py.engine.events import TextDelta
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
@@ -69,7 +70,7 @@ async def test_a_long_answer_is_drawn_where_it_is_seen() -> None:
         await it.send("go")
         text = paragraphs(300)
         for start in range(0, len(text), 700):
-            it.app.post_message(PieceArrived(1, text[start : start + 700], (), STATS))
+            it.app.post_message(PieceArrived(1, TextDelta(text[start : start + 700], stats=STATS)))
             await it.pilot.pause()
         await it.finish()
         sections = list(it.app.query(MarkdownSection))
@@ -266,7 +267,7 @@ async def test_frames_are_dropped_while_a_terminal_is_slow(
         slow_terminal.fill()
     before = driver._writes
     for number in range(100):
-        app.post_message(PieceArrived(1, f"word{number}\n\n", (), STATS))
+        app.post_message(PieceArrived(1, TextDelta(f"word{number}\n\n", stats=STATS)))
         await asyncio.sleep(0.005)
         if pings:
             slow_terminal.read()

@@ -12,6 +12,7 @@ from textual.color import Color
 from textual.pilot import Pilot
 from textual.strip import Strip
 
+from akunu_py.engine.events import TextDelta
 from akunu_py.settings import Settings
 from akunu_py.tui import themes
 from akunu_py.tui.app import ChatApp, ChatConfig
@@ -59,7 +60,7 @@ async def streaming(pilot: Pilot[None]) -> None:
         drafted = ((3, len(text)),) if number % 2 and len(text) > 3 else ()
         rejected = ((len(text), " wrong"),) if number % 8 == 5 else ()
         passes = (1 + number % 5,)
-        piece = PieceArrived(1, text, drafted, STATS, "", rejected, passes, GAUGES)
+        piece = PieceArrived(1, TextDelta(text, drafted, rejected, passes, STATS, GAUGES))
         pilot.app.post_message(piece)
     await at_rest(pilot)
 
@@ -212,7 +213,8 @@ async def test_all_text_can_be_read(
     async with chat(size=(100, 70), store=path, directory=tmp_path, settings=look) as it:
         found |= contrasts(it)
         await it.send("Show me all of it, all")
-        piece = PieceArrived(1, ANSWER + MORE, ((3, 40),), STATS, "I think.", ((60, " wrong"),))
+        delta = TextDelta(ANSWER + MORE, ((3, 40),), ((60, " wrong"),), stats=STATS)
+        piece = PieceArrived(1, delta, "I think.")
         await it.post(piece, AnswerFinished(1, "length", STATS, GAUGES))
         for kind in ("notice", "error"):
             await it.app.view.add_notice(f"a {kind}", kind)

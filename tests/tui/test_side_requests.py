@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from akunu_py.chats.options import ChatOptions
 from akunu_py.chats.tree import ChatMessage
+from akunu_py.engine.events import TextDelta
 from akunu_py.settings import Settings
 from akunu_py.tui.controllers.side_requests import (
     _CUT,
@@ -290,7 +291,8 @@ async def test_compact_is_proposed_once_when_the_context_is_nearly_full() -> Non
             await it.send(f"{number}")
             stats = replace(STATS, prompt_tokens=used)
             await it.post(
-                PieceArrived(number, "x", (), stats), AnswerFinished(number, "stop", stats)
+                PieceArrived(number, TextDelta("x", stats=stats)),
+                AnswerFinished(number, "stop", stats),
             )
             assert it.notifications == ([proposed] if number == 3 else [])
             it.app.view.message.clear()

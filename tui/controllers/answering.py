@@ -311,12 +311,9 @@ class AnswerController:
 
     def _on_piece_arrived(self, turn: ChatTurn, message: PieceArrived) -> None:
         turn.state = "answering"
-        turn.stats = message.stats
         turn.thinking += message.thinking
         turn.calling = message.calling
-        turn.add(message.text, message.drafted, message.rejected)
-        turn.passes += message.passes
-        turn.speedup = message.gauges.speedup
+        turn.add(message.delta)
         self._conversation_of(turn).save(turn)
         if answer := self._view.transcript.answer(turn):
             answer.sync()

@@ -6,19 +6,19 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from textual.message import Message as TextualMessage
 
-from akunu_py.engine.answer import AnnotatedAnswerJob
+from akunu_py.engine.answer import ChatJob
 from akunu_py.engine.events import (
-    AnnotatedEnd,
-    AnnotatedPiece,
     Event,
     Failed,
     Finished,
     Gauges,
     PrefillProgress,
+    TextDelta,
+    ThinkingDelta,
     ToolCallArguments,
     ToolCallFinished,
     ToolCallStarted,
@@ -37,12 +37,10 @@ from akunu_py.types import (
     ToolCall,
 )
 
-Span = tuple[int, int]  # half-open range of characters
-Rejected = tuple[int, str]  # the position of a rejected draft in a text, and the draft's text
-
 _NO_GAUGES = Gauges()
 _INTERVAL_S = 1 / 16  # between two messages about one answer
 _NEW_SHARE = 0.5  # /compact makes room for a prompt of up to this share of the context
+_PARAGRAPH = TextDelta("\n\n")  # between a tool call and text
 _TITLE_TOKENS = 40  # maximum; more than a title has in most languages
 
 
@@ -56,6 +54,8 @@ class AnswerMessage(TextualMessage):
 
 @dataclass
 class ModelLoaded(AnswerMessage):
+    """The model is ready."""
+
     model: str
     context_length: int
     no_draft: str | None = None  # why the model cannot draft, None if it can
@@ -78,18 +78,15 @@ class PieceArrived(AnswerMessage):
     """More text of an answer, from one or more decode steps."""
 
     request: int
-    text: str = ""
-    drafted: tuple[Span, ...] = ()  # accepted drafts, as ranges of `text`
-    stats: Stats = field(default_factory=Stats)  # of the answer so far
+    delta: TextDelta
     thinking: str = ""
-    rejected: tuple[Rejected, ...] = ()  # rejected drafts, by position in `text`
-    passes: tuple[int, ...] = ()  # tokens per decode step
-    gauges: Gauges = _NO_GAUGES
     calling: ToolCall | None = None  # with the arguments so far
 
 
 @dataclass
 class AnswerFinished(AnswerMessage):
+    """The answer ended."""
+
     request: int
     reason: FinishReason
     stats: Stats
@@ -111,41 +108,6 @@ class TitleWritten(AnswerMessage):
 
     conversation: str  # its id
     text: str
-
-
-class PieceBuffer:
-    """Collects pieces of an answer: drawing 200 a second would slow decoding through the GIL."""
-
-    def __init__(self, request: int) -> None:
-        self._request, self._posted = request, 0.0
-        self._message = PieceArrived(request)
-
-    def add(self, shown: AnnotatedPiece) -> None:
-        """Append the result of one pass. The caller calls `flush` once `is_due` is true."""
-        message, piece, offset = self._message, shown.piece, len(self._message.text)
-        message.drafted += tuple((offset + start, offset + end) for start, end in piece.drafted)
-        if shown.rejected and (piece.text or not piece.thinking):
-            accepted = piece.drafted[-1][1] if piece.drafted else 0
-            message.rejected += ((offset + accepted, shown.rejected),)
-        if piece.piece.tokens and not shown.from_prefill:
-            message.passes += (len(piece.piece.tokens),)
-        message.text += piece.text
-        message.thinking += piece.thinking
-
-    def __bool__(self) -> bool:
-        return bool(self._message.text or self._message.thinking or self._message.passes)
-
-    def is_due(self, *, calling: bool = False) -> bool:
-        """Whether to flush: immediately for the first piece and for every piece of a slow model."""
-        has_news = calling or self._message.text or self._message.thinking
-        return bool(has_news) and time.monotonic() - self._posted >= _INTERVAL_S
-
-    def flush(self, stats: Stats, gauges: Gauges, calling: ToolCall | None = None) -> PieceArrived:
-        """Return all pieces as one message, and empty the buffer."""
-        message, self._message = self._message, PieceArrived(self._request)
-        message.stats, message.gauges, message.calling = replace(stats), gauges, calling
-        self._posted = time.monotonic()
-        return message
 
 
 class ChatClient:
@@ -189,7 +151,7 @@ class ChatClient:
     ) -> None:
         """Queue a request; messages about it carry `number`."""
         poster = _AnswerPoster(number, lambda message: self._post(message), messages)
-        handle = self._host.submit(AnnotatedAnswerJob(messages, options, tools=tools), poster.add)
+        handle = self._host.submit(ChatJob(messages, options, tools=tools), poster.add)
         unfinished = {key: each for key, each in self._handles.items() if not each.ended}
         self._handles = unfinished | {number: handle}
 
@@ -214,14 +176,12 @@ class ChatClient:
         parts: list[str] = []
 
         def collect(event: Event) -> None:
-            if isinstance(event, AnnotatedPiece):
-                parts.append(event.piece.text)
-            elif isinstance(event, Finished):
-                end = event.details
-                if (end.reason if isinstance(end, AnnotatedEnd) else event.reason) == "stop":
-                    self._post(TitleWritten(conversation, "".join(parts)))
+            if isinstance(event, TextDelta):
+                parts.append(event.text)
+            elif isinstance(event, Finished) and event.reason == "stop":
+                self._post(TitleWritten(conversation, "".join(parts)))
 
-        self._host.submit(AnnotatedAnswerJob(messages, options, tools=tools), collect, idle=True)
+        self._host.submit(ChatJob(messages, options, tools=tools), collect, idle=True)
 
     async def count_tokens(self, text: str) -> int | None:
         """Return the tokens of a text, None if no model is loaded here."""
@@ -255,31 +215,34 @@ class ChatClient:
 
 
 class _AnswerPoster:
-    """Posts the events of one answer."""
+    """Posts the events of one answer.
+
+    It collects text, because drawing 200 pieces a second would slow decoding through the GIL.
+    """
 
     def __init__(
         self, request: int, post: Callable[[AnswerMessage], object], messages: Sequence[Message]
     ) -> None:
         self._request, self._post = request, post
         self._messages = messages
-        self._progress_time = 0.0
-        self._buffer = PieceBuffer(request)
+        self._posted = self._progress_posted = 0.0
+        self._text, self._thinking = TextDelta(""), ""  # not posted yet
         self._stats, self._gauges = Stats(), Gauges()
         self._calls: list[ToolCall] = []  # complete ones
         self._calling: ToolCall | None = None
+        self._after_call = False
 
     def add(self, event: Event) -> None:
-        """Post a message to the app for an event of the request; pieces are buffered."""
+        """Post a message to the app for an event of the request, or collect the text."""
         match event:
             case PrefillProgress(done, total):
-                if time.monotonic() - self._progress_time >= _INTERVAL_S:
-                    self._progress_time = time.monotonic()
+                if time.monotonic() - self._progress_posted >= _INTERVAL_S:
+                    self._progress_posted = time.monotonic()
                     self._post(PrefillUpdate(self._request, done, total))
-            case AnnotatedPiece():
-                self._stats, self._gauges = event.stats, event.gauges or self._gauges
-                self._buffer.add(event)
-                if self._buffer.is_due(calling=self._calling is not None):
-                    self._flush()
+            case ThinkingDelta(text):
+                self._thinking += text
+            case TextDelta():
+                self._add_text(event)
             case ToolCallStarted(id, name):
                 self._calling = ToolCall(name, "", id)
             case ToolCallArguments(text) if self._calling:
@@ -287,10 +250,9 @@ class _AnswerPoster:
                 self._calling = replace(self._calling, arguments=arguments)
             case ToolCallFinished() if self._calling:
                 self._calls.append(self._calling)
-                self._calling = None
-            case Finished(reason, stats, details=end):
-                if isinstance(end, AnnotatedEnd):
-                    self._stats, self._gauges, reason = stats, end.gauges, end.reason
+                self._calling, self._after_call = None, True
+            case Finished(reason, stats):
+                self._stats = stats
                 self._flush()
                 calls = tuple(self._calls)
                 self._post(AnswerFinished(self._request, reason, stats, self._gauges, calls))
@@ -298,6 +260,16 @@ class _AnswerPoster:
                 self._flush()
                 hint = ", or /compact" if self._can_compact(error) else ""
                 self._post(AnswerFailed(self._request, describe(error) + hint))
+
+    def _add_text(self, delta: TextDelta) -> None:
+        """Collect text; post it at once if it is the first, or the model is slow."""
+        if delta.text and self._after_call:
+            delta, self._after_call = _PARAGRAPH + delta, False
+        self._text += delta
+        self._stats, self._gauges = delta.stats or self._stats, delta.gauges or self._gauges
+        has_news = self._calling or self._text.text or self._thinking
+        if delta.stats and has_news and time.monotonic() - self._posted >= _INTERVAL_S:
+            self._flush()
 
     def _can_compact(self, error: Exception) -> bool:
         """Return whether the prompt is too long because of the messages before it."""
@@ -307,5 +279,10 @@ class _AnswerPoster:
         return error.tokens * sizes[-1] / sum(sizes) < error.maximum * _NEW_SHARE
 
     def _flush(self) -> None:
-        if self._buffer:
-            self._post(self._buffer.flush(self._stats, self._gauges, self._calling))
+        """Post all collected text."""
+        delta, thinking = self._text, self._thinking
+        if delta.text or thinking or delta.passes:
+            self._text, self._thinking = TextDelta(""), ""
+            self._posted = time.monotonic()
+            delta = replace(delta, stats=self._stats, gauges=self._gauges)
+            self._post(PieceArrived(self._request, delta, thinking, self._calling))

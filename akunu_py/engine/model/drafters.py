@@ -20,7 +20,7 @@ from akunu_py.engine.model.tokens import TokenCodec
 from akunu_py.errors import ModelError, UsageError
 from akunu_py.files import read_bounded
 from akunu_py.models.drafters import load_drafter
-from akunu_py.models.drafters.drafter_config import read_config
+from akunu_py.models.drafters.drafter_config import DrafterConfig
 from akunu_py.models.load.fit import MIN_CONTEXT, CacheGrowth, MemoryNeeds
 from akunu_py.models.load.mlx_loader import OpenModel, open_directory
 from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES, ModelFiles, text_config
@@ -75,22 +75,31 @@ class MtpHead:
 
 
 def open_drafter(
-    name: str, path: Path, weights: WeightMode, target: OpenModel, needs: MemoryNeeds
+    name: str,
+    path: Path,
+    config: DrafterConfig | None,
+    weights: WeightMode,
+    target: OpenModel,
+    needs: MemoryNeeds,
 ) -> DraftModel | PublishedDrafter:
     """Open the drafter or the draft model in the directory `path` without reading its weights.
 
-    needs: of the target. Raises what `open_directory` does, and UsageError if it cannot draft.
+    config: None for a draft model. needs: of the target. Raises what `open_directory` does, and
+    UsageError if it cannot draft.
     """
-    if read_config(path) is None:
+    if config is None:
         return _open_draft_model(name, path, weights, needs)
-    model = load_drafter(path, target.config)
+    model = load_drafter(config, target.config)
     taps = (len(target.model.layers),) if model.needs_final else model.taps
     if why := why_no_taps(target.model, taps):
         raise UsageError(f"{name} cannot draft for this model: {why}; use another --draft-model")
     if device.on_metal() and weights == "auto":
         quantize_drafter(model)
     device.convert_weights(model, weights)
-    own = _drafter_needs(model, int(text_config(target.config)["hidden_size"]), len(taps), needs)
+    width, cache = int(text_config(target.config)["hidden_size"]), model.make_cache()
+    hidden = mx.zeros((1, 2, width * len(taps)))
+    model.extend(model.states(hidden), hidden[..., :width], cache)  # lazy: only for the shapes
+    own = _needs(model, cache, needs)
     size = own.weights + device.weight_bytes(Trunk(target.model).lm_head)
     share = size / max(1, needs.weights) * interpolate(PRIOR_SHAPE, 1 + model.longest)
     return PublishedDrafter(name, path, model, own, share)
@@ -106,14 +115,6 @@ def quantize_drafter(model: nn.Module) -> None:
     nn.quantize(model, _GROUP, 4, class_predicate=fits)
 
 
-def _drafter_needs(model: Any, width: int, taps: int, target: MemoryNeeds) -> MemoryNeeds:
-    """Return what a drafter needs. width: of the target. taps: their number."""
-    cache, hidden = model.make_cache(), mx.zeros((1, 2, width * taps))
-    model.extend(model.states(hidden), hidden[..., :width], cache)  # lazy: only for the shapes
-    per_token = sum(plan.bytes_per_row(entry) for entry in cache)
-    return replace(target, weights=device.weight_bytes(model), cache=CacheGrowth(per_token))
-
-
 def _open_draft_model(
     name: str, path: Path, weights: WeightMode, target: MemoryNeeds
 ) -> DraftModel:
@@ -123,12 +124,6 @@ def _open_draft_model(
     needs = plan.needs(opened, itemsize=device.convert_weights(opened.model, weights))
     share = needs.weights / max(1, target.weights)
     return DraftModel(name, path, opened.model, opened.vocabulary, needs, share)
-
-
-def is_head(path: Path) -> bool:
-    """Return whether the directory `path` has an MTP head without a model."""
-    config = read_config(path)
-    return config is not None and config.kind == "mtp"
 
 
 def open_head(
@@ -152,19 +147,20 @@ def open_head(
         return None, str(error)
     if head is None:
         return None, "its files have no MTP head (docs/models.md says which do)"
-    needs = _head_needs(head, target, weights)
+    device.convert_weights(head, weights)
+    cache, rows = head.make_cache(), mx.zeros((1, 2, head.width), head.hidden_norm.weight.dtype)
+    head(rows, rows, cache)  # lazy: only for the shapes
+    needs = _needs(head, cache, target)
     if target.with_draft(needs).at(min(MIN_CONTEXT, target.context)).total > limit:
         return None, "there is not enough memory for its MTP head"
     size = needs.weights + device.weight_bytes(Trunk(opened.model).lm_head)
     return MtpHead(head, needs, size / max(1, target.weights)), ""
 
 
-def _head_needs(head: Head, target: MemoryNeeds, weights: WeightMode) -> MemoryNeeds:
-    device.convert_weights(head, weights)
-    cache, rows = head.make_cache(), mx.zeros((1, 2, head.width), head.hidden_norm.weight.dtype)
-    head(rows, rows, cache)  # lazy: only the shapes are needed
+def _needs(drafter: nn.Module, cache: Any, target: MemoryNeeds) -> MemoryNeeds:
+    """Return the memory that a drafter needs, by its cache of some positions."""
     per_token = sum(plan.bytes_per_row(entry) for entry in kv_cache.leaves(cache))
-    return replace(target, weights=device.weight_bytes(head), cache=CacheGrowth(per_token))
+    return replace(target, weights=device.weight_bytes(drafter), cache=CacheGrowth(per_token))
 
 
 def check_draft_model(small: DraftModel | PublishedDrafter, target: TokenCodec) -> None:

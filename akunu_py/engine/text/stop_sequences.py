@@ -6,7 +6,7 @@ characters from drafts.
 
 from __future__ import annotations
 
-from collections import deque
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -29,16 +29,12 @@ class TextRun:
 class Finder:
     """Finds the first of some non-empty literals to complete in a stream of text.
 
-    Holds back the longest end of the text that begins a literal. Linear time for each literal.
-    Source: Knuth, Morris and Pratt, "Fast pattern matching in strings" (1977).
+    Holds back the longest end of the text that begins a literal.
     """
 
     def __init__(self, literals: Iterable[str]) -> None:
-        self._literals = [(literal, _failure_function(literal)) for literal in literals]
-        self._matched = [0] * len(self._literals)  # characters of each literal
-        self._buffer: deque[TextRun] = deque()
-        self._skip = 0  # characters of the first buffered run that were returned
-        self._length = 0  # buffered characters
+        self._literals = tuple(literals)
+        self._text = self._drafted = ""  # held back; "1" for each drafted character
         self.found: str | None = None
 
     def search(self, text: str, drafted: bool = False, begin: int = 0) -> tuple[list[TextRun], int]:
@@ -48,53 +44,26 @@ class Finder:
         Once `found` is set, `flush` returns the literal, and `search` must not be called.
         """
         assert self.found is None
-        end = len(text)
-        for index in range(begin, end):
-            complete = [
-                literal
-                for at, (literal, fallbacks) in enumerate(self._literals)
-                if self._advance(at, literal, fallbacks, text[index])
-            ]
-            if complete:
-                self.found, end = max(complete, key=len), index + 1
-                break
-        if begin < end:
-            self._buffer.append(TextRun(text[begin:end], drafted))
-            self._length += end - begin
-        keep = max(self._matched, default=0) if self.found is None else len(self.found)
-        return self._release(self._length - keep), end
+        known, self._text = len(self._text), self._text + text[begin:]
+        places = ((self._text.find(each), each) for each in self._literals)
+        if ends := [(at + len(each), -len(each), each) for at, each in places if at >= 0]:
+            end, _, self.found = min(ends)
+            self._text = self._text[:end]
+        fresh = len(self._text) - known
+        self._drafted += ("1" if drafted else "0") * fresh
+        keep = len(self.found or "") or partial_match_length(self._text, self._literals)
+        return self._release(len(self._text) - keep), begin + fresh
 
     def flush(self) -> list[TextRun]:
         """Release the withheld text: the beginning of a literal, or the found literal."""
-        self._matched = [0] * len(self._literals)
-        return self._release(self._length)
-
-    def _advance(self, at: int, literal: str, fallbacks: list[int], character: str) -> bool:
-        """Match one more character of a literal; return whether the literal is complete.
-
-        at: the literal's index in `_matched`. fallbacks: its failure function (Knuth et al., 1977).
-        """
-        matched = self._matched[at]
-        while matched and literal[matched] != character:
-            matched = fallbacks[matched - 1]
-        matched += literal[matched] == character
-        self._matched[at] = matched
-        return matched == len(literal)
+        return self._release(len(self._text))
 
     def _release(self, count: int) -> list[TextRun]:
-        """Return the first `count` buffered characters."""
-        self._length -= count
-        runs = []
-        while count:
-            run = self._buffer[0]
-            end = min(self._skip + count, len(run.text))
-            runs.append(TextRun(run.text[self._skip : end], run.drafted))
-            count -= end - self._skip
-            self._skip = end
-            if end == len(run.text):
-                self._buffer.popleft()
-                self._skip = 0
-        return merge_runs(runs)
+        """Return the first `count` characters that are held back."""
+        text, drafted = self._text[:count], self._drafted[:count]
+        self._text, self._drafted = self._text[count:], self._drafted[count:]
+        runs = (match.span() for match in re.finditer("0+|1+", drafted))
+        return [TextRun(text[start:end], drafted[start] == "1") for start, end in runs]
 
 
 class StopText(Finder):
@@ -118,15 +87,11 @@ class StopText(Finder):
         return self.flush() if self.found is None else []
 
 
-def _failure_function(literal: str) -> list[int]:
-    """Return the KMP failure function: for each prefix, the length of its longest border."""
-    fallbacks, length = [0], 0
-    for character in literal[1:]:
-        while length and literal[length] != character:
-            length = fallbacks[length - 1]
-        length += literal[length] == character
-        fallbacks.append(length)
-    return fallbacks
+def partial_match_length(text: str, literals: tuple[str, ...]) -> int:
+    """Return how many characters at the end of `text` may begin one of `literals`."""
+    most = min(len(text), max(map(len, literals), default=1) - 1)
+    lengths = range(most, 0, -1)
+    return next((n for n in lengths if any(each.startswith(text[-n:]) for each in literals)), 0)
 
 
 def merge_runs(runs: Iterable[TextRun]) -> list[TextRun]:

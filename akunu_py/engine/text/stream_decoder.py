@@ -29,8 +29,8 @@ class StreamDecoder:
     ) -> None:
         """markers: texts to keep although they may be special tokens."""
         self._detokenizer = Detokenizer(tokenizer, prompt[-1])
-        self._splitter, special = splitter_for(tokenizer, prompt)
-        self._markers = special | special_tokens_in(tokenizer, markers)
+        self._splitter, needed = splitter_for(tokenizer, prompt)
+        self._markers = special_tokens_in(tokenizer, (*needed, *markers))
         self._stop = StopText(stops)
         self._stop_tokens = stop_tokens
 

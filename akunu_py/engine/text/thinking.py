@@ -27,16 +27,15 @@ Markers = tuple[str, str]
 
 def splitter_for(
     tokenizer: Any, prompt: Sequence[int]
-) -> tuple[ChannelSplitter | ThinkingSplitter, dict[int, str]]:
-    """Return a splitter for the answer to a prompt, and the special tokens that it needs."""
+) -> tuple[ChannelSplitter | ThinkingSplitter, tuple[str, ...]]:
+    """Return a splitter for the answer to a prompt, and the markers that it needs."""
     thought = unfinished_thinking(tokenizer, prompt)
     inside = thought is not None
     if (channels := channels_of(tokenizer)) is not None:
-        special = special_tokens_in(tokenizer, channel_markers(channels))
-        return ChannelSplitter(channels, thinking=inside), special
-    start, end = thinking_markers(tokenizer) or (None, None)
-    splitter = ThinkingSplitter(start, end, inside=inside, trim=not thought)
-    return splitter, special_marker_tokens(tokenizer)
+        return ChannelSplitter(channels, thinking=inside), channel_markers(channels)
+    markers = thinking_markers(tokenizer)
+    start, end = markers or (None, None)
+    return ThinkingSplitter(start, end, inside=inside, trim=not thought), markers or ()
 
 
 def thinking_markers(tokenizer: Any) -> Markers | None:
@@ -45,24 +44,12 @@ def thinking_markers(tokenizer: Any) -> Markers | None:
     return (str(tokenizer.think_start), str(tokenizer.think_end)) if found else None
 
 
-def special_marker_tokens(tokenizer: Any) -> dict[int, str]:
-    """Return the tokens of the markers that decoding drops, with their text."""
-    if thinking_markers(tokenizer) is None:
-        return {}
-    return _hidden_tokens(tokenizer, {*tokenizer.think_start_tokens, *tokenizer.think_end_tokens})
-
-
 def special_tokens_in(tokenizer: Any, texts: Sequence[str]) -> dict[int, str]:
-    """Return the tokens of `texts` that decoding drops, with their text."""
+    """Return the tokens of `texts` that decoding drops by default, with their texts."""
     encoded = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
-    return _hidden_tokens(tokenizer, {int(token) for tokens in encoded for token in tokens})
-
-
-def _hidden_tokens(tokenizer: Any, tokens: set[int]) -> dict[int, str]:
-    """Return those of `tokens` that decoding skips by default, with their texts."""
     return {
-        int(token): str(tokenizer.decode([token], skip_special_tokens=False))
-        for token in sorted(tokens)
+        token: str(tokenizer.decode([token], skip_special_tokens=False))
+        for token in sorted({int(token) for tokens in encoded for token in tokens})
         if not tokenizer.decode([token], skip_special_tokens=True)
     }
 

@@ -7,8 +7,11 @@ when events come, but never which.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
+
+from akunu_py.engine.text.stop_sequences import partial_match_length
 
 _Result = TypeVar("_Result")
 ParserSteps = Generator[None, None, _Result]  # yields where it needs more text
@@ -37,11 +40,28 @@ class Reader:
         self._text = ""
         self._at = 0
         self._recorded: list[str] = []
+        self._begin = 0  # of the available text, in the whole text
+        self._drafted = deque[tuple[int, int]]()  # ranges of the whole text
         self.closed = False  # no more text follows
 
-    def feed(self, text: str) -> None:
+    def feed(self, text: str, drafted: Iterable[tuple[int, int]] = ()) -> None:
+        """Add text. drafted: its ranges from accepted drafts."""
+        self._begin += self._at
         self._text = self._text[self._at :] + text
         self._at = 0
+        end = self._begin + len(self._text) - len(text)
+        self._drafted += ((end + first, end + last) for first, last in drafted)
+
+    def drafted(self, back: int, count: int) -> tuple[tuple[int, int], ...]:
+        """Return the drafted ranges of `count` characters that begin `back` before the position.
+
+        Forgets the ranges before them.
+        """
+        begin = self._begin + self._at - back
+        while self._drafted and self._drafted[0][1] <= begin:
+            self._drafted.popleft()
+        spans = ((max(0, at - begin), min(count, end - begin)) for at, end in self._drafted)
+        return tuple((at, end) for at, end in spans if at < end)
 
     def start_recording(self) -> None:
         self._recorded.clear()
@@ -208,10 +228,3 @@ def find_first(text: str, literals: tuple[str, ...]) -> tuple[int, str]:
     found = [(text.find(literal), -len(literal), literal) for literal in literals]
     at, _, literal = min((each for each in found if each[0] >= 0), default=(0, 0, ""))
     return at, literal
-
-
-def partial_match_length(text: str, literals: tuple[str, ...]) -> int:
-    """Return how many characters at the end of `text` may begin one of `literals`."""
-    most = min(len(text), max(map(len, literals), default=1) - 1)
-    lengths = range(most, 0, -1)
-    return next((n for n in lengths if any(each.startswith(text[-n:]) for each in literals)), 0)

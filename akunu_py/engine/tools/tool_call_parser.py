@@ -13,11 +13,13 @@ from typing import Any
 
 from akunu_py.engine.events import (
     Event,
+    Span,
     TextDelta,
-    ToolCallArguments,
     ToolCallFinished,
     ToolCallStarted,
+    append_event,
 )
+from akunu_py.engine.text.stop_sequences import partial_match_length
 from akunu_py.engine.tools.formats import HERMES, ToolFormat
 from akunu_py.engine.tools.reader import (
     SPACE,
@@ -26,7 +28,6 @@ from akunu_py.engine.tools.reader import (
     ParserSteps,
     Reader,
     find_first,
-    partial_match_length,
 )
 from akunu_py.engine.tools.rendering import format_of
 from akunu_py.engine.tools.syntaxes import Calls
@@ -78,11 +79,11 @@ class ToolCallParser:
         """Special tokens that the text must contain, for `GenerateOptions.markers`."""
         return self._format.all_markers if self._format else ()
 
-    def add(self, text: str) -> list[Event]:
-        """Return the events that `text` completes."""
+    def add(self, text: str, drafted: Sequence[Span] = ()) -> list[Event]:
+        """Return the events that `text` completes. drafted: its ranges from accepted drafts."""
         if self._steps is None:
-            return [TextDelta(text)] if text else []
-        self._reader.feed(text)
+            return [TextDelta(text, tuple(drafted))] if text else []
+        self._reader.feed(text, drafted)
         return self._resume()
 
     def finish(self) -> list[Event]:
@@ -98,7 +99,7 @@ class ToolCallParser:
         assert self._steps is not None
         next(self._steps, None)
         events, self._events = self._events, []
-        return _merged(events)
+        return events
 
     def _emit(self, event: Event) -> None:
         if isinstance(event, ToolCallStarted):
@@ -106,17 +107,18 @@ class ToolCallParser:
             self._after_call = True
         elif isinstance(event, ToolCallFinished):
             self._reader.start_recording()
-        self._events.append(event)
+        append_event(self._events, event)
 
-    def _emit_text(self, text: str) -> None:
-        """Emit text, without whitespace that may turn out to be next to a call."""
+    def _emit_text(self, text: str, *, marks_drafts: bool = True) -> None:
+        """Emit text that was just read, without whitespace that may be next to a call."""
         text = self._whitespace + text
         if self._after_call:
             text = text.lstrip()
         stripped = text.rstrip()
         self._whitespace = text[len(stripped) :]
         if stripped:
-            self._events.append(TextDelta(stripped))
+            drafted = self._reader.drafted(len(text), len(stripped)) if marks_drafts else ()
+            append_event(self._events, TextDelta(stripped, drafted))
             self._had_text, self._after_call = True, False
 
     def _parse(self, format: ToolFormat) -> ParserSteps[None]:
@@ -129,7 +131,7 @@ class ToolCallParser:
             except Malformed:
                 yield from self._emit_malformed(format, opener)
         if self._whitespace:
-            self._events.append(TextDelta(self._whitespace))
+            append_event(self._events, TextDelta(self._whitespace))
 
     def _text_before_call(self, format: ToolFormat) -> ParserSteps[str | None]:
         """Emit the text before the next opener and return the opener.
@@ -202,21 +204,8 @@ class ToolCallParser:
         if self._had_text or self._after_call:
             self._whitespace, self._after_call = "\n", False
         why = UNFINISHED if reader.closed else MALFORMED
-        self._emit_text((why if self._calls.allowed else REFUSED) + text)
+        why = why if self._calls.allowed else REFUSED
+        self._emit_text(why + text, marks_drafts=False)
         if closer and not reader.closed:
             with contextlib.suppress(CutOff):
                 self._emit_text((yield from reader.emit_until((closer,), self._emit_text)))
-
-
-def _merged(events: list[Event]) -> list[Event]:
-    """Merge adjacent events of the same kind."""
-    joined: list[Event] = []
-    for event in events:
-        last = joined[-1] if joined else None
-        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
-            joined[-1] = TextDelta(last.text + event.text)
-        elif isinstance(event, ToolCallArguments) and isinstance(last, ToolCallArguments):
-            joined[-1] = ToolCallArguments(last.text + event.text)
-        else:
-            joined.append(event)
-    return joined

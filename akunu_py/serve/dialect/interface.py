@@ -68,19 +68,15 @@ class CollectedAnswer:
 
         The caller handles `Failed`.
         """
-        last = self.parts[-1] if self.parts else None
         match event:
             case events.Finished():
                 self.finished = event
-            case events.ThinkingDelta() if isinstance(last, events.ThinkingDelta):
-                self.parts[-1] = events.ThinkingDelta(last.text + event.text)
-            case events.TextDelta() if isinstance(last, events.TextDelta):
-                self.parts[-1] = events.TextDelta(last.text + event.text)
             case events.ThinkingDelta() | events.TextDelta():
-                self.parts.append(event)
+                events.append_event(self.parts, event)
             case events.ToolCallStarted(id, name):
                 self.parts.append(ToolCall(name, "", id))
             case events.ToolCallArguments(text):
+                last = self.parts[-1]
                 assert isinstance(last, ToolCall)
                 self.parts[-1] = ToolCall(last.name, last.arguments + text, last.id)
             case events.Logprobs():

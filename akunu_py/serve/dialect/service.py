@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import methodcaller
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_request import CompleteOptions
@@ -16,7 +17,8 @@ from akunu_py.completion.prompt.layout import (
     make_prompt,
     name_files,
 )
-from akunu_py.engine.engine import Engine
+from akunu_py.engine.engine import Embedding, Engine
+from akunu_py.engine.host import ModelHost
 from akunu_py.engine.loop import StepLoop
 from akunu_py.errors import PromptTooLong
 from akunu_py.serve.dialect.request_errors import invalid
@@ -98,3 +100,16 @@ class TextPrompt:
     tokens: list[int]
     stop_tokens: tuple[int, ...] = ()  # end the answer
     draft_context: Sequence[Sequence[int]] = ()  # more text to draft from
+
+
+@dataclass(frozen=True, slots=True)
+class Embedder:
+    """An embedding model in its own thread."""
+
+    name: str
+    host: ModelHost
+
+    def embed(self, texts: Sequence[str | Sequence[int]], size: int | None) -> list[Embedding]:
+        """Return the embeddings of texts or token ids; see `Engine.embed`."""
+        futures = [self.host.call(methodcaller("embed", text, size)) for text in texts]
+        return [future.result() for future in futures]

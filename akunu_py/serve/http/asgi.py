@@ -213,12 +213,12 @@ class _Post:
                     raise RequestError("too many waiting requests; try again later", "unavailable")
                 async with contextlib.AsyncExitStack() as stack:
                     prepared, model = await self._prepare(data, handler, record, stack)
-                    kind: dict[str, Any] = {"client": client}
+                    kind: dict[str, Any] = {"client": client, "on_submit": record.jobs.append}
                     if isinstance(prepared, PreparedRequest):
                         kind |= {"short": prepared.short, "idle": prepared.idle}
 
                     def run(job: Job) -> AsyncGenerator[Event]:
-                        return self._backend.run(model.host, record.watch(job), **kind)
+                        return self._backend.run(model.host, job, **kind)
 
                     record.status = await handler.reply(prepared, run, record.add)
             except RequestError as error:

@@ -16,14 +16,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from akunu_py.engine.embedding import Embedder
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import SharedPasses
 from akunu_py.engine.host import ModelHost, State
 from akunu_py.engine.job import ModelLoop
 from akunu_py.errors import AkunuError, MemoryInUse
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
-from akunu_py.serve.dialect.service import Service
+from akunu_py.serve.dialect.service import Embedder, Service
 
 _SAVE_S = 10.0  # for the prompt caches of a model; loading the next one takes about as long
 _MAX_ENDING = 64
@@ -49,12 +48,12 @@ class ServedModel:
         self.reserved = 0  # bytes for other models at the next load
         self.unloading = False  # no new request may use the model
         self.ending: Collection[str] = ()  # see `ModelPool`
-        self._load, self.make_service, self._idle_s = load, make_service, idle_s
+        self.make_service = make_service
+        self.may_unload = idle_s is not None  # while no other model needs its memory
         self.context_length = context_length  # of the loaded model, if any
         self._created = int(time.time())
         self._service: Service | None = None
-        self._earlier = SharedPasses()  # of closed hosts
-        self.host = self._new_host()
+        self.host = ModelHost(lambda: load(self.reserved), idle_s=idle_s, on_state=self._on_state)
 
     @property
     def name(self) -> str:
@@ -66,25 +65,15 @@ class ServedModel:
         return self.host.engine is not None and not self.unloading
 
     @property
-    def may_unload(self) -> bool:
-        """Whether the model may be unloaded while no other one needs its memory."""
-        return self._idle_s is not None
-
-    @property
     def memory(self) -> int:
         """The bytes that the loaded model may use."""
         engine = self.host.engine
         return 0 if engine is None else engine.plan.memory
 
-    def _new_host(self) -> ModelHost:
-        return ModelHost(
-            lambda: self._load(self.reserved), idle_s=self._idle_s, on_state=self._on_state
-        )
-
     def _on_state(self, state: State) -> None:
         self.loads += state == "ready"
         if state == "unloaded":
-            self._service = None  # release the model
+            self._service = None
 
     def service(self) -> Service:
         """Return the service, after loading the model if needed; raises what loading raises."""
@@ -118,17 +107,10 @@ class ServedModel:
             "acceptance": [] if facts is None else facts.acceptance,
         }
 
-    @property
-    def shared(self) -> SharedPasses:
-        """The counters of shared passes, also of closed hosts."""
-        return self._earlier + self.host.shared
-
-    def unload(self) -> None:
-        """Unload the model. Its next host loads it at once, even after a failed load."""
-        self._service = None
-        self.host.close(cancel_s=None, save_s=_SAVE_S)
-        self._earlier = self.shared
-        self.host = self._new_host()
+    async def unload(self) -> None:
+        """Unload the model, which no request may use. Its next load begins at once."""
+        self._service = None  # it refers to the model
+        await asyncio.wrap_future(self.host.unload(_SAVE_S))
 
 
 def _not_found(message: str) -> RequestError:
@@ -245,7 +227,7 @@ class ModelPool:
         if model.is_ready and model.may_unload and not model.requests:
             model.unloading = True
             try:
-                await asyncio.to_thread(model.unload)
+                await model.unload()
             finally:
                 model.unloading = False
         await self._load_waiting()
@@ -292,7 +274,7 @@ class ModelPool:
                 return
             except MemoryInUse:
                 pass
-            await asyncio.to_thread(model.unload)  # the thread that failed
+            await model.unload()  # so that it loads at once
             least = min(loaded, key=lambda each: (each.requests > 0, each.last_use))
             await self._unload(least, model)
 
@@ -304,7 +286,7 @@ class ModelPool:
                 self._changed.clear()
                 await self._changed.wait()
             if not model.requests:
-                await asyncio.to_thread(model.unload)
+                await model.unload()
         finally:
             model.unloading = False
 
@@ -339,4 +321,4 @@ class ModelPool:
     @property
     def shared(self) -> SharedPasses:
         """The counters of shared passes of all models, without the embedding model."""
-        return sum((model.shared for model in self.models), SharedPasses())
+        return sum((model.host.shared for model in self.models), SharedPasses())

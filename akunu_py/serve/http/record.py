@@ -7,11 +7,9 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from akunu_py.engine.events import (
-    AnnotatedPiece,
     Event,
     Finished,
     SharedPasses,
@@ -20,15 +18,11 @@ from akunu_py.engine.events import (
     ToolCallArguments,
     ToolCallStarted,
 )
-from akunu_py.engine.job import BeginJob, DeferredJob, Job, RunningJob
+from akunu_py.engine.job import JobHandle
 from akunu_py.serve.dialect.interface import statistics
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.text import displayable, on_one_line
 from akunu_py.types import Stats
-
-if TYPE_CHECKING:
-    from akunu_py.engine.engine import Engine
-    from akunu_py.engine.loop import StepLoop
 
 _MAX_NAMED = 1000  # ignored fields in the log
 _MAX_PATH = 200  # characters
@@ -76,7 +70,7 @@ class RequestRecord:
     arrived: bool = False  # the whole body
     running: bool = False  # the model has produced an event
     answers: list[Finished] = field(default_factory=list)
-    jobs: list[RunningJob] = field(default_factory=list)  # that have begun
+    jobs: list[JobHandle] = field(default_factory=list)
     keeps_content: bool = False
     body: str = ""  # if content is kept
     answer: str = ""  # if content is kept
@@ -91,29 +85,17 @@ class RequestRecord:
                 self.answers.append(event)
             case TextDelta(text) | ThinkingDelta(text) | ToolCallArguments(text):
                 self.answer += text if self.keeps_content else ""
-            case AnnotatedPiece(piece):
-                self.answer += piece.thinking + piece.text if self.keeps_content else ""
             case ToolCallStarted() if self.keeps_content:
                 self.answer += f"\n{event.name} "
-
-    def watch(self, job: Job) -> Job:
-        """Return the job; once it begins, it is in `jobs`."""
-        if isinstance(job, DeferredJob):
-            return _DeferredWatch(job, self)
-        return partial(self._begin, job)
-
-    def _begin(self, begin: BeginJob, loop: StepLoop) -> RunningJob:
-        running = begin(loop)
-        self.jobs.append(running)
-        return running
 
     def live(self) -> dict[str, Any]:
         """Return the state and the counts so far. The model's thread changes them meanwhile."""
         requests = [each.request for each in self.jobs if each.request is not None]
-        state = requests[-1].status.value if requests else "waiting" if self.arrived else "arriving"
+        state = "finished" if self.answers else "waiting" if self.arrived else "arriving"
+        state = requests[-1].status.value if requests else state
         total = Stats()
-        for each in requests:
-            total.include(each.stats)
+        for stats in [each.stats for each in requests] + [each.stats for each in self.answers]:
+            total.include(stats)
         counts = {name: getattr(total, name) for name in _LIVE}
         place = {"path": self.path, "model": self.model, "state": state, "seconds": self.seconds}
         return place | counts
@@ -137,17 +119,6 @@ class RequestRecord:
                 parts += [f"{speed:.1f} tokens/s, {per_pass:.2f} tokens/pass"]
         whole = [*parts, f"{self.seconds:.1f} s", *filter(None, [self.error])]
         return displayable(on_one_line(" · ".join(whole)))
-
-
-@dataclass(frozen=True, slots=True)
-class _DeferredWatch:
-    """A deferred job; see `RequestRecord.watch`."""
-
-    job: DeferredJob
-    record: RequestRecord
-
-    def prepare(self, engine: Engine) -> BeginJob:
-        return partial(self.record._begin, self.job.prepare(engine))
 
 
 class RequestRecords:

@@ -8,24 +8,15 @@ import json
 import time
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Send
 
-from akunu_py.engine.events import (
-    Event,
-    Failed,
-    Finished,
-    PrefillProgress,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallArguments,
-)
+from akunu_py.engine.events import Event, Failed, Finished, ThinkingDelta, append_event
 from akunu_py.engine.host import ModelHost
-from akunu_py.engine.job import Job
+from akunu_py.engine.job import Job, JobHandle
 from akunu_py.serve.dialect.bodies import MAX_BYTES
 from akunu_py.serve.dialect.interface import CollectedAnswer, Dialect, Encoder, PreparedRequest
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping, request_error
@@ -239,7 +230,12 @@ async def send_json(send: Send, status: int, value: Mapping[str, Any]) -> int:
     return status
 
 
-async def run_job(host: ModelHost, job: Job, **options: Any) -> AsyncGenerator[Event]:
+async def run_job(
+    host: ModelHost,
+    job: Job,
+    on_submit: Callable[[JobHandle], object] = lambda handle: None,
+    **options: Any,
+) -> AsyncGenerator[Event]:
     """Submit a job and yield its events; the last one is `Finished` or `Failed`.
 
     Closing the generator cancels the job. Queued events are merged, so a slow client's queue holds
@@ -249,7 +245,7 @@ async def run_job(host: ModelHost, job: Job, **options: Any) -> AsyncGenerator[E
     queued: list[Event] = []  # used in the event loop only
 
     def add(event: Event) -> None:
-        queued[-1:] = _merged(queued[-1], event) if queued else [event]
+        append_event(queued, event)
         arrived.set()
 
     def put(event: Event) -> None:
@@ -257,6 +253,7 @@ async def run_job(host: ModelHost, job: Job, **options: Any) -> AsyncGenerator[E
         loop.call_soon_threadsafe(add, event)
 
     handle = host.submit(job, put, **options)
+    on_submit(handle)
     try:
         while True:
             while not queued:
@@ -268,16 +265,6 @@ async def run_job(host: ModelHost, job: Job, **options: Any) -> AsyncGenerator[E
                 return
     finally:
         handle.cancel()
-
-
-def _merged(first: Event, second: Event) -> list[Event]:
-    """Merge two consecutive events into one if possible."""
-    if isinstance(first, PrefillProgress) and isinstance(second, PrefillProgress):
-        return [second]
-    for kind in (TextDelta, ThinkingDelta, ToolCallArguments):
-        if isinstance(first, kind) and isinstance(second, kind):
-            return [replace(first, text=first.text + second.text)]
-    return [first, second]
 
 
 _TIMEOUT_S = 60.0

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from akunu_py.engine import events
-from akunu_py.engine.answer_jobs import chat_job
+from akunu_py.engine.answer import chat_job
 from akunu_py.serve.dialect.bodies import (
     Body,
     ByType,

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from akunu_py.engine import events
-from akunu_py.engine.answer_jobs import prompt_rewrites, text_job
+from akunu_py.engine.answer import prompt_rewrites, text_job
 from akunu_py.engine.constraint.answer_limits import compile_rules
 from akunu_py.engine.job import Job
 from akunu_py.serve.dialect.fields import (

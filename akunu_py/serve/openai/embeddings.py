@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from akunu_py.engine.embedding import Embedder
 from akunu_py.serve.dialect.bodies import Body, Ignored, KnownOnly
 from akunu_py.serve.dialect.request_errors import invalid
+from akunu_py.serve.dialect.service import Embedder
 from akunu_py.serve.openai.shapes import texts_of
 
 _MAX_TEXTS = 2048  # OpenAI's limit

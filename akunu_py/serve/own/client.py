@@ -108,7 +108,7 @@ class ServerClient:
                     deadline = time.monotonic() + _END_TIMEOUT_S
                     self.end(body["id"])
                 frame = answer.next(_POLL_S) or {}
-                if "AnnotatedEnd" in frame or "Completion" in frame:
+                if "Finished" in frame or "Completion" in frame:
                     answer.finish()
                     yield frame
                     return

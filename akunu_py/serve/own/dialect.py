@@ -12,9 +12,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from akunu_py.completion.completion_queue import CompletionJob
 from akunu_py.completion.completion_request import CompleteOptions, Completion, CompletionRequest
-from akunu_py.engine.answer import AnnotatedAnswerJob
+from akunu_py.engine.answer import ChatJob
 from akunu_py.engine.engine import facts_of
-from akunu_py.engine.events import AnnotatedEnd, Event, Finished
+from akunu_py.engine.events import Event, Finished
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.interface import (
     Dialect,
@@ -81,8 +81,7 @@ def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
     service.check_length(messages)
     options = _parse_dataclass(GenerateOptions, body.options, "options")
     tools = _parse_dataclass(list[Tool], body.tools, "tools")
-    job = AnnotatedAnswerJob(messages, options, lambda: body.id in service.ending, tools)
-    return PreparedRequest([job], idle=options.side_request)
+    return PreparedRequest([ChatJob(messages, options, tools)], idle=options.side_request)
 
 
 def prepare_end(body: RequestBody, ending: deque[str]) -> Mapping[str, Any]:
@@ -112,9 +111,8 @@ class AkunuEncoder(Encoder):
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
         match event:
-            case Finished(details=AnnotatedEnd() | Completion() as details):
-                stats = {"stats": asdict(event.stats)}
-                return [frame({type(details).__name__: asdict(details)} | stats)]
+            case Finished(details=Completion() as completion):
+                return [frame({"Completion": asdict(completion)})]
             case _ if isinstance(event, SENT):
                 return [frame({type(event).__name__: asdict(event)})]
             case _:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -16,18 +16,16 @@ from akunu_py.completion.completion_request import (
     CompletionReason,
     finished,
 )
-from akunu_py.engine.answer import AnnotatedAnswerJob
+from akunu_py.engine.answer import ChatJob
 from akunu_py.engine.events import (
-    AnnotatedEnd,
-    AnnotatedPiece,
     Event,
     Failed,
     Finished,
-    Gauges,
     LoadedModelFacts,
     PrefillProgress,
     SharedPasses,
     TextDelta,
+    ThinkingDelta,
     ToolCallArguments,
     ToolCallFinished,
     ToolCallStarted,
@@ -60,27 +58,27 @@ class RemoteLoop:
         self._client = client
         self._options = options or CompleteOptions()
         self._may_store = may_store
-        self._running: tuple[JobHandle, Generator[Event | None]] | None = None
+        self._events: Generator[Event | None] | None = None  # of the running job
 
-    def begin(self, handle: JobHandle) -> None:
-        if isinstance(handle.job, CompletionJob):
-            self._running = handle, self._complete(handle.job, handle)
-        else:
-            assert isinstance(handle.job, AnnotatedAnswerJob)
-            self._running = handle, self._answer(handle.job, handle)
-
-    def step(self) -> list[tuple[JobHandle, list[Event]]]:
+    def step(self, jobs: Sequence[JobHandle]) -> list[tuple[JobHandle, list[Event]]]:
         """Wait a moment for the next event."""
-        assert self._running is not None
-        handle, events = self._running
+        handle = jobs[0]
+        if self._events is None:
+            self._events = self._begin(handle)
         try:
-            event = next(events)
+            event = next(self._events)
         except Exception as error:  # noqa: BLE001 - it ends the request
             event = Failed(error)
         if isinstance(event, Finished | Failed):
-            self._running = None
-            events.close()
+            self._events.close()
+            self._events = None
         return [(handle, [event] if event is not None else [])]
+
+    def _begin(self, handle: JobHandle) -> Generator[Event | None]:
+        if isinstance(handle.job, CompletionJob):
+            return self._complete(handle.job, handle)
+        assert isinstance(handle.job, ChatJob)
+        return self._answer(handle.job, handle)
 
     def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
         """Do nothing: the server saves its prompt caches."""
@@ -89,28 +87,21 @@ class RemoteLoop:
     def close(self) -> None:
         """Do nothing: the server saves what it learned."""
 
-    def _answer(self, job: AnnotatedAnswerJob, handle: JobHandle) -> Generator[Event | None]:
+    def _answer(self, job: ChatJob, handle: JobHandle) -> Generator[Event | None]:
         """Yield the events of an answer that the server generates; None while there is none."""
         options = replace(job.options, may_store=job.options.may_store and self._may_store)
         messages = [asdict(message) for message in job.messages]
         tools = [asdict(tool) for tool in job.tools]
         body = {"messages": messages, "options": asdict(options), "tools": tools}
-        stats, gauges = Stats(), Gauges()
-
-        def end_reason() -> CompletionReason | None:
-            if not handle.cancelled:
-                return None
-            return "cancelled" if options.side_request else "time"
-
-        with contextlib.closing(self._frames("chat", body, end_reason)) as frames:
+        stats = Stats()
+        frames = self._frames("chat", body, lambda: "cancelled" if handle.cancelled else None)
+        with contextlib.closing(frames):
             for frame in frames:
                 event = _decode(frame)
-                if isinstance(event, AnnotatedPiece):
-                    stats, gauges = event.stats, event.gauges or gauges
-                if isinstance(event, AnnotatedEnd):
-                    event = Finished(event.reason, Stats(**frame["stats"]), details=event)
+                if isinstance(event, TextDelta):
+                    stats = event.stats or stats
                 yield event
-        yield Finished("cancelled", stats, details=AnnotatedEnd("cancelled", gauges))
+        yield Finished("cancelled", stats)
 
     def _complete(self, job: CompletionJob, handle: JobHandle) -> Generator[Event | None]:
         """Yield the events of a completion that the server makes; None while there is none."""
@@ -142,9 +133,9 @@ class RemoteLoop:
         return self._client.frames(f"/akunu/{path}", body, end_reason)
 
 
-# The events that a server sends, and the details of the last one.
+# The events that a server sends; the last one of a completion is the `Completion`.
 SENT = (
-    *(PrefillProgress, TextDelta, AnnotatedPiece, AnnotatedEnd, Completion),
+    *(PrefillProgress, ThinkingDelta, TextDelta, Finished, Completion),
     *(ToolCallStarted, ToolCallArguments, ToolCallFinished),
 )
 

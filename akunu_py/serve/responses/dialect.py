@@ -14,7 +14,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from akunu_py.engine import events
-from akunu_py.engine.answer_jobs import chat_job, prompt_job
+from akunu_py.engine.answer import chat_job, prompt_job
 from akunu_py.engine.constraint.matcher import compile_constraint, matches
 from akunu_py.engine.job import Job, RunningJob
 from akunu_py.engine.loop import StepLoop

@@ -27,6 +27,7 @@ from akunu_py.engine.model.drafters import PublishedDrafter, quantize_drafter
 from akunu_py.engine.target import Target
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.drafters import load_drafter
+from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import DraftMode, GenerateOptions
@@ -162,7 +163,9 @@ def gemma4_with_assistant(directory: Path) -> tuple[Any, Any]:
     mx.random.seed(4)
     model = gemma4_text.Model(gemma4_text.ModelArgs.from_dict(text))
     mx.eval(model.parameters())
-    return model, load_drafter(directory, {"model_type": "gemma4", "text_config": text})
+    return model, load_drafter(
+        read_config(directory), {"model_type": "gemma4", "text_config": text}
+    )
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:3]])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.replay import ReplayCounts, replay_item, replay_trace, trace_rewrites
 from akunu_py.bench.trace import Trace, TraceItem
-from akunu_py.engine.answer_jobs import prompt_rewrites
+from akunu_py.engine.answer import prompt_rewrites
 from akunu_py.engine.drafters.drafter import DrafterPool, TrackedDrafter
 from akunu_py.engine.drafters.learned_state import UnsavedState
 from akunu_py.engine.engine import Engine

@@ -17,6 +17,7 @@ from akunu_py.engine.drafters.states import AssistantDrafter, HeadDrafter
 from akunu_py.engine.model import output_rows
 from akunu_py.engine.model.drafters import PublishedDrafter
 from akunu_py.models.drafters import load_drafter
+from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from tests.support import tiny_drafters as tiny
@@ -53,7 +54,7 @@ def make(kind: str, directory: Path) -> tuple[Any, Any, int]:
     model = module.Model(module.ModelArgs.from_dict(settings))
     model.update(tree_map(lambda w: mx.random.normal(w.shape) * 0.3, model.parameters()))
     save_drafter(directory, config, weights)
-    return model, load_drafter(directory, settings), settings["vocab_size"]
+    return model, load_drafter(read_config(directory), settings), settings["vocab_size"]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "assistant"])

@@ -6,18 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from akunu_py.engine.answer import (
-    AnnotatedAnswerJob,
-    ToolCallSplitter,
-)
-from akunu_py.engine.answer_jobs import AnswerEvents, chat_job
+from akunu_py.engine.answer import AnswerDetails, AnswerEvents, ChatJob, chat_job
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import (
-    AnnotatedPiece,
     Event,
     Finished,
     PrefillProgress,
@@ -32,6 +28,7 @@ from akunu_py.engine.text.thinking import ThinkingSplitter
 from akunu_py.engine.tools.formats import FORMATS
 from akunu_py.engine.tools.rendering import format_of
 from akunu_py.engine.tools.tool_call_parser import ToolCallParser
+from akunu_py.ngram.cost import CostCurve
 from akunu_py.serve.dialect.interface import CollectedAnswer
 from akunu_py.types import (
     FinishReason,
@@ -73,8 +70,7 @@ def with_bias(requested: GenerateOptions, token: int | None, bias: float) -> Gen
 
 
 def text_of(events: Sequence[Event]) -> str:
-    shown = [event.piece if isinstance(event, AnnotatedPiece) else event for event in events]
-    return "".join(each.text for each in shown if isinstance(each, TextDelta | TextPiece))
+    return "".join(each.text for each in events if isinstance(each, TextDelta))
 
 
 def run_request(engine: Engine, job: BeginJob) -> Request:
@@ -117,7 +113,7 @@ def test_calls_that_the_model_starts_fit_the_schema(engine: Engine) -> None:
     opener = engine.tokens.tokenizer.backend_tokenizer.token_to_id("<tool_call>")
     tools = [*SWITCHES, Tool("strange", "", UNKNOWN)]  # without a grammar
     requested = with_bias(options(engine), opener, 12.0)
-    job = AnnotatedAnswerJob(MESSAGES, requested, tools=tools)
+    job = ChatJob(MESSAGES, requested, tools=tools)
     calls = calls_of(run_job(job, StepLoop(engine)))
     assert calls
     for name, arguments in calls:
@@ -159,7 +155,7 @@ class ScriptedRequest:
     stop_sequence, stats, logprobs, tokens = "", Stats(), (), ()
     dropped = 0  # tokens behind the end of the answer
 
-    def __init__(self, steps: Sequence[Step], reason: FinishReason | None = "stop") -> None:
+    def __init__(self, steps: Sequence[Step], reason: FinishReason = "stop") -> None:
         self.steps, self._reason = list(steps), reason
         self.status = Status.DECODING
         self.finish_reason: FinishReason | None = None
@@ -191,22 +187,21 @@ def test_drafts_are_marked_where_they_are_shown(size: int) -> None:
     ]
     request: Any = ScriptedRequest(steps)
     parser = ToolCallParser(FORMATS["hermes"], SWITCHES)
-    splitter = ToolCallSplitter(AnswerEvents(request, parser, one_call=False))
-    text, marked = "", ""
-    while request.steps:
-        for step in splitter.add(request.step())[0]:
-            assert isinstance(step, TextPiece)
-            marked += "".join(step.text[start:end] for start, end in step.drafted)
-            text += step.text
-    assert text == "So < be it, now\n\nand then\n[malformed tool call] <tool_call>no"
-    assert marked.startswith("oeioae"), "none of the call"
+    loop: Any = SimpleNamespace(runner=SimpleNamespace(curve=CostCurve()))
+    details = AnswerDetails(loop, request)
+    events = all_events(AnswerEvents(request, parser, None, details, one_call=False), request)
+    deltas = [event for event in events if isinstance(event, TextDelta)]
+    shown = sum(deltas, TextDelta(""))
+    assert shown.text == "So < be it, nowand then\n[malformed tool call] <tool_call>no"
+    assert "".join(shown.text[start:end] for start, end in shown.drafted) == "oeioaeo"
+    assert deltas[-1].stats == request.stats
 
 
 @pytest.mark.parametrize("one_call", [True, False])
 def test_the_first_call_ends_an_answer_that_may_have_one(one_call: bool) -> None:
     call = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
     texts = (call + call[:9], call[9:], "So.")
-    request: Any = ScriptedRequest([TextPiece(text, Piece(())) for text in texts], None)
+    request: Any = ScriptedRequest([TextPiece(text, Piece(())) for text in texts], "cancelled")
     parser = ToolCallParser(FORMATS["hermes"], SWITCHES)
     events = all_events(AnswerEvents(request, parser, one_call=one_call), request)
     assert calls_of(events) == [("other", {})] * (1 if one_call else 2)

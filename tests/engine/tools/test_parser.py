@@ -17,6 +17,7 @@ from akunu_py.engine.events import (
     ToolCallArguments,
     ToolCallFinished,
     ToolCallStarted,
+    append_event,
 )
 from akunu_py.engine.tools.formats import FORMATS, ToolFormat
 from akunu_py.engine.tools.tool_call_parser import MALFORMED, REFUSED, UNFINISHED, ToolCallParser
@@ -102,13 +103,7 @@ def joined(events: list[Event]) -> list[Event]:
     """Neighbouring parts of one thing made one."""
     found: list[Event] = []
     for event in events:
-        last = found[-1] if found else None
-        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
-            found[-1] = TextDelta(last.text + event.text)
-        elif isinstance(event, ToolCallArguments) and isinstance(last, ToolCallArguments):
-            found[-1] = ToolCallArguments(last.text + event.text)
-        else:
-            found.append(event)
+        append_event(found, event)
     return found
 
 
