@@ -242,7 +242,7 @@ def test_a_stop_token_in_thinking_ends_the_thinking(
     # Not if nothing could follow, and not after what may be a tool call.
     called = engine.tokens.decode(thought[:2])
     for more in ({"max_tokens": len(thought)}, {"markers": (called,)}):
-        ended = StepLoop(engine).answer(prompt, replace(requested, **more))  # type: ignore[arg-type]
+        ended = StepLoop(engine).answer(prompt, replace(requested, **more))
         assert (list(ended.tokens), ended.text) == (thought, "")
 
 
