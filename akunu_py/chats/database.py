@@ -26,7 +26,7 @@ _SUFFIXES = ("", "-wal", "-shm")  # suffixes of SQLite's files
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _ACCESS_HINT = "give yourself write access, or set XDG_DATA_HOME to your own directory"
-_SPACE_HINT = "free some space, or set XDG_DATA_HOME to a directory on another disk"
+_SPACE_HINT = "free some space"
 _HINTS = {
     **dict.fromkeys(_DAMAGED, "it is damaged; restart akunu to set it aside"),
     sqlite3.SQLITE_BUSY: "another program is writing to it; close that program, then try again",

@@ -165,6 +165,7 @@ def _claude(served: ModelEndpoint) -> Launch:
     environment = {
         "ANTHROPIC_BASE_URL": served.url,
         "ANTHROPIC_AUTH_TOKEN": served.key or _NO_KEY,
+        "ANTHROPIC_API_KEY": "",  # Claude Code would send it, too
     }
     defaults = {
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",

@@ -68,7 +68,8 @@ _TOKENS |= {"unknown": _UNKNOWN, "{{": r"\{\{[^\n{}]*\}\}|\{%[^\n%]*%\}|\{#[^\n#
 _C = ("//", "/*", "#error")
 _SCRIPT = "js mjs cjs jsx javascript javascriptreact ts mts cts tsx typescript typescriptreact"
 # Names, the start and end of a comment, tokens, and quotes: `"`, and `'` without lifetimes, in one
-# line; a quote of a string of several lines has its escape character, if any, and a line break.
+# line; a quote of a string of several lines has its escape character, if any, and a line break. "$"
+# is the backslash of shells, whose strings may contain commands with strings.
 _ROWS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("py pyi pyw python", "#", ("#", '"""', "'''"), ('"', "w'")),
     (_SCRIPT, "//", ("//", "/*"), ('"', "'", "/", "`\\\n")),
@@ -81,7 +82,7 @@ _ROWS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("php", "//", ("<<<", "//", "#php", "/*"), ('"\\\n', "'\\\n")),
     ("scss less", "//", ("//", "/*"), ('"', "'")),
     ("css", "/* */", ("/*",), ('"', "'")),
-    ("sh bash zsh ksh dash bats shellscript", "#", ("<<", "\\", "$'", " #"), ('"\\\n', "'\n")),
+    ("sh bash zsh ksh dash bats shellscript", "#", ("<<", "\\", "$'", " #"), ('"$\n', "'\n")),
     ("rb ruby", "#", ("=begin", "<<~", " #"), ('"', "'", "/", "`")),
     ("pl pm perl", "#", ("<<~", " #"), ('"', "'", "/")),
     ("ps1 psm1 powershell", "#", ("<#", "``", " #"), ('"`\n', "'\n")),
@@ -141,6 +142,13 @@ def _make_syntax(name: str) -> Syntax:
 # ---- strings and comments of several lines
 
 
+# A string of a shell after its opening quote, with commands: "$(a "$(b "c")")".
+_WORD = r"[^()\"'\\]|\\.|'[^']*+'"
+_IN_STRING = r"\\.|\$(?!\()|[^\"\\$]"
+_INNER_COMMAND = rf"\((?:{_WORD}|\"(?:\\.|[^\"\\])*+\")*+\)"
+_INNER_STRING = rf"\"(?:{_IN_STRING}|\${_INNER_COMMAND})*+\""
+_COMMAND = rf"\((?:{_WORD}|{_INNER_STRING}|{_INNER_COMMAND})*+\)"
+_SHELL = rf"(?s)(?:{_IN_STRING}|\${_COMMAND})*+\""
 # The rest of a string in one line, without its opening quote.
 _REST = {kind: re.compile(STRINGS[kind].partition(kind)[2] + _ENDS[kind]) for kind in QUOTES}
 
@@ -175,6 +183,8 @@ def find_end(text: str, kind: str, at: int) -> tuple[int, int] | None:
 @cache
 def _quoted(quote: str, escape: str) -> re.Pattern[str]:
     """Return the pattern of the text after an opening quote, with the closing one."""
+    if escape == "$":
+        return re.compile(_SHELL)
     q, e = re.escape(quote), re.escape(escape)
     return re.compile(rf"(?s)(?:{e}{q if quote == escape else '.'}|[^{q}{e}])*+{q}")
 

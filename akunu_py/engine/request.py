@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from akunu_py.engine.constraint.answer_limits import answer_rules
+from akunu_py.engine.constraint.answer_limits import answer_rules, forced_end
 from akunu_py.engine.drafters.drafter import TrackedDrafter, check_mode
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import PrefillProgress
@@ -122,6 +122,8 @@ class Request:
         self.room = engine.plan.context_length - len(self.prompt)
         self.tokens_left = min(options.max_tokens, self.room)
         self._cancelled = threading.Event()
+        self._forced = 0  # tokens at the end of the last pass that were not sampled
+        self.stale = False  # the launched passes follow a token that is not part of the answer
         self._complete = False  # a stop token, or no tokens left
         self._loops = False  # see `repeats`
         self._decoder = StreamDecoder(
@@ -215,10 +217,16 @@ class Request:
         del self.launched[0]
         accepted = common_prefix(done.drafted, sampled)
         tokens = cut(sampled[: accepted + 1], self.engine.tokens.stop_tokens)
+        end = self._end_of_thinking(tokens)
         if target.constraint is not None:
-            tokens = target.constraint.consume(tokens)
-        accepted = min(accepted, len(tokens))
-        self._commit(done, tokens, len(target.pending) + len(tokens) - 1)
+            tokens = target.constraint.consume([*tokens[:-1], *end] if end else tokens)
+        elif end:
+            tokens = [*tokens[:-1], *end]
+        self._forced, self.stale = len(end), bool(end and self.launched)
+        kept = len(tokens) - (len(end) or 1)
+        accepted = min(accepted, kept if end else len(tokens))
+        run = sampled[: kept + 1] if self.stale else tokens
+        self._commit(done, run, len(target.pending) + kept)
         self.answering = True
         self.limit = 0 if self._is_last(tokens[-1]) else self.limit - len(tokens)
         return Piece(tuple(tokens), accepted, tuple(done.drafted[accepted:]), seconds)
@@ -236,7 +244,8 @@ class Request:
         self.stats.add(decoded.piece, from_prefill=not self.tokens)
         if self.logprob_sampler is not None:  # of all tokens but a stop token
             stop = self.engine.tokens.stop_tokens
-            shown = [token for token in piece.tokens[:used] if token not in stop]
+            chosen = piece.tokens[: min(used, len(piece.tokens) - self._forced)]
+            shown = [token for token in chosen if token not in stop]
             last = [*self.prompt[-1:], *self.tokens][-1]
             position = len(self.prompt) + len(self.tokens)
             self.logprobs += self.logprob_sampler.pop_logprobs(position, shown, last)
@@ -277,6 +286,24 @@ class Request:
         """Update the decode time. It includes the consumer's time, as users see it."""
         if self.prefilled is not None and self.tokens:
             self.stats.decode_s = now - self.prefilled
+
+    def _end_of_thinking(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Return the tokens that replace a stop token at the end of `tokens`, () for none.
+
+        Within thinking it ends the thinking, unless a tool call in it may be the answer.
+        """
+        codec, options = self.engine.tokens, self.options
+        last = tokens[-1]
+        if last not in codec.stop_tokens or last in options.stop_tokens:
+            return ()
+        if self.text or self.guide is not None:
+            return ()
+        answer = [*self.tokens, *tokens[:-1]]
+        end = forced_end(codec.tokenizer, [*self.prompt, *answer])
+        if not end or self.tokens_left <= len(tokens) + len(end) - 1:
+            return ()
+        called = options.markers and codec.decode(answer)
+        return () if called and any(each in called for each in options.markers) else end
 
     def _is_last(self, token: int) -> bool:
         rules = self.target.constraint

@@ -302,6 +302,11 @@ class ModelRunner:
             self.caches.reserve(self._needed(request), request.target.history)
             request.limit = self._to_reserve(request)
             return
+        self._prefill_again(request)
+
+    def _prefill_again(self, request: Request) -> None:
+        """Release the history and wait for memory."""
+        self._joint.clear()
         request.drafter.release()
         request.target.release()
         request.conditions = [lambda: not self._has_room(request)]
@@ -508,7 +513,10 @@ class ModelRunner:
         if piece is None:
             return []
         text = request.add(piece, time.perf_counter())
-        if not request.ends and request.limit <= 0:
+        if request.stale and not request.ends:
+            request.drop_launched()
+            self._prefill_again(request)
+        elif not request.ends and request.limit <= 0:
             self._reserve_more(request, crowded=crowded)
         return [text]
 

@@ -121,8 +121,14 @@ def check_space(directory: Path, need_bytes: int, env_variable: str = "XDG_DATA_
     if free < need_bytes:
         raise StoreError(
             f"not enough space in {existing}: expected {human_size(need_bytes)} free, found "
-            f"{human_size(free)}; free some, or set {env_variable} to a directory on another disk"
+            f"{human_size(free)}; {_space_hint(env_variable)}"
         )
+
+
+def _space_hint(env_variable: str) -> str:
+    """Return what to do about a full disk. In another data directory, no model is installed."""
+    elsewhere = f", or set {env_variable} to a directory on another disk"
+    return "free some space" + elsewhere * (env_variable != "XDG_DATA_HOME")
 
 
 @contextmanager
@@ -136,7 +142,7 @@ def store_errors(doing: str, env_variable: str = "XDG_DATA_HOME") -> Iterator[No
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         if error.errno in _FULL:
-            hint = f"free some space, or set {env_variable} to a directory on another disk"
+            hint = _space_hint(env_variable)
         elif error.errno == errno.ELOOP:
             hint = "expected a file, found a link; check where it leads, and delete it"
         elif error.errno in _FORBIDDEN:

@@ -237,7 +237,7 @@ def test_a_full_disk(path: Path) -> None:
     with opened(filled(path)) as store:
         pages = store._database.execute("PRAGMA page_count").fetchone()[0]
         store._database.execute(f"PRAGMA max_page_count = {pages + 1}")
-        with pytest.raises(ConversationError, match="full; free some space"):
+        with pytest.raises(ConversationError, match=r"full; free some space$"):
             store.save_tree(exchange_of("big", "Prompt", "word " * 100_000, T0))
         assert [info.id for info in store.list()] == ["c0"]
         store._database.execute("PRAGMA max_page_count = 100000")

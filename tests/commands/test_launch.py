@@ -186,6 +186,7 @@ def test_what_the_user_sets_for_claude_wins(
     monkeypatch.setenv("AKUNU_API_KEY", "secret")
     monkeypatch.setenv("CLAUDE_CODE_MAX_OUTPUT_TOKENS", "5")
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://elsewhere")
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "of another server")
     launched = run_here("launch", "claude", "--port", str(port), "--", *given)
     assert launched.returncode == 7
     call = json.loads(client_call.read_text())
@@ -194,6 +195,7 @@ def test_what_the_user_sets_for_claude_wins(
     assert launched.stderr.count("its first prompt will not fit") == 2
     assert call["environment"]["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "5"
     assert call["environment"]["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{port}"
+    assert call["environment"]["ANTHROPIC_API_KEY"] == ""
 
 
 @pytest.mark.usefixtures("own_directories")

@@ -375,6 +375,7 @@ def test_brackets() -> None:
         ("shellscript", "(rm -rf ${dir}/*; ls //", 1),
         ("shellscript", "x=${#a} ${b#(} $'\\'(' # (\n(", 1),
         ("shellscript", "(cat <<-end\n(\n\tend\n", 1),
+        ("shellscript", 'x="$(a "($b" | sed \'s/"(//\' "$(c "(")")" (', 1),
         ("perl", "($a // $b, $#{x}, 1", 1),
         ("javascript", "class A { #x = (1); get #y() {", 2),
         ("typescript", "f(`(${a}\\`\n[`, x", 1),

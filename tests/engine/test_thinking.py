@@ -30,8 +30,9 @@ from akunu_py.types import (
     ThinkingMode,
 )
 from tests.support.command import run_here
-from tests.support.identity import answers_in_all_modes, naive
+from tests.support.identity import answers_in_all_modes, engine_of, naive
 from tests.support.jobs import run_job
+from tests.support.tiny import VOCABULARY
 from tests.support.tiny_fim import HARMONY_MARKERS, byte_level, load_tiny, write_model
 
 MARKERS = ("<|im_end|>", "<think>", "<|im_start|>", "</think>")
@@ -218,6 +219,36 @@ def test_a_grammar_follows_the_thinking(engine: Engine) -> None:
     assert len({each.tokens for each in answers}) == 1
     assert answers[0].text in YES.choices
     assert answers[0].thinking
+
+
+# By family: the bias for the stop token, greedy and with a seed.
+BIAS = {"llama": (2.0, 3.0), "gemma3_text": (5.0, 4.0), "mamba2": (2.0, 2.0)}
+
+
+@pytest.mark.parametrize("family", BIAS)
+@pytest.mark.parametrize("seed", [None, 4])
+def test_a_stop_token_in_thinking_ends_the_thinking(
+    family: str, seed: int | None, tmp_path: Path
+) -> None:
+    """The answer follows, with any drafts and behind a pass that is launched ahead."""
+    loaded = load_tiny(tmp_path, [END, START, STOP], letters=VOCABULARY - 3)
+    (stop,), (end,) = (loaded.tokens.encode_text(text) for text in (END, STOP))
+    engine, prompt = engine_of(loaded, family, stop_tokens=frozenset({stop})), prompt_of(loaded)
+    bias = ((stop, BIAS[family][seed is not None]),)
+    sampling = replace(options(0, seed).sampling, logit_bias=bias)
+    requested = GenerateOptions(TOKENS, "off", sampling=sampling)
+    thought = naive(engine, prompt, requested, lambda _, logits: logits)
+    assert 3 < len(thought) < TOKENS - 4
+    start = [*thought[:-1], end]
+    left = replace(requested, max_tokens=TOKENS - len(start))
+    answer = naive(engine, [*prompt, *start], left, lambda _, logits: logits)
+    answers = answers_in_all_modes(engine, prompt, requested, start + answer, seeds=range(3))
+    assert all(each.text for each in answers)
+    # Not if nothing could follow, and not after what may be a tool call.
+    called = engine.tokens.decode(thought[:2])
+    for more in ({"max_tokens": len(thought)}, {"markers": (called,)}):
+        ended = StepLoop(engine).answer(prompt, replace(requested, **more))
+        assert (list(ended.tokens), ended.text) == (thought, "")
 
 
 def walk(budget: ThinkingBudget, tokens: Sequence[int]) -> list[int]:

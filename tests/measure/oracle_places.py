@@ -40,6 +40,7 @@ LANGUAGES = {
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 _CLOSING = re.compile(r"[)\]}]|</|\{%-?\s*end|(?:end|fi|done|esac)\b")
 _DECORATOR = re.compile(r"\s*(?:@[\w.:]+\s*(?:\(.*\))?|#!?\[.*\]|\[[A-Z].*\])\s*", re.DOTALL)
+_DIRECTIVE = re.compile(r"\s*#\s*(?:endif|include|define|undef|pragma|error)\b")  # without a block
 _MIDDLE = re.compile(r"(?:except|finally|catch|rescue|ensure)\b")
 _GOES_ON = re.compile(
     r"\{(?![%{#])|\{%-?\s*(?:end|else|elif|empty)|[}.?:+*|&]|-[^-]|->|=|\)|\]|(?:else|elif|elsif|elseif|except|finally|catch|rescue|ensure|when|while|until"
@@ -119,6 +120,8 @@ class Source:
         first = self.line_start(at) + len(self.line(at)) - len(self.line(at).lstrip())
         if any(span[0] == first for span in self.spans):
             return end  # a comment
+        if _DIRECTIVE.match(self.line(at)):
+            return end
         while _DECORATOR.fullmatch(self.text, self.line_start(at), end):
             below = self.next_line(end)
             if below is None or self.width(below) != base or self.text[end:below].count("\n") > 1:

@@ -138,7 +138,7 @@ def test_too_little_space_is_refused_with_figures(
 
 @pytest.mark.usefixtures("without_pip")
 @pytest.mark.parametrize(
-    ("number", "hint"), [(errno.ENOSPC, "free some space"), (errno.EROFS, "write access")]
+    ("number", "hint"), [(errno.ENOSPC, "free some space$"), (errno.EROFS, "write access")]
 )
 def test_disk_errors_during_a_pull(
     offer: Any, monkeypatch: pytest.MonkeyPatch, number: int, hint: str

@@ -2,7 +2,8 @@
 
 Serves a model of the store on loopback; "random" is one of random weights with a long context.
 With arguments, `akunu launch CLIENT` runs the client with them. Without, start the client by hand;
-Enter ends the recording. Writes `requests/CLIENT.json.gz`. Fails if the client or a request failed.
+Enter ends the recording. Writes `requests/CLIENT.json.gz`. Fails if a request failed, or a client
+with a real model.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ def main(client: str, model: str, *arguments: str) -> int:
             path = model_store.resolve(model).path
         with served(path, model) as server:
             recorder, code = Recorder(server.app), 0
+            server.model.service()  # loads the model, so that the launched client gets its context
             with at_a_socket(recorder) as url:
                 if arguments:
                     port = url.rpartition(":")[2]
@@ -99,7 +101,9 @@ def main(client: str, model: str, *arguments: str) -> int:
     file = Path(__file__).with_name("requests") / f"{client}.json.gz"
     file.write_bytes(gzip.compress(data, mtime=0))
     print(f"{client}: {len(recorder.requests)} requests", *recorder.errors, sep="\n")
-    return code or int(bool(recorder.errors or not recorder.requests))
+    failed = bool(recorder.errors or not recorder.requests)
+    # Some clients fail because an answer of random words has no end.
+    return int(failed) if model == "random" else code or int(failed)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ async def test_the_log_has_the_reason_of_an_error(
     reply = await fetch(app, path, body, headers=headers)
     (line,) = lines
     assert reply.status == status
-    assert f" {status} · 0.0 s · " in line
+    assert f" {status} · " in line
     assert words in line
     assert line.isprintable()
 
@@ -104,6 +104,8 @@ def test_only_the_api_key_is_accepted(key: str, other: str, bearer: bool) -> Non
     for sent in (key, other, key + "x"):
         headers = {"authorization": f"Bearer {sent}"} if bearer else {"x-api-key": sent}
         assert refused(**headers) == (sent != key)
+        both = {"authorization": "Bearer another", "x-api-key": "another"} | headers
+        assert refused(**both) == (sent != key)
     assert refused("/v1/chat/completions")
     assert not refused("/health")
 

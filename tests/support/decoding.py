@@ -11,7 +11,7 @@ from akunu_py.engine.drafters.drafter import TrackedDrafter
 from akunu_py.engine.request import Request, Status, Step
 from akunu_py.engine.runner import ModelRunner
 from akunu_py.engine.target import Target
-from akunu_py.types import Drafter, Piece, TextPiece
+from akunu_py.types import Drafter, GenerateOptions, Piece, TextPiece
 
 
 class BareRequest(Request):
@@ -19,6 +19,7 @@ class BareRequest(Request):
 
     def __init__(self, target: Target, drafter: Drafter, limit: int, stop: Collection[int]) -> None:
         self.engine: Any = SimpleNamespace(tokens=SimpleNamespace(stop_tokens=frozenset(stop)))
+        self.options = GenerateOptions(stop_tokens=tuple(stop))
         self.target, self.limit = target, limit
         self.drafter = TrackedDrafter(lambda: (drafter, drafter))
         self.status, self.answering = Status.DECODING, True

@@ -137,6 +137,7 @@ def sectioned(begin: str, call: str, end: str, between: str = "") -> Callable[[l
     )
 
 
+MINIMAX_M3 = "]<]minimax[>["
 FUNCTION = "<function={0}>\n{1}</function>", "<parameter={0}>\n{1}\n</parameter>\n"
 INVOKE = '<{0}invoke name="{{0}}">\n{{1}}</{0}invoke>'
 INVOKE_PARAMETER = '<{0}parameter name="{{0}}">{{1}}</{0}parameter>\n'
@@ -183,6 +184,7 @@ EXAMPLES: dict[str, Written] = {
     "nemotron": ("nemotron", array("<TOOLCALL>", "</TOOLCALL>"), ()),
     "jamba": ("jamba", array("<tool_calls>", "</tool_calls>"), ()),
     "functionary": ("functionary", sectioned("", "<function=NAME>JSON</function>", ""), ()),
+    "functionary_v3.2": ("functionary_v3.2", sectioned("", ">>>NAME\nJSON", ""), ()),
     "apertus": ("apertus", apertus, ()),
     "cohere": (
         "cohere", array("<|START_ACTION|>", "<|END_ACTION|>", "tool_name", "parameters"), ()
@@ -230,6 +232,13 @@ EXAMPLES: dict[str, Written] = {
         markup(INVOKE.format(""), INVOKE_PARAMETER.format(""),
                ("<minimax:tool_call>", "</minimax:tool_call>")),
         ("</parameter>",),
+    ),
+    "minimax_m3": (
+        "minimax_m3",
+        markup(f'{MINIMAX_M3}<invoke name="{{0}}">{{1}}{MINIMAX_M3}</invoke>',
+               f"{MINIMAX_M3}<{{0}}>{{1}}{MINIMAX_M3}</{{0}}>",
+               (f"{MINIMAX_M3}<tool_call>", f"{MINIMAX_M3}</tool_call>")),
+        (MINIMAX_M3,),
     ),
     "muse_spark": (
         "muse_spark",

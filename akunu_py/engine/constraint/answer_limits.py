@@ -57,6 +57,13 @@ def can_limit_thinking(tokenizer: Any) -> bool:
     return _markers_of(tokenizer) is not None
 
 
+def forced_end(tokenizer: Any, known: Sequence[int]) -> tuple[int, ...]:
+    """Return the tokens that end thinking if the tokens `known` end within it, else ()."""
+    markers = _markers_of(tokenizer)
+    thinks = markers and unfinished_thinking(tokenizer, known) is not None
+    return markers.forced_end if markers and thinks else ()
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """The position of an answer in its thinking."""

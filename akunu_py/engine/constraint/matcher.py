@@ -27,7 +27,7 @@ from llguidance import LLMatcher, LLTokenizer
 from akunu_py.engine.constraint.likely_json import Compiled, LikelyJson, LikelyText
 from akunu_py.engine.constraint.masks import TokenMasks
 from akunu_py.engine.model.tokens import TokenCodec
-from akunu_py.engine.text.thinking import thinking_markers, unfinished_thinking
+from akunu_py.engine.text.thinking import marker_tokens, thinking_markers, unfinished_thinking
 from akunu_py.errors import SchemaError, UsageError
 from akunu_py.files import parse_json
 from akunu_py.json_schema import grammar as json_grammar
@@ -330,7 +330,7 @@ def _thinking_tokens(codec: TokenCodec) -> tuple[tuple[int, ...], tuple[int, ...
     tokenizer = codec.tokenizer
     if thinking_markers(tokenizer) is None:
         return (), (), ()
-    start, end = tuple(tokenizer.think_start_tokens), tuple(tokenizer.think_end_tokens)
+    start, end = marker_tokens(tokenizer)
     encoded = [tokenizer.encode(text, add_special_tokens=False) for text in ("\n", "\n\n")]
     newlines = tuple(tokens[0] for tokens in encoded if len(tokens) == 1)
     return start if len(start) == 1 else (), end, newlines

@@ -198,7 +198,7 @@ class _GrammarWriter:
     def _calls_or_text(self, requirements: CallRequirements, format: Constraint) -> str:
         """Return the grammar of an answer with calls, or with text in the format."""
         layout = COMPACT if format.compact else self._likely_layout(FREE)
-        bare = not (self._calls.opener or self._calls.text_before)
+        bare = not (self._calls.opener or self._calls.text_opener)
         if bare and format.kind in ("json_schema", "json"):
             # Both are JSON, so one schema has to cover the format and a single call.
             return lark(_or_call(format, requirements.tools), layout)
@@ -206,9 +206,12 @@ class _GrammarWriter:
         if calls.text_markup:
             begin, end, last = map(self._text, calls.text_markup)
             text = f"({begin})? {text} ({end} ({last})?)?"
-        elif calls.text_before:
-            before, behind = map(self._text, calls.text_before)
-            text = f"{text} | ({before} text {behind})? {self._text(calls.text_opener)} {text}"
+        elif calls.text_opener:
+            before = ""
+            if calls.text_before:
+                begin, end = map(self._text, calls.text_before)
+                before = f"({begin} text {end})?"
+            text = f"{text} | {before} {self._text(calls.text_opener)} {text}"
         written = self.grammar(requirements)
         assert written is not None
         start, _, others = written.partition("\n")
@@ -295,7 +298,8 @@ class _GrammarWriter:
             except Unsatisfiable as error:
                 refused = error
             else:
-                options.append(f"{self._text(begin)} {value} {self._text(tags.separator)}")
+                end = self._text(tags.separator.replace("KEY", name))
+                options.append(f"{self._text(begin)} {value} {end}")
         if not options and tool.strict and refused is not None:
             raise _strict_error(tool, refused)
         return f"({' | '.join(options)})" if options else ""

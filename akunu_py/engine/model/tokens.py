@@ -87,6 +87,7 @@ class TokenCodec:
         last, partial = messages[-1], continues_answer(messages)
         turns = messages[:-1] if partial else messages
         text = rendering.render(self.tokenizer, turns, tools, self.name, variables)
+        text += "" if tools and not partial else rendering.text_header(self.tokenizer, text)
         tokens = self.encode_text(text)
         return tokens + self.encode_text(self._partial_answer(last, text)) if partial else tokens
 

@@ -23,6 +23,7 @@ _PROMPT_END = 16  # tokens; enough for a marker and the newlines behind it
 _START, _MESSAGE = "<|start|>", "<|message|>"
 
 Markers = tuple[str, str]
+MINIMAX_M3: Markers = ("<mm:think>", "</mm:think>")  # mlx-lm takes the unused <think> of this model
 
 
 def splitter_for(
@@ -40,8 +41,11 @@ def splitter_for(
 
 def thinking_markers(tokenizer: Any) -> Markers | None:
     """Return the opening and closing marker of mlx-lm's TokenizerWrapper, None if it has none."""
-    found = getattr(tokenizer, "has_thinking", False)
-    return (str(tokenizer.think_start), str(tokenizer.think_end)) if found else None
+    if not getattr(tokenizer, "has_thinking", False):
+        return None
+    if tokenizer.backend_tokenizer.token_to_id(MINIMAX_M3[1]) is not None:
+        return MINIMAX_M3
+    return str(tokenizer.think_start), str(tokenizer.think_end)
 
 
 def special_tokens_in(tokenizer: Any, texts: Sequence[str]) -> dict[int, str]:
@@ -84,14 +88,14 @@ def unfinished_thinking(tokenizer: Any, prompt: Sequence[int]) -> int | None:
 @cached_per_tokenizer
 def marker_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the tokens that open and close thinking; () for both if they are unknown."""
-    if thinking_markers(tokenizer) is not None:
-        return tuple(tokenizer.think_start_tokens), tuple(tokenizer.think_end_tokens)
-    if channels_of(tokenizer) is HARMONY:
+    texts = thinking_markers(tokenizer)
+    if texts is None and channels_of(tokenizer) is HARMONY:
         texts = HARMONY_THINKING, HARMONY.ends[0]
-        found = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
-        start, end = (tuple(map(int, tokens)) for tokens in found)
-        return start, end
-    return (), ()
+    if texts is None:
+        return (), ()
+    found = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+    start, end = (tuple(map(int, tokens)) for tokens in found)
+    return start, end
 
 
 @cached_per_tokenizer

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from akunu_py.engine.tools.syntaxes import (
     CallLayout,
+    Elements,
     Gemma,
     KeyValue,
     NamedJson,
@@ -73,6 +74,7 @@ class ToolFormat:
     # Details of the parser.
     bare_opener: str = ""  # begins a call without an opener at the beginning of an answer
     bare_call: str = ""  # begins a call without an opener anywhere, if the request has the tool
+    opened: bool = False  # the prompt ends with the opener; `layout.text_opener` begins a text
     markers: tuple[str, ...] = ()  # further special tokens in a call
     text_markup: tuple[str, ...] = ()  # removed from the text
     new_id: Callable[[], str] = _long_id
@@ -91,6 +93,7 @@ class ToolFormat:
 
 _SOLAR_ARGUMENT = ("start", "value", "end")
 _HY3 = KeyValue(suffixes=("", ":opensource"))
+_MINIMAX_M3 = "]<]minimax[>["
 _JSON = '{"name": "NAME", "arguments": ARGUMENTS}'
 _DSML = "｜DSML｜"
 _HARMONY = NamedJson(
@@ -103,7 +106,7 @@ _HARMONY = NamedJson(
 def _derived(
     name: str,
     openers: Mapping[str, str],
-    syntax: NamedJson | Xml | KeyValue | Gemma,
+    syntax: NamedJson | Xml | Elements | KeyValue | Gemma,
     text_markup: tuple[str, str, str] | None = None,
     **more: Any,
 ) -> ToolFormat:
@@ -188,6 +191,13 @@ _TABLE = (
         markers=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
     ),
     _derived(
+        "minimax_m3",
+        {f"{_MINIMAX_M3}<tool_call>": f"{_MINIMAX_M3}</tool_call>"},
+        Elements(_MINIMAX_M3),
+        signature=_MINIMAX_M3,
+        markers=(_MINIMAX_M3,),
+    ),
+    _derived(
         "seed",
         {"<seed:tool_call>": "</seed:tool_call>"},
         Xml("<function=", "</function>", "<parameter=", "</parameter>"),
@@ -220,6 +230,15 @@ _TABLE = (
         NamedJson(">"),
         CallLayout("", "<function=NAME>ARGUMENTS</function>", "", opener="<function="),
         signature="<function=",
+    ),
+    ToolFormat(
+        "functionary_v3.2",
+        {">>>": ""},
+        NamedJson("\n", begin=">>>", text_name="all"),
+        CallLayout("", "NAME\nARGUMENTS", ">>>", text_opener="all\n"),
+        signature=">>>all",
+        bare_call=">>>",
+        opened=True,
     ),
     ToolFormat(
         "llama3",

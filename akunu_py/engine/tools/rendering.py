@@ -151,6 +151,15 @@ def render(
         return _render(tokenizer, split, tools, model, features, variables)
 
 
+def text_header(tokenizer: Any, prompt: str) -> str:
+    """Return what the model writes before a text, if `prompt` ends with the opener of calls."""
+    formats = [each for each in FORMATS.values() if each.opened]
+    if not any(prompt.endswith(tuple(each.openers)) for each in formats):
+        return ""
+    format = format_of(tokenizer)
+    return format.layout.text_opener if format.opened else ""
+
+
 def fold_late_system(messages: Sequence[Message]) -> list[Message]:
     """Move the text of system messages after the first message into the nearest user turn.
 

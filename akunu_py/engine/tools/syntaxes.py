@@ -20,6 +20,7 @@ from akunu_py.types import Tool
 
 STRING = frozenset({"string"})
 _NAME = re.compile(r"[\w.:/-]{1,256}")
+_NAME_SO_FAR = re.compile(r"[\w.:/-]{0,256}")
 _NAME_KEYS = ("name", "function", "tool_name", "tool")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
 _IGNORED_KEYS = ("type", "id", "call_id", "tool_call_id")
@@ -29,7 +30,8 @@ _PYTHON_KEY = re.compile(r"""[^\s:=,{}()\[\]<>"']+""")  # more than Python allow
 _PYTHON_JSON = {"true": True, "false": False, "null": None}
 _ATTRIBUTE = re.compile(r"""(?<![\w:])([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 _CDATA = "<![CDATA[", "]]>"
-_MAX_DEPTH = 60  # nested values of Gemma
+_MAX_DEPTH = 60  # nested values without JSON
+_ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 
 
 class Calls:
@@ -79,10 +81,14 @@ class Calls:
         self.in_call = False
         self._emit(ToolCallFinished())
 
+    def parameters_of(self, tool: str) -> Mapping[str, Any]:
+        """Return the schema of a tool's parameters, an empty one for an unknown tool."""
+        known = self._tools.get(tool.strip())
+        return known.parameters if known else {}
+
     def types_of(self, tool: str, parameter: str) -> frozenset[str]:
         """Return the types that a parameter may have, none for an unknown tool."""
-        known = self._tools.get(tool.strip())
-        return types_of(known.parameters if known else {}, parameter)
+        return types_of(self.parameters_of(tool), parameter)
 
 
 Syntax = Callable[[Reader, Calls], ParserSteps[None]]
@@ -96,7 +102,7 @@ class Tags:
     value_start: str  # of a value of another type
     end: str  # closes a value; no string can contain it
     newline: str = ""  # between a value and `end`
-    separator: str = "\n"  # follows `end`
+    separator: str = "\n"  # follows `end`; KEY stands for the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,13 +254,22 @@ class NamedJson:
     begin: str = ""
     end: str = ""
     fenced: bool = False  # whether there may be `function`, the name and a fence instead
+    text_name: str = ""  # name in the header of a text; then `begin` may be in the prompt
 
     def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
-        if self.begin:
+        if self.text_name:
+            yield from reader.accept(self.begin)
+            while not reader.closed and _NAME_SO_FAR.fullmatch(reader.unread):
+                yield
+            if not re.match(_NAME.pattern + self.separator, reader.unread):
+                raise Malformed
+        elif self.begin:
             yield from reader.expect(self.begin)
         header, _ = yield from reader.read_until(self.separator)
         found = re.search(self.name, header, re.DOTALL)
         name = found[1] if found else ""
+        if self.text_name and name == self.text_name:
+            return
         trailing = SPACE
         if self.fenced and (yield from reader.skip()) != "{":
             if name.strip() != "function":
@@ -372,6 +387,60 @@ def _name_in_tag(head: str, attribute: str) -> str:
     if not name:
         raise Malformed
     return name
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """A tag for the call, for each parameter, and for each member and `item` of its value."""
+
+    mark: str  # before every tag
+
+    def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
+        begin = f"{self.mark}<"
+        yield from reader.expect(f"{begin}invoke", skip=SPACE)
+        head, _ = yield from reader.read_until(">")
+        tool = _name_in_tag(head, "name")
+        calls.begin(tool)
+        while (yield from reader.expect(f"{begin}/invoke>", begin, skip=SPACE)) == begin:
+            key, _ = yield from reader.read_until(">")
+            calls.begin_parameter(key)
+            if calls.types_of(tool, key) == STRING:
+                yield from _read_value(reader, calls, STRING, f"{begin}/{key}>")
+            else:
+                root = calls.parameters_of(tool)
+                value = yield from self._value(reader, key, part_of(root, root, key), root)
+                calls.add_arguments(to_json(value))
+        calls.end(parameters=True)
+
+    def layout(self, opener: str, closer: str) -> CallLayout:
+        """Return the layout of calls with objects and arrays as JSON."""
+        begin = f"{self.mark}<KEY>"
+        tags = Tags(begin, begin, self.mark, separator="</KEY>")
+        call = f'{self.mark}<invoke name="NAME">ARGUMENTS{self.mark}</invoke>\n'
+        return CallLayout(f"{opener}\n", call, "", closer, tags, opener)
+
+    def _value(
+        self, reader: Reader, tag: str, schema: Any, root: Any, depth: int = _MAX_DEPTH
+    ) -> ParserSteps[Any]:
+        """Read the rest of an element: text, or the elements of an object or an array."""
+        text, _ = yield from reader.read_until(self.mark)
+        found: list[tuple[str, Any]] = []
+        while not (yield from reader.accept(f"</{tag}>")):
+            yield from reader.expect("<")
+            key, _ = yield from reader.read_until(">")
+            if not depth or key.startswith("/"):
+                raise Malformed
+            inner = part_of(schema, root, key)
+            found.append((key, (yield from self._value(reader, key, inner, root, depth - 1))))
+            yield from reader.expect(self.mark, skip=SPACE)
+        types = frozenset(_schema_types(schema, root, 8))
+        if found:
+            items = "object" not in types and all(key == "item" for key, _ in found)
+            listed = items or "array" in types
+            return [value for _, value in found] if listed else dict(found)
+        if not text and "string" not in types and types & {"array", "object"}:
+            return [] if "array" in types else {}
+        return json.loads(json_from_text(text, types))
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,9 +619,39 @@ def _read_expression(reader: Reader) -> ParserSteps[str]:
 
 def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
     """Return the types that a parameter may have, none if the schema declares none."""
+    return frozenset(_schema_types(part_of(schema, schema, name), schema, 8))
+
+
+def part_of(schema: Any, root: Mapping[str, Any], name: str, depth: int = 8) -> Any:
+    """Return the schema of a member `name`, or of the items of an array; None if there is none.
+
+    schema: a part of `root`. depth: references and alternatives to follow.
+    """
+    if not isinstance(schema, Mapping) or not depth:
+        return None
     properties = schema.get("properties")
-    found = properties.get(name) if isinstance(properties, Mapping) else None
-    return frozenset(_schema_types(found, schema, 8))
+    if isinstance(properties, Mapping) and name in properties:
+        return properties[name]
+    options = [each for word in _ALTERNATIVES for each in _listed(schema.get(word))]
+    options.append(_referenced(schema, root))
+    parts = [part_of(each, root, name, depth - 1) for each in options]
+    parts += [schema.get("items") if name == "item" else None, schema.get("additionalProperties")]
+    return next((each for each in parts if isinstance(each, Mapping)), None)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _referenced(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
+    """Return the part of `root` that a schema refers to, None for none."""
+    reference = schema.get("$ref")
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    target: Any = root
+    for part in reference[2:].split("/"):
+        target = target.get(part) if isinstance(target, Mapping) else None
+    return target
 
 
 def _schema_types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
@@ -566,16 +665,9 @@ def _schema_types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[
         return
     values = schema.get("enum") if "enum" in schema else [schema.get("const", ...)]
     yield from (_json_type(value) for value in values or () if value is not ...)
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/"):
-        target: Any = root
-        for part in reference[2:].split("/"):
-            target = target.get(part) if isinstance(target, Mapping) else None
-        yield from _schema_types(target, root, depth - 1)
-    for word in ("anyOf", "oneOf", "allOf"):
-        options = schema.get(word)
-        for each in options if isinstance(options, list) else ():
-            yield from _schema_types(each, root, depth - 1)
+    options = [each for word in _ALTERNATIVES for each in _listed(schema.get(word))]
+    for each in (_referenced(schema, root), *options):
+        yield from _schema_types(each, root, depth - 1)
 
 
 def _json_type(value: Any) -> str:

@@ -70,6 +70,7 @@ class ToolCallParser:
         self._whitespace = ""  # whitespace that is text only if text follows
         self._had_text = False  # whether there was text
         self._after_call = False
+        self._opened = format is not None and format.opened
         make_id = new_id or (format or HERMES).new_id
         self._calls = Calls(tools, self._emit, make_id, allowed=allowed)
         self._steps = self._parse(format) if format else None
@@ -139,6 +140,10 @@ class ToolCallParser:
         Returns None at the end of the answer, "" for a call that needs no opener.
         """
         reader = self._reader
+        if self._opened:
+            self._opened = False
+            reader.start_recording()
+            return ""
         bare = filter(None, [format.bare_call])
         openers: tuple[str, ...] = (*format.openers, *format.text_markup, *bare)
         while True:
@@ -183,7 +188,7 @@ class ToolCallParser:
                     reader.consume(len(reader.unread))
             if not closer:
                 return
-            if (yield from reader.accept(closer, skip=_TRAILING)):
+            if (yield from reader.accept(closer, skip=_TRAILING.replace(closer[0], ""))):
                 return
             if reader.cut_off_in(closer):
                 raise CutOff

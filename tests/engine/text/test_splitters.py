@@ -254,6 +254,7 @@ def wrapped(*added: str, special: bool = False) -> Any:
     [
         ((START, END), (START, END)),
         (("<|channel>", "<channel|>"), ("<|channel>thought", "<channel|>")),
+        ((START, END, "<mm:think>", "</mm:think>"), ("<mm:think>", "</mm:think>")),
         ((), None),
     ],
 )

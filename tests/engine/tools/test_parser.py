@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,8 +33,15 @@ SCHEMA = {
         **{kind: {"type": kind} for kind in TYPES},
         "any": {"anyOf": [{"type": kind} for kind in ("null", "integer", "array")]},
         "code": {"$ref": "#/$defs/code"},
+        "people": {"type": "array", "items": {"$ref": "#/$defs/person"}},
     },
-    "$defs": {"code": {"type": "string"}},
+    "$defs": {
+        "code": {"type": "string"},
+        "person": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "tags": {"type": "array"}},
+        },
+    },
 }
 TOOLS = [Tool("find", "", SCHEMA), Tool("write_file", "", SCHEMA), Tool("now")]
 
@@ -275,12 +283,48 @@ def test_members_of_a_call_in_any_order(members: str, calls: list[Call]) -> None
             "<start_function_call>call:find{string:<escape>Oslo<escape>,integer:3}",
             {"string": "Oslo", "integer": 3},
         ),
+        (
+            "minimax_m3",
+            '<tool_call>\n<invoke name="find"><string>a <b></string><object><id>521</id>'
+            "<id2>x</id2><none></none></object><array><item>1</item><item><item>[2]</item></item>"
+            "</array><any><item>3</item></any></invoke>\n</tool_call>",
+            {
+                "string": "a <b>",
+                "object": {"id": 521, "id2": "x", "none": ""},
+                "array": [1, [[2]]],
+                "any": [3],
+            },
+        ),
+        (
+            "minimax_m3",
+            '<tool_call><invoke name="find"><people><item><name>7</name><tags></tags></item>'
+            "</people>\n<object></object></invoke></tool_call>",
+            {"people": [{"name": "7", "tags": []}], "object": {}},
+        ),
     ],
 )
 def test_values_that_templates_write_otherwise(
     name: str, text: str, arguments: dict[str, Any]
 ) -> None:
-    assert collected(parse(FORMATS[name], [text])) == [("find", arguments)]
+    if name == "minimax_m3":  # its mark precedes every tag
+        text = re.sub("<(?!b>)", "]<]minimax[>[<", text)
+    for pieces in ([text], list(text)):
+        assert collected(parse(FORMATS[name], pieces)) == [("find", arguments)]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('find\n{"any": 1}>>>now\n{}', [("find", {"any": 1}), ("now", {})]),
+        ("all\nI will look>>>now\n{}", ["I will look", ("now", {})]),
+        ("all\n>>> 1 + 1\n2\n>>>", [">>> 1 + 1\n2\n>>>"]),
+        ('{"any": 1}', ['{"any": 1}']),
+        ("elsewhere\n{}", ["elsewhere\n{}"]),
+    ],
+)
+def test_calls_and_texts_after_a_prompt_that_ends_with_the_opener(text: str, found: Found) -> None:
+    for pieces in ([text], list(text)):
+        assert collected(parse(FORMATS["functionary_v3.2"], pieces)) == found
 
 
 def test_bare_calls_are_only_of_known_tools() -> None:

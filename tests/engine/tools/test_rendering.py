@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from akunu_py.engine.engine import Engine
-from akunu_py.engine.tools.rendering import fold_late_system, render
+from akunu_py.engine.tools.rendering import fold_late_system, render, text_header
 from akunu_py.engine.tools.tool_call_parser import parser_for
 from akunu_py.types import Message, Tool, ToolCall
 
@@ -68,6 +68,7 @@ REPR = OBJECT.replace("{{ t | tojson }}", "{{ t }}")  # definitions as Python wr
 class Templated:
     """A tokenizer with nothing but a template."""
 
+    _chat_template = tool_parser = None
     has_own_renderer = has_thinking = False
     has_chat_template = True
     special_tokens_map: dict[str, str] = {}  # noqa: RUF012
@@ -123,6 +124,12 @@ def test_thinking_is_left_out_where_a_template_refuses_it() -> None:
     talk = tuple(replace(m, content=m.content or "Well.") for m in TALK)
     assert "Well." in rendered(HARMONY, talk)
     assert "Hm." not in rendered(HARMONY, talk)
+
+
+def test_prompts_that_end_with_the_opener_continue_with_a_text() -> None:
+    functionary = OBJECT + "{# >>>all #}>>>"
+    assert text_header(Templated(functionary), rendered(functionary)) == "all\n"
+    assert text_header(Templated(OBJECT + ">>>"), rendered(OBJECT + ">>>")) == ""
 
 
 @pytest.mark.parametrize("template", [IGNORES, NO_SYSTEM])
