@@ -177,7 +177,10 @@ def _options(
     return ServeOptions(
         access=access,
         defaults=GenerateOptions(
-            draft=args.draft, draft_tokens=args.draft_tokens, thinking_budget=args.thinking_budget
+            draft=args.draft,
+            draft_tokens=args.draft_tokens,
+            draft_tree=args.draft_tree,
+            thinking_budget=args.thinking_budget,
         ),
         temperature=args.temperature,
         max_tokens=args.max_tokens,

@@ -93,7 +93,7 @@ class AnnotatedAnswer:
         stats, gauges = replace(self.request.stats), None
         first = not stats.target_passes
         if step.piece.tokens and not first:
-            self._rows[1 + step.piece.accepted + len(step.piece.rejected)] += 1
+            self._rows[1 + step.piece.drafted] += 1
         if time.monotonic() - self._gauges_time >= _GAUGES_INTERVAL_S:
             self._gauges_time = time.monotonic()
             gauges = self._gauges()

@@ -81,14 +81,19 @@ class ModelRunner:
         return Target(self._engine.model, self._engine.plan.kv_bits, self.caches)
 
     def can_batch(self) -> bool:
-        """Return whether requests can share passes. Runs a trial once: about eight passes."""
+        """Return whether passes can have rows of several requests, or of a token tree.
+
+        Runs a trial once, of about eight passes.
+        """
         if self._planner is None:
+            started = Target.clock()
             model, kv_bits = self._engine.model, self._engine.plan.kv_bits
             self.not_batched = batched_pass.why_not_batched(model, kv_bits)
             known = self.curve.table(0)
             costs = CostCurve({rows: known[rows - 1] for rows in range(1, MAX_ROWS + 1)})
             costs.preset = False
             self._planner = JointPlanner(costs)
+            self._last += Target.clock() - started  # the trial is not a part of the pass
         return self.not_batched is None
 
     def sharing(self, requests: Sequence[Request]) -> list[Request]:
@@ -293,6 +298,7 @@ class ModelRunner:
             if not request.answering:
                 self._follow(request)
                 request.drafter.set_guide(request.guide)
+                request.drafter.allow_branches(self.can_batch if request.can_branch else None)
         return [progress]
 
     def _reserve_more(self, request: Request, *, crowded: bool) -> None:
@@ -449,7 +455,7 @@ class ModelRunner:
             # Holding the state would prevent in-place writes of plain steps.
             before = each.target.pass_state() if drafted else None
             passes.append(DecodePass(drafted, before, follows, rows, rows))
-            parts.append(each.target.part(rows, 1 + len(drafted)))
+            parts.append(each.target.part(rows, drafted))
         logits = batched_pass.run(self._engine.model, parts, self._joint)
         to_sample = [
             each.target.to_sample(part, made.rows, made.drafted, ahead=made.behind)
