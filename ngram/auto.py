@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, MutableMapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_RATE, AcceptanceModel
 from akunu_py.ngram.answer_cache import AnswerCache
@@ -115,7 +116,7 @@ class AutoDrafter:
 
     def allow_branches(self, can_branch: Callable[[], bool] | None) -> None:
         """Set whether drafts may have branches. can_branch: called for the first ones; None: no."""
-        self._can_branch, self.chain.branching = can_branch, can_branch is not None
+        self._can_branch = can_branch
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append `tokens` to the history and learn from them.
@@ -245,12 +246,16 @@ class AutoDrafter:
     def _plan(self, limit: int, *, ahead: bool) -> Proposal:
         """Return the best draft of at most `limit` tokens, a probe, or no draft."""
         longest = max(0, min(limit, MAX_DRAFT))
-        predictions = self._look_ahead(max(1, min(HORIZON, limit + 1)) + ahead)
-        chances = [prediction.probability for prediction in predictions if prediction.token >= 0]
-        found, upcoming = len(chances), chances[ahead:]
         gain = self._gain.value  # tokens per pipelined step's time
         context = self._context
         costs, pipelined = self.curve.table(context), self.curve.pipelined(context)
+        # Two choices or more share the doubt, and each takes a row.
+        may_branch = self._can_branch is not None and self.guide is not None and not ahead
+        least_doubt = 2.0 * gain / pipelined * _least_step(costs, 0) if may_branch else inf
+        most = max(1, min(HORIZON, limit + 1)) + ahead
+        predictions = self._look_ahead(most, least_doubt)
+        chances = [prediction.probability for prediction in predictions if prediction.token >= 0]
+        found, upcoming = len(chances), chances[ahead:]
         self.pipelines = False
         if self.can_pipeline and self.guide is None:
             cost = self._pipelining.plain_cost(costs, pipelined, gain, upcoming)
@@ -293,8 +298,7 @@ class AutoDrafter:
     ) -> None:
         """Add alternatives to the draft while they pay for their rows. chain: the predictions."""
         branches, reached, end = list[Branch](), 1.0, proposal.end
-        rows = range(1, min(len(costs) - end, _LONGEST_BRANCH))
-        least = rate * min(((costs[end + more] - costs[end]) / more for more in rows), default=0.0)
+        least = rate * _least_step(costs, end)
         for at, prediction in enumerate(proposal.predictions[:longest]):
             for token, chance in prediction.others:
                 if reached * chance > least:
@@ -314,17 +318,23 @@ class AutoDrafter:
         """Return `token` with what follows it, instead of `predictions[at]`, and the chances."""
         prefix = [prediction.token for prediction in predictions[:at]]
         continuation = Continuation(self.chain, predictions, prefix, longest, self.guide)
-        self.chain.branching = False  # only the likeliest text follows
         chances = continuation.add(token)
-        self.chain.branching = True
         continuation.end()
         return [token, *[each.token for each in continuation.predictions]], chances or []
 
-    def _look_ahead(self, most: int) -> list[TokenPrediction]:
-        """Return up to `most` predictions after the history, the last one maybe without a token."""
+    def _look_ahead(self, most: int, least_doubt: float = inf) -> list[TokenPrediction]:
+        """Return up to `most` predictions after the history, the last one maybe without a token.
+
+        least_doubt: see `PredictionChain`.
+        """
         if not self._answering:
             self.index.mark_earlier_answers(self.tracker.answer_start)
-        return self.chain.after_history(self._recent, most, self.guide) if self._ngrams else []
+        if not self._ngrams:
+            return []
+        self.chain.least_doubt = least_doubt
+        found = self.chain.after_history(self._recent, most, self.guide)
+        self.chain.least_doubt = inf
+        return found
 
     def _add_neural_tokens(
         self,
@@ -418,3 +428,9 @@ class AutoDrafter:
         if not length or not self.curve.probe_is_due() or predictions[0].probability < PROBE_CHANCE:
             return 0
         return length
+
+
+def _least_step(costs: Sequence[float], rows: int) -> float:
+    """Return the lowest cost of a further row after `rows` draft tokens, over some of them."""
+    steps = range(1, min(len(costs) - rows, _LONGEST_BRANCH))
+    return min(((costs[rows + more] - costs[rows]) / more for more in steps), default=0.0)

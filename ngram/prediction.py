@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import inf
 from operator import attrgetter
 
 from akunu_py.ngram.acceptance_model import (
@@ -58,7 +59,6 @@ _FORCED_RATE = 0.05
 _SUREST = 0.99
 # Chance that a choice of the grammar is right where the prediction is wrong. Prior of an average.
 _CHOICES_PRIOR = 0.9
-_LEAST_DOUBT = 0.15  # chance that a draft ends here; below it, choices are not worth their time
 _ERRORS_PRIOR = 10.0  # expected errors, and as many real ones
 _Forced = tuple[list[int], bool]  # see `DraftGuide.forced`
 _NOTHING_FORCED: _Forced = [], True
@@ -330,7 +330,8 @@ class PredictionChain:
         self._forced_chances = [*_FORCED_PRIORS, *_ENDING_PRIORS]
         self._others_chance = _CHOICES_PRIOR
         self._errors = self._expected_errors = _ERRORS_PRIOR  # of predictions with alternatives
-        self.branching = False  # whether predictions get alternatives from the grammar
+        # Predictions get alternatives from the grammar above this chance that a draft ends there.
+        self.least_doubt = inf
 
     def first(self, recent: int) -> TokenPrediction:
         """Return the prediction after the history. recent: see `TokenPrediction`."""
@@ -428,7 +429,7 @@ class PredictionChain:
             tokens, written = guide.ending()
             bucket = len(_FORCED_PRIORS) - 1 + min(written, len(_ENDING_PRIORS))
             sure = False
-        unsure = self.branching and reached * (1.0 - prediction.probability) > _LEAST_DOUBT
+        unsure = reached * (1.0 - prediction.probability) > self.least_doubt
         others = guide.choices() if unsure and not tokens else []
         if tokens:
             chance = self._forced_chances[bucket]

@@ -14,6 +14,8 @@ from operator import mul
 
 from akunu_py.ngram.planner import best_count
 
+LEAST_GAIN = 0.25  # expected tokens of a tree: the highest of many estimates tends to be too high
+
 
 class TokenTree(list[int]):
     """Draft tokens, each after its parent; tokens with the same parent are alternatives."""
@@ -98,8 +100,8 @@ def best_tree(
     rows = costs[drafted + 1 :]
     chances, later = ([node[part] for node in found[: len(rows)]] for part in (0, 1))
     values = list(accumulate(later, initial=0.0))
-    count, _ = best_count(chances, rows, rate, costs[drafted], values=values)
-    counts = Counter(index for _, _, index in found[:count])
+    count, gain = best_count(chances, rows, rate, costs[drafted], values=values)
+    counts = Counter(index for _, _, index in found[:count] if gain >= LEAST_GAIN)
     chosen = [each.first(counts[index]) for index, each in enumerate(branches) if counts[index]]
     return drafted + counts[-1] if chosen else drafted, chosen
 

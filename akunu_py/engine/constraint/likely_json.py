@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
@@ -92,8 +92,7 @@ class LikelyText:
         """
         if self._matcher is None or self._mismatch_at is not None:
             return []
-        texts = choices_after(self._matcher, self._decode, self._encode)
-        return first_tokens(map(self._encode, texts))
+        return choices_after(self._matcher, self._decode, self._encode, self._encode)
 
     def _encode_forced(self, tokens: Sequence[int], text: bytes) -> list[int]:
         """Return the tokens of the forced `text` behind `tokens`."""
@@ -168,8 +167,9 @@ class LikelyJson(LikelyText):
     def choices(self) -> list[int]:
         if self._matcher is None or self._mismatch_at is not None:
             return []
-        texts = choices_after(self._matcher, _byte, list)
-        return first_tokens(self._encode(self._spaced(text[:_FIRST_TOKEN])) for text in texts)
+        return choices_after(
+            self._matcher, _byte, list, lambda text: self._encode(self._spaced(text))
+        )
 
     def _tokens_written(self) -> int:
         """Return the number of tokens of the current value, up to _MAX_VALUE_TOKENS."""
@@ -224,25 +224,22 @@ class LikelyJson(LikelyText):
         return self._encode(text) if text else []
 
 
-def first_tokens(texts: Iterable[list[int]]) -> list[int]:
-    """Return the first token of each text that has one."""
-    return [tokens[0] for tokens in texts if tokens]
-
-
 def choices_after(
     matcher: LLMatcher,
     decode: Callable[[int], bytes],
     encode: Callable[[bytes], list[int]],
-) -> list[bytes]:
-    """Return the texts that a grammar allows next, up to the end of the value, if they are few.
+    tokenize: Callable[[bytes], list[int]],
+) -> list[int]:
+    """Return the first tokens of the texts that a grammar allows next, if these are few.
 
-    decode, encode: tokens of the matcher and text.
+    A text ends with its value. decode, encode: tokens of the matcher. tokenize: to model tokens.
     """
     found = list[bytes]()
     waiting = [(matcher.deep_copy(), b"")]
     for _ in range(_MAX_STEPS):
         if not waiting:
-            return found if len(found) > 1 else []
+            texts = [tokenize(text[:_FIRST_TOKEN]) for text in found if len(found) > 1]
+            return [tokens[0] for tokens in texts if tokens]
         at, text = waiting.pop()
         ended = at.is_stopped() or any(byte in text for byte in _VALUE_ENDS)
         tokens = [] if ended else _few_tokens(at, decode)

@@ -29,7 +29,6 @@ from akunu_py.engine.constraint.likely_json import (
     LikelyJson,
     LikelyText,
     choices_after,
-    first_tokens,
 )
 from akunu_py.engine.constraint.masks import TokenMasks
 from akunu_py.engine.model.tokens import TokenCodec
@@ -113,7 +112,7 @@ class ConstraintMatcher(TokenMasks):
         if self._likely is not None:
             return self._likely.choices()
         encode = partial(forced_tokens, self._tables)
-        return first_tokens(map(encode, choices_after(self._matcher, self._decode, encode)))
+        return choices_after(self._matcher, self._decode, encode, encode)
 
     def _decode(self, token: int) -> bytes:
         is_special = self._tables.is_special_token(token)
