@@ -97,7 +97,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--log-content", "Log the content of requests and answers"),
         ("--until-eof", "Shut down when stdin is closed"),
     )
-    add_drafting(parser.add_argument_group("drafting"))
+    add_drafting(parser.add_argument_group("drafting"), tree=True)
     add_loading(parser)
     add_hosts(parser)
 
