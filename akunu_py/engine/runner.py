@@ -48,6 +48,8 @@ Results = list[Step] | Exception
 class ModelRunner:
     """Advances the requests to one model, with its drafters and prompt caches."""
 
+    _needs_trial = False  # of `can_batch`, before the next pass
+
     def __init__(
         self,
         engine: Engine,
@@ -86,15 +88,18 @@ class ModelRunner:
         Runs a trial once, of about eight passes.
         """
         if self._planner is None:
-            started = Target.clock()
             model, kv_bits = self._engine.model, self._engine.plan.kv_bits
             self.not_batched = batched_pass.why_not_batched(model, kv_bits)
             known = self.curve.table(0)
             costs = CostCurve({rows: known[rows - 1] for rows in range(1, MAX_ROWS + 1)})
             costs.preset = False
             self._planner = JointPlanner(costs)
-            self._last += Target.clock() - started  # the trial is not a part of the pass
         return self.not_batched is None
+
+    def _can_branch(self) -> bool:
+        """Return `can_batch`, or False before its trial, which then precedes the next pass."""
+        self._needs_trial = self._planner is None
+        return not self._needs_trial and self.can_batch()
 
     def sharing(self, requests: Sequence[Request]) -> list[Request]:
         """Return the requests whose next decode pass is shared, none if that is impossible."""
@@ -298,7 +303,7 @@ class ModelRunner:
             if not request.answering:
                 self._follow(request)
                 request.drafter.set_guide(request.guide)
-                request.drafter.allow_branches(self.can_batch if request.can_branch else None)
+                request.drafter.allow_branches(self._can_branch if request.can_branch else None)
         return [progress]
 
     def _reserve_more(self, request: Request, *, crowded: bool) -> None:
@@ -339,6 +344,9 @@ class ModelRunner:
         running = [each for each in requests if each.is_running]
         try:
             if not running:
+                if self._needs_trial:  # not while a pass is timed
+                    self._needs_trial = False
+                    self.can_batch()
                 self._last = requests[0].target.clock()
                 drafts = self._drafts(requests, alone=alone)
                 if len(requests) > 1:  # the time of neural drafters is not that of the pass
