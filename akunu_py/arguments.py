@@ -19,6 +19,7 @@ from akunu_py.types import (
     DRAFT_MODES,
     MAX_TEMPERATURE,
     NEURAL_MODES,
+    SWITCH_MODES,
     WEIGHT_MODES,
     WIRE_MODES,
     Constraint,
@@ -76,7 +77,7 @@ def add_generation(
     stop = "Stop at this text; repeatable"
     add_values(parser, ("--stop", "TEXT", str, None, stop), action="append")
     drafting = parser.add_argument_group("drafting")
-    add_drafting(drafting)
+    add_drafting(drafting, tree=True)
     accept = "Accept more draft tokens, which CHANGES the output;"
     add_values(
         drafting,
@@ -222,7 +223,8 @@ def _text_of(path: str, option: str) -> str:
         raise UsageError(f"{option}: {path} is not UTF-8 text: {error}") from error
 
 
-def add_drafting(group: argparse._ArgumentGroup) -> None:
+def add_drafting(group: argparse._ArgumentGroup, *, tree: bool = False) -> None:
+    """Add the options of drafting. tree: answers may have a format, whose values can branch."""
     modes = (
         "Drafters to use. auto: all but exit, when expected to be faster; ngram, mtp, model or "
         "exit: only n-grams, MTP heads, the draft model or early exit; fixed: always up to N "
@@ -234,6 +236,9 @@ def add_drafting(group: argparse._ArgumentGroup) -> None:
         ("--draft-tokens", "N", positive, DEFAULT_DRAFT_TOKENS, "Draft tokens with --draft fixed"),
         ("--draft-model", "NAME_OR_PATH", str, None, "Draft model (default: as in the settings)"),
     )
+    if tree:
+        about = "Token trees: alternatives verified in one step; auto: when expected to be faster"
+        add_values(group, ("--draft-tree", None, SWITCH_MODES, "auto", about))
     no_cache = "Do not use or store earlier answers and prompt caches"
     add_flags(group, ("--no-answer-cache", no_cache))
 

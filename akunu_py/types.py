@@ -12,10 +12,12 @@ ConstraintKind = Literal["json_schema", "json", "regex", "choice", "grammar"]
 WeightMode = Literal["auto", "keep", "float32", "bfloat16"]
 WireMode = Literal["off", "weights", "all"]
 DEFAULT_WIRE: WireMode = "weights"
+SwitchMode = Literal["auto", "off"]
 ThinkingMode = Literal["default", "on", "off", "low", "medium", "high"]
 
 DRAFT_MODES: tuple[DraftMode, ...] = get_args(DraftMode)
 NEURAL_MODES: tuple[DraftMode, ...] = ("mtp", "model", "exit")  # one neural drafter, no n-grams
+SWITCH_MODES: tuple[SwitchMode, ...] = get_args(SwitchMode)
 WEIGHT_MODES: tuple[WeightMode, ...] = get_args(WeightMode)
 WIRE_MODES: tuple[WireMode, ...] = get_args(WireMode)
 THINKING_MODES: tuple[ThinkingMode, ...] = get_args(ThinkingMode)
@@ -49,10 +51,13 @@ class Drafter(Protocol):
         """Append `tokens` to the history."""
 
     def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
-        """Draft up to `limit` tokens after the history; `ahead`: after its unknown next token."""
+        """Draft up to `limit` tokens after the history; `ahead`: after its unknown next token.
+
+        A draft with branches is a `TokenTree`.
+        """
 
     def offer(self, limit: int, known: PassCosts | None = None) -> list[float]:
-        """Return the chances of up to `limit` tokens, each given the ones before it.
+        """Return the chances of up to `limit` tokens; each divided by that of the one before it.
 
         known: costs of the pass; a neural drafter drafts where that pays. None: n-grams only.
         """
@@ -115,6 +120,9 @@ class DraftGuide(Protocol):
 
     def ending(self) -> tuple[list[int], int]:
         """Return a probable end of the current value, and the tokens it already has."""
+
+    def choices(self) -> list[int]:
+        """Return the first tokens of the texts that may follow, if these are few."""
 
     def advance(self, token: int) -> bool:
         """Accept draft token `token`; False if the grammar forbids it."""
@@ -188,6 +196,7 @@ class GenerateOptions:
     thinking: ThinkingMode = "default"  # of a conversation: on, off, or how much
     thinking_budget: int | None = None  # maximum thinking tokens; None: no limit
     min_tokens: int = 0  # tokens before the answer may end
+    draft_tree: SwitchMode = "auto"  # whether drafts may be token trees
     loop_guard: bool = False  # end an answer that repeats a block of tokens again and again
     conversation: str = ""  # its id, so that its prompt caches can be deleted with it
     # About the conversation, but no part of it, such as its title. It runs only while no other
@@ -203,6 +212,11 @@ class Piece:
     accepted: int = 0  # the first of `tokens` that were draft tokens
     rejected: tuple[int, ...] = ()  # draft tokens
     seconds: float = 0.0  # wall time of the pass
+    rejected_nodes: int = 0  # draft tokens of a token tree, which are not shown
+
+    @property
+    def drafted(self) -> int:
+        return self.accepted + len(self.rejected) + self.rejected_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +272,7 @@ class Stats:
         self.generated_tokens += len(piece.tokens)
         if not from_prefill:
             self.target_passes += 1
-            self.drafted += piece.accepted + len(piece.rejected)
+            self.drafted += piece.drafted
             self.accepted += piece.accepted
 
     def include(self, other: Stats) -> None:

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, MutableMapping, Sequence
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_RATE, AcceptanceModel
 from akunu_py.ngram.answer_cache import AnswerCache
@@ -30,6 +31,7 @@ from akunu_py.ngram.prediction import (
     TokenPrediction,
     TokenPredictor,
 )
+from akunu_py.ngram.token_tree import Branch, best_tree, grow
 from akunu_py.types import DraftGuide, NeuralDrafter, PassCosts
 
 MAX_DRAFT = 32
@@ -38,6 +40,7 @@ HORIZON = MAX_DRAFT + 1  # maximum predictions: the longest draft and the bonus 
 MAX_OUTCOMES = 1 << 15  # per kind; each takes about 60 bytes
 PROBE_LENGTH = 4
 PROBE_CHANCE = 0.3
+_LONGEST_BRANCH = 8  # tokens of an alternative that the costs must allow
 
 
 @dataclass(slots=True)
@@ -52,13 +55,14 @@ class Proposal:
     neural_tokens: Sequence[int] = ()
     trailing: Sequence[TokenPrediction] = ()
     is_probe: bool = False  # drafted to measure the cost of a pass
+    branches: Sequence[Branch] = ()  # alternatives to `predictions`, without a neural drafter
 
     @property
     def tokens(self) -> list[int]:
         """The draft tokens."""
         leading = [each.token for each in self.predictions[self.start : self.end]]
         if self.neural_drafter is None:
-            return leading
+            return grow(leading, self.branches)
         return [*leading, *self.neural_tokens, *[each.token for each in self.trailing]]
 
     def rest(self, known: int) -> Proposal:
@@ -89,6 +93,7 @@ class AutoDrafter:
         self.guide: DraftGuide | None = None  # the grammar of the answer
         self.can_pipeline = True  # a pass may be launched while the previous one runs
         self.pipelines = False  # whether it is worth it, by the last proposal
+        self._can_branch: Callable[[], bool] | None = None
         self._max_outcomes = max_outcomes  # per kind, after each answer
         self.model = AcceptanceModel()
         self.index = SuffixIndex()
@@ -108,6 +113,10 @@ class AutoDrafter:
         self._drafted = 0  # tokens drafted for the last observed pass
         self._answering = False
         self._recent = 0  # see `TokenPrediction.recent`
+
+    def allow_branches(self, can_branch: Callable[[], bool] | None) -> None:
+        """Set whether drafts may have branches. can_branch: called for the first ones; None: no."""
+        self._can_branch = can_branch
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append `tokens` to the history and learn from them.
@@ -237,12 +246,16 @@ class AutoDrafter:
     def _plan(self, limit: int, *, ahead: bool) -> Proposal:
         """Return the best draft of at most `limit` tokens, a probe, or no draft."""
         longest = max(0, min(limit, MAX_DRAFT))
-        predictions = self._look_ahead(max(1, min(HORIZON, limit + 1)) + ahead)
-        chances = [prediction.probability for prediction in predictions if prediction.token >= 0]
-        found, upcoming = len(chances), chances[ahead:]
         gain = self._gain.value  # tokens per pipelined step's time
         context = self._context
         costs, pipelined = self.curve.table(context), self.curve.pipelined(context)
+        # Two choices or more share the doubt, and each takes a row.
+        may_branch = self._can_branch is not None and self.guide is not None and not ahead
+        least_doubt = 2.0 * gain / pipelined * _least_step(costs, 0) if may_branch else inf
+        most = max(1, min(HORIZON, limit + 1)) + ahead
+        predictions = self._look_ahead(most, least_doubt)
+        chances = [prediction.probability for prediction in predictions if prediction.token >= 0]
+        found, upcoming = len(chances), chances[ahead:]
         self.pipelines = False
         if self.can_pipeline and self.guide is None:
             cost = self._pipelining.plain_cost(costs, pipelined, gain, upcoming)
@@ -252,7 +265,7 @@ class AutoDrafter:
         ongoing = found == HORIZON + ahead
         if ahead:  # the draft counts only if the running step's token was predicted too
             chances[:2] = [chances[0] * chances[1]] if found > 1 else []
-        length, _ = best_draft(
+        length, values = best_draft(
             chances, costs, rate, longest, ongoing=ongoing, rerun_on_reject=self.rerun_on_reject
         )
         choice = None
@@ -270,13 +283,58 @@ class AutoDrafter:
             self.pipelines = False
             if not ahead:  # else the neural drafter waits for the running step
                 self._add_neural_tokens(proposal, *choice, limits)
+        elif not (ahead or probe):
+            chain = Branch(0, (), chances[:longest], values[1:])
+            self._add_branches(proposal, chain, costs[: MAX_DRAFT + 1], rate, longest)
         return proposal
 
-    def _look_ahead(self, most: int) -> list[TokenPrediction]:
-        """Return up to `most` predictions after the history, the last one maybe without a token."""
+    def _add_branches(
+        self,
+        proposal: Proposal,
+        chain: Branch,
+        costs: Sequence[float],
+        rate: float,
+        longest: int,
+    ) -> None:
+        """Add alternatives to the draft while they pay for their rows. chain: the predictions."""
+        branches, reached, end = list[Branch](), 1.0, proposal.end
+        least = rate * _least_step(costs, end)
+        for at, prediction in enumerate(proposal.predictions[:longest]):
+            for token, chance in prediction.others:
+                if reached * chance > least:
+                    tokens, after = self._follow(proposal.predictions, at, token, longest)
+                    _, values = best_draft(after, costs, rate, longest)
+                    values = values if after else [0.0]
+                    branches.append(Branch(at, tokens, [chance, *after], values))
+            reached *= prediction.probability
+        if branches:
+            end, chosen = best_tree(chain, branches, end, costs, rate)
+            if chosen and self._can_branch is not None and self._can_branch():
+                proposal.end, proposal.branches = end, chosen
+
+    def _follow(
+        self, predictions: Sequence[TokenPrediction], at: int, token: int, longest: int
+    ) -> tuple[list[int], list[float]]:
+        """Return `token` with what follows it, instead of `predictions[at]`, and the chances."""
+        prefix = [prediction.token for prediction in predictions[:at]]
+        continuation = Continuation(self.chain, predictions, prefix, longest, self.guide)
+        chances = continuation.add(token)
+        continuation.end()
+        return [token, *[each.token for each in continuation.predictions]], chances or []
+
+    def _look_ahead(self, most: int, least_doubt: float = inf) -> list[TokenPrediction]:
+        """Return up to `most` predictions after the history, the last one maybe without a token.
+
+        least_doubt: see `PredictionChain`.
+        """
         if not self._answering:
             self.index.mark_earlier_answers(self.tracker.answer_start)
-        return self.chain.after_history(self._recent, most, self.guide) if self._ngrams else []
+        if not self._ngrams:
+            return []
+        self.chain.least_doubt = least_doubt
+        found = self.chain.after_history(self._recent, most, self.guide)
+        self.chain.least_doubt = inf
+        return found
 
     def _add_neural_tokens(
         self,
@@ -338,6 +396,8 @@ class AutoDrafter:
     def _learn(self, prediction: TokenPrediction, token: int) -> None:
         for candidate in prediction.candidates:
             candidate.learn(token)
+        if prediction.others:
+            self.chain.learn_others(prediction, token)
         if prediction.token >= 0:
             hit = prediction.token == token
             if prediction.source == FROM_GRAMMAR:
@@ -368,3 +428,9 @@ class AutoDrafter:
         if not length or not self.curve.probe_is_due() or predictions[0].probability < PROBE_CHANCE:
             return 0
         return length
+
+
+def _least_step(costs: Sequence[float], rows: int) -> float:
+    """Return the lowest cost of a further row after `rows` draft tokens, over some of them."""
+    steps = range(1, min(len(costs) - rows, _LONGEST_BRANCH))
+    return min(((costs[rows + more] - costs[rows]) / more for more in steps), default=0.0)

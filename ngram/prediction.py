@@ -6,8 +6,10 @@ one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import inf
 from operator import attrgetter
 
 from akunu_py.ngram.acceptance_model import (
@@ -55,6 +57,9 @@ _FORCED_PRIORS = (0.99, 0.99, 0.85, 0.95, 0.99, 0.8)
 _ENDING_PRIORS = (0.3, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.1)
 _FORCED_RATE = 0.05
 _SUREST = 0.99
+# Chance that a choice of the grammar is right where the prediction is wrong. Prior of an average.
+_CHOICES_PRIOR = 0.9
+_ERRORS_PRIOR = 10.0  # expected errors, and as many real ones
 _Forced = tuple[list[int], bool]  # see `DraftGuide.forced`
 _NOTHING_FORCED: _Forced = [], True
 
@@ -75,6 +80,7 @@ class TokenPrediction:
     probability: float
     source: int
     bucket: int  # index in `AcceptanceModel.calibration[source]`
+    others: Sequence[tuple[int, float]] = ()  # choices of the grammar, and their chances
 
 
 class TokenPredictor:
@@ -322,6 +328,10 @@ class PredictionChain:
         self.index, self.tracker = predictor.index, predictor.tracker
         self._predictor = predictor
         self._forced_chances = [*_FORCED_PRIORS, *_ENDING_PRIORS]
+        self._others_chance = _CHOICES_PRIOR
+        self._errors = self._expected_errors = _ERRORS_PRIOR  # of predictions with alternatives
+        # Predictions get alternatives from the grammar above this chance that a draft ends there.
+        self.least_doubt = inf
 
     def first(self, recent: int) -> TokenPrediction:
         """Return the prediction after the history. recent: see `TokenPrediction`."""
@@ -347,7 +357,7 @@ class PredictionChain:
         predictions: list[TokenPrediction] = []
         while True:
             if guide is not None:
-                forced = self._apply_guide(prediction, guide, forced)
+                forced = self._apply_guide(prediction, guide, forced, chance)
             predictions.append(prediction)
             token = prediction.token
             chance *= prediction.probability
@@ -387,10 +397,31 @@ class PredictionChain:
             chance + _FORCED_RATE * (hit - chance), _SUREST
         )
 
+    def learn_others(self, prediction: TokenPrediction, token: int) -> None:
+        """Record whether a prediction with alternatives was wrong, and one of these right."""
+        if prediction.token >= 0:
+            self._errors += prediction.token != token
+            self._expected_errors += 1.0 - prediction.probability
+        if prediction.token != token:
+            hit = any(other == token for other, _ in prediction.others)
+            self._others_chance += _FORCED_RATE * (hit - self._others_chance)
+
+    def _add_others(self, prediction: TokenPrediction, tokens: Sequence[int]) -> None:
+        """Add `tokens` as alternatives; the same token several times is as many times as likely."""
+        others = Counter(token for token in tokens if token != prediction.token)
+        chance = self._others_chance * (1.0 - prediction.probability)
+        if prediction.token >= 0:
+            chance *= min(1.0, self._errors / self._expected_errors)
+        total = others.total()
+        prediction.others = [(token, chance * n / total) for token, n in others.items()]
+
     def _apply_guide(
-        self, prediction: TokenPrediction, guide: DraftGuide, forced: _Forced
+        self, prediction: TokenPrediction, guide: DraftGuide, forced: _Forced, reached: float
     ) -> _Forced:
-        """Apply the grammar; return what it forces next. forced: the previous result."""
+        """Apply the grammar; return what it forces next.
+
+        forced: the previous result. reached: the chance of the predictions before.
+        """
         tokens, sure = forced if forced[0] else guide.forced()
         place = 2 if len(tokens) == 1 else int(bool(forced[0]))
         bucket = place + 3 * (not sure)
@@ -398,6 +429,8 @@ class PredictionChain:
             tokens, written = guide.ending()
             bucket = len(_FORCED_PRIORS) - 1 + min(written, len(_ENDING_PRIORS))
             sure = False
+        unsure = reached * (1.0 - prediction.probability) > self.least_doubt
+        others = guide.choices() if unsure and not tokens else []
         if tokens:
             chance = self._forced_chances[bucket]
             other = prediction.token != tokens[0]
@@ -417,6 +450,8 @@ class PredictionChain:
                 prediction.probability = chance
         if prediction.token >= 0 and not guide.advance(prediction.token):
             prediction.token, prediction.probability = -1, 0.0
+        if others:
+            self._add_others(prediction, others)
         return tokens[1:], sure
 
 

@@ -97,7 +97,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--log-content", "Log the content of requests and answers"),
         ("--until-eof", "Shut down when stdin is closed"),
     )
-    add_drafting(parser.add_argument_group("drafting"))
+    add_drafting(parser.add_argument_group("drafting"), tree=True)
     add_loading(parser)
     add_hosts(parser)
 
@@ -176,7 +176,10 @@ def _options(
     return ServeOptions(
         access=access,
         defaults=GenerateOptions(
-            draft=args.draft, draft_tokens=args.draft_tokens, thinking_budget=args.thinking_budget
+            draft=args.draft,
+            draft_tokens=args.draft_tokens,
+            draft_tree=args.draft_tree,
+            thinking_budget=args.thinking_budget,
         ),
         temperature=args.temperature,
         max_tokens=args.max_tokens,

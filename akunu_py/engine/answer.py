@@ -284,7 +284,7 @@ class AnswerDetails:
             del events[-1]
         decoded = bool(piece.tokens and self._request.stats.target_passes)
         if decoded:
-            self._rows[1 + piece.accepted + len(piece.rejected)] += 1
+            self._rows[1 + piece.drafted] += 1
         rejected, place = self._rejected_text(step), text.drafted[-1][1] if text.drafted else 0
         gauges = None
         if time.monotonic() - self._gauges_time >= _GAUGES_INTERVAL_S:

@@ -28,6 +28,7 @@ from mlx_lm.models.cache import (
 from akunu_py.engine import kv_cache
 from akunu_py.engine.model import output_rows
 from akunu_py.errors import one_line
+from akunu_py.ngram.token_tree import TokenTree
 
 _ATTENTION = (KVCache, QuantizedKVCache, RotatingKVCache)
 # Tolerance of the trial of batching, in the logits' deviation: at least, at most, and in the
@@ -46,6 +47,9 @@ class PassFollower(Protocol):
     def keep_states(self, hidden: mx.array) -> None:
         """Keep the hidden states [1, rows, width of all taps] of that pass, if there are taps."""
 
+    def move_rows(self, rows: Sequence[int]) -> None:
+        """Move these rows of that pass to its first ones; see `kv_cache.move_rows`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -55,6 +59,7 @@ class Part:
     cache: kv_cache.Cache
     wanted: int | None = None  # last rows to compute logits for; None: all
     followers: Sequence[PassFollower] = ()
+    tree: TokenTree | None = None  # the last rows, if they are a draft with branches
 
 
 # By the first request's cache of a layer, and the index of a state: the joint states of the last
@@ -73,14 +78,15 @@ def run(model: Any, parts: Sequence[Part], joint: Joint | None = None) -> list[m
         for each in part.followers:
             each.before_pass(part.cache)
             taps.update(each.taps)
-    if len(parts) == 1:
+    if len(parts) == 1 and parts[0].tree is None:
         return [_run_alone(model, parts[0], sorted(taps))]
     _route_attention()
     spans, end = [], 0
     for part in parts:
         spans.append((end, end + part.tokens.size))
         end += part.tokens.size
-    views = _views([part.cache for part in parts], spans, {} if joint is None else joint)
+    layouts = [_RowLayout(part.tokens.size, part.tree) for part in parts]
+    views = _views([part.cache for part in parts], spans, layouts, {} if joint is None else joint)
     tokens = mx.concatenate([part.tokens for part in parts])
     counts = [part.wanted or part.tokens.size for part in parts]
     ends_and_counts = zip((end for _, end in spans), counts, strict=True)
@@ -113,26 +119,60 @@ def _keep_states(part: Part, states: Mapping[int, mx.array]) -> None:
             each.keep_states(mx.concatenate([states[tap] for tap in each.taps], axis=-1))
 
 
+class _RowLayout:
+    """The positions of a request's rows, and the rows that each one attends to."""
+
+    def __init__(self, rows: int, tree: TokenTree | None) -> None:
+        """tree: the last rows, None for a chain."""
+        self.positions = list(range(rows))  # relative to the first row
+        self.is_tree = tree is not None
+        self._masks: dict[int, mx.array] = {}  # by keys
+        if tree is None:
+            return
+        before = rows - len(tree)
+        seen = [set(range(row + 1)) for row in range(before)]
+        for parent in tree.parents:
+            row = before + parent
+            self.positions[len(seen)] = self.positions[row] + 1
+            seen.append({*seen[row], len(seen)})
+        self._seen = mx.array([[row in each for row in range(rows)] for each in seen])
+
+    def mask(self, keys: int, causal: mx.array | None = None) -> mx.array:
+        """Return the mask [rows, keys] of a tree. causal: the mask of a chain, with a window."""
+        rows = len(self.positions)
+        if keys not in self._masks:
+            cached = mx.ones((rows, keys - rows), mx.bool_)
+            self._masks[keys] = mx.concatenate([cached, self._seen], axis=1)
+        if causal is None:
+            return self._masks[keys]
+        at = mx.array(self.positions)
+        columns = mx.concatenate([mx.arange(keys - rows), keys - rows + at])
+        return self._masks[keys] & causal[at][:, columns]
+
+
 def _views(
-    caches: Sequence[kv_cache.Cache], spans: Sequence[tuple[int, int]], joint: Joint
+    caches: Sequence[kv_cache.Cache],
+    spans: Sequence[tuple[int, int]],
+    layouts: Sequence[_RowLayout],
+    joint: Joint,
 ) -> list[Any]:
     views: list[Any] = []
     known: dict[tuple[int, ...], mx.array] = {}  # positions by offsets: one array for most layers
     for entries in zip(*caches, strict=True):
         if type(entries[0]) is CacheList:
-            views.append(_views([entry.caches for entry in entries], spans, joint))
+            views.append(_views([entry.caches for entry in entries], spans, layouts, joint))
         elif type(entries[0]) is ArraysCache:
             views.append(_StateView(entries, joint))
         else:
             offsets = tuple(entry.offset for entry in entries)
             if offsets not in known:
                 rows = [
-                    offset + row
-                    for offset, (start, end) in zip(offsets, spans, strict=True)
-                    for row in range(end - start)
+                    offset + position
+                    for offset, layout in zip(offsets, layouts, strict=True)
+                    for position in layout.positions
                 ]
                 known[offsets] = mx.array(rows, mx.int32)
-            views.append(_AttentionView(entries, spans, known[offsets]))
+            views.append(_AttentionView(entries, spans, layouts, known[offsets]))
     return views
 
 
@@ -167,11 +207,16 @@ class _AttentionView:
     """One layer's KV caches."""
 
     def __init__(
-        self, entries: Sequence[Any], spans: Sequence[tuple[int, int]], positions: mx.array
+        self,
+        entries: Sequence[Any],
+        spans: Sequence[tuple[int, int]],
+        layouts: Sequence[_RowLayout],
+        positions: mx.array,
     ) -> None:
         """positions: of all rows, [rows]."""
         self.entries = entries
         self.spans = spans
+        self.layouts = layouts
         self.offset = positions
 
     def make_mask(self, rows: int, **options: Any) -> _PerRequest | None:
@@ -180,6 +225,9 @@ class _AttentionView:
             entry.make_mask(end - start, **{**options, "return_array": False})
             for entry, (start, end) in zip(self.entries, self.spans, strict=True)
         )
+        for index, (mask, layout) in enumerate(zip(masks, self.layouts, strict=True)):
+            if layout.is_tree and isinstance(mask, mx.array):
+                masks[index] = layout.mask(mask.shape[-1], mask)
         return masks if any(isinstance(mask, mx.array) for mask in masks) else None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
@@ -251,12 +299,15 @@ def _attention(
     masks = cache.split(mask) if isinstance(mask, mx.array) else mask
     for index, own_queries in enumerate(cache.split(queries)):
         own_mask = None if masks is None else masks[index]
-        rows = own_queries.shape[2]
+        rows, layout = own_queries.shape[2], cache.layouts[index]
+        entry, own_keys, own_values = cache.entries[index], keys[index], values[index]
+        count = own_keys[0].shape[-2] if isinstance(own_keys, list | tuple) else own_keys.shape[2]
         if isinstance(mask, mx.array):
-            own_mask = _causal(own_mask, keys[index].shape[2])
+            own_mask = _masked(own_mask, count, layout)
+        elif layout.is_tree and not isinstance(own_mask, mx.array):
+            own_mask = layout.mask(count)
         elif own_mask is None and rows > 1:
             own_mask = "causal"
-        entry, own_keys, own_values = cache.entries[index], keys[index], values[index]
         output = _plain_attention(
             own_queries, own_keys, own_values, entry, scale, own_mask, **options
         )
@@ -264,13 +315,15 @@ def _attention(
     return mx.concatenate(outputs)
 
 
-def _causal(scores: mx.array, tokens: int) -> mx.array:
-    """Return the scores of the last rows [1, heads, rows, longest] on `tokens` tokens, masked."""
-    scores, rows = scores[..., :tokens], scores.shape[2]
+def _masked(scores: mx.array, keys: int, layout: _RowLayout) -> mx.array:
+    """Return the scores of the last rows [1, heads, rows, longest] on `keys` keys, masked."""
+    scores, rows = scores[..., :keys], scores.shape[2]
     if rows == 1:
         return scores
     lowest = mx.array(mx.finfo(scores.dtype).min, scores.dtype)
-    return mx.where(base.create_causal_mask(rows, tokens - rows), scores, lowest)
+    is_tree = layout.is_tree
+    mask = layout.mask(keys) if is_tree else base.create_causal_mask(rows, keys - rows)
+    return mx.where(mask, scores, lowest)
 
 
 def _route_attention() -> None:

@@ -10,6 +10,7 @@ cannot be trimmed.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +127,20 @@ def roll_back(cache: Cache, before: PassState, written: int, kept: int) -> int:
     for entry, state in zip(leaves(cache), before, strict=True):
         _restore(entry, state, written)
     return 0
+
+
+def move_rows(cache: Cache, written: int, rows: Sequence[int]) -> None:
+    """Move `rows`, in their order, to the first of the `written` rows of the last pass.
+
+    Call before `roll_back`, for caches that are not recurrent.
+    """
+    fixed = next((at for at, row in enumerate(rows) if at != row), len(rows))
+    chosen, count = mx.array(rows[fixed:]), len(rows) - fixed
+    for entry in leaves(cache):
+        keys = entry.keys if isinstance(entry.keys, mx.array) else entry.keys[0]
+        start = min(entry.offset, keys.shape[-2]) - written
+        for _, part in tree_flatten([entry.keys, entry.values]):
+            part[..., start + fixed : start + fixed + count, :] = part[..., start + chosen, :]
 
 
 def can_trim(cache: Cache, rows: int) -> bool:

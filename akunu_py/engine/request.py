@@ -18,12 +18,13 @@ from akunu_py.engine.constraint.answer_limits import answer_rules, forced_end
 from akunu_py.engine.drafters.drafter import TrackedDrafter, check_mode
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import PrefillProgress
-from akunu_py.engine.model.token_ids import common_prefix, first_invalid
+from akunu_py.engine.model.token_ids import first_invalid
 from akunu_py.engine.sampling import LogprobSampler, Sampler
 from akunu_py.engine.target import Target
 from akunu_py.engine.text.stream_decoder import StreamDecoder
 from akunu_py.errors import DamagedModel, EmptyPrompt, PromptTooLong, UsageError
 from akunu_py.ngram.planner import SharedPass
+from akunu_py.ngram.token_tree import TokenTree
 from akunu_py.types import (
     Answer,
     FinishReason,
@@ -54,7 +55,7 @@ class Status(enum.Enum):
 class DecodePass:
     """The part of one request in a launched pass."""
 
-    drafted: list[int]
+    drafted: list[int]  # a `TokenTree` if it has branches
     before: Any  # see `kv_cache.pass_state`
     behind: bool  # launched while another pass was running
     rows: mx.array  # tokens [rows]
@@ -184,6 +185,12 @@ class Request:
         return one_row or not self.engine.recurrent
 
     @property
+    def can_branch(self) -> bool:
+        """Whether its drafts may be token trees: their rows are sampled without looking back."""
+        sampler, tree = self.target.sampler, self.options.draft_tree
+        return tree != "off" and sampler.group is not None and not self.engine.recurrent
+
+    @property
     def can_continue(self) -> bool:
         """Whether a plain step can be launched before the launched pass is read.
 
@@ -205,7 +212,10 @@ class Request:
     def in_vocabulary(self, drafted: list[int]) -> list[int]:
         """Return the tokens before the first invalid one, which an answer cache may hold."""
         vocabulary = self.target.vocabulary
-        return drafted if vocabulary is None else drafted[: first_invalid(drafted, vocabulary)]
+        end = None if vocabulary is None else first_invalid(drafted, vocabulary)
+        if end is None:
+            return drafted
+        return drafted.first(end) if isinstance(drafted, TokenTree) else drafted[:end]
 
     def accept(self, seconds: float) -> Piece:
         """Accept the tokens of the launched pass: those of the draft that match, and the next one.
@@ -215,20 +225,21 @@ class Request:
         target, done = self.target, self.launched[0]
         sampled = [int(token) for token in done.sampled.tolist()]
         del self.launched[0]
-        accepted = common_prefix(done.drafted, sampled)
-        tokens = cut(sampled[: accepted + 1], self.engine.tokens.stop_tokens)
-        end = self._end_of_thinking(tokens)
+        path = TokenTree.of(done.drafted).accepted(sampled)
+        found = [sampled[row] for row in (0, *[node + 1 for node in path])]
+        tokens = found = cut(found, self.engine.tokens.stop_tokens)
+        if end := self._end_of_thinking(found):
+            tokens = [*found[:-1], *end]
         if target.constraint is not None:
-            tokens = target.constraint.consume([*tokens[:-1], *end] if end else tokens)
-        elif end:
-            tokens = [*tokens[:-1], *end]
+            tokens = target.constraint.consume(tokens)
         self._forced, self.stale = len(end), bool(end and self.launched)
         kept = len(tokens) - (len(end) or 1)
-        accepted = min(accepted, kept if end else len(tokens))
-        run = sampled[: kept + 1] if self.stale else tokens
-        self._commit(done, run, len(target.pending) + kept)
+        accepted = min(len(path), kept if end else len(tokens))
+        self._commit(done, found[: kept + 1] if self.stale else tokens, path[:kept])
         self.answering = True
         self.limit = 0 if self._is_last(tokens[-1]) else self.limit - len(tokens)
+        if isinstance(done.drafted, TokenTree):
+            return Piece(tuple(tokens), accepted, (), seconds, len(done.drafted) - accepted)
         return Piece(tuple(tokens), accepted, tuple(done.drafted[accepted:]), seconds)
 
     def add(self, piece: Piece, now: float) -> TextPiece:
@@ -266,13 +277,13 @@ class Request:
         accepted = min(piece.accepted, used)
         self.stats.generated_tokens -= len(behind)
         self.stats.accepted -= piece.accepted - accepted
-        self.stats.drafted -= piece.accepted + len(piece.rejected) - accepted
+        self.stats.drafted -= piece.drafted - accepted
 
     def drop_launched(self) -> None:
         """Keep the pending tokens of the launched passes and drop their drafts."""
         launched, self.launched = self.launched, []
         for each in launched:
-            self._commit(each, (), len(self.target.pending))
+            self._commit(each, (), ())
 
     def finish(self) -> list[Step]:
         """Set the reason and return the text held back at the end."""
@@ -309,10 +320,14 @@ class Request:
         rules = self.target.constraint
         return token in self.engine.tokens.stop_tokens or (rules is not None and rules.complete)
 
-    def _commit(self, done: DecodePass, tokens: Sequence[int], kept: int) -> None:
-        """Record the new tokens of a pass, and keep the first `kept` of its rows."""
+    def _commit(self, done: DecodePass, tokens: Sequence[int], path: Sequence[int]) -> None:
+        """Record the new tokens of a pass, and keep its rows of the draft tokens in `path`."""
         target = self.target
-        written = len(target.pending) + len(done.drafted)
+        pending = len(target.pending)
+        written, kept = pending + len(done.drafted), pending + len(path)
+        if path and path[-1] >= len(path):  # from a branch
+            rows = [*range(pending), *[pending + node for node in path]]
+            target.move_rows(written, rows)
         if kept < written:
             kept = target.roll_back(done.before, written, kept)
         target.commit(tokens, kept)

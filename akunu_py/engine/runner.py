@@ -48,6 +48,8 @@ Results = list[Step] | Exception
 class ModelRunner:
     """Advances the requests to one model, with its drafters and prompt caches."""
 
+    _needs_trial = False  # of `can_batch`, before the next pass
+
     def __init__(
         self,
         engine: Engine,
@@ -81,7 +83,10 @@ class ModelRunner:
         return Target(self._engine.model, self._engine.plan.kv_bits, self.caches)
 
     def can_batch(self) -> bool:
-        """Return whether requests can share passes. Runs a trial once: about eight passes."""
+        """Return whether passes can have rows of several requests, or of a token tree.
+
+        Runs a trial once, of about eight passes.
+        """
         if self._planner is None:
             model, kv_bits = self._engine.model, self._engine.plan.kv_bits
             self.not_batched = batched_pass.why_not_batched(model, kv_bits)
@@ -90,6 +95,11 @@ class ModelRunner:
             costs.preset = False
             self._planner = JointPlanner(costs)
         return self.not_batched is None
+
+    def _can_branch(self) -> bool:
+        """Return `can_batch`, or False before its trial, which then precedes the next pass."""
+        self._needs_trial = self._planner is None
+        return not self._needs_trial and self.can_batch()
 
     def sharing(self, requests: Sequence[Request]) -> list[Request]:
         """Return the requests whose next decode pass is shared, none if that is impossible."""
@@ -293,6 +303,7 @@ class ModelRunner:
             if not request.answering:
                 self._follow(request)
                 request.drafter.set_guide(request.guide)
+                request.drafter.allow_branches(self._can_branch if request.can_branch else None)
         return [progress]
 
     def _reserve_more(self, request: Request, *, crowded: bool) -> None:
@@ -338,6 +349,9 @@ class ModelRunner:
         running = [each for each in requests if each.is_running]
         try:
             if not running:
+                if self._needs_trial:  # not while a pass is timed
+                    self._needs_trial = False
+                    self.can_batch()
                 self._last = requests[0].target.clock()
                 drafts = self._drafts(requests, alone=alone)
                 if len(requests) > 1:  # the time of neural drafters is not that of the pass
@@ -454,7 +468,7 @@ class ModelRunner:
             # Holding the state would prevent in-place writes of plain steps.
             before = each.target.pass_state() if drafted else None
             passes.append(DecodePass(drafted, before, follows, rows, rows))
-            parts.append(each.target.part(rows, 1 + len(drafted)))
+            parts.append(each.target.part(rows, drafted))
         logits = batched_pass.run(self._engine.model, parts, self._joint)
         to_sample = [
             each.target.to_sample(part, made.rows, made.drafted, ahead=made.behind)

@@ -132,6 +132,15 @@ class RowsToSample:
     logits: mx.array
     before: mx.array
     position: int
+    depths: Sequence[int] = ()  # of a tree's rows: positions after the first one
+
+    @property
+    def keys(self) -> list[tuple[int, int]]:
+        """The random key of each row."""
+        sampler, position = self.sampler, self.position
+        if self.depths:
+            return [(sampler.seed, position + depth) for depth in self.depths]
+        return sampler.keys(position, self.logits.shape[0])
 
 
 def sample_together(parts: Sequence[RowsToSample]) -> list[mx.array]:
@@ -146,16 +155,12 @@ def sample_together(parts: Sequence[RowsToSample]) -> list[mx.array]:
     found = dict[int, mx.array]()
     for members in groups.values():
         same = [parts[index] for index in members]
-        if len(same) == 1:
+        if len(same) == 1 and not same[0].depths:
             (part,) = same
             found[members[0]] = part.sampler.sample(part.logits, part.before, part.position)
             continue
         counts = [part.logits.shape[0] for part in same]
-        keys = [
-            key
-            for part, count in zip(same, counts, strict=True)
-            for key in part.sampler.keys(part.position, count)
-        ]
+        keys = [key for part in same for key in part.keys]
         logits = mx.concatenate([part.logits for part in same])
         sampled = same[0].sampler.sample_rows(logits, keys)
         found |= zip(members, mx.split(sampled, [*accumulate(counts)][:-1]), strict=True)

@@ -17,6 +17,7 @@ from akunu_py.engine.histories.history import NO_OWNER, Owner, TokenHistory
 from akunu_py.engine.histories.memory import MIN_CACHED, PromptCaches
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.sampling import RowsToSample, Sampler, sample_together
+from akunu_py.ngram.token_tree import TokenTree
 from akunu_py.types import NotCached, SamplingOptions
 
 _WORTH_WAITING = 256  # tokens saved by waiting for another target's prefill
@@ -109,11 +110,13 @@ class Target:
 
         Returns lazy logits [wanted, vocab] of the last rows, by default of all.
         """
-        return batched_pass.run(self.model, [self.part(tokens, wanted)])[0]
+        part = Part(tokens, self.cache, wanted, self.followers)
+        return batched_pass.run(self.model, [part])[0]
 
-    def part(self, tokens: mx.array, wanted: int | None = None) -> Part:
-        """Return the part in a pass that runs `tokens`; see `forward`."""
-        return Part(tokens, self.cache, wanted, self.followers)
+    def part(self, tokens: mx.array, draft: Sequence[int]) -> Part:
+        """Return the part in a pass that runs `tokens`, the last of them `draft`."""
+        tree = draft if isinstance(draft, TokenTree) else None
+        return Part(tokens, self.cache, 1 + len(draft), self.followers, tree)
 
     def prefill(self, tokens: mx.array) -> None:
         """Run a pass without logits; evaluate `kv_cache.states` afterwards."""
@@ -149,7 +152,8 @@ class Target:
             logits = self.constraint.masked(logits, drafted)
         before = mx.concatenate([mx.array(known[-window:], mx.int32), tokens]) if window else tokens
         position = count + tokens.shape[0] - wanted + 1
-        return RowsToSample(self.sampler, logits, before, position)
+        depths = [0, *drafted.depths] if isinstance(drafted, TokenTree) else ()
+        return RowsToSample(self.sampler, logits, before, position, depths)
 
     def sample_draft(self, logits: mx.array, known: Sequence[int]) -> tuple[int, float]:
         """Sample after `known` from another model's logits [1, vocab]; return token and chance."""
@@ -167,6 +171,12 @@ class Target:
     @staticmethod
     def clock() -> float:
         return time.perf_counter()
+
+    def move_rows(self, written: int, rows: Sequence[int]) -> None:
+        """Move `rows` of the last pass to its first of `written` rows, also for its followers."""
+        kv_cache.move_rows(self.cache, written, rows)
+        for each in self.followers:
+            each.move_rows(rows)
 
     def commit(self, sampled: Sequence[int], kept: int) -> None:
         """Record that the cache holds the first `kept` of the pending and sampled tokens."""

@@ -303,6 +303,8 @@ class States:
 
     def before_pass(self, cache: Any) -> None: ...
 
+    def move_rows(self, rows: Sequence[int]) -> None: ...
+
     def keep_states(self, hidden: mx.array) -> None:
         self.kept.append(hidden)
 

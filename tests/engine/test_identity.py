@@ -20,12 +20,14 @@ import mlx.core as mx
 import pytest
 
 from akunu_py.engine import prefill
+from akunu_py.engine.batched_pass import why_not_batched
 from akunu_py.engine.drafters.neural import NeuralDrafterBase
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Finished
 from akunu_py.engine.histories.prompt_cache_store import forget
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model.drafters import DraftModel
+from akunu_py.engine.sampling import Sampler
 from akunu_py.engine.target import Target
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
 from akunu_py.ngram.auto import AutoDrafter
@@ -53,7 +55,7 @@ from tests.support.prompts import REWRITE, VARIED_PROMPTS
 from tests.support.published_drafters import block_drafter
 from tests.support.slow import slow
 from tests.support.targets import some
-from tests.support.tiny import VOCABULARY, Adversary
+from tests.support.tiny import VOCABULARY, Adversary, TreeAdversary
 from tests.support.tiny_mtp import write_checkpoint, write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("own_directories")
@@ -76,9 +78,11 @@ MODES: dict[str, tuple[DraftMode, int]] = {
     "mtp": ("mtp", 4),
     "dflash": ("model", 4),
     "dspark": ("model", 4),
+    "trees": ("fixed", 6),
 }
 NEURAL = ("model", "exit", "mtp", "dflash", "dspark")
 ANY_FAMILY = list(MODES)[:5]
+TREES = ("deepseek_v3", "llama", "llama-sliding", "llama-kv8", "gemma3_text")
 
 
 @dataclass(frozen=True)
@@ -184,8 +188,9 @@ class Cell:
 
     def wrapped(self, drafter: Drafter) -> Drafter:
         """Return an adversary, or a mixture of other guesses with those of a neural drafter."""
-        if self.case.drafter == "adversary":
-            adversary = Adversary([], [], seed=len(self.whole))
+        if self.case.drafter in ("adversary", "trees"):
+            kind = TreeAdversary if self.has_trees else Adversary
+            adversary = kind([], [], seed=len(self.whole))
             adversary.truth = self.whole
             return adversary
         if self.case.drafter in NEURAL and self.case.sampling == "seeded":
@@ -193,6 +198,17 @@ class Cell:
             (planned,) = drafter.neural_drafters
             return Mixture(planned.neural_drafter, self.whole, VOCABULARY, 1)
         return drafter
+
+    @property
+    def has_trees(self) -> bool:
+        """Whether drafts may be trees; see `Request.can_branch` and `ModelRunner.can_batch`."""
+        engine, sampler = self.engine, Sampler(SAMPLINGS[self.case.sampling])
+        return (
+            self.case.drafter == "trees"
+            and not engine.recurrent
+            and sampler.group is not None
+            and why_not_batched(engine.model, engine.plan.kv_bits) is None
+        )
 
     def truth(self, prompt: list[int], options: GenerateOptions) -> list[int]:
         return plain(self.engine, prompt, options.max_tokens, options.sampling)
@@ -312,7 +328,7 @@ SITUATIONS: dict[str, Callable[[Cell], None]] = {
 
 def covering() -> list[Case]:
     """Return cases that cover all pairs with a situation, and an adversary for every family."""
-    samplings = list(SAMPLINGS)
+    samplings = list(SAMPLINGS)[:3]
     cases = [Case(family, "adversary", "alone", "greedy") for family in FAMILIES]
     for place, drafter in enumerate(ANY_FAMILY):
         cases.append(Case(ONE_OF_EACH_KIND[2 * place], drafter, "alone", samplings[place % 2 + 1]))
@@ -328,6 +344,10 @@ def covering() -> list[Case]:
     for family, drafter in shared:
         cases += [Case(family, drafter, "shared_passes", sampling) for sampling in SAMPLINGS]
     cases.append(Case("deepseek_v3", "fixed", "shared_passes", "seeded"))  # masks are arrays
+    cases += [Case(family, "trees", "alone", "greedy") for family in FAMILIES]
+    for situation, sampling in itertools.product(SITUATIONS, ("greedy", "sampled", "constrained")):
+        cases.append(Case(TREES[len(cases) % len(TREES)], "trees", situation, sampling))
+    cases += [Case("mimo", "trees", "alone", sampling) for sampling in ("sampled", "constrained")]
     cases.append(Case("deepseek_v3", "exit", "alone", "greedy"))
     return list(dict.fromkeys(cases))
 

@@ -361,6 +361,9 @@ class Script:
     def ending(self) -> tuple[list[int], int]:
         return [], 0
 
+    def choices(self) -> list[int]:
+        return []
+
     def advance(self, token: int) -> bool:
         assert self.place is not None
         allowed = [token] == list(self.text[self.place : self.place + 1])

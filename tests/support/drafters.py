@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 from akunu_py.ngram.cost import CostCurve
+from akunu_py.ngram.token_tree import TokenTree
 from akunu_py.types import NeuralDrafter, PassCosts
 
 
@@ -29,7 +30,8 @@ class OffersAll:
         return [1.0] * len(self._offered)
 
     def take(self, count: int) -> list[int]:
-        return self._offered[:count]
+        offered = self._offered
+        return offered.first(count) if isinstance(offered, TokenTree) else offered[:count]
 
 
 class Mixture(OffersAll):

@@ -47,7 +47,8 @@ SEEDED = SamplingOptions(
     0.9, 0.95, 0.02, 16, 1.2, 0.3, 0.2, 16, logit_bias=((1, 1.0), (7, -2.0)), seed=5
 )
 CONSTRAINED = SamplingOptions(0.8, seed=3, constraint=Constraint("regex", "([a-e][0-9]){60}"))
-SAMPLINGS = {"greedy": GREEDY, "seeded": SEEDED, "constrained": CONSTRAINED}
+SAMPLED = SamplingOptions(0.9, 0.95, 0.02, 16, seed=5)  # without penalties
+SAMPLINGS = {"greedy": GREEDY, "seeded": SEEDED, "constrained": CONSTRAINED, "sampled": SAMPLED}
 
 
 END = VOCABULARY - 1  # the token that ends answers, if `engine_of` gets it as a stop token

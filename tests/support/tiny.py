@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import llama
 
+from akunu_py.ngram.token_tree import TokenTree
 from tests.support.drafters import OffersAll
 
 VOCABULARY = 96
@@ -92,3 +93,31 @@ class Adversary(OffersAll):
     ) -> None:
         assert seconds > 0
         self.accepted += accepted
+
+
+class TreeAdversary(Adversary):
+    """Drafts random trees: several roots, duplicates, the right token in any branch; or chains."""
+
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
+        count, choose = self._random.randrange(2, 17), self._random.random
+        if limit < 1 or choose() < 0.2:
+            return super().propose(limit, ahead=ahead)
+        answered = len(self.history) - len(self.prompt) + ahead
+        tokens, parents, depths, right = list[int](), list[int](), [0], [True]
+        while len(tokens) < count:
+            on_path = [node for node in range(len(depths)) if right[node]]
+            parent = self._random.choice(on_path if choose() < 0.6 else range(len(depths)))
+            if depths[parent] >= limit:
+                parent = 0
+            place = answered + depths[parent]
+            token = self._random.randrange(VOCABULARY)
+            if right[parent] and place < len(self.truth) and choose() < 0.6:
+                token = self.truth[place]
+            twin = any(p == parent - 1 and t == token for p, t in zip(parents, tokens, strict=True))
+            known = right[parent] and self.truth[place : place + 1] == [token]
+            tokens.append(token)
+            parents.append(parent - 1)
+            depths.append(depths[parent] + 1)
+            right.append(known and not twin)
+        self.proposed += count
+        return TokenTree(tokens, parents)

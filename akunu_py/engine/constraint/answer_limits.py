@@ -175,6 +175,11 @@ class AnswerLimits(TokenMasks):
     def ending(self) -> tuple[list[int], int]:
         return self._matcher.ending() if self._matcher is not None else ([], 0)
 
+    def choices(self) -> list[int]:
+        if self._matcher is None or (self._budget is not None and self._budget.forced()):
+            return []
+        return self._matcher.choices()
+
     def mask(self) -> bytes:
         if self._budget is not None and (tokens := self._budget.forced()):
             return self._with(bytes(len(self._every_token)), tokens[:1])

@@ -8,6 +8,7 @@ possible end of a string or number, the text behind it is proposed as well.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,11 @@ _SPACE = b" \t\r\n"
 _OPEN, _CLOSE = b"{[", b"}]"
 _DIGITS, _STRUCTURE = b"0123456789", b"{}[],:"
 _MAX_VALUE_TOKENS = 8  # tokens of a value
+# Choices: how many, tokens allowed at each place, and steps of the search.
+_MAX_CHOICES, _MAX_ALLOWED, _MAX_STEPS = 8, 64, 48
+_FIRST_TOKEN = 24  # bytes of a text that decide its first token
+_VALUE_ENDS = b'",}]>\n'
+_ANY_BITS = re.compile(rb"[^\0]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +46,11 @@ class LikelyText:
     def __init__(
         self,
         grammars: Sequence[Callable[[], Future[Compiled]]],
+        decode: Callable[[int], bytes],
         encode: Callable[[bytes], list[int]],
     ) -> None:
-        """grammars: start to compile, the narrowest first. encode: of text to tokens."""
-        self._grammars, self._encode = list(grammars), encode
+        """grammars: start to compile, the narrowest first. decode, encode: tokens and text."""
+        self._grammars, self._decode, self._encode = list(grammars), decode, encode
         self._matcher: LLMatcher | None = None
         self._tokens: list[int] = []
         self._consumed: list[int] = []  # by the matcher, for each token
@@ -77,6 +84,15 @@ class LikelyText:
         Call only if `forced` returns nothing.
         """
         return [], 0
+
+    def choices(self) -> list[int]:
+        """Return the first tokens of the texts that may follow, if these are few.
+
+        Call only if `forced` returns nothing.
+        """
+        if self._matcher is None or self._mismatch_at is not None:
+            return []
+        return choices_after(self._matcher, self._decode, self._encode, self._encode)
 
     def _encode_forced(self, tokens: Sequence[int], text: bytes) -> list[int]:
         """Return the tokens of the forced `text` behind `tokens`."""
@@ -122,9 +138,9 @@ class LikelyJson(LikelyText):
         *,
         compact: bool,
     ) -> None:
-        """decode: of a token to bytes. compact: the answer has no whitespace."""
-        super().__init__(grammars, encode)
-        self._decode, self._compact = decode, compact
+        """compact: the answer has no whitespace."""
+        super().__init__(grammars, decode, encode)
+        self._compact = compact
         self._states = [_JsonState()]  # behind no token, one, two, ...
 
     def rewind(self, length: int) -> None:
@@ -147,6 +163,13 @@ class LikelyJson(LikelyText):
         else:
             text = _force_first(matcher, b",}]") if state.before in _DIGITS else b""
         return self._encode(self._spaced(text)) if text else [], self._tokens_written()
+
+    def choices(self) -> list[int]:
+        if self._matcher is None or self._mismatch_at is not None:
+            return []
+        return choices_after(
+            self._matcher, _byte, list, lambda text: self._encode(self._spaced(text))
+        )
 
     def _tokens_written(self) -> int:
         """Return the number of tokens of the current value, up to _MAX_VALUE_TOKENS."""
@@ -199,6 +222,59 @@ class LikelyJson(LikelyText):
                 assert self._matcher is not None
                 text = self._spaced(self._matcher.compute_ff_bytes())
         return self._encode(text) if text else []
+
+
+def choices_after(
+    matcher: LLMatcher,
+    decode: Callable[[int], bytes],
+    encode: Callable[[bytes], list[int]],
+    tokenize: Callable[[bytes], list[int]],
+) -> list[int]:
+    """Return the first tokens of the texts that a grammar allows next, if these are few.
+
+    A text ends with its value. decode, encode: tokens of the matcher. tokenize: to model tokens.
+    """
+    found = list[bytes]()
+    waiting = [(matcher.deep_copy(), b"")]
+    for _ in range(_MAX_STEPS):
+        if not waiting:
+            texts = [tokenize(text[:_FIRST_TOKEN]) for text in found if len(found) > 1]
+            return [tokens[0] for tokens in texts if tokens]
+        at, text = waiting.pop()
+        ended = at.is_stopped() or any(byte in text for byte in _VALUE_ENDS)
+        tokens = [] if ended else _few_tokens(at, decode)
+        if not tokens and not text:
+            return []
+        if not tokens:
+            found.append(text)
+        for token in tokens:
+            after = at.deep_copy()
+            after.consume_token(token)
+            forced = after.compute_ff_bytes()
+            after.try_consume_tokens(encode(forced))
+            waiting.append((after, text + decode(token) + forced))
+    return []
+
+
+def _few_tokens(matcher: LLMatcher, decode: Callable[[int], bytes]) -> list[int]:
+    """Return the tokens that `matcher` allows, except beginnings of others; [] if too many."""
+    bits = matcher.compute_bitmask()
+    if int.from_bytes(bits, "little").bit_count() > _MAX_ALLOWED:
+        return []
+    places = [each.start() for each in _ANY_BITS.finditer(bits)]
+    tokens = [8 * at + bit for at in places for bit in range(8) if bits[at] >> bit & 1]
+    texts = {decode(token): token for token in tokens}
+    ordered = sorted(texts)
+    longest = [
+        texts[text]
+        for text, after in itertools.zip_longest(ordered, ordered[1:], fillvalue=b"")
+        if text and not after.startswith(text)
+    ]
+    return longest if len(longest) <= _MAX_CHOICES else []
+
+
+def _byte(token: int) -> bytes:
+    return bytes([token]) if token < 256 else b""
 
 
 def _force_first(matcher: LLMatcher, options: bytes) -> bytes:

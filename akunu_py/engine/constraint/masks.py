@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 import mlx.core as mx
 
 from akunu_py.errors import UsageError
+from akunu_py.ngram.token_tree import TokenTree
 
 _MASK_WORD = 32  # tokens in a word of a mask
 
@@ -59,19 +60,21 @@ class TokenMasks:
     def masked(self, logits: mx.array, draft: Sequence[int]) -> mx.array:
         """Return logits [1 + draft, vocab] with minus infinity for forbidden tokens.
 
-        Row n follows the answer and n draft tokens. Rows behind a forbidden draft token stay
-        unchanged, because that token is never accepted.
+        Row n follows the answer and the path to the draft's token n. Rows behind a forbidden draft
+        token stay unchanged, because that token is never accepted.
         """
         if self.free:
             return logits
-        self.begin_draft()
-        masks = [self.mask()]
-        for token in draft:
-            if not self.step(token) or self.complete:
-                break
-            masks.append(self.mask())
-        self.end_draft()
-        masks += [self._every_token] * (1 + len(draft) - len(masks))
+        tree = TokenTree.of(draft)
+        masks = [self.mask(), *[self._every_token] * len(tree)]
+        for node in set(range(len(tree))) - set(tree.parents):  # the last of each path
+            self.begin_draft()
+            for each in tree.path(node):
+                if not self.step(tree[each]) or self.complete:
+                    break
+                if masks[each + 1] is self._every_token:
+                    masks[each + 1] = self.mask()
+            self.end_draft()
         return _masked(logits, masks)
 
     def masked_ahead(self, logits: mx.array) -> mx.array:

@@ -24,7 +24,12 @@ from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLTokenizer
 
-from akunu_py.engine.constraint.likely_json import Compiled, LikelyJson, LikelyText
+from akunu_py.engine.constraint.likely_json import (
+    Compiled,
+    LikelyJson,
+    LikelyText,
+    choices_after,
+)
 from akunu_py.engine.constraint.masks import TokenMasks
 from akunu_py.engine.model.tokens import TokenCodec
 from akunu_py.engine.text.thinking import marker_tokens, thinking_markers, unfinished_thinking
@@ -101,6 +106,18 @@ class ConstraintMatcher(TokenMasks):
             return [], 0
         return self._likely.ending()
 
+    def choices(self) -> list[int]:
+        if self._state == "thinking" or self.complete:
+            return []
+        if self._likely is not None:
+            return self._likely.choices()
+        encode = partial(forced_tokens, self._tables)
+        return choices_after(self._matcher, self._decode, encode, encode)
+
+    def _decode(self, token: int) -> bytes:
+        is_special = self._tables.is_special_token(token)
+        return b"" if is_special else self._tables.decode_bytes([token])
+
     def end_draft(self) -> None:
         self._state, self._thinking_tail, length, self._matcher, self._keys = self._saved
         if len(self._structure) > length:
@@ -114,13 +131,10 @@ class ConstraintMatcher(TokenMasks):
         compile = partial(_start_compiling, self._codec, draft=True)
         grammars = [partial(compile, *each) for each in made]
         if not grammars or constraint.likely:
-            return LikelyText(grammars, partial(forced_tokens, tables)) if grammars else None
-        return LikelyJson(
-            grammars,
-            lambda token: tables.decode_bytes([token]),
-            tables.tokenize_bytes,
-            compact=constraint.compact,
-        )
+            encode = partial(forced_tokens, tables)
+            return LikelyText(grammars, self._decode, encode) if grammars else None
+        compact = constraint.compact
+        return LikelyJson(grammars, self._decode, tables.tokenize_bytes, compact=compact)
 
     def mask(self) -> bytes:
         if self._state == "thinking":

@@ -65,6 +65,11 @@ class TrackedDrafter:
         if self.auto is not None:
             self.auto.can_pipeline = allowed
 
+    def allow_branches(self, can_branch: Callable[[], bool] | None) -> None:
+        """See `AutoDrafter.allow_branches`."""
+        if self.auto is not None:
+            self.auto.allow_branches(can_branch)
+
     def plan_neural(self, limit: int, known: PassCosts) -> DraftPlan | None:
         """Return the best neural draft after the last `offer`, without drafting."""
         return self.auto.plan_neural(limit, known) if self.auto and self.neural else None

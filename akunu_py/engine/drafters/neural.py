@@ -60,6 +60,9 @@ class NeuralDrafterBase:
     def keep_states(self, hidden: mx.array) -> None:
         """See `PassFollower`."""
 
+    def move_rows(self, rows: Sequence[int]) -> None:
+        """See `PassFollower`."""
+
     @property
     def prefilled(self) -> int:
         raise NotImplementedError

@@ -150,6 +150,11 @@ class HiddenStateDrafter(NeuralDrafterBase):
             states = self.states(hidden)
         self._history.states.write(end - states.shape[1], states)
 
+    def move_rows(self, rows: Sequence[int]) -> None:
+        states, first = self._history.states, self._position
+        made = states.read(first, states.end)
+        states.write(first, made[:, mx.array(rows)])
+
     def start_draft(self, known: Sequence[int]) -> bool:
         self._known = TokenView.of(known)
         history = self._history

@@ -24,6 +24,7 @@ from tokenizers.pre_tokenizers import ByteLevel as Split
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
+from akunu_py.engine import kv_cache
 from akunu_py.engine.constraint import matcher as constraint_module
 from akunu_py.engine.constraint.answer_limits import compile_rules
 from akunu_py.engine.constraint.matcher import (
@@ -34,6 +35,7 @@ from akunu_py.engine.constraint.matcher import (
     lark,
     token_tables,
 )
+from akunu_py.engine.drafters.learned_state import UnsavedState
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
 from akunu_py.errors import UsageError
@@ -41,6 +43,7 @@ from akunu_py.json_schema.layouts import COMPACT, FREE, Layout
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import (
+    SWITCH_MODES,
     Answer,
     Constraint,
     DraftMode,
@@ -48,6 +51,7 @@ from akunu_py.types import (
     SamplingOptions,
     TextPiece,
 )
+from tests.support.drafters import FixedCosts
 from tests.support.engines import altered
 from tests.support.identity import answers_in_all_modes, naive
 from tests.support.json_schema import exactly, is_valid
@@ -219,6 +223,79 @@ def test_forced_text_is_drafted_and_verified(engine: Engine, mode: DraftMode) ->
     # The random model likes to spell the text in tokens of its own, so not all is accepted.
     assert answer.stats.tokens_per_pass > 1.2
     assert loop.answer([5, 6], GenerateOptions(9, mode)).finish_reason == "length"
+
+
+CHOICES = {
+    "type": "object",
+    "properties": {
+        "color": {"enum": ["red", "green", "dark blue"]},
+        "size": {"enum": ["small", "large"]},
+        "sent": {"type": "boolean"},
+        "paid": {"type": "boolean"},
+    },
+    "required": ["color", "size", "sent", "paid"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [Constraint("json_schema", json.dumps(CHOICES)), Constraint("regex", "((yes|no|costs) ){9}")],
+    ids=["schema", "regex"],
+)
+def test_choices_are_verified_as_a_tree(
+    engine: Engine, constraint: Constraint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same tokens from fewer passes, with trees; accepted branches move in the KV cache."""
+    moved, move = list[object](), kv_cache.move_rows
+
+    def moving(cache: kv_cache.Cache, written: int, rows: Sequence[int]) -> None:
+        moved.append(rows)
+        move(cache, written, rows)
+
+    monkeypatch.setattr(kv_cache, "move_rows", moving)
+    wait(compile_ahead(engine.tokens, constraint))
+    passes = {"auto": 0, "off": 0}
+    for seed in range(4):
+        options = GenerateOptions(
+            64, sampling=SamplingOptions(1.0, seed=seed, constraint=constraint)
+        )
+        plain = answered(engine, [5, 6], replace(options, draft="off"))
+        for tree in SWITCH_MODES:
+            loop = StepLoop(engine, UnsavedState(FixedCosts({1: 1.0, 33: 1.01})))
+            answer = loop.answer([5, 6], replace(options, draft_tree=tree))
+            assert (answer.tokens, answer.text) == (plain.tokens, plain.text)
+            passes[tree] += answer.stats.target_passes
+            drafted = answer.stats.drafted
+            assert answer.stats.accepted < drafted <= 33 * answer.stats.target_passes
+    assert moved
+    assert passes["auto"] < passes["off"]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "before", "choices"),
+    [
+        (Constraint("json_schema", json.dumps(CHOICES)), '{"color": "', {"red", "green", "dark"}),
+        (Constraint("json_schema", json.dumps(CHOICES)), '{"color": "dark', set()),
+        (Constraint("json_schema", '{"type": ["boolean", "null"]}'), "", {"true", "false", "null"}),
+        (Constraint("json_schema", '{"type": "string"}'), '"', set()),
+        (Constraint("json_schema", '{"type": "integer"}'), "", set()),
+        (Constraint("choice", choices=("yes", "no", "maybe")), "", {"yes", "no", "maybe"}),
+        (Constraint("regex", "(yes|no)-(yes|no)"), "yes-", {"yes", "no"}),
+        (Constraint("regex", "[a-z]+"), "", set()),
+    ],
+)
+def test_choices_of_a_grammar_are_found_where_they_are_few(
+    shallow_starter: Engine, constraint: Constraint, before: str, choices: set[str]
+) -> None:
+    tokenizer = shallow_starter.tokens.tokenizer
+    wait(compile_ahead(shallow_starter.tokens, constraint))
+    matcher = ConstraintMatcher(shallow_starter.tokens, constraint, [5])
+    matcher.consume(tokenizer.encode(before, add_special_tokens=False))
+    matcher.begin_draft()
+    found = matcher.choices() if not matcher.forced()[0] else []
+    matcher.end_draft()
+    assert {tokenizer.decode([token]) for token in found} == choices
 
 
 def test_forbidden_predictions_are_not_drafted(engine: Engine) -> None:

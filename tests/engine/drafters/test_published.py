@@ -45,7 +45,7 @@ from tests.support.published_drafters import (
     write_drafter,
 )
 from tests.support.targets import Timeless, drafted
-from tests.support.tiny import VOCABULARY
+from tests.support.tiny import VOCABULARY, TreeAdversary
 from tests.support.tiny_fim import byte_level, write_model
 
 COUNT = 40
@@ -112,6 +112,19 @@ def test_rows_follow_the_target(
     assert [token for piece in pieces for token in piece.tokens] == truth
     assert drafts.compared > COUNT // (2 * BLOCK)
     assert {piece.accepted for piece in pieces} >= set(range(BLOCK - 1))
+
+
+def test_hidden_states_follow_an_accepted_branch() -> None:
+    model = build("llama")
+    width = model.layers[0].input_layernorm.weight.size
+    published = block_drafter("dflash", model, width, VOCABULARY)
+    truth, target = plain_tokens(model, PROMPT, COUNT), Target(model)
+    drafts = Scripted(published, target, [*PROMPT, *truth])
+    pieces = drafted(target, drafts, TreeAdversary(PROMPT, truth, seed=1), PROMPT, COUNT)
+    assert [token for piece in pieces for token in piece.tokens] == truth
+    assert sum(piece.accepted for piece in pieces if piece.rejected_nodes) > COUNT // 3
+    states, end = drafts._history.states.read(0, len(target.tokens)), len(target.tokens)
+    np.testing.assert_allclose(np.array(states), np.array(drafts.all_states[:, :end]), atol=5e-3)
 
 
 @pytest.fixture

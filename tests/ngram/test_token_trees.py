@@ -1,0 +1,165 @@
+"""Token trees: acceptance by walking, and which alternatives are drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, product
+from operator import mul
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from akunu_py.bench.curve import CURVES, parse_curve
+from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.ngram.cost import CostCurve
+from akunu_py.ngram.token_tree import LEAST_GAIN, Branch, TokenTree, best_tree, grow
+
+CHANCES = st.lists(st.floats(0.02, 1.0), min_size=1, max_size=4)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 15), st.integers(0, 2)), max_size=16), st.data())
+def test_a_target_accepts_its_own_text_in_any_branch(
+    nodes: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    parents = [min(parent, place - 1) for place, (parent, _) in enumerate(nodes)]
+    tree = TokenTree([token for _, token in nodes], parents)
+    text = data.draw(st.lists(st.integers(0, 2), min_size=17, max_size=17))
+    accepted = tree.accepted([text[depth] for depth in (0, *tree.depths)])
+    last = accepted[-1] if accepted else -1
+    assert tree.path(last) == accepted
+    assert [tree[node] for node in accepted] == text[: len(accepted)]
+    after = [token for token, parent in zip(tree, parents, strict=True) if parent == last]
+    assert text[len(accepted)] not in after
+    assert (tree.first(5), tree.first(5).parents) == (tree[:5], parents[:5])
+
+
+@given(
+    CHANCES,
+    st.lists(st.tuples(st.integers(0, 4), CHANCES), max_size=2),
+    st.integers(0, 2),
+    st.lists(st.floats(0.0, 0.6), min_size=14, max_size=14),
+)
+def test_the_planned_tree_has_the_highest_gain_of_all(
+    chances: list[float], others: list[tuple[int, list[float]]], drafted: int, steps: list[float]
+) -> None:
+    """Without values of later drafts, the likeliest tokens are the best for each number of rows."""
+    costs, drafted = list(accumulate(steps, initial=1.0)), min(drafted, len(chances))
+    chain = Branch(0, (), chances, [0.0] * len(chances))
+    branches = [
+        Branch(min(at, len(chances)), range(len(each)), each, [0.0] * len(each))
+        for at, each in others
+    ]
+    reached = list(accumulate(chances, mul, initial=1.0))
+
+    def gain(end: int, counts: Sequence[int]) -> float:
+        tokens = sum(reached[drafted + 1 : end + 1])
+        for branch, count in zip(branches, counts, strict=True):
+            tokens += sum(
+                list(accumulate(branch.chances, mul, initial=reached[branch.at]))[1:][:count]
+            )
+        return tokens - 0.9 * (costs[end + sum(counts)] - costs[drafted])
+
+    ends = range(drafted, len(chances) + 1)
+    counts = product(*[range(len(branch.tokens) + 1) for branch in branches])
+    best = max(
+        gain(end, each)
+        for end, each in product(ends, counts)
+        if all(branch.at <= end or not n for branch, n in zip(branches, each, strict=True))
+    )
+    end, chosen = best_tree(chain, branches, drafted, costs, 0.9)
+    if not chosen:  # the chain is planned elsewhere, with the passes after this one
+        assert end == drafted
+        in_chain = max(gain(each, [0] * len(branches)) for each in ends)
+        assert best < LEAST_GAIN or best == pytest.approx(in_chain)
+        return
+    tree = TokenTree.of(grow(range(end), chosen))
+    assert all(parent < node for node, parent in enumerate(tree.parents))
+    assert all(branch.at <= end for branch in chosen)
+    kept = [sum(len(c.tokens) for c in chosen if same(c, each)) for each in branches]
+    if len({(each.at, tuple(each.chances)) for each in branches}) == len(branches):
+        assert gain(end, kept) == pytest.approx(best)
+
+
+def same(part: Branch, whole: Branch) -> bool:
+    size = len(part.tokens)
+    return part.at == whole.at and list(part.chances) == list(whole.chances[:size])
+
+
+def test_a_branch_that_the_next_pass_would_draft_as_well_is_worth_no_rows() -> None:
+    costs = [1.0, 1.05, 1.1, 1.15]
+    for value, rows in ((0.0, 2), (1.9, 0)):  # of the second token, once the first is known
+        branch = Branch(0, [1, 2], [0.5, 0.9], [value, 0.0])
+        chain = Branch(0, (), (), ())
+        _, chosen = best_tree(chain, [branch], 0, costs, 2.0)
+        assert sum(len(each.tokens) for each in chosen) == rows
+
+
+class Choices:
+    """A `DraftGuide` of texts of equal length, each token of which is known once it has begun."""
+
+    def __init__(self, *texts: list[int]) -> None:
+        self.texts, self.done = texts, list[int]()
+
+    def begin_draft(self) -> None:
+        self.done = []
+
+    def forced(self) -> tuple[list[int], bool]:
+        left = self._left()
+        return (left[0], True) if len(left) == 1 else ([], True)
+
+    def ending(self) -> tuple[list[int], int]:
+        return [], 0
+
+    def choices(self) -> list[int]:
+        return [text[0] for text in self._left()]
+
+    def advance(self, token: int) -> bool:
+        self.done.append(token)
+        return any(self._left())
+
+    def end_draft(self) -> None:
+        """Nothing is kept."""
+
+    def _left(self) -> list[list[int]]:
+        done = self.done
+        return [text[len(done) :] for text in self.texts if text[: len(done)] == done]
+
+
+def drafter_with(*texts: list[int], curve: str) -> AutoDrafter:
+    drafter = AutoDrafter(CostCurve(parse_curve(curve).points))
+    drafter.extend([1, 2, 3])
+    drafter.extend([4])
+    drafter.guide = Choices(*texts)
+    return drafter
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_choices_of_a_grammar_are_drafted_together_where_their_rows_pay(curve: str) -> None:
+    texts = [11, 12], [21, 22]
+    drafter = drafter_with(*texts, curve=curve)
+    assert drafter.propose(16) == []
+    drafter.allow_branches(lambda: False)
+    assert drafter.propose(16) == []
+    drafter.allow_branches(lambda: True)
+    draft = drafter.propose(16)
+    if curve == "m1":  # each row costs half a step
+        assert draft == []
+        return
+    assert isinstance(draft, TokenTree)
+    roots = [node for node, parent in zip(draft, draft.parents, strict=True) if parent < 0]
+    assert sorted(roots) == [11, 21]
+    drafter.observe(len(draft), 2, 1 + len(draft), 1.0)
+    drafter.extend([21, 22, 5])
+    assert drafter.index.tokens[-3:] == [21, 22, 5]
+
+
+def test_alternatives_that_are_never_right_are_no_longer_drafted() -> None:
+    drafter = drafter_with([11, 12], [21, 22], curve="m5max")
+    drafter.allow_branches(lambda: True)
+    assert drafter.propose(8)
+    for _ in range(200):
+        drafter.observe(0, 0, 1, 1.0)
+        drafter.extend([drafter.index.size + 100])
+        draft = drafter.propose(8)
+    assert draft == []
