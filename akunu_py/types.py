@@ -12,12 +12,14 @@ ConstraintKind = Literal["json_schema", "json", "regex", "choice", "grammar"]
 WeightMode = Literal["auto", "keep", "float32", "bfloat16"]
 WireMode = Literal["off", "weights", "all"]
 DEFAULT_WIRE: WireMode = "weights"
+KernelMode = Literal["auto", "off"]
 ThinkingMode = Literal["default", "on", "off", "low", "medium", "high"]
 
 DRAFT_MODES: tuple[DraftMode, ...] = get_args(DraftMode)
 NEURAL_MODES: tuple[DraftMode, ...] = ("mtp", "model", "exit")  # one neural drafter, no n-grams
 WEIGHT_MODES: tuple[WeightMode, ...] = get_args(WeightMode)
 WIRE_MODES: tuple[WireMode, ...] = get_args(WireMode)
+KERNEL_MODES: tuple[KernelMode, ...] = get_args(KernelMode)
 THINKING_MODES: tuple[ThinkingMode, ...] = get_args(ThinkingMode)
 DEFAULT_MODEL = "starter"
 DEFAULT_DRAFT_TOKENS = 4
@@ -171,6 +173,8 @@ class LoadOptions:
     draft_model: str | None = None  # name or directory; "": none, whatever the settings say
     hosts: str | None = None  # a number of processes, or a hostfile
     wire: WireMode | None = None  # memory that macOS must keep; None: as in the settings
+    kernels: KernelMode = "auto"  # akunu's own, where a probe found them equal and faster
+    exact: bool = False  # only passes whose rows have the bits of single rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,13 @@ from akunu_py.engine.model.drafters import (
     open_drafter,
     open_head,
 )
+from akunu_py.engine.model.exact_rows import ExactRows
 from akunu_py.engine.model.load_plan import LoadPlan, make_plan, memory_limit, needs
 from akunu_py.engine.model.tokens import TokenCodec
 from akunu_py.engine.template import chat_template
 from akunu_py.engine.tools.rendering import template_features
 from akunu_py.files import open_regular, read_bounded
+from akunu_py.kernels.probe import use_kernels
 from akunu_py.models.load.mlx_loader import OpenModel, open_directory
 from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES, as_error
 from akunu_py.models.load.safetensors import read_header
@@ -61,6 +63,8 @@ class Engine:
     needs_checkpoints: bool = False  # its KV cache cannot be cut at any position
     load_s: float = 0.0  # loading time in seconds
     host_group: HostGroup | None = None  # the other hosts, if the model is split over several
+    own_kernels: bool = False  # whether any layer uses akunu's own kernels
+    exact: ExactRows | None = None  # row counts of `--exact`
 
     @property
     def name(self) -> str:
@@ -138,6 +142,7 @@ def _load(
     if host_group is None:
         limit = memory_limit(options)
         head, no_head = open_head(opened, options.weights, own, limit, separate)
+    own_kernels = False
     modules = [*([small.model] if small else []), *([head.head] if head else [])]
     drafters = [each.needs for each in (small, head) if each]
     plan = make_plan(name, opened, own, options, drafters, partitioned=host_group is not None)
@@ -146,6 +151,8 @@ def _load(
         loading = pool.submit(TokenCodec.load, plan.name, opened.files, opened.vocabulary)
         if host_group is None:
             mx.eval(model.parameters())
+            if options.kernels == "auto":
+                own_kernels = use_kernels(model, exact=options.exact)
         else:
             model, context = host_group.start(model, plan.context_length)
             plan = replace(plan, context_length=context)
@@ -171,6 +178,8 @@ def _load(
         mtp_head=head,
         no_mtp_head_reason=no_head,
         host_group=host_group,
+        own_kernels=own_kernels,
+        exact=ExactRows(model, plan.kv_bits) if options.exact else None,
     )
 
 
