@@ -33,21 +33,13 @@ const int inputs = words * PACK, groups = inputs / GROUP;
 const int lane = thread_index_in_simdgroup;
 const int first =
     (threadgroup_position_in_grid.y * SIMDGROUPS + simdgroup_index_in_threadgroup) * OUTPUTS;
-if (first >= outputs) {
-  return;
-}
+if (first >= outputs) return;
 float result[OUTPUTS][ROWS] = {};
 for (int k = lane * VALUES; k < inputs; k += 32 * VALUES) {
   uint packed[OUTPUTS][WORDS];
   UNROLL for (int out = 0; out < OUTPUTS; out++) {
     const int at = min(first + out, outputs - 1) * words + k / PACK;
-    if (WORDS == 2) {
-      const uint2 both = *(const device uint2*)(w + at);
-      packed[out][0] = both.x;
-      packed[out][WORDS - 1] = both.y;
-    } else {
-      packed[out][0] = w[at];
-    }
+    UNROLL for (int word = 0; word < WORDS; word++) packed[out][word] = w[at + word];
   }
   float dot[OUTPUTS][ROWS] = {};
   float sum[ROWS] = {};
@@ -58,13 +50,7 @@ for (int k = lane * VALUES; k < inputs; k += 32 * VALUES) {
       UNROLL for (int i = 0; i < 4; i++) {
         v[row][i] = static_cast<float>(values[i]);
       }
-      if (BITS == 4) {
-        sum[row] += v[row][0] + v[row][1] + v[row][2] + v[row][3];
-      } else {
-        UNROLL for (int i = 0; i < 4; i++) {
-          sum[row] += v[row][i];
-        }
-      }
+      sum[row] = plus<BITS>(sum[row], v[row][0], v[row][1], v[row][2], v[row][3]);
     }
     UNROLL for (int out = 0; out < OUTPUTS; out++) {
       const uint word = packed[out][unit / PACK] >> (unit % PACK * BITS);
@@ -73,14 +59,8 @@ for (int k = lane * VALUES; k < inputs; k += 32 * VALUES) {
         code[i] = static_cast<float>((word >> (i * BITS)) & ((1 << BITS) - 1));
       }
       UNROLL for (int row = 0; row < ROWS; row++) {
-        if (BITS == 4) {
-          dot[out][row] += v[row][0] * code[0] + v[row][1] * code[1] + v[row][2] * code[2] +
-              v[row][3] * code[3];
-        } else {
-          UNROLL for (int i = 0; i < 4; i++) {
-            dot[out][row] += v[row][i] * code[i];
-          }
-        }
+        dot[out][row] = plus<BITS>(dot[out][row], v[row][0] * code[0], v[row][1] * code[1],
+                                   v[row][2] * code[2], v[row][3] * code[3]);
       }
     }
   }
@@ -106,6 +86,10 @@ HEADER = f"""
 #define UNROLL _Pragma("clang loop unroll(full)")
 #define SIMDGROUPS {_SIMDGROUPS}
 #define OUTPUTS {_OUTPUTS}
+template <int BITS>
+inline float plus(float total, float a, float b, float c, float d) {{
+  return BITS == 4 ? total + (a + b + c + d) : total + a + b + c + d;
+}}
 """
 
 

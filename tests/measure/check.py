@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +43,7 @@ from akunu_py.engine.load import load_stored
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model import device, wired
 from akunu_py.errors import INTERRUPTED, AkunuError, one_line
+from akunu_py.kernels import probe
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.parser import add_format, number
@@ -372,7 +374,7 @@ def _check_curves(engine: Engine, check: Check, before: int) -> None:
 
 def _check_row_kernels(engine: Engine, check: Check) -> None:
     """Check akunu's kernel for a few rows on each matrix shape, and replay what it saves."""
-    about, here = engine.name, device.on_metal()
+    about, here = engine.name, not probe.why_off()
     progress(f"{about}: kernels for a few rows")
     found = mac_checks.row_kernels(engine.model)
     wrong = [shape for shape, each in found.items() if not each["equal"]]
@@ -387,8 +389,9 @@ def _check_row_kernels(engine: Engine, check: Check) -> None:
     trace = load_selected(str(_TRACES), check.plan.workloads)
     scores = {}
     for name, seconds in curves.items():
-        curve = Curve({int(rows): cost / seconds["1"] for rows, cost in seconds.items()})
-        replayed = replay_trace(trace, curve, "auto")
+        rising = [cost / seconds["1"] for cost in accumulate(seconds.values(), max)]
+        points = dict(zip(map(int, seconds), rising, strict=True))
+        replayed = replay_trace(trace, Curve(points), "auto")
         scores[name] = {workload: each["score"] for workload, each in replayed.items()}
     check.figures[about] |= {"row_kernels": found, "replay": scores}
 

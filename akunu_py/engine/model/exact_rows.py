@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 
@@ -24,13 +24,8 @@ _BANDS = (1024, 4096, 8192, 16384, 32768, 65536)  # keys at which it changes
 _LENGTHS = (2560, 6144, 12288, 24576, 49152, 98304)  # keys to measure at, above each of them
 
 
-class _AttentionShape(NamedTuple):
-    """Properties of an attention layer that choose the kernel."""
-
-    group: int  # query heads per KV head
-    width: int  # of queries and keys
-    value_width: int
-    kind: mx.Dtype
+# Query heads per KV head, width of queries and keys, width of values, type: they choose the kernel.
+_AttentionShape = tuple[int, int, int, mx.Dtype]
 
 
 class ExactRows:
@@ -75,9 +70,7 @@ class ExactRows:
 
         def noted(queries: mx.array, keys: mx.array, values: mx.array, **options: Any) -> mx.array:
             group = queries.shape[1] // keys.shape[1]
-            self._attention.add(
-                _AttentionShape(group, queries.shape[3], values.shape[3], queries.dtype)
-            )
+            self._attention.add((group, queries.shape[3], values.shape[3], queries.dtype))
             return plain(queries, keys, values, **options)
 
         setattr(mx.fast, "scaled_dot_product_attention", noted)  # noqa: B010 - of a C++ module
@@ -96,13 +89,10 @@ class ExactRows:
 
 
 def _exact_attention(layer: _AttentionShape, length: int) -> int:
+    group, width, value_width, kind = layer
     queries, keys, values = (
-        mx.random.normal((1, heads, rows, width), key=mx.random.key(heads)).astype(layer.kind)
-        for heads, rows, width in (
-            (layer.group, MOST_ROWS, layer.width),
-            (1, length, layer.width),
-            (1, length, layer.value_width),
-        )
+        mx.random.normal((1, *shape), key=mx.random.key(shape[2])).astype(kind)
+        for shape in ((group, MOST_ROWS, width), (1, length, width), (1, length, value_width))
     )
 
     def attend(first: int, rows: int) -> mx.array:
@@ -110,7 +100,7 @@ def _exact_attention(layer: _AttentionShape, length: int) -> int:
         end = length - MOST_ROWS + first + rows
         return mx.fast.scaled_dot_product_attention(
             queries[:, :, first : first + rows], keys[:, :, :end], values[:, :, :end],
-            scale=layer.width**-0.5, mask="causal" if rows > 1 else None,
+            scale=width**-0.5, mask="causal" if rows > 1 else None,
         )  # fmt: skip
 
     alone = mx.concatenate([attend(row, 1) for row in range(MOST_ROWS)], axis=2)
