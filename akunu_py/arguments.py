@@ -107,17 +107,21 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
     weights = "Data type of the weights; auto: float32 on a CPU, unchanged on a GPU"
     wire = "Memory that macOS may not evict; all: weights and, once idle, KV caches "
     wire += f"(default: {DEFAULT_WIRE}, or as in the settings)"
+    kernels = "Metal kernels of akunu; auto: where they are equal to MLX's and faster"
+    exact = "Draft only where each row of a pass has the bits that it has alone"
     caches = "Limit for prompt caches (default: the rest; completions: 1/16 of the memory)"
     add_values(
         group,
         ("--weights", None, WEIGHT_MODES, "auto", weights),
         ("--wire", None, WIRE_MODES, None, wire),
+        ("--kernels", None, SWITCH_MODES, "auto", kernels),
         ("--kv-bits", "4|8", int, None, "Quantize the KV cache to 4 or 8 bits (default: off)"),
         ("--context", "N", positive, None, "Context length (default: the longest that fits)"),
         ("--memory-limit", "SIZE", _size, None, "Memory limit, e.g. 12GB (default: all available)"),
         ("--prompt-cache-memory", "SIZE", _size, None, caches),
     )
-    add_flags(group, ("--force", "Load models and prompts that exceed the memory limit"))
+    force = "Load models and prompts that exceed the memory limit"
+    add_flags(group, ("--force", force), ("--exact", exact))
 
 
 def add_hosts(parser: argparse.ArgumentParser) -> None:
@@ -140,7 +144,10 @@ def check_hosts(hosts: str | None, drafts: Iterable[str] = (), **others: object)
 def loading_from(args: argparse.Namespace) -> LoadOptions:
     """Return the options of `add_loading`. Raises UsageError if options conflict."""
     options = LoadOptions(**_values(LoadOptions, args))
-    check_hosts(options.hosts, [args.draft], kv_bits=args.kv_bits, draft_model=args.draft_model)
+    check_hosts(
+        options.hosts, [args.draft],
+        kv_bits=args.kv_bits, draft_model=args.draft_model, exact=args.exact,
+    )  # fmt: skip
     return options
 
 

@@ -53,6 +53,11 @@ def logs_dir() -> Path:
     return Path.home() / "Library" / "Logs" / _APP
 
 
+def kernels_file() -> Path:
+    """Results of the probes of Metal kernels."""
+    return cache_dir() / "kernels.json"
+
+
 def prompt_caches_dir() -> Path:
     """Prompt caches, in one directory for each model."""
     return cache_dir() / "prompt-caches"

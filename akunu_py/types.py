@@ -179,6 +179,8 @@ class LoadOptions:
     draft_model: str | None = None  # name or directory; "": none, whatever the settings say
     hosts: str | None = None  # a number of processes, or a hostfile
     wire: WireMode | None = None  # memory that macOS must keep; None: as in the settings
+    kernels: SwitchMode = "auto"  # akunu's own, where a probe found them equal and faster
+    exact: bool = False  # only passes whose rows have the bits of single rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from akunu_py.engine.model import device
+    from akunu_py.kernels import probe
 
     models = model_store.list_models()
     size = human_size(sum(each.size for each in models))
@@ -37,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
         ("device", device.device_name()),
         ("memory", describe_memory()),
         ("blas", describe_blas()),
+        ("kernels", probe.describe()),
         *((package, package_version(package)) for package in _PACKAGES),
         *(
             ("server", describe_server(server) or f"{server.url} (does not answer)")

@@ -27,6 +27,7 @@ from akunu_py.engine.model.drafters import (
     open_drafter,
     open_head,
 )
+from akunu_py.engine.model.exact_rows import ExactRows
 from akunu_py.engine.model.load_plan import LoadPlan, make_plan, memory_limit, needs
 from akunu_py.engine.model.token_ids import first_invalid
 from akunu_py.engine.model.tokens import TokenCodec
@@ -34,6 +35,7 @@ from akunu_py.engine.template import chat_template
 from akunu_py.engine.tools.rendering import template_features
 from akunu_py.errors import PromptTooLong, UnsupportedModel, UsageError
 from akunu_py.files import open_regular, read_bounded
+from akunu_py.kernels.probe import use_kernels
 from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.models.load.mlx_loader import OpenModel, open_directory
 from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES, as_error
@@ -72,6 +74,8 @@ class Engine:
     needs_checkpoints: bool = False  # its KV cache cannot be cut at any position
     load_s: float = 0.0  # loading time in seconds
     host_group: HostGroup | None = None  # the other hosts, if the model is split over several
+    own_kernels: bool = False  # whether any layer uses akunu's own kernels
+    exact: ExactRows | None = None  # row counts of `--exact`
 
     @property
     def name(self) -> str:
@@ -176,6 +180,7 @@ def _load(
     if host_group is None:
         limit = memory_limit(options)
         head, no_head = open_head(opened, options.weights, own, limit, separate)
+    own_kernels = False
     modules = [*([small.model] if small else []), *([head.head] if head else [])]
     drafters = [each.needs for each in (small, head) if each]
     plan = make_plan(name, opened, own, options, drafters, partitioned=host_group is not None)
@@ -184,6 +189,8 @@ def _load(
         loading = pool.submit(TokenCodec.load, plan.name, opened.files, opened.vocabulary)
         if host_group is None:
             mx.eval(model.parameters())
+            if options.kernels == "auto":
+                own_kernels = use_kernels(model, exact=options.exact)
         else:
             model, context = host_group.start(model, plan.context_length)
             plan = replace(plan, context_length=context)
@@ -209,6 +216,8 @@ def _load(
         mtp_head=head,
         no_mtp_head_reason=no_head,
         host_group=host_group,
+        own_kernels=own_kernels,
+        exact=ExactRows(model, plan.kv_bits) if options.exact else None,
     )
 
 

@@ -140,6 +140,8 @@ def _load_learned(
     from akunu_py.engine.model import device
 
     layout, caches = f"{engine.plan.weights} on {device.device_name()}", None
+    if engine.own_kernels:
+        layout += ", own kernels"
     if engine.host_group is not None:  # the network changes the costs of a forward pass
         layout += f", {engine.host_group.split} among {engine.host_group.hosts.size}"
     elif answer_cache and disk_bytes:  # caches of other hosts are not on this disk

@@ -89,7 +89,8 @@ class ModelRunner:
         """
         if self._planner is None:
             model, kv_bits = self._engine.model, self._engine.plan.kv_bits
-            self.not_batched = batched_pass.why_not_batched(model, kv_bits)
+            exact = "--exact keeps passes small" if self._engine.exact else None
+            self.not_batched = exact or batched_pass.why_not_batched(model, kv_bits)
             known = self.curve.table(0)
             costs = CostCurve({rows: known[rows - 1] for rows in range(1, MAX_ROWS + 1)})
             costs.preset = False

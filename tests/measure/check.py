@@ -16,13 +16,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
 
 from akunu_py.bench.command import FAILED, progress, show
-from akunu_py.bench.curve import measure_curve
+from akunu_py.bench.curve import Curve, measure_curve
+from akunu_py.bench.replay import load_selected, replay_trace
 from akunu_py.bench.result import (
     CHECK_FORMAT,
     Result,
@@ -41,6 +43,7 @@ from akunu_py.engine.load import load_stored
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model import device, wired
 from akunu_py.errors import INTERRUPTED, AkunuError, one_line
+from akunu_py.kernels import probe
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.parser import add_format, number
@@ -70,6 +73,7 @@ _SAMPLING = (
 )
 _MAX_SOAK = 24 * 60  # minutes
 _MAX_SIZE = 3.5e9  # bytes; the check of a larger model takes more than ten minutes
+_TRACES = Path(__file__).parents[2] / "bench/results/starter-traces.json.gz"
 _BIT_WIDTHS, _GROUP_SIZES = (4, 8), (4, 8)  # of quantized matrices; query heads per KV head
 
 
@@ -295,6 +299,7 @@ def check_model(model: StoredModel, check: Check) -> None:
         raise KeyboardInterrupt
     check_speed(model.name, result, check)
     _check_curves(engine, check, before)
+    _check_row_kernels(engine, check)
     _check_sampling(engine, check)
     _check_memory(engine, check)
     progress(f"{model.name}: idle")
@@ -365,6 +370,30 @@ def _check_curves(engine: Engine, check: Check, before: int) -> None:
         name = f"each of 32 rows after {context:,} tokens"
         here = device.on_metal()
         check.add(engine.name, name, cost, COST_PER_ROW, unit="steps", here=here, note=note)
+
+
+def _check_row_kernels(engine: Engine, check: Check) -> None:
+    """Check akunu's kernel for a few rows on each matrix shape, and replay what it saves."""
+    about, here = engine.name, not probe.why_off()
+    progress(f"{about}: kernels for a few rows")
+    found = mac_checks.row_kernels(engine.model)
+    wrong = [shape for shape, each in found.items() if not each["equal"]]
+    note = f"{len(found)} shapes; NAX: {'present' if mac_checks.has_nax() else 'absent'}"
+    name = "matrix shapes where the kernel for a few rows has no equal rows"
+    check.add(about, name, len(wrong), 0, here=here, note=note)
+    curves = {"as used": check.figures[about]["curves_s"][str(check.plan.contexts[0])]}
+    if engine.own_kernels:
+        plain = load_stored(model_store.resolve(str(engine.path)), LoadOptions(kernels="off"))
+        costs = measure_curve(plain, check.plan.rows, check.plan.curve_repeats)
+        curves["--kernels off"] = {str(rows): seconds for rows, seconds in costs.items()}
+    trace = load_selected(str(_TRACES), check.plan.workloads)
+    scores = {}
+    for name, seconds in curves.items():
+        rising = [cost / seconds["1"] for cost in accumulate(seconds.values(), max)]
+        points = dict(zip(map(int, seconds), rising, strict=True))
+        replayed = replay_trace(trace, Curve(points), "auto")
+        scores[name] = {workload: each["score"] for workload, each in replayed.items()}
+    check.figures[about] |= {"row_kernels": found, "replay": scores}
 
 
 def _check_sampling(engine: Engine, check: Check) -> None:
@@ -440,6 +469,18 @@ def print_check(check: Check) -> None:
         limit = f"{'at least' if line.least else 'at most'} {line.limit:.3g} {line.unit}".strip()
         cells.append([line.about, line.name, figure, limit, line.verdict, line.note])
     print(to_text((["of", "promise", "measured", "must be", "verdict", ""], cells)))
+    for about, figures in check.figures.items():
+        rows = [
+            [shape, *values]
+            for shape, each in figures.get("row_kernels", {}).items()
+            for values in mac_checks.kernel_rows(each)
+        ]
+        if rows:
+            columns = ["matrix", "rows", "MLX equal", "ours equal", "MLX ms", "ours ms"]
+            print(to_text(([f"{about}: {columns[0]}", *columns[1:]], rows)))
+        for curve, scores in figures.get("replay", {}).items():
+            text = ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
+            print(f"{about}: replay with the cost of passes {curve}: {text}")
     verdicts = Counter(line.verdict for line in check.lines)
     print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
 

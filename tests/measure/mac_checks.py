@@ -6,12 +6,16 @@ import gc
 import math
 import queue
 import random
+import re
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from akunu_py.bench.result import median
@@ -24,6 +28,9 @@ from akunu_py.engine.histories.memory import MAX_HISTORIES
 from akunu_py.engine.host import ModelHost
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.prefill import unused_limit
+from akunu_py.kernels import probe
+from akunu_py.kernels.probe import Probe
+from akunu_py.kernels.quantized_rows import ROWS
 from akunu_py.types import GenerateOptions, Message, SamplingOptions
 
 _REPEATS = 5
@@ -223,6 +230,44 @@ def attention_rows(kind: mx.Dtype, context: int, group: int) -> dict[str, list[f
         return out[0].swapaxes(0, 1).flatten(1)  # [rows, heads x head]
 
     return compare_rows(attend)
+
+
+def row_kernels(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Probe akunu's kernel for a few rows on each matrix shape; see `probe.Probe`.
+
+    "mlx_equal" has the numbers of rows that have the bits of each row alone in MLX.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for shape, layers in probe.layers_by_shape(model).items():
+        x = mx.random.normal((max(ROWS), shape.inputs), key=mx.random.key(1))
+        x = x.astype(layers[0]["scales"].dtype)
+        alone = mx.concatenate([probe.mlx_product(layers[0], row[None]) for row in x])
+        equal = [
+            rows
+            for rows in ROWS
+            if probe.same_bits(probe.mlx_product(layers[0], x[:rows]), alone[:rows])
+        ]
+        why = probe.why_off()  # such as an M5, where the kernel may stall
+        probed = Probe(error=why) if why else probe.probe(layers, shape)
+        found[str(shape)] = asdict(probed) | {"mlx_equal": equal}
+    return found
+
+
+def kernel_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """Return the cells of a matrix shape: rows, whether both are equal, milliseconds of both."""
+    rows = []
+    for count, times in (found["times"] or {0: ()}).items():
+        equal = ["yes" if count in found[name] else "no" for name in ("mlx_equal", "equal")]
+        rows.append([str(count), *equal, *(f"{1e3 * each:.3f}" for each in times)])
+    return rows if found["times"] else [["", "", found["error"], "", ""]]
+
+
+def has_nax() -> bool:
+    """Return whether MLX has kernels for the matrix units of an M5, and this GPU has them."""
+    library = Path(mx.__file__).parent / "lib/mlx.metallib"
+    newest = re.search(r"_g(\d+)", str(mx.device_info().get("architecture")))
+    return bool(library.exists() and b"_nax_" in library.read_bytes()
+                and newest and int(newest[1]) >= 17)  # fmt: skip
 
 
 def compare_rows(compute: Callable[[int, int], mx.array]) -> dict[str, list[float]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 from akunu_py.bench.result import Repeat, Throughput
@@ -23,6 +25,27 @@ from tests.support.paths import golden_sources
 from tests.support.tiny_model import tiny_directory
 
 # The check
+
+
+def test_each_matrix_shape_has_rows_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Linear(512, 24), nn.Linear(512, 24), nn.Linear(24, 512))
+    model.set_dtype(mx.bfloat16)
+    nn.quantize(model, class_predicate=lambda _, each: each.weight.shape == (24, 512))
+    found = mac_checks.row_kernels(model)
+    assert list(found) == ["24x512 4-bit/64 bfloat16"]
+    if not mx.metal.is_available():
+        (probed,) = found.values()
+        assert probed["mlx_equal"] == [*range(2, 17)]  # MLX's CPU backend treats each row alone
+        assert probed["error"] == "no Apple GPU"
+        times = {2: (0.002, 0.001), 5: (0.003, 0.0015)}
+        measured = probed | {"times": times, "equal": [2], "error": ""}
+        figures = {"row_kernels": found | {"b": measured}, "replay": {"as used": {"chat": 1.5}}}
+        finished = Check(check.QUICK, figures={"tiny": figures})
+        check.print_check(finished)
+        printed = capsys.readouterr().out
+        assert re.search(r"b +2 +yes +yes +2.000 +1.000", printed)
+        assert re.search(r"b +5 +yes +no +3.000 +1.500", printed)
+        assert "replay with the cost of passes as used: chat 1.50" in printed
 
 
 def speed_lines(off: float, auto: float, **more: Any) -> dict[str, Promise]:

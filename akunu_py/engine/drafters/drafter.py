@@ -9,6 +9,7 @@ from akunu_py.engine.drafters.neural import ExitDrafter, ModelDrafter, NeuralDra
 from akunu_py.engine.drafters.states import MtpDrafter, published_drafter
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.model.drafters import PublishedDrafter
+from akunu_py.engine.model.exact_rows import ExactRows
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.target import Target
 from akunu_py.errors import UsageError
@@ -31,8 +32,14 @@ class TrackedDrafter:
         create: Callable[[], tuple[Drafter, Drafter]] = lambda: (NoDrafter(), NoDrafter()),
         neural: Sequence[NeuralDrafterBase] = (),
         made_for: tuple[DraftMode, int] = ("off", 0),
+        exact: ExactRows | None = None,
     ) -> None:
-        """create: returns a drafter, and the same one, wrapped. made_for: mode and draft tokens."""
+        """create: returns a drafter, and the same one, wrapped. made_for: mode and draft tokens.
+
+        exact: limits the rows of passes.
+        """
+        self._exact = exact
+        self._target: Target | None = None  # of the request
         self.made_for = made_for
         self.neural = neural
         # Conversation and number of tokens of the last request that must not be stored.
@@ -47,9 +54,15 @@ class TrackedDrafter:
         self.tokens: list[int] = []
         self.draft_only = 0  # leading tokens of the draft context
         self._drafter = drafter
-        self.propose = drafter.propose
         self.offer, self.take = drafter.offer, drafter.take
         self.observe = drafter.observe
+
+    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
+        if self._exact is not None and self._target is not None:
+            context, known = len(self._target.tokens), max(1, len(self._target.pending))
+            rows = min(self._exact.at(context + more) for more in (0, 2 * ahead))
+            limit = max(0, min(limit, rows - known))
+        return self._drafter.propose(limit, ahead=ahead)
 
     @property
     def pipelines(self) -> bool:
@@ -135,6 +148,7 @@ class TrackedDrafter:
     def attach(self, target: Target) -> None:
         """Draft for another request from now on."""
         self._seconds_before = self._total_seconds
+        self._target = target if self._exact else None
         for each in self.neural:
             each.attach(target)
         target.followers = self.neural
@@ -237,7 +251,7 @@ class DrafterPool:
                 )
             return drafter, self.wrap(drafter, target)
 
-        return TrackedDrafter(create, neural, (mode, draft_tokens))
+        return TrackedDrafter(create, neural, (mode, draft_tokens), self._engine.exact)
 
 
 # By the draft mode that uses only this one.

@@ -1,0 +1,1 @@
+"""Metal kernels of akunu, probed before use."""

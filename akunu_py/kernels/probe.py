@@ -1,0 +1,202 @@
+"""Probes of `quantized_rows` on this machine: the kernel is used only where it is equal and faster.
+
+The results are kept in the cache directory, for this GPU, macOS and MLX. `akunu info` shows them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from zlib import adler32
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from akunu_py import paths
+from akunu_py.errors import one_line
+from akunu_py.files import read_json, write_atomically
+from akunu_py.kernels import quantized_rows
+from akunu_py.kernels.quantized_rows import ROWS, MatrixShape, Order, RowKernel
+
+_TIMED = (2, 4, 5, 6, 8, 12, 16)  # rows; those between follow both neighbors
+_FASTER = 0.97  # of MLX's time; timings vary by less
+_CALLS, _CALL_BYTES = 8, 1 << 27  # products in a timing, at most, and bytes of their weights
+_REPEATS = 3  # the fastest counts
+_MAX_SECONDS = 1.0  # of all probes in a load; the next load probes the rest
+_STALLING = 17  # GPU generation: on an M5, such kernels have stalled for minutes
+_MAX_FILE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What was found for one matrix shape."""
+
+    order: Order | None = None  # of MLX's kernel for one row
+    equal: tuple[int, ...] = ()  # numbers of rows that have the bits of each row alone
+    times: dict[int, tuple[float, float]] = field(default_factory=dict)  # rows: MLX's s, ours
+    error: str = ""
+
+    def rows(self, *, exact: bool) -> list[int]:
+        """Return the numbers of rows to use the kernel for. exact: even if it is slower."""
+        faster = {rows for rows, (theirs, ours) in self.times.items() if ours < _FASTER * theirs}
+        below = {rows: max(each for each in _TIMED if each <= rows) for rows in self.equal}
+        above = {rows: min(each for each in _TIMED if each >= rows) for rows in self.equal}
+        return [each for each in self.equal if exact or {below[each], above[each]} <= faster]
+
+
+def why_off() -> str:
+    """Return why the kernel is never used on this machine, "" if it may be."""
+    if not mx.metal.is_available() or mx.default_device() != mx.gpu:
+        return "no Apple GPU"
+    found = re.search(r"_g(\d+)", _architecture())
+    if found is None or int(found[1]) >= _STALLING:
+        return f"not tested on {mx.device_info().get('device_name')}"
+    return ""
+
+
+def use_kernels(model: nn.Module, *, exact: bool = False) -> bool:
+    """Let the quantized layers of `model` use the kernel; return whether any does.
+
+    exact: also where MLX is faster. Evaluate the weights before.
+    """
+    if why_off():
+        return False
+    known, used = _load(), False
+    before, deadline = len(known), time.monotonic() + _MAX_SECONDS
+    for shape, layers in layers_by_shape(model).items():
+        if str(shape) not in known and time.monotonic() < deadline:
+            known[str(shape)] = probe(layers, shape)
+        found = known.get(str(shape), Probe())
+        rows = found.rows(exact=exact)
+        if found.order is not None and rows:
+            used = True
+            for layer in layers:
+                quantized_rows.install(layer, RowKernel(found.order, rows))
+    if len(known) > before:
+        _save(known)
+    return used
+
+
+def layers_by_shape(model: nn.Module) -> dict[MatrixShape, list[nn.Module]]:
+    """Return the layers that the kernel supports."""
+    found: dict[MatrixShape, list[nn.Module]] = {}
+    for _, module in model.named_modules():
+        shape = quantized_rows.shape_of(module)
+        if shape is not None:
+            found.setdefault(shape, []).append(module)
+    return found
+
+
+def probe(layers: Sequence[nn.Module], shape: MatrixShape) -> Probe:
+    """Compare the kernel with MLX on the weights of layers of one shape.
+
+    Layers take turns in timings, so that no cache of the chip holds the weights.
+    """
+    noise = mx.random.normal((max(ROWS), shape.inputs), key=mx.random.key(0))
+    x = noise.astype(layers[0]["scales"].dtype)
+    multiply = quantized_rows.multiply
+    try:
+        alone = mx.concatenate([mlx_product(layers[0], row[None]) for row in x])
+
+        def equals(order: Order, rows: int) -> bool:
+            return same_bits(multiply(layers[0], x[:rows], order), alone[:rows])
+
+        fitting = (each for each in quantized_rows.orders_of(shape) if equals(each, min(ROWS)))
+        order = next(fitting, None)
+        if order is None:
+            return Probe(error="its bits differ from those of one row")
+        equal = tuple(rows for rows in ROWS if equals(order, rows))
+        times = {
+            rows: (
+                _seconds(mlx_product, layers, x[:rows]),
+                _seconds(lambda layer, some: multiply(layer, some, order), layers, x[:rows]),
+            )
+            for rows in _TIMED
+        }
+    except (RuntimeError, ValueError) as error:  # of MLX: the kernel does not compile or run
+        return Probe(error=one_line(error, 120))
+    return Probe(order, equal, times)
+
+
+def mlx_product(layer: nn.Module, x: mx.array) -> mx.array:
+    """Return MLX's product of `x` and the matrix of `layer`."""
+    return mx.quantized_matmul(
+        x, layer["weight"], layer["scales"], layer["biases"],
+        transpose=True, group_size=layer.group_size, bits=layer.bits,
+    )  # fmt: skip
+
+
+def same_bits(one: mx.array, other: mx.array) -> bool:
+    """Return whether two arrays of the same type have the same bits."""
+    return bool(mx.array_equal(one.view(mx.uint8), other.view(mx.uint8)).item())
+
+
+def _seconds(
+    compute: Callable[[nn.Module, mx.array], mx.array], layers: Sequence[nn.Module], x: mx.array
+) -> float:
+    """Return the seconds of a product; the first one, which compiles, does not count."""
+    calls = max(1, min(_CALLS, _CALL_BYTES // layers[0]["weight"].nbytes))
+    seconds = []
+    for _ in range(1 + _REPEATS):
+        started = time.perf_counter()
+        mx.eval([compute(layers[call % len(layers)], x) for call in range(calls)])
+        seconds.append((time.perf_counter() - started) / calls)
+    return min(seconds[1:])
+
+
+def describe() -> str:
+    """Return one line about the kernel on this machine."""
+    if why := why_off():
+        return f"off ({why})"
+    known = _load().values()
+    used = [each for each in known if each.rows(exact=False)]
+    if not used:
+        errors = {each.error or "it is slower than MLX's" for each in known}
+        return f"off ({'; '.join(sorted(errors)) or 'no quantized model was loaded yet'})"
+    rates = [theirs / ours for each in used for theirs, ours in each.times.values()]
+    speed = f"{min(rates):.1f} to {max(rates):.1f} times as fast as MLX's"
+    return f"used for {len(used)} of {len(known)} matrix shapes, {speed}"
+
+
+def _architecture() -> str:
+    return str(mx.device_info().get("architecture", ""))
+
+
+def _machine() -> str:
+    """Return what the results depend on."""
+    source = adler32(quantized_rows.SOURCE.encode())
+    return f"{_architecture()}, macOS {platform.mac_ver()[0]}, mlx {version('mlx')}, {source}"
+
+
+def _load() -> dict[str, Probe]:
+    """Return the saved results by shape; none if they are of another machine, or damaged."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        saved = read_json(paths.kernels_file(), _MAX_FILE)
+        return {
+            shape: Probe(
+                each["order"] and Order(*each["order"]),
+                tuple(rows for rows in ROWS if rows in each["equal"]),
+                {int(rows): (max(a, 1e-9), max(b, 1e-9)) for rows, (a, b) in each["times"].items()},
+                str(each["error"]),
+            )
+            for shape, each in saved["shapes"].items()
+            if saved["machine"] == _machine()
+        }
+    return {}
+
+
+def _save(known: dict[str, Probe]) -> None:
+    content = {
+        "machine": _machine(),
+        "shapes": {name: asdict(each) for name, each in known.items()},
+    }
+    file = paths.kernels_file()
+    with contextlib.suppress(OSError):  # on a full disk the next load probes again
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(content).encode())

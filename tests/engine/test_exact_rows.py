@@ -1,0 +1,114 @@
+"""`--exact`: no pass has more rows than give each row the bits that it has alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.model.exact_rows import MOST_ROWS, ExactRows
+from akunu_py.types import GenerateOptions, LoadOptions
+from tests.support.families import build
+from tests.support.tiny_fim import write_chat_model
+
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 8] * 6
+
+
+class Rounding:
+    """A model that rounds differently from `rows` rows on, and notes the rows of its passes."""
+
+    def __init__(self, model: Any, rows: int) -> None:
+        self.model, self.rows, self.seen = model, rows, list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, tokens: mx.array, *args: Any, **options: Any) -> Any:
+        self.seen.append(tokens.shape[1])
+        logits = self.model(tokens, *args, **options)
+        return logits * (1 + 2**-6) if self.rows <= tokens.shape[1] <= MOST_ROWS else logits
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("exact"))
+
+
+@pytest.mark.parametrize("rows", [2, 3, 6, MOST_ROWS + 1])
+def test_the_first_other_bits_limit_the_rows(rows: int) -> None:
+    assert ExactRows(Rounding(row_by_row(), rows)).at(0) == rows - 1
+
+
+def row_by_row() -> Any:
+    """A model whose matrix products treat each row alone, as MLX's in half precision on a CPU."""
+    model = build("llama")
+    model.set_dtype(mx.bfloat16)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("context", "rows"),
+    [
+        (0, 8),
+        (1013, 8),
+        (1014, 8),
+        (1015, 7),
+        (1020, 2),
+        (1021, 1),
+        (1023, 1),
+        (1024, 8),
+        (2046, 1),
+    ],
+)
+def test_no_pass_crosses_a_change_of_the_attention_kernel(context: int, rows: int) -> None:
+    assert ExactRows(row_by_row()).at(context) == rows
+
+
+def test_long_contexts_are_measured_with_attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact, plain = ExactRows(row_by_row()), mx.fast.scaled_dot_product_attention
+
+    def rounding(queries: mx.array, *args: Any, **options: Any) -> mx.array:
+        output = plain(queries, *args, **options)
+        return output * (1 + 2**-6) if queries.shape[2] > 4 else output
+
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", rounding)
+    assert [exact.at(context) for context in (100, 1500, 5000, 70_000)] == [8, 4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("family", "kv_bits", "context", "rows"),
+    [("llama", 8, 100, 8), ("llama", 8, 1500, 1), ("llama-sliding", None, 200, 1)],
+)
+def test_caches_whose_order_is_unknown_take_single_rows(
+    family: str, kv_bits: int | None, context: int, rows: int
+) -> None:
+    model = build(family, head_dim=32) if kv_bits else build(family)
+    model.set_dtype(mx.bfloat16)
+    assert ExactRows(model, kv_bits).at(context) == rows
+
+
+@pytest.mark.parametrize(("rows", "drafts"), [(2, False), (4, True), (MOST_ROWS + 1, True)])
+def test_drafts_change_no_bit(rows: int, drafts: bool, model_path: Path) -> None:
+    engine = Engine.load(model_path, LoadOptions(weights="bfloat16", exact=True), name="tiny")
+    assert engine.exact is not None
+    assert engine.exact.at(50) == MOST_ROWS
+    rounding = Rounding(engine.model, rows)
+    from dataclasses import replace
+
+    engine = replace(engine, model=rounding, exact=ExactRows(rounding))
+    sampling = replace(GenerateOptions().sampling, logprobs=1)
+    answers = []
+    for draft in ("off", "fixed", "auto"):
+        rounding.seen.clear()
+        options = GenerateOptions(60, draft=draft, draft_tokens=12, sampling=sampling)
+        answer = StepLoop(engine).answer(PROMPT, options)
+        answers.append(answer.tokens)
+        assert max(rounding.seen[1:]) < max(2, rows)
+        if draft == "fixed":
+            assert (answer.stats.accepted > 0) == drafts
+    assert answers[0] == answers[1] == answers[2]
+    assert StepLoop(engine).runner.can_batch() is False
