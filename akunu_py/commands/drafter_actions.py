@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +15,15 @@ from typing import TYPE_CHECKING
 from akunu_py import paths
 from akunu_py.arguments import add_loading, loading_from
 from akunu_py.commands.complete import Power
-from akunu_py.errors import StoreError, UnknownModel, UsageError
-from akunu_py.files import locked
+from akunu_py.errors import UnknownModel, UsageError
 from akunu_py.models.load.model_files import read_settings
 from akunu_py.models.store import model_store
-from akunu_py.models.store.directories import directory_size, is_name, store_errors
+from akunu_py.models.store.directories import (
+    directory_size,
+    is_name,
+    lock_model,
+    store_errors,
+)
 from akunu_py.models.store.names import NameEntry, read_names, save_entry
 from akunu_py.parser import add_actions, add_flags, add_values, positive
 from akunu_py.settings import load_settings
@@ -70,31 +73,18 @@ def train_drafter(args: argparse.Namespace) -> None:
     prompts = saved_prompts(confirmed=args.yes) if args.conversations else []
     os.nice(_NICE)
     from akunu_py.engine.load import load_stored
-    from akunu_py.training.session import Training, home_of
+    from akunu_py.training.session import Training
 
-    power = Power()
-    with store_errors("cannot train"), _only_trainer(home_of(model.name)):
+    power = Power() if settings.save_battery else None
+    with lock_model(f"{model.name}-training"):
         engine = load_stored(model, loading_from(args), settings)
-        saves_battery = settings.save_battery
-        training = Training(
-            engine, args.time, _ProgressLines(), lambda: _why_wait(power if saves_battery else None)
-        )
+        training = Training(engine, args.time, _ProgressLines(), lambda: _why_wait(power))
         try:
             training.run(args.tokens, _DISK_BYTES, settings.temperature, prompts)
         except KeyboardInterrupt:
             say(f"stopped; to continue, run: akunu drafter train {args.model}", error=True)
             raise
         _install(model, training)
-
-
-@contextlib.contextmanager
-def _only_trainer(home: Path) -> Iterator[None]:
-    """Refuse a second training of the same model. Raises StoreError, OSError."""
-    try:
-        with locked(home / "lock", wait=False):
-            yield
-    except BlockingIOError as error:
-        raise StoreError(f"another akunu process is training in {home}") from error
 
 
 def _why_wait(power: Power | None) -> str:
@@ -135,17 +125,14 @@ def _install(model: model_store.StoredModel, training: Training) -> None:
         training.write_drafter(directory)
         return NameEntry(source=f"trained for {model.name}", license=model.license)
 
-    assert training.trainer is not None
-    need = sum(value.nbytes for value in training.trainer.weights().values())
-    name = f"{model.name}-drafter"
-    drafter = install(name, build, need, keep=lambda _: False)
+    name, entry = f"{model.name}-drafter", read_names().get(model.name)
+    drafter = install(name, build, training.drafter_bytes, keep=lambda _: False)
     say(f"{name} is ready ({human_size(drafter.size)}): {drafter.path}", error=True)
-    entry, options = read_names().get(model.name), ["--draft ngram --draft auto"]
+    words = f"akunu bench --model {model.name} --draft ngram --draft auto"
     if entry is not None and entry.drafter in ("", name):
         save_entry(model.name, replace(entry, drafter=name))
     else:
-        options.append(f"--draft-model {name}")
-    words = " ".join(["akunu bench --model", model.name if entry else str(model.path), *options])
+        words += f" --draft-model {name}"
     say(f"to see whether it pays, run: {words}", error=True)
 
 
@@ -155,16 +142,16 @@ class _ProgressLines:
     _phase, _printed, _started, _first = "", 0.0, 0.0, 0
 
     def __call__(self, phase: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if phase != self._phase and total:
+        now, line = time.monotonic(), phase
+        if total and phase != self._phase:
             self._phase, self._started, self._first = phase, now, done
         elif total and now - self._printed < _INTERVAL_S and done < total:
             return
-        self._printed = now
-        line = f"{phase}: {done:,} of {total:,}" if total else phase
-        if total and 0 < (moved := done - self._first) < total - self._first:
-            left = (total - done) * (now - self._started) / moved
-            line += f", {human_duration(left)} left"
+        if total:
+            self._printed, line = now, f"{phase}: {done:,} of {total:,}"
+            if moved := done - self._first:
+                left = (total - done) * (now - self._started) / moved
+                line += f", {human_duration(left)} left" if left else ""
         say(line, error=True)
 
 
@@ -173,16 +160,13 @@ def list_drafters(args: argparse.Namespace) -> None:
     from akunu_py.training.session import home_of
 
     models = {model.name: model for model in model_store.list_models()}
-    names = {each.name for each in models.values() if each.drafter or home_of(each.name).is_dir()}
-    rows = []
-    for name in sorted(names):
-        drafter, home = models.get(models[name].drafter), home_of(name)
-        size, data = human_size(drafter.size) if drafter else "", human_size(directory_size(home))
-        rows.append((name, models[name].drafter or "none yet", size, data))
-    if rows:
-        print(*table([("MODEL", "DRAFTER", "SIZE", "TRAINING DATA"), *rows]), sep="\n")
-    else:
-        say("no drafters; to train one, run: akunu drafter train MODEL")
+    rows = [("MODEL", "DRAFTER", "SIZE", "TRAINING DATA")]
+    for name, model in models.items():
+        data, drafter = directory_size(home_of(name)), models.get(model.drafter)
+        if data or model.drafter:
+            size = human_size(drafter.size) if drafter else ""
+            rows.append((name, model.drafter or "none yet", size, human_size(data)))
+    print(*table(rows), sep="\n")
 
 
 def show(args: argparse.Namespace) -> None:
@@ -192,16 +176,12 @@ def show(args: argparse.Namespace) -> None:
     if not (name := model_store.get(args.model).drafter):
         raise UnknownModel(f"{args.model} has no drafter; run: akunu drafter train {args.model}")
     drafter = model_store.get(name)
-    facts = read_settings(drafter.path / "config.json").get(FACTS)
-    lines = [("name", name), ("kind", drafter.kind), ("size", human_size(drafter.size))]
-    lines += [("path", str(drafter.path)), ("source", drafter.source or drafter.repository)]
-    if facts:
-        shares = ", ".join(f"{share:.0%}" for share in facts["accepted"])
-        lines += [("data", f"{facts['answer_tokens']:,} answer tokens")]
-        lines += [("trained", f"on {facts['trained_tokens']:,} tokens, repetitions included")]
-        lines += [("accepted", f"{shares} of held-back drafts, by depth")]
-    for label, value in lines:
-        say(f"{label:<8}  {value}")
+    facts = read_settings(drafter.path / "config.json").get(FACTS, {})
+    print(*table([
+        ("name", name), ("kind", drafter.kind), ("size", human_size(drafter.size)),
+        ("path", str(drafter.path)), ("source", drafter.source or drafter.repository),
+        *((label.replace("_", " "), str(value)) for label, value in facts.items()),
+    ]), sep="\n")  # fmt: skip
 
 
 def remove(args: argparse.Namespace) -> None:
@@ -215,7 +195,7 @@ def remove(args: argparse.Namespace) -> None:
     if not args.yes and not confirm(f"Remove the drafter of {args.model}?", command):
         print("not removed")
         return
-    with store_errors(f"cannot remove {home}"), _only_trainer(home):
+    with lock_model(f"{args.model}-training"), store_errors(f"cannot remove {home}"):
         entries, freed = read_names(), directory_size(home)
         if args.model in entries and entries[args.model].drafter == name:
             save_entry(args.model, replace(entries[args.model], drafter=""))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,10 @@ _MOST_TOKENS = 32_000  # of a draft vocabulary
 _SHARE = 6  # a draft vocabulary is this part of the model's, if that is large
 _LARGE = 6_000  # tokens
 _ROWS = 256  # of a matrix that are computed at a time
-_DOUBLED = ("q_proj", "k_proj", "v_proj")  # take the embedding and the hidden state
-_OTHERS = (
-    ("self_attn", "o_proj"), ("mlp", "gate_proj"), ("mlp", "up_proj"), ("mlp", "down_proj"),
+_RENAMED = {"hidden_norm": "input_layernorm"}  # of the last layer
+_COPIED = (
+    *(f"self_attn.{name}_proj" for name in "qkvo"), "mlp.gate_proj", "mlp.up_proj",
+    "mlp.down_proj", "hidden_norm", "post_attention_layernorm",
 )  # fmt: skip
 
 
@@ -57,15 +57,12 @@ def make_config(engine: Engine) -> dict[str, Any]:
             "max_position_embeddings": engine.plan.fit.needs.context,
         }  # fmt: skip
     drafted = min(_MOST_TOKENS, vocabulary // _SHARE) if vocabulary > _LARGE else vocabulary
-    container = {
-        "algorithm": "eagle3",
-        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 4}],
-        "verifier": {"name_or_path": engine.name},
-    }
+    method, verifier = {"proposal_type": "greedy", "speculative_tokens": 4}, engine.name
+    container = {"proposal_methods": [method], "verifier": {"name_or_path": verifier}}
     return {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
-        "speculators_config": container,
+        "speculators_config": {"algorithm": "eagle3", **container},
         "transformer_layer_config": layer,
         "draft_vocab_size": drafted,
         "target_hidden_size": width,
@@ -100,33 +97,25 @@ def first_weights(
     weights |= dict(tree_flatten(made.parameters()))
     others = mx.zeros((width, width * (len(made.taps) - 1)))
     weights["fc.weight"] = mx.concatenate([others, mx.eye(width)], axis=1)
+    with contextlib.suppress(AttributeError):
+        text = getattr(engine.model, "language_model", engine.model)
+        weights["norm.weight"] = text.model.norm.weight.astype(mx.float32)
     last = find_layers(engine.model)[1][-1]
-    text = getattr(engine.model, "language_model", engine.model)
-
-    def copy(name: str, find: Callable[[mx.array], mx.array]) -> None:
-        """Replace a weight, unless the model's code has no such part of this shape."""
+    for name in _COPIED:
+        own = weights[f"layers.0.{name}.weight"]
+        # Models have any code: a part of another form keeps its random weights.
         with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-            found = find(weights[name])
-            if found.shape == weights[name].shape:
-                weights[name] = found.astype(mx.float32)
-
-    def doubled(own: mx.array, name: str) -> mx.array:
-        heads = _matrix(last.self_attn[name], width).reshape(-1, layer["head_dim"], width)
-        repeated = mx.repeat(heads, layer["num_attention_heads"] // len(heads), axis=0)
-        return mx.concatenate([own[:, :width], repeated.reshape(-1, width)], axis=1)
-
-    for name in _DOUBLED:
-        copy(f"layers.0.self_attn.{name}.weight", partial(doubled, name=name))
-
-    def single(own: mx.array, part: str, name: str) -> mx.array:
-        return _matrix(last[part][name], own.shape[1])
-
-    for part, name in _OTHERS:
-        copy(f"layers.0.{part}.{name}.weight", partial(single, part=part, name=name))
-    copy("layers.0.hidden_norm.weight", lambda own: last.input_layernorm.weight)
-    post = "post_attention_layernorm"
-    copy(f"layers.0.{post}.weight", lambda own: last[post].weight)
-    copy("norm.weight", lambda own: text.model.norm.weight)
+            part, _, linear = name.partition(".")
+            if not linear:
+                found = last[_RENAMED.get(part, part)].weight
+            elif own.shape[1] == 2 * width:  # takes the embedding, too
+                heads = _matrix(last[part][linear], width).reshape(-1, layer["head_dim"], width)
+                found = mx.repeat(heads, layer["num_attention_heads"] // len(heads), axis=0)
+                found = mx.concatenate([own[:, :width], found.reshape(-1, width)], axis=1)
+            else:
+                found = _matrix(last[part][linear], own.shape[1])
+            if found.shape == own.shape:
+                weights[f"layers.0.{name}.weight"] = found.astype(mx.float32)
     mx.eval(weights)
     return weights
 

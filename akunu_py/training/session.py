@@ -123,12 +123,17 @@ class Training:
             self._end += self._checked - started if said else 0.0
         return max(0.0, self._end - self._clock())
 
+    @property
+    def drafter_bytes(self) -> int:
+        assert self.trainer is not None
+        return sum(value.nbytes for value in self.trainer.weights().values())
+
     def write_drafter(self, directory: Path) -> None:
         """Write the drafter in the published format. Raises StoreError."""
         assert self.trainer is not None
         facts = {
             "answer_tokens": self.dataset.answer_tokens,
             "trained_tokens": self.trainer.tokens,
-            "accepted": self.trainer.curve[-1]["accepted"],
+            "accepted": self.trainer.curve[-1][-1],
         }
         self.trainer.write_drafter(directory, {DIGEST_KEY: self._digest, FACTS: facts})

@@ -129,7 +129,7 @@ class Trainer:
             )
         self._embed, self.config = Trunk(engine.model).embed, make_config(engine)
         self.steps = self.tokens = 0  # trained so far, and their answer tokens
-        self.curve: list[dict[str, Any]] = []  # measurements
+        self.curve: list[Any] = []  # measurements: steps, tokens, accepted by depth
         saved = self._read()
         state = [(name[2:], saved.pop(name)) for name in list(saved) if name.startswith("o.")]
         if not saved:
@@ -207,8 +207,7 @@ class Trainer:
             counts = unroll(self.drafter, self._embed, self._load(each), DEPTHS)[1]
             totals[: len(counts)] = totals[: len(counts)] + mx.array(counts)
         accepted = [round(right / max(1, drafts), 4) for right, drafts in totals.tolist()]
-        point = {"steps": self.steps, "tokens": self.tokens, "accepted": accepted}
-        self.curve = [*self.curve, point]
+        self.curve = [*self.curve, (self.steps, self.tokens, accepted)]
         state = {f"o.{name}": value for name, value in tree_flatten(self._optimizer.state)}
         facts = [self.steps, self.tokens, self.curve]
         write_tensors(self._checkpoint, self.weights() | state, facts)
