@@ -78,7 +78,7 @@ def train_drafter(args: argparse.Namespace) -> None:
     power = Power() if settings.save_battery else None
     with lock_model(f"{model.name}-training"):
         engine = load_stored(model, loading_from(args), settings)
-        training = Training(engine, args.time, _ProgressLines(), lambda: _why_wait(power))
+        training = Training(engine, args.time, _ProgressLines(), lambda: why_wait(power))
         try:
             training.run(args.tokens, _DISK_BYTES, settings.temperature, prompts)
         except KeyboardInterrupt:
@@ -87,7 +87,7 @@ def train_drafter(args: argparse.Namespace) -> None:
         _install(model, training)
 
 
-def _why_wait(power: Power | None) -> str:
+def why_wait(power: Power | None) -> str:
     """Return why training has to pause, "" if it may run. power: None ignores it."""
     from akunu_py.engine.model import device
     from akunu_py.serve.own.client import ServerClient
