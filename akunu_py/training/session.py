@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from akunu_py import paths
 from akunu_py.engine.engine import Engine
-from akunu_py.engine.model import blas_threads
+from akunu_py.engine.model import blas_threads, device
 from akunu_py.engine.model.drafters import weights_digest
 from akunu_py.engine.model.output_rows import why_no_taps
 from akunu_py.errors import UnsupportedModel
@@ -90,6 +90,8 @@ class Training:
             self._report("answer tokens", dataset.answer_tokens, answer_tokens)
         source = None
         mx.clear_cache()
+        if device.on_cpu():
+            mx.disable_compile()  # it starts a C++ compiler for each length of a batch
         trainer = Trainer(self._engine, dataset, self._home / "checkpoint.safetensors")
         start = saved = self._left()
         try:
