@@ -30,6 +30,7 @@ _COMMANDS = {  # name: summary
     "serve": "Serve a model over HTTP with OpenAI, Anthropic, Ollama and llama.cpp APIs",
     "launch": "Start a coding agent with a local model",
     "models": "Download, list, verify and remove models",
+    "drafter": "Train a small network that drafts for a model",
     "chats": "List, search, export and delete saved chats",
     "cache": "List, verify and delete prompt caches on disk",
     "info": "Show versions, hardware and file locations for a bug report",
@@ -41,6 +42,7 @@ _COMMANDS = {  # name: summary
 _MODULES = {  # of commands whose module is not in commands/ or has another name
     "bench": "akunu_py.bench.command",
     "completions": "akunu_py.commands.shell_completions",
+    "drafter": "akunu_py.commands.drafter_actions",
 }
 
 

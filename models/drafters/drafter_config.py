@@ -26,6 +26,7 @@ _ARCHITECTURES = {kind: kind for kind in (*BLOCK_KINDS, "eagle3")} | {
     "gemma4assistant": "gemma4-assistant",  # part of a class name in lower case, and its kind
     "gemma4unifiedassistant": "gemma4-assistant",
 }
+DIGEST_KEY = "akunu_target_digest"  # of the weights that a drafter was trained on
 _MOST = 1000  # layers, and rows of a block
 
 

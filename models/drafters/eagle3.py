@@ -137,6 +137,11 @@ class Eagle3(nn.Module):
         return self.embed_tokens if "embed_tokens" in self else None
 
     @property
+    def target_ids(self) -> mx.array | None:
+        """The target's ids of the draft vocabulary, None if it is the target's vocabulary."""
+        return self._ids
+
+    @property
     def is_parallel(self) -> bool:
         """True for P-EAGLE, which drafts all tokens in one pass."""
         return "mask_hidden" in self

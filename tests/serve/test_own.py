@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from akunu_py import paths
+from akunu_py.commands.drafter_actions import why_wait
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_queue import CompletionJob
 from akunu_py.completion.completion_request import (
@@ -125,6 +126,17 @@ def test_completion_ends_on_cancel_and_on_time_limit(tiny: Served, client: Serve
         assert done.finish_reason == reason
         assert whole.text.startswith(done.text)
         assert done.stats.generated_tokens < whole.stats.generated_tokens >= 800
+
+
+@pytest.mark.usefixtures("own_directories")
+def test_training_waits_while_a_server_answers(client: ServerClient) -> None:
+    request = CompletionRequest("ab", path="a.py", max_tokens=80)
+    reasons = list[str]()
+    with announce(RunningServer(client.url, TOKEN, {})):
+        assert why_wait(None) == ""
+        complete(client, OPTIONS, request, on_text=lambda text: reasons.append(why_wait(None)))
+        until(lambda: why_wait(None) == "")
+    assert "akunu serve is answering requests" in reasons
 
 
 def test_leaving_an_answer_closes_its_connection() -> None:

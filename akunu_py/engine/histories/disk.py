@@ -67,7 +67,7 @@ def save(
     state += [[layer.state for layer in layers] for layers in checkpoints]
     scalars: list[Any] = [""]  # mlx-lm's sign for an empty list
     arrays = [(name, _as_array(name, value, scalars)) for name, value in tree_flatten(state)]
-    tensors = [_tensor(*each) for each in arrays]
+    tensors = [tensor_entry(*each) for each in arrays]
     classes = [type(entry).__name__ for entry in entries]
     mlx_metadata = {f"1.{at}": name for at, name in enumerate(classes)}
     mlx_metadata |= {f"2.{name}": value for name, value in tree_flatten(scalars)}
@@ -213,7 +213,7 @@ def _as_array(name: str, value: Any, scalars: list[Any]) -> mx.array:
     return mx.array(value)
 
 
-def _tensor(name: str, array: mx.array) -> Entry:
+def tensor_entry(name: str, array: mx.array) -> Entry:
     return Entry(name, _DTYPES[array.dtype], tuple(array.shape), partial(_data, array))
 
 

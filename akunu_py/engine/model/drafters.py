@@ -5,12 +5,14 @@ Source of speculative decoding: Leviathan et al. (2023).
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from akunu_py.engine import kv_cache
 from akunu_py.engine.model import device
@@ -20,7 +22,7 @@ from akunu_py.engine.model.tokens import TokenCodec
 from akunu_py.errors import ModelError, UsageError
 from akunu_py.files import read_bounded
 from akunu_py.models.drafters import load_drafter
-from akunu_py.models.drafters.drafter_config import DrafterConfig
+from akunu_py.models.drafters.drafter_config import DIGEST_KEY, DrafterConfig
 from akunu_py.models.load.fit import MIN_CONTEXT, CacheGrowth, MemoryNeeds
 from akunu_py.models.load.mlx_loader import OpenModel, open_directory
 from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES, ModelFiles, text_config
@@ -89,6 +91,11 @@ def open_drafter(
     """
     if config is None:
         return _open_draft_model(name, path, weights, needs)
+    trained_on = config.settings.get(DIGEST_KEY)
+    if trained_on not in (None, weights_digest(target.model)):
+        raise UsageError(
+            f"{name} was trained for other weights; train it again: akunu drafter train MODEL"
+        )
     model = load_drafter(config, target.config)
     taps = (len(target.model.layers),) if model.needs_final else model.taps
     if why := why_no_taps(target.model, taps):
@@ -103,6 +110,15 @@ def open_drafter(
     size = own.weights + device.weight_bytes(Trunk(target.model).lm_head)
     share = size / max(1, needs.weights) * interpolate(PRIOR_SHAPE, 1 + model.longest)
     return PublishedDrafter(name, path, model, own, share)
+
+
+def weights_digest(model: Any) -> str:
+    """Return a digest of the gains of a model's norms, which quantization does not change."""
+    digest = hashlib.sha256()
+    for name, value in sorted(tree_flatten(model.parameters())):
+        if value.ndim == 1 and "norm" in name:
+            digest.update(f"{name} {value.astype(mx.bfloat16).tolist()}".encode())
+    return digest.hexdigest()
 
 
 def quantize_drafter(model: nn.Module) -> None:

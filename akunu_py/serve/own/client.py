@@ -85,6 +85,12 @@ class ServerClient:
         """Return the server's models as `/v1/models` lists them. Raises AkunuError."""
         return self._request("GET", "/v1/models")["data"]
 
+    def is_busy(self) -> bool:
+        """Return True if the server has requests; False if it does not respond."""
+        with contextlib.suppress(AkunuError):
+            return bool(self._request("GET", "/akunu/status", None, _CONNECT_TIMEOUT_S)["requests"])
+        return False
+
     def end(self, request: str) -> None:
         """End a request with the text so far."""
         with contextlib.suppress(AkunuError):

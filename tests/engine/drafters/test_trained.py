@@ -5,7 +5,6 @@ A wrong tap or anchor raises nothing: only the acceptance of a drafter that was 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,46 +12,27 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 import pytest
-from mlx import optimizers
 from mlx_lm.models import llama
 
 from akunu_py.engine import kv_cache
-from akunu_py.engine.drafters.states import TargetParts, published_drafter
+from akunu_py.engine.drafters.states import TargetParts
 from akunu_py.engine.model import output_rows
 from akunu_py.engine.model.drafters import PublishedDrafter
-from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.ngram.cost import CostCurve
+from tests.support.learned import (
+    KEYS,
+    LENGTH,
+    SYMBOLS,
+    learn_texts,
+    text,
+    tokens_per_pass,
+    train,
+)
 from tests.support.published_drafters import NEEDS, block_drafter, eagle3_drafter
-from tests.support.targets import Timeless, drafted
 
 pytestmark = pytest.mark.slow
 
-KEYS, SYMBOLS, WIDTH, LENGTH = 4, 20, 64, 24
-VOCABULARY = KEYS + SYMBOLS + 1
-FREE = CostCurve({1: 1.0, 33: 1.01})  # a curve with which everything pays
-_random = np.random.default_rng(0)
-_tables = [_random.permutation(SYMBOLS) for _ in range(KEYS)]
-
-
-def text(length: int) -> list[int]:
-    """Return a key, then symbols: the key decides which symbol follows another."""
-    key = int(_random.integers(KEYS))
-    tokens = [SYMBOLS + key, int(_random.integers(SYMBOLS))]
-    while len(tokens) < length:
-        tokens.append(int(_tables[key][tokens[-1]]))
-    return tokens
-
-
-def train(model: nn.Module, loss: Callable[..., mx.array], steps: int) -> None:
-    optimizer = optimizers.Adam(3e-3)
-    step = nn.value_and_grad(model, loss)
-    for _ in range(steps):
-        _, gradients = step(model)
-        optimizer.update(model, gradients)
-        mx.eval(model.parameters(), optimizer.state)
-    model.eval()
+WIDTH, VOCABULARY = 64, KEYS + SYMBOLS + 1
 
 
 @cache
@@ -65,12 +45,7 @@ def trained_target() -> Any:
     }  # fmt: skip
     model = llama.Model(llama.ModelArgs.from_dict(settings))
 
-    def loss(model: Any) -> mx.array:
-        tokens = mx.array([text(LENGTH) for _ in range(16)])
-        logits = model(tokens[:, :-1])
-        return nn.losses.cross_entropy(logits, tokens[:, 1:])[:, 1:].mean()
-
-    train(model, loss, 150)
+    learn_texts(model, lambda: [text(LENGTH) for _ in range(16)], 150, 1)
     return model
 
 
@@ -98,21 +73,6 @@ def drafter_loss(model: Any, drafter: Any) -> mx.array:
             truth = mx.array(tokens[place + 1 : place + 1 + count])
             losses.append(nn.losses.cross_entropy(mx.concatenate(logits), truth).mean())
     return mx.mean(mx.stack(losses))
-
-
-def tokens_per_pass(published: PublishedDrafter, change: Callable[[Any], None]) -> float:
-    """Return the tokens a pass of the whole engine, over answers to new texts."""
-    tokens = passes = 0
-    for _ in range(4):
-        prompt = text(10)
-        target = Timeless(trained_target())
-        drafts: Any = published_drafter(published, target)
-        drafts.clock = lambda: 0.0
-        change(drafts)
-        drafter = AutoDrafter(FREE, neural_drafters=[drafts], ngrams=False)
-        pieces = drafted(target, drafts, drafter, prompt, 30)
-        tokens, passes = tokens + sum(len(each.tokens) for each in pieces), passes + len(pieces)
-    return tokens / passes
 
 
 def swap_taps(drafts: Any) -> None:
@@ -157,10 +117,12 @@ def test_wrong_wiring_is_seen_in_the_acceptance(kind: str) -> None:
     drafter.train()
     train(drafter, lambda made: drafter_loss(model, made), 200)
     published = PublishedDrafter(kind, Path(), drafter, NEEDS, 1e-6)
-    right = tokens_per_pass(published, lambda drafts: None)
+    prompts = [text(10) for _ in range(4)]
+    right = tokens_per_pass(model, published, prompts, 30)
     assert right > 2.5
     changes = [swap_taps, shift_positions]
     if kind != "dspark":  # which has its own embedding
         changes.append(confuse_tokens)
     for change in changes:
-        assert tokens_per_pass(published, change) < 0.7 * right, change.__name__
+        changed = tokens_per_pass(model, published, prompts, 30, change)
+        assert changed < 0.7 * right, change.__name__

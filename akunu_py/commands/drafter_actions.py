@@ -1,0 +1,211 @@
+"""`akunu drafter`: train, list and remove drafters for models on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from akunu_py import paths
+from akunu_py.arguments import add_loading, loading_from
+from akunu_py.commands.complete import Power
+from akunu_py.errors import UnknownModel, UsageError
+from akunu_py.models.load.model_files import read_settings
+from akunu_py.models.store import model_store
+from akunu_py.models.store.directories import (
+    directory_size,
+    is_name,
+    lock_model,
+    store_errors,
+)
+from akunu_py.models.store.names import NameEntry, read_names, save_entry
+from akunu_py.parser import add_actions, add_flags, add_values, positive
+from akunu_py.settings import load_settings
+from akunu_py.text import confirm, human_duration, human_size, say, table
+from akunu_py.types import Message
+
+if TYPE_CHECKING:
+    from akunu_py.training.session import Training
+
+_INTERVAL_S = 10.0  # between two lines of progress
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+_NICE = 10  # other programs go first
+_DISK_BYTES = 10_000_000_000  # for the training data of a model
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = add_actions(parser)
+    train = add("train", "Train a drafter for a model, or continue its training", train_drafter)
+    add("list", "List the models that have a drafter or training data", list_drafters)
+    shown = add("show", "Show the drafter of a model", show)
+    removed = add("rm", "Remove the trained drafter of a model and its training data", remove)
+    for action in (train, shown, removed):
+        action.add_argument("model", metavar="MODEL", help="Installed model")
+    add_values(
+        train,
+        ("--time", "TIME", _duration, 3600.0, "Time of this run, e.g. 90m or 8h (default: 60m)"),
+        ("--tokens", "N", positive, 1_000_000, "Answer tokens to train on, of all runs together"),
+    )
+    prompts = "Also train on answers to the prompts in your saved chats, after a confirmation"
+    add_flags(train, ("--conversations", prompts))
+    for action in (train, removed):
+        add_flags(action, ("--yes", "Do not ask for confirmation"))
+    add_loading(train)
+    train.set_defaults(draft="off", draft_model="", hosts=None)
+
+
+def run(args: argparse.Namespace) -> int:
+    args.act(args)
+    return 0
+
+
+def train_drafter(args: argparse.Namespace) -> None:
+    """Train until the time is over, then install the drafter; Ctrl-C saves the training."""
+    model, settings = model_store.resolve(args.model), load_settings()
+    if not is_name(model.name):
+        raise UsageError(f"{model.name} is not in the store; pull or import it, see akunu models")
+    prompts = saved_prompts(confirmed=args.yes) if args.conversations else []
+    os.nice(_NICE)
+    from akunu_py.engine.load import load_stored
+    from akunu_py.training.session import Training
+
+    power = Power() if settings.save_battery else None
+    with lock_model(f"{model.name}-training"):
+        engine = load_stored(model, loading_from(args), settings)
+        training = Training(engine, args.time, _ProgressLines(), lambda: why_wait(power))
+        try:
+            training.run(args.tokens, _DISK_BYTES, settings.temperature, prompts)
+        except KeyboardInterrupt:
+            say(f"stopped; to continue, run: akunu drafter train {args.model}", error=True)
+            raise
+        _install(model, training)
+
+
+def why_wait(power: Power | None) -> str:
+    """Return why training has to pause, "" if it may run. power: None ignores it."""
+    from akunu_py.engine.model import device
+    from akunu_py.serve.own.client import ServerClient
+    from akunu_py.serve.own.discovery import running_servers
+
+    if power is not None and power.on_battery():
+        return "this machine runs on battery (save_battery in the settings)"
+    if device.memory_pressure() != "normal":
+        return "the system is short of memory"
+    busy = any(ServerClient(each.url, each.token).is_busy() for each in running_servers())
+    return "akunu serve is answering requests" if busy else ""
+
+
+def saved_prompts(*, confirmed: bool) -> list[list[Message]]:
+    """Return the saved chats up to each prompt, after a confirmation."""
+    from akunu_py.chats.conversation_store import ConversationStore
+
+    with contextlib.closing(ConversationStore.open(paths.conversations_file())) as store:
+        branches = [store.load(info.id).active_branch() for info in store.list()]
+    chats = [[Message(each.role, each.text) for each in branch] for branch in branches]
+    found = [
+        chat[: at + 1] for chat in chats for at, each in enumerate(chat) if each.role == "user"
+    ]
+    question = f"Train on answers to {len(found)} prompts of your chats, copied on this machine?"
+    if found and not confirmed and not confirm(question, "akunu drafter train MODEL --yes"):
+        return []
+    return found
+
+
+def _install(model: model_store.StoredModel, training: Training) -> None:
+    """Install the trained drafter, and let the model use it unless it has another one."""
+    from akunu_py.models.store.local_import import install
+
+    def build(_: Path, directory: Path) -> NameEntry:
+        training.write_drafter(directory)
+        return NameEntry(source=f"trained for {model.name}", license=model.license)
+
+    name, entry = f"{model.name}-drafter", read_names().get(model.name)
+    drafter = install(name, build, training.drafter_bytes, keep=lambda _: False)
+    say(f"{name} is ready ({human_size(drafter.size)}): {drafter.path}", error=True)
+    words = f"akunu bench --model {model.name} --draft ngram --draft auto"
+    if entry is not None and entry.drafter in ("", name):
+        save_entry(model.name, replace(entry, drafter=name))
+    else:
+        words += f" --draft-model {name}"
+    say(f"to see whether it pays, run: {words}", error=True)
+
+
+class _ProgressLines:
+    """Progress as lines on stderr, with the time left."""
+
+    _phase, _printed, _started, _first = "", 0.0, 0.0, 0
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        now, line = time.monotonic(), phase
+        if total and phase != self._phase:
+            self._phase, self._started, self._first = phase, now, done
+        elif total and now - self._printed < _INTERVAL_S and done < total:
+            return
+        if total:
+            self._printed, line = now, f"{phase}: {done:,} of {total:,}"
+            if moved := done - self._first:
+                left = (total - done) * (now - self._started) / moved
+                line += f", {human_duration(left)} left" if left else ""
+        say(line, error=True)
+
+
+def list_drafters(args: argparse.Namespace) -> None:
+    """Print the models that have a drafter or training data."""
+    from akunu_py.training.session import home_of
+
+    models = {model.name: model for model in model_store.list_models()}
+    rows = [("MODEL", "DRAFTER", "SIZE", "TRAINING DATA")]
+    for name, model in models.items():
+        data, drafter = directory_size(home_of(name)), models.get(model.drafter)
+        if data or model.drafter:
+            size = human_size(drafter.size) if drafter else ""
+            rows.append((name, model.drafter or "none yet", size, human_size(data)))
+    print(*table(rows), sep="\n")
+
+
+def show(args: argparse.Namespace) -> None:
+    """Print the facts of a model's drafter."""
+    from akunu_py.training.session import FACTS
+
+    if not (name := model_store.get(args.model).drafter):
+        raise UnknownModel(f"{args.model} has no drafter; run: akunu drafter train {args.model}")
+    drafter = model_store.get(name)
+    facts = read_settings(drafter.path / "config.json").get(FACTS, {})
+    print(*table([
+        ("name", name), ("kind", drafter.kind), ("size", human_size(drafter.size)),
+        ("path", str(drafter.path)), ("source", drafter.source or drafter.repository),
+        *((label.replace("_", " "), str(value)) for label, value in facts.items()),
+    ]), sep="\n")  # fmt: skip
+
+
+def remove(args: argparse.Namespace) -> None:
+    """Remove a trained drafter and its training data after a confirmation."""
+    from akunu_py.training.session import home_of
+
+    name, home = f"{args.model}-drafter", home_of(args.model)
+    if not is_name(args.model) or not home.is_dir():
+        raise UnknownModel(f"no drafter was trained for {args.model!r}; see: akunu drafter list")
+    command = f"akunu drafter rm {args.model} --yes"
+    if not args.yes and not confirm(f"Remove the drafter of {args.model}?", command):
+        print("not removed")
+        return
+    with lock_model(f"{args.model}-training"), store_errors(f"cannot remove {home}"):
+        entries, freed = read_names(), directory_size(home)
+        if args.model in entries and entries[args.model].drafter == name:
+            save_entry(args.model, replace(entries[args.model], drafter=""))
+        freed += model_store.remove(name) if name in entries else 0
+        shutil.rmtree(home)
+    say(f"removed the drafter of {args.model}, {human_size(freed)} freed")
+
+
+def _duration(text: str) -> float:
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([smh])", text)
+    if found is None or not float(found[1]):
+        raise argparse.ArgumentTypeError(f"expected a time such as 90s, 60m or 8h, got {text!r}")
+    return float(found[1]) * _UNITS[found[2]]

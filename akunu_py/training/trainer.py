@@ -1,0 +1,225 @@
+"""Train a drafter on the conversations of a dataset.
+
+Li et al. (2025), "EAGLE-3", section 3.2: training unrolls several draft steps, each on the hidden
+states that the drafter itself made in the step before.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx import optimizers
+from mlx.utils import tree_flatten, tree_unflatten
+
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.model import device
+from akunu_py.errors import DoesNotFit, UsageError
+from akunu_py.files import disk_errors, remove_unfinished
+from akunu_py.models.drafters.eagle3 import Eagle3
+from akunu_py.models.load.model_files import write_settings
+from akunu_py.models.mtp import Trunk
+from akunu_py.text import human_size
+from akunu_py.training.dataset import Dataset, TrainingChat, read_tensors, write_tensors
+from akunu_py.training.design import first_weights, make_config, make_drafter
+
+DEPTHS = 4  # draft tokens whose acceptance is measured
+_UNROLLED = 3  # draft steps of a training step
+_DECAY = 0.8  # weight of a draft step, relative to the one before it
+_BATCH_TOKENS = 1024
+_RATE = 0.5  # learning rate times width
+_WARM_UP = 50  # steps
+_LONGEST_GRADIENT = 1.0
+_MEASURED = 64  # held-back conversations
+# Memory of a trained weight (itself, its gradient, two means), and of a logit in all draft steps.
+_WEIGHT_BYTES, _LOGIT_BYTES = 16, 48
+
+
+class UnrolledCache:
+    """Keys and values of unrolled draft steps, in the place of a KV cache.
+
+    Row i of step k is the k-th drafted position behind row i. It sees the rows up to i of step 0,
+    and row i of later steps.
+    """
+
+    def __init__(self) -> None:
+        self.offset = 0  # position of the first row
+        self._steps: list[tuple[mx.array, mx.array]] = []
+
+    def make_mask(self, rows: int, **_: Any) -> mx.array:
+        """Return which keys the rows of the next step see, [rows, keys]."""
+        own = [mx.eye(rows, dtype=mx.bool_)] * len(self._steps)
+        return mx.concatenate([mx.tri(rows, dtype=mx.bool_), *own], axis=1)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Add a step's keys and values [batch, heads, rows, size]; return those of all steps."""
+        self._steps.append((keys, values))
+        self.offset += 1
+        both = (mx.concatenate(each, axis=2) for each in zip(*self._steps, strict=True))
+        return cast(tuple[mx.array, mx.array], tuple(both))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Conversations, padded to the longest."""
+
+    hidden: mx.array  # of the drafter's taps, [batch, rows, width]
+    final: mx.array  # after the target's last norm, [batch, rows, width]
+    tokens: mx.array  # [batch, rows + 1]
+    answers: mx.array  # whether a token belongs to an answer, [batch, rows + 1]
+    learned: mx.array  # whether it is also in the draft vocabulary
+
+
+def unroll(
+    drafter: Eagle3, embed: Callable[[mx.array], mx.array], batch: Batch, steps: int
+) -> tuple[mx.array, list[tuple[mx.array, mx.array]]]:
+    """Draft from every row, and compare with the target's distributions and tokens.
+
+    Returns the loss, and for each step how many drafts are right up to it, of how many.
+    """
+    cache, rows = [cast(Any, UnrolledCache())], batch.hidden.shape[1]
+    ids = mx.arange(drafter.lm_head.weight.shape[0])
+    ids = ids if drafter.target_ids is None else drafter.target_ids
+    embeddings = embed(mx.pad(batch.tokens[:, 1:], [(0, 0), (0, steps)]))
+    chances = mx.softmax(batch.final @ drafter.lm_head.weight.T, axis=-1)
+    state, loss, counts, right = drafter.states(batch.hidden), mx.array(0.0), [], mx.array(True)
+    for step in range(steps):
+        made = drafter.extend(state, embeddings[:, step : step + rows], cache)
+        state, count = drafter.drafted_state(made), rows - step - 1
+        if count < 1:
+            break
+        logits = drafter.lm_head(drafter.norm(made[:, :count]))
+        truth, valid = batch.tokens[:, step + 2 :], batch.answers[:, step + 2 :]
+        entropy = mx.logsumexp(logits, axis=-1) - (chances[:, step + 1 :] * logits).sum(axis=-1)
+        learned = batch.learned[:, step + 2 :]
+        mean = (entropy * learned).sum() / mx.maximum(learned.sum(), 1)
+        loss = loss + _DECAY**step * mean
+        right = (right[:, :count] if step else right) & (ids[mx.argmax(logits, axis=-1)] == truth)
+        counts.append(((right & valid).sum(), valid.sum()))
+    return loss, counts
+
+
+def group(conversations: Iterable[TrainingChat]) -> list[list[TrainingChat]]:
+    """Group conversations of similar length into batches."""
+    batches: list[list[TrainingChat]] = []
+    for each in sorted(conversations, key=lambda each: -len(each.tokens)):
+        if not batches or (len(batches[-1]) + 1) * len(batches[-1][0].tokens) > _BATCH_TOKENS:
+            batches.append([])
+        batches[-1].append(each)
+    return batches
+
+
+class Trainer:
+    """A drafter in training, with its optimizer, from a checkpoint if there is one."""
+
+    def __init__(self, engine: Engine, dataset: Dataset, checkpoint: Path) -> None:
+        """checkpoint: its file. Raises StoreError, UnsupportedModel, UsageError, DoesNotFit."""
+        self._checkpoint, everything = checkpoint, dataset.conversations
+        self._measured = group([each for each in everything if each.held_back][:_MEASURED])
+        self._batches = group(each for each in everything if not each.held_back)
+        if not (self._measured and self._batches):
+            raise UsageError(
+                f"{len(everything)} conversations are too few to train on; run the command again "
+                "with a longer --time"
+            )
+        self._embed, self.config = Trunk(engine.model).embed, make_config(engine)
+        self.steps = self.tokens = 0  # trained so far, and their answer tokens
+        self.curve: list[Any] = []  # measurements: steps, tokens, accepted by depth
+        saved = self._read()
+        state = [(name[2:], saved.pop(name)) for name in list(saved) if name.startswith("o.")]
+        if not saved:
+            size = self.config["draft_vocab_size"]
+            frequent = dataset.frequent_tokens(size, engine.tokens.vocabulary)
+            saved = first_weights(engine, self.config, frequent)
+        need = sum(_WEIGHT_BYTES * each.size for each in saved.values())
+        need += _LOGIT_BYTES * _BATCH_TOKENS * self.config["draft_vocab_size"]
+        left = device.memory_left(engine.plan.memory_limit)
+        if left < need and not engine.plan.forced:
+            raise DoesNotFit(
+                f"training a drafter of {engine.name} needs {human_size(need)} of memory, "
+                f"{human_size(max(0, left))} are left; close other programs, or use a smaller model"
+            )
+        self._d2t = {name: saved[name] for name in ("d2t",) if name in saved}
+        self.drafter = make_drafter(self.config, saved, engine)
+        ids = self.drafter.target_ids
+        self._drafted = mx.full(
+            (engine.tokens.vocabulary,), ids is None
+        )  # whether it can draft each token
+        if ids is not None:
+            self._drafted[ids] = mx.array(True)
+        self._optimizer = optimizers.AdamW(0.0)
+        self._optimizer.init(self.drafter.trainable_parameters())
+        if state:
+            self._optimizer.state = tree_unflatten(state)
+        self._gradient = nn.value_and_grad(
+            self.drafter, lambda batch: unroll(self.drafter, self._embed, batch, _UNROLLED)
+        )
+
+    def _read(self) -> dict[str, mx.array]:
+        """Return the tensors of the checkpoint; none if there is none, or a crash damaged it."""
+        with disk_errors(f"cannot use {self._checkpoint}"):
+            remove_unfinished(self._checkpoint)
+        try:
+            tensors, (self.steps, self.tokens, self.curve) = read_tensors(self._checkpoint)
+        except Exception:  # noqa: BLE001 - MLX raises anything
+            return {}
+        return tensors
+
+    def _load(self, conversations: Sequence[TrainingChat]) -> Batch:
+        longest, width = len(conversations[0].tokens), self.config["target_hidden_size"]
+
+        def padded(each: mx.array, length: int) -> mx.array:
+            return mx.pad(each, [(0, length - len(each)), *[(0, 0)] * (each.ndim - 1)])
+
+        states = mx.stack([padded(each.states(), longest - 1) for each in conversations])
+        tokens = mx.stack([padded(mx.array(each.tokens), longest) for each in conversations])
+        place = mx.arange(longest)
+        ends = [(place >= each.answer) & (place < len(each.tokens)) for each in conversations]
+        states, answers = states.astype(mx.float32), mx.stack(ends)
+        learned = answers & self._drafted[tokens]
+        return Batch(states[..., :-width], states[..., -width:], tokens, answers, learned)
+
+    def step(self, rate: float) -> None:
+        """Train on one batch. rate: share of the full learning rate."""
+        epoch, place = divmod(self.steps, len(self._batches))
+        order = random.Random(epoch).sample(self._batches, len(self._batches))
+        (_, counts), gradients = self._gradient(self._load(order[place]))
+        gradients, _ = optimizers.clip_grad_norm(gradients, _LONGEST_GRADIENT)
+        rate *= min(1.0, (self.steps + 1) / _WARM_UP)
+        self._optimizer.learning_rate = rate * _RATE / self.config["target_hidden_size"]
+        self._optimizer.update(self.drafter, gradients)
+        mx.eval(self.drafter.parameters(), self._optimizer.state)
+        self.steps += 1
+        self.tokens += int(counts[0][1].item())
+
+    def save(self) -> list[float]:
+        """Measure the acceptance by depth on held-back greedy answers, and write the checkpoint.
+
+        Raises StoreError; an older checkpoint stays intact.
+        """
+        totals = mx.zeros((DEPTHS, 2))
+        for each in self._measured:
+            counts = unroll(self.drafter, self._embed, self._load(each), DEPTHS)[1]
+            totals[: len(counts)] = totals[: len(counts)] + mx.array(counts)
+        accepted = [round(right / max(1, drafts), 4) for right, drafts in totals.tolist()]
+        self.curve = [*self.curve, (self.steps, self.tokens, accepted)]
+        state = {f"o.{name}": value for name, value in tree_flatten(self._optimizer.state)}
+        facts = [self.steps, self.tokens, self.curve]
+        write_tensors(self._checkpoint, self.weights() | state, facts)
+        return accepted
+
+    def weights(self) -> dict[str, mx.array]:
+        """Return the weights under the names of the published format."""
+        return dict(tree_flatten(self.drafter.parameters())) | self._d2t
+
+    def write_drafter(self, directory: Path, facts: dict[str, Any]) -> None:
+        """Write the drafter in the published format. facts: for config.json. Raises StoreError."""
+        write_settings(directory, {"config.json": self.config | facts})
+        weights = self.weights()
+        half = {n: value.astype(mx.bfloat16) for n, value in weights.items() if n != "d2t"}
+        write_tensors(directory / "model.safetensors", half | self._d2t, {})

@@ -1,0 +1,102 @@
+"""Tiny networks that learn an invented language, so that drafts can be right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx import optimizers
+from mlx.utils import tree_flatten
+from mlx_lm.models import llama
+
+from akunu_py.engine.drafters.states import published_drafter
+from akunu_py.engine.model.drafters import PublishedDrafter
+from akunu_py.ngram.auto import AutoDrafter
+from akunu_py.ngram.cost import CostCurve
+from tests.support.targets import Timeless, drafted
+from tests.support.tiny_gguf import CONTROL, vocabulary
+from tests.support.tiny_model import tiny_directory
+
+KEYS, SYMBOLS, LENGTH = 4, 20, 24
+_FREE = CostCurve({1: 1.0, 33: 1.01})  # a curve with which everything pays
+_random = np.random.default_rng(0)
+_tables = [_random.permutation(SYMBOLS) for _ in range(KEYS)]
+
+
+def text(length: int) -> list[int]:
+    """Return a key, then symbols: the key decides which symbol follows another."""
+    key = int(_random.integers(KEYS))
+    tokens = [SYMBOLS + key, int(_random.integers(SYMBOLS))]
+    while len(tokens) < length:
+        tokens.append(int(_tables[key][tokens[-1]]))
+    return tokens
+
+
+def train(model: nn.Module, loss: Callable[..., mx.array], steps: int) -> None:
+    optimizer = optimizers.Adam(3e-3)
+    step = nn.value_and_grad(model, loss)
+    for _ in range(steps):
+        _, gradients = step(model)
+        optimizer.update(model, gradients)
+        mx.eval(model.parameters(), optimizer.state)
+    model.eval()
+
+
+def learn_texts(
+    model: Any, texts: Callable[[], Sequence[Sequence[int]]], steps: int, skipped: int = 0
+) -> None:
+    """Train a language model on texts. skipped: tokens at the start that nothing predicts."""
+
+    def loss(model: Any) -> mx.array:
+        tokens = mx.array(texts())
+        logits = model(tokens[:, :-1])
+        return nn.losses.cross_entropy(logits, tokens[:, 1:])[:, skipped:].mean()
+
+    train(model, loss, steps)
+
+
+def write_chat_model(work: Path, steps: int = 150) -> Path:
+    """Write a model whose users write a key and a symbol, and whose answers continue the text."""
+    directory = tiny_directory(work)
+    config = json.loads((directory / "config.json").read_text())
+    del config["quantization"]
+    (directory / "config.json").write_text(json.dumps(config))
+    mx.random.seed(0)
+    model = llama.Model(llama.ModelArgs.from_dict(config))
+    tokens = vocabulary()
+    letters = [tokens.index(each) for each in "abcdefghijklmnopqrstABCD"]
+    begin, end = tokens.index(CONTROL[1]), tokens.index(CONTROL[2])
+
+    def chats() -> list[list[int]]:
+        chosen = [[letters[each] for each in text(LENGTH)] for _ in range(16)]
+        return [[begin, *each[:2], end, *each[2:], end] for each in chosen]
+
+    learn_texts(model, chats, steps)
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+    return directory
+
+
+def tokens_per_pass(
+    model: Any,
+    published: PublishedDrafter,
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    change: Callable[[Any], None] = lambda drafts: None,
+) -> float:
+    """Return the tokens a pass of answers of `count` tokens, drafted for by `published` alone."""
+    tokens = passes = 0
+    for prompt in prompts:
+        target = Timeless(model)
+        drafts: Any = published_drafter(published, target)
+        drafts.clock = lambda: 0.0
+        change(drafts)
+        drafter = AutoDrafter(_FREE, neural_drafters=[drafts], ngrams=False)
+        pieces = drafted(target, drafts, drafter, prompt, count)
+        tokens, passes = tokens + sum(len(each.tokens) for each in pieces), passes + len(pieces)
+    return tokens / passes

@@ -1,0 +1,178 @@
+"""A drafter trained on a model's own answers is right, and no interrupt breaks its training."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from akunu_py import paths
+from akunu_py.chats.conversation_store import ConversationStore
+from akunu_py.commands.drafter_actions import saved_prompts
+from akunu_py.engine.engine import Engine
+from akunu_py.engine.model.drafters import PublishedDrafter
+from akunu_py.errors import StoreError
+from akunu_py.models.drafters import load_drafter
+from akunu_py.models.load.model_files import read_settings
+from akunu_py.models.store import model_store
+from akunu_py.training import design
+from akunu_py.training.session import Training, home_of
+from tests.support.chats import branched
+from tests.support.command import run_here
+from tests.support.full_disk import full_disk
+from tests.support.learned import tokens_per_pass, write_chat_model
+from tests.support.published_drafters import NEEDS
+
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("own_directories")]
+STEPS, ROOM = 80, 10**9
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture(scope="module")
+def engine(directory: Path) -> Engine:
+    return Engine.load(directory, name="tiny")
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+def training(
+    engine: Engine, steps: int = STEPS, at: int = 0, act: Callable[[], None] = lambda: None
+) -> Training:
+    """Return a training of so many passes and training steps. at, act: acts at this one."""
+    done = 0
+
+    def report(phase: str, progress: int, planned: int) -> None:
+        nonlocal done
+        done += bool(planned)
+        if done == at and planned:
+            act()
+
+    return Training(engine, steps, report, clock=lambda: float(done))
+
+
+@pytest.mark.parametrize("large", [6000, 100])
+def test_a_trained_drafter_lowers_the_number_of_passes(
+    large: int, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the model's vocabulary, and with a part of it."""
+    monkeypatch.setattr(design, "_LARGE", large)
+    monkeypatch.setattr(design, "_SHARE", 4)
+    made = training(engine, 150)
+    made.run(1500, ROOM, 0.7)
+    assert made.trainer is not None
+    made.write_drafter(tmp_path)
+    drafter = load_drafter(tmp_path, read_settings(engine.path / "config.json"))
+    assert (drafter.target_ids is None) is (large == 6000)
+    published = PublishedDrafter("x", tmp_path, drafter, NEEDS, 1e-6)
+    begun = [engine.tokens.encode_text(f"<|im_start|>{words}<|im_end|>") for words in ("Aa", "Cd")]
+    assert tokens_per_pass(engine.model, published, begun, 20) > 2
+    assert made.trainer.curve[-1][-1][0] > 0.4
+
+
+def crash() -> None:
+    raise Crash
+
+
+@pytest.mark.parametrize("at", [1, 30, 33, 50])
+def test_training_continues_after_a_crash(at: int, engine: Engine) -> None:
+    """In the first pass, while conversations are written, in the first and in a later step."""
+    with pytest.raises(Crash):
+        training(engine, at=at, act=crash).run(10**6, ROOM, 0.7)
+    files = sorted((home_of("tiny")).glob("*/conversations/*"))
+    if files:  # as a crash during a write leaves them
+        files[-1].write_bytes(files[-1].read_bytes()[:-100])
+        shutil.copy(files[0], files[0].with_name(".00000009.safetensors-x.safetensors"))
+    made = training(engine)
+    assert len(made.dataset.conversations) == max(0, len(files) - 1)
+    made.run(10**6, ROOM, 0.7)
+    assert made.trainer is not None
+    assert made.trainer.steps > 40
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_saves_the_training(engine: Engine) -> None:
+    stopped = training(engine, at=50, act=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run(10**6, ROOM, 0.7)
+    assert stopped.trainer is not None
+    later = training(engine, 2)
+    later.run(1, ROOM, 0.7)
+    assert later.trainer is not None
+    assert later.trainer.steps > stopped.trainer.steps
+    assert [each[0] for each in later.trainer.curve[:-1]] == [stopped.trainer.steps]
+
+
+@pytest.mark.parametrize("room", [1000, 100_000])
+def test_a_full_disk_is_one_line_and_breaks_nothing(room: int, engine: Engine) -> None:
+    """There is no room for a conversation, or for the checkpoint."""
+    with full_disk(room), pytest.raises(StoreError, match="cannot write"):
+        training(engine).run(10**6, ROOM, 0.7)
+    made = training(engine)
+    assert bool(made.dataset.conversations) is (room == 100_000)
+    made.run(10**6, ROOM, 0.7)
+    assert made.trainer is not None
+
+
+def test_training_waits_for_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons, lines = ["battery", "battery", ""], list[str]()
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    waiting = Training(
+        engine, 1.0, lambda line, *_: lines.append(line), lambda: reasons.pop(0), lambda: 0.0
+    )
+    assert waiting._left() == 1.0
+    assert lines == ["waiting: battery"]
+
+
+def test_the_command_installs_a_drafter(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its model uses it, another model refuses it, and `rm` leaves nothing behind."""
+    monkeypatch.setattr("os.nice", lambda steps: steps)
+    assert run_here("models", "import", str(directory), "--name", "tiny").returncode == 0
+    training(Engine.load(directory, name="tiny"), 100).run(10**6, ROOM, 0.7)
+    trained = run_here("drafter", "train", "tiny", "--time", "1s", "--tokens", "1")
+    assert trained.returncode == 0, trained.stderr
+    assert "tiny-drafter is ready" in trained.stderr
+    assert model_store.get("tiny").drafter == "tiny-drafter"
+    assert "tiny-drafter" in run_here("drafter", "list").stdout
+    assert "trained tokens" in run_here("drafter", "show", "tiny").stdout
+    answered = run_here("run", "Ab", "--model", "tiny", "--draft", "model", "--max-tokens", "5")
+    assert answered.returncode == 0, answered.stderr
+    other = tmp_path / "other"
+    shutil.copytree(directory, other)
+    weights = mx.load(str(other / "model.safetensors"))
+    weights["model.norm.weight"] = weights["model.norm.weight"] * 2
+    mx.save_safetensors(str(other / "model.safetensors"), weights, {"format": "mlx"})
+    refused = run_here("run", "Ab", "--model", str(other), "--draft-model", "tiny-drafter")
+    assert refused.returncode == 2
+    assert "was trained for other weights" in refused.stderr
+    assert run_here("drafter", "rm", "tiny", "--yes").returncode == 0
+    assert model_store.get("tiny").drafter == ""
+    assert not home_of("tiny").exists()
+    assert run_here("drafter", "show", "tiny").returncode == 1
+    assert run_here("drafter", "rm", "tiny").returncode == 1
+
+
+def test_saved_chats_are_answered_after_a_confirmation(engine: Engine) -> None:
+    with contextlib.closing(ConversationStore.open(paths.conversations_file())) as store:
+        store.save_tree(branched())
+    unconfirmed = run_here("drafter", "train", str(engine.path), "--conversations")
+    assert (unconfirmed.returncode, "cannot ask" in unconfirmed.stderr) == (2, True)
+    made = training(engine)
+    made.run(10**6, ROOM, 0.7, saved_prompts(confirmed=True))
+    chats = made.dataset.conversations
+    prompts = {engine.tokens.decode(each.tokens[: each.answer]) for each in chats}
+    assert "<|im_start|>What is a queue?\nShow me Python.<|im_end|>" in prompts
