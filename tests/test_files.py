@@ -68,17 +68,11 @@ def test_any_json_is_parsed(value: object) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"[" * 200_000,
-        b'{"a":' * 200_000,
-        b"[" + b"9" * 5000 + b"]",
-        b"[NaN]",
-        b"[-Infinity]",
-        b"\xff\xfe\xfd",
-        b"",
-        b"<html>",
+        b"[" * 200_000, b'{"a":' * 200_000, b"[" + b"9" * 5000 + b"]", b"[NaN]", b"[-Infinity]",
+        b"\xff\xfe\xfd", b"", b"<html>",
     ],
     ids=lambda data: repr(data[:9]),
-)
+)  # fmt: skip
 def test_other_bytes_are_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - any of its kinds is one
         files.parse_json(data)

@@ -74,14 +74,9 @@ def test_passes_counted_by_hand() -> None:
     assert counts.pop("draft_us_per_token") > 0
     assert counts.pop("learn_us_per_prompt_token") > 0
     assert counts == {
-        "items": 1,
-        "tokens": 5,
-        "passes": 3,
-        "drafted": 4,
-        "accepted": 2,
-        "tokens_per_pass": round(5 / 3, 4),
-        "score": round(5 / 3.4, 4),
-    }
+        "items": 1, "tokens": 5, "passes": 3, "drafted": 4, "accepted": 2,
+        "tokens_per_pass": round(5 / 3, 4), "score": round(5 / 3.4, 4),
+    }  # fmt: skip
 
 
 def test_a_drafter_that_exceeds_its_limit_is_refused() -> None:
@@ -145,14 +140,10 @@ def test_trace_files(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
 
 
 ITEMS = (
-    3,
-    {"prompt": [1]},
-    {"prompt": [1], "output": []},
-    {"prompt": [1], "output": [-1]},
-    {"prompt": [True], "output": [1]},
-    {"prompt": [1.5], "output": [1]},
+    3, {"prompt": [1]}, {"prompt": [1], "output": []}, {"prompt": [1], "output": [-1]},
+    {"prompt": [True], "output": [1]}, {"prompt": [1.5], "output": [1]},
     {"prompt": "text", "output": [1]},
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

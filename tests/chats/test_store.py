@@ -338,9 +338,7 @@ def test_delete_and_undo(store: ConversationStore) -> None:
     assert titles(store, "yes") == ["Banana", "Apple"]
 
 
-def test_an_answer_does_not_restore_a_deleted_conversation(
-    store: ConversationStore,
-) -> None:
+def test_an_answer_does_not_restore_a_deleted_conversation(store: ConversationStore) -> None:
     tree = branched()
     store.save_tree(tree)
     store.delete("queue")

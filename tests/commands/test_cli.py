@@ -35,18 +35,13 @@ from tests.support.command import AKUNU, akunu, assert_one_line_error, run_here
         (["models list"], {"ctypes", "email", "huggingface_hub.utils", "tqdm"}),
         (
             [
-                "run hi --model nope",
-                "models show nope",
-                "bench --help",
-                "bench --max-tokens 0",
-                "bench report nofile",
-                "bench curve --repeats 0",
-                "bench replay nofile",
+                "run hi --model nope", "models show nope", "bench --help", "bench --max-tokens 0",
+                "bench report nofile", "bench curve --repeats 0", "bench replay nofile",
             ],
             {"transformers", "huggingface_hub", "llguidance"},
         ),
     ],
-)
+)  # fmt: skip
 def test_commands_import_no_more_than_they_need(commands: list[str], slow: set[str]) -> None:
     """Imports take most of the time of a command."""
     script = (

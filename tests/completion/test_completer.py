@@ -85,9 +85,7 @@ def test_the_prefix_is_healed(completer: Completer) -> None:
     assert done.stats.generated_tokens > done.stats.target_passes >= 1
 
 
-def test_parts_join_to_the_whole_which_has_the_newlines_of_the_buffer(
-    completer: Completer,
-) -> None:
+def test_parts_join_to_the_whole_which_has_the_newlines_of_the_buffer(completer: Completer) -> None:
     whole = {}
     for newline in ("\n", "\r\n"):
         prefix, suffix = f"def fibonacci(n):{newline}    ", f"{newline * 2}print(fibonacci(10))\n"

@@ -309,23 +309,8 @@ def test_definitions_are_known_in_any_language(name: str, definitions: set[str])
 def test_no_line_of_another_file_keeps_the_helper_busy() -> None:
     """An exponential expression never ends, and a quadratic one exceeds the time limit."""
     units = [
-        "*",
-        "&",
-        "a",
-        "a ",
-        "* ",
-        "(",
-        ")",
-        "a(",
-        " a()",
-        ":",
-        "a.",
-        "=",
-        "def ",
-        "\n",
-        " ",
-        "{",
-    ]
+        "*", "&", "a", "a ", "* ", "(", ")", "a(", " a()", ":", "a.", "=", "def ", "\n", " ", "{",
+    ]  # fmt: skip
     for head, unit, tail in product(("", " ", "/* "), units, ("", "!", ";", " {", "(")):
         defined_names(head + unit * 20_000 + tail)
     banner = f"/* banner\n{'*' * 75}\n*/\nint add(int a) {{\n}}\nstatic char **split(void)\n"

@@ -301,18 +301,11 @@ def test_languages_are_known_by_name_and_by_first_line() -> None:
 
 # Brackets that close nothing, as they stand in real files.
 PROSE = [
-    '"""Ways:\n\n1) do this\n2) do that\n"""\n',
-    "# 1) do this :)\n",
-    "/* 1) one\n * 2) two } */\n",
-    "-- 1) do this\n",
-    "<!-- :) -->\n",
-    'case "$x" in\n  a | b) run ;;\n  *) stop ;;\nesac\n',
-    "const closing = /[)\\]}]/g;\n",
-    "smile = ':)' + \")]}\"\n",
-    "Well :) then.\n",
-    "x = `)]}`\n",
-    "    s = '''\n) }\n'''\n",
-]
+    '"""Ways:\n\n1) do this\n2) do that\n"""\n', "# 1) do this :)\n",
+    "/* 1) one\n * 2) two } */\n", "-- 1) do this\n", "<!-- :) -->\n",
+    'case "$x" in\n  a | b) run ;;\n  *) stop ;;\nesac\n', "const closing = /[)\\]}]/g;\n",
+    "smile = ':)' + \")]}\"\n", "Well :) then.\n", "x = `)]}`\n", "    s = '''\n) }\n'''\n",
+]  # fmt: skip
 # What is at the cursor, what the model says there, and what follows in the file.
 PLACES = [
     ('print("hello ', 'world")', ""),

@@ -61,9 +61,7 @@ def answers(command: list[str], *requested: dict[str, Any]) -> list[dict[str, An
 
 
 @needs_node
-def test_the_starter_completes_and_superseded_requests_show_nothing(
-    starter: StoredModel,
-) -> None:
+def test_the_starter_completes_and_superseded_requests_show_nothing(starter: StoredModel) -> None:
     word = {"start": {"line": 4, "character": 0}, "end": {"line": 4, "character": 2}}
     chosen = {"range": word, "text": "    return"}
     cancelled = HERE | {"cancel": 1}

@@ -17,10 +17,7 @@ from akunu_py.types import DraftMode, GenerateOptions, LoadOptions, Message
 
 # The virtual GPU of a hosted runner computes as it likes.
 HAS_GPU = device.on_metal() and "Paravirtual" not in device.device_name()
-pytestmark = [
-    pytest.mark.metal,
-    pytest.mark.skipif(not HAS_GPU, reason="there is no Apple GPU"),
-]
+pytestmark = [pytest.mark.metal, pytest.mark.skipif(not HAS_GPU, reason="there is no Apple GPU")]
 TEXT = "The quick brown fox jumps over the lazy dog, and then the quick brown fox jumps again. "
 
 

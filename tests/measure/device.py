@@ -20,12 +20,7 @@ from typing import Any
 
 from akunu_py.bench.command import add_workloads, show
 from akunu_py.bench.curve import Curve, add_curve_option, parse_curve
-from akunu_py.bench.replay import (
-    ReplayCounts,
-    load_selected,
-    print_replay,
-    sharing,
-)
+from akunu_py.bench.replay import ReplayCounts, load_selected, print_replay, sharing
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.engine.histories.history import NO_OWNER, TokenHistory
 from akunu_py.engine.histories.memory import PromptCaches

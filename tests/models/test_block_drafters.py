@@ -130,11 +130,7 @@ def packagings() -> list[tuple[str, tiny.Config, tiny.Config]]:
         ("speculators, DSpark", tiny.dspark(), tiny.speculators(tiny.dspark(), "dspark")),
         ("speculators, anchor apart", tiny.dspark(sample_from_anchor=False), fill_in),
         ("speculators, older", tiny.dspark(sample_from_anchor=False), without),
-        (
-            "speculators, anchor by name",
-            tiny.dspark(),
-            without | {"sample_from_anchor": True},
-        ),
+        ("speculators, anchor by name", tiny.dspark(), without | {"sample_from_anchor": True}),
         ("SpecForge", tiny.dspark(), tiny.specforge(tiny.dspark())),
         ("LFM2", tiny.dspark(), tiny.lfm2(tiny.dspark())),
         (
@@ -391,10 +387,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "noise levels": (changed(log_snr_conditioning=True), "with log_snr_conditioning = True"),
     "another Markov head": (changed(markov_head_type="lstm"), "rnn, found 'lstm'"),
-    "layer types": (
-        changed(layer_types=["linear"] * 3, is_causal=True),
-        "expected 3 layer_types",
-    ),
+    "layer types": (changed(layer_types=["linear"] * 3, is_causal=True), "expected 3 layer_types"),
     "no window": (
         changed(layer_types=["sliding_attention"] * 3, is_causal=True),
         "expected a sliding_window, found None",

@@ -14,12 +14,7 @@ from mlx_lm.utils import _get_classes
 from akunu_py.engine.model import load_plan as plan
 from akunu_py.errors import UnknownModel
 from akunu_py.models import catalog
-from akunu_py.models.catalog import (
-    MIN_TOKENS_PER_S,
-    Machine,
-    load_catalog,
-    recommend,
-)
+from akunu_py.models.catalog import MIN_TOKENS_PER_S, Machine, load_catalog, recommend
 from akunu_py.models.load.fit import GIB, activations_from, soft_limit, usable_memory
 from akunu_py.models.store import directories, hub_cache
 from tests.support.paths import DOCS, GOLDEN

@@ -16,12 +16,7 @@ from tokenizers import Tokenizer
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf.file import GgufFile
-from akunu_py.models.gguf.tokenizer import (
-    BytePairs,
-    SentencePieces,
-    TokenizerPlan,
-    plan_tokenizer,
-)
+from akunu_py.models.gguf.tokenizer import BytePairs, SentencePieces, TokenizerPlan, plan_tokenizer
 from akunu_py.models.store.model_store import StoredModel
 from tests.golden.texts import CODE, DIGITS, PROSE, SPACES, UNICODE, random_texts
 from tests.support.paths import GOLDEN
@@ -42,16 +37,10 @@ KINDS: dict[str, dict[str, Any]] = {
 def plan_for(pre: str) -> TokenizerPlan:
     tokens, merges = starter_vocabulary()
     return TokenizerPlan(
-        tokens=tokens,
-        kind=BytePairs(merges, pre),
-        control=[],
-        user_defined=[],
-        strips_right=frozenset(),
-        roles={"bos": 1, "eos": 2},
-        add_bos=False,
-        chat_template=None,
+        tokens=tokens, kind=BytePairs(merges, pre), control=[], user_defined=[],
+        strips_right=frozenset(), roles={"bos": 1, "eos": 2}, add_bos=False, chat_template=None,
         context_length=100,
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("pre", EXPECTED["ids"])
@@ -72,19 +61,11 @@ def processors() -> dict[str, Any]:
     for name, options in KINDS.items():
         model = io.BytesIO()
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter([*PROSE, *DIGITS, *UNICODE, *CODE] * 3),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=1500,
-            character_coverage=0.98,
-            byte_fallback=True,
-            split_digits=True,
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            allow_whitespace_only_pieces=True,
-            minloglevel=2,
-            **options,
-        )
+            sentence_iterator=iter([*PROSE, *DIGITS, *UNICODE, *CODE] * 3), model_writer=model,
+            model_type="bpe", vocab_size=1500, character_coverage=0.98, byte_fallback=True,
+            split_digits=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True, minloglevel=2, **options,
+        )  # fmt: skip
         made[name] = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     return made
 

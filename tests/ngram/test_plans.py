@@ -93,14 +93,10 @@ class Head:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.floats(0.2, 1.0), max_size=3),
-    INCREMENTS,
-    st.lists(st.floats(0.3, 1.0), min_size=8, max_size=8),
-    st.floats(0.02, 0.4),
-    st.floats(0.5, 2.0),
-    st.integers(1, 3),
-    st.booleans(),
-)
+    st.lists(st.floats(0.2, 1.0), max_size=3), INCREMENTS,
+    st.lists(st.floats(0.3, 1.0), min_size=8, max_size=8), st.floats(0.02, 0.4),
+    st.floats(0.5, 2.0), st.integers(1, 3), st.booleans(),
+)  # fmt: skip
 def test_a_neural_plan_has_the_highest_value_of_all_splits(
     chances: list[float],
     increments: list[float],

@@ -112,14 +112,10 @@ class Home:
 
     def start(self, command: Command) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [*AKUNU, *command.arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=os.environ | self.variables,
-            cwd=self.directory,
+            [*AKUNU, *command.arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env=os.environ | self.variables, cwd=self.directory,
             start_new_session=True,
-        )
+        )  # fmt: skip
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(command.stdin)

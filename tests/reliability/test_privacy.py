@@ -80,14 +80,10 @@ class Home:
             if not name.startswith(("HF_", "TRANSFORMERS_", "XDG_", "PIP_"))
         }
         return subprocess.Popen(
-            [*self.watched, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=inherited | self.variables,
-            cwd=self.directory,
+            [*self.watched, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env=inherited | self.variables, cwd=self.directory,
             start_new_session=True,
-        )
+        )  # fmt: skip
 
     def run(self, *words: str, data: bytes = b"") -> str:
         """Run a program to its end; return what it prints."""

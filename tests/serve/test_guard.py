@@ -68,12 +68,8 @@ def test_other_host_names_are_refused(name: str, port: int) -> None:
     """As sent by a web page whose name resolves to 127.0.0.1."""
     assume(not is_loopback(name.partition(":")[0]))
     others = (
-        f"{name}:{port}",
-        f"{name}:127.0.0.1",
-        f"127.0.0.1.{name}x",
-        f"{name}@[::2]",
-        f"[{name}",
-    )
+        f"{name}:{port}", f"{name}:127.0.0.1", f"127.0.0.1.{name}x", f"{name}@[::2]", f"[{name}",
+    )  # fmt: skip
     for host in (name, *others):
         error = AccessRules().refusal(Headers({"host": host}), "/v1/models")
         assert error is not None, host

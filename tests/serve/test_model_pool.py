@@ -62,10 +62,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @contextmanager
 def pool_of(
-    directories: list[Path],
-    *words: str,
-    embedding: Path | None = None,
-    idle_s: float | None = None,
+    directories: list[Path], *words: str, embedding: Path | None = None, idle_s: float | None = None
 ) -> Iterator[ModelPool]:
     """Make the pool of `akunu serve` with these models and options."""
     parser = argparse.ArgumentParser()

@@ -75,13 +75,9 @@ class Hub:
         siblings = [_described(name, content) for name, content in self.files.items()]
         siblings += [{"rfilename": name, "size": 1, "blobId": "0" * 40} for name in self.listed]
         return {
-            "id": self.repository,
-            "sha": self.commit,
-            "siblings": siblings,
-            "tags": [],
-            "downloads": 0,
-            "cardData": {"license": "mit"},
-        } | self.changes
+            "id": self.repository, "sha": self.commit, "siblings": siblings, "tags": [],
+            "downloads": 0, "cardData": {"license": "mit"},
+        } | self.changes  # fmt: skip
 
 
 def _described(name: str, content: bytes) -> dict[str, Any]:

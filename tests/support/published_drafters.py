@@ -21,16 +21,10 @@ from tests.support import tiny_drafters
 NEEDS = MemoryNeeds(1, CacheGrowth(1), Activations(1, 1, 1, 1), 4096)
 BLOCK = 6
 SETTINGS = {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 32,
-    "conv_kernel_size": 2,
-    "conv_group_size": 4,
-    "selector_rank": 8,
-    "selector_top_k": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 32,
+    "conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 8, "selector_top_k": 4,
     "markov_rank": 4,
-}
+}  # fmt: skip
 
 
 def block_drafter(
@@ -70,14 +64,10 @@ def write_drafter(directory: Path, width: int, vocabulary: int, **changes: Any) 
     target = SimpleNamespace(layers=[None, None])
     drafter = block_drafter("dflash", target, width, vocabulary).model
     config = SETTINGS | {
-        "architectures": ["DFlashDraftModel"],
-        "hidden_size": width,
-        "num_hidden_layers": 2,
-        "num_target_layers": 2,
-        "vocab_size": vocabulary,
-        "block_size": BLOCK,
+        "architectures": ["DFlashDraftModel"], "hidden_size": width, "num_hidden_layers": 2,
+        "num_target_layers": 2, "vocab_size": vocabulary, "block_size": BLOCK,
         "dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": vocabulary - 1},
-    }
+    }  # fmt: skip
     return save_drafter(directory, config | changes, dict(tree_flatten(drafter.parameters())))
 
 

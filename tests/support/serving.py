@@ -145,14 +145,9 @@ def write_long_model(directory: Path, starter: Path) -> Path:
     """
     directory.mkdir()
     write_tiny_llama(
-        directory,
-        vocab_size=49_152,
-        eos_token_id=2,
-        max_position_embeddings=LONG_CONTEXT,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-    )
+        directory, vocab_size=49_152, eos_token_id=2, max_position_embeddings=LONG_CONTEXT,
+        num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+    )  # fmt: skip
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(starter / name, directory / name)
     return directory

@@ -18,16 +18,10 @@ VOCABULARY = 96
 
 
 LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": VOCABULARY,
-    "tie_word_embeddings": False,
-}
+    "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+    "vocab_size": VOCABULARY, "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 def tiny_llama(seed: int = 0, **changes: Any) -> Any:

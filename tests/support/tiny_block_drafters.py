@@ -18,28 +18,16 @@ TOKENS = 61
 # Positions that become known before each draft. The first ones exceed every window.
 ROWS = (37, 3, 2, 6, 40, 2)
 _BACKBONE: Config = {
-    "model_type": "qwen3",
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 48,
-    "vocab_size": TOKENS,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 4096,
-}
+    "model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 48, "vocab_size": TOKENS,
+    "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 4096,
+}  # fmt: skip
 _SLIDING: Config = {
     "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
     "sliding_window": 24,
 }
 _ALL_SLIDING: Config = {"layer_types": ["sliding_attention"] * 3, "sliding_window": 20}
-_YARN = {
-    "rope_type": "yarn",
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
 def dflash(nested: Config | None = None, **changes: Any) -> Config:
@@ -49,11 +37,7 @@ def dflash(nested: Config | None = None, **changes: Any) -> Config:
         | {
             "architectures": ["DFlashDraftModel"],
             "num_target_layers": 12,
-            "dflash_config": {
-                "target_layer_ids": [1, 5, 9],
-                "mask_token_id": 60,
-                "block_size": 6,
-            }
+            "dflash_config": {"target_layer_ids": [1, 5, 9], "mask_token_id": 60, "block_size": 6}
             | (nested or {}),
         }
         | changes
@@ -71,18 +55,13 @@ def dspark(**changes: Any) -> Config:
     return (
         _BACKBONE
         | {
-            "architectures": ["Qwen3DSparkModel"],
-            "block_size": 5,
-            "mask_token_id": 60,
-            "target_layer_ids": [-1, 5, 9],
-            "num_target_layers": 12,
-            "markov_rank": 12,
-            "markov_head_type": "vanilla",
-            "enable_confidence_head": True,
+            "architectures": ["Qwen3DSparkModel"], "block_size": 5, "mask_token_id": 60,
+            "target_layer_ids": [-1, 5, 9], "num_target_layers": 12, "markov_rank": 12,
+            "markov_head_type": "vanilla", "enable_confidence_head": True,
             "confidence_head_with_markov": True,
         }
         | changes
-    )
+    )  # fmt: skip
 
 
 def gemma4_dspark() -> Config:
@@ -128,15 +107,9 @@ def speculators(config: Config, kind: str, **changes: Any) -> Config:
 
 
 _HEADS = (
-    "conv_kernel_size",
-    "conv_group_size",
-    "selector_rank",
-    "selector_top_k",
-    "markov_rank",
-    "markov_head_type",
-    "enable_confidence_head",
-    "confidence_head_with_markov",
-)
+    "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k", "markov_rank",
+    "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
+)  # fmt: skip
 
 
 def specforge(config: Config) -> Config:

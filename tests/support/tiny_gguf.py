@@ -37,17 +37,13 @@ def _token_type(token: str) -> int:
 
 
 TOKENIZER: dict[str, Any] = {
-    "tokenizer.ggml.model": "gpt2",
-    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm",
     "tokenizer.ggml.tokens": vocabulary(),
     "tokenizer.ggml.token_type": [_token_type(token) for token in vocabulary()],
-    "tokenizer.ggml.merges": MERGES,
-    "tokenizer.ggml.bos_token_id": 1,
-    "tokenizer.ggml.eos_token_id": 2,
-    "tokenizer.ggml.padding_token_id": 2,
-    "tokenizer.ggml.unknown_token_id": 0,
-    "tokenizer.chat_template": TEMPLATE,
-}
+    "tokenizer.ggml.merges": MERGES, "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.padding_token_id": 2,
+    "tokenizer.ggml.unknown_token_id": 0, "tokenizer.chat_template": TEMPLATE,
+}  # fmt: skip
 
 
 @dataclass
@@ -98,15 +94,11 @@ def write_tiny(path: Path, tiny: Tiny | None = None) -> Path:
     """Write a tiny llama."""
     tiny = tiny or Tiny()
     metadata: dict[str, Any] = {
-        "llama.block_count": LAYERS,
-        "llama.context_length": CONTEXT,
-        "llama.embedding_length": HIDDEN,
-        "llama.feed_forward_length": INNER,
-        "llama.attention.head_count": HEADS,
-        "llama.attention.head_count_kv": KV_HEADS,
-        "llama.rope.freq_base": 10000.0,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-    }
+        "llama.block_count": LAYERS, "llama.context_length": CONTEXT,
+        "llama.embedding_length": HIDDEN, "llama.feed_forward_length": INNER,
+        "llama.attention.head_count": HEADS, "llama.attention.head_count_kv": KV_HEADS,
+        "llama.rope.freq_base": 10000.0, "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    }  # fmt: skip
     tensors = random_tensors(tiny) | tiny.extra
     kept = {name: values for name, values in tensors.items() if name not in tiny.without}
     kinds = {"token_embd.weight": tiny.embedding}

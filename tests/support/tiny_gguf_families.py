@@ -35,20 +35,12 @@ class FamilyCase:
 
 def _config(model_type: str, **changes: Any) -> dict[str, Any]:
     return {
-        "model_type": model_type,
-        "hidden_size": 64,
-        "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": 16,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "max_position_embeddings": CONTEXT,
-        "vocab_size": len(vocabulary()),
-        "tie_word_embeddings": False,
-        "eos_token_id": 2,
-    } | changes
+        "model_type": model_type, "hidden_size": 64, "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+        "head_dim": 16, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "max_position_embeddings": CONTEXT, "vocab_size": len(vocabulary()),
+        "tie_word_embeddings": False, "eos_token_id": 2,
+    } | changes  # fmt: skip
 
 
 def _llama3_divisors() -> list[float]:
@@ -119,26 +111,16 @@ CASES = {
     "qwen3moe": FamilyCase(
         "qwen3moe",
         _config(
-            "qwen3_moe",
-            num_experts=4,
-            num_experts_per_tok=2,
-            decoder_sparse_step=1,
-            mlp_only_layers=[],
-            moe_intermediate_size=32,
-            norm_topk_prob=True,
+            "qwen3_moe", num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1,
+            mlp_only_layers=[], moe_intermediate_size=32, norm_topk_prob=True,
         ),
         {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32},
     ),
     "gemma3": FamilyCase(
         "gemma3",
         _config(
-            "gemma3_text",
-            num_hidden_layers=7,
-            rope_theta=1000000.0,
-            rope_local_base_freq=10000.0,
-            query_pre_attn_scalar=16,
-            sliding_window=32,
-            sliding_window_pattern=6,
+            "gemma3_text", num_hidden_layers=7, rope_theta=1000000.0, rope_local_base_freq=10000.0,
+            query_pre_attn_scalar=16, sliding_window=32, sliding_window_pattern=6,
             tie_word_embeddings=True,
         ),
         {
@@ -165,7 +147,7 @@ CASES = {
         },
         tables={"rope_factors_long.weight": _FACTORS, "rope_factors_short.weight": _FACTORS},
     ),
-}
+}  # fmt: skip
 
 
 def weights_of(case: FamilyCase, seed: int = 0) -> dict[str, Array]:

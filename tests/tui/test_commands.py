@@ -9,11 +9,7 @@ import pytest
 
 from akunu_py.errors import UsageError
 from akunu_py.tui.app import ChatApp, ChatConfig
-from akunu_py.tui.prompt.slash_commands import (
-    COMMANDS,
-    keys_of_actions,
-    parse,
-)
+from akunu_py.tui.prompt.slash_commands import COMMANDS, keys_of_actions, parse
 from akunu_py.tui.screens.help import HelpScreen, help_sections
 from akunu_py.types import GenerateOptions
 from tests.support.tui_chat import chat as running_chat

@@ -14,13 +14,7 @@ from textual.events import Paste
 
 from akunu_py.errors import UsageError
 from akunu_py.text import typeable
-from akunu_py.tui.prompt.attachments import (
-    Attachment,
-    attach,
-    join_files,
-    mentions,
-    split_files,
-)
+from akunu_py.tui.prompt.attachments import Attachment, attach, join_files, mentions, split_files
 from akunu_py.tui.prompt.box import MentionedFiles
 from akunu_py.tui.prompt.file_index import FileIndex, best_matches
 from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup

@@ -62,16 +62,10 @@ async def test_saved_settings_are_in_the_file_and_in_use() -> None:
         await it.press(*["tab", "space"] * 3)
         await save(it)
         expected = Settings(
-            answer_cache=False,
-            temperature=0.25,
-            max_tokens=200,
-            thinking_budget=0,
-            system_prompt="Be brief.",
-            theme="light",
-            server="off",
-            model_titles=False,
+            answer_cache=False, temperature=0.25, max_tokens=200, thinking_budget=0,
+            system_prompt="Be brief.", theme="light", server="off", model_titles=False,
             reduced_motion=True,
-        )
+        )  # fmt: skip
         assert it.app.settings.current == load_settings() == expected
         used = next_options(it)
         assert (used.sampling.temperature, used.max_tokens, used.thinking_budget) == (0.25, 200, 0)

@@ -114,8 +114,7 @@ def answered(engine: Engine, prompt: list[int], options: GenerateOptions) -> Ans
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "temperature"),
-    [(name, 0.8 * (place % 2)) for place, name in enumerate(CONSTRAINTS)],
+    ("name", "temperature"), [(name, 0.8 * (place % 2)) for place, name in enumerate(CONSTRAINTS)]
 )
 def test_tokens_are_those_of_masked_plain_decoding(
     engine: Engine, name: str, temperature: float

@@ -66,17 +66,12 @@ def test_hostfile_addresses_get_ports(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        None,
-        "{",
-        _TWO[:1],
-        [{"ips": ["10.0.0.1"]}] * 2,
-        [{"ssh": "a"}, {"ssh": "b"}],
+        None, "{", _TWO[:1], [{"ips": ["10.0.0.1"]}] * 2, [{"ssh": "a"}, {"ssh": "b"}],
         [{"ssh": "a", "ips": ["not an address"]}] * 2,
-        [{"ssh": "-oProxyCommand=x", "ips": ["10.0.0.1"]}] * 2,
-        {"backend": "mpi", "hosts": _TWO},
+        [{"ssh": "-oProxyCommand=x", "ips": ["10.0.0.1"]}] * 2, {"backend": "mpi", "hosts": _TWO},
         {"envs": ["no value"], "hosts": _TWO},
     ],
-)
+)  # fmt: skip
 def test_invalid_hosts_are_refused(tmp_path: Path, content: Any) -> None:
     """Without content, the value of --hosts is a number or a missing file."""
     file = tmp_path / "hosts.json"
