@@ -1,7 +1,5 @@
 """Bounded reads of files, and JSON."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

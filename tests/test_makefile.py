@@ -1,7 +1,5 @@
 """`make setup` reports its progress in a few lines, and each failure in one with advice."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plain English in docstrings, comments, messages, plugins and docs, and one thing per name."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

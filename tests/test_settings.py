@@ -1,7 +1,5 @@
 """settings.toml: loading, saving without losing comments, and errors."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict
 from pathlib import Path

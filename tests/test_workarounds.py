@@ -1,7 +1,5 @@
 """Workarounds of other libraries: each one's form, and its effect."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import os

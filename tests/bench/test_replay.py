@@ -1,7 +1,5 @@
 """Replays: trace files, curves, and passes counted by hand."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

@@ -1,7 +1,5 @@
 """The database file: versions, damage, concurrent processes, and disk errors."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sqlite3

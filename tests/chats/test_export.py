@@ -1,7 +1,5 @@
 """Markdown and JSON export, JSON import, and tool calls in both."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

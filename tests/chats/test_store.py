@@ -1,7 +1,5 @@
 """Conversations: the tree of messages, and saving, finding, renaming and deleting it."""
 
-from __future__ import annotations
-
 import math
 import stat
 import time

@@ -1,7 +1,5 @@
 """`akunu chats`, through the command line."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

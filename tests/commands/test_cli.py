@@ -1,7 +1,5 @@
 """The command line: imports, mistakes, `run`, interrupts, pipes, and structured output."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

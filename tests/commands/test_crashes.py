@@ -1,7 +1,5 @@
 """The command line's last resort, and foreign text: one line, without control codes."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

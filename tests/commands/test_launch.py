@@ -1,7 +1,5 @@
 """`akunu launch`: each client gets address, model and key, on a running or a new server."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

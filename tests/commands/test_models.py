@@ -1,7 +1,5 @@
 """`akunu models` as a program: processes of their own against a hub of our own."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

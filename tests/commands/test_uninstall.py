@@ -1,7 +1,5 @@
 """`akunu uninstall` lists our data, and deletes it after a confirmation."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

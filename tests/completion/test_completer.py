@@ -1,7 +1,5 @@
 """Completing at a cursor: cached completions, limits, cancelling, Markdown fences, and power."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The thread that completes: superseding, cancelling, failures, and work ahead of requests."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import threading

@@ -1,7 +1,5 @@
 """Fill-in-the-middle prompts are, token for token, what each family's maker published."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The language server: a client's session, wrong messages, and documents."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """The prompt: windows around the cursor, healing, related files, and imported files."""
 
-from __future__ import annotations
-
 import os
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """JSON lines and `--filter`, with real processes: no request and no buffer is lost."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """Files with secrets: not completed, not sent as context, and not prefilled in advance."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

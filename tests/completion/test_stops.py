@@ -1,7 +1,5 @@
 """Where completions end: lines, blocks, brackets, strings, loops, and existing text."""
 
-from __future__ import annotations
-
 import textwrap
 from itertools import product
 from typing import Any

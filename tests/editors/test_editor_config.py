@@ -1,7 +1,5 @@
 """`--print-config`: the snippets, read by the editors' own languages where they are installed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

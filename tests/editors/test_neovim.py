@@ -1,7 +1,5 @@
 """Neovim's own inline completion, configured by the snippet that is printed, on the starter."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

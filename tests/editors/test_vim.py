@@ -1,7 +1,5 @@
 """The Vim plugin: real Vim in a real terminal, with the starter and with helpers that fail."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

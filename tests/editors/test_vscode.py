@@ -3,8 +3,6 @@
 The window is skipped unless AKUNU_VSCODE names a folder that `.ci/vscode FOLDER` made.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

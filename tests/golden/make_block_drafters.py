@@ -9,8 +9,6 @@ writes drafters/block.json: for each case of `tests.support.tiny_block_drafters`
 and the confidences, and the biases of Markov heads that only speculators has.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

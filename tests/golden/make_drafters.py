@@ -10,8 +10,6 @@ In an environment with mlx-vlm 0.7.10, speculators 0.9.0 and PyTorch, from the c
 - drafters/mtp.json: drafts of mlx-vlm's MTP heads
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

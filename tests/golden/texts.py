@@ -1,7 +1,5 @@
 """Texts that tell tokenizers apart."""
 
-from __future__ import annotations
-
 import random
 
 PROSE = [

@@ -1,7 +1,5 @@
 """Grammars of JSON schemas: they allow what fits, all of it, and can always be completed."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """MCP servers: configuration, connections, and limits of the output."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

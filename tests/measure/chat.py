@@ -5,8 +5,6 @@ terminal receives the letter. `akunu run` gives the same answers without a scree
 its own temporary data directory; of the user's files, only the model is read.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -3,8 +3,6 @@
 The promises cover the rounding of Metal's kernels, the cost of passes, and memory.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import math

@@ -6,8 +6,6 @@ unless an earlier pass is still running. The drafter learns the costs from obser
 real machine: with noise, outliers, and slow first passes, when kernels are compiled.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import random

@@ -6,8 +6,6 @@ there. GPU kernels sum in float32, in an order that depends on the number of row
 to the format. The precisions `...-blas` do the same on a CPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """What the tools compute, on figures and texts whose result is known."""
 
-from __future__ import annotations
-
 import math
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Simulated devices and neural drafters: drafting gains what theory says, or costs little."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from functools import partial

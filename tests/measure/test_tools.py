@@ -1,7 +1,5 @@
 """Every tool runs with quick arguments and prints a table, or JSON with these keys."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The command line of a measuring tool: `python -m tests.measure.NAME`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The auto drafter: drafts of generated texts, limits, learning, probes, memory."""
 
-from __future__ import annotations
-
 import gc
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Matches of the history's end in the suffix index and the answer cache, and `--draft fixed`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Planned draft lengths against brute force: of one request, of several, with neural drafters."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -3,8 +3,6 @@
 Ends with code 1 if a promise was broken. The same seed gives the same faults until the time is up.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools

@@ -3,8 +3,6 @@
 The model has random weights and a small KV cache, so growth means a leak. PART of 0.02 is quick.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

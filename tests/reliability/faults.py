@@ -4,8 +4,6 @@ A home has its own data, cache and settings directories, and hard links to the s
 Nothing outside the home is touched.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -3,8 +3,6 @@
 `python -m tests.reliability.faults_writers DIRECTORY` is such a process; it prints what is safe.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

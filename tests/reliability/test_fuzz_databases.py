@@ -1,7 +1,5 @@
 """Damaged values in the database of conversations: only their rows are affected."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import time

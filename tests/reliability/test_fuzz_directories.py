@@ -1,7 +1,5 @@
 """Files that an @ offers in a repository: those that git lists, without running a program."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

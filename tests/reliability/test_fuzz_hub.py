@@ -1,7 +1,5 @@
 """Hostile answers in place of the hub: a model, or one line about the server, in bounded memory."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gzip

@@ -1,7 +1,5 @@
 """Hostile chat templates stay in the sandbox, and end with one clear line."""
 
-from __future__ import annotations
-
 import _thread
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Terminals: pastes are text, and text from files and models is displayed, not obeyed."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import pty

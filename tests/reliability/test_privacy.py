@@ -5,8 +5,6 @@ The programs of the tests are watched: Python's audit events refuse and log each
 strace, if available, logs the system calls of native code too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Commands and the key help: one table and the bindings."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

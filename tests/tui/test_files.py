@@ -1,7 +1,5 @@
 """Files in a prompt: mentioned, refused, sent and parsed; suggestions for files and commands."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Messages are chosen, edited, regenerated, continued, copied and unfolded, by keys."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

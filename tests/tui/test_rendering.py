@@ -1,7 +1,5 @@
 """Answers on the screen: code, blocks, tables, mathematics and widths."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable

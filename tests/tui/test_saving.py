@@ -1,7 +1,5 @@
 """Chats are saved as they grow, and resumed; errors of the database stop nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import subprocess

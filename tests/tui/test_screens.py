@@ -1,7 +1,5 @@
 """Pictures of the chat, and the contrast of everything on them."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 

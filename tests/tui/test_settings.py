@@ -1,7 +1,5 @@
 """The form of settings and of a chat's options; themes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

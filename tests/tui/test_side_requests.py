@@ -1,7 +1,5 @@
 """Titles and summaries that the model writes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

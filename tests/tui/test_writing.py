@@ -1,7 +1,5 @@
 """Writing a prompt: keys in their order, pasted texts, the editor, and the mouse."""
 
-from __future__ import annotations
-
 from unittest.mock import AsyncMock
 
 import pytest
