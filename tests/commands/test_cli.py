@@ -204,11 +204,6 @@ def test_an_empty_store_says_what_to_run(tmp_path: Path) -> None:
     assert "starter" in listing.stdout
 
 
-def test_a_prompt_longer_than_the_context(loaded_shallow_starter: Engine) -> None:
-    done = run_here("run", "-", stdin="word " * 9000)
-    assert_one_line_error(done, 1, "8192", "shorten")
-
-
 def start_run(*arguments: str) -> subprocess.Popen[bytes]:
     command = [*AKUNU, "run", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -219,17 +219,6 @@ def test_an_acceptance_prepares_the_next_completion_except_on_battery(battery: b
     assert queue.close(60)
 
 
-def test_an_unknown_model_answers_the_open_request() -> None:
-    helper = Helper(Path("nonesuch"))
-    helper.send({"id": 7, "prefix": "x"})
-    reply = helper.read()
-    assert reply["id"] == 7
-    assert "nonesuch" in reply["error"]
-    code, left, error = helper.end()
-    assert (code, left) == (1, [])
-    assert b"nonesuch" in error
-
-
 def test_limits_of_the_command_hold_where_a_request_sets_none() -> None:
     defaults = CompletionRequest("", max_tokens=7, seconds=2.0)
     line = parse(b'{"id": 1, "prefix": "x", "time_ms": 500}')

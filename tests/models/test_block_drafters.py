@@ -17,6 +17,7 @@ from akunu_py.models.drafters import load_drafter
 from akunu_py.models.drafters.block import BlockDrafter
 from akunu_py.models.drafters.drafter_config import read_config
 from tests.support import tiny_block_drafters as tiny
+from tests.support.published_drafters import save_drafter
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/drafters/block.json").read_text())
 CASES = [pytest.param(seed, config, id=name) for seed, (name, _, config) in enumerate(tiny.CASES)]
@@ -26,12 +27,7 @@ TARGET = {"hidden_size": 32, "num_hidden_layers": 12, "vocab_size": tiny.TOKENS}
 def write(
     directory: Path, config: tiny.Config, seed: int, weights: dict[str, Any] | None = None
 ) -> Path:
-    directory.mkdir(exist_ok=True)
-    weights = weights or tiny.checkpoint(config, seed)
-    arrays = {name: mx.array(value) for name, value in weights.items()}
-    mx.save_safetensors(str(directory / "model.safetensors"), arrays)
-    (directory / "config.json").write_text(json.dumps(config))
-    return directory
+    return save_drafter(directory, config, weights or tiny.checkpoint(config, seed))
 
 
 def load(directory: Path) -> BlockDrafter:
