@@ -19,6 +19,7 @@ from akunu_py.completion import completer as completer_module
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_cache import CompletionCache
 from akunu_py.completion.completion_request import (
+    CompleteOptions,
     Completion,
     CompletionReason,
     CompletionRequest,
@@ -29,12 +30,12 @@ from akunu_py.completion.stops import strip_fence
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model import device
+from akunu_py.engine.request import Status, Step
 from akunu_py.engine.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.parser import Parser
-from akunu_py.types import GenerateOptions, Stats
+from akunu_py.types import FinishReason, GenerateOptions, Piece, Stats, TextPiece
 from tests.support.complete import complete
-from tests.support.fixed_request import answering
 from tests.support.targets import last_tokens
 from tests.support.tiny_fim import byte_level, load_tiny, sentence_piece, write_model
 
@@ -42,6 +43,42 @@ END = "<|endoftext|>"
 BUFFER = Path("tests/golden/completion_buffer.txt").read_text(encoding="utf-8")
 CURSOR = BUFFER.index("        self._window = self._window[self._given :]") + len("        self._w")
 PREFIX, SUFFIX = BUFFER[BUFFER.index("    def __init__(") : CURSOR], BUFFER[CURSOR:]
+
+
+class FixedRequest:
+    """Yields `answer` letter by letter, then ends with `finish_reason`."""
+
+    def __init__(self, answer: str, finish_reason: FinishReason = "stop") -> None:
+        self.tokens: list[int] = []
+        self.stats = Stats()
+        self.finish_reason = finish_reason
+        self.status = Status.DECODING
+        self._left = list(answer)
+
+    def step(self) -> list[Step]:
+        if not self._left:
+            self.status = Status.FINISHED
+            return []
+        self.tokens.append(0)
+        return [TextPiece(self._left.pop(0), Piece(()))]
+
+    def cancel(self) -> None:
+        self._left = []
+
+    def close(self) -> None:
+        self.status = Status.FINISHED
+
+
+def answering(
+    engine: Engine, answer: str, reason: FinishReason = "stop", fim: str = "auto"
+) -> Completer:
+    """Return a completer whose model generates `answer`."""
+    completer = Completer(engine, CompleteOptions(fim=fim))
+    loop: Any = completer.loop
+    loop.request = lambda *_: FixedRequest(answer, reason)
+    loop.advance = lambda requests: {each: each.step() for each in requests}
+    loop.close_request = lambda request: request.close()
+    return completer
 
 
 @pytest.fixture(scope="module")

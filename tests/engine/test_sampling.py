@@ -30,7 +30,6 @@ from akunu_py.engine.sampling import (
 )
 from akunu_py.errors import UsageError
 from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions
-from tests.support.chi_square import p_value
 from tests.support.slow import slow
 from tests.support.tiny_fim import byte_level, load_tiny
 
@@ -56,6 +55,13 @@ OTHERS = [name for name in FILTERS if name not in ("temperature", "all", "everyt
 SMALL = 12  # tokens in the small vocabulary
 ROWS = 4
 SEEDS = 1200
+
+
+def p_value(counts: np.ndarray, expected: np.ndarray) -> float:
+    """Return the p-value of Pearson's chi-square test."""
+    from scipy.stats import chisquare  # takes longer to import than most tests to run
+
+    return float(chisquare(counts, expected).pvalue)
 
 
 def plain_distribution(

@@ -16,8 +16,7 @@ from akunu_py.models.drafters import load_drafter
 from akunu_py.models.drafters.eagle3 import Eagle3
 from akunu_py.models.drafters.state_drafter import Embed
 from tests.support import tiny_drafters as tiny
-from tests.support.draft_rounds import Target, draft_rounds, greedy
-from tests.support.published_drafters import save_drafter
+from tests.support.published_drafters import Target, draft_rounds, greedy, save_drafter
 from tests.support.tiny_drafters import LENGTHS, Array
 
 LAYERS = 12  # of the target

@@ -18,8 +18,7 @@ from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.drafters import load_drafter
 from akunu_py.models.drafters.gemma4_assistant import Gemma4Assistant
 from tests.support import tiny_drafters as tiny
-from tests.support.draft_rounds import greedy
-from tests.support.published_drafters import save_drafter
+from tests.support.published_drafters import greedy, save_drafter
 
 UNCHANGED: Mapping[str, Any] = {}
 SCALE = 2.0  # of the target's embedding

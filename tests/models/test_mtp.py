@@ -21,8 +21,7 @@ from akunu_py.models.load.mlx_loader import open_directory
 from akunu_py.models.mtp import FAMILIES, HEAD_FILE, Head, Trunk, load_head, write_head
 from akunu_py.models.mtp.chain import HeadChain
 from akunu_py.models.store.local_import import import_model
-from tests.support.draft_rounds import Target, draft_rounds
-from tests.support.published_drafters import save_drafter
+from tests.support.published_drafters import Target, draft_rounds, save_drafter
 from tests.support.tiny_drafters import mtp_checkpoint, mtp_config
 from tests.support.tiny_mtp import CONFIGS, VOCABULARY, reference, write_checkpoint, write_tokenizer
 
