@@ -3,8 +3,6 @@
 tests/engine/test_identity.py compares the tokens of all families with those of mlx-lm's loop.
 """
 
-from __future__ import annotations
-
 import ast
 import random
 from collections.abc import Sequence

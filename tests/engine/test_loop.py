@@ -3,8 +3,6 @@
 tests/engine/test_identity.py compares their tokens with those of plain decoding alone.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 from collections.abc import Callable, Iterator, Sequence

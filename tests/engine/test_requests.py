@@ -1,7 +1,5 @@
 """Requests: ends, cancellation, failing passes, memory, and token ids outside the vocabulary."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from pathlib import Path

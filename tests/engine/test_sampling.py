@@ -1,7 +1,5 @@
 """Sampling: its distribution with drafts, filters, lenient acceptance and logprobs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

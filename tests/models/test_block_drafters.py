@@ -1,7 +1,5 @@
 """DFlash, DFlash2 and DSpark drafters draft what independent implementations draft."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The catalog: schema, figures (computed again), recommendations."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """EAGLE-3 and P-EAGLE drafters: the drafts of independent implementations, and loading."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hostile files of models: refused before they take memory or time, or import modules."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

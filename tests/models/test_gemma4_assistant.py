@@ -1,7 +1,5 @@
 """Assistants of Gemma 4: the drafts of an independent implementation, and loading."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

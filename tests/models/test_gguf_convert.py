@@ -1,7 +1,5 @@
 """Reading GGUF files and converting them without loss."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

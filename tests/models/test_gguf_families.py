@@ -1,7 +1,5 @@
 """Each family has equal output from GGUF and safetensors, and equals llama.cpp."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GGUF tokenizers equal llama.cpp's pre-tokenizers and the SentencePiece library."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

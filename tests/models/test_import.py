@@ -1,7 +1,5 @@
 """`akunu models import`: directories and GGUF files of this machine become models of the store."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable

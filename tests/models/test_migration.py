@@ -1,7 +1,5 @@
 """A store of earlier versions: migrated without a download, and safe at every moment."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """MTP heads: loading from the published names of every family, and their results."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path

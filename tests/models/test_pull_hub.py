@@ -1,7 +1,5 @@
 """Pulls from the hub: accepted files, names, and failures."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

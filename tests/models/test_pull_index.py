@@ -1,7 +1,5 @@
 """Pulls from the package index are complete or leave nothing, in every failure."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

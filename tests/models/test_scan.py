@@ -1,7 +1,5 @@
 """Models of other programs: listed, used in place, never changed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -5,8 +5,6 @@ With arguments, `akunu launch CLIENT` runs the client with them. Without, start 
 Enter ends the recording. Writes `requests/CLIENT.json.gz`. Fails if the client or a request failed.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,8 +1,6 @@
 """Bodies of all dialects: the same conversation in each format, and parts that a text model cannot
 read become one line of text."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

@@ -1,8 +1,6 @@
 """Promises that hold in every dialect, on a tiny model: the same text as a session without drafts,
 cached prompts, structured answers, continued answers."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import itertools

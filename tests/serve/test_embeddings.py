@@ -1,7 +1,5 @@
 """/v1/embeddings: last hidden states of an embedding model, normalized, in both encodings."""
 
-from __future__ import annotations
-
 import base64
 import math
 import struct

@@ -1,7 +1,5 @@
 """The reply that a client accumulates from a stream equals the complete reply, in every dialect."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

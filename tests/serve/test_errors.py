@@ -1,7 +1,5 @@
 """Invalid requests: every dialect names what it refuses, in its own form of an error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

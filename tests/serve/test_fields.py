@@ -1,7 +1,5 @@
 """Fields that are unknown, or known from other servers: what they do, and how they are named."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

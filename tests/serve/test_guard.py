@@ -1,7 +1,5 @@
 """Access to `akunu serve`, limits of requests, and privacy of their content."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Several models that share a memory limit: each answers as if it was alone, and none is lost."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import gc

@@ -1,7 +1,5 @@
 """Heartbeats, clients that disconnect, failures, and slow readers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

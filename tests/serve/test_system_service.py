@@ -1,7 +1,5 @@
 """The service: its description is valid, runs as written, and is removed whole."""
 
-from __future__ import annotations
-
 import os
 import plistlib
 import shlex

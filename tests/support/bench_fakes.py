@@ -1,8 +1,6 @@
 """For the tests of the bench: simulated runners with a clock of their own, made-up results, and
 a model that is quick to measure."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Example conversations."""
 
-from __future__ import annotations
-
 from akunu_py.chats.options import ChatOptions
 from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.types import FinishReason, Stats

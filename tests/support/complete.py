@@ -1,7 +1,5 @@
 """One completion, in the thread that calls."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

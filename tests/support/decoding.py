@@ -1,7 +1,5 @@
 """The decode passes of a target, without an engine."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Collection, Generator
 from types import SimpleNamespace

@@ -4,8 +4,6 @@ tests/engine/test_families.py checks that against mlx-lm's sources; tests/suppor
 builds them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """A hub on this machine that speaks the few endpoints we use, and misbehaves on demand."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

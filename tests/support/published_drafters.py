@@ -1,7 +1,5 @@
 """Published drafters of random weights for tiny models, and rounds of drafts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A served tiny model, and clients that need no socket and can disconnect at any moment."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Tiny random-weight models from mlx-lm's own classes, and drafters to torment them with."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

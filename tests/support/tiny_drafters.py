@@ -1,7 +1,5 @@
 """Weights and inputs of tiny drafters, drawn with NumPy so that other programs draw the same."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

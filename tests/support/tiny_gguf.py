@@ -1,7 +1,5 @@
 """GGUF files, written with the gguf package, and tiny llamas with random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@ The weights are those of mlx-lm's classes. They are converted to GGUF as by llam
 from the gguf package, and changes of values are repeated here. Nothing is shared with our import.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Tool calls in the markup of each family's templates, and the text that no value may contain."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

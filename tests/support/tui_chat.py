@@ -1,7 +1,5 @@
 """Drive the chat without a model: press keys, post the messages of a session, see the screen."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -1,7 +1,5 @@
 """Structured output fits its grammar, has the model's distribution, and is exact with drafts."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Prompt caches on disk: what is saved, loaded, refused and deleted, and whose text it is."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import json

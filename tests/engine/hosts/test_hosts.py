@@ -1,7 +1,5 @@
 """Several hosts in one process: hostfiles, splits, fingerprints, and the messages of rank 0."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

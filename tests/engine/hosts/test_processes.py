@@ -1,7 +1,5 @@
 """A model in several processes over loopback: equal answers, and a common end."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

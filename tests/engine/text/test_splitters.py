@@ -1,7 +1,5 @@
 """Stop sequences, thinking and channels in a streamed text: the same in any pieces."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Tool calls parsed from the text of every family's format, whole or in any pieces."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

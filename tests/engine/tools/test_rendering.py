@@ -1,7 +1,5 @@
 """Tools, calls and results in prompts, by the habits of chat templates."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any
