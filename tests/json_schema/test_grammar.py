@@ -153,8 +153,7 @@ def test_references_by_identifier_and_by_anchor() -> None:
         "$id": "http://a.b/c/d.json",
         "items": {"anyOf": [{"$ref": to} for to in ("e.json#/x", "#here", "d.json#/$defs/q~1")]},
         "$defs": {
-            "one": {"$id": "e.json", "x": {"const": 1}},
-            "two": {"$anchor": "here", "const": 2},
+            "one": {"$id": "e.json", "x": {"const": 1}}, "two": {"$anchor": "here", "const": 2},
             "q/": {"const": 3},
         },
     }  # fmt: skip

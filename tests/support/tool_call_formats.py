@@ -243,8 +243,7 @@ EXAMPLES: dict[str, Written] = {
     "dsml": ("dsml", dsml, ("</｜DSML｜parameter>",)),
     "kimi_k3": ("kimi_k3", kimi_k3, ("<|close|>argument<|sep|>",)),
     "glm47": (
-        "glm47",
-        tagged("<tool_call>", "</tool_call>", "{0}\n{1}", PAIRS.format("")),
+        "glm47", tagged("<tool_call>", "</tool_call>", "{0}\n{1}", PAIRS.format("")),
         ("</arg_value>",),
     ),
     "longcat": (
@@ -255,8 +254,7 @@ EXAMPLES: dict[str, Written] = {
     "gemma4": ("gemma4", each("<|tool_call>", "<tool_call|>", gemma('<|"|>'), ""), ('<|"|>',)),
     "function_gemma": (
         "function_gemma",
-        each("<start_function_call>", "<end_function_call>", gemma("<escape>"), ""),
-        ("<escape>",),
+        each("<start_function_call>", "<end_function_call>", gemma("<escape>"), ""), ("<escape>",),
     ),
     "pythonic": ("pythonic", pythonic, ()),
 }  # fmt: skip

@@ -173,16 +173,12 @@ CASES: list[Case] = [
             (HARMONY, CALL.removeprefix("<|start|>assistant") + "{}<|call|>", "", CALL + "{}"),
             (HARMONY, "<|channel|>analysis<|message|>A<|end|>" + CALL + "{}", "A", CALL + "{}"),
             (
-                HARMONY,
-                " to=functions.f<|channel|>commentary json<|message|>{}",
-                "",
+                HARMONY, " to=functions.f<|channel|>commentary json<|message|>{}", "",
                 "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}",
             ),
             (
-                MUSE,
-                " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Yes.",
-                "Hm.",
-                "Yes.",
+                MUSE, " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Yes.",
+                "Hm.", "Yes.",
             ),
             *((HARMONY, text, "", text) for text in ("No header.", '{"a": "<|"}', "<", "")),
         )
