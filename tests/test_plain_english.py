@@ -171,11 +171,9 @@ def build_scripts() -> Iterator[Passage]:
 
 PROSE: dict[str, Callable[[], Iterator[Passage]]] = {
     **{wing: partial(prose_in, wing) for wing in WINGS},
-    "tests": partial(prose_in, "tests", strings=False),
-    "build scripts": build_scripts,
-    "docs": pages,
-    "editor plugins and data files": other_sources,
-}
+    "tests": partial(prose_in, "tests", strings=False), "build scripts": build_scripts,
+    "docs": pages, "editor plugins and data files": other_sources,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("prose", PROSE)

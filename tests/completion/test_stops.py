@@ -140,14 +140,11 @@ def test_ends_in_languages(path: str, above: str, expected: str, more: str) -> N
         ("a.html", "{% if a", "}\n<p>", " %}\n<p>", " %"),
         ("a.html", "{{ {\n  ", "\n}[a] }}\n", '"b": 1,\n}[a] }}\n', '"b": 1,'),
         (
-            "a.cpp",
-            "namespace a {",
-            "}\n",
-            "\n\n#if b\nint c;\n#endif\n",
+            "a.cpp", "namespace a {", "}\n", "\n\n#if b\nint c;\n#endif\n",
             "\n\n#if b\nint c;\n#endif\n",
         ),
     ],
-)
+)  # fmt: skip
 def test_ends_before_closing_text(
     path: str, prefix: str, suffix: str, output: str, expected: str
 ) -> None:
@@ -157,14 +154,11 @@ def test_ends_before_closing_text(
 @pytest.mark.parametrize(
     "output",
     [
-        'case "$1" in a) b ;; c | "d e") f ;; esac',
-        "case $x in '') usage ;; esac",
+        'case "$1" in a) b ;; c | "d e") f ;; esac', "case $x in '') usage ;; esac",
         'case "$1" in\n  --help | --h )\n    a ;;\n  "b c" | \\?)\n    d ;;\nesac',
-        "sed 's/\"//' | cut -d' ' -f1\n",
-        'echo it\\\'s "$(b "c")"\n',
-        "cat <<eof\ndon't (\neof",
+        "sed 's/\"//' | cut -d' ' -f1\n", 'echo it\\\'s "$(b "c")"\n', "cat <<eof\ndon't (\neof",
     ],
-)
+)  # fmt: skip
 def test_shell(output: str) -> None:
     expected = output if "<<" in output else output.strip().replace("\n", "\n  ")
     below = "\n  last\n}\n"

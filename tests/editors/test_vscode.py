@@ -289,11 +289,9 @@ with pathlib.Path(sys.argv[0]).with_name("log").open("a", buffering=1) as log:
             print(json.dumps({"id": asked["id"]} | said), flush=True)
 """
 SETTINGS = {
-    "chat.disableAIFeatures": True,
-    "security.workspace.trust.enabled": False,
-    "telemetry.telemetryLevel": "off",
-    "workbench.startupEditor": "none",
-}
+    "chat.disableAIFeatures": True, "security.workspace.trust.enabled": False,
+    "telemetry.telemetryLevel": "off", "workbench.startupEditor": "none",
+}  # fmt: skip
 
 
 class Window:

@@ -54,14 +54,12 @@ def allows(schema: Any, text: str, layout: Layout = OPEN) -> bool:
 )
 @example(
     {
-        "prefixItems": [{"type": "integer"}, {"type": "string"}],
-        "items": {"const": None},
-        "minItems": 1,
-        "maxItems": 3,
+        "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": {"const": None},
+        "minItems": 1, "maxItems": 3,
     },
     [[], [1], [1, "a"], [1, "a", None], [1, "a", None, None], ["a"], [1, 2], [1, "a", 3]],
     1,
-)
+)  # fmt: skip
 @example({"not": {"additionalProperties": {"const": 1}}}, [{}, {"a": 1}, {"a": 1, "b": 2}, 3], 1)
 @example(
     {"not": {"patternProperties": {"^a": {}}, "additionalProperties": {"const": 1}}},

@@ -80,11 +80,9 @@ def run(options: argparse.Namespace) -> int:
 
     interrupted = was_interrupted(compare)
     as_json = {
-        "command": options.command_line,
-        "date": today(),
-        "machine": describe_machine(),
+        "command": options.command_line, "date": today(), "machine": describe_machine(),
         "fidelity": rows,
-    }
+    }  # fmt: skip
     command.show(options, as_json, lambda: print_fidelity(rows))
     return INTERRUPTED if interrupted else 0
 

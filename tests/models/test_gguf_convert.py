@@ -19,11 +19,9 @@ def test_the_config_names_every_width(tmp_path: Path) -> None:
     directory = tiny_directory(tmp_path, Tiny(kind="Q4_0", embedding="Q8_0"))
     config = json.loads((directory / "config.json").read_text())
     assert config["quantization"] == {
-        "group_size": 32,
-        "bits": 4,
-        "mode": "affine",
+        "group_size": 32, "bits": 4, "mode": "affine",
         "model.embed_tokens": {"group_size": 32, "bits": 8},
-    }
+    }  # fmt: skip
     assert config["rms_norm_eps"] == 1e-5
     assert config["max_position_embeddings"] == 128
     assert config["tie_word_embeddings"] is True

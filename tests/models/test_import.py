@@ -55,11 +55,8 @@ def test_a_directory_becomes_a_model(source: Path, data: Path) -> None:
     model = import_model(source, progress=lambda *moment: moments.append(moment))
     assert model.name == "My-Model-v1"
     assert {path.name for path in model.path.iterdir()} == {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
+        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
     model_store.verify(model)
     assert (model.context_length, model.license) == (512, "apache-2.0")
     assert np.array_equal(logits(model.path), logits(source))

@@ -114,15 +114,13 @@ def test_files_that_the_library_fetched_are_used(server: Hub, home: Path) -> Non
 @pytest.mark.parametrize(
     "faults",
     [
-        [Fault(cut=1000), Fault(cut=50_000)],
-        [Fault(status=status) for status in (408, 502, 504)],
+        [Fault(cut=1000), Fault(cut=50_000)], [Fault(status=status) for status in (408, 502, 504)],
         [Fault(status=429, headers={"Retry-After": "0"})],
-        [Fault(cut=20_000), Fault(no_range=True)],
-        [Fault(cut=20_000), Fault(status=416)],
+        [Fault(cut=20_000), Fault(no_range=True)], [Fault(cut=20_000), Fault(status=416)],
         [Fault(short=10)],
     ],
     ids=["cut", "5xx", "429", "no range", "no part", "short"],
-)
+)  # fmt: skip
 def test_transient_faults_are_retried(server: Hub, faults: list[Fault]) -> None:
     server.faults[WEIGHTS].extend(faults)
     model_store.verify(pull(REPOSITORY))

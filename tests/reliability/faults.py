@@ -101,12 +101,10 @@ class Home:
         entry = '[starter]\nsource = "a test"\n\n[starter.sha256]\n' + "".join(hashes)
         (self.models / "models.toml").write_text(entry, encoding="utf-8")
         self.variables = {
-            "XDG_DATA_HOME": str(directory / "data"),
-            "XDG_CACHE_HOME": str(directory / "cache"),
-            "XDG_CONFIG_HOME": str(directory / "config"),
-            "HF_HOME": str(directory / "hub"),
+            "XDG_DATA_HOME": str(directory / "data"), "XDG_CACHE_HOME": str(directory / "cache"),
+            "XDG_CONFIG_HOME": str(directory / "config"), "HF_HOME": str(directory / "hub"),
             "HOME": str(directory),
-        }
+        }  # fmt: skip
 
     def start(self, command: Command) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(

@@ -60,14 +60,11 @@ class Home:
         (watch / "sitecustomize.py").write_text(WATCH)
         (directory / "tmp").mkdir()
         self.variables = {
-            "HOME": str(directory),
-            "XDG_DATA_HOME": str(directory / "data"),
+            "HOME": str(directory), "XDG_DATA_HOME": str(directory / "data"),
             "XDG_CACHE_HOME": str(directory / "cache"),
-            "XDG_CONFIG_HOME": str(directory / "config"),
-            "TMPDIR": str(directory / "tmp"),
-            "PYTHONPATH": f"{watch}:{ROOT}",
-            "AKUNU_WATCH": str(self._log),
-        }
+            "XDG_CONFIG_HOME": str(directory / "config"), "TMPDIR": str(directory / "tmp"),
+            "PYTHONPATH": f"{watch}:{ROOT}", "AKUNU_WATCH": str(self._log),
+        }  # fmt: skip
         self.watched = [*STRACE, f"--output={self._calls}"] if can_trace() else []
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:

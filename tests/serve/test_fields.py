@@ -153,11 +153,9 @@ USELESS = [
     (RESPONSES, {"input": [{"type": "computer_call", "id": "x"}, USER]}, "input.*.computer_call"),
 ]  # fmt: skip
 LEAST: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": [USER]},
-    COMPLETIONS: {"prompt": "x"},
-    MESSAGES: {"model": "alias", "max_tokens": 2, "messages": [USER]},
-    RESPONSES: {"input": "x"},
-}
+    CHAT: {"messages": [USER]}, COMPLETIONS: {"prompt": "x"},
+    MESSAGES: {"model": "alias", "max_tokens": 2, "messages": [USER]}, RESPONSES: {"input": "x"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("path", "more", "names"), USELESS)

@@ -96,13 +96,10 @@ def fake_result(runs: list[Series]) -> Result:
 def drafted_series(runner: str = "auto", workload: str = "edit", **more: Any) -> Series:
     """Four passes: 4 of 4 drafted tokens accepted, 1 of 4, a plain step, 0 of 2."""
     fields: dict[str, Any] = {
-        "repeats": [Repeat(9, 0.1, 0.05, 1000), Repeat(9, 0.09, 0.05, 1000)],
-        "identical": True,
-        "reference": "mlx-lm",
-        "drafted": [4, 4, 0, 2],
-        "accepted": [4, 1, 0, 0],
+        "repeats": [Repeat(9, 0.1, 0.05, 1000), Repeat(9, 0.09, 0.05, 1000)], "identical": True,
+        "reference": "mlx-lm", "drafted": [4, 4, 0, 2], "accepted": [4, 1, 0, 0],
         "answer": "said & <done>",
-    }
+    }  # fmt: skip
     return Series(workload, 0.0, runner, "mlx-lm", **(fields | more))
 
 

@@ -62,11 +62,9 @@ async def test_the_first_answer_gets_a_title(tmp_path: Path) -> None:
         ((name, messages, options, tools),) = titles.requests
         assert (name, tools) == (it.conversation, [])
         assert messages == [
-            Message("system", "Be brief."),
-            Message("user", "how do I undo a commit?"),
-            Message("assistant", "With git reset."),
-            Message("user", TITLE_PROMPT),
-        ]
+            Message("system", "Be brief."), Message("user", "how do I undo a commit?"),
+            Message("assistant", "With git reset."), Message("user", TITLE_PROMPT),
+        ]  # fmt: skip
         assert (options.conversation, options.side_request) == (it.conversation, True)
         assert await stored(it.store) == ["how do I undo a commit?"]
         await it.press("ctrl+n")

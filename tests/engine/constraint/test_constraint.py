@@ -289,13 +289,11 @@ def test_forced_text_replaces_a_forbidden_prediction(shallow_starter: Engine) ->
         ({}, '{"": 1, ', '"', True),
         ({}, '{":": 1, ', '":', True),
         (
-            {"patternProperties": {"^a$": {}}, "additionalProperties": False},
-            '{"a": 1, "',
-            "a",
+            {"patternProperties": {"^a$": {}}, "additionalProperties": False}, '{"a": 1, "', "a",
             False,
         ),
     ],
-)
+)  # fmt: skip
 def test_no_key_is_written_twice(
     shallow_starter: Engine, schema: Any, text: str, key: str, repeats: bool
 ) -> None:

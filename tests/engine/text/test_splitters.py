@@ -315,13 +315,11 @@ TEMPLATES = {
     "opened": (CHATML, "<|im_start|>assistant\n<think>{{ '\n' }}", "", "\n</think>\n\n"),
     "by itself": (CHATML, "<|im_start|>assistant{{ '\n' }}", "<think>\n", "\n</think>\n\n"),
     "channels": (
-        HARMONY_MARKERS,
-        "<|start|>assistant",
-        "<|channel|>analysis<|message|>",
+        HARMONY_MARKERS, "<|start|>assistant", "<|channel|>analysis<|message|>",
         "<|end|><|start|>assistant<|channel|>final<|message|>",
     ),
     "off": (CHATML, "<|im_start|>assistant\n<think>\n\n</think>{{ '\n\n' }}", None, ""),
-}
+}  # fmt: skip
 MESSAGES = [Message("user", "What does <think> mean?")]
 THOUGHT, ANSWER = "First this.\nThen that", "So it is"
 

@@ -50,15 +50,12 @@ NESTED = st.recursive(
     max_leaves=5,
 )
 VALUES = {
-    "string": STRINGS,
-    "integer": st.integers(-(10**15), 10**15),
-    "number": st.floats(allow_nan=False, allow_infinity=False),
-    "boolean": st.booleans(),
-    "object": st.dictionaries(KEYS, NESTED, max_size=3),
-    "array": st.lists(NESTED, max_size=3),
+    "string": STRINGS, "integer": st.integers(-(10**15), 10**15),
+    "number": st.floats(allow_nan=False, allow_infinity=False), "boolean": st.booleans(),
+    "object": st.dictionaries(KEYS, NESTED, max_size=3), "array": st.lists(NESTED, max_size=3),
     "any": st.none() | st.integers(0, 9) | st.lists(st.integers(0, 9), max_size=2),
     "code": STRINGS,
-}
+}  # fmt: skip
 ARGUMENTS = st.fixed_dictionaries({}, optional=VALUES)
 CALLS = st.lists(
     st.tuples(st.sampled_from(["find", "write_file"]), ARGUMENTS), min_size=1, max_size=3

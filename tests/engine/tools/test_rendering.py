@@ -16,11 +16,9 @@ TOOLS = (WEATHER, Tool("now"))
 CALLS = (ToolCall("weather", '{"city": "Ås"}', "call_1"), ToolCall("now", "{}", "call_2"))
 REQUESTED = (Message("system", "Be brief."), Message("user", "Rain?"))
 TALK = (
-    *REQUESTED,
-    Message("assistant", "", thinking="Hm.", tool_calls=CALLS),
-    Message("tool", "wet", tool_call_id="call_1"),
-    Message("tool", "noon", tool_call_id="call_2"),
-)
+    *REQUESTED, Message("assistant", "", thinking="Hm.", tool_calls=CALLS),
+    Message("tool", "wet", tool_call_id="call_1"), Message("tool", "noon", tool_call_id="call_2"),
+)  # fmt: skip
 
 # What real templates do with tools, one habit each.
 ALL = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}"
@@ -173,12 +171,9 @@ def test_the_starter_takes_tools_as_text(starter_engine: Engine) -> None:
 
 
 LATE = (
-    *TALK,
-    Message("system", "Mind the time."),
-    Message("assistant", "It is wet."),
-    Message("system", "Two files changed."),
-    Message("user", "And now?"),
-)
+    *TALK, Message("system", "Mind the time."), Message("assistant", "It is wet."),
+    Message("system", "Two files changed."), Message("user", "And now?"),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("template", [FIRST_SYSTEM + OBJECT, ALTERNATING + IGNORES])
