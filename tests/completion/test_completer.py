@@ -81,11 +81,6 @@ def answering(
     return completer
 
 
-@pytest.fixture(scope="module")
-def completer(starter_engine: Engine) -> Completer:
-    return Completer(starter_engine)
-
-
 @pytest.fixture
 def tiny(tmp_path: Path) -> Completer:
     """Its tokens are printable characters, chosen at random."""
@@ -93,8 +88,9 @@ def tiny(tmp_path: Path) -> Completer:
 
 
 def test_typing_the_completion_costs_nothing_and_other_text_only_its_tokens(
-    completer: Completer,
+    shallow_starter: Engine,
 ) -> None:
+    completer = Completer(shallow_starter)
     first = complete(completer, CompletionRequest(PREFIX, SUFFIX))
     assert first.text
     assert first.finish_reason == "stop"
@@ -112,19 +108,22 @@ def test_typing_the_completion_costs_nothing_and_other_text_only_its_tokens(
     assert not complete(completer, elsewhere).reused
 
 
-def test_the_prefix_is_healed(completer: Completer) -> None:
+def test_the_prefix_is_healed(starter_engine: Engine) -> None:
     """A cursor inside a token, or behind the spaces that belong to the next one."""
+    completer = Completer(starter_engine)
     assert complete(completer, CompletionRequest("import numpy as n")).text == "p"
     done = complete(completer, CompletionRequest("def add(first, second):\n    "))
     assert done.text.startswith("return first + second")
     assert done.stats.generated_tokens > done.stats.target_passes >= 1
 
 
-def test_parts_join_to_the_whole_which_has_the_newlines_of_the_buffer(completer: Completer) -> None:
-    whole = {}
+def test_parts_join_to_the_whole_which_has_the_newlines_of_the_buffer(
+    starter_engine: Engine,
+) -> None:
+    completer, whole = Completer(starter_engine), {}
     for newline in ("\n", "\r\n"):
         prefix, suffix = f"def fibonacci(n):{newline}    ", f"{newline * 2}print(fibonacci(10))\n"
-        request = CompletionRequest(prefix, suffix, max_tokens=32)
+        request = CompletionRequest(prefix, suffix, max_tokens=14)
         completer.cache = CompletionCache()
         for reused in (False, True):
             parts: list[str] = []
