@@ -114,7 +114,7 @@ def test_stop_rules_reach_their_goals_in_20_languages(tmp_path: Path) -> None:
     """At least 99.5 % of all places are safe and 95 % of all blocks whole."""
     for name, text in golden_sources().items():
         (tmp_path / name).write_text(text)
-    found = score_directory(tmp_path, 6)
+    found = score_directory(tmp_path, 4)
     assert len(found["languages"]) == 20
-    assert found["all"]["places"] > 270
+    assert found["all"]["places"] > 180
     assert found["reached"], found["languages"]
