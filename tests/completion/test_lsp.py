@@ -104,13 +104,9 @@ class Editor:
         self.client.text_document_did_change(lsp.DidChangeTextDocumentParams(document, events))
 
     async def complete(
-        self,
-        uri: str,
-        line: int,
-        character: int,
-        chosen: lsp.SelectedCompletionInfo | None = None,
+        self, uri: str, line: int, character: int, chosen: lsp.SelectedCompletionInfo | None = None,
         kind: lsp.InlineCompletionTriggerKind = AUTOMATIC,
-    ) -> list[Any]:
+    ) -> list[Any]:  # fmt: skip
         context = lsp.InlineCompletionContext(kind, chosen)
         document, position = lsp.TextDocumentIdentifier(uri), lsp.Position(line, character)
         found = await self.client.text_document_inline_completion_async(

@@ -61,12 +61,9 @@ def read_vscode(path: Path, out: Path) -> None:
     ],
 )
 def test_the_command_arrives_as_it_was_meant(
-    editor: str,
-    program: str | None,
-    read: Callable[[Path, Path], None],
-    more: list[str],
+    editor: str, program: str | None, read: Callable[[Path, Path], None], more: list[str],
     tmp_path: Path,
-) -> None:
+) -> None:  # fmt: skip
     snippet, out = tmp_path / "snippet", tmp_path / "out"
     snippet.write_text(editor_config(editor, NASTY))
     assert str(paths.EDITORS / editor) in snippet.read_text()

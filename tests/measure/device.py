@@ -198,12 +198,9 @@ class SimulatedTarget(Target):
 
 
 def replay_on_device(
-    trace: Trace,
-    curve: Curve,
-    mode: DraftMode,
-    options: DeviceOptions,
+    trace: Trace, curve: Curve, mode: DraftMode, options: DeviceOptions,
     figures: Sequence[DrafterFigures] = (),
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Return counts and rates by workload, each on its own device.
 
     The score is the speed relative to pipelined plain decoding on the same device. Each item gets a
@@ -224,12 +221,9 @@ def replay_on_device(
 
 
 def replay_items(
-    items: Sequence[TraceItem],
-    curve: Callable[[int], float],
-    options: DeviceOptions,
-    make_drafter: Callable[[], Drafter],
-    neural_drafters: SimulatedDrafters | None = None,
-) -> ReplayCounts:
+    items: Sequence[TraceItem], curve: Callable[[int], float], options: DeviceOptions,
+    make_drafter: Callable[[], Drafter], neural_drafters: SimulatedDrafters | None = None,
+) -> ReplayCounts:  # fmt: skip
     """Decode the items one after the other on one device and return the counts."""
     device, weights = Device(curve, options), SharedWeights()
     counts, neural_drafters = ReplayCounts(), neural_drafters or SimulatedDrafters()

@@ -102,12 +102,9 @@ def load_prompts(count: int) -> list[str]:
 
 
 def compare_answers(
-    engine: Engine,
-    prompts: Sequence[str],
-    max_tokens: int,
-    temperature: float,
+    engine: Engine, prompts: Sequence[str], max_tokens: int, temperature: float,
     rows: list[dict[str, Any]],
-) -> None:
+) -> None:  # fmt: skip
     """Compare the answers to each prompt with those without drafts, in all modes.
 
     Appends a row for each mode, ready for JSON. The prompt's number is the seed.

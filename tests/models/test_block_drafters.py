@@ -35,12 +35,9 @@ def load(directory: Path) -> BlockDrafter:
 
 
 def drafts(
-    drafter: BlockDrafter,
-    config: tiny.Config,
-    seed: int,
-    pieces: int = 100,
+    drafter: BlockDrafter, config: tiny.Config, seed: int, pieces: int = 100,
     length: int | None = None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Return the greedy drafts of all rounds. pieces: rows of each `extend`."""
     matrix, head = map(mx.array, tiny.target(config, seed))
     cache = drafter.make_cache()

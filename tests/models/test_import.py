@@ -196,12 +196,9 @@ _INDEX = {"a": "model.safetensors", "b": "../../other/model-00002.safetensors"}
     ],
 )
 def test_refusals_come_before_anything_is_written(
-    source: Path,
-    data: Path,
-    change: Callable[[Path], object],
-    error: type[AkunuError],
+    source: Path, data: Path, change: Callable[[Path], object], error: type[AkunuError],
     message: str,
-) -> None:
+) -> None:  # fmt: skip
     change(source)
     with pytest.raises(error, match=message) as caught:
         import_model(source)

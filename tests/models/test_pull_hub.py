@@ -158,14 +158,9 @@ def stop_in_the_weights(server: Hub, home: Path) -> Path:
     ],
 )
 def test_lasting_faults_are_one_line_errors_and_resumable(
-    server: Hub,
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    where: str,
-    fault: Fault,
-    kind: type[AkunuError],
-    words: str,
-) -> None:
+    server: Hub, home: Path, monkeypatch: pytest.MonkeyPatch, where: str, fault: Fault,
+    kind: type[AkunuError], words: str,
+) -> None:  # fmt: skip
     monkeypatch.setattr(pull_module, "_ATTEMPTS", 2)  # each is six of the library
     cut = where == WEIGHTS and fault.status != 429  # which the library waits out for 20 s
     server.faults[where].extend([Fault(cut=30_000)] * cut + [fault] * 60)

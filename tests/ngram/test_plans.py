@@ -96,14 +96,9 @@ class Head:
     st.floats(0.5, 2.0), st.integers(1, 3), st.booleans(),
 )  # fmt: skip
 def test_a_neural_plan_has_the_highest_value_of_all_splits(
-    chances: list[float],
-    increments: list[float],
-    expected: list[float],
-    cost: float,
-    rate: float,
-    longest: int,
-    rerun: bool,
-) -> None:
+    chances: list[float], increments: list[float], expected: list[float], cost: float, rate: float,
+    longest: int, rerun: bool,
+) -> None:  # fmt: skip
     """Compared with every number of predictions and of neural tokens after them."""
     costs = list(accumulate(increments, initial=1.0))
     head: Any = Head(cost, longest)

@@ -116,12 +116,9 @@ def alone(directories: list[Path]) -> dict[tuple[str, str, str], str]:
 
 @pytest.mark.parametrize(("room", "seed"), [(1.2, 0), (2.6, 1), (20, 2)])  # one model, two, all
 async def test_each_model_answers_as_if_it_was_alone(
-    directories: list[Path],
-    alone: dict[tuple[str, str, str], str],
-    size: int,
-    room: float,
+    directories: list[Path], alone: dict[tuple[str, str, str], str], size: int, room: float,
     seed: int,
-) -> None:
+) -> None:  # fmt: skip
     """Requests arrive in any order, some clients disconnect, and the limit always holds."""
     choose = random.Random(seed)
     limit = int(room * size)

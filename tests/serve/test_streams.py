@@ -245,14 +245,9 @@ async def test_disconnect_after_complete_answer_is_no_error(tiny: Served) -> Non
     ],
 )
 async def test_failure_before_first_frame_has_its_own_status(
-    tiny: Served,
-    end: Event,
-    status: int,
-    words: bytes,
-    begun: bool,
-    stream: bool,
+    tiny: Served, end: Event, status: int, words: bytes, begun: bool, stream: bool,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     """Unexpected errors are reported without details."""
     job = ScriptedJob(*((BEGUN, TextDelta("x"), end) if begun else (end,)))
     reply = await fetch(scripted_app(job.run, tiny, 60), CHAT, SHORT | {"stream": stream})

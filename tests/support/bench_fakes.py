@@ -33,15 +33,10 @@ class Simulated:
     foreign = True
 
     def __init__(
-        self,
-        name: str,
-        rate: float = 100.0,
-        *,
-        seed: int = 0,
-        noise: float = 0.01,
+        self, name: str, rate: float = 100.0, *, seed: int = 0, noise: float = 0.01,
         tokens: Sequence[int] = tuple(range(41)),
         before: Callable[[Conditions], None] = lambda conditions: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.name = name
         self.tokens = list(tokens)
         self.conditions: list[Conditions] = []
@@ -62,12 +57,9 @@ class Simulated:
 
 
 def simulate(
-    runners: Sequence[Simulated],
-    *,
-    workloads: Sequence[str] = ("chat", "edit"),
-    repeats: int = 5,
+    runners: Sequence[Simulated], *, workloads: Sequence[str] = ("chat", "edit"), repeats: int = 5,
     runs: list[Series] | None = None,
-) -> Result:
+) -> Result:  # fmt: skip
     """A result as the bench itself measures it, by the runners' own clocks."""
     result = fake_result([] if runs is None else runs)
     made = [Workload(name, (WorkloadTurn("hello"),), 64) for name in workloads]

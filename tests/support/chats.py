@@ -18,15 +18,9 @@ def add_prompt(
 
 
 def add_answer(
-    tree: ConversationTree,
-    text: str,
-    parent: str,
-    *,
-    thinking: str = "",
-    finish: FinishReason | None = "stop",
-    stats: Stats | None = None,
-    at: float = T0,
-) -> ChatMessage:
+    tree: ConversationTree, text: str, parent: str, *, thinking: str = "",
+    finish: FinishReason | None = "stop", stats: Stats | None = None, at: float = T0,
+) -> ChatMessage:  # fmt: skip
     """Add an answer to the prompt `parent` and return it."""
     name = f"{tree.conversation}-{len(tree)}"
     message = ChatMessage(

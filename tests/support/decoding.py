@@ -51,12 +51,9 @@ class BareRunner(ModelRunner):
 
 
 def decode(
-    target: Target,
-    drafter: Drafter,
-    limit: int,
-    stop: Collection[int],
+    target: Target, drafter: Drafter, limit: int, stop: Collection[int],
     runner: BareRunner | None = None,
-) -> Generator[Piece]:
+) -> Generator[Piece]:  # fmt: skip
     """Yield the pieces of an answer; closing the generator drops the launched passes."""
     request = BareRequest(target, drafter, limit, stop)
     runner = runner or BareRunner(target.model)

@@ -260,15 +260,9 @@ class Reply:
 
 
 async def fetch(
-    app: ASGIApp,
-    path: str,
-    body: Any = None,
-    *,
-    method: str = "",
-    headers: Mapping[str, str] = {},
-    leave: Callable[[Reply], bool] = lambda reply: False,
-    left: asyncio.Event | None = None,
-) -> Reply:
+    app: ASGIApp, path: str, body: Any = None, *, method: str = "", headers: Mapping[str, str] = {},
+    leave: Callable[[Reply], bool] = lambda reply: False, left: asyncio.Event | None = None,
+) -> Reply:  # fmt: skip
     """Send a request and return its reply. body: JSON or bytes; None for a GET.
 
     leave: called after every message; True disconnects. left: set on a disconnect; a test may set

@@ -46,12 +46,9 @@ class Adversary(OffersAll):
     """
 
     def __init__(
-        self,
-        prompt: Sequence[int],
-        truth: Sequence[int],
-        seed: int = 0,
+        self, prompt: Sequence[int], truth: Sequence[int], seed: int = 0,
         pipelines: bool | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._pipelines = pipelines
         self.prompt, self.truth = list(prompt), list(truth)
         self.history: list[int] = []

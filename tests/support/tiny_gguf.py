@@ -104,15 +104,9 @@ def write_tiny(path: Path, tiny: Tiny | None = None) -> Path:
 
 
 def write_file(
-    path: Path,
-    architecture: str,
-    metadata: dict[str, Any],
-    tensors: dict[str, Array],
-    kind: str = "F32",
-    kinds: dict[str, str] | None = None,
-    *,
-    shard_tensors: int = 0,
-) -> Path:
+    path: Path, architecture: str, metadata: dict[str, Any], tensors: dict[str, Array],
+    kind: str = "F32", kinds: dict[str, str] | None = None, *, shard_tensors: int = 0,
+) -> Path:  # fmt: skip
     """Write float32 matrices as `kind`, or as `kinds` says by name, and vectors as F32.
 
     shard_tensors: number of tensors in each part of a split file, 0 for one file. Returns the

@@ -152,12 +152,9 @@ def write_directory(directory: Path, case: FamilyCase, weights: dict[str, Array]
 
 
 def write_gguf(
-    path: Path,
-    case: FamilyCase,
-    weights: dict[str, Array],
-    kind: str = "F32",
+    path: Path, case: FamilyCase, weights: dict[str, Array], kind: str = "F32",
     shard_tensors: int = 0,
-) -> Path:
+) -> Path:  # fmt: skip
     """Write the GGUF file that llama.cpp's conversion would make of `weights`."""
     config, architecture = case.config, case.architecture
     keys = {

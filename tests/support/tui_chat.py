@@ -200,13 +200,9 @@ class Chat:
 
 @contextlib.asynccontextmanager
 async def chat(
-    *,
-    loaded: bool = True,
-    size: tuple[int, int] = (80, 24),
-    store: StoreThread | Path | None = None,
-    copy_program: list[str] | None = None,
-    **config: Any,
-) -> AsyncIterator[Chat]:
+    *, loaded: bool = True, size: tuple[int, int] = (80, 24),
+    store: StoreThread | Path | None = None, copy_program: list[str] | None = None, **config: Any,
+) -> AsyncIterator[Chat]:  # fmt: skip
     """Start the chat. `store`: a path is opened here, and closed at the end."""
     thread = StoreThread(store) if isinstance(store, Path) else store
     config["copy_program"] = lambda: copy_program
@@ -257,9 +253,6 @@ class Compare(Protocol):
     """The fixture `snap_compare`."""
 
     def __call__(
-        self,
-        app: ChatApp,
-        *,
-        terminal_size: tuple[int, int],
+        self, app: ChatApp, *, terminal_size: tuple[int, int],
         run_before: Callable[[Pilot[None]], Awaitable[None]],
-    ) -> bool: ...
+    ) -> bool: ...  # fmt: skip
