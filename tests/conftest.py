@@ -24,7 +24,7 @@ from akunu_py.types import LoadOptions
 from tests.support.engines import altered
 
 # Examples have no deadline: their duration depends on the load of the machine.
-hypothesis.settings.register_profile("akunu", deadline=None, max_examples=40)
+hypothesis.settings.register_profile("akunu", deadline=None, max_examples=30)
 hypothesis.settings.load_profile("akunu")
 
 TESTS = Path(__file__).parent

@@ -40,7 +40,7 @@ CASES = [
         "--model MODEL --repeats 1 --max-tokens 16 --keys 2 --force",
         "alone chat command date draft identical keys machine model ratio ratio_spread "
         "tokens_per_s",
-        marks=pytest.mark.e2e,
+        marks=pytest.mark.slow,
     ),
 ]
 
@@ -75,7 +75,7 @@ def test_tool_prints_a_table_and_json(
         assert len(capsys.readouterr().out.splitlines()) > 2
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_check_judges_every_promise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_chat_model(tmp_path / "tiny")
     line = f"--quick --model {model} --soak 0.001 -o {tmp_path}/there/mac.json --format json"
