@@ -39,15 +39,11 @@ _UNLIMITED = resource.RLIM_INFINITY
 @pytest.mark.parametrize(
     ("soft", "hard", "expected"),
     [
-        (64, 256, (256, 256)),
-        (1024, 1024, None),
-        (256, 4096, (2048, 4096)),
-        (256, 1_048_576, (2048, 1_048_576)),
-        (4096, 524_288, None),
-        (256, _UNLIMITED, (2048, _UNLIMITED)),
-        (_UNLIMITED, _UNLIMITED, None),
+        (64, 256, (256, 256)), (1024, 1024, None), (256, 4096, (2048, 4096)),
+        (256, 1_048_576, (2048, 1_048_576)), (4096, 524_288, None),
+        (256, _UNLIMITED, (2048, _UNLIMITED)), (_UNLIMITED, _UNLIMITED, None),
     ],
-)
+)  # fmt: skip
 def test_mlx_lm_gets_what_there_is(
     soft: int, hard: int, expected: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,12 +63,8 @@ def test_passes_counted_by_hand() -> None:
     drafter = Scripted((11, 12, 99, 99), (), (15,))
     counts = replay([item], lambda: drafter, Curve({1: 1.0, 5: 1.4}))
     assert drafter.calls == [
-        (1,),
-        (10,),
-        *(4, (2, 1.4), (11, 12, 13)),
-        *(1, (0, 1.0), (14,)),
-        *(0, (0, 1.0), (15,)),
-    ]
+        (1,), (10,), *(4, (2, 1.4), (11, 12, 13)), *(1, (0, 1.0), (14,)), *(0, (0, 1.0), (15,)),
+    ]  # fmt: skip
     assert counts.pop("draft_us_per_token") > 0
     assert counts.pop("learn_us_per_prompt_token") > 0
     assert counts == {

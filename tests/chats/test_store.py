@@ -87,13 +87,10 @@ def test_tree_of_rebuilds_any_tree(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("prompt", "title"),
     [
-        ("What?", "What?"),
-        ("\n\n  What\tis  this?\nMore", "What is this?"),
-        ("", ""),
-        ("word " * 40, "word " * 14 + "word…"),
-        ("x" * 100, "x" * 79 + "…"),
+        ("What?", "What?"), ("\n\n  What\tis  this?\nMore", "What is this?"), ("", ""),
+        ("word " * 40, "word " * 14 + "word…"), ("x" * 100, "x" * 79 + "…"),
     ],
-)
+)  # fmt: skip
 def test_titles(prompt: str, title: str) -> None:
     assert title_of(prompt) == title
     assert len(title_of(prompt)) <= 80
@@ -102,13 +99,10 @@ def test_titles(prompt: str, title: str) -> None:
 @pytest.mark.parametrize(
     ("name", "least", "most"),
     [
-        ("temperature", 0, 5),
-        ("max_tokens", 0, NO_TOKEN_LIMIT),
-        ("top_p", 0, 1),
-        ("seed", 0, (1 << 63) - 1),
-        ("thinking_budget", -1, NO_TOKEN_LIMIT),
+        ("temperature", 0, 5), ("max_tokens", 0, NO_TOKEN_LIMIT), ("top_p", 0, 1),
+        ("seed", 0, (1 << 63) - 1), ("thinking_budget", -1, NO_TOKEN_LIMIT),
     ],
-)
+)  # fmt: skip
 def test_stored_options_outside_their_bounds_are_ignored(
     name: str, least: float, most: float
 ) -> None:

@@ -204,13 +204,11 @@ def test_a_prefill_ends_in_time_and_the_next_one_continues_it(
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"max_tokens": 10**9}, "max_tokens"),
-        ({"max_lines": -1}, "max_lines"),
-        ({"seconds": 0}, "time"),
+        ({"max_tokens": -1}, "max_tokens"), ({"max_tokens": 10**9}, "max_tokens"),
+        ({"max_lines": -1}, "max_lines"), ({"seconds": 0}, "time"),
         ({"temperature": -1}, "temperature"),
     ],
-)
+)  # fmt: skip
 def test_invalid_limits_are_refused(tiny: Completer, limits: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         complete(tiny, CompletionRequest("x", **limits))

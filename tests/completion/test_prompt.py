@@ -102,18 +102,11 @@ def test_text_outside_the_prompt_is_drafted_from(starter_engine: Engine) -> None
 @pytest.mark.parametrize(
     ("prefix", "healed"),
     [
-        ("import os\nimport s", " s"),
-        ("def f(", "("),
-        ("https:", ":"),
-        ("def main() -", " -"),
-        ("if x =", " ="),
-        ("std:", ":"),
-        ("return ", " "),
-        ("def f(x):\n    ", "\n    "),
-        ("x = 'é", "é"),
-        ("x", ""),
+        ("import os\nimport s", " s"), ("def f(", "("), ("https:", ":"), ("def main() -", " -"),
+        ("if x =", " ="), ("std:", ":"), ("return ", " "), ("def f(x):\n    ", "\n    "),
+        ("x = 'é", "é"), ("x", ""),
     ],
-)
+)  # fmt: skip
 def test_the_end_of_a_prefix_is_generated_again(code: CodeTokens, prefix: str, healed: str) -> None:
     tokens, text = code.heal(prefix)
     assert text == healed
@@ -345,15 +338,11 @@ def test_names_of_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "line"),
     [
-        ("a/b.py", "# a/b.py\n"),
-        ("b.rs", "// b.rs\n"),
-        ("b.html", "<!-- b.html -->\n"),
-        ("b.css", "/* b.css */\n"),
-        ("untitled.lua", "-- untitled.lua\n"),
-        ("README", ""),
+        ("a/b.py", "# a/b.py\n"), ("b.rs", "// b.rs\n"), ("b.html", "<!-- b.html -->\n"),
+        ("b.css", "/* b.css */\n"), ("untitled.lua", "-- untitled.lua\n"), ("README", ""),
         ("a.unknown", ""),
     ],
-)
+)  # fmt: skip
 def test_the_comment_is_one_in_its_language(path: str, line: str) -> None:
     assert comment_line(path) == line
 

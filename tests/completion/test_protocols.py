@@ -255,15 +255,11 @@ def run(model: Path, *options: str, buffer: bytes) -> tuple[int, bytes, str]:
 @pytest.mark.parametrize(
     ("text", "cursor", "before"),
     [
-        ("ab\ncd\n", "1:1", ""),
-        ("ab\ncd\n", "1:3", "ab"),
-        ("ab\ncd\n", "2:2", "ab\nc"),
-        ("ab\ncd\n", "3:1", "ab\ncd\n"),
-        ("ab\r\ncd\r\n", "1:3", "ab"),
-        ("é日😀x", "1:4", "é日😀"),
-        ("", "1:1", ""),
+        ("ab\ncd\n", "1:1", ""), ("ab\ncd\n", "1:3", "ab"), ("ab\ncd\n", "2:2", "ab\nc"),
+        ("ab\ncd\n", "3:1", "ab\ncd\n"), ("ab\r\ncd\r\n", "1:3", "ab"),
+        ("é日😀x", "1:4", "é日😀"), ("", "1:1", ""),
     ],
-)
+)  # fmt: skip
 def test_cursor(text: str, cursor: str, before: str) -> None:
     assert text[: find_cursor(text, cursor, None)] == before
     assert find_cursor(text, None, str(len(before))) == len(before)
@@ -272,20 +268,15 @@ def test_cursor(text: str, cursor: str, before: str) -> None:
 @pytest.mark.parametrize(
     ("cursor", "offset", "words"),
     [
-        ("3:1", None, "the buffer has 2 lines"),
-        ("1:4", None, "line 1 has 2 characters"),
+        ("3:1", None, "the buffer has 2 lines"), ("1:4", None, "line 1 has 2 characters"),
         ("0:1", None, "expected LINE:COL, both from 1, got '0:1'"),
-        ("1:0", None, "expected LINE:COL"),
-        ("12", None, "expected LINE:COL"),
-        ("1:-1", None, "expected LINE:COL"),
-        ("9" * 30 + ":1", None, "expected LINE:COL"),
-        (None, "6", "after the 5 characters"),
-        (None, "-1", "expected a number"),
-        (None, "x", "expected a number"),
-        (None, None, "needs the place"),
+        ("1:0", None, "expected LINE:COL"), ("12", None, "expected LINE:COL"),
+        ("1:-1", None, "expected LINE:COL"), ("9" * 30 + ":1", None, "expected LINE:COL"),
+        (None, "6", "after the 5 characters"), (None, "-1", "expected a number"),
+        (None, "x", "expected a number"), (None, None, "needs the place"),
         ("1:1", "0", "needs the place"),
     ],
-)
+)  # fmt: skip
 def test_bad_cursors(cursor: str | None, offset: str | None, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         find_cursor("ab\ncd", cursor, offset)

@@ -254,15 +254,11 @@ def test_between_brackets_that_an_editor_closed(name: str) -> None:
 
 
 OPENING = {
-    "a.js": ("const page = ", "`", "`;"),
-    "a.tsx": ("f(", "`", "`);"),
-    "a.go": ("var page = ", "`", "`"),
-    "a.rs": ("let page = ", 'r#"', '"#;'),
-    "a.sh": ("usage=", '"', '"'),
-    "a.sql": ("SELECT ", "'", "';"),
-    "a.cpp": ("auto page = ", 'R"x(', ')x";'),
-    "a.py": ("page = r", '"""', '"""'),
-}
+    "a.js": ("const page = ", "`", "`;"), "a.tsx": ("f(", "`", "`);"),
+    "a.go": ("var page = ", "`", "`"), "a.rs": ("let page = ", 'r#"', '"#;'),
+    "a.sh": ("usage=", '"', '"'), "a.sql": ("SELECT ", "'", "';"),
+    "a.cpp": ("auto page = ", 'R"x(', ')x";'), "a.py": ("page = r", '"""', '"""'),
+}  # fmt: skip
 TEXT = "\nOne (of\n\ntwo} lines;\n  and it is deep\n"
 
 
@@ -300,22 +296,13 @@ PROSE = [
 ]  # fmt: skip
 # What is at the cursor, what the model says there, and what follows in the file.
 PLACES = [
-    ('print("hello ', 'world")', ""),
-    ("x = foo(a, ", "b)", ""),
-    ("foo({ a: ", "[1] });", ""),
-    ("items.map((x) => ", "x.y(1))", ""),
-    ("f(\n    a,\n    b", ")", ""),
-    ("echo $(date ", "+%s)", ""),
-    ("  a", ") run ;;", ""),
-    ("# Note (see ", "a), b) and c)", ""),
-    ("foo(", "a, g(b)", ")"),
-    ('say("', "hello :)", '")'),
-    ("f(() => {", "\n  g();\n", "});"),
-    ("function f() {", "\n  return (1);\n", "}"),
-    ("foo(\n  ", "a(1),", "\n)\n"),
-    ('x = """', "\n1) one\n", '"""'),
-    ("  /**", "\n   * :) (\n   ", "*/"),
-]
+    ('print("hello ', 'world")', ""), ("x = foo(a, ", "b)", ""), ("foo({ a: ", "[1] });", ""),
+    ("items.map((x) => ", "x.y(1))", ""), ("f(\n    a,\n    b", ")", ""),
+    ("echo $(date ", "+%s)", ""), ("  a", ") run ;;", ""), ("# Note (see ", "a), b) and c)", ""),
+    ("foo(", "a, g(b)", ")"), ('say("', "hello :)", '")'), ("f(() => {", "\n  g();\n", "});"),
+    ("function f() {", "\n  return (1);\n", "}"), ("foo(\n  ", "a(1),", "\n)\n"),
+    ('x = """', "\n1) one\n", '"""'), ("  /**", "\n   * :) (\n   ", "*/"),
+]  # fmt: skip
 
 
 @pytest.mark.long

@@ -233,13 +233,10 @@ def compute_in_float32(model: Any) -> None:
 
 # The weight mode of each precision, and the change to the loaded model.
 PRECISIONS: dict[str, tuple[WeightMode, Callable[[Any], None] | None]] = {
-    "float32": ("float32", None),
-    "bfloat16": ("bfloat16", None),
-    "keep": ("keep", None),
-    "keep-float32": ("keep", compute_in_float32),
-    "bfloat16-blas": ("bfloat16", round_products),
+    "float32": ("float32", None), "bfloat16": ("bfloat16", None), "keep": ("keep", None),
+    "keep-float32": ("keep", compute_in_float32), "bfloat16-blas": ("bfloat16", round_products),
     "keep-blas": ("keep", round_products),
-}
+}  # fmt: skip
 
 
 def load_precision(model: str, name: str, kv_bits: int | None = None) -> Engine:

@@ -135,17 +135,13 @@ async def test_the_title_of_a_user_stays(tmp_path: Path, where: str, when: str) 
     ("text", "title"),
     [
         *((text, "") for text in ("Here's a title for the conversation", "Sure", "...", " \n")),
-        ("I'm here to help with your writing", ""),
-        ("Title: rice", ""),
-        ("A title of this conversation", ""),
-        ("Iced tea", "Iced tea"),
-        ("Paris is the capital.", "Paris is the capital"),
-        (" Rice,\n how  to ", "Rice, how to"),
+        ("I'm here to help with your writing", ""), ("Title: rice", ""),
+        ("A title of this conversation", ""), ("Iced tea", "Iced tea"),
+        ("Paris is the capital.", "Paris is the capital"), (" Rice,\n how  to ", "Rice, how to"),
         ("one two three four five six seven eight", "one two three four five six seven eight"),
-        ("one two three four five six seven eight nine", ""),
-        ("\x1b[31mred\x1b[0m", "[31mred[0m"),
+        ("one two three four five six seven eight nine", ""), ("\x1b[31mred\x1b[0m", "[31mred[0m"),
     ],
-)
+)  # fmt: skip
 def test_usable_titles(text: str, title: str) -> None:
     assert usable_title(text) == title
 

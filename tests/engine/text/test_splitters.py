@@ -222,14 +222,12 @@ def test_drafted_text_of_channels_stays_marked() -> None:
 @pytest.mark.parametrize(
     ("prompt", "markers", "opened"),
     [
-        ("<|im_start|>assistant\n<think>\n", (START, END), True),
-        ("<think>", (START, END), True),
+        ("<|im_start|>assistant\n<think>\n", (START, END), True), ("<think>", (START, END), True),
         ("<think>\n\n</think>\n\n", (START, END), False),
         ("what does <think> mean?<|im_end|>assistant\n", (START, END), False),
-        ("<think>", None, False),
-        ("", (START, END), False),
+        ("<think>", None, False), ("", (START, END), False),
     ],
-)
+)  # fmt: skip
 def test_prompts_that_open_thinking(
     prompt: str, markers: tuple[str, str] | None, opened: bool
 ) -> None:
