@@ -26,15 +26,12 @@ def make_sparse(path: Path) -> None:
     os.truncate(path, 20 << 30)
 
 
-@pytest.mark.parametrize(
-    ("make", "code"),
-    [
-        (lambda path: path.write_bytes(b"x" * 101), errno.EFBIG), (make_sparse, errno.EFBIG),
-        (os.mkfifo, errno.EINVAL), (lambda path: path.symlink_to("/dev/zero"), errno.EINVAL),
-        (lambda path: path.mkdir(), errno.EISDIR),
-        (lambda path: path.symlink_to(path), errno.ELOOP), (lambda path: None, errno.ENOENT),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("make", "code"), [
+    (lambda path: path.write_bytes(b"x" * 101), errno.EFBIG), (make_sparse, errno.EFBIG),
+    (os.mkfifo, errno.EINVAL), (lambda path: path.symlink_to("/dev/zero"), errno.EINVAL),
+    (lambda path: path.mkdir(), errno.EISDIR),
+    (lambda path: path.symlink_to(path), errno.ELOOP), (lambda path: None, errno.ENOENT),
+])  # fmt: skip
 def test_other_files_are_refused_at_once(tmp_path: Path, make: object, code: int) -> None:
     path = tmp_path / "file"
     assert callable(make)

@@ -140,14 +140,11 @@ ITEMS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *({"tokenizer": "t", "workloads": {"a": [item]}} for item in ITEMS),
-        {"tokenizer": "t", "workloads": []}, {"tokenizer": "t", "workloads": {"a": {}}},
-        {"workloads": {}}, {"tokenizer": 3, "workloads": {}},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("content", [
+    *({"tokenizer": "t", "workloads": {"a": [item]}} for item in ITEMS),
+    {"tokenizer": "t", "workloads": []}, {"tokenizer": "t", "workloads": {"a": {}}},
+    {"workloads": {}}, {"tokenizer": 3, "workloads": {}},
+])  # fmt: skip
 def test_malformed_traces_are_rejected(tmp_path: Path, content: object) -> None:
     path = tmp_path / "trace"
     path.write_text(json.dumps(content))

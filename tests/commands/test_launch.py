@@ -168,14 +168,11 @@ def test_codex_gets_metadata_of_the_model() -> None:
 
 
 @pytest.mark.usefixtures("own_directories")
-@pytest.mark.parametrize(
-    ("given", "modes"),
-    [
-        ([], ["--permission-mode", "default"]),
-        (["--permission-mode=plan"], ["--permission-mode=plan"]),
-        (["--dangerously-skip-permissions"], ["--dangerously-skip-permissions"]),
-    ],
-)
+@pytest.mark.parametrize(("given", "modes"), [
+    ([], ["--permission-mode", "default"]),
+    (["--permission-mode=plan"], ["--permission-mode=plan"]),
+    (["--dangerously-skip-permissions"], ["--dangerously-skip-permissions"]),
+])  # fmt: skip
 def test_what_the_user_sets_for_claude_wins(
     given: list[str], modes: list[str], client_call: Path, port: int,
     monkeypatch: pytest.MonkeyPatch,

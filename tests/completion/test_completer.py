@@ -201,14 +201,11 @@ def test_a_prefill_ends_in_time_and_the_next_one_continues_it(
     assert now[0] <= tokens / 400 + 1  # no token was prefilled twice
 
 
-@pytest.mark.parametrize(
-    ("limits", "words"),
-    [
-        ({"max_tokens": -1}, "max_tokens"), ({"max_tokens": 10**9}, "max_tokens"),
-        ({"max_lines": -1}, "max_lines"), ({"seconds": 0}, "time"),
-        ({"temperature": -1}, "temperature"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("limits", "words"), [
+    ({"max_tokens": -1}, "max_tokens"), ({"max_tokens": 10**9}, "max_tokens"),
+    ({"max_lines": -1}, "max_lines"), ({"seconds": 0}, "time"),
+    ({"temperature": -1}, "temperature"),
+])  # fmt: skip
 def test_invalid_limits_are_refused(tiny: Completer, limits: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         complete(tiny, CompletionRequest("x", **limits))
@@ -247,19 +244,16 @@ def test_the_prompt_caches_of_completion_are_bounded(
 # Markdown fences
 
 
-@pytest.mark.parametrize(
-    ("answer", "code", "closed"),
-    [
-        ("```python\nx = 1\ny = 2\n```", "x = 1\ny = 2", True),
-        ("```\nx\n```\nThis is why.", "x", True),
-        ("```c++ \nx = '`'\n", "x = '`'\n", False),  # cut off by max_tokens
-        ("x = 1\n```\n", "x = 1\n```\n", False),
-        ("`${name}`", "`${name}`", False),
-        ("`", "`", False),
-        ("```pyth", "", False),
-        ("", "", False),
-    ],
-)
+@pytest.mark.parametrize(("answer", "code", "closed"), [
+    ("```python\nx = 1\ny = 2\n```", "x = 1\ny = 2", True),
+    ("```\nx\n```\nThis is why.", "x", True),
+    ("```c++ \nx = '`'\n", "x = '`'\n", False),  # cut off by max_tokens
+    ("x = 1\n```\n", "x = 1\n```\n", False),
+    ("`${name}`", "`${name}`", False),
+    ("`", "`", False),
+    ("```pyth", "", False),
+    ("", "", False),
+])  # fmt: skip
 def test_a_fence_around_an_answer_is_removed(answer: str, code: str, closed: bool) -> None:
     assert strip_fence(answer, final=True) == (code, closed)
     given = ""
@@ -423,17 +417,14 @@ def test_cancelled_and_empty_completions_are_not_cached() -> None:
 # The power source
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, False),
-        ({"type": "Mains", "online": "1"}, False),
-        ({"type": "Battery", "status": "Discharging"}, True),
-        ({"type": "Battery", "status": "Charging"}, False),
-        ({"type": "Battery", "status": "Discharging", "scope": "Device"}, False),  # of a mouse
-        ({"type": "Battery"}, False),
-    ],
-)
+@pytest.mark.parametrize(("files", "expected"), [
+    ({}, False),
+    ({"type": "Mains", "online": "1"}, False),
+    ({"type": "Battery", "status": "Discharging"}, True),
+    ({"type": "Battery", "status": "Charging"}, False),
+    ({"type": "Battery", "status": "Discharging", "scope": "Device"}, False),  # of a mouse
+    ({"type": "Battery"}, False),
+])  # fmt: skip
 def test_a_discharging_battery_on_linux(
     files: dict[str, str], expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -214,14 +214,11 @@ async def test_requests_follow_the_changes_of_documents(editor: Editor) -> None:
     assert await editor.leave() == 0
 
 
-@pytest.mark.parametrize(
-    ("offered", "chosen", "width"),
-    [
-        (["utf-8"], "utf-8", 4),
-        (["ucs-2", "utf-32", "utf-16"], "utf-32", 1),
-        (["ucs-2"], "utf-16", 2),
-    ],
-)
+@pytest.mark.parametrize(("offered", "chosen", "width"), [
+    (["utf-8"], "utf-8", 4),
+    (["ucs-2", "utf-32", "utf-16"], "utf-32", 1),
+    (["ucs-2"], "utf-16", 2),
+])  # fmt: skip
 async def test_the_position_encoding_is_negotiated(
     editor: Editor, offered: list[lsp.PositionEncodingKind | str], chosen: str, width: int
 ) -> None:

@@ -99,14 +99,11 @@ def test_text_outside_the_prompt_is_drafted_from(starter_engine: Engine) -> None
     assert before + prompt + made.healed == TEXT
 
 
-@pytest.mark.parametrize(
-    ("prefix", "healed"),
-    [
-        ("import os\nimport s", " s"), ("def f(", "("), ("https:", ":"), ("def main() -", " -"),
-        ("if x =", " ="), ("std:", ":"), ("return ", " "), ("def f(x):\n    ", "\n    "),
-        ("x = 'é", "é"), ("x", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("prefix", "healed"), [
+    ("import os\nimport s", " s"), ("def f(", "("), ("https:", ":"), ("def main() -", " -"),
+    ("if x =", " ="), ("std:", ":"), ("return ", " "), ("def f(x):\n    ", "\n    "),
+    ("x = 'é", "é"), ("x", ""),
+])  # fmt: skip
 def test_the_end_of_a_prefix_is_generated_again(code: CodeTokens, prefix: str, healed: str) -> None:
     tokens, text = code.heal(prefix)
     assert text == healed
@@ -272,26 +269,23 @@ def test_the_pieces_are_the_whole_file() -> None:
         assert [line for line in pieces if line.strip()] == lines
 
 
-@pytest.mark.parametrize(
-    ("name", "definitions"),
-    [
-        ("tree.py", {"Node", "add", "walk", "load"}),
-        ("stock.js", {"Stock", "add", "scarce", "report"}),
-        ("queue.ts", {"Job", "Queue", "add", "total", "describe", "Level"}),
-        ("Ledger.java", {"Ledger", "Entry", "balances", "describe"}),
-        ("Store.kt", {"Stamped", "Store", "newest", "close"}),
-        ("Sync.swift", {"Syncable", "SyncError", "Sync", "add", "flush"}),
-        ("ring.c", {"SIZE", "ring", "ring_new", "ring_push", "main"}),
-        ("shapes.cpp", {"Shape", "Circle", "make", "largest", "total"}),
-        ("Inbox.cs", {"Inbox", "Priority", "Message"}),
-        ("cache.go", {"Cache", "New", "Get", "Set", "Watch", "ErrMissing"}),
-        ("parse.rs", {"Node", "Parser", "parse", "ParseError"}),
-        ("mailer.rb", {"Mailer", "Example", "deliver", "summary"}),
-        ("Router.php", {"Router", "add", "dispatch", "count"}),
-        ("timers.lua", {"after", "run", "describe"}),
-        ("Counter.pm", {"add", "top", "report"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "definitions"), [
+    ("tree.py", {"Node", "add", "walk", "load"}),
+    ("stock.js", {"Stock", "add", "scarce", "report"}),
+    ("queue.ts", {"Job", "Queue", "add", "total", "describe", "Level"}),
+    ("Ledger.java", {"Ledger", "Entry", "balances", "describe"}),
+    ("Store.kt", {"Stamped", "Store", "newest", "close"}),
+    ("Sync.swift", {"Syncable", "SyncError", "Sync", "add", "flush"}),
+    ("ring.c", {"SIZE", "ring", "ring_new", "ring_push", "main"}),
+    ("shapes.cpp", {"Shape", "Circle", "make", "largest", "total"}),
+    ("Inbox.cs", {"Inbox", "Priority", "Message"}),
+    ("cache.go", {"Cache", "New", "Get", "Set", "Watch", "ErrMissing"}),
+    ("parse.rs", {"Node", "Parser", "parse", "ParseError"}),
+    ("mailer.rb", {"Mailer", "Example", "deliver", "summary"}),
+    ("Router.php", {"Router", "add", "dispatch", "count"}),
+    ("timers.lua", {"after", "run", "describe"}),
+    ("Counter.pm", {"add", "top", "report"}),
+])  # fmt: skip
 def test_definitions_are_known_in_any_language(name: str, definitions: set[str]) -> None:
     assert definitions - defined_names(golden_sources()[name]) == set()
 
@@ -335,14 +329,11 @@ def test_names_of_files(tmp_path: Path) -> None:
     assert name_files("", "python", "", []).path == "untitled.python"
 
 
-@pytest.mark.parametrize(
-    ("path", "line"),
-    [
-        ("a/b.py", "# a/b.py\n"), ("b.rs", "// b.rs\n"), ("b.html", "<!-- b.html -->\n"),
-        ("b.css", "/* b.css */\n"), ("untitled.lua", "-- untitled.lua\n"), ("README", ""),
-        ("a.unknown", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("path", "line"), [
+    ("a/b.py", "# a/b.py\n"), ("b.rs", "// b.rs\n"), ("b.html", "<!-- b.html -->\n"),
+    ("b.css", "/* b.css */\n"), ("untitled.lua", "-- untitled.lua\n"), ("README", ""),
+    ("a.unknown", ""),
+])  # fmt: skip
 def test_the_comment_is_one_in_its_language(path: str, line: str) -> None:
     assert comment_line(path) == line
 

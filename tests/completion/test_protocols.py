@@ -252,31 +252,25 @@ def run(model: Path, *options: str, buffer: bytes) -> tuple[int, bytes, str]:
     return done.returncode, done.stdout.encode(errors="surrogateescape"), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "cursor", "before"),
-    [
-        ("ab\ncd\n", "1:1", ""), ("ab\ncd\n", "1:3", "ab"), ("ab\ncd\n", "2:2", "ab\nc"),
-        ("ab\ncd\n", "3:1", "ab\ncd\n"), ("ab\r\ncd\r\n", "1:3", "ab"),
-        ("é日😀x", "1:4", "é日😀"), ("", "1:1", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "cursor", "before"), [
+    ("ab\ncd\n", "1:1", ""), ("ab\ncd\n", "1:3", "ab"), ("ab\ncd\n", "2:2", "ab\nc"),
+    ("ab\ncd\n", "3:1", "ab\ncd\n"), ("ab\r\ncd\r\n", "1:3", "ab"),
+    ("é日😀x", "1:4", "é日😀"), ("", "1:1", ""),
+])  # fmt: skip
 def test_cursor(text: str, cursor: str, before: str) -> None:
     assert text[: find_cursor(text, cursor, None)] == before
     assert find_cursor(text, None, str(len(before))) == len(before)
 
 
-@pytest.mark.parametrize(
-    ("cursor", "offset", "words"),
-    [
-        ("3:1", None, "the buffer has 2 lines"), ("1:4", None, "line 1 has 2 characters"),
-        ("0:1", None, "expected LINE:COL, both from 1, got '0:1'"),
-        ("1:0", None, "expected LINE:COL"), ("12", None, "expected LINE:COL"),
-        ("1:-1", None, "expected LINE:COL"), ("9" * 30 + ":1", None, "expected LINE:COL"),
-        (None, "6", "after the 5 characters"), (None, "-1", "expected a number"),
-        (None, "x", "expected a number"), (None, None, "needs the place"),
-        ("1:1", "0", "needs the place"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("cursor", "offset", "words"), [
+    ("3:1", None, "the buffer has 2 lines"), ("1:4", None, "line 1 has 2 characters"),
+    ("0:1", None, "expected LINE:COL, both from 1, got '0:1'"),
+    ("1:0", None, "expected LINE:COL"), ("12", None, "expected LINE:COL"),
+    ("1:-1", None, "expected LINE:COL"), ("9" * 30 + ":1", None, "expected LINE:COL"),
+    (None, "6", "after the 5 characters"), (None, "-1", "expected a number"),
+    (None, "x", "expected a number"), (None, None, "needs the place"),
+    ("1:1", "0", "needs the place"),
+])  # fmt: skip
 def test_bad_cursors(cursor: str | None, offset: str | None, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         find_cursor("ab\ncd", cursor, offset)
@@ -300,18 +294,15 @@ def test_neighbours_and_limits(tiny: Path, tmp_path: Path) -> None:
     assert "No such file" in error
 
 
-@pytest.mark.parametrize(
-    ("options", "buffer"),
-    [
-        (["--cursor", "9:9"], b"x = 1\n"),
-        ([], b"x = 1\n"),
-        (["--offset", "0"], b"\xff\xfe\x00 not UTF-8\n"),
-        (["--offset", "0", "--model", "nonesuch"], b"x = 1\n"),
-        (["--offset", "0", "--file", "no such file"], b"x = 1\r\n"),
-        (["--offset", "1", "--fim", "qwen"], b"x = 1\n"),
-        (["--offset", "1", "--temperature", "-1"], b"x = 1\n"),
-    ],
-)
+@pytest.mark.parametrize(("options", "buffer"), [
+    (["--cursor", "9:9"], b"x = 1\n"),
+    ([], b"x = 1\n"),
+    (["--offset", "0"], b"\xff\xfe\x00 not UTF-8\n"),
+    (["--offset", "0", "--model", "nonesuch"], b"x = 1\n"),
+    (["--offset", "0", "--file", "no such file"], b"x = 1\r\n"),
+    (["--offset", "1", "--fim", "qwen"], b"x = 1\n"),
+    (["--offset", "1", "--temperature", "-1"], b"x = 1\n"),
+])  # fmt: skip
 def test_a_failure_gives_the_buffer_back(tiny: Path, options: list[str], buffer: bytes) -> None:
     code, out, error = run(tiny, "--whole", *options, buffer=buffer)
     assert (code in (1, 2), out) == (True, buffer)

@@ -51,13 +51,10 @@ def read_vscode(path: Path, out: Path) -> None:
     out.write_text(json.dumps(json.loads(settings)["akunu.command"]))
 
 
-@pytest.mark.parametrize(
-    ("editor", "program", "read", "more"),
-    [
-        ("vim", "vim", read_vim, []), ("neovim", "nvim", read_neovim, ["--lsp"]),
-        ("emacs", "emacs", read_emacs, ["--lsp"]), ("vscode", None, read_vscode, []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("editor", "program", "read", "more"), [
+    ("vim", "vim", read_vim, []), ("neovim", "nvim", read_neovim, ["--lsp"]),
+    ("emacs", "emacs", read_emacs, ["--lsp"]), ("vscode", None, read_vscode, []),
+])  # fmt: skip
 def test_the_command_arrives_as_it_was_meant(
     editor: str, program: str | None, read: Callable[[Path, Path], None], more: list[str],
     tmp_path: Path,

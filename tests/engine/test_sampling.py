@@ -307,14 +307,11 @@ def test_lenient_acceptance_by_the_formulas() -> None:
     assert accepted_leniently(logits, draft, high, key).tolist() == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("temperature", -0.1), ("top_p", 1.5), ("min_p", -1.0), ("top_k", -1),
-        ("repetition_penalty", 0.0), ("penalty_window", 0), ("seed", -1), ("seed", 2**32),
-        ("lenience", 0.0), ("typical", 2.0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("field", "value"), [
+    ("temperature", -0.1), ("top_p", 1.5), ("min_p", -1.0), ("top_k", -1),
+    ("repetition_penalty", 0.0), ("penalty_window", 0), ("seed", -1), ("seed", 2**32),
+    ("lenience", 0.0), ("typical", 2.0),
+])  # fmt: skip
 def test_invalid_options_are_refused(field: str, value: float) -> None:
     with pytest.raises(UsageError, match=field):
         Sampler(SamplingOptions(**{field: value}))  # type: ignore[arg-type]

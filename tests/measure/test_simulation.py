@@ -48,19 +48,16 @@ class Scripted(NoDrafter):
 RIGHT = ITEM.output[1:5]  # four rows more than the first token; and a bonus token
 
 
-@pytest.mark.parametrize(
-    ("mode", "drafts", "cost"),
-    [
-        # Pipelined, only the first pass waits for the host; unpipelined, each of them does.
-        ("off", [], 0.25 + 40),
-        ("fixed", [], 40 * 1.25),
-        ("fixed", [RIGHT], 3.25 + 35 * 1.25),
-        ("fixed", [(RIGHT[0], 999, 999, 999)], 3.25 + 38 * 1.25),
-        # A draft is verified behind a plain step: two gaps are not hidden.
-        ("off", [(), ITEM.output[3:6]], 2 * 0.25 + 36 + 2.5),
-        ("off", [(), (999,) * 3], 2 * 0.25 + 39 + 2.5),
-    ],
-)
+@pytest.mark.parametrize(("mode", "drafts", "cost"), [
+    # Pipelined, only the first pass waits for the host; unpipelined, each of them does.
+    ("off", [], 0.25 + 40),
+    ("fixed", [], 40 * 1.25),
+    ("fixed", [RIGHT], 3.25 + 35 * 1.25),
+    ("fixed", [(RIGHT[0], 999, 999, 999)], 3.25 + 38 * 1.25),
+    # A draft is verified behind a plain step: two gaps are not hidden.
+    ("off", [(), ITEM.output[3:6]], 2 * 0.25 + 36 + 2.5),
+    ("off", [(), (999,) * 3], 2 * 0.25 + 39 + 2.5),
+])  # fmt: skip
 def test_times_counted_by_hand(
     mode: DraftMode, drafts: Sequence[Sequence[int]], cost: float
 ) -> None:

@@ -154,18 +154,15 @@ def test_every_packaging_loads_to_the_same_drafter(case: dict[str, Any], tmp_pat
         assert rounds(drafter, case) == wanted, name
 
 
-@pytest.mark.parametrize(
-    ("settings", "taps"),
-    [
-        ({}, (1, 5, 8)),
-        ({"eagle_aux_hidden_state_layer_ids": [3, 7, 12]}, (2, 6, 11)),
-        ({"aux_hidden_state_layer_ids": [0, 7]}, (-1, 6)),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 5, 8]}, (1, 5, 8)),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 6, 9]}}, (1, 6, 9)),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 6, 9]}}, (1, 5, 8)),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [8, 10, 12]}}, (7, 9, 11)),
-    ],
-)
+@pytest.mark.parametrize(("settings", "taps"), [
+    ({}, (1, 5, 8)),
+    ({"eagle_aux_hidden_state_layer_ids": [3, 7, 12]}, (2, 6, 11)),
+    ({"aux_hidden_state_layer_ids": [0, 7]}, (-1, 6)),
+    ({"eagle_aux_hidden_state_layer_ids": [1, 5, 8]}, (1, 5, 8)),
+    ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 6, 9]}}, (1, 6, 9)),
+    ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 6, 9]}}, (1, 5, 8)),
+    ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [8, 10, 12]}}, (7, 9, 11)),
+])  # fmt: skip
 def test_taps_are_outputs(settings: dict[str, Any], taps: tuple[int, ...], tmp_path: Path) -> None:
     config = tiny.eagle3_config(0)
     if "eagle_config" in settings:

@@ -128,18 +128,15 @@ def is_divisible(part: Any) -> bool:
     return hasattr(part, "to_quantized") and part.weight.shape[-1] % 32 == 0
 
 
-@pytest.mark.parametrize(
-    ("target", "changed", "error", "words"),
-    [
-        ({"hidden_size": 7}, {}, UnsupportedModel, "width .*, the model has 7"),
-        ({"vocab_size": 7}, {}, UnsupportedModel, "tokens: .*, the model has 7"),
-        ({"head_dim": 4}, {}, UnsupportedModel, "its head_dim is 8, the model's is 4"),
-        ({"sliding_window": 9}, {}, UnsupportedModel, "sliding_window is 6, the model's is 9"),
-        ({"num_kv_shared_layers": 3}, {}, UnsupportedModel, "no layers of type 'sliding_"),
-        ({}, {"model.layers.0.self_attn.k_proj.weight": np.ones(3)}, UnsupportedModel, "unknown"),
-        ({}, {"masked_embedding.token_ordering": np.full(96, 96)}, DamagedModel, "orders token 96"),
-    ],
-)
+@pytest.mark.parametrize(("target", "changed", "error", "words"), [
+    ({"hidden_size": 7}, {}, UnsupportedModel, "width .*, the model has 7"),
+    ({"vocab_size": 7}, {}, UnsupportedModel, "tokens: .*, the model has 7"),
+    ({"head_dim": 4}, {}, UnsupportedModel, "its head_dim is 8, the model's is 4"),
+    ({"sliding_window": 9}, {}, UnsupportedModel, "sliding_window is 6, the model's is 9"),
+    ({"num_kv_shared_layers": 3}, {}, UnsupportedModel, "no layers of type 'sliding_"),
+    ({}, {"model.layers.0.self_attn.k_proj.weight": np.ones(3)}, UnsupportedModel, "unknown"),
+    ({}, {"masked_embedding.token_ordering": np.full(96, 96)}, DamagedModel, "orders token 96"),
+])  # fmt: skip
 def test_other_assistants_are_rejected(
     target: dict[str, Any], changed: dict[str, Any], error: type[Exception], words: str,
     tmp_path: Path,

@@ -31,13 +31,10 @@ def test_the_config_names_every_width(tmp_path: Path) -> None:
     assert "quantization" not in json.loads((directory / "config.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("kind", "embedding", "expected"),
-    [
-        ("Q4_1", "Q8_0", "F16"), ("Q5_0", "F32", "F16"), ("F32", "F32", "F32"),
-        ("BF16", "BF16", "BF16"), ("Q4_0", "BF16", "BF16"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "embedding", "expected"), [
+    ("Q4_1", "Q8_0", "F16"), ("Q5_0", "F32", "F16"), ("F32", "F32", "F32"),
+    ("BF16", "BF16", "BF16"), ("Q4_0", "BF16", "BF16"),
+])  # fmt: skip
 def test_all_floats_have_one_type(tmp_path: Path, kind: str, embedding: str, expected: str) -> None:
     """A single float32 norm would make MLX compute everything in float32."""
     tiny = Tiny(kind=kind, embedding=embedding, exact_norms=False)

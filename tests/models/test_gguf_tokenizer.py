@@ -147,13 +147,10 @@ def test_sentencepiece_without_byte_tokens_is_refused(processors: dict[str, Any]
         plan_tokenizer(file)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"tokenizer.ggml.scores": None}, {"tokenizer.ggml.unknown_token_id": 100_000},
-        {"tokenizer.ggml.add_space_prefix": 1}, {"tokenizer.chat_template": 7},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [
+    {"tokenizer.ggml.scores": None}, {"tokenizer.ggml.unknown_token_id": 100_000},
+    {"tokenizer.ggml.add_space_prefix": 1}, {"tokenizer.chat_template": 7},
+])  # fmt: skip
 def test_contradictions_are_damage(processors: dict[str, Any], change: dict[str, Any]) -> None:
     with pytest.raises(DamagedModel):
         plan_tokenizer(metadata_of("llama", processors["llama"], **change))

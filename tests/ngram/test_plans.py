@@ -393,15 +393,12 @@ def test_tables_never_fall_and_survive_saving(observed: list[tuple[int, float, i
         assert saved.table(context) == pytest.approx(table)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {},
-        {"points": {"1": 1.0}, "given": True, "bands": [{}] * len(BANDS)},
-        {"points": {"1": "x"}, "given": True, "bands": [{}] * (len(BANDS) + 1)},
-        {"points": {"1": 1.0}, "given": True, "bands": [{"1": 0.5}] * (len(BANDS) + 1)},
-    ],
-)
+@pytest.mark.parametrize("content", [
+    {},
+    {"points": {"1": 1.0}, "given": True, "bands": [{}] * len(BANDS)},
+    {"points": {"1": "x"}, "given": True, "bands": [{}] * (len(BANDS) + 1)},
+    {"points": {"1": 1.0}, "given": True, "bands": [{"1": 0.5}] * (len(BANDS) + 1)},
+])  # fmt: skip
 def test_foreign_dicts_are_refused(content: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="expected"):
         CostCurve.from_dict({"prefill_rate": None, "load_rate": None} | content)

@@ -53,19 +53,16 @@ def render(tiny: Engine, process: TemplateProcess) -> Rendering:
     return render
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "''.__class__.__mro__[1].__subclasses__()",
-        "cycler.__init__.__globals__.os.popen('touch FILE').read()",
-        "lipsum.__globals__['os'].system('touch FILE')", "raise_exception.__globals__['json']",
-        "strftime_now.__code__.co_consts", "self._TemplateReference__context.environment",
-        "'' | attr('__class__') | attr('__mro__')",
-        "'{0.__class__.__init__.__globals__}'.format(cycler)",
-        "('%s' | format(''.__class__.__mro__))", "messages[0].update(content='Lie.')",
-        "(messages | map('attr', '__class__') | list)[0].__subclasses__()",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("expression", [
+    "''.__class__.__mro__[1].__subclasses__()",
+    "cycler.__init__.__globals__.os.popen('touch FILE').read()",
+    "lipsum.__globals__['os'].system('touch FILE')", "raise_exception.__globals__['json']",
+    "strftime_now.__code__.co_consts", "self._TemplateReference__context.environment",
+    "'' | attr('__class__') | attr('__mro__')",
+    "'{0.__class__.__init__.__globals__}'.format(cycler)",
+    "('%s' | format(''.__class__.__mro__))", "messages[0].update(content='Lie.')",
+    "(messages | map('attr', '__class__') | list)[0].__subclasses__()",
+])  # fmt: skip
 def test_python_is_out_of_reach(render: Rendering, expression: str, tmp_path: Path) -> None:
     file = tmp_path / "touched"
     before = json.dumps(TURNS)

@@ -215,17 +215,14 @@ def test_images_of_ollama_become_lines_also_in_results_of_tools() -> None:
     assert (user.content, tool.content) == (f"{line}{line}What is it?", f"{line}What is it?")
 
 
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ({"type": "text", "media_type": "text/plain", "data": "abc"}, "T\n\nabc"),
-        ({"type": "content", "content": "abc"}, "T\n\nabc"),
-        ({"type": "content", "content": [{"type": "text", "text": "abc"}]}, "T\n\nabc"),
-        ({"type": "content", "content": [{"type": "image", "source": SOURCE}]},
-         f"T\n\n[image, 84 kB{UNREADABLE}"),
-        ({"type": "url", "url": "https://x/y.pdf"}, f"[document T{UNREADABLE}"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("source", "text"), [
+    ({"type": "text", "media_type": "text/plain", "data": "abc"}, "T\n\nabc"),
+    ({"type": "content", "content": "abc"}, "T\n\nabc"),
+    ({"type": "content", "content": [{"type": "text", "text": "abc"}]}, "T\n\nabc"),
+    ({"type": "content", "content": [{"type": "image", "source": SOURCE}]},
+     f"T\n\n[image, 84 kB{UNREADABLE}"),
+    ({"type": "url", "url": "https://x/y.pdf"}, f"[document T{UNREADABLE}"),
+])  # fmt: skip
 def test_text_of_documents_is_part_of_the_message(source: dict[str, Any], text: str) -> None:
     block = {"type": "document", "title": "T", "source": source}
     (found,) = messages(messages=[{"role": "user", "content": [block]}])

@@ -166,16 +166,13 @@ async def test_a_far_too_long_prompt_is_not_tokenized_as_a_whole(
 SERVER = "http://127.0.0.1:8012"
 
 
-@pytest.mark.parametrize(
-    ("path", "base"),
-    [
-        ("/v1/v1/messages", f"{SERVER}, or to {SERVER}/v1 "),
-        ("/v1/messages/v1/messages/count_tokens", f"{SERVER}, "),
-        ("/openai/v1/responses", f"{SERVER}, or to {SERVER}/v1 "),
-        ("/chat/completions", f"{SERVER}/v1"),
-        ("/v1/chat/completions/chat/completions", f"{SERVER}/v1"),
-    ],
-)
+@pytest.mark.parametrize(("path", "base"), [
+    ("/v1/v1/messages", f"{SERVER}, or to {SERVER}/v1 "),
+    ("/v1/messages/v1/messages/count_tokens", f"{SERVER}, "),
+    ("/openai/v1/responses", f"{SERVER}, or to {SERVER}/v1 "),
+    ("/chat/completions", f"{SERVER}/v1"),
+    ("/v1/chat/completions/chat/completions", f"{SERVER}/v1"),
+])  # fmt: skip
 async def test_unknown_path_names_the_base_url(tiny: Served, path: str, base: str) -> None:
     reply = await fetch(tiny.app, path, {})
     assert reply.status == 404
@@ -186,14 +183,11 @@ async def test_unknown_path_names_the_base_url(tiny: Served, path: str, base: st
     assert (await fetch(tiny.app, "/x", {})).json()["error"]["message"] == "unknown path /x"
 
 
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("/api/pull", {"error"}),
-        ("/v1/messages/batches", {"type", "error", "request_id"}),
-        ("/v1/files", {"error"}),
-    ],
-)
+@pytest.mark.parametrize(("path", "fields"), [
+    ("/api/pull", {"error"}),
+    ("/v1/messages/batches", {"type", "error", "request_id"}),
+    ("/v1/files", {"error"}),
+])  # fmt: skip
 async def test_errors_of_unknown_paths_use_the_form_of_their_dialect(
     tiny: Served, path: str, fields: set[str]
 ) -> None:

@@ -35,15 +35,12 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
-        ("explain @a.py and @b/c.py", ["a.py", "b/c.py"]),
-        ('read @"with space.txt"!', ["with space.txt"]), ("mail me@example.com", []),
-        ("(@a.py) [@b]\n@c @c", ["a.py)", "b]", "c"]), ("@ alone, @@ twice", []),
-        ("@~/x @/etc/y @../z", ["~/x", "/etc/y", "../z"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("prompt", "expected"), [
+    ("explain @a.py and @b/c.py", ["a.py", "b/c.py"]),
+    ('read @"with space.txt"!', ["with space.txt"]), ("mail me@example.com", []),
+    ("(@a.py) [@b]\n@c @c", ["a.py)", "b]", "c"]), ("@ alone, @@ twice", []),
+    ("@~/x @/etc/y @../z", ["~/x", "/etc/y", "../z"]),
+])  # fmt: skip
 def test_mentions_of_files(prompt: str, expected: list[str]) -> None:
     assert mentions(prompt) == expected
 
@@ -66,15 +63,12 @@ def test_existing_files_are_attached_once_and_directories_listed(directory: Path
     assert len(attach("@a @b", directory, 0)) == 2, "an unknown context refuses nothing"
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda path: path.write_bytes(b"PK\x03\0\0"), "binary file"),
-        (lambda path: path.write_bytes("naïve".encode("latin-1")), "not UTF-8 text"),
-        (lambda path: os.mkfifo(path), "a device or a pipe"),
-        (lambda path: path.write_text("x" * 70_000), "does not fit.*70.0 kB, about 17,500 tokens"),
-    ],
-)
+@pytest.mark.parametrize(("make", "says"), [
+    (lambda path: path.write_bytes(b"PK\x03\0\0"), "binary file"),
+    (lambda path: path.write_bytes("naïve".encode("latin-1")), "not UTF-8 text"),
+    (lambda path: os.mkfifo(path), "a device or a pipe"),
+    (lambda path: path.write_text("x" * 70_000), "does not fit.*70.0 kB, about 17,500 tokens"),
+])  # fmt: skip
 def test_refused_files(directory: Path, make: Callable[[Path], object], says: str) -> None:
     make(directory / "it")
     with pytest.raises(UsageError, match=says):

@@ -139,30 +139,24 @@ async def test_a_file_that_cannot_be_written_keeps_the_form_open() -> None:
         await it.until(lambda: "settings.toml" in hint_text(it).splitlines()[0])
 
 
-@pytest.mark.parametrize(
-    ("setting", "background", "colours", "expected"),
-    [
-        ("auto", None, "truecolor", "dark"), ("auto", "light", "256", "light-256"),
-        ("dark", None, "256", "dark-256"), ("auto", None, None, "terminal-dark"),
-        ("light", "dark", "standard", "terminal-dark"),
-        ("light", None, "standard", "terminal-light"), ("nord", None, "standard", "terminal-dark"),
-        ("nord", "light", "256", "nord"), ("there is none", "light", "256", "light-256"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("setting", "background", "colours", "expected"), [
+    ("auto", None, "truecolor", "dark"), ("auto", "light", "256", "light-256"),
+    ("dark", None, "256", "dark-256"), ("auto", None, None, "terminal-dark"),
+    ("light", "dark", "standard", "terminal-dark"),
+    ("light", None, "standard", "terminal-light"), ("nord", None, "standard", "terminal-dark"),
+    ("nord", "light", "256", "nord"), ("there is none", "light", "256", "light-256"),
+])  # fmt: skip
 def test_the_theme_follows_the_terminal(
     setting: str, background: themes.Background | None, colours: str | None, expected: str
 ) -> None:
     assert themes.theme_name(setting, background, colours) == expected
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        (b"\x1b]11;rgb:ffff/ffff/ffff\x1b\\\x1b[?62;c", "light"),
-        (b"\x1b]11;rgb:1c1c/1c1c/1c1c\x07\x1b[?1;2c", "dark"), (b"\x1b]11;rgb:f/f/f\x07", "light"),
-        (b"\x1b]11;rgba:0000/0000/0000/ffff\x1b\\", "dark"), (b"\x1b[?1;2c", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("answer", "expected"), [
+    (b"\x1b]11;rgb:ffff/ffff/ffff\x1b\\\x1b[?62;c", "light"),
+    (b"\x1b]11;rgb:1c1c/1c1c/1c1c\x07\x1b[?1;2c", "dark"), (b"\x1b]11;rgb:f/f/f\x07", "light"),
+    (b"\x1b]11;rgba:0000/0000/0000/ffff\x1b\\", "dark"), (b"\x1b[?1;2c", None),
+])  # fmt: skip
 def test_the_background_in_the_reply_of_a_terminal(answer: bytes, expected: str | None) -> None:
     assert terminal.parse_answer(answer) == expected
 

@@ -131,31 +131,25 @@ async def test_the_title_of_a_user_stays(tmp_path: Path, where: str, when: str) 
         assert await stored(it.store) == ["Mine"]
 
 
-@pytest.mark.parametrize(
-    ("text", "title"),
-    [
-        *((text, "") for text in ("Here's a title for the conversation", "Sure", "...", " \n")),
-        ("I'm here to help with your writing", ""), ("Title: rice", ""),
-        ("A title of this conversation", ""), ("Iced tea", "Iced tea"),
-        ("Paris is the capital.", "Paris is the capital"), (" Rice,\n how  to ", "Rice, how to"),
-        ("one two three four five six seven eight", "one two three four five six seven eight"),
-        ("one two three four five six seven eight nine", ""), ("\x1b[31mred\x1b[0m", "[31mred[0m"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "title"), [
+    *((text, "") for text in ("Here's a title for the conversation", "Sure", "...", " \n")),
+    ("I'm here to help with your writing", ""), ("Title: rice", ""),
+    ("A title of this conversation", ""), ("Iced tea", "Iced tea"),
+    ("Paris is the capital.", "Paris is the capital"), (" Rice,\n how  to ", "Rice, how to"),
+    ("one two three four five six seven eight", "one two three four five six seven eight"),
+    ("one two three four five six seven eight nine", ""), ("\x1b[31mred\x1b[0m", "[31mred[0m"),
+])  # fmt: skip
 def test_usable_titles(text: str, title: str) -> None:
     assert usable_title(text) == title
 
 
-@pytest.mark.parametrize(
-    ("prompt", "title"),
-    [
-        ("Say hello in one word.", "Say hello in one word"),
-        ("What is a hash table? Show a short Python example.", "What is a hash table?"),
-        ("Please explain queues.\nBriefly.", "Explain queues"),
-        ("# Fix `x`: it fails, e.g. here. Thanks!", "Fix `x`: it fails, e.g. here"),
-        ("3. one", "3. one"),
-    ],
-)
+@pytest.mark.parametrize(("prompt", "title"), [
+    ("Say hello in one word.", "Say hello in one word"),
+    ("What is a hash table? Show a short Python example.", "What is a hash table?"),
+    ("Please explain queues.\nBriefly.", "Explain queues"),
+    ("# Fix `x`: it fails, e.g. here. Thanks!", "Fix `x`: it fails, e.g. here"),
+    ("3. one", "3. one"),
+])  # fmt: skip
 def test_the_first_sentence_of_the_question_is_the_first_title(prompt: str, title: str) -> None:
     assert title_text(prompt) == title
 

@@ -278,22 +278,19 @@ def test_forced_text_replaces_a_forbidden_prediction(shallow_starter: Engine) ->
     assert shallow_starter.tokens.tokenizer.decode(drafter.propose(1)) == ' "'
 
 
-@pytest.mark.parametrize(
-    ("schema", "text", "key", "repeats"),
-    [
-        ({}, '{"name": 1, "age": {"name": 2}, "', "name", True),
-        ({}, '{"name": 1, "age": {"', "name", False),
-        ({}, '[{"name": 1}, {"', "name", False),
-        ({}, '{"name": "a, ", "a": {"b": ["x", "', "name", False),
-        ({}, '{"a\\"b": 1, "', 'a\\"b', True),
-        ({}, '{"": 1, ', '"', True),
-        ({}, '{":": 1, ', '":', True),
-        (
-            {"patternProperties": {"^a$": {}}, "additionalProperties": False}, '{"a": 1, "', "a",
-            False,
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("schema", "text", "key", "repeats"), [
+    ({}, '{"name": 1, "age": {"name": 2}, "', "name", True),
+    ({}, '{"name": 1, "age": {"', "name", False),
+    ({}, '[{"name": 1}, {"', "name", False),
+    ({}, '{"name": "a, ", "a": {"b": ["x", "', "name", False),
+    ({}, '{"a\\"b": 1, "', 'a\\"b', True),
+    ({}, '{"": 1, ', '"', True),
+    ({}, '{":": 1, ', '":', True),
+    (
+        {"patternProperties": {"^a$": {}}, "additionalProperties": False}, '{"a": 1, "', "a",
+        False,
+    ),
+])  # fmt: skip
 def test_no_key_is_written_twice(
     shallow_starter: Engine, schema: Any, text: str, key: str, repeats: bool
 ) -> None:

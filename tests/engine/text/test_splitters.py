@@ -219,15 +219,12 @@ def test_drafted_text_of_channels_stays_marked() -> None:
     assert [(run.text, run.drafted) for run in runs] == [("a", False), ("b", True)]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "markers", "opened"),
-    [
-        ("<|im_start|>assistant\n<think>\n", (START, END), True), ("<think>", (START, END), True),
-        ("<think>\n\n</think>\n\n", (START, END), False),
-        ("what does <think> mean?<|im_end|>assistant\n", (START, END), False),
-        ("<think>", None, False), ("", (START, END), False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("prompt", "markers", "opened"), [
+    ("<|im_start|>assistant\n<think>\n", (START, END), True), ("<think>", (START, END), True),
+    ("<think>\n\n</think>\n\n", (START, END), False),
+    ("what does <think> mean?<|im_end|>assistant\n", (START, END), False),
+    ("<think>", None, False), ("", (START, END), False),
+])  # fmt: skip
 def test_prompts_that_open_thinking(
     prompt: str, markers: tuple[str, str] | None, opened: bool
 ) -> None:
@@ -241,14 +238,11 @@ def wrapped(*added: str, special: bool = False) -> Any:
     return TokenizerWrapper(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?"))
 
 
-@pytest.mark.parametrize(
-    ("added", "markers"),
-    [
-        ((START, END), (START, END)),
-        (("<|channel>", "<channel|>"), ("<|channel>thought", "<channel|>")),
-        ((), None),
-    ],
-)
+@pytest.mark.parametrize(("added", "markers"), [
+    ((START, END), (START, END)),
+    (("<|channel>", "<channel|>"), ("<|channel>thought", "<channel|>")),
+    ((), None),
+])  # fmt: skip
 def test_markers_of_tokenizers(added: tuple[str, ...], markers: tuple[str, str] | None) -> None:
     special = added[:1] == ("<|channel>",)
     tokenizer = wrapped(*added, special=special)

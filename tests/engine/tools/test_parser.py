@@ -238,17 +238,14 @@ def test_calls_that_are_not_allowed_or_malformed_are_text_behind_a_marker() -> N
     assert last == TextDelta("\n" + MALFORMED + text.removeprefix("So:\n"))
 
 
-@pytest.mark.parametrize(
-    ("members", "calls"),
-    [
-        ('"name": "find"', [("find", {})]),
-        ('"id": "x", "type": "function", "name": "find"', [("find", {})]),
-        ('"function": {"name": "find", "arguments": {"a": 1}}', [("find", {"a": 1})]),
-        ('"arguments": {"a": 1}, "name": "find"', [("find", {"a": 1})]),
-        ('"name": "find", "arguments": "{\\"a\\": 1}"', [("find", {"a": 1})]),
-        ('"name": "find", "other": 1', []),
-    ],
-)
+@pytest.mark.parametrize(("members", "calls"), [
+    ('"name": "find"', [("find", {})]),
+    ('"id": "x", "type": "function", "name": "find"', [("find", {})]),
+    ('"function": {"name": "find", "arguments": {"a": 1}}', [("find", {"a": 1})]),
+    ('"arguments": {"a": 1}, "name": "find"', [("find", {"a": 1})]),
+    ('"name": "find", "arguments": "{\\"a\\": 1}"', [("find", {"a": 1})]),
+    ('"name": "find", "other": 1', []),
+])  # fmt: skip
 def test_members_of_a_call_in_any_order(members: str, calls: list[Call]) -> None:
     text = f"<tool_call>{{{members}}}</tool_call>"
     for pieces in ([text], list(text)):
@@ -256,27 +253,24 @@ def test_members_of_a_call_in_any_order(members: str, calls: list[Call]) -> None
         assert collected(parse(FORMATS["hermes"], pieces)) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "arguments"),
-    [
-        (
-            "minicpm5",
-            '<function name="find"><param name="string"><![CDATA[a < b]]></param>'
-            '<param name="integer">3</param></function>',
-            {"string": "a < b", "integer": 3},
-        ),
-        (
-            "pythonic",
-            '<|tool_call_start|>[find(string="Oslo, N", array=[1, {"a": true}])]<|tool_call_end|>',
-            {"string": "Oslo, N", "array": [1, {"a": True}]},
-        ),
-        (
-            "function_gemma",
-            "<start_function_call>call:find{string:<escape>Oslo<escape>,integer:3}",
-            {"string": "Oslo", "integer": 3},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "arguments"), [
+    (
+        "minicpm5",
+        '<function name="find"><param name="string"><![CDATA[a < b]]></param>'
+        '<param name="integer">3</param></function>',
+        {"string": "a < b", "integer": 3},
+    ),
+    (
+        "pythonic",
+        '<|tool_call_start|>[find(string="Oslo, N", array=[1, {"a": true}])]<|tool_call_end|>',
+        {"string": "Oslo, N", "array": [1, {"a": True}]},
+    ),
+    (
+        "function_gemma",
+        "<start_function_call>call:find{string:<escape>Oslo<escape>,integer:3}",
+        {"string": "Oslo", "integer": 3},
+    ),
+])  # fmt: skip
 def test_values_that_templates_write_otherwise(
     name: str, text: str, arguments: dict[str, Any]
 ) -> None:
