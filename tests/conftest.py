@@ -1,9 +1,9 @@
 """Fixtures that several test files share."""
 
-from __future__ import annotations
-
 import gc
+import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -24,7 +24,7 @@ from akunu_py.types import LoadOptions
 from tests.support.engines import altered
 
 # Examples have no deadline: their duration depends on the load of the machine.
-hypothesis.settings.register_profile("akunu", deadline=None, max_examples=40)
+hypothesis.settings.register_profile("akunu", deadline=None, max_examples=30)
 hypothesis.settings.load_profile("akunu")
 
 TESTS = Path(__file__).parent
@@ -181,10 +181,21 @@ def shallow_directory(
     starter: model_store.StoredModel, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """The directory of a model like `shallow_starter`, for processes. Tests share its files."""
-    from tests.support.shallow import write_shallow
-
     directory = tmp_path_factory.mktemp("shallow")
-    write_shallow(starter.path, directory)
+    config = json.loads((starter.path / "config.json").read_text("utf-8"))
+    renamed = {0: 0, config["num_hidden_layers"] - 1: 1}
+    weights: dict[str, Any] = {}
+    for name, array in mx.load(str(starter.path / "model.safetensors")).items():
+        first, layers, rest = name.partition("model.layers.")
+        number, _, rest = rest.partition(".")
+        if not layers:
+            weights[first] = array
+        elif int(number) in renamed:
+            weights[f"{layers}{renamed[int(number)]}.{rest}"] = array
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+    (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}), "utf-8")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(starter.path / name, directory / name)
     return directory
 
 

@@ -1,7 +1,5 @@
 """The pages of the documentation: links, files, commands, size, and no sentence twice."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter

@@ -1,7 +1,5 @@
 """Bounded reads of files, and JSON."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -28,18 +26,12 @@ def make_sparse(path: Path) -> None:
     os.truncate(path, 20 << 30)
 
 
-@pytest.mark.parametrize(
-    ("make", "code"),
-    [
-        (lambda path: path.write_bytes(b"x" * 101), errno.EFBIG),
-        (make_sparse, errno.EFBIG),
-        (os.mkfifo, errno.EINVAL),
-        (lambda path: path.symlink_to("/dev/zero"), errno.EINVAL),
-        (lambda path: path.mkdir(), errno.EISDIR),
-        (lambda path: path.symlink_to(path), errno.ELOOP),
-        (lambda path: None, errno.ENOENT),
-    ],
-)
+@pytest.mark.parametrize(("make", "code"), [
+    (lambda path: path.write_bytes(b"x" * 101), errno.EFBIG), (make_sparse, errno.EFBIG),
+    (os.mkfifo, errno.EINVAL), (lambda path: path.symlink_to("/dev/zero"), errno.EINVAL),
+    (lambda path: path.mkdir(), errno.EISDIR),
+    (lambda path: path.symlink_to(path), errno.ELOOP), (lambda path: None, errno.ENOENT),
+])  # fmt: skip
 def test_other_files_are_refused_at_once(tmp_path: Path, make: object, code: int) -> None:
     path = tmp_path / "file"
     assert callable(make)
@@ -68,17 +60,11 @@ def test_any_json_is_parsed(value: object) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"[" * 200_000,
-        b'{"a":' * 200_000,
-        b"[" + b"9" * 5000 + b"]",
-        b"[NaN]",
-        b"[-Infinity]",
-        b"\xff\xfe\xfd",
-        b"",
-        b"<html>",
+        b"[" * 200_000, b'{"a":' * 200_000, b"[" + b"9" * 5000 + b"]", b"[NaN]", b"[-Infinity]",
+        b"\xff\xfe\xfd", b"", b"<html>",
     ],
     ids=lambda data: repr(data[:9]),
-)
+)  # fmt: skip
 def test_other_bytes_are_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - any of its kinds is one
         files.parse_json(data)

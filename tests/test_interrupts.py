@@ -1,7 +1,5 @@
 """An interrupt ends what it is meant to end, also while Python itself gets no turn."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

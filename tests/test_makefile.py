@@ -1,7 +1,5 @@
 """`make setup` reports its progress in a few lines, and each failure in one with advice."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
@@ -44,19 +42,16 @@ def test_setup_reports_progress_and_names_the_next_command(tmp_path: Path) -> No
     assert (tmp_path / ".venv" / ".installed").exists()
 
 
-@pytest.mark.parametrize(
-    ("output", "message"),
-    [
-        ("WARNING: Retrying: Temporary failure in name resolution", "check the network"),
-        ("ERROR: Could not find a version (from versions: none)", "check the network"),
-        ("  Caused by: dns error: failed to lookup address", "check the network"),
-        ("OSError: [Errno 28] No space left on device", "the disk is full"),
-        ("error: Permission denied (os error 13)", "no permission"),
-        ("ERROR: Package 'x' requires a different Python: 3.14", "PYTHON=python3.12"),
-        ("building\nERROR: something new\nwarning: later", "ERROR: something new"),
-        ("", "no output"),
-    ],
-)
+@pytest.mark.parametrize(("output", "message"), [
+    ("WARNING: Retrying: Temporary failure in name resolution", "check the network"),
+    ("ERROR: Could not find a version (from versions: none)", "check the network"),
+    ("  Caused by: dns error: failed to lookup address", "check the network"),
+    ("OSError: [Errno 28] No space left on device", "the disk is full"),
+    ("error: Permission denied (os error 13)", "no permission"),
+    ("ERROR: Package 'x' requires a different Python: 3.14", "PYTHON=python3.12"),
+    ("building\nERROR: something new\nwarning: later", "ERROR: something new"),
+    ("", "no output"),
+])  # fmt: skip
 def test_a_failure_is_one_line_with_advice(tmp_path: Path, output: str, message: str) -> None:
     done = make_setup(tmp_path, output, 1)
     assert done.returncode != 0

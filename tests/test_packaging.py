@@ -1,7 +1,5 @@
 """The Homebrew formula, and `make setup`."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Plain English in docstrings, comments, messages, plugins and docs, and one thing per name."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re
@@ -173,11 +171,9 @@ def build_scripts() -> Iterator[Passage]:
 
 PROSE: dict[str, Callable[[], Iterator[Passage]]] = {
     **{wing: partial(prose_in, wing) for wing in WINGS},
-    "tests": partial(prose_in, "tests", strings=False),
-    "build scripts": build_scripts,
-    "docs": pages,
-    "editor plugins and data files": other_sources,
-}
+    "tests": partial(prose_in, "tests", strings=False), "build scripts": build_scripts,
+    "docs": pages, "editor plugins and data files": other_sources,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("prose", PROSE)
@@ -232,15 +228,3 @@ def test_no_two_wings_have_a_module_of_the_same_name() -> None:
         if not path.name.startswith("__"):
             wings.setdefault(path.name, set()).add(parts[0])
     assert [name for name, found in wings.items() if len(found) > 1] == []
-
-
-def test_the_check_finds_what_it_should() -> None:
-    source = '"""Does what was read."""\n# Nobody\n# learns it.\nadd("-x", help=f"told {x}")\n'
-    assert len(faults(prose_of(Path("x.py"), source))) == 3
-    message = 'raise UsageError(f"{name} is none of the models that X has")'
-    assert len(faults(prose_of(Path("x.py"), message))) == 1
-    assert dict(names_of(ast.parse("def tell(who): self.beside = told = 1"))).keys() == {
-        *("tell", "who", "beside", "told")
-    }
-    assert len(faults([Passage("x", "word " * 36)])) == 1
-    assert not faults([Passage("x", "word " * 20 + "end. " + "word " * 20)])

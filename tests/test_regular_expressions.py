@@ -1,7 +1,5 @@
 """Every regular expression of the product takes linear time, also on hostile text."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,5 @@
 """settings.toml: loading, saving without losing comments, and errors."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -75,19 +73,16 @@ def test_default_values_are_removed_from_the_file() -> None:
     assert settings_file().read_text() == "reduced_motion = true\n"
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"temperature": -1}, "0 to 5"),
-        ({"temperature": float("nan")}, "0 to 5"),
-        ({"temperature": "hot"}, "a number"),
-        ({"persona": "nobody"}, "no persona called 'nobody'"),
-        ({"personas": {"a": 1}}, "names and texts"),
-        ({"completion_exclude": ".env"}, "expected a list of strings for completion_exclude"),
-        ({"completion_exclude": [1]}, "a list of strings"),
-        ({"colour": "red"}, "unknown setting 'colour'"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"temperature": -1}, "0 to 5"),
+    ({"temperature": float("nan")}, "0 to 5"),
+    ({"temperature": "hot"}, "a number"),
+    ({"persona": "nobody"}, "no persona called 'nobody'"),
+    ({"personas": {"a": 1}}, "names and texts"),
+    ({"completion_exclude": ".env"}, "expected a list of strings for completion_exclude"),
+    ({"completion_exclude": [1]}, "a list of strings"),
+    ({"colour": "red"}, "unknown setting 'colour'"),
+])  # fmt: skip
 def test_wrong_values_are_refused_and_nothing_is_written(changes: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         save_settings(changes)
@@ -139,17 +134,14 @@ def test_info_names_the_file_and_its_settings_but_no_values(
     assert "correct or remove it" in shown()
 
 
-@pytest.mark.parametrize(
-    ("content", "wrong", "kept"),
-    [
-        ("theme = 'light'\nmodel = = 3", 1, "auto"),
-        ("theme = 'light'\nmemmory = true\ntemperature = 9", 2, "light"),
-        ("theme = 'light'\nmodel = 3\npersona = 'pirate'", 2, "light"),
-        ("theme = 'light'\nmodel = 'nothing-like-it'", 1, "light"),
-        ("theme = 'light'", 0, "light"),
-        ("theme = 'light'\nanswer_cache = true", 0, "light"),
-    ],
-)
+@pytest.mark.parametrize(("content", "wrong", "kept"), [
+    ("theme = 'light'\nmodel = = 3", 1, "auto"),
+    ("theme = 'light'\nmemmory = true\ntemperature = 9", 2, "light"),
+    ("theme = 'light'\nmodel = 3\npersona = 'pirate'", 2, "light"),
+    ("theme = 'light'\nmodel = 'nothing-like-it'", 1, "light"),
+    ("theme = 'light'", 0, "light"),
+    ("theme = 'light'\nanswer_cache = true", 0, "light"),
+])  # fmt: skip
 def test_a_chat_opens_with_any_settings(content: str, wrong: int, kept: str) -> None:
     """With the valid settings, the starter, and one line for each error."""
     settings_file().parent.mkdir(parents=True, exist_ok=True)
@@ -167,18 +159,11 @@ def test_a_chat_opens_with_any_settings(content: str, wrong: int, kept: str) -> 
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("0B", 0),
-        ("500 MB", 500_000_000),
-        ("2GB", 2_000_000_000),
-        ("1.5kb", 1500),
-        ("1TB", 10**12),
-        ("200M", 200_000_000),
-        *((text, None) for text in ("2", "GB", "-1GB", "1e9B", "2 G B", "nanB", "²GB", "9" * 99)),
-    ],
-)
+@pytest.mark.parametrize(("text", "size"), [
+    ("0B", 0), ("500 MB", 500_000_000), ("2GB", 2_000_000_000), ("1.5kb", 1500),
+    ("1TB", 10**12), ("200M", 200_000_000),
+    *((text, None) for text in ("2", "GB", "-1GB", "1e9B", "2 G B", "nanB", "²GB", "9" * 99)),
+])  # fmt: skip
 def test_sizes(text: str, size: int | None) -> None:
     if size is None:
         with pytest.raises(UsageError, match="expected a size such as 500MB"):
@@ -203,19 +188,16 @@ def test_serve_settings_come_from_the_environment_then_the_file(
     assert load_settings().serve == ServeSettings("10.0.0.1", 9000, "a", "k")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("serve = 1", "expected a table for serve, found 1"),
-        ("[serve]\nport = 70000", "expected a port from 0 to 65535 for serve.port, found 70000"),
-        ("[serve]\nport = true", "expected a port from 0 to 65535 for serve.port, found True"),
-        ("[serve]\nhost = 1", "expected a text in quotes for serve.host, found 1"),
-        (
-            "[serve]\nodd = 1",
-            "unknown setting serve.'odd'; settings of [serve]: host, port, model, api_key",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    ("serve = 1", "expected a table for serve, found 1"),
+    ("[serve]\nport = 70000", "expected a port from 0 to 65535 for serve.port, found 70000"),
+    ("[serve]\nport = true", "expected a port from 0 to 65535 for serve.port, found True"),
+    ("[serve]\nhost = 1", "expected a text in quotes for serve.host, found 1"),
+    (
+        "[serve]\nodd = 1",
+        "unknown setting serve.'odd'; settings of [serve]: host, port, model, api_key",
+    ),
+])  # fmt: skip
 def test_invalid_serve_settings_are_named(content: str, message: str) -> None:
     settings_file().write_text(content)
     with pytest.raises(UsageError) as raised:

@@ -1,7 +1,5 @@
 """Workarounds of other libraries: each one's form, and its effect."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import os
@@ -38,18 +36,11 @@ def test_each_module_gives_its_reason_and_its_end(path: Path) -> None:
 _UNLIMITED = resource.RLIM_INFINITY
 
 
-@pytest.mark.parametrize(
-    ("soft", "hard", "expected"),
-    [
-        (64, 256, (256, 256)),
-        (1024, 1024, None),
-        (256, 4096, (2048, 4096)),
-        (256, 1_048_576, (2048, 1_048_576)),
-        (4096, 524_288, None),
-        (256, _UNLIMITED, (2048, _UNLIMITED)),
-        (_UNLIMITED, _UNLIMITED, None),
-    ],
-)
+@pytest.mark.parametrize(("soft", "hard", "expected"), [
+    (64, 256, (256, 256)), (1024, 1024, None), (256, 4096, (2048, 4096)),
+    (256, 1_048_576, (2048, 1_048_576)), (4096, 524_288, None),
+    (256, _UNLIMITED, (2048, _UNLIMITED)), (_UNLIMITED, _UNLIMITED, None),
+])  # fmt: skip
 def test_mlx_lm_gets_what_there_is(
     soft: int, hard: int, expected: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,17 +78,14 @@ _ZEN3 = " fpu sse2 avx fma avx2 bmi2"
 _SKYLAKE = _ZEN3 + " avx512f avx512dq"
 
 
-@pytest.mark.parametrize(
-    ("config", "flags", "missing"),
-    [
-        ("OpenBLAS 0.3.31 NO_AFFINITY SKYLAKEX MAX_THREADS=4", _ZEN3, "avx512f"),
-        ("OpenBLAS 0.3.31 NO_AFFINITY SKYLAKEX MAX_THREADS=4", _SKYLAKE, None),
-        ("OpenBLAS 0.3.29 NO_AFFINITY ZEN MAX_THREADS=4", _ZEN3, None),
-        ("OpenBLAS 0.3.29 NO_AFFINITY ZEN MAX_THREADS=4", " fpu sse2", "avx2"),
-        ("OpenBLAS 0.3.21 DYNAMIC_ARCH NO_AFFINITY SkylakeX MAX_THREADS=64", " fpu sse2", None),
-        ("OpenBLAS 0.3.29 NEOVERSEN1 MAX_THREADS=4", "", None),
-    ],
-)
+@pytest.mark.parametrize(("config", "flags", "missing"), [
+    ("OpenBLAS 0.3.31 NO_AFFINITY SKYLAKEX MAX_THREADS=4", _ZEN3, "avx512f"),
+    ("OpenBLAS 0.3.31 NO_AFFINITY SKYLAKEX MAX_THREADS=4", _SKYLAKE, None),
+    ("OpenBLAS 0.3.29 NO_AFFINITY ZEN MAX_THREADS=4", _ZEN3, None),
+    ("OpenBLAS 0.3.29 NO_AFFINITY ZEN MAX_THREADS=4", " fpu sse2", "avx2"),
+    ("OpenBLAS 0.3.21 DYNAMIC_ARCH NO_AFFINITY SkylakeX MAX_THREADS=64", " fpu sse2", None),
+    ("OpenBLAS 0.3.29 NEOVERSEN1 MAX_THREADS=4", "", None),
+])  # fmt: skip
 def test_a_build_that_the_cpu_cannot_run_is_refused(
     config: str, flags: str, missing: str | None
 ) -> None:

@@ -1,7 +1,5 @@
 """`akunu bench` as a user runs it. Counts and shapes are checked, never times."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

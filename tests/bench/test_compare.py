@@ -1,7 +1,5 @@
 """`akunu bench compare` and the rank test behind it: by simulated clocks, never by wall time."""
 
-from __future__ import annotations
-
 import json
 import random
 from itertools import permutations

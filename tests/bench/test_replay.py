@@ -1,7 +1,5 @@
 """Replays: trace files, curves, and passes counted by hand."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random
@@ -65,23 +63,14 @@ def test_passes_counted_by_hand() -> None:
     drafter = Scripted((11, 12, 99, 99), (), (15,))
     counts = replay([item], lambda: drafter, Curve({1: 1.0, 5: 1.4}))
     assert drafter.calls == [
-        (1,),
-        (10,),
-        *(4, (2, 1.4), (11, 12, 13)),
-        *(1, (0, 1.0), (14,)),
-        *(0, (0, 1.0), (15,)),
-    ]
+        (1,), (10,), *(4, (2, 1.4), (11, 12, 13)), *(1, (0, 1.0), (14,)), *(0, (0, 1.0), (15,)),
+    ]  # fmt: skip
     assert counts.pop("draft_us_per_token") > 0
     assert counts.pop("learn_us_per_prompt_token") > 0
     assert counts == {
-        "items": 1,
-        "tokens": 5,
-        "passes": 3,
-        "drafted": 4,
-        "accepted": 2,
-        "tokens_per_pass": round(5 / 3, 4),
-        "score": round(5 / 3.4, 4),
-    }
+        "items": 1, "tokens": 5, "passes": 3, "drafted": 4, "accepted": 2,
+        "tokens_per_pass": round(5 / 3, 4), "score": round(5 / 3.4, 4),
+    }  # fmt: skip
 
 
 def test_a_drafter_that_exceeds_its_limit_is_refused() -> None:
@@ -145,26 +134,17 @@ def test_trace_files(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
 
 
 ITEMS = (
-    3,
-    {"prompt": [1]},
-    {"prompt": [1], "output": []},
-    {"prompt": [1], "output": [-1]},
-    {"prompt": [True], "output": [1]},
-    {"prompt": [1.5], "output": [1]},
+    3, {"prompt": [1]}, {"prompt": [1], "output": []}, {"prompt": [1], "output": [-1]},
+    {"prompt": [True], "output": [1]}, {"prompt": [1.5], "output": [1]},
     {"prompt": "text", "output": [1]},
-)
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *({"tokenizer": "t", "workloads": {"a": [item]}} for item in ITEMS),
-        {"tokenizer": "t", "workloads": []},
-        {"tokenizer": "t", "workloads": {"a": {}}},
-        {"workloads": {}},
-        {"tokenizer": 3, "workloads": {}},
-    ],
-)
+@pytest.mark.parametrize("content", [
+    *({"tokenizer": "t", "workloads": {"a": [item]}} for item in ITEMS),
+    {"tokenizer": "t", "workloads": []}, {"tokenizer": "t", "workloads": {"a": {}}},
+    {"workloads": {}}, {"tokenizer": 3, "workloads": {}},
+])  # fmt: skip
 def test_malformed_traces_are_rejected(tmp_path: Path, content: object) -> None:
     path = tmp_path / "trace"
     path.write_text(json.dumps(content))

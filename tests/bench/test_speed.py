@@ -1,7 +1,5 @@
 """The speed bench and its tables: order of runners, repetitions, failures, interruptions."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

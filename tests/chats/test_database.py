@@ -1,7 +1,5 @@
 """The database file: versions, damage, concurrent processes, and disk errors."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sqlite3
@@ -99,14 +97,11 @@ def test_a_migration_that_fails_leaves_the_old_version(
     assert schema_of(path) == before
 
 
-@pytest.mark.parametrize(
-    ("script", "expected"),
-    [
-        (f"PRAGMA user_version = {VERSION + 1}", f"newer akunu .*{VERSION + 1}.*rename the file"),
-        ("PRAGMA application_id = 0; CREATE TABLE theirs (a)", "another program"),
-        ("CREATE VIEW theirs AS SELECT 1", "theirs. of another program"),
-    ],
-)
+@pytest.mark.parametrize(("script", "expected"), [
+    (f"PRAGMA user_version = {VERSION + 1}", f"newer akunu .*{VERSION + 1}.*rename the file"),
+    ("PRAGMA application_id = 0; CREATE TABLE theirs (a)", "another program"),
+    ("CREATE VIEW theirs AS SELECT 1", "theirs. of another program"),
+])  # fmt: skip
 def test_databases_of_others_are_refused_and_unchanged(
     path: Path, script: str, expected: str
 ) -> None:

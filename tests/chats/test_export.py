@@ -1,7 +1,5 @@
 """Markdown and JSON export, JSON import, and tool calls in both."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable
@@ -111,29 +109,26 @@ def message(content: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda it: it.update(format="other"), "akunu-conversations"),
-        (lambda it: it.update(version=2), "expected version 1, found 2"),
-        (lambda it: it.update(conversations={}), "a list of conversations"),
-        (lambda it: it["conversations"][0].update(id="../x"), "an id of letters"),
-        (lambda it: it["conversations"][0].pop("title"), "a title, found None"),
-        (lambda it: message(it).update(role="tool"), "a role, found 'tool'"),
-        (lambda it: message(it).update(role="user"), "that may follow user, found 'user'"),
-        (lambda it: message(it).update(parent=None), "that may follow nothing, found 'assistant'"),
-        (lambda it: message(it).update(parent="later"), "an earlier message"),
-        (lambda it: message(it).update(parent=["x"]), "an id of letters"),
-        (lambda it: message(it).update(id="queue-0"), "a unique id"),
-        (lambda it: message(it).update(text=None), "a string for text"),
-        (lambda it: message(it).update(created=float("nan")), "NaN is not JSON"),
-        (lambda it: message(it).update(created=1e300), "a time, found 1e+300"),
-        (lambda it: message(it).update(created=True), "a time"),
-        (lambda it: message(it).update(finish_reason="tired"), "a reason, found 'tired'"),
-        (lambda it: message(it).update(stats={"drafted": "many"}), "a number for drafted"),
-        (lambda it: message(it).update(stats=[]), "statistics"),
-    ],
-)
+@pytest.mark.parametrize(("change", "expected"), [
+    (lambda it: it.update(format="other"), "akunu-conversations"),
+    (lambda it: it.update(version=2), "expected version 1, found 2"),
+    (lambda it: it.update(conversations={}), "a list of conversations"),
+    (lambda it: it["conversations"][0].update(id="../x"), "an id of letters"),
+    (lambda it: it["conversations"][0].pop("title"), "a title, found None"),
+    (lambda it: message(it).update(role="tool"), "a role, found 'tool'"),
+    (lambda it: message(it).update(role="user"), "that may follow user, found 'user'"),
+    (lambda it: message(it).update(parent=None), "that may follow nothing, found 'assistant'"),
+    (lambda it: message(it).update(parent="later"), "an earlier message"),
+    (lambda it: message(it).update(parent=["x"]), "an id of letters"),
+    (lambda it: message(it).update(id="queue-0"), "a unique id"),
+    (lambda it: message(it).update(text=None), "a string for text"),
+    (lambda it: message(it).update(created=float("nan")), "NaN is not JSON"),
+    (lambda it: message(it).update(created=1e300), "a time, found 1e+300"),
+    (lambda it: message(it).update(created=True), "a time"),
+    (lambda it: message(it).update(finish_reason="tired"), "a reason, found 'tired'"),
+    (lambda it: message(it).update(stats={"drafted": "many"}), "a number for drafted"),
+    (lambda it: message(it).update(stats=[]), "statistics"),
+])  # fmt: skip
 def test_invalid_exports_are_refused(
     change: Callable[[dict[str, Any]], object], expected: str
 ) -> None:
@@ -173,18 +168,15 @@ def test_authors() -> None:
     assert headings(as_markdown(tree)) == ["Hello", "System", "You", "Assistant"]
 
 
-@pytest.mark.parametrize(
-    ("title", "name"),
-    [
-        ("What is a queue?", "what-is-a-queue.md"),
-        ("../../etc/passwd", "etc-passwd.md"),
-        ("Ärger: 我想", "ärger-我想.md"),
-        ("…", "conversation.md"),
-        ("x" * 300, "conversation.md"),
-        ("x" * 29 + " " + "y" * 30, "x" * 29 + "-" + "y" * 30 + ".md"),  # 60 bytes
-        ("x" * 29 + " " + "y" * 31, "x" * 29 + ".md"),
-    ],
-)
+@pytest.mark.parametrize(("title", "name"), [
+    ("What is a queue?", "what-is-a-queue.md"),
+    ("../../etc/passwd", "etc-passwd.md"),
+    ("Ärger: 我想", "ärger-我想.md"),
+    ("…", "conversation.md"),
+    ("x" * 300, "conversation.md"),
+    ("x" * 29 + " " + "y" * 30, "x" * 29 + "-" + "y" * 30 + ".md"),  # 60 bytes
+    ("x" * 29 + " " + "y" * 31, "x" * 29 + ".md"),
+])  # fmt: skip
 def test_file_names(title: str, name: str) -> None:
     assert file_name(title, "markdown") == name
 

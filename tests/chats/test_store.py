@@ -1,7 +1,5 @@
 """Conversations: the tree of messages, and saving, finding, renaming and deleting it."""
 
-from __future__ import annotations
-
 import math
 import stat
 import time
@@ -86,31 +84,19 @@ def test_tree_of_rebuilds_any_tree(data: st.DataObject) -> None:
         assert again.active_branch() == tree.active_branch()
 
 
-@pytest.mark.parametrize(
-    ("prompt", "title"),
-    [
-        ("What?", "What?"),
-        ("\n\n  What\tis  this?\nMore", "What is this?"),
-        ("", ""),
-        ("word " * 40, "word " * 14 + "word…"),
-        ("x" * 100, "x" * 79 + "…"),
-    ],
-)
+@pytest.mark.parametrize(("prompt", "title"), [
+    ("What?", "What?"), ("\n\n  What\tis  this?\nMore", "What is this?"), ("", ""),
+    ("word " * 40, "word " * 14 + "word…"), ("x" * 100, "x" * 79 + "…"),
+])  # fmt: skip
 def test_titles(prompt: str, title: str) -> None:
     assert title_of(prompt) == title
     assert len(title_of(prompt)) <= 80
 
 
-@pytest.mark.parametrize(
-    ("name", "least", "most"),
-    [
-        ("temperature", 0, 5),
-        ("max_tokens", 0, NO_TOKEN_LIMIT),
-        ("top_p", 0, 1),
-        ("seed", 0, (1 << 63) - 1),
-        ("thinking_budget", -1, NO_TOKEN_LIMIT),
-    ],
-)
+@pytest.mark.parametrize(("name", "least", "most"), [
+    ("temperature", 0, 5), ("max_tokens", 0, NO_TOKEN_LIMIT), ("top_p", 0, 1),
+    ("seed", 0, (1 << 63) - 1), ("thinking_budget", -1, NO_TOKEN_LIMIT),
+])  # fmt: skip
 def test_stored_options_outside_their_bounds_are_ignored(
     name: str, least: float, most: float
 ) -> None:
@@ -338,9 +324,7 @@ def test_delete_and_undo(store: ConversationStore) -> None:
     assert titles(store, "yes") == ["Banana", "Apple"]
 
 
-def test_an_answer_does_not_restore_a_deleted_conversation(
-    store: ConversationStore,
-) -> None:
+def test_an_answer_does_not_restore_a_deleted_conversation(store: ConversationStore) -> None:
     tree = branched()
     store.save_tree(tree)
     store.delete("queue")
@@ -405,15 +389,12 @@ def test_resolve_id_prefix(store: ConversationStore) -> None:
             store.resolve(name)
 
 
-@pytest.mark.parametrize(
-    ("text", "snippet"),
-    [
-        ("ox " * 500 + "the cat and a dog " + "ox " * 500, "the cat and a dog"),
-        ("x" * 5000 + " cat " + "x" * 5000 + " dog", "cat"),
-        ("我" * 300 + "cat" + "我" * 300, "我cat我"),
-        ("cat", "cat"),
-    ],
-)
+@pytest.mark.parametrize(("text", "snippet"), [
+    ("ox " * 500 + "the cat and a dog " + "ox " * 500, "the cat and a dog"),
+    ("x" * 5000 + " cat " + "x" * 5000 + " dog", "cat"),
+    ("我" * 300 + "cat" + "我" * 300, "我cat我"),
+    ("cat", "cat"),
+])  # fmt: skip
 def test_snippet_is_short_and_has_most_terms(
     store: ConversationStore, text: str, snippet: str
 ) -> None:

@@ -1,7 +1,5 @@
 """`akunu chats`, through the command line."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
@@ -85,20 +83,17 @@ def test_the_file_name_decides_the_format(
     assert capsys.readouterr().out.startswith("# What is a queue?\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "error"),
-    [
-        (["export"], 2, "expected an ID or --all"),
-        (["export", "queue", "--all"], 2, "expected an ID or --all"),
-        (["export", "--all", "--format", "markdown"], 2, "--all exports only JSON"),
-        (["export", "nowhere"], 1, "no conversation with id 'nowhere'"),
-        (["export", "queue", "-o", "/"], 1, "/ exists; name another file"),
-        (["import", "nowhere.json"], 1, "cannot read nowhere.json: No such file"),
-        (["import", __file__], 1, "expected JSON"),
-        (["import", sys.executable], 1, "not UTF-8"),
-        (["rm", "queue", "nowhere", "--yes"], 1, "no conversation"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "error"), [
+    (["export"], 2, "expected an ID or --all"),
+    (["export", "queue", "--all"], 2, "expected an ID or --all"),
+    (["export", "--all", "--format", "markdown"], 2, "--all exports only JSON"),
+    (["export", "nowhere"], 1, "no conversation with id 'nowhere'"),
+    (["export", "queue", "-o", "/"], 1, "/ exists; name another file"),
+    (["import", "nowhere.json"], 1, "cannot read nowhere.json: No such file"),
+    (["import", __file__], 1, "expected JSON"),
+    (["import", sys.executable], 1, "not UTF-8"),
+    (["rm", "queue", "nowhere", "--yes"], 1, "no conversation"),
+])  # fmt: skip
 def test_errors(capsys: Out, arguments: list[str], code: int, error: str) -> None:
     assert main(["chats", *arguments]) == code
     stderr = capsys.readouterr().err

@@ -1,7 +1,5 @@
 """The command line: imports, mistakes, `run`, interrupts, pipes, and structured output."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -28,25 +26,17 @@ from akunu_py.version import __version__
 from tests.support.command import AKUNU, akunu, assert_one_line_error, run_here
 
 
-@pytest.mark.parametrize(
-    ("commands", "slow"),
-    [
-        (["--help"], {"ctypes", "dataclasses", "inspect", "platformdirs", "subprocess"}),
-        (["models list"], {"ctypes", "email", "huggingface_hub.utils", "tqdm"}),
-        (
-            [
-                "run hi --model nope",
-                "models show nope",
-                "bench --help",
-                "bench --max-tokens 0",
-                "bench report nofile",
-                "bench curve --repeats 0",
-                "bench replay nofile",
-            ],
-            {"transformers", "huggingface_hub", "llguidance"},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("commands", "slow"), [
+    (["--help"], {"ctypes", "dataclasses", "inspect", "platformdirs", "subprocess"}),
+    (["models list"], {"ctypes", "email", "huggingface_hub.utils", "tqdm"}),
+    (
+        [
+            "run hi --model nope", "models show nope", "bench --help", "bench --max-tokens 0",
+            "bench report nofile", "bench curve --repeats 0", "bench replay nofile",
+        ],
+        {"transformers", "huggingface_hub", "llguidance"},
+    ),
+])  # fmt: skip
 def test_commands_import_no_more_than_they_need(commands: list[str], slow: set[str]) -> None:
     """Imports take most of the time of a command."""
     script = (
@@ -151,15 +141,12 @@ def test_raw_continues_the_text(loaded_starter: Engine) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("shallow_store")
-@pytest.mark.parametrize(
-    ("arguments", "code", "word"),
-    [
-        ("$(printf 'caf\\351')", 2, "UTF-8"),
-        ("<&-", 2, "empty"),
-        ("hi --quiet --max-tokens 3 >/dev/full", 1, "space"),
-        ("hi --quiet --max-tokens 3 >&-", 0, ""),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "word"), [
+    ("$(printf 'caf\\351')", 2, "UTF-8"),
+    ("<&-", 2, "empty"),
+    ("hi --quiet --max-tokens 3 >/dev/full", 1, "space"),
+    ("hi --quiet --max-tokens 3 >&-", 0, ""),
+])  # fmt: skip
 def test_broken_streams_and_arguments_are_at_most_one_line(
     arguments: str, code: int, word: str
 ) -> None:
@@ -172,14 +159,11 @@ def test_broken_streams_and_arguments_are_at_most_one_line(
 
 
 @pytest.mark.usefixtures("loaded_shallow_starter")
-@pytest.mark.parametrize(
-    ("option", "value", "word"),
-    [
-        ("--logit-bias", "999999=5", "49152"),
-        ("--kv-bits", "5", "4 or 8"),
-        ("--temperature", "-1", "temperature"),
-    ],
-)
+@pytest.mark.parametrize(("option", "value", "word"), [
+    ("--logit-bias", "999999=5", "49152"),
+    ("--kv-bits", "5", "4 or 8"),
+    ("--temperature", "-1", "temperature"),
+])  # fmt: skip
 def test_values_that_the_model_does_not_have_are_one_line(
     option: str, value: str, word: str
 ) -> None:
@@ -209,11 +193,6 @@ def test_an_empty_store_says_what_to_run(tmp_path: Path) -> None:
     listing = run_here("models", "list", env=home)
     assert listing.returncode == 0
     assert "starter" in listing.stdout
-
-
-def test_a_prompt_longer_than_the_context(loaded_shallow_starter: Engine) -> None:
-    done = run_here("run", "-", stdin="word " * 9000)
-    assert_one_line_error(done, 1, "8192", "shorten")
 
 
 def start_run(*arguments: str) -> subprocess.Popen[bytes]:

@@ -1,7 +1,5 @@
 """The command line's last resort, and foreign text: one line, without control codes."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -68,19 +66,13 @@ def test_an_interrupted_import_is_an_interrupt(
 @pytest.mark.parametrize(
     "error",
     [
-        ZeroDivisionError("\x1b[2J\nmore"),
-        Panic("a regex"),
-        RecursionError("deep"),
-        MemoryError(),
-        KeyError("\ud800"),
-        Unspeakable(),
-        AssertionError("x" * 10**6),
-        ExceptionGroup("many", [ValueError("one")]),
-        UnicodeEncodeError("ascii", "é", 0, 1, "no"),
+        ZeroDivisionError("\x1b[2J\nmore"), Panic("a regex"), RecursionError("deep"),
+        MemoryError(), KeyError("\ud800"), Unspeakable(), AssertionError("x" * 10**6),
+        ExceptionGroup("many", [ValueError("one")]), UnicodeEncodeError("ascii", "é", 0, 1, "no"),
         GeneratorExit(),
     ],
     ids=lambda error: type(error).__name__,
-)
+)  # fmt: skip
 def test_any_exception_is_one_line_and_a_report(
     error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

@@ -1,7 +1,5 @@
 """`akunu doctor`: each problem is found, with advice, and sets the exit code."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`akunu launch`: each client gets address, model and key, on a running or a new server."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -170,14 +168,11 @@ def test_codex_gets_metadata_of_the_model() -> None:
 
 
 @pytest.mark.usefixtures("own_directories")
-@pytest.mark.parametrize(
-    ("given", "modes"),
-    [
-        ([], ["--permission-mode", "default"]),
-        (["--permission-mode=plan"], ["--permission-mode=plan"]),
-        (["--dangerously-skip-permissions"], ["--dangerously-skip-permissions"]),
-    ],
-)
+@pytest.mark.parametrize(("given", "modes"), [
+    ([], ["--permission-mode", "default"]),
+    (["--permission-mode=plan"], ["--permission-mode=plan"]),
+    (["--dangerously-skip-permissions"], ["--dangerously-skip-permissions"]),
+])  # fmt: skip
 def test_what_the_user_sets_for_claude_wins(
     given: list[str], modes: list[str], client_call: Path, port: int,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,7 +1,5 @@
 """`akunu models` as a program: processes of their own against a hub of our own."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -31,14 +29,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def environment(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Empty places and the server for the hub, for this process too."""
     places = {
-        "XDG_DATA_HOME": str(tmp_path / "data"),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        "HF_HOME": str(tmp_path / "hf"),
-        "HF_ENDPOINT": server.url,
-        "HF_TOKEN": "hf_secret",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
+        "XDG_DATA_HOME": str(tmp_path / "data"), "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"), "HF_HOME": str(tmp_path / "hf"),
+        "HF_ENDPOINT": server.url, "HF_TOKEN": "hf_secret", "OPENBLAS_NUM_THREADS": "1",
+    }  # fmt: skip
     for name, value in places.items():
         monkeypatch.setenv(name, value)
     return os.environ | places

@@ -1,7 +1,5 @@
 """Completion scripts: in real shells, for every command and option, without loading MLX."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`akunu uninstall` lists our data, and deletes it after a confirmation."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -82,15 +80,12 @@ def test_a_link_is_left_to_the_user(home: Path) -> None:
     assert (home / "moved" / "some" / "file").exists()
 
 
-@pytest.mark.parametrize(
-    ("prefix", "command"),
-    [
-        ("/home/me/.local/share/uv/tools/akunu-py", "uv tool uninstall akunu-py"),
-        ("/home/me/.local/share/pipx/venvs/akunu-py", "pipx uninstall akunu-py"),
-        ("/opt/homebrew/Cellar/akunu/0.1.0/libexec", "brew uninstall akunu"),
-        ("/home/me/venv", f"{sys.executable} -m pip uninstall akunu-py"),
-    ],
-)
+@pytest.mark.parametrize(("prefix", "command"), [
+    ("/home/me/.local/share/uv/tools/akunu-py", "uv tool uninstall akunu-py"),
+    ("/home/me/.local/share/pipx/venvs/akunu-py", "pipx uninstall akunu-py"),
+    ("/opt/homebrew/Cellar/akunu/0.1.0/libexec", "brew uninstall akunu"),
+    ("/home/me/venv", f"{sys.executable} -m pip uninstall akunu-py"),
+])  # fmt: skip
 def test_it_knows_its_installer(prefix: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", prefix)
     assert uninstall.removal_command() == command

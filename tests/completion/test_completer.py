@@ -1,7 +1,5 @@
 """Completing at a cursor: cached completions, limits, cancelling, Markdown fences, and power."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,6 +19,7 @@ from akunu_py.completion import completer as completer_module
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_cache import CompletionCache
 from akunu_py.completion.completion_request import (
+    CompleteOptions,
     Completion,
     CompletionReason,
     CompletionRequest,
@@ -31,12 +30,12 @@ from akunu_py.completion.stops import strip_fence
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model import device
+from akunu_py.engine.request import Status, Step
 from akunu_py.engine.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.parser import Parser
-from akunu_py.types import GenerateOptions, Stats
+from akunu_py.types import FinishReason, GenerateOptions, Piece, Stats, TextPiece
 from tests.support.complete import complete
-from tests.support.fixed_request import answering
 from tests.support.targets import last_tokens
 from tests.support.tiny_fim import byte_level, load_tiny, sentence_piece, write_model
 
@@ -46,9 +45,40 @@ CURSOR = BUFFER.index("        self._window = self._window[self._given :]") + le
 PREFIX, SUFFIX = BUFFER[BUFFER.index("    def __init__(") : CURSOR], BUFFER[CURSOR:]
 
 
-@pytest.fixture(scope="module")
-def completer(starter_engine: Engine) -> Completer:
-    return Completer(starter_engine)
+class FixedRequest:
+    """Yields `answer` letter by letter, then ends with `finish_reason`."""
+
+    def __init__(self, answer: str, finish_reason: FinishReason = "stop") -> None:
+        self.tokens: list[int] = []
+        self.stats = Stats()
+        self.finish_reason = finish_reason
+        self.status = Status.DECODING
+        self._left = list(answer)
+
+    def step(self) -> list[Step]:
+        if not self._left:
+            self.status = Status.FINISHED
+            return []
+        self.tokens.append(0)
+        return [TextPiece(self._left.pop(0), Piece(()))]
+
+    def cancel(self) -> None:
+        self._left = []
+
+    def close(self) -> None:
+        self.status = Status.FINISHED
+
+
+def answering(
+    engine: Engine, answer: str, reason: FinishReason = "stop", fim: str = "auto"
+) -> Completer:
+    """Return a completer whose model generates `answer`."""
+    completer = Completer(engine, CompleteOptions(fim=fim))
+    loop: Any = completer.loop
+    loop.request = lambda *_: FixedRequest(answer, reason)
+    loop.advance = lambda requests: {each: each.step() for each in requests}
+    loop.close_request = lambda request: request.close()
+    return completer
 
 
 @pytest.fixture
@@ -58,8 +88,9 @@ def tiny(tmp_path: Path) -> Completer:
 
 
 def test_typing_the_completion_costs_nothing_and_other_text_only_its_tokens(
-    completer: Completer,
+    shallow_starter: Engine,
 ) -> None:
+    completer = Completer(shallow_starter)
     first = complete(completer, CompletionRequest(PREFIX, SUFFIX))
     assert first.text
     assert first.finish_reason == "stop"
@@ -77,8 +108,9 @@ def test_typing_the_completion_costs_nothing_and_other_text_only_its_tokens(
     assert not complete(completer, elsewhere).reused
 
 
-def test_the_prefix_is_healed(completer: Completer) -> None:
+def test_the_prefix_is_healed(starter_engine: Engine) -> None:
     """A cursor inside a token, or behind the spaces that belong to the next one."""
+    completer = Completer(starter_engine)
     assert complete(completer, CompletionRequest("import numpy as n")).text == "p"
     done = complete(completer, CompletionRequest("def add(first, second):\n    "))
     assert done.text.startswith("return first + second")
@@ -86,12 +118,12 @@ def test_the_prefix_is_healed(completer: Completer) -> None:
 
 
 def test_parts_join_to_the_whole_which_has_the_newlines_of_the_buffer(
-    completer: Completer,
+    starter_engine: Engine,
 ) -> None:
-    whole = {}
+    completer, whole = Completer(starter_engine), {}
     for newline in ("\n", "\r\n"):
         prefix, suffix = f"def fibonacci(n):{newline}    ", f"{newline * 2}print(fibonacci(10))\n"
-        request = CompletionRequest(prefix, suffix, max_tokens=32)
+        request = CompletionRequest(prefix, suffix, max_tokens=14)
         completer.cache = CompletionCache()
         for reused in (False, True):
             parts: list[str] = []
@@ -169,16 +201,11 @@ def test_a_prefill_ends_in_time_and_the_next_one_continues_it(
     assert now[0] <= tokens / 400 + 1  # no token was prefilled twice
 
 
-@pytest.mark.parametrize(
-    ("limits", "words"),
-    [
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"max_tokens": 10**9}, "max_tokens"),
-        ({"max_lines": -1}, "max_lines"),
-        ({"seconds": 0}, "time"),
-        ({"temperature": -1}, "temperature"),
-    ],
-)
+@pytest.mark.parametrize(("limits", "words"), [
+    ({"max_tokens": -1}, "max_tokens"), ({"max_tokens": 10**9}, "max_tokens"),
+    ({"max_lines": -1}, "max_lines"), ({"seconds": 0}, "time"),
+    ({"temperature": -1}, "temperature"),
+])  # fmt: skip
 def test_invalid_limits_are_refused(tiny: Completer, limits: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         complete(tiny, CompletionRequest("x", **limits))
@@ -217,19 +244,16 @@ def test_the_prompt_caches_of_completion_are_bounded(
 # Markdown fences
 
 
-@pytest.mark.parametrize(
-    ("answer", "code", "closed"),
-    [
-        ("```python\nx = 1\ny = 2\n```", "x = 1\ny = 2", True),
-        ("```\nx\n```\nThis is why.", "x", True),
-        ("```c++ \nx = '`'\n", "x = '`'\n", False),  # cut off by max_tokens
-        ("x = 1\n```\n", "x = 1\n```\n", False),
-        ("`${name}`", "`${name}`", False),
-        ("`", "`", False),
-        ("```pyth", "", False),
-        ("", "", False),
-    ],
-)
+@pytest.mark.parametrize(("answer", "code", "closed"), [
+    ("```python\nx = 1\ny = 2\n```", "x = 1\ny = 2", True),
+    ("```\nx\n```\nThis is why.", "x", True),
+    ("```c++ \nx = '`'\n", "x = '`'\n", False),  # cut off by max_tokens
+    ("x = 1\n```\n", "x = 1\n```\n", False),
+    ("`${name}`", "`${name}`", False),
+    ("`", "`", False),
+    ("```pyth", "", False),
+    ("", "", False),
+])  # fmt: skip
 def test_a_fence_around_an_answer_is_removed(answer: str, code: str, closed: bool) -> None:
     assert strip_fence(answer, final=True) == (code, closed)
     given = ""
@@ -393,17 +417,14 @@ def test_cancelled_and_empty_completions_are_not_cached() -> None:
 # The power source
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, False),
-        ({"type": "Mains", "online": "1"}, False),
-        ({"type": "Battery", "status": "Discharging"}, True),
-        ({"type": "Battery", "status": "Charging"}, False),
-        ({"type": "Battery", "status": "Discharging", "scope": "Device"}, False),  # of a mouse
-        ({"type": "Battery"}, False),
-    ],
-)
+@pytest.mark.parametrize(("files", "expected"), [
+    ({}, False),
+    ({"type": "Mains", "online": "1"}, False),
+    ({"type": "Battery", "status": "Discharging"}, True),
+    ({"type": "Battery", "status": "Charging"}, False),
+    ({"type": "Battery", "status": "Discharging", "scope": "Device"}, False),  # of a mouse
+    ({"type": "Battery"}, False),
+])  # fmt: skip
 def test_a_discharging_battery_on_linux(
     files: dict[str, str], expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,5 @@
 """The thread that completes: superseding, cancelling, failures, and work ahead of requests."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import threading
@@ -269,17 +267,6 @@ def test_requests_on_other_channels_are_served_in_order(host: Host) -> None:
     host.wait_done(*requested)
     assert list(order) == [3, 4, 5, 6]
     assert {each.reason for each in requested} == {"length"}
-
-
-def test_a_request_can_be_cancelled_before_and_while_it_runs(host: Host) -> None:
-    first = host.submit_now(
-        REQUESTED, on_part=lambda requested: host.queue.cancel(requested.ticket)
-    )
-    second = host.submit_now(typed(REQUESTED, "b"))
-    host.queue.cancel(second.ticket)
-    host.wait_done(first, second)
-    host.queue.cancel(first.ticket)  # too late, and harmless
-    assert (first.reason, second.reason) == ("cancelled", "cancelled")
 
 
 def failure(done: Completion | Failed) -> str:

@@ -1,7 +1,5 @@
 """Fill-in-the-middle prompts are, token for token, what each family's maker published."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -120,27 +118,15 @@ def test_a_model_without_markers_continues_the_prefix(tmp_path: Path) -> None:
     assert completer.engine.tokens.tokenizer.decode(made.tokens) == "a = ("
 
 
-@pytest.mark.parametrize(
-    ("model", "family"),
-    [
-        ("Qwen2.5-Coder-7B-Instruct-4bit", "qwen2.5-coder"),
-        ("coder-1.5b", "qwen2.5-coder"),
-        ("Qwen3-Coder-30B-A3B-Instruct", "qwen3-coder"),
-        ("qwen3-coder-30b", "qwen3-coder"),
-        ("Qwen3-8B", None),
-        ("Qwen2.5-7B-Instruct", None),
-        ("DeepSeek-R1-Distill-Qwen-7B", None),
-        ("Qwen2.5-Coder-7B-zeta", None),
-        ("sweep-next-edit-1.5b", None),
-        ("starcoder2-3b", "starcoder2"),
-        ("Mellum-4b-base-4bit", "mellum"),
-        ("granite-3b-code", "granite-code"),
-        ("granite-4.0-h-tiny", "granite"),
-        ("CodeGeeX4-ALL-9B", "codegeex4"),
-        ("glm-4-9b-chat", None),
-        ("some model", None),
-    ],
-)
+@pytest.mark.parametrize(("model", "family"), [
+    ("Qwen2.5-Coder-7B-Instruct-4bit", "qwen2.5-coder"), ("coder-1.5b", "qwen2.5-coder"),
+    ("Qwen3-Coder-30B-A3B-Instruct", "qwen3-coder"), ("qwen3-coder-30b", "qwen3-coder"),
+    ("Qwen3-8B", None), ("Qwen2.5-7B-Instruct", None), ("DeepSeek-R1-Distill-Qwen-7B", None),
+    ("Qwen2.5-Coder-7B-zeta", None), ("sweep-next-edit-1.5b", None),
+    ("starcoder2-3b", "starcoder2"), ("Mellum-4b-base-4bit", "mellum"),
+    ("granite-3b-code", "granite-code"), ("granite-4.0-h-tiny", "granite"),
+    ("CodeGeeX4-ALL-9B", "codegeex4"), ("glm-4-9b-chat", None), ("some model", None),
+])  # fmt: skip
 def test_families_are_detected_by_model_name_and_vocabulary(model: str, family: str | None) -> None:
     """Also if a vocabulary has the tokens of all compatible families."""
     tokens = {token for each in load_families().values() for token in each.tokens}

@@ -1,7 +1,5 @@
 """The language server: a client's session, wrong messages, and documents."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json
@@ -106,13 +104,9 @@ class Editor:
         self.client.text_document_did_change(lsp.DidChangeTextDocumentParams(document, events))
 
     async def complete(
-        self,
-        uri: str,
-        line: int,
-        character: int,
-        chosen: lsp.SelectedCompletionInfo | None = None,
+        self, uri: str, line: int, character: int, chosen: lsp.SelectedCompletionInfo | None = None,
         kind: lsp.InlineCompletionTriggerKind = AUTOMATIC,
-    ) -> list[Any]:
+    ) -> list[Any]:  # fmt: skip
         context = lsp.InlineCompletionContext(kind, chosen)
         document, position = lsp.TextDocumentIdentifier(uri), lsp.Position(line, character)
         found = await self.client.text_document_inline_completion_async(
@@ -220,14 +214,11 @@ async def test_requests_follow_the_changes_of_documents(editor: Editor) -> None:
     assert await editor.leave() == 0
 
 
-@pytest.mark.parametrize(
-    ("offered", "chosen", "width"),
-    [
-        (["utf-8"], "utf-8", 4),
-        (["ucs-2", "utf-32", "utf-16"], "utf-32", 1),
-        (["ucs-2"], "utf-16", 2),
-    ],
-)
+@pytest.mark.parametrize(("offered", "chosen", "width"), [
+    (["utf-8"], "utf-8", 4),
+    (["ucs-2", "utf-32", "utf-16"], "utf-32", 1),
+    (["ucs-2"], "utf-16", 2),
+])  # fmt: skip
 async def test_the_position_encoding_is_negotiated(
     editor: Editor, offered: list[lsp.PositionEncodingKind | str], chosen: str, width: int
 ) -> None:

@@ -1,7 +1,5 @@
 """The prompt: windows around the cursor, healing, related files, and imported files."""
 
-from __future__ import annotations
-
 import os
 from itertools import product
 from pathlib import Path
@@ -101,21 +99,11 @@ def test_text_outside_the_prompt_is_drafted_from(starter_engine: Engine) -> None
     assert before + prompt + made.healed == TEXT
 
 
-@pytest.mark.parametrize(
-    ("prefix", "healed"),
-    [
-        ("import os\nimport s", " s"),
-        ("def f(", "("),
-        ("https:", ":"),
-        ("def main() -", " -"),
-        ("if x =", " ="),
-        ("std:", ":"),
-        ("return ", " "),
-        ("def f(x):\n    ", "\n    "),
-        ("x = 'é", "é"),
-        ("x", ""),
-    ],
-)
+@pytest.mark.parametrize(("prefix", "healed"), [
+    ("import os\nimport s", " s"), ("def f(", "("), ("https:", ":"), ("def main() -", " -"),
+    ("if x =", " ="), ("std:", ":"), ("return ", " "), ("def f(x):\n    ", "\n    "),
+    ("x = 'é", "é"), ("x", ""),
+])  # fmt: skip
 def test_the_end_of_a_prefix_is_generated_again(code: CodeTokens, prefix: str, healed: str) -> None:
     tokens, text = code.heal(prefix)
     assert text == healed
@@ -281,26 +269,23 @@ def test_the_pieces_are_the_whole_file() -> None:
         assert [line for line in pieces if line.strip()] == lines
 
 
-@pytest.mark.parametrize(
-    ("name", "definitions"),
-    [
-        ("tree.py", {"Node", "add", "walk", "load"}),
-        ("stock.js", {"Stock", "add", "scarce", "report"}),
-        ("queue.ts", {"Job", "Queue", "add", "total", "describe", "Level"}),
-        ("Ledger.java", {"Ledger", "Entry", "balances", "describe"}),
-        ("Store.kt", {"Stamped", "Store", "newest", "close"}),
-        ("Sync.swift", {"Syncable", "SyncError", "Sync", "add", "flush"}),
-        ("ring.c", {"SIZE", "ring", "ring_new", "ring_push", "main"}),
-        ("shapes.cpp", {"Shape", "Circle", "make", "largest", "total"}),
-        ("Inbox.cs", {"Inbox", "Priority", "Message"}),
-        ("cache.go", {"Cache", "New", "Get", "Set", "Watch", "ErrMissing"}),
-        ("parse.rs", {"Node", "Parser", "parse", "ParseError"}),
-        ("mailer.rb", {"Mailer", "Example", "deliver", "summary"}),
-        ("Router.php", {"Router", "add", "dispatch", "count"}),
-        ("timers.lua", {"after", "run", "describe"}),
-        ("Counter.pm", {"add", "top", "report"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "definitions"), [
+    ("tree.py", {"Node", "add", "walk", "load"}),
+    ("stock.js", {"Stock", "add", "scarce", "report"}),
+    ("queue.ts", {"Job", "Queue", "add", "total", "describe", "Level"}),
+    ("Ledger.java", {"Ledger", "Entry", "balances", "describe"}),
+    ("Store.kt", {"Stamped", "Store", "newest", "close"}),
+    ("Sync.swift", {"Syncable", "SyncError", "Sync", "add", "flush"}),
+    ("ring.c", {"SIZE", "ring", "ring_new", "ring_push", "main"}),
+    ("shapes.cpp", {"Shape", "Circle", "make", "largest", "total"}),
+    ("Inbox.cs", {"Inbox", "Priority", "Message"}),
+    ("cache.go", {"Cache", "New", "Get", "Set", "Watch", "ErrMissing"}),
+    ("parse.rs", {"Node", "Parser", "parse", "ParseError"}),
+    ("mailer.rb", {"Mailer", "Example", "deliver", "summary"}),
+    ("Router.php", {"Router", "add", "dispatch", "count"}),
+    ("timers.lua", {"after", "run", "describe"}),
+    ("Counter.pm", {"add", "top", "report"}),
+])  # fmt: skip
 def test_definitions_are_known_in_any_language(name: str, definitions: set[str]) -> None:
     assert definitions - defined_names(golden_sources()[name]) == set()
 
@@ -309,23 +294,8 @@ def test_definitions_are_known_in_any_language(name: str, definitions: set[str])
 def test_no_line_of_another_file_keeps_the_helper_busy() -> None:
     """An exponential expression never ends, and a quadratic one exceeds the time limit."""
     units = [
-        "*",
-        "&",
-        "a",
-        "a ",
-        "* ",
-        "(",
-        ")",
-        "a(",
-        " a()",
-        ":",
-        "a.",
-        "=",
-        "def ",
-        "\n",
-        " ",
-        "{",
-    ]
+        "*", "&", "a", "a ", "* ", "(", ")", "a(", " a()", ":", "a.", "=", "def ", "\n", " ", "{",
+    ]  # fmt: skip
     for head, unit, tail in product(("", " ", "/* "), units, ("", "!", ";", " {", "(")):
         defined_names(head + unit * 20_000 + tail)
     banner = f"/* banner\n{'*' * 75}\n*/\nint add(int a) {{\n}}\nstatic char **split(void)\n"
@@ -359,18 +329,11 @@ def test_names_of_files(tmp_path: Path) -> None:
     assert name_files("", "python", "", []).path == "untitled.python"
 
 
-@pytest.mark.parametrize(
-    ("path", "line"),
-    [
-        ("a/b.py", "# a/b.py\n"),
-        ("b.rs", "// b.rs\n"),
-        ("b.html", "<!-- b.html -->\n"),
-        ("b.css", "/* b.css */\n"),
-        ("untitled.lua", "-- untitled.lua\n"),
-        ("README", ""),
-        ("a.unknown", ""),
-    ],
-)
+@pytest.mark.parametrize(("path", "line"), [
+    ("a/b.py", "# a/b.py\n"), ("b.rs", "// b.rs\n"), ("b.html", "<!-- b.html -->\n"),
+    ("b.css", "/* b.css */\n"), ("untitled.lua", "-- untitled.lua\n"), ("README", ""),
+    ("a.unknown", ""),
+])  # fmt: skip
 def test_the_comment_is_one_in_its_language(path: str, line: str) -> None:
     assert comment_line(path) == line
 

@@ -1,7 +1,5 @@
 """Files with secrets: not completed, not sent as context, and not prefilled in advance."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial
@@ -27,38 +25,18 @@ from tests.support.tiny_fim import sentence_piece, write_model
 
 END = "<|endoftext|>"
 SECRET = [
-    "/home/me/app/.env",
-    "/home/me/app/.env.local",
-    ".env",
-    "/etc/ssl/server.pem",
-    "/etc/ssl/Server.KEY",
-    "/app/secrets.yaml",
-    "/home/me/.ssh/id_ed25519",
-    "/home/me/.netrc",
-    "/app/prod.env",
-    "/app/secret.yaml",
-    "/home/me/.npmrc",
-    "/home/me/.pypirc",
-    "/app/credentials.json",
-    "/app/prod.tfvars",
-    "/app/terraform.tfstate",
-    "/home/me/kubeconfig",
-    "/app/AuthKey.p8",
-    "/app/release.keystore",
-    "/home/me/.aws/config",
-    "/home/me/.ssh/config",
+    "/home/me/app/.env", "/home/me/app/.env.local", ".env", "/etc/ssl/server.pem",
+    "/etc/ssl/Server.KEY", "/app/secrets.yaml", "/home/me/.ssh/id_ed25519", "/home/me/.netrc",
+    "/app/prod.env", "/app/secret.yaml", "/home/me/.npmrc", "/home/me/.pypirc",
+    "/app/credentials.json", "/app/prod.tfvars", "/app/terraform.tfstate", "/home/me/kubeconfig",
+    "/app/AuthKey.p8", "/app/release.keystore", "/home/me/.aws/config", "/home/me/.ssh/config",
     "vscode-remote://ssh-remote%2Bhost/home/me/%2Eenv",
-    "git:/home/me/app/.env?%7B%22ref%22%3A%22HEAD%22%7D",
-    "untitled:.env.local",
-]
+    "git:/home/me/app/.env?%7B%22ref%22%3A%22HEAD%22%7D", "untitled:.env.local",
+]  # fmt: skip
 OPEN = [
-    "",
-    "/home/me/app/environment.py",
-    "/home/me/app/keys.py",
-    "/home/me/.env/app.py",
-    "/home/me/app/my_secrets.py",
-    "git:/home/me/app/main.py?%7B%22ref%22%3A%22.env%22%7D",
-]
+    "", "/home/me/app/environment.py", "/home/me/app/keys.py", "/home/me/.env/app.py",
+    "/home/me/app/my_secrets.py", "git:/home/me/app/main.py?%7B%22ref%22%3A%22.env%22%7D",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

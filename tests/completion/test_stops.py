@@ -1,7 +1,5 @@
 """Where completions end: lines, blocks, brackets, strings, loops, and existing text."""
 
-from __future__ import annotations
-
 import textwrap
 from itertools import product
 from typing import Any
@@ -110,78 +108,60 @@ def test_ends(prefix: str, suffix: str, output: str, expected: str) -> None:
 SCSS = "\n\n.more {\n  a: b;\n}\n"
 
 
-@pytest.mark.parametrize(
-    ("path", "above", "expected", "more"),
-    [
-        ("a.sql", "", "CREATE VIEW a AS\n\nSELECT b\n\nFROM c;", "\nDROP d;"),
-        ("a.sql", "", "SELECT a\n\nFROM b\n\nWHERE c;", "\n\nSELECT d;"),
-        ("a.sql", "", "SELECT a", "\n\nSELECT b;"),
-        ("a.sql", "", "INSERT INTO a\nVALUES (1)\n\nON CONFLICT DO NOTHING;", "\nSELECT b;"),
-        ("a.sql", "AS 'a", "b'", "\nC;"),
-        ("a.rs", "", "#![allow(\n    dead_code, // (\n    b,\n)]", "\n\nuse c;"),
-        ("a.scss", "$x: 1;\n\n", ".a-#{$b} {\n  c: d;\n}", SCSS),
-        ("a.scss", "$x: 1;\n\n", '@include a("b") {\n  .c#{$d}-e { f: g; }\n}', SCSS),
-        ("a.scss", "$x: 1;\n\n", "@mixin a($b: 1px, $c...) {\n  @content;\n}", SCSS),
-        ("a.scss", "$x: 1;\n\n", "#{$a} {\n  b: c;\n}", SCSS),
-        ("a.html", "", "{% if a %}\n  {{ b }}\n{%- else %}\n  c\n{%- endif %}", "\n{{ d }}\n"),
-        ("a.html", "{% panel a %}", "\n  {{ b }}\n{% endpanel %}", "\n{% load c %}\n"),
-        ("a.html", "<p>\n", "{{ a }}", "\n{% load b %}\n"),
-        ("a.cpp", "", "#define A(b) \\\n  if (b) { \\\n    c; \\\n  }", "\n\n#define C"),
-        ("a.cpp", "#  ifdef A", "\n    b = c;\n    d();", "\n#  endif\n    e();"),
-        ("a.pl", "sub f {\n  ", "die unless g \\(my $a = 0);\n  h();\n}", "\ni();"),
-    ],
-)
+@pytest.mark.parametrize(("path", "above", "expected", "more"), [
+    ("a.sql", "", "CREATE VIEW a AS\n\nSELECT b\n\nFROM c;", "\nDROP d;"),
+    ("a.sql", "", "SELECT a\n\nFROM b\n\nWHERE c;", "\n\nSELECT d;"),
+    ("a.sql", "", "SELECT a", "\n\nSELECT b;"),
+    ("a.sql", "", "INSERT INTO a\nVALUES (1)\n\nON CONFLICT DO NOTHING;", "\nSELECT b;"),
+    ("a.sql", "AS 'a", "b'", "\nC;"),
+    ("a.rs", "", "#![allow(\n    dead_code, // (\n    b,\n)]", "\n\nuse c;"),
+    ("a.scss", "$x: 1;\n\n", ".a-#{$b} {\n  c: d;\n}", SCSS),
+    ("a.scss", "$x: 1;\n\n", '@include a("b") {\n  .c#{$d}-e { f: g; }\n}', SCSS),
+    ("a.scss", "$x: 1;\n\n", "@mixin a($b: 1px, $c...) {\n  @content;\n}", SCSS),
+    ("a.scss", "$x: 1;\n\n", "#{$a} {\n  b: c;\n}", SCSS),
+    ("a.html", "", "{% if a %}\n  {{ b }}\n{%- else %}\n  c\n{%- endif %}", "\n{{ d }}\n"),
+    ("a.html", "{% panel a %}", "\n  {{ b }}\n{% endpanel %}", "\n{% load c %}\n"),
+    ("a.html", "<p>\n", "{{ a }}", "\n{% load b %}\n"),
+    ("a.cpp", "", "#define A(b) \\\n  if (b) { \\\n    c; \\\n  }", "\n\n#define C"),
+    ("a.cpp", "#  ifdef A", "\n    b = c;\n    d();", "\n#  endif\n    e();"),
+    ("a.pl", "sub f {\n  ", "die unless g \\(my $a = 0);\n  h();\n}", "\ni();"),
+])  # fmt: skip
 def test_ends_in_languages(path: str, above: str, expected: str, more: str) -> None:
     below = "\nC;  -- let's not\n"  # this apostrophe closes no string
     assert kept(above, below if above.startswith("AS") else "\n", expected + more, path) == expected
 
 
-@pytest.mark.parametrize(
-    ("path", "prefix", "suffix", "output", "expected"),
-    [
-        ("a.html", "{% if a", "}\n<p>", " %}\n<p>", " %"),
-        ("a.html", "{{ {\n  ", "\n}[a] }}\n", '"b": 1,\n}[a] }}\n', '"b": 1,'),
-        (
-            "a.cpp",
-            "namespace a {",
-            "}\n",
-            "\n\n#if b\nint c;\n#endif\n",
-            "\n\n#if b\nint c;\n#endif\n",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("path", "prefix", "suffix", "output", "expected"), [
+    ("a.html", "{% if a", "}\n<p>", " %}\n<p>", " %"),
+    ("a.html", "{{ {\n  ", "\n}[a] }}\n", '"b": 1,\n}[a] }}\n', '"b": 1,'),
+    (
+        "a.cpp", "namespace a {", "}\n", "\n\n#if b\nint c;\n#endif\n",
+        "\n\n#if b\nint c;\n#endif\n",
+    ),
+])  # fmt: skip
 def test_ends_before_closing_text(
     path: str, prefix: str, suffix: str, output: str, expected: str
 ) -> None:
     assert kept(prefix, suffix, output, path) == expected
 
 
-@pytest.mark.parametrize(
-    "output",
-    [
-        'case "$1" in a) b ;; c | "d e") f ;; esac',
-        "case $x in '') usage ;; esac",
-        'case "$1" in\n  --help | --h )\n    a ;;\n  "b c" | \\?)\n    d ;;\nesac',
-        "sed 's/\"//' | cut -d' ' -f1\n",
-        'echo it\\\'s "$(b "c")"\n',
-        "cat <<eof\ndon't (\neof",
-    ],
-)
+@pytest.mark.parametrize("output", [
+    'case "$1" in a) b ;; c | "d e") f ;; esac', "case $x in '') usage ;; esac",
+    'case "$1" in\n  --help | --h )\n    a ;;\n  "b c" | \\?)\n    d ;;\nesac',
+    "sed 's/\"//' | cut -d' ' -f1\n", 'echo it\\\'s "$(b "c")"\n', "cat <<eof\ndon't (\neof",
+])  # fmt: skip
 def test_shell(output: str) -> None:
     expected = output if "<<" in output else output.strip().replace("\n", "\n  ")
     below = "\n  last\n}\n"
     assert kept("f() {\n  a\n  ", below, expected + below, "a.sh").rstrip() == expected
 
 
-@pytest.mark.parametrize(
-    ("prefix", "output", "is_done"),
-    [
-        ("x = ", "1\n", True),
-        (FUNCTION + "    ", "a()\nb", True),
-        (FUNCTION + "    ", "a()\n", False),
-        ("if a:\n  b\n  ", "c\nen", False),  # maybe `end`
-    ],
-)
+@pytest.mark.parametrize(("prefix", "output", "is_done"), [
+    ("x = ", "1\n", True),
+    (FUNCTION + "    ", "a()\nb", True),
+    (FUNCTION + "    ", "a()\n", False),
+    ("if a:\n  b\n  ", "c\nen", False),  # maybe `end`
+])  # fmt: skip
 def test_the_end_is_known_without_another_token(prefix: str, output: str, is_done: bool) -> None:
     assert CompletionStops(CompletionRequest(prefix, "")).cut(output).done == is_done
     assert CompletionStops(CompletionRequest("f(", ")")).cut("1)").done
@@ -262,15 +242,11 @@ def test_between_brackets_that_an_editor_closed(name: str) -> None:
 
 
 OPENING = {
-    "a.js": ("const page = ", "`", "`;"),
-    "a.tsx": ("f(", "`", "`);"),
-    "a.go": ("var page = ", "`", "`"),
-    "a.rs": ("let page = ", 'r#"', '"#;'),
-    "a.sh": ("usage=", '"', '"'),
-    "a.sql": ("SELECT ", "'", "';"),
-    "a.cpp": ("auto page = ", 'R"x(', ')x";'),
-    "a.py": ("page = r", '"""', '"""'),
-}
+    "a.js": ("const page = ", "`", "`;"), "a.tsx": ("f(", "`", "`);"),
+    "a.go": ("var page = ", "`", "`"), "a.rs": ("let page = ", 'r#"', '"#;'),
+    "a.sh": ("usage=", '"', '"'), "a.sql": ("SELECT ", "'", "';"),
+    "a.cpp": ("auto page = ", 'R"x(', ')x";'), "a.py": ("page = r", '"""', '"""'),
+}  # fmt: skip
 TEXT = "\nOne (of\n\ntwo} lines;\n  and it is deep\n"
 
 
@@ -301,36 +277,20 @@ def test_languages_are_known_by_name_and_by_first_line() -> None:
 
 # Brackets that close nothing, as they stand in real files.
 PROSE = [
-    '"""Ways:\n\n1) do this\n2) do that\n"""\n',
-    "# 1) do this :)\n",
-    "/* 1) one\n * 2) two } */\n",
-    "-- 1) do this\n",
-    "<!-- :) -->\n",
-    'case "$x" in\n  a | b) run ;;\n  *) stop ;;\nesac\n',
-    "const closing = /[)\\]}]/g;\n",
-    "smile = ':)' + \")]}\"\n",
-    "Well :) then.\n",
-    "x = `)]}`\n",
-    "    s = '''\n) }\n'''\n",
-]
+    '"""Ways:\n\n1) do this\n2) do that\n"""\n', "# 1) do this :)\n",
+    "/* 1) one\n * 2) two } */\n", "-- 1) do this\n", "<!-- :) -->\n",
+    'case "$x" in\n  a | b) run ;;\n  *) stop ;;\nesac\n', "const closing = /[)\\]}]/g;\n",
+    "smile = ':)' + \")]}\"\n", "Well :) then.\n", "x = `)]}`\n", "    s = '''\n) }\n'''\n",
+]  # fmt: skip
 # What is at the cursor, what the model says there, and what follows in the file.
 PLACES = [
-    ('print("hello ', 'world")', ""),
-    ("x = foo(a, ", "b)", ""),
-    ("foo({ a: ", "[1] });", ""),
-    ("items.map((x) => ", "x.y(1))", ""),
-    ("f(\n    a,\n    b", ")", ""),
-    ("echo $(date ", "+%s)", ""),
-    ("  a", ") run ;;", ""),
-    ("# Note (see ", "a), b) and c)", ""),
-    ("foo(", "a, g(b)", ")"),
-    ('say("', "hello :)", '")'),
-    ("f(() => {", "\n  g();\n", "});"),
-    ("function f() {", "\n  return (1);\n", "}"),
-    ("foo(\n  ", "a(1),", "\n)\n"),
-    ('x = """', "\n1) one\n", '"""'),
-    ("  /**", "\n   * :) (\n   ", "*/"),
-]
+    ('print("hello ', 'world")', ""), ("x = foo(a, ", "b)", ""), ("foo({ a: ", "[1] });", ""),
+    ("items.map((x) => ", "x.y(1))", ""), ("f(\n    a,\n    b", ")", ""),
+    ("echo $(date ", "+%s)", ""), ("  a", ") run ;;", ""), ("# Note (see ", "a), b) and c)", ""),
+    ("foo(", "a, g(b)", ")"), ('say("', "hello :)", '")'), ("f(() => {", "\n  g();\n", "});"),
+    ("function f() {", "\n  return (1);\n", "}"), ("foo(\n  ", "a(1),", "\n)\n"),
+    ('x = """', "\n1) one\n", '"""'), ("  /**", "\n   * :) (\n   ", "*/"),
+]  # fmt: skip
 
 
 @pytest.mark.long
@@ -366,36 +326,27 @@ def test_brackets() -> None:
     assert depth("f(function() { a) b") == 2
 
 
-@pytest.mark.parametrize(
-    ("language", "text", "depth"),
-    [
-        ("python", "int(a // b", 1),
-        ("python", "f(a, /*b, /", 1),
-        ("python", "f(r'[(]', rb'[', f'{', \"'\", x#(", 1),
-        ("shellscript", "(rm -rf ${dir}/*; ls //", 1),
-        ("shellscript", "x=${#a} ${b#(} $'\\'(' # (\n(", 1),
-        ("shellscript", "(cat <<-end\n(\n\tend\n", 1),
-        ("shellscript", 'x="$(a "($b" | sed \'s/"(//\' "$(c "(")")" (', 1),
-        ("perl", "($a // $b, $#{x}, 1", 1),
-        ("javascript", "class A { #x = (1); get #y() {", 2),
-        ("typescript", "f(`(${a}\\`\n[`, x", 1),
-        ("lua", "f(#t, [[\n(]], --[==[ ( ]] ]==] 'x(' -- (", 1),
-        ("csharp", '(@"C:\\", $@"a""(" + x', 1),
-        ("rust", "fn f<'a>(x: &'a str, y: '(', r#\"(\"#", 1),
-        ("ruby", "f(<<~text, 1\n  (\n  text\n# (\n=begin\n(\n=end\n", 1),
-        ("sql", "SELECT f('it''s (', \"a\" -- (\n", 1),
-        ("pgsql", "AS $$ SELECT (1 # 2", 1),
-        ("powershell", 'f("a`"(" + \'\\\', <# ( #> 1', 1),
-        ("cpp", "f(1'000, '(', L\"(\", R\"x(()\" )x\"\n#error don't (\n", 1),
-        ("go", "f(`(\n`, '(', \"(\" /* ( */ // (", 1),
-        ("css", "a { color: #fff; b: url(//x) /* { */", 1),
-        ("yaml", "[a#(, 'x' # (", 2),
-        ("php", '#[A(\n"(\n" // (\n# (\n', 2),
-        ("html", "{% if (a %}<p>{{ b }}</p> {# ( #} (", 1),
-        ("html", "{#- (\n#} (", 1),
-        ("haskell", "f (x' {- ( -}) -- (\n(", 1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("language", "text", "depth"), [
+    ("python", "int(a // b", 1), ("python", "f(a, /*b, /", 1),
+    ("python", "f(r'[(]', rb'[', f'{', \"'\", x#(", 1),
+    ("shellscript", "(rm -rf ${dir}/*; ls //", 1),
+    ("shellscript", "x=${#a} ${b#(} $'\\'(' # (\n(", 1),
+    ("shellscript", 'x="$(a "($b" | sed \'s/"(//\' "$(c "(")")" (', 1),
+    ("shellscript", "(cat <<-end\n(\n\tend\n", 1), ("perl", "($a // $b, $#{x}, 1", 1),
+    ("javascript", "class A { #x = (1); get #y() {", 2),
+    ("typescript", "f(`(${a}\\`\n[`, x", 1),
+    ("lua", "f(#t, [[\n(]], --[==[ ( ]] ]==] 'x(' -- (", 1),
+    ("csharp", '(@"C:\\", $@"a""(" + x', 1),
+    ("rust", "fn f<'a>(x: &'a str, y: '(', r#\"(\"#", 1),
+    ("ruby", "f(<<~text, 1\n  (\n  text\n# (\n=begin\n(\n=end\n", 1),
+    ("sql", "SELECT f('it''s (', \"a\" -- (\n", 1), ("pgsql", "AS $$ SELECT (1 # 2", 1),
+    ("powershell", 'f("a`"(" + \'\\\', <# ( #> 1', 1),
+    ("cpp", "f(1'000, '(', L\"(\", R\"x(()\" )x\"\n#error don't (\n", 1),
+    ("go", "f(`(\n`, '(', \"(\" /* ( */ // (", 1),
+    ("css", "a { color: #fff; b: url(//x) /* { */", 1), ("yaml", "[a#(, 'x' # (", 2),
+    ("php", '#[A(\n"(\n" // (\n# (\n', 2), ("html", "{% if (a %}<p>{{ b }}</p> {# ( #} (", 1),
+    ("html", "{#- (\n#} (", 1), ("haskell", "f (x' {- ( -}) -- (\n(", 1),
+])  # fmt: skip
 def test_comments_and_strings_belong_to_the_language(language: str, text: str, depth: int) -> None:
     brackets = OpenBrackets("", "", syntax_of(language=language))
     assert brackets.depth(text) == depth
@@ -417,30 +368,27 @@ INIT = "class A:\n  def f(self, a, b):\n    "
 A = "    self.a = a\n"
 
 
-@pytest.mark.parametrize(
-    ("prefix", "suffix", "output", "expected"),
-    [
-        # The same line, five times and more.
-        (INIT, "", A[4:] + A * 40, "self.a = a"),
-        (INIT, "\n  x\n", "self.b = b\n" + A * 5, "self.b = b\n    self.a = a"),
-        (INIT + "self.", "", "a = a\n" + A * 10, "a = a"),
-        ("x = [\n", "\n]\n", "    1000,\n" * 30, "    1000,"),
-        # A few lines, five times.
-        ("def f(a):\n    ", "", ("x = a\n    y = a\n    " * 5), "x = a\n    y = a"),
-        ("def f(a):\n  ", "", ("x = a\n\n  y = a\n  z(a)\n  " * 8), "x = a\n\n  y = a\n  z(a)"),
-        # The same text within a line.
-        ("text = ", "", '"' + "very " * 60 + '"\n', '"very very very'),
-        ("x = [", "", "10, " * 50 + "]\n", "10, 10, 10, "),
-        ("# ", "", "ab" * 400, "ab" * 6),
-        # The lines above, said again.
-        ("total = price * count\n", "", "total = price * count\nprint(total)\n", ""),
-        ("f():\n  first(1)\n  second_one(2)\n  ", "", "first(1)\n  second_one(2)\n  a()\n", ""),
-        # The markers of a conflict.
-        ("a = 1\n", "", "<<<<<<< HEAD\nb = 2\n=======\nb = 3\n>>>>>>> x\n", ""),
-        ("def f():\n    ", "", "a()\n<<<<<<< HEAD\n    b()\n", "a()"),
-        ("def f():\n    ", "", "a()\n>>>>>>>", "a()"),
-    ],
-)
+@pytest.mark.parametrize(("prefix", "suffix", "output", "expected"), [
+    # The same line, five times and more.
+    (INIT, "", A[4:] + A * 40, "self.a = a"),
+    (INIT, "\n  x\n", "self.b = b\n" + A * 5, "self.b = b\n    self.a = a"),
+    (INIT + "self.", "", "a = a\n" + A * 10, "a = a"),
+    ("x = [\n", "\n]\n", "    1000,\n" * 30, "    1000,"),
+    # A few lines, five times.
+    ("def f(a):\n    ", "", ("x = a\n    y = a\n    " * 5), "x = a\n    y = a"),
+    ("def f(a):\n  ", "", ("x = a\n\n  y = a\n  z(a)\n  " * 8), "x = a\n\n  y = a\n  z(a)"),
+    # The same text within a line.
+    ("text = ", "", '"' + "very " * 60 + '"\n', '"very very very'),
+    ("x = [", "", "10, " * 50 + "]\n", "10, 10, 10, "),
+    ("# ", "", "ab" * 400, "ab" * 6),
+    # The lines above, said again.
+    ("total = price * count\n", "", "total = price * count\nprint(total)\n", ""),
+    ("f():\n  first(1)\n  second_one(2)\n  ", "", "first(1)\n  second_one(2)\n  a()\n", ""),
+    # The markers of a conflict.
+    ("a = 1\n", "", "<<<<<<< HEAD\nb = 2\n=======\nb = 3\n>>>>>>> x\n", ""),
+    ("def f():\n    ", "", "a()\n<<<<<<< HEAD\n    b()\n", "a()"),
+    ("def f():\n    ", "", "a()\n>>>>>>>", "a()"),
+])  # fmt: skip
 def test_loops_and_echoes_of_a_model_are_cut(
     prefix: str, suffix: str, output: str, expected: str
 ) -> None:
@@ -451,20 +399,17 @@ def test_loops_and_echoes_of_a_model_are_cut(
     assert parts == sorted(parts, key=len)
 
 
-@pytest.mark.parametrize(
-    ("prefix", "output"),
-    [
-        (INIT, "self.a = a\n    self.b = b\n    self.c = c\n    self.d = d"),
-        (INIT, "queue.pop()\n    queue.pop()\n    queue.pop()"),  # up to four times
-        ("x = [", "0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]"),
-        ("rows = [\n    [0x00, 0x00, 0x00, 0x00],\n    ", "[" + "0x00, " * 20 + "],"),
-        ("line = ", '"' + "-" * 200 + '"'),
-        ("<table>\n  ", "| --- " * 12 + "|"),
-        ("def f():\n    pass\n\n\ndef g():\n    ", "pass"),
-        ("a()\n<<<<<<< HEAD\nb()\n", "======="),
-        ("for a in b:\n", "    for a in b:\n        c()"),
-    ],
-)
+@pytest.mark.parametrize(("prefix", "output"), [
+    (INIT, "self.a = a\n    self.b = b\n    self.c = c\n    self.d = d"),
+    (INIT, "queue.pop()\n    queue.pop()\n    queue.pop()"),  # up to four times
+    ("x = [", "0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]"),
+    ("rows = [\n    [0x00, 0x00, 0x00, 0x00],\n    ", "[" + "0x00, " * 20 + "],"),
+    ("line = ", '"' + "-" * 200 + '"'),
+    ("<table>\n  ", "| --- " * 12 + "|"),
+    ("def f():\n    pass\n\n\ndef g():\n    ", "pass"),
+    ("a()\n<<<<<<< HEAD\nb()\n", "======="),
+    ("for a in b:\n", "    for a in b:\n        c()"),
+])  # fmt: skip
 def test_repetitions_of_users_are_kept(prefix: str, output: str) -> None:
     assert kept(prefix, "", output) == output
 

@@ -1,7 +1,5 @@
 """`--print-config`: the snippets, read by the editors' own languages where they are installed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -53,22 +51,14 @@ def read_vscode(path: Path, out: Path) -> None:
     out.write_text(json.dumps(json.loads(settings)["akunu.command"]))
 
 
-@pytest.mark.parametrize(
-    ("editor", "program", "read", "more"),
-    [
-        ("vim", "vim", read_vim, []),
-        ("neovim", "nvim", read_neovim, ["--lsp"]),
-        ("emacs", "emacs", read_emacs, ["--lsp"]),
-        ("vscode", None, read_vscode, []),
-    ],
-)
+@pytest.mark.parametrize(("editor", "program", "read", "more"), [
+    ("vim", "vim", read_vim, []), ("neovim", "nvim", read_neovim, ["--lsp"]),
+    ("emacs", "emacs", read_emacs, ["--lsp"]), ("vscode", None, read_vscode, []),
+])  # fmt: skip
 def test_the_command_arrives_as_it_was_meant(
-    editor: str,
-    program: str | None,
-    read: Callable[[Path, Path], None],
-    more: list[str],
+    editor: str, program: str | None, read: Callable[[Path, Path], None], more: list[str],
     tmp_path: Path,
-) -> None:
+) -> None:  # fmt: skip
     snippet, out = tmp_path / "snippet", tmp_path / "out"
     snippet.write_text(editor_config(editor, NASTY))
     assert str(paths.EDITORS / editor) in snippet.read_text()

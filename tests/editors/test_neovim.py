@@ -1,7 +1,5 @@
 """Neovim's own inline completion, configured by the snippet that is printed, on the starter."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -52,14 +50,9 @@ class Neovim:
         self.type(command, "Enter")
 
     def open(
-        self,
-        options: str = "",
-        text: str = "first\nlast\n",
-        *,
-        init: str = "",
-        at: str = "",
+        self, options: str = "", text: str = "first\nlast\n", *, init: str = "", at: str = "",
         loads: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Open a file with a scripted server.
 
         init: lines before the plugin's in init.lua. at: text that is visible. loads: wait until the

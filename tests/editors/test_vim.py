@@ -1,7 +1,5 @@
 """The Vim plugin: real Vim in a real terminal, with the starter and with helpers that fail."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -163,13 +161,10 @@ def test_without_a_ghost_keys_do_what_they_did(terminal: Terminal, tmp_path: Pat
     assert vim.written() == "first\n\t[2]\nz\t[3]\n"
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ("let g:akunu_command = ['no-such-program']\n", "akunu: no-such-program: no such program"),
-        ("let g:akunu_command += ['--model', 'nonesuch']\n", "no model called .nonesuch"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ("let g:akunu_command = ['no-such-program']\n", "akunu: no-such-program: no such program"),
+    ("let g:akunu_command += ['--model', 'nonesuch']\n", "no model called .nonesuch"),
+])  # fmt: skip
 def test_a_helper_that_is_missing_or_fails_is_reported_once(
     terminal: Terminal, tmp_path: Path, settings: str, message: str
 ) -> None:

@@ -3,8 +3,6 @@
 The window is skipped unless AKUNU_VSCODE names a folder that `.ci/vscode FOLDER` made.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -61,9 +59,7 @@ def answers(command: list[str], *requested: dict[str, Any]) -> list[dict[str, An
 
 
 @needs_node
-def test_the_starter_completes_and_superseded_requests_show_nothing(
-    starter: StoredModel,
-) -> None:
+def test_the_starter_completes_and_superseded_requests_show_nothing(starter: StoredModel) -> None:
     word = {"start": {"line": 4, "character": 0}, "end": {"line": 4, "character": 2}}
     chosen = {"range": word, "text": "    return"}
     cancelled = HERE | {"cancel": 1}
@@ -293,11 +289,9 @@ with pathlib.Path(sys.argv[0]).with_name("log").open("a", buffering=1) as log:
             print(json.dumps({"id": asked["id"]} | said), flush=True)
 """
 SETTINGS = {
-    "chat.disableAIFeatures": True,
-    "security.workspace.trust.enabled": False,
-    "telemetry.telemetryLevel": "off",
-    "workbench.startupEditor": "none",
-}
+    "chat.disableAIFeatures": True, "security.workspace.trust.enabled": False,
+    "telemetry.telemetryLevel": "off", "workbench.startupEditor": "none",
+}  # fmt: skip
 
 
 class Window:

@@ -1,15 +1,11 @@
-"""Every cache kind of mlx-lm has a tested family; each layer's rollback matters; quantized caches.
+"""Every cache kind of mlx-lm has a tested family; rollback and quantization of caches.
 
 tests/engine/test_identity.py compares the tokens of all families with those of mlx-lm's loop.
 """
 
-from __future__ import annotations
-
 import ast
-import contextlib
 import random
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +26,9 @@ from mlx_lm.models.cache import (
 from akunu_py.engine import kv_cache
 from akunu_py.engine.batched_pass import Part, run, why_not_batched
 from akunu_py.engine.model import output_rows
-from akunu_py.engine.target import Target
 from akunu_py.errors import UsageError
-from tests.support.decoding import decode
 from tests.support.families import build, families_of_each_kind, kinds
 from tests.support.family_table import FAMILIES, ONE_OF_EACH_KIND
-from tests.support.identity import greedy, prompt_of
-from tests.support.targets import read
-from tests.support.tiny import Adversary
 
 # Classes of mlx-lm that no model makes for a single conversation.
 NOT_FOR_US = {
@@ -63,46 +54,6 @@ def test_there_is_one_of_each_kind() -> None:
     mixtures = [kinds(kv_cache.new_cache(build(name))) for name in ONE_OF_EACH_KIND]
     assert all(mixtures.count(mixture) == 1 for mixture in mixtures)
     assert all(kinds(kv_cache.new_cache(build(name))) in mixtures for name in FAMILIES)
-
-
-@families_of_each_kind()
-def test_each_layer_that_is_not_rolled_back_is_noticed(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or the table would pass whatever the cache holds."""
-    prompt, truth = prompt_of(name), greedy(name)[:200]
-
-    def generated_without(index: int, seed: int) -> list[int]:
-        target, adversary = Target(build(name)), Adversary(prompt, truth, seed)
-        skipped = partial(_skip, kv_cache.leaves(target.cache)[index])
-        target.reuse_prefix(prompt)
-        read(target)
-        adversary.extend(prompt)
-        sampled: list[int] = []
-        with monkeypatch.context() as patch, contextlib.suppress(ValueError):
-            # A cache and a mask that no longer fit together are noticed too, by the ValueError.
-            patch.setattr(kv_cache, "_trim", skipped(kv_cache._trim))
-            patch.setattr(kv_cache, "_restore", skipped(kv_cache._restore))
-            for piece in decode(target, adversary, len(truth), ()):
-                sampled += piece.tokens
-                if sampled != truth[: len(sampled)]:
-                    break
-        return sampled
-
-    for index in range(len(kv_cache.leaves(kv_cache.new_cache(build(name))))):
-        # What one layer adds may be too little to change a word under every pattern of drafts.
-        noticed = any(generated_without(index, seed) != truth for seed in range(4))
-        assert noticed, f"layer {index} could hold anything"
-
-
-def _skip(skipped: Any, function: Callable[..., None]) -> Callable[..., None]:
-    """`function` for all entries of a cache but one."""
-
-    def some(entry: Any, *args: Any) -> None:
-        if entry is not skipped:
-            function(entry, *args)
-
-    return some
 
 
 # Quantization goes by groups of 32 values, so heads are as wide.
@@ -202,7 +153,7 @@ def make(kind: str) -> Any:
 
 @pytest.mark.parametrize("recurrent", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "concatenate", "quantized", "rotating", "chunked"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_rejected_tokens_leave_no_trace(kind: str, recurrent: bool, seed: int) -> None:
     """With recurrent state, a layer is rolled back whole, and accepted tokens are rerun."""
     randomly = random.Random(seed)

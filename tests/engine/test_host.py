@@ -569,19 +569,6 @@ class SlowJob:
             return text_job()
 
 
-def test_a_step_waits_for_no_preparation(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, job, events = StepLoop(engine), SlowJob(), list[Event]()
-    woken: queue.SimpleQueue[None] = queue.SimpleQueue()
-    jobs = [JobHandle(job, events.append, "", lambda: woken.put(None), short=False)]
-    assert loop.step(jobs) == []  # starts the preparation
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Condition, "wait", lambda *_: pytest.fail("the step waits"))
-        assert loop.step(jobs) == []
-    job.lock.release()
-    woken.get(timeout=60)
-    assert loop.step(jobs) != []
-
-
 def test_a_job_that_is_prepared_ends_before_the_host_closes(engine: Engine) -> None:
     host, job = started(engine), SlowJob()
     events = submit(host, job)

@@ -3,8 +3,6 @@
 tests/engine/test_identity.py compares their tokens with those of plain decoding alone.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -388,14 +386,11 @@ def test_trial_finds_a_layer_that_ignores_its_request(
     assert why_not_batched(build(name)) == "its layers give other results in a batch"
 
 
-@pytest.mark.parametrize(
-    ("layers", "dtype", "seed"),
-    [
-        (2, mx.bfloat16, 1),
-        (8, mx.float16, 0),
-        pytest.param(8, mx.float16, 1, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize(("layers", "dtype", "seed"), [
+    (2, mx.bfloat16, 1),
+    (8, mx.float16, 0),
+    pytest.param(8, mx.float16, 1, marks=pytest.mark.long),
+])  # fmt: skip
 def test_trial_tolerates_the_rounding_of_a_mixture_of_experts(
     layers: int, dtype: mx.Dtype, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

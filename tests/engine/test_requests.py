@@ -1,7 +1,5 @@
 """Requests: ends, cancellation, failing passes, memory, and token ids outside the vocabulary."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -168,15 +166,12 @@ TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
 HEADER = "<|assistant|><think>at length, and a little more of that</think>"
 
 
-@pytest.mark.parametrize(
-    ("template", "dropped"),
-    [
-        (TURNS + "{% if add_generation_prompt %}<|assistant|>{% endif %}", 0),
-        (TURNS + "{% if add_generation_prompt %}" + HEADER + "{% endif %}", len(HEADER) - 13),
-        (TURNS + "{% if messages | length < 2 %}(short){% endif %}", len("(short)")),
-        ("{% if messages | length > 1 %}{{ raise_exception('no') }}{% endif %}Hello", 5),
-    ],
-)
+@pytest.mark.parametrize(("template", "dropped"), [
+    (TURNS + "{% if add_generation_prompt %}<|assistant|>{% endif %}", 0),
+    (TURNS + "{% if add_generation_prompt %}" + HEADER + "{% endif %}", len(HEADER) - 13),
+    (TURNS + "{% if messages | length < 2 %}(short){% endif %}", len("(short)")),
+    ("{% if messages | length > 1 %}{{ raise_exception('no') }}{% endif %}Hello", 5),
+])  # fmt: skip
 def test_the_stable_prefix_is_found_by_rendering_another_turn(
     tmp_path: Path, template: str, dropped: int
 ) -> None:

@@ -1,7 +1,5 @@
 """Sampling: its distribution with drafts, filters, lenient acceptance and logprobs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +28,6 @@ from akunu_py.engine.sampling import (
 )
 from akunu_py.errors import UsageError
 from akunu_py.types import DraftMode, GenerateOptions, SamplingOptions
-from tests.support.chi_square import p_value
 from tests.support.slow import slow
 from tests.support.tiny_fim import byte_level, load_tiny
 
@@ -56,6 +53,13 @@ OTHERS = [name for name in FILTERS if name not in ("temperature", "all", "everyt
 SMALL = 12  # tokens in the small vocabulary
 ROWS = 4
 SEEDS = 1200
+
+
+def p_value(counts: np.ndarray, expected: np.ndarray) -> float:
+    """Return the p-value of Pearson's chi-square test."""
+    from scipy.stats import chisquare  # takes longer to import than most tests to run
+
+    return float(chisquare(counts, expected).pvalue)
 
 
 def plain_distribution(
@@ -303,14 +307,11 @@ def test_lenient_acceptance_by_the_formulas() -> None:
     assert accepted_leniently(logits, draft, high, key).tolist() == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("temperature", -0.1), ("top_p", 1.5), ("min_p", -1.0), ("top_k", -1),
-        ("repetition_penalty", 0.0), ("penalty_window", 0), ("seed", -1), ("seed", 2**32),
-        ("lenience", 0.0), ("typical", 2.0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("field", "value"), [
+    ("temperature", -0.1), ("top_p", 1.5), ("min_p", -1.0), ("top_k", -1),
+    ("repetition_penalty", 0.0), ("penalty_window", 0), ("seed", -1), ("seed", 2**32),
+    ("lenience", 0.0), ("typical", 2.0),
+])  # fmt: skip
 def test_invalid_options_are_refused(field: str, value: float) -> None:
     with pytest.raises(UsageError, match=field):
         Sampler(SamplingOptions(**{field: value}))  # type: ignore[arg-type]

@@ -1,7 +1,5 @@
 """The scheduler's promises, in simulated time."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field

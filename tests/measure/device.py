@@ -6,8 +6,6 @@ unless an earlier pass is still running. The drafter learns the costs from obser
 real machine: with noise, outliers, and slow first passes, when kernels are compiled.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import random
@@ -20,12 +18,7 @@ from typing import Any
 
 from akunu_py.bench.command import add_workloads, show
 from akunu_py.bench.curve import Curve, add_curve_option, parse_curve
-from akunu_py.bench.replay import (
-    ReplayCounts,
-    load_selected,
-    print_replay,
-    sharing,
-)
+from akunu_py.bench.replay import ReplayCounts, load_selected, print_replay, sharing
 from akunu_py.bench.trace import Trace, TraceItem
 from akunu_py.engine.histories.history import NO_OWNER, TokenHistory
 from akunu_py.engine.histories.memory import PromptCaches
@@ -205,12 +198,9 @@ class SimulatedTarget(Target):
 
 
 def replay_on_device(
-    trace: Trace,
-    curve: Curve,
-    mode: DraftMode,
-    options: DeviceOptions,
+    trace: Trace, curve: Curve, mode: DraftMode, options: DeviceOptions,
     figures: Sequence[DrafterFigures] = (),
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Return counts and rates by workload, each on its own device.
 
     The score is the speed relative to pipelined plain decoding on the same device. Each item gets a
@@ -231,12 +221,9 @@ def replay_on_device(
 
 
 def replay_items(
-    items: Sequence[TraceItem],
-    curve: Callable[[int], float],
-    options: DeviceOptions,
-    make_drafter: Callable[[], Drafter],
-    neural_drafters: SimulatedDrafters | None = None,
-) -> ReplayCounts:
+    items: Sequence[TraceItem], curve: Callable[[int], float], options: DeviceOptions,
+    make_drafter: Callable[[], Drafter], neural_drafters: SimulatedDrafters | None = None,
+) -> ReplayCounts:  # fmt: skip
     """Decode the items one after the other on one device and return the counts."""
     device, weights = Device(curve, options), SharedWeights()
     counts, neural_drafters = ReplayCounts(), neural_drafters or SimulatedDrafters()

@@ -6,8 +6,6 @@ there. GPU kernels sum in float32, in an order that depends on the number of row
 to the format. The precisions `...-blas` do the same on a CPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tomllib
@@ -82,11 +80,9 @@ def run(options: argparse.Namespace) -> int:
 
     interrupted = was_interrupted(compare)
     as_json = {
-        "command": options.command_line,
-        "date": today(),
-        "machine": describe_machine(),
+        "command": options.command_line, "date": today(), "machine": describe_machine(),
         "fidelity": rows,
-    }
+    }  # fmt: skip
     command.show(options, as_json, lambda: print_fidelity(rows))
     return INTERRUPTED if interrupted else 0
 
@@ -106,12 +102,9 @@ def load_prompts(count: int) -> list[str]:
 
 
 def compare_answers(
-    engine: Engine,
-    prompts: Sequence[str],
-    max_tokens: int,
-    temperature: float,
+    engine: Engine, prompts: Sequence[str], max_tokens: int, temperature: float,
     rows: list[dict[str, Any]],
-) -> None:
+) -> None:  # fmt: skip
     """Compare the answers to each prompt with those without drafts, in all modes.
 
     Appends a row for each mode, ready for JSON. The prompt's number is the seed.
@@ -240,13 +233,10 @@ def compute_in_float32(model: Any) -> None:
 
 # The weight mode of each precision, and the change to the loaded model.
 PRECISIONS: dict[str, tuple[WeightMode, Callable[[Any], None] | None]] = {
-    "float32": ("float32", None),
-    "bfloat16": ("bfloat16", None),
-    "keep": ("keep", None),
-    "keep-float32": ("keep", compute_in_float32),
-    "bfloat16-blas": ("bfloat16", round_products),
+    "float32": ("float32", None), "bfloat16": ("bfloat16", None), "keep": ("keep", None),
+    "keep-float32": ("keep", compute_in_float32), "bfloat16-blas": ("bfloat16", round_products),
     "keep-blas": ("keep", round_products),
-}
+}  # fmt: skip
 
 
 def load_precision(model: str, name: str, kv_bits: int | None = None) -> Engine:

@@ -1,7 +1,5 @@
 """Measurements behind single lines of `python -m tests.measure.check`."""
 
-from __future__ import annotations
-
 import gc
 import math
 import queue

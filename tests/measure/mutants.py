@@ -7,8 +7,6 @@ process. The sample depends on the seed and on the text of the lines, not on the
 commits are compared on mostly the same mutants.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

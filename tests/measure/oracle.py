@@ -5,8 +5,6 @@ if the suffix is empty, continues with the rest of the file ("goes on"). The fir
 where the removed lines follow the cursor again, because such output is a repetition.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import Counter

@@ -15,8 +15,6 @@ Brackets, strings, comments and the ends of statements and blocks come from a re
 This judge knows the languages; the rules of completion know only its comments and strings.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from bisect import bisect_right

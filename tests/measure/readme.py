@@ -5,8 +5,6 @@ A block is between `<!-- bench:speed FILE ... -->` and `<!-- /bench -->`, or aft
 page's directory. Everything else stays.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -5,8 +5,6 @@ disconnect; an answer during another client's prefill; several clients at once. 
 layers of the model in float32, with a longer context, so that a long prompt takes seconds anywhere.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import http.client

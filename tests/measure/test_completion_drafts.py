@@ -4,8 +4,6 @@ The workload (completion.toml) is small projects; each function body is held out
 counts the passes over the held-out text in the model's tokens. It runs no model, so it is exact.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command line of a measuring tool: `python -m tests.measure.NAME`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex
@@ -16,12 +14,9 @@ from akunu_py.text import print_warnings
 
 
 def run_tool(
-    name: str,
-    summary: str,
-    add_options: Callable[[argparse.ArgumentParser], None],
-    run: Callable[[argparse.Namespace], int],
-    argv: Sequence[str] | None = None,
-) -> int:
+    name: str, summary: str, add_options: Callable[[argparse.ArgumentParser], None],
+    run: Callable[[argparse.Namespace], int], argv: Sequence[str] | None = None,
+) -> int:  # fmt: skip
     """Parse the options, run the tool, and return its exit code.
 
     An AkunuError becomes one line on stderr. argv: the words of the command line for None.

@@ -1,7 +1,5 @@
 """DFlash, DFlash2 and DSpark drafters draft what independent implementations draft."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from akunu_py.models.drafters import load_drafter
 from akunu_py.models.drafters.block import BlockDrafter
 from akunu_py.models.drafters.drafter_config import read_config
 from tests.support import tiny_block_drafters as tiny
+from tests.support.published_drafters import save_drafter
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/drafters/block.json").read_text())
 CASES = [pytest.param(seed, config, id=name) for seed, (name, _, config) in enumerate(tiny.CASES)]
@@ -26,12 +25,7 @@ TARGET = {"hidden_size": 32, "num_hidden_layers": 12, "vocab_size": tiny.TOKENS}
 def write(
     directory: Path, config: tiny.Config, seed: int, weights: dict[str, Any] | None = None
 ) -> Path:
-    directory.mkdir(exist_ok=True)
-    weights = weights or tiny.checkpoint(config, seed)
-    arrays = {name: mx.array(value) for name, value in weights.items()}
-    mx.save_safetensors(str(directory / "model.safetensors"), arrays)
-    (directory / "config.json").write_text(json.dumps(config))
-    return directory
+    return save_drafter(directory, config, weights or tiny.checkpoint(config, seed))
 
 
 def load(directory: Path) -> BlockDrafter:
@@ -41,12 +35,9 @@ def load(directory: Path) -> BlockDrafter:
 
 
 def drafts(
-    drafter: BlockDrafter,
-    config: tiny.Config,
-    seed: int,
-    pieces: int = 100,
+    drafter: BlockDrafter, config: tiny.Config, seed: int, pieces: int = 100,
     length: int | None = None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Return the greedy drafts of all rounds. pieces: rows of each `extend`."""
     matrix, head = map(mx.array, tiny.target(config, seed))
     cache = drafter.make_cache()
@@ -130,11 +121,7 @@ def packagings() -> list[tuple[str, tiny.Config, tiny.Config]]:
         ("speculators, DSpark", tiny.dspark(), tiny.speculators(tiny.dspark(), "dspark")),
         ("speculators, anchor apart", tiny.dspark(sample_from_anchor=False), fill_in),
         ("speculators, older", tiny.dspark(sample_from_anchor=False), without),
-        (
-            "speculators, anchor by name",
-            tiny.dspark(),
-            without | {"sample_from_anchor": True},
-        ),
+        ("speculators, anchor by name", tiny.dspark(), without | {"sample_from_anchor": True}),
         ("SpecForge", tiny.dspark(), tiny.specforge(tiny.dspark())),
         ("LFM2", tiny.dspark(), tiny.lfm2(tiny.dspark())),
         (
@@ -391,10 +378,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "noise levels": (changed(log_snr_conditioning=True), "with log_snr_conditioning = True"),
     "another Markov head": (changed(markov_head_type="lstm"), "rnn, found 'lstm'"),
-    "layer types": (
-        changed(layer_types=["linear"] * 3, is_causal=True),
-        "expected 3 layer_types",
-    ),
+    "layer types": (changed(layer_types=["linear"] * 3, is_causal=True), "expected 3 layer_types"),
     "no window": (
         changed(layer_types=["sliding_attention"] * 3, is_causal=True),
         "expected a sliding_window, found None",

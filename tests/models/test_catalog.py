@@ -1,7 +1,5 @@
 """The catalog: schema, figures (computed again), recommendations."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -14,12 +12,7 @@ from mlx_lm.utils import _get_classes
 from akunu_py.engine.model import load_plan as plan
 from akunu_py.errors import UnknownModel
 from akunu_py.models import catalog
-from akunu_py.models.catalog import (
-    MIN_TOKENS_PER_S,
-    Machine,
-    load_catalog,
-    recommend,
-)
+from akunu_py.models.catalog import MIN_TOKENS_PER_S, Machine, load_catalog, recommend
 from akunu_py.models.load.fit import GIB, activations_from, soft_limit, usable_memory
 from akunu_py.models.store import directories, hub_cache
 from tests.support.paths import DOCS, GOLDEN

@@ -1,17 +1,13 @@
 """EAGLE-3 and P-EAGLE drafters: the drafts of independent implementations, and loading."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.drafters import load_drafter
@@ -19,7 +15,7 @@ from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.models.drafters.eagle3 import Eagle3
 from akunu_py.models.drafters.state_drafter import Embed
 from tests.support import tiny_drafters as tiny
-from tests.support.draft_rounds import Target, draft_rounds, greedy
+from tests.support.published_drafters import Target, draft_rounds, greedy, save_drafter
 from tests.support.tiny_drafters import LENGTHS, Array
 
 LAYERS = 12  # of the target
@@ -41,14 +37,6 @@ def target_config(config: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def save(directory: Path, config: dict[str, Any], weights: dict[str, Any]) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config))
-    arrays = {name: mx.array(value) for name, value in weights.items()}
-    mx.save_safetensors(str(directory / "model.safetensors"), arrays)
-    return directory
-
-
 def loaded(directory: Path, target: dict[str, Any]) -> Eagle3:
     drafter = load_drafter(read_config(directory), target)
     assert isinstance(drafter, Eagle3)
@@ -58,7 +46,7 @@ def loaded(directory: Path, target: dict[str, Any]) -> Eagle3:
 def opened(directory: Path, case: dict[str, Any], **changes: Any) -> Eagle3:
     config = case["config"] | changes
     weights = tiny.eagle3_checkpoint(config, case["seed"])
-    return loaded(save(directory, config, weights), target_config(config))
+    return loaded(save_drafter(directory, config, weights), target_config(config))
 
 
 def embedding(drafter: Eagle3, case: dict[str, Any]) -> Embed:
@@ -123,58 +111,6 @@ def test_drafts_equal_speculators(case: dict[str, Any], tmp_path: Path) -> None:
     assert compared > 15
 
 
-@pytest.mark.parametrize("case", [*ROUNDS[:4], *FORCED[:4]], ids=lambda case: case["by"][7:])
-def test_rows_in_pieces_equal_rows_at_once(case: dict[str, Any], tmp_path: Path) -> None:
-    drafter = opened(tmp_path, case)
-    embed = embedding(drafter, case)
-    known = embed(mx.array([tiny.draw_tokens(1, 11, vocabulary(case))]))
-    taps = mx.array(tiny.draw_states(2, 11, taps_width(case)))
-    whole = drafter.extend(drafter.states(taps), known, drafter.make_cache())
-    for size in (1, 2, 5):
-        cache = drafter.make_cache()
-        pieces = [
-            drafter.extend(drafter.states(taps[:, at : at + size]), known[:, at : at + size], cache)
-            for at in range(0, 11, size)
-        ]
-        np.testing.assert_allclose(mx.concatenate(pieces, 1), whole, atol=1e-4)
-
-
-def test_wrong_wiring_drafts_other_tokens(tmp_path: Path) -> None:
-    case = ROUNDS[0]
-    wanted = case["drafts"]
-
-    def swapped_taps(drafter: Eagle3) -> None:
-        parts = mx.split(drafter.fc.weight, len(drafter.taps), axis=-1)
-        drafter.fc.weight = mx.concatenate(parts[::-1], axis=-1)
-
-    def no_norm(drafter: Eagle3) -> None:
-        drafter.layers[0].hidden_norm.weight = mx.ones_like(drafter.norm.weight)
-
-    def other_base(drafter: Eagle3) -> None:
-        drafter.layers[0].self_attn.rope.base = 100.0
-
-    def constant_position(drafter: Eagle3) -> None:
-        rope = drafter.layers[0].self_attn.rope
-        drafter.layers[0].self_attn.rope = lambda x, offset: rope(x, offset=0)
-
-    def shifted_tokens(drafter: Eagle3) -> None:
-        extend = drafter.extend
-        drafter.extend = lambda states, known, cache: extend(  # type: ignore[method-assign, assignment]
-            states, mx.roll(known, 1, axis=1), cache
-        )
-
-    def other_residual(drafter: Eagle3) -> None:
-        drafter._norm_before_residual = not drafter._norm_before_residual
-
-    mutations: list[Callable[[Eagle3], None]] = [
-        swapped_taps, no_norm, other_base, constant_position, shifted_tokens, other_residual
-    ]  # fmt: skip
-    for number, mutate in enumerate(mutations):
-        drafter = opened(tmp_path / str(number), case)
-        mutate(drafter)
-        assert rounds(drafter, case) != wanted, mutate.__name__
-
-
 def packagings(case: dict[str, Any]) -> dict[str, tuple[dict[str, Any], dict[str, Array]]]:
     """Return the case's drafter as each publisher packages it."""
     config = case["config"]
@@ -213,24 +149,21 @@ def packagings(case: dict[str, Any]) -> dict[str, tuple[dict[str, Any], dict[str
 def test_every_packaging_loads_to_the_same_drafter(case: dict[str, Any], tmp_path: Path) -> None:
     wanted = rounds(opened(tmp_path, case), case)
     for name, (config, weights) in packagings(case).items():
-        directory = save(tmp_path / name, config, weights)
+        directory = save_drafter(tmp_path / name, config, weights)
         drafter = loaded(directory, target_config(case["config"]))
         assert drafter.taps == (1, LAYERS // 2 - 1, LAYERS - 4), name
         assert rounds(drafter, case) == wanted, name
 
 
-@pytest.mark.parametrize(
-    ("settings", "taps"),
-    [
-        ({}, (1, 5, 8)),
-        ({"eagle_aux_hidden_state_layer_ids": [3, 7, 12]}, (2, 6, 11)),
-        ({"aux_hidden_state_layer_ids": [0, 7]}, (-1, 6)),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 5, 8]}, (1, 5, 8)),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 6, 9]}}, (1, 6, 9)),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 6, 9]}}, (1, 5, 8)),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [8, 10, 12]}}, (7, 9, 11)),
-    ],
-)
+@pytest.mark.parametrize(("settings", "taps"), [
+    ({}, (1, 5, 8)),
+    ({"eagle_aux_hidden_state_layer_ids": [3, 7, 12]}, (2, 6, 11)),
+    ({"aux_hidden_state_layer_ids": [0, 7]}, (-1, 6)),
+    ({"eagle_aux_hidden_state_layer_ids": [1, 5, 8]}, (1, 5, 8)),
+    ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 6, 9]}}, (1, 6, 9)),
+    ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 6, 9]}}, (1, 5, 8)),
+    ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [8, 10, 12]}}, (7, 9, 11)),
+])  # fmt: skip
 def test_taps_are_outputs(settings: dict[str, Any], taps: tuple[int, ...], tmp_path: Path) -> None:
     config = tiny.eagle3_config(0)
     if "eagle_config" in settings:
@@ -239,7 +172,7 @@ def test_taps_are_outputs(settings: dict[str, Any], taps: tuple[int, ...], tmp_p
     ids = {"eagle_aux_hidden_state_layer_ids": list(taps)}
     plain = tiny.eagle3_config(0) | ids
     weights = tiny.eagle3_checkpoint(plain, 0)
-    drafter = loaded(save(tmp_path, config, weights), target_config(plain))
+    drafter = loaded(save_drafter(tmp_path, config, weights), target_config(plain))
     assert drafter.taps == taps
 
 
@@ -260,25 +193,10 @@ def test_target_has_the_lm_head_of_a_drafter_without_one(tmp_path: Path) -> None
     hidden = mx.array(tiny.draw_states(0, 1, head.shape[-1]))
     found = []
     for name in ("own", "target's"):
-        drafter = loaded(save(tmp_path / name, config, weights), target_config(config))
+        drafter = loaded(save_drafter(tmp_path / name, config, weights), target_config(config))
         found.append(drafter.logits(hidden, lambda normed: normed @ head.T))
         weights.pop("lm_head.weight", None)
     assert mx.allclose(found[0], found[1])
-
-
-def test_drafter_that_mlx_quantized(tmp_path: Path) -> None:
-    config = tiny.eagle3_config(0, hidden_size=64, intermediate_size=64, target_hidden_size=64)
-    case = {"config": config, "seed": 0}
-    plain = opened(tmp_path / "plain", case)
-    nn.quantize(
-        plain, 32, 8, class_predicate=lambda _, part: getattr(part, "weight", mx.zeros(1)).ndim == 2
-        and part.weight.shape[-1] % 32 == 0,
-    )  # fmt: skip
-    weights = dict(tree_flatten(plain.parameters()))
-    weights["d2t"] = tiny.eagle3_checkpoint(config, 0)["d2t"]
-    packed = loaded(save(tmp_path / "packed", config, weights), target_config(config))
-    assert packed.fc.bits == 8
-    assert rounds(packed, case) == rounds(plain, case)
 
 
 def test_other_drafters_are_rejected(tmp_path: Path) -> None:
@@ -287,22 +205,15 @@ def test_other_drafters_are_rejected(tmp_path: Path) -> None:
     offsets = {"d2t": weights["d2t"] + 1000}
     without = {name: value for name, value in weights.items() if name != "d2t"}
     mla = {"layers.0.self_attn.kv_a_proj.weight": np.ones(3)}
-    no = UnsupportedModel
-    cases: list[tuple[str, dict[str, Any], dict[str, Any], type[Exception], str]] = [
-        ("width", weights, {"hidden_size": 99}, no, "width .*, the model has 99"),
-        ("vocabulary", weights, {"vocab_size": 9}, no, "tokens: .*, the model has 9;"),
-        ("offsets", weights | offsets, {}, DamagedModel, "drafts token 10"),
-        ("no offsets", without, {}, DamagedModel, "but no d2t"),
-        ("other names", weights | mla, {}, no, "unknown tensor"),
-    ]  # fmt: skip
-    for name, tensors, changes, error, words in cases:
-        directory = save(tmp_path / name, config, tensors)
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+        (weights | offsets, DamagedModel, "drafts token 10"),
+        (without, DamagedModel, "but no d2t"),
+        (weights | mla, UnsupportedModel, "unknown tensor"),
+    ]
+    for tensors, error, words in cases:
+        directory = save_drafter(tmp_path, config, tensors)
         with pytest.raises(error, match=words):
-            loaded(directory, target | changes)
+            loaded(directory, target)
     deep = config | {"eagle_aux_hidden_state_layer_ids": [2, 6, 40]}
     with pytest.raises(UnsupportedModel, match="expects layers: 40, the model has 12"):
-        loaded(save(tmp_path / "deep", deep, weights), target)
-    directory = save(tmp_path / "pickle", config, weights)
-    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-    with pytest.raises(UnsupportedModel, match=r"pytorch_model\.bin"):
-        loaded(directory, target)
+        loaded(save_drafter(tmp_path, deep, weights), target)

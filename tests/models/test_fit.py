@@ -1,7 +1,5 @@
 """Memory estimates compared with measured caches and passes, and their messages."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 from typing import Any

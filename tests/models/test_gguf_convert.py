@@ -1,7 +1,5 @@
 """Reading GGUF files and converting them without loss."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,9 @@ def test_the_config_names_every_width(tmp_path: Path) -> None:
     directory = tiny_directory(tmp_path, Tiny(kind="Q4_0", embedding="Q8_0"))
     config = json.loads((directory / "config.json").read_text())
     assert config["quantization"] == {
-        "group_size": 32,
-        "bits": 4,
-        "mode": "affine",
+        "group_size": 32, "bits": 4, "mode": "affine",
         "model.embed_tokens": {"group_size": 32, "bits": 8},
-    }
+    }  # fmt: skip
     assert config["rms_norm_eps"] == 1e-5
     assert config["max_position_embeddings"] == 128
     assert config["tie_word_embeddings"] is True
@@ -35,16 +31,10 @@ def test_the_config_names_every_width(tmp_path: Path) -> None:
     assert "quantization" not in json.loads((directory / "config.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("kind", "embedding", "expected"),
-    [
-        ("Q4_1", "Q8_0", "F16"),
-        ("Q5_0", "F32", "F16"),
-        ("F32", "F32", "F32"),
-        ("BF16", "BF16", "BF16"),
-        ("Q4_0", "BF16", "BF16"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "embedding", "expected"), [
+    ("Q4_1", "Q8_0", "F16"), ("Q5_0", "F32", "F16"), ("F32", "F32", "F32"),
+    ("BF16", "BF16", "BF16"), ("Q4_0", "BF16", "BF16"),
+])  # fmt: skip
 def test_all_floats_have_one_type(tmp_path: Path, kind: str, embedding: str, expected: str) -> None:
     """A single float32 norm would make MLX compute everything in float32."""
     tiny = Tiny(kind=kind, embedding=embedding, exact_norms=False)

@@ -1,7 +1,5 @@
 """Each family has equal output from GGUF and safetensors, and equals llama.cpp."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -102,18 +100,15 @@ def plan_with(
     plan_import(write_gguf(directory / "x.gguf", changed, weights_of(case)))
 
 
-@pytest.mark.parametrize(
-    ("name", "keys", "message"),
-    [
-        ("gemma3", {"final_logit_softcapping": 30.0}, "softcapping"),
-        ("qwen2", {"attention.key_length": 8}, "key_length|shape"),
-        ("qwen3moe", {"expert_weights_scale": 2.5}, "expert_weights_scale"),
-        ("qwen3moe", {"expert_shared_count": 1}, "expert_shared_count"),
-        ("phi3", {"rope.scaling.type": "yarn"}, "scaling"),
-        ("llama", {"rope.scaling.type": "longrope"}, "scaling"),
-        ("qwen3", {"rope.dimension_count": 8}, "dimension_count"),
-    ],
-)
+@pytest.mark.parametrize(("name", "keys", "message"), [
+    ("gemma3", {"final_logit_softcapping": 30.0}, "softcapping"),
+    ("qwen2", {"attention.key_length": 8}, "key_length|shape"),
+    ("qwen3moe", {"expert_weights_scale": 2.5}, "expert_weights_scale"),
+    ("qwen3moe", {"expert_shared_count": 1}, "expert_shared_count"),
+    ("phi3", {"rope.scaling.type": "yarn"}, "scaling"),
+    ("llama", {"rope.scaling.type": "longrope"}, "scaling"),
+    ("qwen3", {"rope.dimension_count": 8}, "dimension_count"),
+])  # fmt: skip
 def test_settings_that_mlx_lm_ignores_are_rejected(
     tmp_path: Path, name: str, keys: dict[str, Any], message: str
 ) -> None:

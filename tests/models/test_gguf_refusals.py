@@ -1,7 +1,5 @@
 """Damaged and unsupported GGUF files are rejected before anything is written."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import struct

@@ -1,7 +1,5 @@
 """GGUF tokenizers equal llama.cpp's pre-tokenizers and the SentencePiece library."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path
@@ -16,12 +14,7 @@ from tokenizers import Tokenizer
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf.file import GgufFile
-from akunu_py.models.gguf.tokenizer import (
-    BytePairs,
-    SentencePieces,
-    TokenizerPlan,
-    plan_tokenizer,
-)
+from akunu_py.models.gguf.tokenizer import BytePairs, SentencePieces, TokenizerPlan, plan_tokenizer
 from akunu_py.models.store.model_store import StoredModel
 from tests.golden.texts import CODE, DIGITS, PROSE, SPACES, UNICODE, random_texts
 from tests.support.paths import GOLDEN
@@ -42,16 +35,10 @@ KINDS: dict[str, dict[str, Any]] = {
 def plan_for(pre: str) -> TokenizerPlan:
     tokens, merges = starter_vocabulary()
     return TokenizerPlan(
-        tokens=tokens,
-        kind=BytePairs(merges, pre),
-        control=[],
-        user_defined=[],
-        strips_right=frozenset(),
-        roles={"bos": 1, "eos": 2},
-        add_bos=False,
-        chat_template=None,
+        tokens=tokens, kind=BytePairs(merges, pre), control=[], user_defined=[],
+        strips_right=frozenset(), roles={"bos": 1, "eos": 2}, add_bos=False, chat_template=None,
         context_length=100,
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("pre", EXPECTED["ids"])
@@ -72,19 +59,11 @@ def processors() -> dict[str, Any]:
     for name, options in KINDS.items():
         model = io.BytesIO()
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter([*PROSE, *DIGITS, *UNICODE, *CODE] * 3),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=1500,
-            character_coverage=0.98,
-            byte_fallback=True,
-            split_digits=True,
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            allow_whitespace_only_pieces=True,
-            minloglevel=2,
-            **options,
-        )
+            sentence_iterator=iter([*PROSE, *DIGITS, *UNICODE, *CODE] * 3), model_writer=model,
+            model_type="bpe", vocab_size=1500, character_coverage=0.98, byte_fallback=True,
+            split_digits=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True, minloglevel=2, **options,
+        )  # fmt: skip
         made[name] = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     return made
 
@@ -168,15 +147,10 @@ def test_sentencepiece_without_byte_tokens_is_refused(processors: dict[str, Any]
         plan_tokenizer(file)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"tokenizer.ggml.scores": None},
-        {"tokenizer.ggml.unknown_token_id": 100_000},
-        {"tokenizer.ggml.add_space_prefix": 1},
-        {"tokenizer.chat_template": 7},
-    ],
-)
+@pytest.mark.parametrize("change", [
+    {"tokenizer.ggml.scores": None}, {"tokenizer.ggml.unknown_token_id": 100_000},
+    {"tokenizer.ggml.add_space_prefix": 1}, {"tokenizer.chat_template": 7},
+])  # fmt: skip
 def test_contradictions_are_damage(processors: dict[str, Any], change: dict[str, Any]) -> None:
     with pytest.raises(DamagedModel):
         plan_tokenizer(metadata_of("llama", processors["llama"], **change))

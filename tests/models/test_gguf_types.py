@@ -1,7 +1,5 @@
 """Weights of every GGUF type equal the gguf package's, within the rounding of the type."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf

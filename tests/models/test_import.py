@@ -1,7 +1,5 @@
 """`akunu models import`: directories and GGUF files of this machine become models of the store."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable
@@ -57,11 +55,8 @@ def test_a_directory_becomes_a_model(source: Path, data: Path) -> None:
     model = import_model(source, progress=lambda *moment: moments.append(moment))
     assert model.name == "My-Model-v1"
     assert {path.name for path in model.path.iterdir()} == {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
+        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
     model_store.verify(model)
     assert (model.context_length, model.license) == (512, "apache-2.0")
     assert np.array_equal(logits(model.path), logits(source))
@@ -169,44 +164,38 @@ def _write(name: str, value: Any) -> Callable[[Path], object]:
 _INDEX = {"a": "model.safetensors", "b": "../../other/model-00002.safetensors"}
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        (_config(model_type="mambo"), UnsupportedModel, "'mambo'.*mamba.*mlx-lm supports"),
-        (_config(model_type="../../x"), UnsupportedModel, "mlx-lm supports"),
-        (_config(model_type=None), UnsupportedModel, "mlx-lm supports"),
-        (_config(model_file="modeling.py"), UnsupportedModel, "its own code"),
-        (_config(num_hidden_layers=10**9), DamagedModel, "num_hidden_layers"),
-        (_config(hidden_size=63), UnsupportedModel, "mlx-lm cannot load"),
-        (_config(num_attention_heads="four"), UnsupportedModel, "mlx-lm cannot load"),
-        (_remove("config.json"), UnknownModel, "no config.json"),
-        (_remove("model.safetensors"), UnsupportedModel, r"pickle \(pytorch_model.bin\)"),
-        (
-            _remove("model.safetensors", "pytorch_model.bin"),
-            UnsupportedModel,
-            r"expected model\*.safetensors, found none",
-        ),
-        (_remove("tokenizer.json"), UnsupportedModel, "no tokenizer"),
-        (
-            _write("tokenizer.json", {"model": {"type": "BPE"}}),
-            UnsupportedModel,
-            "tokenizer .* cannot be loaded",
-        ),
-        (_cut, DamagedModel, "damaged"),
-        (
-            _write("model.safetensors.index.json", {"weight_map": _INDEX}),
-            DamagedModel,
-            "files of weights are missing",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "error", "message"), [
+    (_config(model_type="mambo"), UnsupportedModel, "'mambo'.*mamba.*mlx-lm supports"),
+    (_config(model_type="../../x"), UnsupportedModel, "mlx-lm supports"),
+    (_config(model_type=None), UnsupportedModel, "mlx-lm supports"),
+    (_config(model_file="modeling.py"), UnsupportedModel, "its own code"),
+    (_config(num_hidden_layers=10**9), DamagedModel, "num_hidden_layers"),
+    (_config(hidden_size=63), UnsupportedModel, "mlx-lm cannot load"),
+    (_config(num_attention_heads="four"), UnsupportedModel, "mlx-lm cannot load"),
+    (_remove("config.json"), UnknownModel, "no config.json"),
+    (_remove("model.safetensors"), UnsupportedModel, r"pickle \(pytorch_model.bin\)"),
+    (
+        _remove("model.safetensors", "pytorch_model.bin"),
+        UnsupportedModel,
+        r"expected model\*.safetensors, found none",
+    ),
+    (_remove("tokenizer.json"), UnsupportedModel, "no tokenizer"),
+    (
+        _write("tokenizer.json", {"model": {"type": "BPE"}}),
+        UnsupportedModel,
+        "tokenizer .* cannot be loaded",
+    ),
+    (_cut, DamagedModel, "damaged"),
+    (
+        _write("model.safetensors.index.json", {"weight_map": _INDEX}),
+        DamagedModel,
+        "files of weights are missing",
+    ),
+])  # fmt: skip
 def test_refusals_come_before_anything_is_written(
-    source: Path,
-    data: Path,
-    change: Callable[[Path], object],
-    error: type[AkunuError],
+    source: Path, data: Path, change: Callable[[Path], object], error: type[AkunuError],
     message: str,
-) -> None:
+) -> None:  # fmt: skip
     change(source)
     with pytest.raises(error, match=message) as caught:
         import_model(source)

@@ -1,7 +1,5 @@
 """A store of earlier versions: migrated without a download, and safe at every moment."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -105,15 +103,12 @@ def test_no_file_is_lost(
     assert (snapshot / "model.safetensors").stat().st_ino == weights
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [
-        lambda old: (old / "pulled" / "akunu.json").write_text("{"),
-        lambda old: (old / "pulled" / "akunu.json").write_text('{"files": {}}'),
-        lambda old: (old / "imported" / "akunu.json").write_bytes(bytes(99)),
-        lambda old: (old / "models.toml").write_text("{"),
-    ],
-)
+@pytest.mark.parametrize("harm", [
+    lambda old: (old / "pulled" / "akunu.json").write_text("{"),
+    lambda old: (old / "pulled" / "akunu.json").write_text('{"files": {}}'),
+    lambda old: (old / "imported" / "akunu.json").write_bytes(bytes(99)),
+    lambda old: (old / "models.toml").write_text("{"),
+])  # fmt: skip
 def test_models_stay_usable_after_an_unreadable_file(
     home: Path, files: dict[str, bytes], harm: Callable[[Path], Any]
 ) -> None:

@@ -1,7 +1,5 @@
 """MTP heads: loading from the published names of every family, and their results."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path
@@ -21,7 +19,7 @@ from akunu_py.models.load.mlx_loader import open_directory
 from akunu_py.models.mtp import FAMILIES, HEAD_FILE, Head, Trunk, load_head, write_head
 from akunu_py.models.mtp.chain import HeadChain
 from akunu_py.models.store.local_import import import_model
-from tests.support.draft_rounds import Target, draft_rounds
+from tests.support.published_drafters import Target, draft_rounds, save_drafter
 from tests.support.tiny_drafters import mtp_checkpoint, mtp_config
 from tests.support.tiny_mtp import CONFIGS, VOCABULARY, reference, write_checkpoint, write_tokenizer
 
@@ -237,13 +235,6 @@ def target_of(config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return module.Model(module.ModelArgs.from_dict(settings)), settings
 
 
-def save(directory: Path, config: dict[str, Any], weights: dict[str, mx.array]) -> Path:
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(directory / "model.safetensors"), weights)
-    return directory
-
-
 def speculators(
     config: dict[str, Any], weights: dict[str, mx.array]
 ) -> tuple[dict[str, Any], dict[str, mx.array]]:
@@ -278,7 +269,7 @@ def test_drafts_of_a_head_in_its_own_repository_equal_mlx_vlm(
     )  # fmt: skip
     packagings = {"mlx-vlm": (config, weights), "speculators": speculators(config, weights)}
     for name, (own, tensors) in packagings.items():
-        head = load_head(save(tmp_path / name, own, tensors), model, settings)
+        head = load_head(save_drafter(tmp_path / name, own, tensors), model, settings)
         assert head is not None
         assert draft_rounds(HeadChain(head, 2), target, seed) == case["drafts"], name
     assert len({token for draft in case["drafts"] for token in draft}) > 5
@@ -293,7 +284,7 @@ def test_drafts_of_a_head_in_its_own_repository_equal_mlx_vlm(
         layer = name.replace("body.model.layers.", "layers.")
         renamed[f"{modules[module]}.{part}" if module in modules else layer] = value
     own = config | {"quantization": {"bits": 8, "group_size": 32}}
-    again = load_head(save(tmp_path / "packed", own, renamed), model, settings)
+    again = load_head(save_drafter(tmp_path / "packed", own, renamed), model, settings)
     assert again is not None
     assert again.project.bits == 8
     kept = parameters(packed)
@@ -308,7 +299,7 @@ def is_divisible(part: Any, group: int) -> bool:
 def test_head_of_another_model_is_rejected(key: str, tmp_path: Path) -> None:
     config = mtp_config(0)
     weights = {name: mx.array(value) for name, value in mtp_checkpoint(config, 0).items()}
-    directory = save(tmp_path / "head", config, weights)
+    directory = save_drafter(tmp_path / "head", config, weights)
     model, settings = target_of(config)
     other = settings | {"text_config": config["text_config"] | {key: 7}}
     with pytest.raises(UnsupportedModel, match=f"its {key} is .*, the model's is 7; use the head"):

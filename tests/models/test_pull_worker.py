@@ -1,7 +1,5 @@
 """The download process: parallel files, Xet, and exits of the process or its parent."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

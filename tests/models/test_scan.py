@@ -1,7 +1,5 @@
 """Models of other programs: listed, used in place, never changed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -48,16 +46,13 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize(
-    ("place", "program"),
-    [
-        ("hub", "Hugging Face cache"),
-        ("hub without a branch", "Hugging Face cache"),
-        (".lmstudio/models/them/tiny", "LM Studio"),
-        pytest.param("elsewhere/them/tiny", "LM Studio", marks=pytest.mark.long),
-        ("moved/models/them/tiny", "LM Studio"),
-    ],
-)
+@pytest.mark.parametrize(("place", "program"), [
+    ("hub", "Hugging Face cache"),
+    ("hub without a branch", "Hugging Face cache"),
+    (".lmstudio/models/them/tiny", "LM Studio"),
+    pytest.param("elsewhere/them/tiny", "LM Studio", marks=pytest.mark.long),
+    ("moved/models/them/tiny", "LM Studio"),
+])  # fmt: skip
 def test_they_are_listed_used_by_name_and_never_removed(
     home: Path, tiny: Path, place: str, program: str
 ) -> None:

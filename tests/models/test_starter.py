@@ -1,7 +1,5 @@
 """The starter model in the store: files, weights and tokenizer equal llama.cpp's."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The store: names, finding, checking, removing; broken entries do not affect others."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

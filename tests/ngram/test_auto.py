@@ -1,7 +1,5 @@
 """The auto drafter: drafts of generated texts, limits, learning, probes, memory."""
 
-from __future__ import annotations
-
 import gc
 import random
 from collections.abc import Callable, Sequence
@@ -18,11 +16,7 @@ from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
 from akunu_py.ngram.prediction import Continuation
 from akunu_py.types import Drafter
-from tests.measure.neural_drafters import (
-    DrafterFigures,
-    SimulatedDrafters,
-    replay_simulated,
-)
+from tests.measure.neural_drafters import DrafterFigures, SimulatedDrafters, replay_simulated
 
 CHEAP = {1: 1.0, 5: 1.1, 32: 1.5}
 FREE = {1: 1.0, 33: 1.01}  # every draft pays
@@ -118,14 +112,12 @@ TEXTS = {
 RECORDED = {
     "unnumbered": ((27, 635, 573), (25, 662, 575), 29),
     "indented": ((27, 606, 573), (23, 605, 577), 31),
-    "escaped": ((71, 893, 769), (39, 855, 801), 82),
-    "copy": ((14, 385, 385), (14, 385, 385), 14),
+    "escaped": ((71, 893, 769), (39, 855, 801), 82), "copy": ((14, 385, 385), (14, 385, 385), 14),
     "replaced": ((25, 655, 574), (27, 686, 572), 32),
     "inserted": ((105, 1226, 341), (90, 1121, 356), 106),
     "omitted": ((49, 598, 306), (47, 552, 308), 90),
-    "conversation": ((6, 95, 47), (5, 89, 48), 10),
-    "words": ((395, 405, 4), (286, 556, 113), 137),
-}
+    "conversation": ((6, 95, 47), (5, 89, 48), 10), "words": ((395, 405, 4), (286, 556, 113), 137),
+}  # fmt: skip
 
 
 def drafts_of(name: str) -> tuple[tuple[int, int, int], tuple[int, int, int], int]:

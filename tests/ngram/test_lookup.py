@@ -1,7 +1,5 @@
 """Matches of the history's end in the suffix index and the answer cache, and `--draft fixed`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest
@@ -116,18 +114,15 @@ def cache_of(*items: list[int], bits: int = 8) -> AnswerCache:
     return cache
 
 
-@pytest.mark.parametrize(
-    ("items", "context", "found"),
-    [
-        ([[1, 2, 3, 4, 5], [9, 2, 3, 6], [8, 2, 3, 6]], [1, 2, 3], AnswerMatch(4, 3, 1, 0)),
-        ([[1, 2, 3, 4, 5], [9, 2, 3, 6], [8, 2, 3, 6]], [7, 2, 3], AnswerMatch(6, 2, 2, 1)),
-        ([[1, 2, 3, 4, 5], [9, 2, 3, 6], [8, 2, 3, 6]], [7, 7, 4], AnswerMatch(5, 1, 1, 0)),
-        ([[1, 2], [3, 4]], [0, 3], AnswerMatch(4, 1, 1, 0)),
-        ([[1, 2], [3, 4]], [1, 2], None),  # never from one item to the next
-        ([[1, 2], [3, 4]], [], None),
-        ([], [1, 2], None),
-    ],
-)
+@pytest.mark.parametrize(("items", "context", "found"), [
+    ([[1, 2, 3, 4, 5], [9, 2, 3, 6], [8, 2, 3, 6]], [1, 2, 3], AnswerMatch(4, 3, 1, 0)),
+    ([[1, 2, 3, 4, 5], [9, 2, 3, 6], [8, 2, 3, 6]], [7, 2, 3], AnswerMatch(6, 2, 2, 1)),
+    ([[1, 2, 3, 4, 5], [9, 2, 3, 6], [8, 2, 3, 6]], [7, 7, 4], AnswerMatch(5, 1, 1, 0)),
+    ([[1, 2], [3, 4]], [0, 3], AnswerMatch(4, 1, 1, 0)),
+    ([[1, 2], [3, 4]], [1, 2], None),  # never from one item to the next
+    ([[1, 2], [3, 4]], [], None),
+    ([], [1, 2], None),
+])  # fmt: skip
 def test_lookup_finds_the_token_after_the_longest_context(
     items: list[list[int]], context: list[int], found: AnswerMatch | None
 ) -> None:
@@ -217,15 +212,12 @@ def predict_from_scratch(tokens: list[int], limit: int) -> list[int]:
     return draft
 
 
-@pytest.mark.parametrize(
-    ("tokens", "digest"),
-    [
-        ([], 0xCBF29CE484222325),
-        (b"a", 0xAF63DC4C8601EC8C),  # test vectors from the FNV draft, appendix C
-        (b"foobar", 0x85944171F73967E8),
-        ([49151], ((0xCBF29CE484222325 ^ 49151) * 0x100000001B3) % 2**64),  # mixed in whole
-    ],
-)
+@pytest.mark.parametrize(("tokens", "digest"), [
+    ([], 0xCBF29CE484222325),
+    (b"a", 0xAF63DC4C8601EC8C),  # test vectors from the FNV draft, appendix C
+    (b"foobar", 0x85944171F73967E8),
+    ([49151], ((0xCBF29CE484222325 ^ 49151) * 0x100000001B3) % 2**64),  # mixed in whole
+])  # fmt: skip
 def test_hashes(tokens: list[int], digest: int) -> None:
     assert fnv1a(tokens) == digest
 

@@ -1,7 +1,5 @@
 """Planned draft lengths against brute force: of one request, of several, with neural drafters."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -93,23 +91,14 @@ class Head:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.floats(0.2, 1.0), max_size=3),
-    INCREMENTS,
-    st.lists(st.floats(0.3, 1.0), min_size=8, max_size=8),
-    st.floats(0.02, 0.4),
-    st.floats(0.5, 2.0),
-    st.integers(1, 3),
-    st.booleans(),
-)
+    st.lists(st.floats(0.2, 1.0), max_size=3), INCREMENTS,
+    st.lists(st.floats(0.3, 1.0), min_size=8, max_size=8), st.floats(0.02, 0.4),
+    st.floats(0.5, 2.0), st.integers(1, 3), st.booleans(),
+)  # fmt: skip
 def test_a_neural_plan_has_the_highest_value_of_all_splits(
-    chances: list[float],
-    increments: list[float],
-    expected: list[float],
-    cost: float,
-    rate: float,
-    longest: int,
-    rerun: bool,
-) -> None:
+    chances: list[float], increments: list[float], expected: list[float], cost: float, rate: float,
+    longest: int, rerun: bool,
+) -> None:  # fmt: skip
     """Compared with every number of predictions and of neural tokens after them."""
     costs = list(accumulate(increments, initial=1.0))
     head: Any = Head(cost, longest)
@@ -404,15 +393,12 @@ def test_tables_never_fall_and_survive_saving(observed: list[tuple[int, float, i
         assert saved.table(context) == pytest.approx(table)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {},
-        {"points": {"1": 1.0}, "given": True, "bands": [{}] * len(BANDS)},
-        {"points": {"1": "x"}, "given": True, "bands": [{}] * (len(BANDS) + 1)},
-        {"points": {"1": 1.0}, "given": True, "bands": [{"1": 0.5}] * (len(BANDS) + 1)},
-    ],
-)
+@pytest.mark.parametrize("content", [
+    {},
+    {"points": {"1": 1.0}, "given": True, "bands": [{}] * len(BANDS)},
+    {"points": {"1": "x"}, "given": True, "bands": [{}] * (len(BANDS) + 1)},
+    {"points": {"1": 1.0}, "given": True, "bands": [{"1": 0.5}] * (len(BANDS) + 1)},
+])  # fmt: skip
 def test_foreign_dicts_are_refused(content: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="expected"):
         CostCurve.from_dict({"prefill_rate": None, "load_rate": None} | content)

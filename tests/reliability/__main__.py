@@ -3,8 +3,6 @@
 Ends with code 1 if a promise was broken. The same seed gives the same faults until the time is up.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools
@@ -122,11 +120,8 @@ def _caches(home: Home, random: Random) -> Iterator[Outcome]:
 
 # Endless sources of faults, and the turns of each.
 SOURCES: dict[str, tuple[Callable[[Home, Random], Iterator[Outcome]], int]] = {
-    "signals": (_signals, 3),
-    "chats": (_chats, 2),
-    "files": (_files, 4),
-    "caches": (_caches, 2),
-} | ({"disks": (_disks, 1)} if sys.platform == "linux" else {})
+    "signals": (_signals, 3), "chats": (_chats, 2), "files": (_files, 4), "caches": (_caches, 2),
+} | ({"disks": (_disks, 1)} if sys.platform == "linux" else {})  # fmt: skip
 
 
 if __name__ == "__main__":

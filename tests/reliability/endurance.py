@@ -3,8 +3,6 @@
 The model has random weights and a small KV cache, so growth means a leak. PART of 0.02 is quick.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes
@@ -177,12 +175,10 @@ def serving(model: Path, requests: int, tokens: int) -> list[Sample]:
 
 
 RUNS: dict[str, tuple[Run, int]] = {
-    "chat": (chat, 300),
-    "chats": (partial(chat, length=3), 300),
+    "chat": (chat, 300), "chats": (partial(chat, length=3), 300),
     "app": (lambda *run: asyncio.run(chat_in_the_app(*run)), 300),
-    "completions": (completions, 5000),
-    "serving": (serving, 2000),
-}
+    "completions": (completions, 5000), "serving": (serving, 2000),
+}  # fmt: skip
 
 
 def main() -> None:

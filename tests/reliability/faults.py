@@ -4,8 +4,6 @@ A home has its own data, cache and settings directories, and hard links to the s
 Nothing outside the home is touched.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -103,23 +101,17 @@ class Home:
         entry = '[starter]\nsource = "a test"\n\n[starter.sha256]\n' + "".join(hashes)
         (self.models / "models.toml").write_text(entry, encoding="utf-8")
         self.variables = {
-            "XDG_DATA_HOME": str(directory / "data"),
-            "XDG_CACHE_HOME": str(directory / "cache"),
-            "XDG_CONFIG_HOME": str(directory / "config"),
-            "HF_HOME": str(directory / "hub"),
+            "XDG_DATA_HOME": str(directory / "data"), "XDG_CACHE_HOME": str(directory / "cache"),
+            "XDG_CONFIG_HOME": str(directory / "config"), "HF_HOME": str(directory / "hub"),
             "HOME": str(directory),
-        }
+        }  # fmt: skip
 
     def start(self, command: Command) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [*AKUNU, *command.arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=os.environ | self.variables,
-            cwd=self.directory,
+            [*AKUNU, *command.arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env=os.environ | self.variables, cwd=self.directory,
             start_new_session=True,
-        )
+        )  # fmt: skip
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(command.stdin)

@@ -4,8 +4,6 @@ The screen of a second before is compared with the database: prompts in the tran
 sent, and every letter of the answer that was on the screen must be saved.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -3,8 +3,6 @@
 `python -m tests.reliability.faults_writers DIRECTORY` is such a process; it prints what is safe.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -18,11 +16,7 @@ from akunu_py import paths
 from akunu_py.engine.drafters.learned_state import LearnedState
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.histories import cache_file
-from akunu_py.engine.histories.prompt_cache_store import (
-    DiskLimits,
-    PromptCacheStore,
-    all_files,
-)
+from akunu_py.engine.histories.prompt_cache_store import DiskLimits, PromptCacheStore, all_files
 from akunu_py.engine.loop import StepLoop
 from akunu_py.types import GenerateOptions
 from tests.reliability.faults import Outcome, finished

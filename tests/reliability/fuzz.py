@@ -4,8 +4,6 @@
 test a short form for every run and a long form for `-m slow`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import resource

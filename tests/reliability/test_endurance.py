@@ -1,7 +1,5 @@
 """Long runs leak no memory, open files or threads; the slow form has hundreds of turns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 A few of the faults that `python -m tests.reliability` injects by the hundred; the rest is `slow`.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

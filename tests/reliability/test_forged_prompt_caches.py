@@ -3,8 +3,6 @@
 Damage changes bytes or values at random. A forged file has a right digest and a wrong header.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

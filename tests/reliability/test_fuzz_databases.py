@@ -1,7 +1,5 @@
 """Damaged values in the database of conversations: only their rows are affected."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import time
@@ -136,17 +134,14 @@ def test_any_value_in_any_column_affects_only_its_row(
 _ENDLESS = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n"
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "ALTER TABLE messages RENAME TO old; CREATE VIEW messages AS "
-        "SELECT x AS number, 1 AS conversation, '' AS text, '' AS id FROM (" + _ENDLESS + ")",
-        f"CREATE VIEW more AS {_ENDLESS}",
-        "CREATE TRIGGER more AFTER INSERT ON messages BEGIN SELECT zeroblob(900000000); END",
-        "ALTER TABLE messages ADD COLUMN more AS (hex(zeroblob(900000000)))",
-        "CREATE VIRTUAL TABLE more USING rtree (a, b, c)",
-    ],
-)
+@pytest.mark.parametrize("statement", [
+    "ALTER TABLE messages RENAME TO old; CREATE VIEW messages AS "
+    "SELECT x AS number, 1 AS conversation, '' AS text, '' AS id FROM (" + _ENDLESS + ")",
+    f"CREATE VIEW more AS {_ENDLESS}",
+    "CREATE TRIGGER more AFTER INSERT ON messages BEGIN SELECT zeroblob(900000000); END",
+    "ALTER TABLE messages ADD COLUMN more AS (hex(zeroblob(900000000)))",
+    "CREATE VIRTUAL TABLE more USING rtree (a, b, c)",
+])  # fmt: skip
 def test_objects_of_other_programs_are_not_run(
     whole: bytes, tmp_path: Path, statement: str
 ) -> None:

@@ -1,7 +1,5 @@
 """Files that an @ offers in a repository: those that git lists, without running a program."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -123,13 +121,10 @@ def test_special_files_of_patterns_are_ignored(tmp_path: Path, name: str) -> Non
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     makers: list[Callable[[], object]] = [
-        lambda: os.mkfifo(path),
-        lambda: path.symlink_to("/dev/zero"),
-        lambda: path.write_bytes(b"\xff\xfe\0[" * 9),
-        lambda: path.write_text("*\n" * 1_000_000),
-        lambda: path.symlink_to(path),
-        path.mkdir,
-    ]
+        lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero"),
+        lambda: path.write_bytes(b"\xff\xfe\0[" * 9), lambda: path.write_text("*\n" * 1_000_000),
+        lambda: path.symlink_to(path), path.mkdir,
+    ]  # fmt: skip
     for make in makers:
         path.unlink(missing_ok=True)
         make()

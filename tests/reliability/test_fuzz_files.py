@@ -4,8 +4,6 @@ Each case makes a valid file and opens it. The same alterations and the same pro
 no other exception, bounded memory, no writes outside, nothing left behind.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -1,13 +1,8 @@
 """Hostile answers in place of the hub: a model, or one line about the server, in bounded memory."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
-import gzip
-import hashlib
 import json
-import random
 import resource
 import shutil
 import time
@@ -39,14 +34,6 @@ WRONG: list[Any] = [
     "x" * 5000, [], [1], [None], [[]], ["x"], {}, {"x": 1}, {"": None}, [{}], _DEEP,
 ]  # fmt: skip
 PORTAL = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Welcome</body></html>"
-STATUSES = [200, 201, 204, 206, 299, 301, 302, 307, 400, 401, 403, 404, 416, 429, 500, 503, 999]
-HEADERS = [
-    {"Retry-After": "\u00b2"}, {"Retry-After": "1" * 5000}, {"Location": ""},
-    {"Location": "http://[::1"}, {"Location": "file:///etc/passwd"}, {"Location": "\udcff"},
-    {"X-Error-Code": "GatedRepo"}, {"X-Error-Message": "\x1b[2J"}, {"Content-Encoding": "gzip"},
-    {"Content-Type": "application/json; charset=nonsense"}, {"Transfer-Encoding": "chunked"},
-    {"Content-Length": "-1"}, {"Content-Length": "99999"}, {"Content-Range": "bytes 0-1/2"},
-]  # fmt: skip
 
 
 def altered(value: Any, path: tuple[Any, ...], new: Any) -> bytes:
@@ -86,77 +73,6 @@ def test_wrong_value_of_a_needed_field_is_refused(server: Hub) -> None:
             if (path[-1], new) != ("size", 0):
                 error = look_up(server, answering(altered(listing, path, new)))
                 assert isinstance(error, AkunuError), (path, new)
-
-
-CONTENT = random.Random(1).randbytes(3000)
-RANGES = ["bytes {}-{}/{}", "bytes {}-{}/*", "bytes */{2}", "x"]
-
-
-def file_answer(draw: random.Random) -> Fault:
-    """Return any answer to a request for a file: status, part, length, framing and end."""
-    start, end = sorted(draw.sample(range(3001), 2))
-    body = draw.choice([CONTENT, CONTENT[start:], CONTENT[:end], CONTENT[start:end], b"", PORTAL,
-                        CONTENT + b"x", CONTENT[:-1] + b"?", gzip.compress(CONTENT)])  # fmt: skip
-    headers: dict[str, str] = {}
-    if draw.random() < 0.5:
-        first, last, total = draw.choice(
-            [(start, 2999, 3000), (start, end, 3000), (0, 2999, 3000), (end, start, 3000),
-             (start, 2999, 10**17), (start, 10**17, 10**17), (-1, 5, 3000), (1000, 2999, 3000)]
-        )  # fmt: skip
-        headers["Content-Range"] = draw.choice(RANGES).format(first, last, total)
-    length = draw.choice([len(body), len(body), len(body), 3000, 0, -1, 10**15, None])
-    if length is not None:
-        headers["Content-Length"] = str(length)
-    elif draw.random() < 0.7:
-        headers["Transfer-Encoding"] = "chunked"
-        pieces = [body[at : at + 700] for at in range(0, len(body), 700)]
-        framed = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
-        body = framed + draw.choice([b"0\r\n\r\n", b"0\r\n\r\n", b"", b"zz\r\n", b"ffffffff\r\n"])
-    if draw.random() < 0.2:
-        headers |= draw.choice(HEADERS)
-    status = draw.choice([200, 200, 206, 206, 206, draw.choice(STATUSES)])
-    return answering(body, status, headers, length=False)
-
-
-def check_file(hub: Hub, home: Path, seed: int) -> bool:
-    """Pull with faults, then without: the third pull works at the latest, and wrong bytes get no
-    name. Return True if the first pull failed."""
-    draw = random.Random(seed)
-    shutil.rmtree(home / "hub", ignore_errors=True)
-    digest = hashlib.sha256(CONTENT).hexdigest()
-    file = hub_cache.HubFile(WEIGHTS, len(CONTENT), digest, True)
-    model = hub_cache.HubModel(REPOSITORY, "main", hub.commit, (file,), "")
-    blob = hub_cache.CachedRepository(REPOSITORY).blob_path(file)
-    hub.requests.clear()
-    cut = Fault(cut=draw.choice([0, 1000, 2999]))
-    hub.faults[WEIGHTS] = deque([cut, *(file_answer(draw) for _ in range(draw.randint(1, 8)))])
-    failures = 0
-    for _ in range(3):
-        try:
-            with pull_module.Hub(lambda *_: None) as client:
-                client.fetch(model, [file])
-            break
-        except AkunuError as error:
-            refused(error)
-            assert not blob.exists()
-            assert len(hub.requested(WEIGHTS)) <= 5 * 6 * 11, "of each try the library makes six"
-            hub.requests.clear()
-            hub.faults[WEIGHTS].clear()
-            failures += 1
-    assert blob.read_bytes() == CONTENT
-    return failures > 0
-
-
-@pytest.mark.usefixtures("in_process")
-def test_any_answer_for_a_file_leaves_no_wrong_bytes(server: Hub, home: Path) -> None:
-    server.files = {WEIGHTS: CONTENT}
-    failed = 0
-    for seed in range(50):
-        try:
-            failed += check_file(server, home, seed)
-        except Exception as error:
-            raise AssertionError(f"seed {seed}") from error
-    assert 5 < failed < 47  # neither all nor hardly any
 
 
 def stop_in_the_weights(server: Hub) -> None:
@@ -242,9 +158,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("what", ENDLESS)
-def test_endless_answers_are_given_up_in_little_memory(
-    server: Hub, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_endless_answers_are_given_up_in_little_memory(server: Hub, what: str) -> None:
     server.faults["api"] = deque([ENDLESS[what]] * 6)
     before, before_there = peak_mb(), peak_mb(resource.RUSAGE_CHILDREN)
     with pytest.raises(AkunuError) as caught:
@@ -253,6 +167,3 @@ def test_endless_answers_are_given_up_in_little_memory(
     assert len(server.requested("api")) <= 6
     assert peak_mb() - before < 300
     assert peak_mb(resource.RUSAGE_CHILDREN) < max(before_there, 100) + 300
-    server.faults.clear()
-    monkeypatch.setattr(pull_module, "_STALLED_S", 20.0)
-    assert pull(REPOSITORY)

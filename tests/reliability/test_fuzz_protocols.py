@@ -1,7 +1,5 @@
 """Any bytes and any JSON from editors and imports: answered or refused, and no server ends."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

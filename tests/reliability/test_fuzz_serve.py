@@ -1,8 +1,6 @@
 """Any body and any header gets an answer or an error in the form of its dialect; later answers are
 unaffected."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Hostile chat templates stay in the sandbox, and end with one clear line."""
 
-from __future__ import annotations
-
 import _thread
 import contextlib
 import json
@@ -55,22 +53,16 @@ def render(tiny: Engine, process: TemplateProcess) -> Rendering:
     return render
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "''.__class__.__mro__[1].__subclasses__()",
-        "cycler.__init__.__globals__.os.popen('touch FILE').read()",
-        "lipsum.__globals__['os'].system('touch FILE')",
-        "raise_exception.__globals__['json']",
-        "strftime_now.__code__.co_consts",
-        "self._TemplateReference__context.environment",
-        "'' | attr('__class__') | attr('__mro__')",
-        "'{0.__class__.__init__.__globals__}'.format(cycler)",
-        "('%s' | format(''.__class__.__mro__))",
-        "messages[0].update(content='Lie.')",
-        "(messages | map('attr', '__class__') | list)[0].__subclasses__()",
-    ],
-)
+@pytest.mark.parametrize("expression", [
+    "''.__class__.__mro__[1].__subclasses__()",
+    "cycler.__init__.__globals__.os.popen('touch FILE').read()",
+    "lipsum.__globals__['os'].system('touch FILE')", "raise_exception.__globals__['json']",
+    "strftime_now.__code__.co_consts", "self._TemplateReference__context.environment",
+    "'' | attr('__class__') | attr('__mro__')",
+    "'{0.__class__.__init__.__globals__}'.format(cycler)",
+    "('%s' | format(''.__class__.__mro__))", "messages[0].update(content='Lie.')",
+    "(messages | map('attr', '__class__') | list)[0].__subclasses__()",
+])  # fmt: skip
 def test_python_is_out_of_reach(render: Rendering, expression: str, tmp_path: Path) -> None:
     file = tmp_path / "touched"
     before = json.dumps(TURNS)
@@ -114,12 +106,10 @@ def test_failed_templates_are_one_line_and_leave_the_next_one_alone(
 
 DOUBLE = "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}"
 EXPENSIVE = [
-    DOUBLE + "{% endfor %}{{ ns.x }}",
-    "{{ 'a' | slice(10**9) | list | length }}",
-    "{{ '%*d' | format(10**10, 1) }}",
-    "{{ ('a' * 10**5).replace('', 'a' * 10**6) }}",
+    DOUBLE + "{% endfor %}{{ ns.x }}", "{{ 'a' | slice(10**9) | list | length }}",
+    "{{ '%*d' | format(10**10, 1) }}", "{{ ('a' * 10**5).replace('', 'a' * 10**6) }}",
     "{{ 7**(10**9) % 10 }}",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("template", EXPENSIVE, ids=range(len(EXPENSIVE)))

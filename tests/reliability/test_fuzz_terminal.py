@@ -1,7 +1,5 @@
 """Terminals: pastes are text, and text from files and models is displayed, not obeyed."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import pty
@@ -69,20 +67,12 @@ def hostile_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 COMMANDS = [
-    ["models", "list"],
-    ["models", "show", "--verify", "good-name"],
-    ["models", "show", EVIL],
-    ["models", "gc", "--dry-run"],
-    ["models", "import", f"/nowhere/{EVIL}"],
-    ["models", "pull", EVIL],
-    ["chats", "list"],
-    ["chats", "search", "a"],
-    ["chats", "export", "evil"],
-    ["chats", "rm", "--yes", "evil"],
-    ["run", "--model", EVIL, "hi"],
-    ["bench", "replay", f"/nowhere/{EVIL}"],
-    ["info"],
-]
+    ["models", "list"], ["models", "show", "--verify", "good-name"], ["models", "show", EVIL],
+    ["models", "gc", "--dry-run"], ["models", "import", f"/nowhere/{EVIL}"],
+    ["models", "pull", EVIL], ["chats", "list"], ["chats", "search", "a"],
+    ["chats", "export", "evil"], ["chats", "rm", "--yes", "evil"], ["run", "--model", EVIL, "hi"],
+    ["bench", "replay", f"/nowhere/{EVIL}"], ["info"],
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("hostile_home")

@@ -5,8 +5,6 @@ The programs of the tests are watched: Python's audit events refuse and log each
 strace, if available, logs the system calls of native code too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -62,14 +60,11 @@ class Home:
         (watch / "sitecustomize.py").write_text(WATCH)
         (directory / "tmp").mkdir()
         self.variables = {
-            "HOME": str(directory),
-            "XDG_DATA_HOME": str(directory / "data"),
+            "HOME": str(directory), "XDG_DATA_HOME": str(directory / "data"),
             "XDG_CACHE_HOME": str(directory / "cache"),
-            "XDG_CONFIG_HOME": str(directory / "config"),
-            "TMPDIR": str(directory / "tmp"),
-            "PYTHONPATH": f"{watch}:{ROOT}",
-            "AKUNU_WATCH": str(self._log),
-        }
+            "XDG_CONFIG_HOME": str(directory / "config"), "TMPDIR": str(directory / "tmp"),
+            "PYTHONPATH": f"{watch}:{ROOT}", "AKUNU_WATCH": str(self._log),
+        }  # fmt: skip
         self.watched = [*STRACE, f"--output={self._calls}"] if can_trace() else []
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
@@ -80,14 +75,10 @@ class Home:
             if not name.startswith(("HF_", "TRANSFORMERS_", "XDG_", "PIP_"))
         }
         return subprocess.Popen(
-            [*self.watched, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=inherited | self.variables,
-            cwd=self.directory,
+            [*self.watched, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env=inherited | self.variables, cwd=self.directory,
             start_new_session=True,
-        )
+        )  # fmt: skip
 
     def run(self, *words: str, data: bytes = b"") -> str:
         """Run a program to its end; return what it prints."""

@@ -1,8 +1,6 @@
 """What SECURITY.md promises of the sources: no file can make the program run code of its own, and
 what is installed is listed, with its license."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """A model host that loads its model again keeps nothing of the previous one."""
 
-from __future__ import annotations
-
 import gc
 import queue
 import tracemalloc

@@ -1,7 +1,5 @@
 """A served model that the tests of this directory share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -6,8 +6,6 @@ Enter ends the recording. Writes `requests/CLIENT.json.gz`. Fails if a request f
 with a real model.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

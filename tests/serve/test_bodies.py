@@ -1,8 +1,6 @@
 """Bodies of all dialects: the same conversation in each format, and parts that a text model cannot
 read become one line of text."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any
@@ -217,17 +215,14 @@ def test_images_of_ollama_become_lines_also_in_results_of_tools() -> None:
     assert (user.content, tool.content) == (f"{line}{line}What is it?", f"{line}What is it?")
 
 
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ({"type": "text", "media_type": "text/plain", "data": "abc"}, "T\n\nabc"),
-        ({"type": "content", "content": "abc"}, "T\n\nabc"),
-        ({"type": "content", "content": [{"type": "text", "text": "abc"}]}, "T\n\nabc"),
-        ({"type": "content", "content": [{"type": "image", "source": SOURCE}]},
-         f"T\n\n[image, 84 kB{UNREADABLE}"),
-        ({"type": "url", "url": "https://x/y.pdf"}, f"[document T{UNREADABLE}"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("source", "text"), [
+    ({"type": "text", "media_type": "text/plain", "data": "abc"}, "T\n\nabc"),
+    ({"type": "content", "content": "abc"}, "T\n\nabc"),
+    ({"type": "content", "content": [{"type": "text", "text": "abc"}]}, "T\n\nabc"),
+    ({"type": "content", "content": [{"type": "image", "source": SOURCE}]},
+     f"T\n\n[image, 84 kB{UNREADABLE}"),
+    ({"type": "url", "url": "https://x/y.pdf"}, f"[document T{UNREADABLE}"),
+])  # fmt: skip
 def test_text_of_documents_is_part_of_the_message(source: dict[str, Any], text: str) -> None:
     block = {"type": "document", "title": "T", "source": source}
     (found,) = messages(messages=[{"role": "user", "content": [block]}])

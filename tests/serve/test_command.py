@@ -1,7 +1,5 @@
 """`akunu serve` as a process: sockets, signals, an idle event loop, defaults of the model."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

@@ -1,8 +1,6 @@
 """Promises that hold in every dialect, on a tiny model: the same text as a session without drafts,
 cached prompts, structured answers, continued answers."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import itertools
@@ -120,23 +118,20 @@ WORDS = ("left", "right")
 JSON = ('{"a":"b"}',)
 
 
-@pytest.mark.parametrize(
-    ("name", "more", "answers"),
-    [
-        ("chat", {"response_format": NAMED_FORM}, JSON),
-        ("chat", COMPACT | {"response_format": NAMED_FORM}, JSON),
-        ("chat", {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, JSON),
-        ("chat", {"guided_choice": WORDS}, WORDS),
-        ("chat", {"structured_outputs": {"choice": WORDS}}, WORDS),
-        ("chat", {"guided_regex": "left|right"}, WORDS),
-        ("chat", {"guided_grammar": 'start: "left" | "right"'}, WORDS),
-        ("responses", {"text": {"format": FORM | {"name": "n", "strict": True}}}, JSON),
-        ("messages", {"output_config": {"format": FORM}}, JSON),
-        ("messages", {"output_format": FORM}, JSON),
-        ("ollama chat", {"format": SCHEMA}, JSON),
-        ("ollama chat", {"format": {"enum": ["yes", "no"]}}, ('"yes"', '"no"')),
-    ],
-)
+@pytest.mark.parametrize(("name", "more", "answers"), [
+    ("chat", {"response_format": NAMED_FORM}, JSON),
+    ("chat", COMPACT | {"response_format": NAMED_FORM}, JSON),
+    ("chat", {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, JSON),
+    ("chat", {"guided_choice": WORDS}, WORDS),
+    ("chat", {"structured_outputs": {"choice": WORDS}}, WORDS),
+    ("chat", {"guided_regex": "left|right"}, WORDS),
+    ("chat", {"guided_grammar": 'start: "left" | "right"'}, WORDS),
+    ("responses", {"text": {"format": FORM | {"name": "n", "strict": True}}}, JSON),
+    ("messages", {"output_config": {"format": FORM}}, JSON),
+    ("messages", {"output_format": FORM}, JSON),
+    ("ollama chat", {"format": SCHEMA}, JSON),
+    ("ollama chat", {"format": {"enum": ["yes", "no"]}}, ('"yes"', '"no"')),
+])  # fmt: skip
 async def test_structured_answers(
     tiny: Served, name: str, more: dict[str, Any], answers: tuple[str, ...]
 ) -> None:

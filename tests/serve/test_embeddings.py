@@ -1,7 +1,5 @@
 """/v1/embeddings: last hidden states of an embedding model, normalized, in both encodings."""
 
-from __future__ import annotations
-
 import base64
 import math
 import struct
@@ -75,17 +73,11 @@ async def test_embeddings_are_normalized_last_hidden_states(
     assert math.hypot(*short["embedding"]) == pytest.approx(1, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("more", "status", "names"),
-    [
-        ({"input": []}, 400, "1 to 2048 texts"),
-        ({"input": ""}, 400, "expected a text"),
-        ({"input": [-1]}, 400, "token ids"),
-        ({"input": "a" * 20_000}, 400, "too long"),
-        ({"dimensions": 99_999}, 400, "dimensions"),
-        ({"dimensions": 0}, 400, "dimensions"),
-    ],
-)
+@pytest.mark.parametrize(("more", "status", "names"), [
+    ({"input": []}, 400, "1 to 2048 texts"), ({"input": ""}, 400, "expected a text"),
+    ({"input": [-1]}, 400, "token ids"), ({"input": "a" * 20_000}, 400, "too long"),
+    ({"dimensions": 99_999}, 400, "dimensions"), ({"dimensions": 0}, 400, "dimensions"),
+])  # fmt: skip
 async def test_invalid_requests_for_embeddings_are_named(
     app: ASGIApp, more: dict[str, Any], status: int, names: str
 ) -> None:

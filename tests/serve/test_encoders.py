@@ -1,7 +1,5 @@
 """The reply that a client accumulates from a stream equals the complete reply, in every dialect."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -262,12 +260,9 @@ async def test_responses_uses_the_tool_names_of_the_client(
     arguments = to_arguments(text) if data.draw(st.booleans()) else json.dumps({"input": text})
     cut = data.draw(st.integers(0, len(arguments)))
     events: list[Event] = [
-        ToolCallStarted("call_1", name),
-        ToolCallArguments(arguments[:cut]),
-        ToolCallArguments(arguments[cut:]),
-        ToolCallFinished(),
-        Finished("stop", Stats()),
-    ]
+        ToolCallStarted("call_1", name), ToolCallArguments(arguments[:cut]),
+        ToolCallArguments(arguments[cut:]), ToolCallFinished(), Finished("stop", Stats()),
+    ]  # fmt: skip
     whole, streamed = await replies(tiny, "responses", [events], tools=[PATCH, SHELL, AGENTS])
     assert stable(streamed) == stable(whole)
     (item,) = streamed["output"]

@@ -1,7 +1,5 @@
 """Invalid requests: every dialect names what it refuses, in its own form of an error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -27,32 +25,26 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"tools": [TOOL], "tool_choice": NAMED}, "tool_choice"),
         ({"tools": [TOOL], "guided_grammar": "start: /a/"}, ""),
         ({"functions": [TOOL["function"]], "function_call": {"name": "other"}}, "tool_choice"),
-        ({"messages": []}, "messages"),
-        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"), ({"messages": None}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [USER | {"tool_calls": [NAMED]}]}, "messages.0.tool_calls"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages.0.name"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"), ({"temperature": -1}, "temperature"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"logit_bias": {"x": 1}}, "logit_bias.x"),
-        ({"logit_bias": {"99999": 1}}, ""),
-        ({"max_tokens": 1.5}, "max_tokens"),
-        ({"guided_regex": "("}, ""),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x"), ({"logit_bias": {"99999": 1}}, ""),
+        ({"max_tokens": 1.5}, "max_tokens"), ({"guided_regex": "("}, ""),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"stop_token_ids": [1 << 40]}, "stop_token_ids"),
         ({"repeat_penalty": -1}, "repeat_penalty"),
-        ({"n_predict": 0, "max_tokens": None}, "n_predict"),
-        ({"min_tokens": -2}, "min_tokens"),
+        ({"n_predict": 0, "max_tokens": None}, "n_predict"), ({"min_tokens": -2}, "min_tokens"),
         ({"thinking_budget": "much"}, "thinking_budget"),
-        ({"enable_thinking": 3}, "enable_thinking"),
-        ({"grammar": "root ::= ("}, "grammar"),
+        ({"enable_thinking": 3}, "enable_thinking"), ({"grammar": "root ::= ("}, "grammar"),
         ({"grammar": "x" * 2_000_000}, "grammar"),
         ({"grammar": 'root ::= "a"', "guided_regex": "a"}, "grammar"),
         ({"chat_template_kwargs": {"tokenize": 1}}, "chat_template_kwargs.tokenize"),
@@ -68,13 +60,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"n": 16, "prompt": ["x"] * 9}, "prompt"),
     ],
     "messages": [
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"max_tokens": 0}, "max_tokens"), ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
         ({"messages": [THOUGHT]}, "messages.0.content.0"),
-        ({"tools": [{"name": "w"}]}, "input_schema"),
-        ({"temperature": 3}, "temperature"),
+        ({"tools": [{"name": "w"}]}, "input_schema"), ({"temperature": 3}, "temperature"),
     ],
     "responses": [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
@@ -92,16 +82,14 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "infill": [({"n_predict": "many"}, "n_predict")],
     "ollama chat": [
-        ({"messages": "x"}, "messages"),
-        ({"options": {"num_predict": -3}}, "num_predict"),
+        ({"messages": "x"}, "messages"), ({"options": {"num_predict": -3}}, "num_predict"),
         ({"messages": [{"role": "tool", "content": "1"}]}, "expected a call"),
     ],
     "ollama generate": [({"prompt": 1}, "prompt")],
     "own chat": [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
-        ({"options": {"max_tokens": "x"}}, "options.max_tokens"),
-        ({"id": "x" * 65}, "id"),
+        ({"options": {"max_tokens": "x"}}, "options.max_tokens"), ({"id": "x" * 65}, "id"),
     ],
 }  # fmt: skip
 
@@ -178,16 +166,13 @@ async def test_a_far_too_long_prompt_is_not_tokenized_as_a_whole(
 SERVER = "http://127.0.0.1:8012"
 
 
-@pytest.mark.parametrize(
-    ("path", "base"),
-    [
-        ("/v1/v1/messages", f"{SERVER}, or to {SERVER}/v1 "),
-        ("/v1/messages/v1/messages/count_tokens", f"{SERVER}, "),
-        ("/openai/v1/responses", f"{SERVER}, or to {SERVER}/v1 "),
-        ("/chat/completions", f"{SERVER}/v1"),
-        ("/v1/chat/completions/chat/completions", f"{SERVER}/v1"),
-    ],
-)
+@pytest.mark.parametrize(("path", "base"), [
+    ("/v1/v1/messages", f"{SERVER}, or to {SERVER}/v1 "),
+    ("/v1/messages/v1/messages/count_tokens", f"{SERVER}, "),
+    ("/openai/v1/responses", f"{SERVER}, or to {SERVER}/v1 "),
+    ("/chat/completions", f"{SERVER}/v1"),
+    ("/v1/chat/completions/chat/completions", f"{SERVER}/v1"),
+])  # fmt: skip
 async def test_unknown_path_names_the_base_url(tiny: Served, path: str, base: str) -> None:
     reply = await fetch(tiny.app, path, {})
     assert reply.status == 404
@@ -198,14 +183,11 @@ async def test_unknown_path_names_the_base_url(tiny: Served, path: str, base: st
     assert (await fetch(tiny.app, "/x", {})).json()["error"]["message"] == "unknown path /x"
 
 
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("/api/pull", {"error"}),
-        ("/v1/messages/batches", {"type", "error", "request_id"}),
-        ("/v1/files", {"error"}),
-    ],
-)
+@pytest.mark.parametrize(("path", "fields"), [
+    ("/api/pull", {"error"}),
+    ("/v1/messages/batches", {"type", "error", "request_id"}),
+    ("/v1/files", {"error"}),
+])  # fmt: skip
 async def test_errors_of_unknown_paths_use_the_form_of_their_dialect(
     tiny: Served, path: str, fields: set[str]
 ) -> None:

@@ -1,7 +1,5 @@
 """Fields that are unknown, or known from other servers: what they do, and how they are named."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json
@@ -155,11 +153,9 @@ USELESS = [
     (RESPONSES, {"input": [{"type": "computer_call", "id": "x"}, USER]}, "input.*.computer_call"),
 ]  # fmt: skip
 LEAST: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": [USER]},
-    COMPLETIONS: {"prompt": "x"},
-    MESSAGES: {"model": "alias", "max_tokens": 2, "messages": [USER]},
-    RESPONSES: {"input": "x"},
-}
+    CHAT: {"messages": [USER]}, COMPLETIONS: {"prompt": "x"},
+    MESSAGES: {"model": "alias", "max_tokens": 2, "messages": [USER]}, RESPONSES: {"input": "x"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("path", "more", "names"), USELESS)

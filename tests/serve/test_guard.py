@@ -1,7 +1,5 @@
 """Access to `akunu serve`, limits of requests, and privacy of their content."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json
@@ -30,18 +28,15 @@ NAMES = st.from_regex(r"[a-z0-9.-]{1,20}", fullmatch=True) | st.text(
 )
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "headers", "status", "words"),
-    [
-        ("/v1/chat/completions", {"messages": []}, {}, 400, "messages: list should have"),
-        ("/v1/chat/completions", {"messages": 1, "stream": True}, {}, 400, "messages: input"),
-        ("/v1/messages", b"{", {}, 400, "the body is not JSON"),
-        ("/v1/completions", b"", {"host": "evil.example"}, 403, "wrong Host header 'evil.example'"),
-        ("/v1/models/none", None, {}, 404, "not 'none'; request"),
-        ("/a\n\x1b[1m/v1/messages", {}, {}, 404, "for /v1/messages, set the client's base URL"),
-        ("/v1/messages", None, {}, 405, "/v1/messages expects POST, not GET"),
-    ],
-)
+@pytest.mark.parametrize(("path", "body", "headers", "status", "words"), [
+    ("/v1/chat/completions", {"messages": []}, {}, 400, "messages: list should have"),
+    ("/v1/chat/completions", {"messages": 1, "stream": True}, {}, 400, "messages: input"),
+    ("/v1/messages", b"{", {}, 400, "the body is not JSON"),
+    ("/v1/completions", b"", {"host": "evil.example"}, 403, "wrong Host header 'evil.example'"),
+    ("/v1/models/none", None, {}, 404, "not 'none'; request"),
+    ("/a\n\x1b[1m/v1/messages", {}, {}, 404, "for /v1/messages, set the client's base URL"),
+    ("/v1/messages", None, {}, 405, "/v1/messages expects POST, not GET"),
+])  # fmt: skip
 async def test_the_log_has_the_reason_of_an_error(
     tiny: Served, path: str, body: Any, headers: dict[str, str], status: int, words: str
 ) -> None:
@@ -68,12 +63,8 @@ def test_other_host_names_are_refused(name: str, port: int) -> None:
     """As sent by a web page whose name resolves to 127.0.0.1."""
     assume(not is_loopback(name.partition(":")[0]))
     others = (
-        f"{name}:{port}",
-        f"{name}:127.0.0.1",
-        f"127.0.0.1.{name}x",
-        f"{name}@[::2]",
-        f"[{name}",
-    )
+        f"{name}:{port}", f"{name}:127.0.0.1", f"127.0.0.1.{name}x", f"{name}@[::2]", f"[{name}",
+    )  # fmt: skip
     for host in (name, *others):
         error = AccessRules().refusal(Headers({"host": host}), "/v1/models")
         assert error is not None, host

@@ -1,7 +1,5 @@
 """Several models that share a memory limit: each answers as if it was alone, and none is lost."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import gc
@@ -62,10 +60,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @contextmanager
 def pool_of(
-    directories: list[Path],
-    *words: str,
-    embedding: Path | None = None,
-    idle_s: float | None = None,
+    directories: list[Path], *words: str, embedding: Path | None = None, idle_s: float | None = None
 ) -> Iterator[ModelPool]:
     """Make the pool of `akunu serve` with these models and options."""
     parser = argparse.ArgumentParser()
@@ -121,12 +116,9 @@ def alone(directories: list[Path]) -> dict[tuple[str, str, str], str]:
 
 @pytest.mark.parametrize(("room", "seed"), [(1.2, 0), (2.6, 1), (20, 2)])  # one model, two, all
 async def test_each_model_answers_as_if_it_was_alone(
-    directories: list[Path],
-    alone: dict[tuple[str, str, str], str],
-    size: int,
-    room: float,
+    directories: list[Path], alone: dict[tuple[str, str, str], str], size: int, room: float,
     seed: int,
-) -> None:
+) -> None:  # fmt: skip
     """Requests arrive in any order, some clients disconnect, and the limit always holds."""
     choose = random.Random(seed)
     limit = int(room * size)

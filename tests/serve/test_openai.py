@@ -1,7 +1,5 @@
 """Chat Completions and Completions on a tiny model."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The page at `/`, and the state that it shows."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Recorded requests of real clients (`requests/`, by `record.py`) get valid replies, and every turn
 of an agent's session prefills only what is new."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

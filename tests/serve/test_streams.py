@@ -1,7 +1,5 @@
 """Heartbeats, clients that disconnect, failures, and slow readers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -238,23 +236,15 @@ async def test_disconnect_after_complete_answer_is_no_error(tiny: Served) -> Non
 @pytest.mark.usefixtures("own_directories")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize(
-    ("end", "status", "words"),
-    [
-        (Failed(PromptTooLong("too long", 9, 8)), 400, b"context_length_exceeded"),
-        (Failed(ZeroDivisionError("a secret")), 500, b"internal error; see the server"),
-        (Finished("cancelled", Stats()), 503, b"the server is stopping"),
-    ],
-)
+@pytest.mark.parametrize(("end", "status", "words"), [
+    (Failed(PromptTooLong("too long", 9, 8)), 400, b"context_length_exceeded"),
+    (Failed(ZeroDivisionError("a secret")), 500, b"internal error; see the server"),
+    (Finished("cancelled", Stats()), 503, b"the server is stopping"),
+])  # fmt: skip
 async def test_failure_before_first_frame_has_its_own_status(
-    tiny: Served,
-    end: Event,
-    status: int,
-    words: bytes,
-    begun: bool,
-    stream: bool,
+    tiny: Served, end: Event, status: int, words: bytes, begun: bool, stream: bool,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     """Unexpected errors are reported without details."""
     job = ScriptedJob(*((BEGUN, TextDelta("x"), end) if begun else (end,)))
     reply = await fetch(scripted_app(job.run, tiny, 60), CHAT, SHORT | {"stream": stream})

@@ -1,7 +1,5 @@
 """The service: its description is valid, runs as written, and is removed whole."""
 
-from __future__ import annotations
-
 import os
 import plistlib
 import shlex
@@ -109,11 +107,9 @@ def test_a_refusal_leaves_nothing(
     """Of options that a service would fail with, of Homebrew's own service, and of the system."""
     model = ("--model", str(shallow_directory))
     refused = [
-        (("--api-key", "secret"), 2, "settings.toml"),
-        (("--until-eof",), 2, "stdin"),
-        (("--model", "nope"), 1, "nope"),
-        (("--kv-bits", "4", "--hosts", "2"), 2, "--kv-bits"),
-    ]
+        (("--api-key", "secret"), 2, "settings.toml"), (("--until-eof",), 2, "stdin"),
+        (("--model", "nope"), 1, "nope"), (("--kv-bits", "4", "--hosts", "2"), 2, "--kv-bits"),
+    ]  # fmt: skip
     if not isinstance(manager, Launchd):  # a property list can have them
         refused.append(((*model, "--alias", "a\nb"), 2, "control characters"))
     for options, code, word in refused:

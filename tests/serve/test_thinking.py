@@ -1,8 +1,6 @@
 """Reasoning effort in each dialect: variables of the chat template, a budget of thinking tokens, or
 no effect, which is named."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser
 from collections.abc import AsyncGenerator, Iterator, Sequence

@@ -1,8 +1,6 @@
 """For the tests of the bench: simulated runners with a clock of their own, made-up results, and
 a model that is quick to measure."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,15 +33,10 @@ class Simulated:
     foreign = True
 
     def __init__(
-        self,
-        name: str,
-        rate: float = 100.0,
-        *,
-        seed: int = 0,
-        noise: float = 0.01,
+        self, name: str, rate: float = 100.0, *, seed: int = 0, noise: float = 0.01,
         tokens: Sequence[int] = tuple(range(41)),
         before: Callable[[Conditions], None] = lambda conditions: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.name = name
         self.tokens = list(tokens)
         self.conditions: list[Conditions] = []
@@ -64,12 +57,9 @@ class Simulated:
 
 
 def simulate(
-    runners: Sequence[Simulated],
-    *,
-    workloads: Sequence[str] = ("chat", "edit"),
-    repeats: int = 5,
+    runners: Sequence[Simulated], *, workloads: Sequence[str] = ("chat", "edit"), repeats: int = 5,
     runs: list[Series] | None = None,
-) -> Result:
+) -> Result:  # fmt: skip
     """A result as the bench itself measures it, by the runners' own clocks."""
     result = fake_result([] if runs is None else runs)
     made = [Workload(name, (WorkloadTurn("hello"),), 64) for name in workloads]
@@ -98,13 +88,10 @@ def fake_result(runs: list[Series]) -> Result:
 def drafted_series(runner: str = "auto", workload: str = "edit", **more: Any) -> Series:
     """Four passes: 4 of 4 drafted tokens accepted, 1 of 4, a plain step, 0 of 2."""
     fields: dict[str, Any] = {
-        "repeats": [Repeat(9, 0.1, 0.05, 1000), Repeat(9, 0.09, 0.05, 1000)],
-        "identical": True,
-        "reference": "mlx-lm",
-        "drafted": [4, 4, 0, 2],
-        "accepted": [4, 1, 0, 0],
+        "repeats": [Repeat(9, 0.1, 0.05, 1000), Repeat(9, 0.09, 0.05, 1000)], "identical": True,
+        "reference": "mlx-lm", "drafted": [4, 4, 0, 2], "accepted": [4, 1, 0, 0],
         "answer": "said & <done>",
-    }
+    }  # fmt: skip
     return Series(workload, 0.0, runner, "mlx-lm", **(fields | more))
 
 

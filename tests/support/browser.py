@@ -1,7 +1,5 @@
 """A page in headless Chromium, by the DevTools protocol over pipes."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

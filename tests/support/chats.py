@@ -1,7 +1,5 @@
 """Example conversations."""
 
-from __future__ import annotations
-
 from akunu_py.chats.options import ChatOptions
 from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.types import FinishReason, Stats
@@ -20,15 +18,9 @@ def add_prompt(
 
 
 def add_answer(
-    tree: ConversationTree,
-    text: str,
-    parent: str,
-    *,
-    thinking: str = "",
-    finish: FinishReason | None = "stop",
-    stats: Stats | None = None,
-    at: float = T0,
-) -> ChatMessage:
+    tree: ConversationTree, text: str, parent: str, *, thinking: str = "",
+    finish: FinishReason | None = "stop", stats: Stats | None = None, at: float = T0,
+) -> ChatMessage:  # fmt: skip
     """Add an answer to the prompt `parent` and return it."""
     name = f"{tree.conversation}-{len(tree)}"
     message = ChatMessage(

@@ -1,7 +1,5 @@
 """The command line as a user runs it, and waiting for what it does."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

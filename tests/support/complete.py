@@ -1,7 +1,5 @@
 """One completion, in the thread that calls."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -13,12 +11,9 @@ from akunu_py.types import SamplingOptions
 
 
 def complete(
-    completer: Completer,
-    request: CompletionRequest,
-    ended: EndCheck | None = None,
-    on_text: Callable[[str], None] = lambda text: None,
-    sampling: SamplingOptions | None = None,
-) -> Completion:
+    completer: Completer, request: CompletionRequest, ended: EndCheck | None = None,
+    on_text: Callable[[str], None] = lambda text: None, sampling: SamplingOptions | None = None,
+) -> Completion:  # fmt: skip
     """ended: default: the time limit of the request."""
     end = time.monotonic() + (request.seconds or math.inf)
     ended = ended or (lambda: "time" if time.monotonic() >= end else None)

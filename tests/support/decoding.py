@@ -1,7 +1,5 @@
 """The decode passes of a target, without an engine."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Collection, Generator
 from types import SimpleNamespace
@@ -54,12 +52,9 @@ class BareRunner(ModelRunner):
 
 
 def decode(
-    target: Target,
-    drafter: Drafter,
-    limit: int,
-    stop: Collection[int],
+    target: Target, drafter: Drafter, limit: int, stop: Collection[int],
     runner: BareRunner | None = None,
-) -> Generator[Piece]:
+) -> Generator[Piece]:  # fmt: skip
     """Yield the pieces of an answer; closing the generator drops the launched passes."""
     request = BareRequest(target, drafter, limit, stop)
     runner = runner or BareRunner(target.model)

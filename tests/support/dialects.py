@@ -296,30 +296,22 @@ def _openai_data(reply: Value) -> ReplyData:
     calls = [call["function"] for call in message.get("tool_calls", ())]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     return ReplyData(
-        message.get("text", message.get("content")) or "",
-        usage["prompt_tokens"],
-        usage["prompt_tokens_details"]["cached_tokens"],
-        usage["completion_tokens"],
-        reply["akunu"]["drafted"],
-        choice["finish_reason"],
-        message.get("reasoning_content", ""),
+        message.get("text", message.get("content")) or "", usage["prompt_tokens"],
+        usage["prompt_tokens_details"]["cached_tokens"], usage["completion_tokens"],
+        reply["akunu"]["drafted"], choice["finish_reason"], message.get("reasoning_content", ""),
         tuple((call["name"], json.loads(call["arguments"])) for call in calls),
-    )
+    )  # fmt: skip
 
 
 def _messages_data(message: Value) -> ReplyData:
     blocks, usage = message["content"], message["usage"]
     new, cached = (usage[f"{kind}input_tokens"] for kind in ("", "cache_read_"))
     return ReplyData(
-        "".join(block["text"] for block in blocks if block["type"] == "text"),
-        new + cached,
-        cached,
-        usage["output_tokens"],
-        message["akunu"]["drafted"],
-        message["stop_reason"],
+        "".join(block["text"] for block in blocks if block["type"] == "text"), new + cached,
+        cached, usage["output_tokens"], message["akunu"]["drafted"], message["stop_reason"],
         "".join(block["thinking"] for block in blocks if block["type"] == "thinking"),
         tuple((each["name"], each["input"]) for each in blocks if each["type"] == "tool_use"),
-    )
+    )  # fmt: skip
 
 
 def _responses_data(response: Value) -> ReplyData:
@@ -331,43 +323,31 @@ def _responses_data(response: Value) -> ReplyData:
     details = response["incomplete_details"]
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
     return ReplyData(
-        texts["message"],
-        usage["input_tokens"],
-        usage["input_tokens_details"]["cached_tokens"],
-        usage["output_tokens"],
-        response["akunu"]["drafted"],
-        details["reason"] if details else response["status"],
-        texts["reasoning"],
+        texts["message"], usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"],
+        usage["output_tokens"], response["akunu"]["drafted"],
+        details["reason"] if details else response["status"], texts["reasoning"],
         tuple((call["name"], json.loads(call["arguments"])) for call in calls),
-    )
+    )  # fmt: skip
 
 
 def _ollama_data(line: Value) -> ReplyData:
     message = line.get("message", line)
     calls = [call["function"] for call in message.get("tool_calls", ())]
     return ReplyData(
-        message["content" if "message" in line else "response"],
-        line["prompt_eval_count"],
-        line["akunu"]["cached_tokens"],
-        line["eval_count"],
-        line["akunu"]["drafted"],
-        line["done_reason"],
-        message.get("thinking", ""),
+        message["content" if "message" in line else "response"], line["prompt_eval_count"],
+        line["akunu"]["cached_tokens"], line["eval_count"], line["akunu"]["drafted"],
+        line["done_reason"], message.get("thinking", ""),
         tuple((call["name"], call["arguments"]) for call in calls),
-    )
+    )  # fmt: skip
 
 
 def _infill_data(reply: Value) -> ReplyData:
     timings = reply["timings"]
     assert reply["tokens_evaluated"] == timings["cache_n"] + timings["prompt_n"]
     return ReplyData(
-        reply["content"],
-        reply["tokens_evaluated"],
-        timings["cache_n"],
-        reply["tokens_predicted"],
-        reply["akunu"]["drafted"],
-        reply["stop_type"],
-    )
+        reply["content"], reply["tokens_evaluated"], timings["cache_n"], reply["tokens_predicted"],
+        reply["akunu"]["drafted"], reply["stop_type"],
+    )  # fmt: skip
 
 
 def _own_data(reply: Value) -> ReplyData:

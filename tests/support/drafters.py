@@ -1,7 +1,5 @@
 """Drafters of tests."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

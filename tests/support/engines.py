@@ -1,7 +1,5 @@
 """Engines that differ in a few fields."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 

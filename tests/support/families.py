@@ -1,7 +1,5 @@
 """Tiny random-weight models of mlx-lm's families, from mlx-lm's own classes."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial

@@ -4,8 +4,6 @@ tests/engine/test_families.py checks that against mlx-lm's sources; tests/suppor
 builds them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -211,17 +209,6 @@ FAMILIES: dict[str, Family] = {
 # One family for each mixture of cache kinds. What takes long is tested with these, and with all
 # others in `make test-slow`.
 ONE_OF_EACH_KIND = (
-    "llama",
-    "llama-sliding",
-    "llama-kv8",
-    "llama-concatenate",
-    "llama4",
-    "deepseek_v32",
-    "falcon_h1",
-    "deepseek_v41",
-    "mamba2",
-    "qwen3_next",
-    "gear",
-    "recurrent_gemma",
-    "baichuan_m1",
-)
+    "llama", "llama-sliding", "llama-kv8", "llama-concatenate", "llama4", "deepseek_v32",
+    "falcon_h1", "deepseek_v41", "mamba2", "qwen3_next", "gear", "recurrent_gemma", "baichuan_m1",
+)  # fmt: skip

@@ -1,7 +1,5 @@
 """Models split over several processes: `akunu run --hosts`, its processes, and tiny models."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

@@ -3,8 +3,6 @@
 Import `files`, `home` and `server` to have the fixtures; `server` offers `files`.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

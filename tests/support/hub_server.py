@@ -1,7 +1,5 @@
 """A hub on this machine that speaks the few endpoints we use, and misbehaves on demand."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading
@@ -75,13 +73,9 @@ class Hub:
         siblings = [_described(name, content) for name, content in self.files.items()]
         siblings += [{"rfilename": name, "size": 1, "blobId": "0" * 40} for name in self.listed]
         return {
-            "id": self.repository,
-            "sha": self.commit,
-            "siblings": siblings,
-            "tags": [],
-            "downloads": 0,
-            "cardData": {"license": "mit"},
-        } | self.changes
+            "id": self.repository, "sha": self.commit, "siblings": siblings, "tags": [],
+            "downloads": 0, "cardData": {"license": "mit"},
+        } | self.changes  # fmt: skip
 
 
 def _described(name: str, content: bytes) -> dict[str, Any]:

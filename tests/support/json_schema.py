@@ -3,8 +3,6 @@
 Patterns are those that mean the same in Python and ECMAScript.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

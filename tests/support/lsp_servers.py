@@ -11,8 +11,6 @@ file `endless` and runs until cancelled, and after "die" it is killed. After "sl
 TEXT word by word, each when a file `word1`, `word2`... exists, and after "teh" two words.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 It uses standard streams, or streamable HTTP at a port of this machine.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Directories of the repository, and golden source files."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,13 +1,10 @@
 """Prompts of many kinds, for comparing whole answers, and one with much to copy."""
 
 VARIED_PROMPTS = (
-    "Why is the sky blue?",
-    "Write a haiku about autumn leaves.",
-    "List the first ten prime numbers.",
-    "Explain recursion to a ten-year-old.",
+    "Why is the sky blue?", "Write a haiku about autumn leaves.",
+    "List the first ten prime numbers.", "Explain recursion to a ten-year-old.",
     "Write a Python function that reverses a string.",
-    "Translate 'good morning, my friend' into French.",
-    "Count from one to thirty.",
+    "Translate 'good morning, my friend' into French.", "Count from one to thirty.",
     "Repeat this sentence three times: The quick brown fox jumps over the lazy dog.",
     "Turn this into JSON: name Ada, age 36, city London; name Alan, age 41, city Wilmslow.",
     "What is the capital of Australia, and why is it not Sydney?",
@@ -17,10 +14,9 @@ VARIED_PROMPTS = (
     "Summarise: The meeting moved from Monday to Wednesday because the room was booked twice.",
     "Write an email that declines an invitation politely.",
     "What are the differences between a list and a tuple in Python?",
-    "Give me a recipe for pancakes with exact amounts.",
-    "Schreibe zwei Sätze über den Herbst.",
+    "Give me a recipe for pancakes with exact amounts.", "Schreibe zwei Sätze über den Herbst.",
     "用中文写一句关于海的话。",
-)
+)  # fmt: skip
 
 REWRITE = (
     "Rewrite this Python file with the class renamed from Inventory to Stock. "

@@ -1,8 +1,8 @@
-"""Published drafters of random weights for tiny models."""
-
-from __future__ import annotations
+"""Published drafters of random weights for tiny models, and rounds of drafts."""
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,20 +17,15 @@ from akunu_py.models.drafters.block import BlockDrafter
 from akunu_py.models.drafters.drafter_config import DrafterConfig, read_config
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
 from tests.support import tiny_drafters
+from tests.support.tiny_drafters import ACCEPTED, LENGTHS, draw_states, draw_tokens
 
 NEEDS = MemoryNeeds(1, CacheGrowth(1), Activations(1, 1, 1, 1), 4096)
 BLOCK = 6
 SETTINGS = {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 32,
-    "conv_kernel_size": 2,
-    "conv_group_size": 4,
-    "selector_rank": 8,
-    "selector_top_k": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 32,
+    "conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 8, "selector_top_k": 4,
     "markov_rank": 4,
-}
+}  # fmt: skip
 
 
 def block_drafter(
@@ -70,14 +65,10 @@ def write_drafter(directory: Path, width: int, vocabulary: int, **changes: Any) 
     target = SimpleNamespace(layers=[None, None])
     drafter = block_drafter("dflash", target, width, vocabulary).model
     config = SETTINGS | {
-        "architectures": ["DFlashDraftModel"],
-        "hidden_size": width,
-        "num_hidden_layers": 2,
-        "num_target_layers": 2,
-        "vocab_size": vocabulary,
-        "block_size": BLOCK,
+        "architectures": ["DFlashDraftModel"], "hidden_size": width, "num_hidden_layers": 2,
+        "num_target_layers": 2, "vocab_size": vocabulary, "block_size": BLOCK,
         "dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": vocabulary - 1},
-    }
+    }  # fmt: skip
     return save_drafter(directory, config | changes, dict(tree_flatten(drafter.parameters())))
 
 
@@ -104,3 +95,43 @@ class Untimed(ParallelDrafter):
 
     def clock(self) -> float:
         return 0.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target whose hidden states are random."""
+
+    embed: Callable[[mx.array], mx.array]
+    lm_head: Callable[[mx.array], mx.array]
+    width: int  # of the hidden states that the drafter takes
+    vocabulary: int
+
+
+def greedy(logits: mx.array) -> int:
+    assert logits.shape[0] == 1
+    return int(mx.argmax(logits[0]).item())
+
+
+def draft_rounds(drafter: Any, target: Target, seed: int) -> list[list[int]]:
+    """Return the drafts of all passes, as `make_drafters` records them."""
+    prompt, longest = LENGTHS
+    tokens = draw_tokens(seed, prompt + 1 + len(ACCEPTED), target.vocabulary)
+    cache = drafter.make_cache()
+
+    def extend(taps: mx.array, known: list[int]) -> Any:
+        return drafter.extend(drafter.states(taps), target.embed(mx.array([known])), cache)
+
+    rows = extend(mx.array(draw_states(seed, prompt, target.width)), tokens[1 : prompt + 1])
+    drafts = []
+    for number, accepted in enumerate(ACCEPTED):
+        last = rows if isinstance(rows, list) else rows[:, -1:]
+        draft = drafter.start(target.embed, target.lm_head, last, cache, longest)
+        made: list[int] = []
+        for depth in range(longest):
+            made.append(greedy(draft.logits(depth, made[-1] if made else -1)))
+        draft.end()
+        drafts.append(made)
+        taps = draw_states(seed + number + 1, longest + 1, target.width)[:, : accepted + 1]
+        rows = extend(mx.array(taps), [*made[:accepted], tokens[prompt + 1 + number]])
+        assert cache[0].offset == prompt + sum(ACCEPTED[: number + 1]) + number + 1
+    return drafts

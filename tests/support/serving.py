@@ -1,7 +1,5 @@
 """A served tiny model, and clients that need no socket and can disconnect at any moment."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil
@@ -145,14 +143,9 @@ def write_long_model(directory: Path, starter: Path) -> Path:
     """
     directory.mkdir()
     write_tiny_llama(
-        directory,
-        vocab_size=49_152,
-        eos_token_id=2,
-        max_position_embeddings=LONG_CONTEXT,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-    )
+        directory, vocab_size=49_152, eos_token_id=2, max_position_embeddings=LONG_CONTEXT,
+        num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+    )  # fmt: skip
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(starter / name, directory / name)
     return directory
@@ -267,15 +260,9 @@ class Reply:
 
 
 async def fetch(
-    app: ASGIApp,
-    path: str,
-    body: Any = None,
-    *,
-    method: str = "",
-    headers: Mapping[str, str] = {},
-    leave: Callable[[Reply], bool] = lambda reply: False,
-    left: asyncio.Event | None = None,
-) -> Reply:
+    app: ASGIApp, path: str, body: Any = None, *, method: str = "", headers: Mapping[str, str] = {},
+    leave: Callable[[Reply], bool] = lambda reply: False, left: asyncio.Event | None = None,
+) -> Reply:  # fmt: skip
     """Send a request and return its reply. body: JSON or bytes; None for a GET.
 
     leave: called after every message; True disconnects. left: set on a disconnect; a test may set

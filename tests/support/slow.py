@@ -1,7 +1,5 @@
 """Test parameters that are left to the slow tests."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """The starter's vocabulary, to try other ways of splitting texts with."""
 
-from __future__ import annotations
-
 import json
 import string
 from functools import cache

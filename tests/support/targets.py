@@ -1,7 +1,5 @@
 """Targets of tiny models, and the answers that an adversarial drafter draws from them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from functools import cache

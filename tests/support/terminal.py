@@ -1,7 +1,5 @@
 """A real terminal to drive programs in, by tmux; import `terminal` to have the fixture."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

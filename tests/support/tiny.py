@@ -1,7 +1,5 @@
 """Tiny random-weight models from mlx-lm's own classes, and drafters to torment them with."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence
@@ -19,16 +17,10 @@ VOCABULARY = 96
 
 
 LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": VOCABULARY,
-    "tie_word_embeddings": False,
-}
+    "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+    "vocab_size": VOCABULARY, "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 def tiny_llama(seed: int = 0, **changes: Any) -> Any:
@@ -55,12 +47,9 @@ class Adversary(OffersAll):
     """
 
     def __init__(
-        self,
-        prompt: Sequence[int],
-        truth: Sequence[int],
-        seed: int = 0,
+        self, prompt: Sequence[int], truth: Sequence[int], seed: int = 0,
         pipelines: bool | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._pipelines = pipelines
         self.prompt, self.truth = list(prompt), list(truth)
         self.history: list[int] = []

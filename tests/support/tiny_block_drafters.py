@@ -4,42 +4,28 @@ A case is a config.json as published, with a seed for its weights, its target's 
 lm_head, and its target's hidden states.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from tests.support.tiny_drafters import Array, Shapes, layer_shapes
+
 Config = dict[str, Any]
 
 TOKENS = 61
 # Positions that become known before each draft. The first ones exceed every window.
 ROWS = (37, 3, 2, 6, 40, 2)
 _BACKBONE: Config = {
-    "model_type": "qwen3",
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 48,
-    "vocab_size": TOKENS,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 4096,
-}
+    "model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 48, "vocab_size": TOKENS,
+    "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 4096,
+}  # fmt: skip
 _SLIDING: Config = {
     "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
     "sliding_window": 24,
 }
 _ALL_SLIDING: Config = {"layer_types": ["sliding_attention"] * 3, "sliding_window": 20}
-_YARN = {
-    "rope_type": "yarn",
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
 def dflash(nested: Config | None = None, **changes: Any) -> Config:
@@ -49,11 +35,7 @@ def dflash(nested: Config | None = None, **changes: Any) -> Config:
         | {
             "architectures": ["DFlashDraftModel"],
             "num_target_layers": 12,
-            "dflash_config": {
-                "target_layer_ids": [1, 5, 9],
-                "mask_token_id": 60,
-                "block_size": 6,
-            }
+            "dflash_config": {"target_layer_ids": [1, 5, 9], "mask_token_id": 60, "block_size": 6}
             | (nested or {}),
         }
         | changes
@@ -71,18 +53,13 @@ def dspark(**changes: Any) -> Config:
     return (
         _BACKBONE
         | {
-            "architectures": ["Qwen3DSparkModel"],
-            "block_size": 5,
-            "mask_token_id": 60,
-            "target_layer_ids": [-1, 5, 9],
-            "num_target_layers": 12,
-            "markov_rank": 12,
-            "markov_head_type": "vanilla",
-            "enable_confidence_head": True,
+            "architectures": ["Qwen3DSparkModel"], "block_size": 5, "mask_token_id": 60,
+            "target_layer_ids": [-1, 5, 9], "num_target_layers": 12, "markov_rank": 12,
+            "markov_head_type": "vanilla", "enable_confidence_head": True,
             "confidence_head_with_markov": True,
         }
         | changes
-    )
+    )  # fmt: skip
 
 
 def gemma4_dspark() -> Config:
@@ -128,15 +105,9 @@ def speculators(config: Config, kind: str, **changes: Any) -> Config:
 
 
 _HEADS = (
-    "conv_kernel_size",
-    "conv_group_size",
-    "selector_rank",
-    "selector_top_k",
-    "markov_rank",
-    "markov_head_type",
-    "enable_confidence_head",
-    "confidence_head_with_markov",
-)
+    "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k", "markov_rank",
+    "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
+)  # fmt: skip
 
 
 def specforge(config: Config) -> Config:
@@ -158,6 +129,19 @@ def lfm2(config: Config) -> Config:
     }
 
 
+_SCALES: Config = {
+    "input_embedding_scale": 3.0, "output_multiplier": 0.5, "final_logit_softcapping": 2.0,
+    "block_size": 4,
+}  # fmt: skip
+_SINKS: Config = {
+    "attention_sink_bias": True, "dflash_query_causal": True, "sliding_window": 16,
+    "has_lm_head": False, "sample_from_anchor": False,
+}  # fmt: skip
+_GATED: Config = {
+    "model_type": "qwen3_5", "enable_qwen35_gated_q_proj": True,
+    "rope_parameters": {"rope_theta": 1e5, "partial_rotary_factor": 0.25},
+}  # fmt: skip
+_SLOWER_YARN = dspark(rope_parameters=_YARN | {"rope_theta": 5e3}, enable_confidence_head=False)
 # Names of cases, the program that drafts, and config.json. The index is the seed.
 CASES: list[tuple[str, str, Config]] = [
     ("dflash", "dflash", dflash()),
@@ -165,60 +149,20 @@ CASES: list[tuple[str, str, Config]] = [
     ("dflash, all sliding", "dflash", dflash(**_ALL_SLIDING, num_key_value_heads=1)),
     ("dflash, bidirectional", "dflash", dflash(**_SLIDING, is_causal=False)),
     ("dflash, causal", "dflash", dflash(is_causal=True, num_attention_heads=6)),
-    (
-        "dflash, scaled",
-        "dflash",
-        dflash(
-            {
-                "input_embedding_scale": 3.0,
-                "output_multiplier": 0.5,
-                "final_logit_softcapping": 2.0,
-                "block_size": 4,
-            },
-            rope_parameters=_YARN,
-            num_hidden_layers=1,
-        ),
-    ),
+    ("dflash, scaled", "dflash", dflash(_SCALES, rope_parameters=_YARN, num_hidden_layers=1)),
     ("dflash2", "dflash", dflash2()),
     ("dflash2, sliding", "dflash", dflash2({"conv_kernel_size": 3}, **_SLIDING)),
     ("dspark", "mlx-dspark", dspark()),
     ("dspark, attention bias", "mlx-dspark", dspark(attention_bias=True, markov_rank=8)),
-    (
-        "dspark, few tokens",
-        "mlx-dspark",
-        dspark(draft_vocab_size=23, confidence_head_with_markov=False),
-    ),
+    ("dspark, few tokens", "mlx-dspark",
+     dspark(draft_vocab_size=23, confidence_head_with_markov=False)),
     ("dspark, anchor apart", "mlx-dspark", dspark(sample_from_anchor=False)),
-    (
-        "dspark, yarn",
-        "mlx-dspark",
-        specforge(
-            dspark(rope_parameters=_YARN | {"rope_theta": 5e3}, enable_confidence_head=False)
-        ),
-    ),
+    ("dspark, yarn", "mlx-dspark", specforge(_SLOWER_YARN)),
     ("dspark, interleaved rope", "mlx-dspark", lfm2(dspark()) | {"rope_is_neox_style": False}),
-    (
-        "dspark, sinks",
-        "mlx-dspark",
-        dspark(
-            attention_sink_bias=True,
-            dflash_query_causal=True,
-            sliding_window=16,
-            has_lm_head=False,
-            sample_from_anchor=False,
-        ),
-    ),
-    (
-        "dspark, gated",
-        "mlx-dspark",
-        dspark(
-            model_type="qwen3_5",
-            enable_qwen35_gated_q_proj=True,
-            rope_parameters={"rope_theta": 1e5, "partial_rotary_factor": 0.25},
-        ),
-    ),
+    ("dspark, sinks", "mlx-dspark", dspark(**_SINKS)),
+    ("dspark, gated", "mlx-dspark", dspark(**_GATED)),
     ("dspark, gemma 4", "mlx-dspark", gemma4_dspark()),
-]
+]  # fmt: skip
 
 
 def flat_settings(config: Config) -> Config:
@@ -262,55 +206,39 @@ def rounds(config: Config, seed: int) -> list[tuple[Array, int]]:
     ]
 
 
-def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
+def _shapes(config: Config) -> Shapes:
     flat = flat_settings(config)
-    width, inner = flat["hidden_size"], flat["intermediate_size"]
-    heads, kv_heads, size = (
-        flat[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
-    )
-    gemma = "gemma" in flat["model_type"]
+    width, gemma = flat["hidden_size"], "gemma" in flat["model_type"]
+    layer = flat | {"model_type": "qwen3"}
     if gemma:
-        kv_heads, size = flat["num_global_key_value_heads"], flat["global_head_dim"]
+        layer["num_key_value_heads"] = flat["num_global_key_value_heads"]
+        layer["head_dim"] = flat["global_head_dim"]
+    queries = layer["num_attention_heads"] * layer["head_dim"]
     taps = flat.get("target_layer_ids") or flat["aux_hidden_state_layer_ids"]
-    shapes = {
-        "fc.weight": (width, len(taps) * width),
-        "hidden_norm.weight": (width,),
-        "norm.weight": (width,),
-    }
-    gated = 2 if flat.get("enable_qwen35_gated_q_proj") else 1
-    outputs = {"q_proj": heads * size * gated, "k_proj": kv_heads * size}
-    outputs |= {} if gemma else {"v_proj": kv_heads * size}
-    norms = ["input_layernorm", "post_attention_layernorm"]
-    norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if gemma else []
-    for layer in range(flat["num_hidden_layers"]):
-        layer_shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (width,) for name in norms}
-        for name, count in outputs.items():
-            layer_shapes[f"self_attn.{name}.weight"] = (count, width)
-            if flat.get("attention_bias"):
-                layer_shapes[f"self_attn.{name}.bias"] = (count,)
-        layer_shapes["self_attn.o_proj.weight"] = (width, heads * size)
-        if flat.get("attention_bias"):
-            layer_shapes["self_attn.o_proj.bias"] = (width,)
+    shapes: Shapes = {"fc.weight": (width, len(taps) * width)}
+    shapes |= {f"{name}.weight": (width,) for name in ("hidden_norm", "norm")}
+    for number in range(flat["num_hidden_layers"]):
+        home = f"layers.{number}."
+        shapes |= layer_shapes(layer, home, width)
+        if flat.get("enable_qwen35_gated_q_proj"):
+            shapes[f"{home}self_attn.q_proj.weight"] = (2 * queries, width)
         if flat.get("attention_sink_bias"):
-            layer_shapes["self_attn.attention_sink_bias"] = (heads,)
+            shapes[f"{home}self_attn.attention_sink_bias"] = (layer["num_attention_heads"],)
         if gemma:
-            layer_shapes["layer_scalar"] = (1,)
-        for name in ("q_norm", "k_norm"):
-            layer_shapes[f"self_attn.{name}.weight"] = (size,)
-        for name in ("gate_proj", "up_proj"):
-            layer_shapes[f"mlp.{name}.weight"] = (inner, width)
-        layer_shapes["mlp.down_proj.weight"] = (width, inner)
+            del shapes[f"{home}self_attn.v_proj.weight"]
+            shapes[f"{home}layer_scalar"] = (1,)
+            for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+                shapes[f"{home}{name}.weight"] = (width,)
         if kernel := flat.get("conv_kernel_size"):
             for name in ("attention_conv", "mlp_conv"):
                 groups = width // flat["conv_group_size"]
-                layer_shapes[f"{name}.base_kernel"] = (2, kernel, width)
-                layer_shapes[f"{name}.kernel_projection.weight"] = (2 * kernel * groups, width)
-        shapes |= {f"layers.{layer}.{name}": shape for name, shape in layer_shapes.items()}
+                shapes[f"{home}{name}.base_kernel"] = (2, kernel, width)
+                shapes[f"{home}{name}.kernel_projection.weight"] = (2 * kernel * groups, width)
     return shapes | _head_shapes(flat, width)
 
 
-def _head_shapes(flat: Config, width: int) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
+def _head_shapes(flat: Config, width: int) -> Shapes:
+    shapes: Shapes = {}
     drafted = flat.get("draft_vocab_size", TOKENS)
     if rank := flat.get("selector_rank"):
         shapes["candidate_selector.predecessor_codebook"] = (TOKENS, rank)
@@ -329,8 +257,6 @@ def _head_shapes(flat: Config, width: int) -> dict[str, tuple[int, ...]]:
             shapes["lm_head.weight"] = (drafted, width)
         if flat.get("enable_confidence_head"):
             inputs = width + (rank if flat.get("confidence_head_with_markov") else 0)
-            shapes |= {
-                "confidence_head.proj.weight": (1, inputs),
-                "confidence_head.proj.bias": (1,),
-            }
+            shapes["confidence_head.proj.weight"] = (1, inputs)
+            shapes["confidence_head.proj.bias"] = (1,)
     return shapes

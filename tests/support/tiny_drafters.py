@@ -1,7 +1,5 @@
 """Weights and inputs of tiny drafters, drawn with NumPy so that other programs draw the same."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,12 +71,10 @@ def eagle3_checkpoint(config: Mapping[str, Any], seed: int) -> dict[str, Array]:
     target, drafted = config.get("target_hidden_size") or width, config["draft_vocab_size"]
     taps = len(config.get("eagle_aux_hidden_state_layer_ids") or (0, 0, 0))
     shapes: Shapes = {
-        "embed_tokens.weight": (vocabulary, width),
-        "fc.weight": (width, taps * target),
-        "layers.0.hidden_norm.weight": (width,),
-        "lm_head.weight": (drafted, width),
+        "embed_tokens.weight": (vocabulary, width), "fc.weight": (width, taps * target),
+        "layers.0.hidden_norm.weight": (width,), "lm_head.weight": (drafted, width),
         "norm.weight": (width,),
-    }
+    }  # fmt: skip
     for number in range(layer["num_hidden_layers"]):
         shapes |= layer_shapes(layer, f"layers.{number}.", width * (1 if number else 2))
     if config.get("norm_before_fc"):

@@ -1,7 +1,5 @@
 """Tiny models with random weights whose tokenizers have the markers of a family."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

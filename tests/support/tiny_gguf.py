@@ -1,7 +1,5 @@
 """GGUF files, written with the gguf package, and tiny llamas with random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,17 +35,13 @@ def _token_type(token: str) -> int:
 
 
 TOKENIZER: dict[str, Any] = {
-    "tokenizer.ggml.model": "gpt2",
-    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm",
     "tokenizer.ggml.tokens": vocabulary(),
     "tokenizer.ggml.token_type": [_token_type(token) for token in vocabulary()],
-    "tokenizer.ggml.merges": MERGES,
-    "tokenizer.ggml.bos_token_id": 1,
-    "tokenizer.ggml.eos_token_id": 2,
-    "tokenizer.ggml.padding_token_id": 2,
-    "tokenizer.ggml.unknown_token_id": 0,
-    "tokenizer.chat_template": TEMPLATE,
-}
+    "tokenizer.ggml.merges": MERGES, "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.padding_token_id": 2,
+    "tokenizer.ggml.unknown_token_id": 0, "tokenizer.chat_template": TEMPLATE,
+}  # fmt: skip
 
 
 @dataclass
@@ -98,15 +92,11 @@ def write_tiny(path: Path, tiny: Tiny | None = None) -> Path:
     """Write a tiny llama."""
     tiny = tiny or Tiny()
     metadata: dict[str, Any] = {
-        "llama.block_count": LAYERS,
-        "llama.context_length": CONTEXT,
-        "llama.embedding_length": HIDDEN,
-        "llama.feed_forward_length": INNER,
-        "llama.attention.head_count": HEADS,
-        "llama.attention.head_count_kv": KV_HEADS,
-        "llama.rope.freq_base": 10000.0,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-    }
+        "llama.block_count": LAYERS, "llama.context_length": CONTEXT,
+        "llama.embedding_length": HIDDEN, "llama.feed_forward_length": INNER,
+        "llama.attention.head_count": HEADS, "llama.attention.head_count_kv": KV_HEADS,
+        "llama.rope.freq_base": 10000.0, "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    }  # fmt: skip
     tensors = random_tensors(tiny) | tiny.extra
     kept = {name: values for name, values in tensors.items() if name not in tiny.without}
     kinds = {"token_embd.weight": tiny.embedding}
@@ -114,15 +104,9 @@ def write_tiny(path: Path, tiny: Tiny | None = None) -> Path:
 
 
 def write_file(
-    path: Path,
-    architecture: str,
-    metadata: dict[str, Any],
-    tensors: dict[str, Array],
-    kind: str = "F32",
-    kinds: dict[str, str] | None = None,
-    *,
-    shard_tensors: int = 0,
-) -> Path:
+    path: Path, architecture: str, metadata: dict[str, Any], tensors: dict[str, Array],
+    kind: str = "F32", kinds: dict[str, str] | None = None, *, shard_tensors: int = 0,
+) -> Path:  # fmt: skip
     """Write float32 matrices as `kind`, or as `kinds` says by name, and vectors as F32.
 
     shard_tensors: number of tensors in each part of a split file, 0 for one file. Returns the

@@ -4,8 +4,6 @@ The weights are those of mlx-lm's classes. They are converted to GGUF as by llam
 from the gguf package, and changes of values are repeated here. Nothing is shared with our import.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import re
@@ -35,20 +33,12 @@ class FamilyCase:
 
 def _config(model_type: str, **changes: Any) -> dict[str, Any]:
     return {
-        "model_type": model_type,
-        "hidden_size": 64,
-        "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": 16,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "max_position_embeddings": CONTEXT,
-        "vocab_size": len(vocabulary()),
-        "tie_word_embeddings": False,
-        "eos_token_id": 2,
-    } | changes
+        "model_type": model_type, "hidden_size": 64, "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+        "head_dim": 16, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "max_position_embeddings": CONTEXT, "vocab_size": len(vocabulary()),
+        "tie_word_embeddings": False, "eos_token_id": 2,
+    } | changes  # fmt: skip
 
 
 def _llama3_divisors() -> list[float]:
@@ -68,104 +58,66 @@ def _llama3_divisors() -> list[float]:
 
 _WIDE_KEYS = {"attention.key_length": 32, "attention.value_length": 32}
 _LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
-}
+}  # fmt: skip
 _YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 _FACTORS = [1.0, 1.1, 1.3, 1.7, 2.5, 4.0]
 _OWN_TABLE = [1.0, 1.0, 1.5, 2.0, 3.0, 5.0, 6.0, 7.0]
 
+_OWN_SCALING = {
+    "rope_type": "longrope", "original_max_position_embeddings": CONTEXT,
+    "short_factor": _OWN_TABLE, "long_factor": _OWN_TABLE,
+}  # fmt: skip
+_LONG = {"type": "longrope", "long_factor": _FACTORS, "short_factor": _FACTORS}
 CASES = {
     "llama": FamilyCase("llama", _config("llama")),
     "llama tied": FamilyCase("llama", _config("llama", tie_word_embeddings=True)),
     "llama wide heads": FamilyCase("llama", _config("llama", head_dim=32), _WIDE_KEYS),
     "llama 3.2": FamilyCase(
-        "llama",
-        _config("llama", rope_theta=500000.0, rope_scaling=_LLAMA3),
+        "llama", _config("llama", rope_theta=500000.0, rope_scaling=_LLAMA3),
         tables={"rope_freqs.weight": _llama3_divisors()},
     ),
     "llama own table": FamilyCase(
-        "llama",
-        _config(
-            "llama",
-            rope_scaling={
-                "rope_type": "longrope",
-                "original_max_position_embeddings": CONTEXT,
-                "short_factor": _OWN_TABLE,
-                "long_factor": _OWN_TABLE,
-            },
-        ),
+        "llama", _config("llama", rope_scaling=_OWN_SCALING),
         tables={"rope_freqs.weight": _OWN_TABLE},
     ),
     "llama linear": FamilyCase(
-        "llama",
-        _config("llama", rope_scaling={"type": "linear", "factor": 8.0}),
+        "llama", _config("llama", rope_scaling={"type": "linear", "factor": 8.0}),
         {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
     ),
     "qwen2": FamilyCase("qwen2", _config("qwen2", tie_word_embeddings=True)),
     "qwen2 yarn": FamilyCase(
-        "qwen2",
-        _config("qwen2", rope_scaling=_YARN),
-        {
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 128,
-        },
+        "qwen2", _config("qwen2", rope_scaling=_YARN),
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+         "rope.scaling.original_context_length": 128},
     ),
     "qwen3": FamilyCase("qwen3", _config("qwen3", head_dim=32), _WIDE_KEYS),
     "qwen3moe": FamilyCase(
         "qwen3moe",
-        _config(
-            "qwen3_moe",
-            num_experts=4,
-            num_experts_per_tok=2,
-            decoder_sparse_step=1,
-            mlp_only_layers=[],
-            moe_intermediate_size=32,
-            norm_topk_prob=True,
-        ),
+        _config("qwen3_moe", num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1,
+                mlp_only_layers=[], moe_intermediate_size=32, norm_topk_prob=True),
         {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32},
     ),
     "gemma3": FamilyCase(
         "gemma3",
-        _config(
-            "gemma3_text",
-            num_hidden_layers=7,
-            rope_theta=1000000.0,
-            rope_local_base_freq=10000.0,
-            query_pre_attn_scalar=16,
-            sliding_window=32,
-            sliding_window_pattern=6,
-            tie_word_embeddings=True,
-        ),
-        {
-            "attention.key_length": 16,
-            "attention.value_length": 16,
-            "attention.sliding_window": 32,
-            "rope.freq_base": 1000000.0,
-        },
+        _config("gemma3_text", num_hidden_layers=7, rope_theta=1000000.0, sliding_window=32,
+                rope_local_base_freq=10000.0, query_pre_attn_scalar=16, sliding_window_pattern=6,
+                tie_word_embeddings=True),
+        {"attention.key_length": 16, "attention.value_length": 16,
+         "attention.sliding_window": 32, "rope.freq_base": 1000000.0},
     ),
     "phi3": FamilyCase("phi3", _config("phi3")),
     "phi3 long": FamilyCase(
         "phi3",
-        _config(
-            "phi3",
-            partial_rotary_factor=0.75,
-            original_max_position_embeddings=128,
-            rope_scaling={"type": "longrope", "long_factor": _FACTORS, "short_factor": _FACTORS},
-        ),
-        {
-            "rope.dimension_count": 12,
-            "rope.scaling.original_context_length": 128,
-            "rope.scaling.attn_factor": float(np.sqrt(1 + np.log(4) / np.log(128))),
-            "attention.sliding_window": 256,
-        },
+        _config("phi3", partial_rotary_factor=0.75, original_max_position_embeddings=128,
+                rope_scaling=_LONG),
+        {"rope.dimension_count": 12, "rope.scaling.original_context_length": 128,
+         "rope.scaling.attn_factor": float(np.sqrt(1 + np.log(4) / np.log(128))),
+         "attention.sliding_window": 256},
         tables={"rope_factors_long.weight": _FACTORS, "rope_factors_short.weight": _FACTORS},
     ),
-}
+}  # fmt: skip
 
 
 def weights_of(case: FamilyCase, seed: int = 0) -> dict[str, Array]:
@@ -200,12 +152,9 @@ def write_directory(directory: Path, case: FamilyCase, weights: dict[str, Array]
 
 
 def write_gguf(
-    path: Path,
-    case: FamilyCase,
-    weights: dict[str, Array],
-    kind: str = "F32",
+    path: Path, case: FamilyCase, weights: dict[str, Array], kind: str = "F32",
     shard_tensors: int = 0,
-) -> Path:
+) -> Path:  # fmt: skip
     """Write the GGUF file that llama.cpp's conversion would make of `weights`."""
     config, architecture = case.config, case.architecture
     keys = {

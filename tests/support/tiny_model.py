@@ -1,7 +1,5 @@
 """A whole tiny model with random weights, as a directory or as the files that a hub offers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from akunu_py.models.gguf.convert import plan_import

@@ -3,8 +3,6 @@
 A head consists of norms, a projection and a layer of mlx-lm's model of the family.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path

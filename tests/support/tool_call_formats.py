@@ -1,7 +1,5 @@
 """Tool calls in the markup of each family's templates, and the text that no value may contain."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -254,8 +252,7 @@ EXAMPLES: dict[str, Written] = {
     "dsml": ("dsml", dsml, ("</｜DSML｜parameter>",)),
     "kimi_k3": ("kimi_k3", kimi_k3, ("<|close|>argument<|sep|>",)),
     "glm47": (
-        "glm47",
-        tagged("<tool_call>", "</tool_call>", "{0}\n{1}", PAIRS.format("")),
+        "glm47", tagged("<tool_call>", "</tool_call>", "{0}\n{1}", PAIRS.format("")),
         ("</arg_value>",),
     ),
     "longcat": (
@@ -266,8 +263,7 @@ EXAMPLES: dict[str, Written] = {
     "gemma4": ("gemma4", each("<|tool_call>", "<tool_call|>", gemma('<|"|>'), ""), ('<|"|>',)),
     "function_gemma": (
         "function_gemma",
-        each("<start_function_call>", "<end_function_call>", gemma("<escape>"), ""),
-        ("<escape>",),
+        each("<start_function_call>", "<end_function_call>", gemma("<escape>"), ""), ("<escape>",),
     ),
     "pythonic": ("pythonic", pythonic, ()),
 }  # fmt: skip

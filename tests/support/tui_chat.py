@@ -1,7 +1,5 @@
 """Drive the chat without a model: press keys, post the messages of a session, see the screen."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re
@@ -202,13 +200,9 @@ class Chat:
 
 @contextlib.asynccontextmanager
 async def chat(
-    *,
-    loaded: bool = True,
-    size: tuple[int, int] = (80, 24),
-    store: StoreThread | Path | None = None,
-    copy_program: list[str] | None = None,
-    **config: Any,
-) -> AsyncIterator[Chat]:
+    *, loaded: bool = True, size: tuple[int, int] = (80, 24),
+    store: StoreThread | Path | None = None, copy_program: list[str] | None = None, **config: Any,
+) -> AsyncIterator[Chat]:  # fmt: skip
     """Start the chat. `store`: a path is opened here, and closed at the end."""
     thread = StoreThread(store) if isinstance(store, Path) else store
     config["copy_program"] = lambda: copy_program
@@ -259,9 +253,6 @@ class Compare(Protocol):
     """The fixture `snap_compare`."""
 
     def __call__(
-        self,
-        app: ChatApp,
-        *,
-        terminal_size: tuple[int, int],
+        self, app: ChatApp, *, terminal_size: tuple[int, int],
         run_before: Callable[[Pilot[None]], Awaitable[None]],
-    ) -> bool: ...
+    ) -> bool: ...  # fmt: skip

@@ -1,7 +1,5 @@
 """Fixtures for all chat tests: true color, a frozen clock, cached style sheets, short pauses."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prompts, answers and errors; Esc and Ctrl+C lose nothing; chats answer in the background."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NoReturn
 

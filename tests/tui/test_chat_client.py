@@ -1,7 +1,5 @@
 """The session's thread on the real starter: answering, stopping, failing, closing."""
 
-from __future__ import annotations
-
 import queue
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Commands and the key help: one table and the bindings."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -9,11 +7,7 @@ import pytest
 
 from akunu_py.errors import UsageError
 from akunu_py.tui.app import ChatApp, ChatConfig
-from akunu_py.tui.prompt.slash_commands import (
-    COMMANDS,
-    keys_of_actions,
-    parse,
-)
+from akunu_py.tui.prompt.slash_commands import COMMANDS, keys_of_actions, parse
 from akunu_py.tui.screens.help import HelpScreen, help_sections
 from akunu_py.types import GenerateOptions
 from tests.support.tui_chat import chat as running_chat
@@ -25,22 +19,16 @@ def chat(tmp_path: Path) -> ChatApp:
     return ChatApp(ChatConfig("starter", GenerateOptions(), directory=tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
-        ("/NEW  ", ("new", "")),
-        ("/model qwen3-4b", ("model", "qwen3-4b")),
-        ("/model", ("model", "")),
-        ("/rename  a longer title ", ("rename", "a longer title")),
-        ('/json {\n"type": "integer"}', ("json", '{\n"type": "integer"}')),
-        ("/modle", "did you mean /model?"),
-        ("/xyzzy", "/help lists"),
-        ("/new chat", "/new takes no argument, found 'chat'"),
-        ("/find", "requires an argument: /find TEXT"),
-        *((prompt, None) for prompt in ("hello", "/usr/bin/env", "/", "//", "/ new", "and /new")),
-        *((prompt, None) for prompt in ("/etc is a directory", "/export a\nb", "")),
-    ],
-)
+@pytest.mark.parametrize(("prompt", "expected"), [
+    ("/NEW  ", ("new", "")), ("/model qwen3-4b", ("model", "qwen3-4b")),
+    ("/model", ("model", "")), ("/rename  a longer title ", ("rename", "a longer title")),
+    ('/json {\n"type": "integer"}', ("json", '{\n"type": "integer"}')),
+    ("/modle", "did you mean /model?"), ("/xyzzy", "/help lists"),
+    ("/new chat", "/new takes no argument, found 'chat'"),
+    ("/find", "requires an argument: /find TEXT"),
+    *((prompt, None) for prompt in ("hello", "/usr/bin/env", "/", "//", "/ new", "and /new")),
+    *((prompt, None) for prompt in ("/etc is a directory", "/export a\nb", "")),
+])  # fmt: skip
 def test_commands_mistakes_and_prompts(prompt: str, expected: tuple[str, str] | str | None) -> None:
     if isinstance(expected, str):
         with pytest.raises(UsageError, match=re.escape(expected)):

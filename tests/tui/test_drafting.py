@@ -1,7 +1,5 @@
 """Seeing the drafting, the thinking and the numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Files in a prompt: mentioned, refused, sent and parsed; suggestions for files and commands."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable
@@ -14,13 +12,7 @@ from textual.events import Paste
 
 from akunu_py.errors import UsageError
 from akunu_py.text import typeable
-from akunu_py.tui.prompt.attachments import (
-    Attachment,
-    attach,
-    join_files,
-    mentions,
-    split_files,
-)
+from akunu_py.tui.prompt.attachments import Attachment, attach, join_files, mentions, split_files
 from akunu_py.tui.prompt.box import MentionedFiles
 from akunu_py.tui.prompt.file_index import FileIndex, best_matches
 from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup
@@ -43,17 +35,12 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
-        ("explain @a.py and @b/c.py", ["a.py", "b/c.py"]),
-        ('read @"with space.txt"!', ["with space.txt"]),
-        ("mail me@example.com", []),
-        ("(@a.py) [@b]\n@c @c", ["a.py)", "b]", "c"]),
-        ("@ alone, @@ twice", []),
-        ("@~/x @/etc/y @../z", ["~/x", "/etc/y", "../z"]),
-    ],
-)
+@pytest.mark.parametrize(("prompt", "expected"), [
+    ("explain @a.py and @b/c.py", ["a.py", "b/c.py"]),
+    ('read @"with space.txt"!', ["with space.txt"]), ("mail me@example.com", []),
+    ("(@a.py) [@b]\n@c @c", ["a.py)", "b]", "c"]), ("@ alone, @@ twice", []),
+    ("@~/x @/etc/y @../z", ["~/x", "/etc/y", "../z"]),
+])  # fmt: skip
 def test_mentions_of_files(prompt: str, expected: list[str]) -> None:
     assert mentions(prompt) == expected
 
@@ -76,15 +63,12 @@ def test_existing_files_are_attached_once_and_directories_listed(directory: Path
     assert len(attach("@a @b", directory, 0)) == 2, "an unknown context refuses nothing"
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda path: path.write_bytes(b"PK\x03\0\0"), "binary file"),
-        (lambda path: path.write_bytes("naïve".encode("latin-1")), "not UTF-8 text"),
-        (lambda path: os.mkfifo(path), "a device or a pipe"),
-        (lambda path: path.write_text("x" * 70_000), "does not fit.*70.0 kB, about 17,500 tokens"),
-    ],
-)
+@pytest.mark.parametrize(("make", "says"), [
+    (lambda path: path.write_bytes(b"PK\x03\0\0"), "binary file"),
+    (lambda path: path.write_bytes("naïve".encode("latin-1")), "not UTF-8 text"),
+    (lambda path: os.mkfifo(path), "a device or a pipe"),
+    (lambda path: path.write_text("x" * 70_000), "does not fit.*70.0 kB, about 17,500 tokens"),
+])  # fmt: skip
 def test_refused_files(directory: Path, make: Callable[[Path], object], says: str) -> None:
     make(directory / "it")
     with pytest.raises(UsageError, match=says):

@@ -1,7 +1,5 @@
 """The list of conversations, and /find in the open one."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path

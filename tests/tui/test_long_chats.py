@@ -1,7 +1,5 @@
 """Long answers and chats, and slow terminals, cost little."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

@@ -1,7 +1,5 @@
 """Messages are chosen, edited, regenerated, continued, copied and unfolded, by keys."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -169,18 +167,15 @@ async def test_a_program_of_the_system_copies_the_text(tmp_path: Path) -> None:
     assert not copy_with(["no-such-program"], "x")
 
 
-@pytest.mark.parametrize(
-    ("environ", "platform", "there", "expected"),
-    [
-        ({}, "darwin", ["pbcopy"], "pbcopy"),
-        ({"SSH_TTY": "/dev/pts/1"}, "darwin", ["pbcopy"], None),
-        ({"SSH_TTY": "x", "TMUX": "/tmp/x"}, "linux", ["tmux", "xclip"], "tmux"),
-        ({"DISPLAY": ":0"}, "linux", ["xsel"], "xsel"),
-        ({"DISPLAY": ":0", "WAYLAND_DISPLAY": "w"}, "linux", ["xclip", "wl-copy"], "wl-copy"),
-        ({"WAYLAND_DISPLAY": "w"}, "linux", ["xclip"], None),
-        ({}, "linux", ["xclip", "wl-copy", "tmux"], None),
-    ],
-)
+@pytest.mark.parametrize(("environ", "platform", "there", "expected"), [
+    ({}, "darwin", ["pbcopy"], "pbcopy"),
+    ({"SSH_TTY": "/dev/pts/1"}, "darwin", ["pbcopy"], None),
+    ({"SSH_TTY": "x", "TMUX": "/tmp/x"}, "linux", ["tmux", "xclip"], "tmux"),
+    ({"DISPLAY": ":0"}, "linux", ["xsel"], "xsel"),
+    ({"DISPLAY": ":0", "WAYLAND_DISPLAY": "w"}, "linux", ["xclip", "wl-copy"], "wl-copy"),
+    ({"WAYLAND_DISPLAY": "w"}, "linux", ["xclip"], None),
+    ({}, "linux", ["xclip", "wl-copy", "tmux"], None),
+])  # fmt: skip
 def test_the_clipboard_program_of_each_system(
     environ: dict[str, str], platform: str, there: list[str], expected: str | None
 ) -> None:

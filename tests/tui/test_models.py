@@ -1,7 +1,5 @@
 """The model picker, its downloads, and the first run."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator

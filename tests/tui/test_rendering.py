@@ -1,7 +1,5 @@
 """Answers on the screen: code, blocks, tables, mathematics and widths."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable
@@ -219,27 +217,24 @@ def shown(text: str) -> str:
     return "".join("\n" if child.type == "hardbreak" else child.content for child in children)
 
 
-@pytest.mark.parametrize(
-    ("tex", "text"),
-    [
-        ("a^2 + b_{10}", "a² + b₁₀"),
-        (r"x = \frac{-b \pm \sqrt{b^2-4ac}}{2a}", "x = (-b ± √(b²-4ac))/(2a)"),
-        (r"\sum_{i=1}^{n} i = \frac{n(n+1)}{2}", "∑ᵢ₌₁ⁿ i = n(n+1)/2"),
-        (r"\frac12 \tfrac{dy}{dx}", "½ dy/dx"),
-        (r"f\colon A\to B", r"f\colon A → B"),
-        (r"\forall{x}\in\mathbb{R}: x\le y\implies x\neq z", "∀x ∈ ℝ: x ≤ y ⟹ x ≠ z"),
-        (r"\lim_{n\to\infty} \log n", "lim_(n → ∞) log n"),
-        (r"\left(\text{if } x\right)", "(if x)"),
-        (r"\begin{aligned} a &= b \\ c &= d \end{aligned}", "a = b\nc = d"),
-        (
-            r"\begin{bmatrix} 1 & 20 \\ 3 & 4 \end{bmatrix} x"
-            r" = \begin{pmatrix} a \\ b \\ c \end{pmatrix}",
-            "[1 20; 3 4] x = (a; b; c)",
-        ),
-        (r"\{x\} 5\% \$3", "{x} 5% $3"),
-        (r"\sqrt[3]{x}", "∛x"),
-    ],
-)
+@pytest.mark.parametrize(("tex", "text"), [
+    ("a^2 + b_{10}", "a² + b₁₀"),
+    (r"x = \frac{-b \pm \sqrt{b^2-4ac}}{2a}", "x = (-b ± √(b²-4ac))/(2a)"),
+    (r"\sum_{i=1}^{n} i = \frac{n(n+1)}{2}", "∑ᵢ₌₁ⁿ i = n(n+1)/2"),
+    (r"\frac12 \tfrac{dy}{dx}", "½ dy/dx"),
+    (r"f\colon A\to B", r"f\colon A → B"),
+    (r"\forall{x}\in\mathbb{R}: x\le y\implies x\neq z", "∀x ∈ ℝ: x ≤ y ⟹ x ≠ z"),
+    (r"\lim_{n\to\infty} \log n", "lim_(n → ∞) log n"),
+    (r"\left(\text{if } x\right)", "(if x)"),
+    (r"\begin{aligned} a &= b \\ c &= d \end{aligned}", "a = b\nc = d"),
+    (
+        r"\begin{bmatrix} 1 & 20 \\ 3 & 4 \end{bmatrix} x"
+        r" = \begin{pmatrix} a \\ b \\ c \end{pmatrix}",
+        "[1 20; 3 4] x = (a; b; c)",
+    ),
+    (r"\{x\} 5\% \$3", "{x} 5% $3"),
+    (r"\sqrt[3]{x}", "∛x"),
+])  # fmt: skip
 def test_the_common_part(tex: str, text: str) -> None:
     assert to_unicode(tex).replace("\u00a0", " ") == text
 

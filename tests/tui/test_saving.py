@@ -1,7 +1,5 @@
 """Chats are saved as they grow, and resumed; errors of the database stop nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import subprocess
@@ -120,17 +118,11 @@ def store(tmp_path: Path) -> Iterator[StoreThread]:
     assert thread.close(10)
 
 
-@pytest.mark.parametrize(
-    ("resume", "opened", "listed"),
-    [
-        (Resume(last=True), "queue", None),
-        (Resume("walrus"), "walrus", None),
-        (Resume("01234567"), OFTEN.conversation, None),
-        (Resume("a"), None, "a"),
-        (Resume(), None, ""),
-        (Resume("hippopotamus"), None, None),
-    ],
-)
+@pytest.mark.parametrize(("resume", "opened", "listed"), [
+    (Resume(last=True), "queue", None), (Resume("walrus"), "walrus", None),
+    (Resume("01234567"), OFTEN.conversation, None), (Resume("a"), None, "a"),
+    (Resume(), None, ""), (Resume("hippopotamus"), None, None),
+])  # fmt: skip
 async def test_resuming_opens_or_lists_chats(
     store: StoreThread, resume: Resume, opened: str | None, listed: str | None
 ) -> None:

@@ -1,7 +1,5 @@
 """Pictures of the chat, and the contrast of everything on them."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -164,18 +162,16 @@ async def test_the_highlighted_row_can_be_read_in_all_themes(tmp_path: Path) -> 
     settings = Settings(reduced_motion=True)
     async with chat(size=(90, 24), store=tmp_path / "c.db", settings=settings) as it:
         await it.talk("Find this row", "It has a second line")
-        for key, words in (("ctrl+o", "this row"), ("f4", "starter")):
-            await it.press(key)
-            await it.until_shown(words)
-            for theme in set(themes.choices()) - {themes.AUTO, themes.TERMINAL}:
-                it.app.show_theme(theme)
-                await it.rest()
-                lines = it.screen.splitlines()
-                row = max(number for number, line in enumerate(lines[:10]) if words in line)
-                highlighted = [each.crop(8, 80) for each in it.strips()[row : row + 1]]
-                seen = contrasts_in(it, highlighted).values()
-                weak += [(theme, key, *each) for each in seen if each[0] < 3]
-            await it.press("escape")
+        await it.press("ctrl+o")
+        await it.until_shown("this row")
+        for theme in set(themes.choices()) - {themes.AUTO, themes.TERMINAL}:
+            it.app.show_theme(theme)
+            await it.rest()
+            lines = it.screen.splitlines()
+            row = max(number for number, line in enumerate(lines[:10]) if "this row" in line)
+            highlighted = [each.crop(8, 80) for each in it.strips()[row : row + 1]]
+            seen = contrasts_in(it, highlighted).values()
+            weak += [(theme, *each) for each in seen if each[0] < 3]
     assert not weak
 
 

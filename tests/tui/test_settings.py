@@ -1,7 +1,5 @@
 """The form of settings and of a chat's options; themes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +60,10 @@ async def test_saved_settings_are_in_the_file_and_in_use() -> None:
         await it.press(*["tab", "space"] * 3)
         await save(it)
         expected = Settings(
-            answer_cache=False,
-            temperature=0.25,
-            max_tokens=200,
-            thinking_budget=0,
-            system_prompt="Be brief.",
-            theme="light",
-            server="off",
-            model_titles=False,
+            answer_cache=False, temperature=0.25, max_tokens=200, thinking_budget=0,
+            system_prompt="Be brief.", theme="light", server="off", model_titles=False,
             reduced_motion=True,
-        )
+        )  # fmt: skip
         assert it.app.settings.current == load_settings() == expected
         used = next_options(it)
         assert (used.sampling.temperature, used.max_tokens, used.thinking_budget) == (0.25, 200, 0)
@@ -147,36 +139,24 @@ async def test_a_file_that_cannot_be_written_keeps_the_form_open() -> None:
         await it.until(lambda: "settings.toml" in hint_text(it).splitlines()[0])
 
 
-@pytest.mark.parametrize(
-    ("setting", "background", "colours", "expected"),
-    [
-        ("auto", None, "truecolor", "dark"),
-        ("auto", "light", "256", "light-256"),
-        ("dark", None, "256", "dark-256"),
-        ("auto", None, None, "terminal-dark"),
-        ("light", "dark", "standard", "terminal-dark"),
-        ("light", None, "standard", "terminal-light"),
-        ("nord", None, "standard", "terminal-dark"),
-        ("nord", "light", "256", "nord"),
-        ("there is none", "light", "256", "light-256"),
-    ],
-)
+@pytest.mark.parametrize(("setting", "background", "colours", "expected"), [
+    ("auto", None, "truecolor", "dark"), ("auto", "light", "256", "light-256"),
+    ("dark", None, "256", "dark-256"), ("auto", None, None, "terminal-dark"),
+    ("light", "dark", "standard", "terminal-dark"),
+    ("light", None, "standard", "terminal-light"), ("nord", None, "standard", "terminal-dark"),
+    ("nord", "light", "256", "nord"), ("there is none", "light", "256", "light-256"),
+])  # fmt: skip
 def test_the_theme_follows_the_terminal(
     setting: str, background: themes.Background | None, colours: str | None, expected: str
 ) -> None:
     assert themes.theme_name(setting, background, colours) == expected
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        (b"\x1b]11;rgb:ffff/ffff/ffff\x1b\\\x1b[?62;c", "light"),
-        (b"\x1b]11;rgb:1c1c/1c1c/1c1c\x07\x1b[?1;2c", "dark"),
-        (b"\x1b]11;rgb:f/f/f\x07", "light"),
-        (b"\x1b]11;rgba:0000/0000/0000/ffff\x1b\\", "dark"),
-        (b"\x1b[?1;2c", None),
-    ],
-)
+@pytest.mark.parametrize(("answer", "expected"), [
+    (b"\x1b]11;rgb:ffff/ffff/ffff\x1b\\\x1b[?62;c", "light"),
+    (b"\x1b]11;rgb:1c1c/1c1c/1c1c\x07\x1b[?1;2c", "dark"), (b"\x1b]11;rgb:f/f/f\x07", "light"),
+    (b"\x1b]11;rgba:0000/0000/0000/ffff\x1b\\", "dark"), (b"\x1b[?1;2c", None),
+])  # fmt: skip
 def test_the_background_in_the_reply_of_a_terminal(answer: bytes, expected: str | None) -> None:
     assert terminal.parse_answer(answer) == expected
 

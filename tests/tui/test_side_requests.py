@@ -1,7 +1,5 @@
 """Titles and summaries that the model writes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,11 +63,9 @@ async def test_the_first_answer_gets_a_title(tmp_path: Path) -> None:
         ((name, messages, options, tools),) = titles.requests
         assert (name, tools) == (it.conversation, [])
         assert messages == [
-            Message("system", "Be brief."),
-            Message("user", "how do I undo a commit?"),
-            Message("assistant", "With git reset."),
-            Message("user", TITLE_PROMPT),
-        ]
+            Message("system", "Be brief."), Message("user", "how do I undo a commit?"),
+            Message("assistant", "With git reset."), Message("user", TITLE_PROMPT),
+        ]  # fmt: skip
         assert (options.conversation, options.side_request) == (it.conversation, True)
         assert await stored(it.store) == ["how do I undo a commit?"]
         await it.press("ctrl+n")
@@ -136,35 +132,25 @@ async def test_the_title_of_a_user_stays(tmp_path: Path, where: str, when: str) 
         assert await stored(it.store) == ["Mine"]
 
 
-@pytest.mark.parametrize(
-    ("text", "title"),
-    [
-        *((text, "") for text in ("Here's a title for the conversation", "Sure", "...", " \n")),
-        ("I'm here to help with your writing", ""),
-        ("Title: rice", ""),
-        ("A title of this conversation", ""),
-        ("Iced tea", "Iced tea"),
-        ("Paris is the capital.", "Paris is the capital"),
-        (" Rice,\n how  to ", "Rice, how to"),
-        ("one two three four five six seven eight", "one two three four five six seven eight"),
-        ("one two three four five six seven eight nine", ""),
-        ("\x1b[31mred\x1b[0m", "[31mred[0m"),
-    ],
-)
+@pytest.mark.parametrize(("text", "title"), [
+    *((text, "") for text in ("Here's a title for the conversation", "Sure", "...", " \n")),
+    ("I'm here to help with your writing", ""), ("Title: rice", ""),
+    ("A title of this conversation", ""), ("Iced tea", "Iced tea"),
+    ("Paris is the capital.", "Paris is the capital"), (" Rice,\n how  to ", "Rice, how to"),
+    ("one two three four five six seven eight", "one two three four five six seven eight"),
+    ("one two three four five six seven eight nine", ""), ("\x1b[31mred\x1b[0m", "[31mred[0m"),
+])  # fmt: skip
 def test_usable_titles(text: str, title: str) -> None:
     assert usable_title(text) == title
 
 
-@pytest.mark.parametrize(
-    ("prompt", "title"),
-    [
-        ("Say hello in one word.", "Say hello in one word"),
-        ("What is a hash table? Show a short Python example.", "What is a hash table?"),
-        ("Please explain queues.\nBriefly.", "Explain queues"),
-        ("# Fix `x`: it fails, e.g. here. Thanks!", "Fix `x`: it fails, e.g. here"),
-        ("3. one", "3. one"),
-    ],
-)
+@pytest.mark.parametrize(("prompt", "title"), [
+    ("Say hello in one word.", "Say hello in one word"),
+    ("What is a hash table? Show a short Python example.", "What is a hash table?"),
+    ("Please explain queues.\nBriefly.", "Explain queues"),
+    ("# Fix `x`: it fails, e.g. here. Thanks!", "Fix `x`: it fails, e.g. here"),
+    ("3. one", "3. one"),
+])  # fmt: skip
 def test_the_first_sentence_of_the_question_is_the_first_title(prompt: str, title: str) -> None:
     assert title_text(prompt) == title
 

@@ -1,7 +1,5 @@
 """The real `akunu chat` on the starter, in a real terminal."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """Tools in the chat: no call runs without a key, and its result reaches the model."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """Writing a prompt: keys in their order, pasted texts, the editor, and the mouse."""
 
-from __future__ import annotations
-
 from unittest.mock import AsyncMock
 
 import pytest
@@ -61,8 +59,7 @@ FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
 
 
 @pytest.mark.parametrize(
-    ("typed", "text"),
-    [("a\x1b\rb", "a\nb"), ("می\u200cخواهم", "می\u200cخواهم"), (FAMILY, FAMILY)],
+    ("typed", "text"), [("a\x1b\rb", "a\nb"), ("می\u200cخواهم", "می\u200cخواهم"), (FAMILY, FAMILY)]
 )
 async def test_alt_enter_breaks_the_line_and_joiners_stay(typed: str, text: str) -> None:
     async with chat() as it:

@@ -1,7 +1,5 @@
 """Structured output fits its grammar, has the model's distribution, and is exact with drafts."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -118,8 +116,7 @@ def answered(engine: Engine, prompt: list[int], options: GenerateOptions) -> Ans
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "temperature"),
-    [(name, 0.8 * (place % 2)) for place, name in enumerate(CONSTRAINTS)],
+    ("name", "temperature"), [(name, 0.8 * (place % 2)) for place, name in enumerate(CONSTRAINTS)]
 )
 def test_tokens_are_those_of_masked_plain_decoding(
     engine: Engine, name: str, temperature: float
@@ -358,24 +355,19 @@ def test_forced_text_replaces_a_forbidden_prediction(shallow_starter: Engine) ->
     assert shallow_starter.tokens.tokenizer.decode(drafter.propose(1)) == ' "'
 
 
-@pytest.mark.parametrize(
-    ("schema", "text", "key", "repeats"),
-    [
-        ({}, '{"name": 1, "age": {"name": 2}, "', "name", True),
-        ({}, '{"name": 1, "age": {"', "name", False),
-        ({}, '[{"name": 1}, {"', "name", False),
-        ({}, '{"name": "a, ", "a": {"b": ["x", "', "name", False),
-        ({}, '{"a\\"b": 1, "', 'a\\"b', True),
-        ({}, '{"": 1, ', '"', True),
-        ({}, '{":": 1, ', '":', True),
-        (
-            {"patternProperties": {"^a$": {}}, "additionalProperties": False},
-            '{"a": 1, "',
-            "a",
-            False,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("schema", "text", "key", "repeats"), [
+    ({}, '{"name": 1, "age": {"name": 2}, "', "name", True),
+    ({}, '{"name": 1, "age": {"', "name", False),
+    ({}, '[{"name": 1}, {"', "name", False),
+    ({}, '{"name": "a, ", "a": {"b": ["x", "', "name", False),
+    ({}, '{"a\\"b": 1, "', 'a\\"b', True),
+    ({}, '{"": 1, ', '"', True),
+    ({}, '{":": 1, ', '":', True),
+    (
+        {"patternProperties": {"^a$": {}}, "additionalProperties": False}, '{"a": 1, "', "a",
+        False,
+    ),
+])  # fmt: skip
 def test_no_key_is_written_twice(
     shallow_starter: Engine, schema: Any, text: str, key: str, repeats: bool
 ) -> None:

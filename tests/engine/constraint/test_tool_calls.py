@@ -1,7 +1,5 @@
 """Grammars of tool calls allow the calls that templates write, if they fit, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

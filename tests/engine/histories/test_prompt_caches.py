@@ -3,8 +3,6 @@
 Every answer must be that of a target that never held another history.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 import tracemalloc

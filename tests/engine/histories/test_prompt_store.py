@@ -1,7 +1,5 @@
 """Prompt caches on disk: what is saved, loaded, refused and deleted, and whose text it is."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import json
@@ -61,13 +59,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     engine = load_tiny(tmp_path_factory.mktemp("model"), ["<|end|>"])
     model = build("llama", head_dim=32)
     return altered(
-        engine,
-        model=model,
-        vocabulary=VOCABULARY,
-        context_length=4096,
-        prompt_cache_memory=1 << 30,
-        stop_tokens=frozenset(),
-    )
+        engine, model=model, vocabulary=VOCABULARY, context_length=4096,
+        prompt_cache_memory=1 << 30, stop_tokens=frozenset(),
+    )  # fmt: skip
 
 
 class Clock:

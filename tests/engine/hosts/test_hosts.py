@@ -1,7 +1,5 @@
 """Several hosts in one process: hostfiles, splits, fingerprints, and the messages of rank 0."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -63,20 +61,12 @@ def test_hostfile_addresses_get_ports(tmp_path: Path) -> None:
     assert hosts.env["MLX_JACCL_COORDINATOR"].startswith("10.0.0.1:")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        None,
-        "{",
-        _TWO[:1],
-        [{"ips": ["10.0.0.1"]}] * 2,
-        [{"ssh": "a"}, {"ssh": "b"}],
-        [{"ssh": "a", "ips": ["not an address"]}] * 2,
-        [{"ssh": "-oProxyCommand=x", "ips": ["10.0.0.1"]}] * 2,
-        {"backend": "mpi", "hosts": _TWO},
-        {"envs": ["no value"], "hosts": _TWO},
-    ],
-)
+@pytest.mark.parametrize("content", [
+    None, "{", _TWO[:1], [{"ips": ["10.0.0.1"]}] * 2, [{"ssh": "a"}, {"ssh": "b"}],
+    [{"ssh": "a", "ips": ["not an address"]}] * 2,
+    [{"ssh": "-oProxyCommand=x", "ips": ["10.0.0.1"]}] * 2, {"backend": "mpi", "hosts": _TWO},
+    {"envs": ["no value"], "hosts": _TWO},
+])  # fmt: skip
 def test_invalid_hosts_are_refused(tmp_path: Path, content: Any) -> None:
     """Without content, the value of --hosts is a number or a missing file."""
     file = tmp_path / "hosts.json"
@@ -100,15 +90,12 @@ def test_the_split_follows_the_number_of_heads(tmp_path: Path) -> None:
     assert_one_line_error(done, 1, "cannot be divided among 3 hosts")
 
 
-@pytest.mark.parametrize(
-    ("last", "why"),
-    [
-        ("echo No route >&2; exit 255", "cannot be reached: No route"),
-        ("echo id; kill -9 $$", "was killed by SIGKILL"),
-        ("echo id; exit 255", "was killed, or the network is gone"),
-        ("echo id; echo .; echo No module x; exit 1", "ended with code 1: No module x"),
-    ],
-)
+@pytest.mark.parametrize(("last", "why"), [
+    ("echo No route >&2; exit 255", "cannot be reached: No route"),
+    ("echo id; kill -9 $$", "was killed by SIGKILL"),
+    ("echo id; exit 255", "was killed, or the network is gone"),
+    ("echo id; echo .; echo No module x; exit 1", "ended with code 1: No module x"),
+])  # fmt: skip
 def test_errors_name_the_failed_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, why: str
 ) -> None:

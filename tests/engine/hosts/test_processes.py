@@ -1,7 +1,5 @@
 """A model in several processes over loopback: equal answers, and a common end."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -64,12 +62,8 @@ def test_every_family_answers_on_several_hosts_as_on_one(
 
 
 def test_the_answer_equals_that_of_one_process(model: Path, whole: str) -> None:
-    done = subprocess.run(
-        command(model, "2", "--format", "json", tokens=24),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    words = command(model, "2", "--format", "json", tokens=24)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert whole.startswith(answer["text"])
@@ -138,16 +132,13 @@ def test_a_server_restarts_after_losing_a_host(model: Path, whole: str) -> None:
     assert all_gone(others, 5)
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs_on_two_hosts(tmp_path: Path) -> None:
     write_talking(tmp_path)
     options = ["--hosts", "2", "--model", str(tmp_path), "--workload", "chat", "--max-tokens", "8"]
-    options += ["--draft", "auto", "--repeats", "1"]
-    done = subprocess.run(
-        [*AKUNU, "bench", "speed", *options, "-p", "8", "--format", "json"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    options += ["--draft", "auto", "--repeats", "1", "-p", "8", "--format", "json"]
+    words = [*AKUNU, "bench", "speed", *options]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [run["runner"] for run in found["runs"]] == ["off", "auto"]

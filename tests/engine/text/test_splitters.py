@@ -1,7 +1,5 @@
 """Stop sequences, thinking and channels in a streamed text: the same in any pieces."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -175,16 +173,12 @@ CASES: list[Case] = [
             (HARMONY, CALL.removeprefix("<|start|>assistant") + "{}<|call|>", "", CALL + "{}"),
             (HARMONY, "<|channel|>analysis<|message|>A<|end|>" + CALL + "{}", "A", CALL + "{}"),
             (
-                HARMONY,
-                " to=functions.f<|channel|>commentary json<|message|>{}",
-                "",
+                HARMONY, " to=functions.f<|channel|>commentary json<|message|>{}", "",
                 "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}",
             ),
             (
-                MUSE,
-                " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Yes.",
-                "Hm.",
-                "Yes.",
+                MUSE, " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Yes.",
+                "Hm.", "Yes.",
             ),
             *((HARMONY, text, "", text) for text in ("No header.", '{"a": "<|"}', "<", "")),
         )
@@ -225,17 +219,12 @@ def test_drafted_text_of_channels_stays_marked() -> None:
     assert [(run.text, run.drafted) for run in runs] == [("a", False), ("b", True)]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "markers", "opened"),
-    [
-        ("<|im_start|>assistant\n<think>\n", (START, END), True),
-        ("<think>", (START, END), True),
-        ("<think>\n\n</think>\n\n", (START, END), False),
-        ("what does <think> mean?<|im_end|>assistant\n", (START, END), False),
-        ("<think>", None, False),
-        ("", (START, END), False),
-    ],
-)
+@pytest.mark.parametrize(("prompt", "markers", "opened"), [
+    ("<|im_start|>assistant\n<think>\n", (START, END), True), ("<think>", (START, END), True),
+    ("<think>\n\n</think>\n\n", (START, END), False),
+    ("what does <think> mean?<|im_end|>assistant\n", (START, END), False),
+    ("<think>", None, False), ("", (START, END), False),
+])  # fmt: skip
 def test_prompts_that_open_thinking(
     prompt: str, markers: tuple[str, str] | None, opened: bool
 ) -> None:
@@ -249,15 +238,12 @@ def wrapped(*added: str, special: bool = False) -> Any:
     return TokenizerWrapper(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?"))
 
 
-@pytest.mark.parametrize(
-    ("added", "markers"),
-    [
-        ((START, END), (START, END)),
-        (("<|channel>", "<channel|>"), ("<|channel>thought", "<channel|>")),
-        ((START, END, "<mm:think>", "</mm:think>"), ("<mm:think>", "</mm:think>")),
-        ((), None),
-    ],
-)
+@pytest.mark.parametrize(("added", "markers"), [
+    ((START, END), (START, END)),
+    (("<|channel>", "<channel|>"), ("<|channel>thought", "<channel|>")),
+    ((START, END, "<mm:think>", "</mm:think>"), ("<mm:think>", "</mm:think>")),
+    ((), None),
+])  # fmt: skip
 def test_markers_of_tokenizers(added: tuple[str, ...], markers: tuple[str, str] | None) -> None:
     special = added[:1] == ("<|channel>",)
     tokenizer = wrapped(*added, special=special)
@@ -323,13 +309,11 @@ TEMPLATES = {
     "opened": (CHATML, "<|im_start|>assistant\n<think>{{ '\n' }}", "", "\n</think>\n\n"),
     "by itself": (CHATML, "<|im_start|>assistant{{ '\n' }}", "<think>\n", "\n</think>\n\n"),
     "channels": (
-        HARMONY_MARKERS,
-        "<|start|>assistant",
-        "<|channel|>analysis<|message|>",
+        HARMONY_MARKERS, "<|start|>assistant", "<|channel|>analysis<|message|>",
         "<|end|><|start|>assistant<|channel|>final<|message|>",
     ),
     "off": (CHATML, "<|im_start|>assistant\n<think>\n\n</think>{{ '\n\n' }}", None, ""),
-}
+}  # fmt: skip
 MESSAGES = [Message("user", "What does <think> mean?")]
 THOUGHT, ANSWER = "First this.\nThen that", "So it is"
 

@@ -220,13 +220,9 @@ def test_tokens_behind_the_only_call_are_not_counted(engine: Engine) -> None:
     found = {}
     for mode in ("off", "fixed"):
         job = chat_job(
-            engine,
-            MESSAGES,
-            replace(requested, draft=mode, draft_tokens=8),
-            SWITCHES,
-            parallel=False,
-            predicted=truth,
-        )
+            engine, MESSAGES, replace(requested, draft=mode, draft_tokens=8), SWITCHES,
+            parallel=False, predicted=truth,
+        )  # fmt: skip
         request = run_request(engine, job)
         found[mode] = request.stats.generated_tokens, request.tokens
         assert request.stats.generated_tokens == len(request.tokens)
@@ -236,15 +232,11 @@ def test_tokens_behind_the_only_call_are_not_counted(engine: Engine) -> None:
 
 # Answers that broke tool calls in other servers.
 TYPES = {
-    "path": {"type": "string"},
-    "line": {"type": "integer"},
-    "all": {"type": "boolean"},
-    "edits": {"type": "array"},
-    "range": {"type": "object"},
+    "path": {"type": "string"}, "line": {"type": "integer"}, "all": {"type": "boolean"},
+    "edits": {"type": "array"}, "range": {"type": "object"},
     "limit": {"type": ["integer", "null"]},
-    "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-    "part": {"type": "number"},
-}
+    "note": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "part": {"type": "number"},
+}  # fmt: skip
 EDITING = [Tool("edit", "", {"type": "object", "properties": TYPES}), Tool("now")]
 # By parameter: the text that models write, and the value that the schema requires.
 WRITTEN: dict[str, tuple[str, Any]] = {

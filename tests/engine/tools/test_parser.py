@@ -1,7 +1,5 @@
 """Tool calls parsed from the text of every family's format, whole or in any pieces."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -61,15 +59,12 @@ NESTED = st.recursive(
     max_leaves=5,
 )
 VALUES = {
-    "string": STRINGS,
-    "integer": st.integers(-(10**15), 10**15),
-    "number": st.floats(allow_nan=False, allow_infinity=False),
-    "boolean": st.booleans(),
-    "object": st.dictionaries(KEYS, NESTED, max_size=3),
-    "array": st.lists(NESTED, max_size=3),
+    "string": STRINGS, "integer": st.integers(-(10**15), 10**15),
+    "number": st.floats(allow_nan=False, allow_infinity=False), "boolean": st.booleans(),
+    "object": st.dictionaries(KEYS, NESTED, max_size=3), "array": st.lists(NESTED, max_size=3),
     "any": st.none() | st.integers(0, 9) | st.lists(st.integers(0, 9), max_size=2),
     "code": STRINGS,
-}
+}  # fmt: skip
 ARGUMENTS = st.fixed_dictionaries({}, optional=VALUES)
 CALLS = st.lists(
     st.tuples(st.sampled_from(["find", "write_file"]), ARGUMENTS), min_size=1, max_size=3
@@ -246,17 +241,14 @@ def test_calls_that_are_not_allowed_or_malformed_are_text_behind_a_marker() -> N
     assert last == TextDelta("\n" + MALFORMED + text.removeprefix("So:\n"))
 
 
-@pytest.mark.parametrize(
-    ("members", "calls"),
-    [
-        ('"name": "find"', [("find", {})]),
-        ('"id": "x", "type": "function", "name": "find"', [("find", {})]),
-        ('"function": {"name": "find", "arguments": {"a": 1}}', [("find", {"a": 1})]),
-        ('"arguments": {"a": 1}, "name": "find"', [("find", {"a": 1})]),
-        ('"name": "find", "arguments": "{\\"a\\": 1}"', [("find", {"a": 1})]),
-        ('"name": "find", "other": 1', []),
-    ],
-)
+@pytest.mark.parametrize(("members", "calls"), [
+    ('"name": "find"', [("find", {})]),
+    ('"id": "x", "type": "function", "name": "find"', [("find", {})]),
+    ('"function": {"name": "find", "arguments": {"a": 1}}', [("find", {"a": 1})]),
+    ('"arguments": {"a": 1}, "name": "find"', [("find", {"a": 1})]),
+    ('"name": "find", "arguments": "{\\"a\\": 1}"', [("find", {"a": 1})]),
+    ('"name": "find", "other": 1', []),
+])  # fmt: skip
 def test_members_of_a_call_in_any_order(members: str, calls: list[Call]) -> None:
     text = f"<tool_call>{{{members}}}</tool_call>"
     for pieces in ([text], list(text)):
@@ -264,45 +256,40 @@ def test_members_of_a_call_in_any_order(members: str, calls: list[Call]) -> None
         assert collected(parse(FORMATS["hermes"], pieces)) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "arguments"),
-    [
-        (
-            "minicpm5",
-            '<function name="find"><param name="string"><![CDATA[a < b]]></param>'
-            '<param name="integer">3</param></function>',
-            {"string": "a < b", "integer": 3},
-        ),
-        (
-            "pythonic",
-            '<|tool_call_start|>[find(string="Oslo, N", array=[1, {"a": true}])]<|tool_call_end|>',
-            {"string": "Oslo, N", "array": [1, {"a": True}]},
-        ),
-        (
-            "function_gemma",
-            "<start_function_call>call:find{string:<escape>Oslo<escape>,integer:3}",
-            {"string": "Oslo", "integer": 3},
-        ),
-        (
-            "minimax_m3",
-            '<tool_call>\n<invoke name="find"><string>a <b></string><object><id>521</id>'
-            "<id2>x</id2><none></none></object><array><item>1</item><item><item>[2]</item></item>"
-            "</array><any><item>3</item></any></invoke>\n</tool_call>",
-            {
-                "string": "a <b>",
-                "object": {"id": 521, "id2": "x", "none": ""},
-                "array": [1, [[2]]],
-                "any": [3],
-            },
-        ),
-        (
-            "minimax_m3",
-            '<tool_call><invoke name="find"><people><item><name>7</name><tags></tags></item>'
-            "</people>\n<object></object></invoke></tool_call>",
-            {"people": [{"name": "7", "tags": []}], "object": {}},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "arguments"), [
+    (
+        "minicpm5",
+        '<function name="find"><param name="string"><![CDATA[a < b]]></param>'
+        '<param name="integer">3</param></function>',
+        {"string": "a < b", "integer": 3},
+    ),
+    (
+        "pythonic",
+        '<|tool_call_start|>[find(string="Oslo, N", array=[1, {"a": true}])]<|tool_call_end|>',
+        {"string": "Oslo, N", "array": [1, {"a": True}]},
+    ),
+    (
+        "function_gemma",
+        "<start_function_call>call:find{string:<escape>Oslo<escape>,integer:3}",
+        {"string": "Oslo", "integer": 3},
+    ),
+    (
+        "minimax_m3",
+        '<tool_call>\n<invoke name="find"><string>a <b></string><object><id>521</id>'
+        "<id2>x</id2><none></none></object><array><item>1</item><item><item>[2]</item></item>"
+        "</array><any><item>3</item></any></invoke>\n</tool_call>",
+        {
+            "string": "a <b>", "object": {"id": 521, "id2": "x", "none": ""},
+            "array": [1, [[2]]], "any": [3],
+        },
+    ),
+    (
+        "minimax_m3",
+        '<tool_call><invoke name="find"><people><item><name>7</name><tags></tags></item>'
+        "</people>\n<object></object></invoke></tool_call>",
+        {"people": [{"name": "7", "tags": []}], "object": {}},
+    ),
+])  # fmt: skip
 def test_values_that_templates_write_otherwise(
     name: str, text: str, arguments: dict[str, Any]
 ) -> None:

@@ -1,7 +1,5 @@
 """Tools, calls and results in prompts, by the habits of chat templates."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -18,11 +16,9 @@ TOOLS = (WEATHER, Tool("now"))
 CALLS = (ToolCall("weather", '{"city": "Ås"}', "call_1"), ToolCall("now", "{}", "call_2"))
 REQUESTED = (Message("system", "Be brief."), Message("user", "Rain?"))
 TALK = (
-    *REQUESTED,
-    Message("assistant", "", thinking="Hm.", tool_calls=CALLS),
-    Message("tool", "wet", tool_call_id="call_1"),
-    Message("tool", "noon", tool_call_id="call_2"),
-)
+    *REQUESTED, Message("assistant", "", thinking="Hm.", tool_calls=CALLS),
+    Message("tool", "wet", tool_call_id="call_1"), Message("tool", "noon", tool_call_id="call_2"),
+)  # fmt: skip
 
 # What real templates do with tools, one habit each.
 ALL = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}"
@@ -93,18 +89,15 @@ def rendered(
     return render(Templated(template, token), messages, tools, "m")
 
 
-@pytest.mark.parametrize(
-    ("template", "called"),
-    [
-        (OBJECT, '[weather {"city": "Ås"}][now {}]'),
-        (TEXT, '[{"city": "Ås"}][{}]'),
-        (KIMI, '<|tool_calls_section_begin|>functions.weather:0 {"city": "Ås"}'),
-        (HARMONY, '<user>Rain?Hm.<assistant>[weather {"city": "Ås"}][now {}]'),
-        (NAMED, "weather<tool>wetnow<tool>noon"),
-        (REPR, '[weather {"city": "Ås"}][now {}]<tool>wet'),
-        (SINGLE, '<assistant>[weather {"city": "Ås"}]<tool>wet<assistant>[now {}]<tool>noon'),
-    ],
-)
+@pytest.mark.parametrize(("template", "called"), [
+    (OBJECT, '[weather {"city": "Ås"}][now {}]'),
+    (TEXT, '[{"city": "Ås"}][{}]'),
+    (KIMI, '<|tool_calls_section_begin|>functions.weather:0 {"city": "Ås"}'),
+    (HARMONY, '<user>Rain?Hm.<assistant>[weather {"city": "Ås"}][now {}]'),
+    (NAMED, "weather<tool>wetnow<tool>noon"),
+    (REPR, '[weather {"city": "Ås"}][now {}]<tool>wet'),
+    (SINGLE, '<assistant>[weather {"city": "Ås"}]<tool>wet<assistant>[now {}]<tool>noon'),
+])  # fmt: skip
 def test_templates_get_calls_in_their_form(template: str, called: str) -> None:
     text = rendered(template)
     assert called in text
@@ -149,22 +142,19 @@ def test_a_template_that_ignores_tools_gets_text(template: str) -> None:
         assert text.startswith("<system>Be brief.\n\n# Tools")
 
 
-@pytest.mark.parametrize(
-    ("token", "calls"),
-    [
-        ("<|tool_call_start|>", "<|tool_call_start|>[weather(city='Ås'), now()]<|tool_call_end|>"),
-        (
-            "<|tool_call|>",
-            '<|tool_call|>[{"name": "weather", "arguments": {"city": "Ås"}}, '
-            '{"name": "now", "arguments": {}}]',
-        ),
-        (
-            "",
-            '<tool_call>\n{"name": "weather", "arguments": {"city": "Ås"}}\n</tool_call>\n'
-            '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
-        ),
-    ],
-)
+@pytest.mark.parametrize(("token", "calls"), [
+    ("<|tool_call_start|>", "<|tool_call_start|>[weather(city='Ås'), now()]<|tool_call_end|>"),
+    (
+        "<|tool_call|>",
+        '<|tool_call|>[{"name": "weather", "arguments": {"city": "Ås"}}, '
+        '{"name": "now", "arguments": {}}]',
+    ),
+    (
+        "",
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Ås"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    ),
+])  # fmt: skip
 def test_calls_are_written_where_a_template_shows_all_but_these(token: str, calls: str) -> None:
     text = rendered(UNCALLED, token=token)
     assert f"<assistant>{calls}<tool>wet<tool>noon" in text
@@ -182,12 +172,9 @@ def test_the_starter_takes_tools_as_text(starter_engine: Engine) -> None:
 
 
 LATE = (
-    *TALK,
-    Message("system", "Mind the time."),
-    Message("assistant", "It is wet."),
-    Message("system", "Two files changed."),
-    Message("user", "And now?"),
-)
+    *TALK, Message("system", "Mind the time."), Message("assistant", "It is wet."),
+    Message("system", "Two files changed."), Message("user", "And now?"),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("template", [FIRST_SYSTEM + OBJECT, ALTERNATING + IGNORES])
