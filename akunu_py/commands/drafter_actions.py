@@ -126,7 +126,7 @@ def _install(model: model_store.StoredModel, training: Training) -> None:
         return NameEntry(source=f"trained for {model.name}", license=model.license)
 
     name, entry = f"{model.name}-drafter", read_names().get(model.name)
-    drafter = install(name, build, training.drafter_bytes, keep=lambda _: False)
+    drafter = install(name, build, training.drafter_bytes, existing="replace")
     say(f"{name} is ready ({human_size(drafter.size)}): {drafter.path}", error=True)
     words = f"akunu bench --model {model.name} --draft ngram --draft auto"
     if entry is not None and entry.drafter in ("", name):

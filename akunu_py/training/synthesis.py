@@ -132,6 +132,9 @@ class _Dialog:
     def before_pass(self, cache: kv_cache.Cache) -> None:
         """See `PassFollower`."""
 
+    def move_rows(self, rows: Sequence[int]) -> None:
+        """See `PassFollower`; its passes have no branches."""
+
     def keep_states(self, hidden: mx.array) -> None:
         """See `PassFollower`."""
         self.states.append(hidden[0].astype(mx.bfloat16))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from akunu_py import paths
 from akunu_py.errors import DamagedModel, UnknownModel, UnsupportedModel, UsageError
@@ -51,12 +51,12 @@ def install(
     need_bytes: int,
     progress: ProgressCallback = no_callback,
     *,
-    is_new: bool = False,
+    existing: Literal["keep", "refuse", "replace"] = "keep",
 ) -> model_store.StoredModel:
-    """Build the model `name` and make it visible, or return the intact one of that name.
+    """Build the model `name` and make it visible.
 
-    need_bytes: free space needed at the peak. is_new: refuse a name in use. Raises UsageError,
-    StoreError, and the exceptions of `build` and `progress`.
+    need_bytes: free space needed at the peak. existing: what happens to an intact model of that
+    name. Raises UsageError, StoreError, and the exceptions of `build` and `progress`.
     """
     root = paths.models_dir()
     with store_errors(f"cannot install model {name!r} in {root}"):
@@ -64,8 +64,8 @@ def install(
         for leftover in partial_models():
             remove_leftover(leftover)
         with lock_model(name, lambda: progress("waiting for another akunu", 0, 0)):
-            if model := model_store.find_intact(name):
-                if is_new:  # another process installed the name meanwhile
+            if existing != "replace" and (model := model_store.find_intact(name)):
+                if existing == "refuse":  # another process installed the name meanwhile
                     raise _name_in_use(name)
                 return model
             check_space(root, need_bytes)
@@ -149,7 +149,7 @@ def import_model(
             _quantize(plain, directory, bits, progress)
         return NameEntry(source=origin, license=facts.license, quantization=quantization)
 
-    return install(name, build, need, progress, is_new=True)
+    return install(name, build, need, progress, existing="refuse")
 
 
 def _choose_name(source: Path, name: str | None) -> str:

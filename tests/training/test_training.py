@@ -17,6 +17,7 @@ from akunu_py.engine.engine import Engine
 from akunu_py.engine.model.drafters import PublishedDrafter
 from akunu_py.errors import StoreError
 from akunu_py.models.drafters import load_drafter
+from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.models.load.model_files import read_settings
 from akunu_py.models.store import model_store
 from akunu_py.training import design
@@ -71,7 +72,7 @@ def test_a_trained_drafter_lowers_the_number_of_passes(
     made.run(1500, ROOM, 0.7)
     assert made.trainer is not None
     made.write_drafter(tmp_path)
-    drafter = load_drafter(tmp_path, read_settings(engine.path / "config.json"))
+    drafter = load_drafter(read_config(tmp_path), read_settings(engine.path / "config.json"))
     assert (drafter.target_ids is None) is (large == 6000)
     published = PublishedDrafter("x", tmp_path, drafter, NEEDS, 1e-6)
     begun = [engine.tokens.encode_text(f"<|im_start|>{words}<|im_end|>") for words in ("Aa", "Cd")]
