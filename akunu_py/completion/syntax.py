@@ -148,7 +148,7 @@ _IN_STRING = r"\\.|\$(?!\()|[^\"\\$]"
 _INNER_COMMAND = rf"\((?:{_WORD}|\"(?:\\.|[^\"\\])*+\")*+\)"
 _INNER_STRING = rf"\"(?:{_IN_STRING}|\${_INNER_COMMAND})*+\""
 _COMMAND = rf"\((?:{_WORD}|{_INNER_STRING}|{_INNER_COMMAND})*+\)"
-_SHELL = rf"(?s)(?:{_IN_STRING}|\${_COMMAND})*+\""
+_SHELL = re.compile(rf"(?s)(?:{_IN_STRING}|\${_COMMAND})*+\"")
 # The rest of a string in one line, without its opening quote.
 _REST = {kind: re.compile(STRINGS[kind].partition(kind)[2] + _ENDS[kind]) for kind in QUOTES}
 
@@ -174,7 +174,9 @@ def find_end(text: str, kind: str, at: int) -> tuple[int, int] | None:
         found = re.compile(rf"(?m)^[ \t]*{closer}\b").search(text, at)
         return found.span() if found else None
     if kind.endswith("\n"):
-        ended = _quoted(closer, kind[1:-1] or closer).match(text, at)
+        escape = kind[1:-1] or closer
+        shell = escape == "$"
+        ended = _SHELL.match(text, at) if shell else _quoted(closer, escape).match(text, at)
         return (ended.end() - 1, ended.end()) if ended else None
     start = text.find(closer, at)
     return None if start < 0 else (start, start + len(closer))
@@ -183,8 +185,6 @@ def find_end(text: str, kind: str, at: int) -> tuple[int, int] | None:
 @cache
 def _quoted(quote: str, escape: str) -> re.Pattern[str]:
     """Return the pattern of the text after an opening quote, with the closing one."""
-    if escape == "$":
-        return re.compile(_SHELL)
     q, e = re.escape(quote), re.escape(escape)
     return re.compile(rf"(?s)(?:{e}{q if quote == escape else '.'}|[^{q}{e}])*+{q}")
 

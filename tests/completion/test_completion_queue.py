@@ -443,7 +443,7 @@ def test_a_completion_that_is_being_made_ahead_is_taken_over(
 
     host.on_pass = accept
     host.answer(REQUESTED, "buffer")
-    host.wait(lambda: later and later[0].done)
+    host.wait(lambda: later and later[0].done and len(host.made) > 1)
     assert later[0].completion.text == alone == "".join(later[0].parts)
     assert [request.prefix for request in host.made[:2]] == [REQUESTED.prefix, accepted.prefix]
 
