@@ -47,15 +47,23 @@ class Crash(BaseException):
 
 
 def training(
-    engine: Engine, steps: int = STEPS, at: int = 0, act: Callable[[], None] = lambda: None
+    engine: Engine,
+    steps: int = STEPS,
+    at: int = 0,
+    act: Callable[[], None] = lambda: None,
+    cost: int = 3,
 ) -> Training:
-    """Return a training of so many passes and training steps. at, act: acts at this one."""
+    """Return a training of so many passes and training steps. at, act: acts at this one.
+
+    cost: of a training step, in passes.
+    """
     done = 0
 
     def report(phase: str, progress: int, planned: int) -> None:
         nonlocal done
-        done += bool(planned)
-        if done == at and planned:
+        before, step = done, 1 if phase == "answer tokens" else cost
+        done += step * bool(planned)
+        if before < at <= done:
             act()
 
     return Training(engine, steps, report, clock=lambda: float(done))
@@ -69,7 +77,7 @@ def test_a_trained_drafter_lowers_the_number_of_passes(
     monkeypatch.setattr(design, "_LARGE", large)
     monkeypatch.setattr(design, "_SHARE", 4)
     mx.random.seed(0)
-    made = training(engine, 170)
+    made = training(engine, 170, cost=1)
     made.run(1500, ROOM, 0.7)
     assert made.trainer is not None
     made.write_drafter(tmp_path)
@@ -85,9 +93,9 @@ def crash() -> None:
     raise Crash
 
 
-@pytest.mark.parametrize("at", [1, 30, 33, 50])
+@pytest.mark.parametrize("at", [1, 30, 33])
 def test_training_continues_after_a_crash(at: int, engine: Engine) -> None:
-    """In the first pass, while conversations are written, in the first and in a later step."""
+    """In the first pass, while conversations are written, and in a training step."""
     with pytest.raises(Crash):
         training(engine, at=at, act=crash).run(10**6, ROOM, 0.7)
     files = sorted((home_of("tiny")).glob("*/conversations/*"))
@@ -98,7 +106,7 @@ def test_training_continues_after_a_crash(at: int, engine: Engine) -> None:
     assert len(made.dataset.conversations) == max(0, len(files) - 1)
     made.run(10**6, ROOM, 0.7)
     assert made.trainer is not None
-    assert made.trainer.steps > 40
+    assert made.trainer.steps > 14
 
 
 def interrupt() -> None:
@@ -144,7 +152,7 @@ def test_the_command_installs_a_drafter(
     """Its model uses it, another model refuses it, and `rm` leaves nothing behind."""
     monkeypatch.setattr("os.nice", lambda steps: steps)
     assert run_here("models", "import", str(directory), "--name", "tiny").returncode == 0
-    training(Engine.load(directory, name="tiny"), 100).run(10**6, ROOM, 0.7)
+    training(Engine.load(directory, name="tiny")).run(10**6, ROOM, 0.7)
     trained = run_here("drafter", "train", "tiny", "--time", "1s", "--tokens", "1")
     assert trained.returncode == 0, trained.stderr
     assert "tiny-drafter is ready" in trained.stderr
