@@ -170,8 +170,9 @@ class Chat:
 
     async def answer(self, text: str, turn: int | None = None) -> None:
         """Generate a whole answer."""
-        await self.piece(text, turn=turn)
-        await self.finish(turn=turn)
+        number = turn or self.request()
+        piece = PieceArrived(number, TextDelta(text, stats=STATS))
+        await self.post(piece, AnswerFinished(number, "stop", STATS))
 
     async def talk(self, *texts: str) -> None:
         """Send prompts and answer them, alternately."""

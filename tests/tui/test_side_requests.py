@@ -166,9 +166,9 @@ async def talk(it: Chat, count: int = 3) -> list[str]:
     """Turns, of which a quarter of the context holds the last only."""
     for number in range(1, count + 1):
         await it.send(f"prompt {number}")
-        await it.piece(f"answer {number} " * 300)
         stats = replace(STATS, prompt_tokens=800 * number)
-        await it.post(AnswerFinished(number, "stop", stats))
+        text = TextDelta(f"answer {number} " * 300)
+        await it.post(PieceArrived(number, text), AnswerFinished(number, "stop", stats))
     return it.prompts
 
 
@@ -248,8 +248,9 @@ async def test_compact_cuts_an_answer_that_fills_the_context(before: tuple[str, 
     async with chat() as it:
         await it.talk(*before)
         await it.send("count")
-        await it.piece(whole)
-        await it.finish("context", replace(STATS, prompt_tokens=100, generated_tokens=8092))
+        stats = replace(STATS, prompt_tokens=100, generated_tokens=8092)
+        finished = AnswerFinished(it.request(), "context", stats)
+        await it.post(PieceArrived(it.request(), TextDelta(whole)), finished)
         assert it.notifications == ["The context is 100% full. /compact makes room."]
         assert it.feet[-1] == "… the context is full; /compact makes room"
         await it.send("/compact")
