@@ -339,9 +339,10 @@ class ModelHost:
             gone = [handle for handle in self._waiting if handle.cancelled]
             self._waiting = [handle for handle in self._waiting if not handle.cancelled]
             calls, self._calls = self._calls, []
-            needs_model = any(not handle.idle for handle in self._waiting) or calls
+            known = list(self._waiting)  # later ones may still need a load
+            needs_model = any(not handle.idle for handle in known) or calls
             wanted = bool(needs_model) and not self._closing
-            unload = self._unloads and not (self._waiting or self._running or self._closing)
+            unload = self._unloads and not (known or self._running or self._closing)
         for handle in gone:
             handle.deliver(Finished("cancelled", Stats()))
         if unload:
@@ -353,7 +354,7 @@ class ModelHost:
             self._try_to_load()
         for answer in calls:
             answer(self.engine)
-        self._begin()
+        self._begin(known)
         if self._loop is None or not self._running:
             return False
         _busy.add(self)
@@ -391,15 +392,16 @@ class ModelHost:
         if settled or not gone:
             handle.deliver(event)
 
-    def _begin(self) -> None:
-        """Start waiting jobs while slots are free."""
+    def _begin(self, known: Sequence[JobHandle]) -> None:
+        """Start waiting jobs while slots are free; without a model, fail those in `known`."""
         loop = self._loop
         while loop is not None and self._admit_next(loop):
             pass
         if loop is None:
             with self._lock:
-                waiting, self._waiting = self._waiting, []
-            for handle in waiting:
+                failed = [handle for handle in known if handle in self._waiting]
+                self._waiting = [handle for handle in self._waiting if handle not in failed]
+            for handle in failed:
                 handle.deliver(Failed(self.error))
 
     def _admit_next(self, loop: ModelLoop) -> bool:

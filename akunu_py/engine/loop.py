@@ -41,7 +41,7 @@ class StepLoop:
         scheduler: Scheduler | None = None,
         **options: Any,
     ) -> None:
-        """learned: what to learn into. slots: jobs that may run at a time. options: of `runner`."""
+        """learned: what to learn into. slots: for `ModelHost`. options: of `ModelRunner`."""
         self.engine = engine
         self.learned = learned or UnsavedState()
         self.slots = slots
@@ -117,7 +117,7 @@ class StepLoop:
             behind = len(ready) < number
             if behind:
                 crowded.append(each)
-            if each.cancelled or not each.conditions or not (behind or each.blocked):
+            if each.cancelled or not each.waits_for or not (behind or each.blocked):
                 ready.append(each)
         ready = ready or list(requests[:1])
         rate = self.runner.curve.prefill_rate
@@ -157,8 +157,8 @@ class StepLoop:
                     job.request.cancel()
         results = self.advance(list(requests)) if requests else {}
         return [
-            (job, self._add(job, jobs, found))
-            for job, found in ((requests[each], found) for each, found in results.items())
+            (requests[each], self._add(requests[each], jobs, found))
+            for each, found in results.items()
         ]
 
     def _start(self, job: JobHandle, jobs: Sequence[JobHandle]) -> Event | None:

@@ -1,4 +1,4 @@
-"""Request: one answer, as a value: what is asked for, and its state.
+"""One answer: what was asked for, and how far it is.
 
 The scheduler decides on its plain fields, `ModelRunner` advances it. It belongs to one thread,
 because MLX's streams are thread-local; only `cancel` may be called from others.
@@ -35,9 +35,9 @@ from akunu_py.types import (
     TokenLogprobs,
 )
 
-# A loop: as long as this, and as many blocks. Answers that were to repeat a text stay shorter.
+# A loop: as long as this, and as many blocks. Texts that a user wants repeated are shorter.
 _LOOP_TOKENS, _LOOP_BLOCKS, _LONGEST_BLOCK = 768, 6, 256
-_GUARD_EVERY = 32  # tokens between two looks for a loop
+_GUARD_EVERY = 32  # tokens between two checks for a loop
 
 Step = PrefillProgress | TextPiece  # a result of one step
 
@@ -57,7 +57,7 @@ class DecodePass:
 
     drafted: list[int]  # a `TokenTree` if it has branches
     before: Any  # see `kv_cache.pass_state`
-    behind: bool  # launched while another pass was running
+    behind: bool  # its first row is the token of the request's previous pass, not read yet
     rows: mx.array  # tokens [rows]
     sampled: mx.array  # tokens [drafted + 1] after the last rows
     shared: SharedPass | None = None  # None: the request has it alone
@@ -95,7 +95,7 @@ class Request:
         self.rules = rules
         # For the scheduler:
         self.short = False  # small prompt and few tokens
-        self.begun = False
+        self.begun = False  # the scheduler chose it
         self.since = 0.0  # when it was added
         self.spent = 0.0  # weighted decode time, starting at the others' minimum
         self.stepped_s = 0.0  # all time given since `since`
@@ -103,7 +103,8 @@ class Request:
         self.prompt_tokens_left = 0  # prompt tokens not prefilled yet, once the prefill began
         # For the runner:
         self.status = Status.WAITING
-        self.conditions: list[Callable[[], bool]] | None = None  # to wait for; None before
+        # The first returns True while the request must wait; None before its first step.
+        self.waits_for: list[Callable[[], bool]] | None = None
         self.target = target
         self.drafter = TrackedDrafter()
         self.has_drafter = False  # `drafter` is from the pool
@@ -112,7 +113,7 @@ class Request:
         self.cached = self.prefill_end = 0  # prompt tokens where the prefill begins and ends
         self.launched: list[DecodePass] = []  # at most two, in order
         self.limit = 0  # tokens that memory is reserved for
-        self.answering = False  # has the first token, which is not drafted
+        self.answering = False  # its first token was sampled; no drafts before that
         self.started = 0.0
         self.prefilled: float | None = None  # time of the first token
         self.logprob_sampler: LogprobSampler | None = None
@@ -168,11 +169,11 @@ class Request:
     @property
     def blocked(self) -> bool:
         """Whether it has to wait."""
-        return self.conditions is not None and self.conditions != [] and self.conditions[0]()
+        return bool(self.waits_for and self.waits_for[0]())
 
     @property
     def joining_tokens(self) -> int:
-        """Prompt tokens that run in the first decode pass, 0 after it."""
+        """Prompt tokens that run in the first decode pass, at least one; 0 after it."""
         first = self.status is Status.DECODING and not self.answering
         return len(self.target.pending) if first else 0
 
@@ -186,7 +187,7 @@ class Request:
 
     @property
     def can_branch(self) -> bool:
-        """Whether its drafts may be token trees: their rows are sampled without looking back."""
+        """Whether its drafts may be token trees: each row is sampled without the tokens before."""
         sampler, tree = self.target.sampler, self.options.draft_tree
         return tree != "off" and sampler.group is not None and not self.engine.recurrent
 
@@ -266,7 +267,7 @@ class Request:
         if self.options.loop_guard and before // _GUARD_EVERY < len(self.tokens) // _GUARD_EVERY:
             self._loops = self.target.constraint is None and repeats(self.tokens)
         self.measure(now)
-        return self._counted(decoded)
+        return self._append(decoded)
 
     def drop(self, piece: Piece, used: int) -> None:
         """Drop the tokens after the first `used` from the last piece and the counts."""
@@ -291,7 +292,7 @@ class Request:
         rest = self._decoder.finish()
         # The replacement of half a character may be a stop sequence, but ends no answer.
         self.finish_reason = reason if reason == "cancelled" else self._reason()
-        return [self._counted(rest)] if rest.text or rest.thinking else []
+        return [self._append(rest)] if rest.text or rest.thinking else []
 
     def measure(self, now: float) -> None:
         """Update the decode time. It includes the consumer's time, as users see it."""
@@ -332,7 +333,7 @@ class Request:
             kept = target.roll_back(done.before, written, kept)
         target.commit(tokens, kept)
 
-    def _counted(self, decoded: TextPiece) -> TextPiece:
+    def _append(self, decoded: TextPiece) -> TextPiece:
         self.text += decoded.text
         self.thinking += decoded.thinking
         return decoded

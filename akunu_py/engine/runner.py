@@ -48,7 +48,7 @@ Results = list[Step] | Exception
 class ModelRunner:
     """Advances the requests to one model, with its drafters and prompt caches."""
 
-    _needs_trial = False  # of `can_batch`, before the next pass
+    _needs_trial = False  # run the trial of `can_batch` before the next pass
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class ModelRunner:
         self.not_batched: str | None = None  # why requests take turns, once `can_batch` was called
         self._last = 0.0  # end of the previous pass, or start of this one
         self._joint: batched_pass.Joint = {}  # recurrent states of the last shared pass
-        self._drafts_pay = False  # the next pass waits for the launched one, to have drafts
+        self._drafts_pay = False  # read the launched pass first, so that the next one has drafts
         self._passes = 0
         self.shared_passes = self.shared_requests = 0  # so far, and the requests in them
 
     def new_target(self) -> Target:
-        """Return the target of a new request."""
+        """Return the model with an empty history, for a new request."""
         return Target(self._engine.model, self._engine.plan.kv_bits, self.caches)
 
     def can_batch(self) -> bool:
@@ -147,7 +147,7 @@ class ModelRunner:
         """End an answer between two steps and keep the prefilled tokens."""
         if request.status is not Status.FINISHED:
             begun, request.status = request.status is not Status.WAITING, Status.FINISHED
-            request.conditions = []
+            request.waits_for = []
             if isinstance(request.chunks, Generator):
                 request.chunks.close()
             request.drop_launched()
@@ -210,18 +210,18 @@ class ModelRunner:
     def _wait(self, request: Request) -> list[Step]:
         """Begin the prefill once there is memory for it, and nothing better to wait for."""
         target, options = request.target, request.options
-        if request.conditions is None:
+        if request.waits_for is None:
             request.started = time.perf_counter()
             target.owner = Owner(options.conversation, time.time(), options.may_store)
             request.drafter = self.drafters.take(target, options, request.prompt)
             request.has_drafter = True
             elsewhere = target.find_concurrent_prefill(request.prompt)
-            request.conditions = [] if elsewhere is None else [elsewhere]
-            request.conditions.append(lambda: not self._has_room(request))
-        while request.conditions:
-            if request.conditions[0]():
+            request.waits_for = [] if elsewhere is None else [elsewhere]
+            request.waits_for.append(lambda: not self._has_room(request))
+        while request.waits_for:
+            if request.waits_for[0]():
                 return [self._progress(request, 0)]
-            del request.conditions[0]
+            del request.waits_for[0]
         self._begin_prefill(request)
         request.status = Status.PREFILLING
         return self._prefill(request)
@@ -234,7 +234,7 @@ class ModelRunner:
     def _begin_prefill(self, request: Request) -> None:
         """Make room in memory, and begin the steps of the prefill.
 
-        A request that waited for memory prefills the tokens again that were evicted meanwhile.
+        A request that waited for memory prefills evicted tokens again.
         """
         if not request.answering:
             make_room(self._engine, request.target, request.prompt, self._to_reserve(request))
@@ -293,7 +293,10 @@ class ModelRunner:
         )
 
     def _prefill(self, request: Request) -> list[Step]:
-        """Run a chunk; after the last one, begin to decode."""
+        """Go on to the next chunk; after the last one, begin to decode.
+
+        The first step only reuses the longest cached prefix.
+        """
         done = next(request.chunks, 0) or 0
         request.prompt_tokens_left = max(0, request.prefill_end - request.cached - done)
         progress = self._progress(request, request.cached + done)
@@ -317,11 +320,11 @@ class ModelRunner:
         self._prefill_again(request)
 
     def _prefill_again(self, request: Request) -> None:
-        """Release the history and wait for memory."""
+        """Give the history to the prompt caches, and wait; what they evict is prefilled again."""
         self._joint.clear()
         request.drafter.release()
         request.target.release()
-        request.conditions = [lambda: not self._has_room(request)]
+        request.waits_for = [lambda: not self._has_room(request)]
         request.status = Status.WAITING
 
     def _has_room(self, request: Request) -> bool:
@@ -429,7 +432,7 @@ class ModelRunner:
             return
         first = requests[0]
         if len(requests) > 1:
-            behind = [each for each in requests if each.limit > each.is_running]
+            behind = [each for each in requests if each.limit > len(each.launched)]
             if behind and not self._drafts_pay:
                 self._launch(behind, [[] for _ in behind], behind=True)
         elif first.limit > 1:
@@ -472,8 +475,8 @@ class ModelRunner:
             parts.append(each.target.part(rows, drafted))
         logits = batched_pass.run(self._engine.model, parts, self._joint)
         to_sample = [
-            each.target.to_sample(part, made.rows, made.drafted, ahead=made.behind)
-            for each, made, part in zip(requests, passes, logits, strict=True)
+            each.target.to_sample(rows_logits, made.rows, made.drafted, ahead=made.behind)
+            for each, made, rows_logits in zip(requests, passes, logits, strict=True)
         ]
         for made, sampled in zip(passes, sample_together(to_sample), strict=True):
             made.sampled = sampled
@@ -538,8 +541,8 @@ class ModelRunner:
 
 def _offer(request: Request, known: PassCosts | None = None) -> list[float]:
     """Return the chances of draft tokens for the next pass; see `Drafter.offer`."""
-    may_draft = request.answering and _has_few_pending(request)
-    return request.drafter.offer(request.limit - 1, known) if may_draft else []
+    room = _room(request)
+    return request.drafter.offer(room, known) if room else []
 
 
 def _room(request: Request) -> int:

@@ -14,11 +14,11 @@ from typing import Generic, Protocol, TypeVar
 
 from akunu_py.ngram.cost import PRIOR_PREFILL_RATE
 
-_CHUNK_S = 0.2  # prefill time per step while another answer decodes,
-_CHUNK_PASSES = 2.0  # in passes of that answer,
-_PATIENCE_S = 1.0  # and while another prompt waits
+# Prefill time of a step while another answer decodes: at least, in passes of that answer, at most.
+_CHUNK_S, _CHUNK_PASSES, _PATIENCE_S = 0.2, 2.0, 1.0
 _SHORT_WEIGHT = 4.0  # a short job's share of time
-_LATE_S, _LATE = 2.0, 2.0  # a prompt waits for shorter ones this long, plus times its prefill time
+# A prompt waits for shorter ones this many seconds, plus this multiple of its own prefill time.
+_LATE_S, _LATE = 2.0, 2.0
 # Limits of the prompt tokens in a shared pass, which takes about _CHUNK_S.
 _LEAST_JOINING, _MOST_JOINING = 64, 256
 
@@ -70,7 +70,7 @@ class Scheduler:
         chunk_s: float = _CHUNK_S,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """chunk_s: time of a prefill chunk while others decode. patience_s: its upper bound."""
+        """chunk_s: time of a prefill chunk while others decode. patience_s: at most."""
         self._clock = clock
         self._chunk_s, self._patience_s = chunk_s, patience_s
         self._prefill_ahead_s = 0.0  # prefill time minus decode time
@@ -88,7 +88,7 @@ class Scheduler:
         shared = self._fitting(sharing, chosen, rate)
         requests = shared if chosen in shared else [chosen]
         alone, chunk = len(requests) == len(ready), not chosen.decodes
-        mixed = chunk in [each.decodes for each in ready if each not in requests]
+        mixed = any(each.decodes == chunk for each in ready if each not in requests)
         seconds = None if alone else self._chunk_seconds(ready, chosen)
         return StepPlan(requests, alone, chunk, mixed, seconds)
 

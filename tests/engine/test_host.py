@@ -404,6 +404,23 @@ def test_unload_waits_for_submitted_jobs_and_a_later_job_loads_again(
     host.unload().result(60)
 
 
+def test_a_job_submitted_while_the_model_is_unloaded_loads_it_again(
+    load: Callable[[], StepLoop],
+) -> None:
+    """The thread looked at the waiting jobs before, and found none."""
+    host, late = ModelHost(load), list[Gate]()
+
+    def submit(state: str) -> None:
+        if state == "unloaded" and not late:
+            late.append(Gate(is_open=True).submit(host))
+
+    host.on_state = submit
+    host.start()
+    host.unload().result(60)
+    assert reason_of(late[0].events) == "stop"
+    assert host.close()
+
+
 @pytest.mark.parametrize(("save_s", "saved"), [(60.0, 3), (0.0, 0)])
 def test_closing_saves_all_prompt_caches_within_the_time_limit(save_s: float, saved: int) -> None:
     loop = Saving(queue.SimpleQueue())
