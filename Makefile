@@ -21,8 +21,8 @@ chat: $(VENV)/.installed ## chat with the starter model
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/akunu chat
 
-# One worker more than a small machine has cores: many tests wait for a process or a terminal.
-WORKERS := 3
+# Twice the cores of a small machine: many tests wait for a process or a terminal.
+WORKERS := 4
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.installed-dev ## run the fast tests
