@@ -212,8 +212,7 @@ class ChatView:
 _QUESTIONS = (
     "Why is the sky blue? Explain it in three sentences.",
     "Write a Python function that tells whether a number is prime.",
-    "Rewrite this list as JSON, with the keys name, price and unit: apples 3.20 kg, pears 2.80 kg, "
-    "plums 4.10 kg, figs 6.50 kg, grapes 3.90 kg, cherries 7.40 kg",
+    "Write a JSON array of ten fruits, each with the keys name, color, price and unit.",
 )
 
 
