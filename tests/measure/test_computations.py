@@ -1,6 +1,7 @@
 """What the tools compute, on figures and texts whose result is known."""
 
 import math
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import mlx.nn as nn
 import pytest
 
 from akunu_py.bench.result import Repeat, Throughput
+from akunu_py.bench.trace import TraceItem
 from akunu_py.engine import kv_cache
 from akunu_py.engine.engine import Engine
 from tests.measure import check, fidelity, mac_checks
+from tests.measure.caches import replay_caches, schedule
 from tests.measure.check import Check, Promise
 from tests.measure.oracle import score_directory
 from tests.support.bench_fakes import drafted_series, fake_result
@@ -127,6 +130,37 @@ def test_precision_has_nearly_the_same_logits(tmp_path: Path, name: str) -> None
     assert found.dtype == formats[name]
     error = float(mx.abs(found.astype(mx.float32) - exact).max() / mx.abs(exact).max())
     assert error < (1e-5 if found.dtype == mx.float32 else 0.05)
+
+
+# Prompt caches
+
+
+def session(seed: int) -> list[TraceItem]:
+    """Return a growing conversation."""
+    draw = random.Random(seed)
+    tokens, items = [draw.randrange(1000) for _ in range(300)], []
+    for _ in range(8):
+        tokens += [draw.randrange(1000) for _ in range(draw.randrange(50, 250))]
+        output = [draw.randrange(1000) for _ in range(20)]
+        items.append(TraceItem(tuple(tokens), tuple(output)))
+        tokens += output
+    return items
+
+
+@pytest.mark.long
+def test_own_policy_prefills_less_again_than_lru() -> None:
+    totals = dict.fromkeys(("akunu", "lru"), 0)
+    sessions = [session(seed) for seed in range(4)]
+    for aside in (False, True):
+        orders = [schedule(sessions, 3, seed, aside=aside) for seed in range(3)]
+        for budget in (2_000, 3_000, 5_000):
+            again = {
+                policy: sum(replay_caches(each, budget, policy) for each in orders)
+                for policy in totals
+            }
+            assert again["akunu"] <= again["lru"]
+            totals = {policy: totals[policy] + again[policy] for policy in totals}
+    assert totals["akunu"] < 0.9 * totals["lru"]
 
 
 # Completion
