@@ -1,7 +1,5 @@
 """What the device offers: wired memory, threads for matrix products, memory bandwidth."""
 
-from __future__ import annotations
-
 import gc
 import os
 import plistlib

@@ -1,7 +1,5 @@
 """`--exact`: no pass has more rows than give each row the bits that it has alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ covers every pair (family, situation), (drafter, situation) and (sampling, situa
 tests cover the whole product.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Sequence

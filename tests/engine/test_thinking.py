@@ -1,7 +1,5 @@
 """Thinking on, off and by effort in a conversation, and a budget on the command line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Kernels are used only where a probe found them equal and faster."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

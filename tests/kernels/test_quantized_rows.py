@@ -3,8 +3,6 @@
 `metal_shim.h` runs Metal kernels on a CPU. MLX's kernel is in the headers of its wheel.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Token trees: acceptance by walking, and which alternatives are drafted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate, product
 from operator import mul

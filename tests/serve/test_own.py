@@ -1,7 +1,5 @@
 """akunu's own clients on a server return the same results as with a local model."""
 
-from __future__ import annotations
-
 import json
 import queue
 import socket

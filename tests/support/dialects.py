@@ -1,8 +1,6 @@
 """The same request in every dialect: its body, the reply that a client accumulates from a stream,
 the parts of a reply that all dialects have, and the expected reply."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Jobs of tests."""
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

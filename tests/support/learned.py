@@ -1,7 +1,5 @@
 """Tiny networks that learn an invented language, so that drafts can be right."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model whose completions a function makes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from akunu_py.completion.completion_queue import CompletionJob

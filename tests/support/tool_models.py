@@ -1,7 +1,5 @@
 """Tiny models of random weights whose chat templates show tools, one of each kind of markup."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A drafter trained on a model's own answers is right, and no interrupt breaks its training."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Learned state on disk: costs, weights and answers; private, bounded, robust against damage."""
 
-from __future__ import annotations
-
 import json
 import stat
 from pathlib import Path

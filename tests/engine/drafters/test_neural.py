@@ -3,8 +3,6 @@
 Their caches follow the target's, their memory is planned, unsuitable models are refused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Sequence

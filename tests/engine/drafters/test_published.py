@@ -1,7 +1,5 @@
 """Published drafters follow the target, and change no token."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

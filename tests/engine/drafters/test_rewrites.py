@@ -1,7 +1,5 @@
 """Prompt text that an answer repeats in another form: without line numbers, or as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 A wrong tap or anchor raises nothing: only the acceptance of a drafter that was trained shows it.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,7 +1,5 @@
 """EAGLE-3, P-EAGLE and Gemma 4 assistants follow the target through rejected drafts."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Tool calls in answers of models: forced, forbidden, streamed, drafted and in thinking."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
