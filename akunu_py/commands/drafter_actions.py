@@ -132,8 +132,8 @@ def _install(model: model_store.StoredModel, training: Training) -> None:
     if entry is not None and entry.drafter in ("", name):
         save_entry(model.name, replace(entry, drafter=name))
     else:
-        words += f" --draft-model {name}"
-    say(f"to see whether it pays, run: {words}", error=True)
+        words = f'akunu run --model {model.name} --draft-model {name} "a question"'
+    say(f"to measure the speedup, run: {words}", error=True)
 
 
 class _ProgressLines:

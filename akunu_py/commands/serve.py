@@ -283,6 +283,7 @@ def _load_embedding(args: argparse.Namespace, model: StoredModel, reserved: int)
         memory_limit=args.memory_limit,
         reserved=reserved,
         draft_model="",
+        kernels=args.kernels,
     )
     return StepLoop(load_stored(model, options))
 

@@ -231,7 +231,8 @@ class ModelHost:
         for handle in handles:
             handle.deliver(Failed(why))
         for each in unloads:
-            each.set_result(None)
+            if each.set_running_or_notify_cancel():
+                each.set_result(None)
         for answer in calls:
             answer(None)
 
@@ -322,7 +323,8 @@ class ModelHost:
         with self._lock:
             unloads, self._unloads = self._unloads, []
         for each in unloads:
-            each.set_result(None)
+            if each.set_running_or_notify_cancel():
+                each.set_result(None)
 
     def _unload(self) -> None:
         if (loop := self._loop) is not None:

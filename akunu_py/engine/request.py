@@ -1,4 +1,4 @@
-"""One answer: what was asked for, and how far it is.
+"""One request: its options and its progress.
 
 The scheduler decides on its plain fields, `ModelRunner` advances it. It belongs to one thread,
 because MLX's streams are thread-local; only `cancel` may be called from others.

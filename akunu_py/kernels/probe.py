@@ -55,8 +55,11 @@ def why_off() -> str:
     if not mx.metal.is_available() or mx.default_device() != mx.gpu:
         return "no Apple GPU"
     found = re.search(r"_g(\d+)", _architecture())
-    if found is None or int(found[1]) >= _STALLING:
-        return f"not tested on {mx.device_info().get('device_name')}"
+    name = mx.device_info().get("device_name")
+    if found is None:
+        return f"not tested on {name}"
+    if int(found[1]) >= _STALLING:
+        return f"such kernels have stalled on {name}"
     return ""
 
 

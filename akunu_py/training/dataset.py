@@ -59,11 +59,16 @@ class Dataset:
         with disk_errors(f"cannot use {directory}"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in sorted(directory.iterdir()):
+                if not path.stem.isdigit():
+                    if path.name.startswith("."):  # an unfinished file
+                        path.unlink()
+                    continue
                 try:
-                    int(path.stem)  # the names of unfinished files begin with a dot
                     tensors, (answer, greedy, held_back) = read_tensors(path)
                     tokens = tensors["tokens"].tolist()
                     self._append(TrainingChat(tokens, answer, greedy, held_back, path))
+                except OSError:
+                    continue  # such as too many open files
                 except Exception:  # noqa: BLE001 - a crash cut the file off; MLX raises anything
                     path.unlink()
 

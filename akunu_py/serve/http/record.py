@@ -90,7 +90,7 @@ class RequestRecord:
 
     def live(self) -> dict[str, Any]:
         """Return the state and the counts so far. The model's thread changes them meanwhile."""
-        requests = [each.request for each in self.jobs if each.request is not None]
+        requests = [found for each in self.jobs if (found := each.request) is not None]
         state = "finished" if self.answers else "waiting" if self.arrived else "arriving"
         state = requests[-1].status.value if requests else state
         total = Stats()
