@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import base
@@ -36,10 +36,10 @@ _ATTENTION = (KVCache, QuantizedKVCache, RotatingKVCache)
 _TOLERANCE, _MOST_TOLERANCE, _NOISE = 0.05, 0.5, 2.0
 
 
-class PassFollower(Protocol):
-    """A neural drafter that follows the passes of a request."""
+class PassFollower:
+    """Follows the passes of a request, such as a neural drafter. By default it does nothing."""
 
-    taps: Sequence[int]  # hidden states that it uses; see `output_rows.run`
+    taps: Sequence[int] = ()  # hidden states that it uses; see `output_rows.run`
 
     def before_pass(self, cache: kv_cache.Cache) -> None:
         """Prepare for a pass on `cache`."""

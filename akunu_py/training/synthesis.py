@@ -109,8 +109,8 @@ class Synthesizer:
         return not written  # an empty prompt
 
 
-class _Dialog:
-    """A conversation in progress; as a `PassFollower` it keeps the hidden states."""
+class _Dialog(batched_pass.PassFollower):
+    """A conversation in progress, with its hidden states."""
 
     def __init__(self, cache: kv_cache.Cache, taps: Sequence[int], temperature: float) -> None:
         """temperature: of the answer."""
@@ -129,12 +129,5 @@ class _Dialog:
         self.tokens += tokens
         self.pending = tokens
 
-    def before_pass(self, cache: kv_cache.Cache) -> None:
-        """See `PassFollower`."""
-
-    def move_rows(self, rows: Sequence[int]) -> None:
-        """See `PassFollower`; its passes have no branches."""
-
     def keep_states(self, hidden: mx.array) -> None:
-        """See `PassFollower`."""
         self.states.append(hidden[0].astype(mx.bfloat16))

@@ -24,7 +24,7 @@ from mlx_lm.models.cache import (
 )
 
 from akunu_py.engine import kv_cache
-from akunu_py.engine.batched_pass import Part, run, why_not_batched
+from akunu_py.engine.batched_pass import Part, PassFollower, run, why_not_batched
 from akunu_py.engine.model import output_rows
 from akunu_py.errors import UsageError
 from tests.support.families import build, families_of_each_kind, kinds
@@ -244,17 +244,13 @@ def test_narrow_heads_and_other_widths_are_not_quantized() -> None:
         kv_cache.new_cache(build("llama", head_dim=32), 3)
 
 
-class States:
+class States(PassFollower):
     """Follows passes and keeps their hidden states."""
 
     def __init__(self, model: Any) -> None:
         count = len(model.layers)
         self.taps: Sequence[int] = (-1, 0, count - 1, count)
         self.kept: list[mx.array] = []
-
-    def before_pass(self, cache: Any) -> None: ...
-
-    def move_rows(self, rows: Sequence[int]) -> None: ...
 
     def keep_states(self, hidden: mx.array) -> None:
         self.kept.append(hidden)

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from akunu_py.engine import kv_cache
+from akunu_py.engine.batched_pass import PassFollower
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.histories.history import NO_OWNER, TokenHistory
 from akunu_py.engine.model import device
@@ -24,7 +25,7 @@ from akunu_py.ngram.cost import PRIOR_SHAPE, interpolate
 from akunu_py.ngram.neural_plan import TokenView
 
 
-class NeuralDrafterBase:
+class NeuralDrafterBase(PassFollower):
     """Base class of neural drafters, which sample with the target's sampler."""
 
     name: str
@@ -48,20 +49,9 @@ class NeuralDrafterBase:
         self._target = target
         self._known = TokenView(())  # the history, then the draft
 
-    taps: Sequence[int] = ()  # see `PassFollower`
-
     def attach(self, target: Target) -> None:
         """Draft for another target, of the same model, from now on."""
         self._target = target
-
-    def before_pass(self, cache: kv_cache.Cache) -> None:
-        """See `PassFollower`."""
-
-    def keep_states(self, hidden: mx.array) -> None:
-        """See `PassFollower`."""
-
-    def move_rows(self, rows: Sequence[int]) -> None:
-        """See `PassFollower`."""
 
     @property
     def prefilled(self) -> int:
