@@ -41,14 +41,6 @@ class ThinkingDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class Gauges:
-    """Measurements other than the counts of an answer."""
-
-    memory: int = 0  # bytes of model, cache and activations
-    speedup: float | None = None  # over plain decoding, by the cost model; None: unknown
-
-
-@dataclass(frozen=True, slots=True)
 class TextDelta:
     """More of the answer. A delta with the details of a decode step may have no text."""
 
@@ -58,7 +50,7 @@ class TextDelta:
     rejected: tuple[Rejected, ...] = ()
     passes: tuple[int, ...] = ()  # tokens of each decode pass
     stats: Stats | None = None  # of the answer so far
-    gauges: Gauges | None = None  # with some deltas
+    speedup: float | None = None  # over plain decoding, by the cost model; with some deltas
 
     def __add__(self, more: TextDelta) -> TextDelta:
         offset, drafted = len(self.text), list(self.drafted)
@@ -69,7 +61,7 @@ class TextDelta:
             self.rejected + tuple((place + offset, text) for place, text in more.rejected),
             self.passes + more.passes,
             more.stats or self.stats,
-            more.gauges or self.gauges,
+            more.speedup or self.speedup,
         )
 
 
@@ -131,16 +123,21 @@ Event = (
 
 
 def append_event(events: list[Any], event: Event) -> None:
-    """Append an event, merged with the last one if possible."""
-    last = events[-1] if events else None
-    if isinstance(last, PrefillProgress) and isinstance(event, PrefillProgress):
-        events[-1] = event
-    elif isinstance(last, TextDelta) and isinstance(event, TextDelta):
-        events[-1] = last + event
-    elif (isinstance(last, ThinkingDelta) and isinstance(event, ThinkingDelta)) or (
-        isinstance(last, ToolCallArguments) and isinstance(event, ToolCallArguments)
-    ):
-        events[-1] = replace(last, text=last.text + event.text)
+    """Append an event, merged with the last one if possible.
+
+    Thinking is merged across the details of its decode steps, which are deltas without text.
+    """
+    last, place = events[-1] if events else None, -1
+    if isinstance(event, ThinkingDelta) and isinstance(last, TextDelta) and not last.text:
+        last, place = events[-2] if events[1:] else None, -2
+    if type(last) is not type(event):
+        events.append(event)
+    elif isinstance(event, PrefillProgress):
+        events[place] = event
+    elif isinstance(event, TextDelta):
+        events[place] = last + event
+    elif isinstance(event, ThinkingDelta | ToolCallArguments):
+        events[place] = replace(event, text=last.text + event.text)
     else:
         events.append(event)
 

@@ -56,7 +56,6 @@ class ModelHost:
         *,
         idle_s: float | None = None,  # idle time after which the model is unloaded; None: never
         retry_s: tuple[float, float] = _RETRY_S,
-        awake: SleepBlocker | None = None,  # keeps the machine awake while there is work
         on_state: Callable[[State], None] = lambda state: None,  # called in the thread
         clock: Callable[[], float] = time.monotonic,
         save_after_s: float = _SAVE_AFTER_S,  # idle time before prompt caches are saved
@@ -65,7 +64,7 @@ class ModelHost:
         self._idle_s = idle_s
         self._save_after_s = save_after_s
         self._retry_s = retry_s
-        self._awake = awake or SleepBlocker()
+        self._awake = SleepBlocker()
         self.on_state = on_state
         self._clock = clock
         self.state: State = "unloaded"
@@ -344,7 +343,9 @@ class ModelHost:
             known = list(self._waiting)  # later ones may still need a load
             needs_model = any(not handle.idle for handle in known) or calls
             wanted = bool(needs_model) and not self._closing
-            unload = self._unloads and not (known or self._running or self._closing)
+            idle = not (known or self._running)
+            can_reload = self._reload and self._loop is None  # before the waiting jobs
+            unload = self._unloads and (idle or can_reload) and not self._closing
         for handle in gone:
             handle.deliver(Finished("cancelled", Stats()))
         if unload:

@@ -164,7 +164,7 @@ class Request:
     @property
     def decodes(self) -> bool:
         """Whether its prompt is prefilled."""
-        return self.begun and self.prompt_tokens_left == 0
+        return self.status is Status.DECODING
 
     @property
     def blocked(self) -> bool:

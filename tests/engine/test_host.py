@@ -421,6 +421,27 @@ def test_a_job_submitted_while_the_model_is_unloaded_loads_it_again(
     assert host.close()
 
 
+def test_reloading_an_unloaded_model_loads_it_once(load: Callable[[], StepLoop]) -> None:
+    """Also if a job waits for it."""
+    loads, events = list[StepLoop](), iter([Failed(ServerGone("gone")), Finished("stop", Stats())])
+
+    def counted() -> StepLoop:
+        loads.append(load())
+        return loads[-1]
+
+    def on_state(state: str) -> None:
+        if state == "unloaded" and len(loads) == 1:
+            host.reload()
+
+    host = ModelHost(counted, on_state=on_state)
+    job = submit(host, scripted(lambda loop: events))
+    host.start()
+    assert reason_of(job) == "stop"
+    host.call(lambda engine: None).result(60)
+    assert len(loads) == 2
+    assert host.close()
+
+
 @pytest.mark.parametrize(("save_s", "saved"), [(60.0, 3), (0.0, 0)])
 def test_closing_saves_all_prompt_caches_within_the_time_limit(save_s: float, saved: int) -> None:
     loop = Saving(queue.SimpleQueue())

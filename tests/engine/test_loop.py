@@ -22,6 +22,7 @@ from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Failed, Finished
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model import output_rows
+from akunu_py.engine.request import Status
 from akunu_py.engine.target import Target
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.planner import JointPlanner, SharedPass
@@ -172,17 +173,24 @@ def test_a_prefix_that_another_request_prefills_is_not_prefilled_twice(
     model = Counting(build(name))
     first, second = submit([*BASE, 1]), submit([*BASE, 2, 3])
     engine = engine_of(tiny, name, model=model, prompt_cache_memory=memory)
-    served = Served(engine, 3, clock=Clock(1), chunk_s=1e-9)
-    served.serve([first, second])
+    served, waiting = Served(engine, 3, clock=Clock(1), chunk_s=1e-9), list[bool]()
+
+    def watch() -> None:
+        if second.request and second.started.status is Status.WAITING:
+            waiting.append(second.started.decodes)
+
+    served.serve([first, second], watch)
+    assert len(waiting) > 1
+    assert not any(waiting)
     if memory:
         assert second.stats.cached_tokens >= len(BASE) - 16  # the first pass computes the rest
         assert model.rows < len(BASE) + 120
     # The request that the other waits for may be cancelled.
     cancelled = submit(some(400, 7), cancel_after=9)
-    waiting = submit([*some(400, 7), 1])
-    served.serve([cancelled, waiting])
-    check(engine, first, second, waiting)
-    assert waiting.stats.cached_tokens >= 16 * 5
+    third = submit([*some(400, 7), 1])
+    served.serve([cancelled, third])
+    check(engine, first, second, third)
+    assert third.stats.cached_tokens >= 16 * 5
 
 
 @pytest.mark.long

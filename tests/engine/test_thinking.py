@@ -12,7 +12,7 @@ from akunu_py.engine.answer import AnswerDetails, AnswerEvents, ChatJob, thinkin
 from akunu_py.engine.constraint import answer_limits
 from akunu_py.engine.constraint.answer_limits import ThinkingBudget, can_limit_thinking
 from akunu_py.engine.engine import Engine
-from akunu_py.engine.events import Event, Finished, TextDelta, ThinkingDelta
+from akunu_py.engine.events import Event, Finished, TextDelta, ThinkingDelta, append_event
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.template.effort import EFFORT_BUDGETS
 from akunu_py.engine.tools.tool_call_parser import parser_for
@@ -84,6 +84,20 @@ def test_the_mode_reaches_the_prompt_and_the_answer(models: dict[str, Engine]) -
         assert models["switch"].tokens.decode(request.prompt).endswith(end)
         thought = any(isinstance(event, ThinkingDelta) for event in run_job(job, loop))
         assert thought == (mode != "off")
+
+
+def test_a_slow_clients_queue_merges_thinking(models: dict[str, Engine]) -> None:
+    """Although the details of each decode step follow it."""
+    job = ChatJob(PROMPTED, GenerateOptions(12, "off", thinking="on"))
+    events, queued = run_job(job, StepLoop(models["switch"])), list[Event]()
+    for event in events:
+        append_event(queued, event)
+    thinking = [
+        [each for each in some if isinstance(each, ThinkingDelta)] for some in (events, queued)
+    ]
+    assert len(thinking[0]) > 3
+    assert thinking[1] == [ThinkingDelta("".join(each.text for each in thinking[0]))]
+    assert len(queued) <= 5
 
 
 def test_a_model_that_always_thinks_says_so(tmp_path: Path) -> None:
