@@ -306,17 +306,6 @@ def test_an_idle_model_is_unloaded_and_the_next_job_loads_it(
     assert host.close()
 
 
-def test_garbage_collection_ignores_a_loaded_model(models_frozen: None) -> None:
-    states: queue.SimpleQueue[str] = queue.SimpleQueue()
-    loop = ScriptedLoop("scripted", lambda *_: pytest.fail("nothing to complete"))
-    assert any(each is loop for each in gc.get_objects())
-    host = ModelHost(lambda: loop, on_state=states.put)
-    host.start()
-    wait_for(states, "ready")
-    assert not any(each is loop for each in gc.get_objects())
-    assert host.close()
-
-
 def test_a_load_freezes_no_request_of_another_model(models_frozen: None) -> None:
     """Garbage collection would not free it. Once the other model is idle, it ignores both."""
     states: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -423,18 +412,21 @@ def test_a_job_submitted_while_the_model_is_unloaded_loads_it_again(
 
 def test_reloading_an_unloaded_model_loads_it_once(load: Callable[[], StepLoop]) -> None:
     """Also if a job waits for it."""
-    loads, events = list[StepLoop](), iter([Failed(ServerGone("gone")), Finished("stop", Stats())])
+    loads = list[StepLoop]()
+    ends: Iterator[Event] = iter([Failed(ServerGone("gone")), Finished("stop", Stats())])
 
     def counted() -> StepLoop:
         loads.append(load())
         return loads[-1]
 
+    host = ModelHost(counted)
+
     def on_state(state: str) -> None:
         if state == "unloaded" and len(loads) == 1:
             host.reload()
 
-    host = ModelHost(counted, on_state=on_state)
-    job = submit(host, scripted(lambda loop: events))
+    host.on_state = on_state
+    job = submit(host, scripted(lambda loop: ends))
     host.start()
     assert reason_of(job) == "stop"
     host.call(lambda engine: None).result(60)
@@ -571,30 +563,6 @@ def test_learned_answers_are_on_disk_once_the_host_is_closed(
     assert again.answer_cache.total >= 12
 
 
-def test_preparing_a_job_delays_no_other(engine: Engine) -> None:
-    """Not even a job that is cancelled while it is prepared."""
-    host, job = started(engine), text_job()
-    begun, may_end = threading.Event(), threading.Event()
-
-    class SlowJob:
-        def prepare(self, engine: Engine) -> BeginJob:
-            begun.set()
-            assert may_end.wait(60)
-            return job
-
-    slow, cancelled = submit(host, SlowJob()), Events()
-    handle = host.submit(SlowJob(), cancelled.put)
-    assert begun.wait(60)
-    assert isinstance(answer(host, job), Finished)
-    handle.cancel()
-    may_end.set()
-    for events, reason in ((slow, "length"), (cancelled, "cancelled")):
-        end = end_of(events)
-        assert isinstance(end, Finished)
-        assert end.reason == reason
-    assert host.close()
-
-
 class SlowJob:
     """A job whose preparation takes until a lock is released."""
 
@@ -605,6 +573,18 @@ class SlowJob:
     def prepare(self, engine: Engine) -> BeginJob:
         with self.lock:
             return text_job()
+
+
+def test_preparing_a_job_delays_no_other(engine: Engine) -> None:
+    """Not even a job that is cancelled while it is prepared."""
+    host, job = started(engine), SlowJob()
+    slow, cancelled = submit(host, job), Events()
+    handle = host.submit(job, cancelled.put)
+    assert isinstance(answer(host, text_job()), Finished)
+    handle.cancel()
+    job.lock.release()
+    assert (reason_of(slow), reason_of(cancelled)) == ("length", "cancelled")
+    assert host.close()
 
 
 def test_a_job_that_is_prepared_ends_before_the_host_closes(engine: Engine) -> None:

@@ -119,14 +119,14 @@ def test_recurrent_model_drafts_alone_where_that_beats_sharing(
     """Its shared passes have no drafts. Costs stay those of an average machine."""
     monkeypatch.setattr(CostCurve, "observe", lambda *args, **options: None)
     engine = engine_of(tiny, name)
-    requests = [submit(some(12 + index, index), 60) for index in range(3)]
-    answer = plain(engine, requests[0].prompt, 60) if right else some(60, 77)
+    requests = [submit(some(12 + index, index), 40) for index in range(3)]
+    answer = plain(engine, requests[0].prompt, 40) if right else some(40, 77)
     requests[0].draft_context = [[*requests[0].prompt[-8:], *answer]]
     served = Served(engine, 3)
     served.serve(requests)
     check(engine, *requests)
-    assert (requests[0].stats.target_passes < 30) == right
-    assert served.shared > 20
+    assert (requests[0].stats.target_passes < 20) == right
+    assert served.shared > 12
 
 
 @pytest.mark.long
@@ -269,7 +269,7 @@ def test_recurrent_states_are_joined_once_while_the_requests_are_the_same(
     monkeypatch.setattr(view, "__getitem__", loading)
     engine = engine_of(tiny, "qwen3_next")
     served = Served(engine)
-    requests = [submit(some(20, number), 30 + 20 * number, "off") for number in range(3)]
+    requests = [submit(some(20, number), 24 + 14 * number, "off") for number in range(3)]
     served.serve(requests)
     check(engine, *requests)
     joined = reused.count(False)
@@ -357,7 +357,7 @@ def settled() -> int:
 @pytest.mark.parametrize("name", ["llama-sliding", "qwen3_next"])
 def test_a_long_prompt_takes_what_its_cache_needs(name: str) -> None:
     """And for each token the attention scores of a chunk, twice if the mask is as large."""
-    model, prompt = build(name), some(5000, 1)
+    model, prompt = build(name), some(3000, 1)
     before = settled()
     mx.reset_peak_memory()
     target = Target(model)
@@ -394,11 +394,7 @@ def test_trial_finds_a_layer_that_ignores_its_request(
     assert why_not_batched(build(name)) == "its layers give other results in a batch"
 
 
-@pytest.mark.parametrize(("layers", "dtype", "seed"), [
-    (2, mx.bfloat16, 1),
-    (8, mx.float16, 0),
-    pytest.param(8, mx.float16, 1, marks=pytest.mark.long),
-])  # fmt: skip
+@pytest.mark.parametrize(("layers", "dtype", "seed"), [(2, mx.bfloat16, 1), (4, mx.float16, 0)])
 def test_trial_tolerates_the_rounding_of_a_mixture_of_experts(
     layers: int, dtype: mx.Dtype, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ from akunu_py.types import (
 from tests.support.command import run_here
 from tests.support.identity import answers_in_all_modes, engine_of, naive
 from tests.support.jobs import run_job
+from tests.support.slow import cover
 from tests.support.tiny import VOCABULARY
 from tests.support.tiny_fim import HARMONY_MARKERS, byte_level, load_tiny, write_model
 
@@ -237,8 +238,7 @@ def test_a_grammar_follows_the_thinking(engine: Engine) -> None:
 BIAS = {"llama": (2.0, 3.0), "gemma3_text": (5.0, 4.0), "mamba2": (2.0, 2.0)}
 
 
-@pytest.mark.parametrize("family", BIAS)
-@pytest.mark.parametrize("seed", [None, 4])
+@pytest.mark.parametrize(("family", "seed"), cover(BIAS, [None, 4]))
 def test_a_stop_token_in_thinking_ends_the_thinking(
     family: str, seed: int | None, tmp_path: Path
 ) -> None:

@@ -114,8 +114,8 @@ class Model(nn.Module):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = layer_of(512, 512)
-        embedding = nn.Embedding(96, 512)
+        self.linear = layer_of(192, 512)
+        embedding = nn.Embedding(24, 192)
         embedding.set_dtype(mx.bfloat16)
         self.embedding = nn.QuantizedEmbedding.from_embedding(embedding, 32, 8)
 

@@ -330,18 +330,12 @@ def learned_on_disk(engine: Engine, directory: Path) -> LearnedState:
     return learned
 
 
-ANSWER_LENGTH = 270  # of `greedy`; caches grow by 256 tokens
 LENGTHS = [1, 2, 3, 5, 9, 17, 33]  # of prompts; the families take turns
 
 
 def prompt_of(name: str) -> list[int]:
     length = LENGTHS[list(FAMILIES).index(name) % len(LENGTHS)]
     return some(length, length)
-
-
-def greedy(name: str) -> list[int]:
-    """Return ANSWER_LENGTH tokens after the prompt, from mlx-lm's own loop."""
-    return plain_tokens(build(name), prompt_of(name), ANSWER_LENGTH)
 
 
 def choices(name: str, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:

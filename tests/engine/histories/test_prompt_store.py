@@ -524,7 +524,7 @@ def test_only_stored_requests_of_existing_conversations_reach_the_disk(
         return Served(engine, 3, learned=learned(engine), reserved_tokens=RESERVED)
 
     served, sent, found = restarted(), list[Sent](), 0
-    for _ in range(10):
+    for _ in range(7):
         requests = [random_request(draw, sent) for _ in range(draw.choice([1, 1, 3]))]
         served.serve(requests)
         assert all(isinstance(each.last, Finished) for each in requests)
@@ -556,8 +556,7 @@ def saved(tiny: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.long
-@families_of_each_kind("deepseek_v41")
+@families_of_each_kind("deepseek_v41", quick=("llama", "llama-kv8", "llama-sliding", "falcon_h1"))
 def test_every_family_continues_from_a_file(name: str, tiny: Engine, tmp_path: Path) -> None:
     """mlx-lm loads the file too; other prompts return to the checkpoints."""
     file, prompt = tmp_path / "cache.safetensors", some(70, 1)
