@@ -95,7 +95,7 @@ class ChatTurn:
         self.rejected += [(offset + place, draft) for place, draft in delta.rejected]
         self.passes += delta.passes
         self.stats = delta.stats or self.stats
-        self.speedup = delta.gauges.speedup if delta.gauges else self.speedup
+        self.speedup = delta.speedup or self.speedup
 
     def begin_round(self, uses: Iterable[ToolUse]) -> None:
         """Move the text so far into a round of tool calls."""

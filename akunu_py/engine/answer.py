@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from akunu_py.engine.events import (
     Event,
     Finished,
-    Gauges,
     Logprobs,
     PrefillProgress,
     PromptProcessed,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from akunu_py.engine.loop import StepLoop
     from akunu_py.engine.request import Request, Step
 
-_GAUGES_INTERVAL_S = 1 / 16  # between two updates
+_SPEEDUP_INTERVAL_S = 1 / 16  # between two updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,12 +268,12 @@ class AnswerEvents:
 
 
 class AnswerDetails:
-    """Adds drafts, statistics and gauges to the events of an answer, for akunu's chat."""
+    """Adds drafts, statistics and the speedup to the events of an answer, for akunu's chat."""
 
     def __init__(self, loop: StepLoop, request: Request) -> None:
         self._loop, self._request = loop, request
         self._rows: Counter[int] = Counter()  # passes by rows
-        self._gauges_time = 0.0
+        self._speedup_time = 0.0  # of the last update
 
     def add(self, events: list[Event], step: TextPiece) -> None:
         """Add the details of a step to its events: to the text at the end, if there is any."""
@@ -286,22 +285,22 @@ class AnswerDetails:
         if decoded:
             self._rows[1 + piece.drafted] += 1
         rejected, place = self._rejected_text(step), text.drafted[-1][1] if text.drafted else 0
-        gauges = None
-        if time.monotonic() - self._gauges_time >= _GAUGES_INTERVAL_S:
-            self._gauges_time, gauges = time.monotonic(), self._gauges()
+        speedup = None
+        if time.monotonic() - self._speedup_time >= _SPEEDUP_INTERVAL_S:
+            self._speedup_time, speedup = time.monotonic(), self._speedup()
         events.append(
             replace(
                 text,
                 rejected=((place, rejected),) if rejected else (),
                 passes=(len(piece.tokens),) if decoded else (),
                 stats=replace(self._request.stats),
-                gauges=gauges,
+                speedup=speedup,
             )
         )
 
     def last(self) -> TextDelta:
         """Return the details at the end of the answer."""
-        return TextDelta("", stats=replace(self._request.stats), gauges=self._gauges())
+        return TextDelta("", stats=replace(self._request.stats), speedup=self._speedup())
 
     def _rejected_text(self, step: TextPiece) -> str:
         """Return the rejected draft as text after the accepted tokens, "" in thinking."""
@@ -315,18 +314,15 @@ class AnswerDetails:
         anchor = tokens[before - 1 : before]
         return str(decode([*anchor, *piece.rejected]))[len(decode(anchor)) :]
 
-    def _gauges(self) -> Gauges:
-        """Return memory and speedup: plain cost of the tokens over the cost of the passes."""
-        stats = self._request.stats
-        curve, speedup = self._loop.runner.curve, None
-        if curve.measured(1) and stats.drafted:
-            costs = curve.table(stats.prompt_tokens + stats.generated_tokens)
-            spent = sum(
-                costs[min(each, len(costs)) - 1] * count for each, count in self._rows.items()
-            )
-            spent += self._request.drafter.neural_seconds
-            speedup = stats.decoded_tokens * costs[0] / spent
-        return Gauges(memory(), speedup)
+    def _speedup(self) -> float | None:
+        """Return the plain cost of the tokens over the cost of the passes; None if unknown."""
+        stats, curve = self._request.stats, self._loop.runner.curve
+        if not curve.measured(1) or not stats.drafted:
+            return None
+        costs = curve.table(stats.prompt_tokens + stats.generated_tokens)
+        spent = sum(costs[min(each, len(costs)) - 1] * count for each, count in self._rows.items())
+        spent += self._request.drafter.neural_seconds
+        return stats.decoded_tokens * costs[0] / spent
 
 
 def _complete_calls(events: Sequence[Event]) -> list[Event]:
@@ -344,10 +340,3 @@ def _first_end(events: Sequence[Event]) -> int:
     """Return the index after the first end of a call, 0 if there is none."""
     ends = (index for index, event in enumerate(events) if isinstance(event, ToolCallFinished))
     return next(ends, -1) + 1
-
-
-def memory() -> int:
-    """Return the bytes that MLX holds."""
-    import mlx.core as mx
-
-    return int(mx.get_active_memory())

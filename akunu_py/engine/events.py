@@ -127,17 +127,17 @@ def append_event(events: list[Any], event: Event) -> None:
 
     Thinking is merged across the details of its decode steps, which are deltas without text.
     """
-    last, place = events[-1] if events else None, -1
+    place, last = -1, events[-1] if events else None
     if isinstance(event, ThinkingDelta) and isinstance(last, TextDelta) and not last.text:
-        last, place = events[-2] if events[1:] else None, -2
+        place, last = -2, events[-2] if events[1:] else None
     if type(last) is not type(event):
         events.append(event)
-    elif isinstance(event, PrefillProgress):
+    elif isinstance(last, PrefillProgress):
         events[place] = event
-    elif isinstance(event, TextDelta):
+    elif isinstance(last, TextDelta) and isinstance(event, TextDelta):
         events[place] = last + event
     elif isinstance(event, ThinkingDelta | ToolCallArguments):
-        events[place] = replace(event, text=last.text + event.text)
+        events[place] = replace(event, text=events[place].text + event.text)
     else:
         events.append(event)
 

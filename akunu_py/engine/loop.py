@@ -114,10 +114,10 @@ class StepLoop:
         """
         ready, crowded = list[Request](), list[Request]()
         for number, each in enumerate(requests):
-            behind = len(ready) < number
-            if behind:
+            is_crowded = len(ready) < number
+            if is_crowded:
                 crowded.append(each)
-            if each.cancelled or not each.waits_for or not (behind or each.blocked):
+            if each.cancelled or not each.waits_for or not (is_crowded or each.blocked):
                 ready.append(each)
         ready = ready or list(requests[:1])
         rate = self.runner.curve.prefill_rate

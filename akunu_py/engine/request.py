@@ -57,7 +57,7 @@ class DecodePass:
 
     drafted: list[int]  # a `TokenTree` if it has branches
     before: Any  # see `kv_cache.pass_state`
-    behind: bool  # its first row is the token of the request's previous pass, not read yet
+    ahead: bool  # its first row is the token of the request's previous pass, not read yet
     rows: mx.array  # tokens [rows]
     sampled: mx.array  # tokens [drafted + 1] after the last rows
     shared: SharedPass | None = None  # None: the request has it alone
@@ -202,7 +202,7 @@ class Request:
     @property
     def ends(self) -> bool:
         """Whether no pass follows."""
-        return self.cancelled or self._complete or self._loops or self._decoder.stopped
+        return bool(self.cancelled or self._complete or self._loops or self._decoder.stop_sequence)
 
     @property
     def answer(self) -> Answer:
@@ -271,12 +271,12 @@ class Request:
 
     def drop(self, piece: Piece, used: int) -> None:
         """Drop the tokens after the first `used` from the last piece and the counts."""
-        behind, stop = piece.tokens[used:], self.engine.tokens.stop_tokens
-        shown = sum(token not in stop for token in behind)
-        self.tokens = self.tokens[: len(self.tokens) - len(behind)]
+        dropped, stop = piece.tokens[used:], self.engine.tokens.stop_tokens
+        shown = sum(token not in stop for token in dropped)
+        self.tokens = self.tokens[: len(self.tokens) - len(dropped)]
         self.logprobs = self.logprobs[: max(0, len(self.logprobs) - shown)]
         accepted = min(piece.accepted, used)
-        self.stats.generated_tokens -= len(behind)
+        self.stats.generated_tokens -= len(dropped)
         self.stats.accepted -= piece.accepted - accepted
         self.stats.drafted -= piece.drafted - accepted
 
@@ -340,7 +340,7 @@ class Request:
 
     def _reason(self) -> FinishReason:
         last = self.tokens[-1] if self.tokens else -1
-        if self._decoder.stopped or self._is_last(last):
+        if self._decoder.stop_sequence or self._is_last(last):
             return "stop"
         if len(self.tokens) == self.options.max_tokens:
             return "length"

@@ -128,7 +128,7 @@ class ModelRunner:
         plan = request.drafter.plan_neural(_room(request), PassCosts(own, rate))
         return plan is not None and plan.value > 0
 
-    def run(self, plan: StepPlan[Request], crowded: Collection[Request]) -> list[Results]:
+    def run(self, plan: StepPlan, crowded: Collection[Request]) -> list[Results]:
         """Run the next step of the requests in `plan`; return their results.
 
         crowded: requests behind one that waits for memory.
@@ -362,7 +362,7 @@ class ModelRunner:
                     self._last = requests[0].target.clock()
                 self._launch(requests, drafts)
                 running = list(requests)
-            self._launch_behind(requests, running, alone=alone)
+            self._launch_ahead(requests, running, alone=alone)
             self._wait_for(running)
             started, self._last = self._last, requests[0].target.clock()
             pieces = self._accept(running, self._last - started)
@@ -424,7 +424,7 @@ class ModelRunner:
         known = planner.pass_costs(len(requests), len(requests), context, pipelined=True)
         return any(each.drafter.plan_neural(_room(each), known) for each in neural)
 
-    def _launch_behind(
+    def _launch_ahead(
         self, requests: Sequence[Request], running: Sequence[Request], *, alone: bool
     ) -> None:
         """Launch the pass after the launched one, before that one is read, if it pays."""
@@ -432,16 +432,16 @@ class ModelRunner:
             return
         first = requests[0]
         if len(requests) > 1:
-            behind = [each for each in requests if each.limit > len(each.launched)]
-            if behind and not self._drafts_pay:
-                self._launch(behind, [[] for _ in behind], behind=True)
+            more = [each for each in requests if each.limit > len(each.launched)]
+            if more and not self._drafts_pay:
+                self._launch(more, [[] for _ in more], ahead=True)
         elif first.limit > 1:
-            # A step that runs behind another one was launched before its history was known.
+            # A step that was launched ahead has no draft, because its history was not known.
             drafted: list[int] = []
-            if first.launched[0].behind:
+            if first.launched[0].ahead:
                 drafted = self._propose(first, first.limit - 1, alone=True, ahead=True)
             if drafted or first.drafter.pipelines:
-                self._launch([first], [drafted], behind=True)
+                self._launch([first], [drafted], ahead=True)
 
     def _launch_next(self, requests: Sequence[Request], *, alone: bool) -> None:
         """Launch the next pass of a single request; of several, plan whether to wait for drafts."""
@@ -455,15 +455,15 @@ class ModelRunner:
                 self._launch([first], self._drafts([first], alone=True))
 
     def _launch(
-        self, requests: Sequence[Request], drafts: Sequence[list[int]], *, behind: bool = False
+        self, requests: Sequence[Request], drafts: Sequence[list[int]], *, ahead: bool = False
     ) -> None:
         """Launch a pass over the pending tokens and drafts.
 
-        behind: the first rows are the tokens of the launched passes, which are not read yet.
+        ahead: the first rows are the tokens of the launched passes, which are not read yet.
         """
         passes, parts = [], []
         for each, drafted in zip(requests, drafts, strict=True):
-            follows = behind and each.is_running
+            follows = ahead and each.is_running
             known = drafted if follows else [*each.target.pending, *drafted]
             rows = mx.array(known, mx.int32)
             if follows:
@@ -475,28 +475,28 @@ class ModelRunner:
             parts.append(each.target.part(rows, drafted))
         logits = batched_pass.run(self._engine.model, parts, self._joint)
         to_sample = [
-            each.target.to_sample(rows_logits, made.rows, made.drafted, ahead=made.behind)
+            each.target.to_sample(rows_logits, made.rows, made.drafted, ahead=made.ahead)
             for each, made, rows_logits in zip(requests, passes, logits, strict=True)
         ]
         for made, sampled in zip(passes, sample_together(to_sample), strict=True):
             made.sampled = sampled
         mx.async_eval([each.sampled for each in passes])
-        shared = None if len(requests) == 1 else self._shared_pass(requests, passes, behind=behind)
+        shared = None if len(requests) == 1 else self._shared_pass(requests, passes, ahead=ahead)
         for each, made in zip(requests, passes, strict=True):
             made.shared = shared
             each.launched.append(made)
 
     def _shared_pass(
-        self, requests: Sequence[Request], passes: Sequence[DecodePass], *, behind: bool
+        self, requests: Sequence[Request], passes: Sequence[DecodePass], *, ahead: bool
     ) -> SharedPass:
         return SharedPass(
             len(requests),
             sum(each.rows.size for each in passes),
             sum(len(each.drafted) for each in passes),
             _context(requests),
-            pipelined=behind,
+            pipelined=ahead,
             joined=any(each.joining_tokens for each in requests),
-            drafting=0.0 if behind else sum(each.drafter.drafting_cost for each in requests),
+            drafting=0.0 if ahead else sum(each.drafter.drafting_cost for each in requests),
         )
 
     def _wait_for(self, running: Sequence[Request]) -> None:
@@ -511,7 +511,7 @@ class ModelRunner:
             answering, rows = each.answering, len(each.target.pending) + len(done.drafted)
             piece = pieces[each] = each.accept(seconds)
             if len(running) == 1 and done.shared is None and answering:
-                drafted, pipelined = len(done.drafted), done.behind
+                drafted, pipelined = len(done.drafted), done.ahead
                 each.drafter.observe(drafted, piece.accepted, rows, seconds, pipelined=pipelined)
             each.drafter.extend(piece.tokens)
         shared = passes[0].shared

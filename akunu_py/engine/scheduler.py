@@ -10,9 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from akunu_py.ngram.cost import PRIOR_PREFILL_RATE
+
+if TYPE_CHECKING:  # plain fields, no MLX
+    from akunu_py.engine.request import Request
 
 # Prefill time of a step while another answer decodes: at least, in passes of that answer, at most.
 _CHUNK_S, _CHUNK_PASSES, _PATIENCE_S = 0.2, 2.0, 1.0
@@ -23,38 +26,11 @@ _LATE_S, _LATE = 2.0, 2.0
 _LEAST_JOINING, _MOST_JOINING = 64, 256
 
 
-class Schedulable(Protocol):
-    """What the scheduler knows of a request."""
-
-    short: bool  # small prompt and few tokens
-    since: float  # when it was added
-    spent: float  # weighted decode time, starting at the others' minimum
-    begun: bool
-    prompt_tokens_left: int
-    stepped_s: float  # all time given since `since`
-    pass_s: float  # time of its last pass
-
-    @property
-    def cancelled(self) -> bool: ...
-
-    @property
-    def is_running(self) -> bool: ...  # has launched a pass
-
-    @property
-    def joining_tokens(self) -> int: ...  # prompt tokens that run in its first decode pass
-
-    @property
-    def decodes(self) -> bool: ...  # its prompt is prefilled
-
-
-R = TypeVar("R", bound=Schedulable)
-
-
 @dataclass(frozen=True, slots=True)
-class StepPlan(Generic[R]):
+class StepPlan:
     """The next step: a prefill chunk or decode pass of one request, or a shared decode pass."""
 
-    requests: Sequence[R]  # several share a pass
+    requests: Sequence[Request]  # several share a pass
     alone: bool = True  # no request outside it is ready
     chunk: bool = False  # it begins a request or prefills
     mixed: bool = False  # some requests prefill while others decode
@@ -76,8 +52,8 @@ class Scheduler:
         self._prefill_ahead_s = 0.0  # prefill time minus decode time
 
     def schedule(
-        self, ready: Sequence[R], sharing: Sequence[R], prefill_rate: float | None
-    ) -> StepPlan[R]:
+        self, ready: Sequence[Request], sharing: Sequence[Request], prefill_rate: float | None
+    ) -> StepPlan:
         """Return the next step.
 
         ready: at least one request. sharing: those whose next decode pass may be shared.
@@ -92,7 +68,7 @@ class Scheduler:
         seconds = None if alone else self._chunk_seconds(ready, chosen)
         return StepPlan(requests, alone, chunk, mixed, seconds)
 
-    def charge(self, plan: StepPlan[R], seconds: float) -> None:
+    def charge(self, plan: StepPlan, seconds: float) -> None:
         """Record the time of the last step."""
         chunk, requests = plan.chunk, plan.requests
         weighed = seconds / (_SHORT_WEIGHT if requests[0].short and len(requests) == 1 else 1.0)
@@ -106,7 +82,7 @@ class Scheduler:
         else:
             self._prefill_ahead_s = 0.0
 
-    def _fitting(self, sharing: Sequence[R], chosen: R, rate: float) -> list[R]:
+    def _fitting(self, sharing: Sequence[Request], chosen: Request, rate: float) -> list[Request]:
         """Return the requests that share the next pass; the shortest joining prompts fit first.
 
         If `chosen` joins, its prompt always fits.
@@ -119,7 +95,7 @@ class Scheduler:
                 shared.remove(each)
         return shared
 
-    def _choose(self, ready: Sequence[R], rate: float) -> R:
+    def _choose(self, ready: Sequence[Request], rate: float) -> Request:
         for each in ready:
             if each.is_running:  # its pass is collected first
                 return each
@@ -132,7 +108,7 @@ class Scheduler:
             return self._shortest(prefilling, rate)
         return min(decoding, key=lambda each: each.spent)
 
-    def _shortest(self, prefilling: Sequence[R], rate: float) -> R:
+    def _shortest(self, prefilling: Sequence[Request], rate: float) -> Request:
         """Return the request with the least prompt left, or one that waited too long."""
         now = self._clock()
         waited = {id(each): now - each.since - each.stepped_s for each in prefilling}
@@ -145,7 +121,7 @@ class Scheduler:
             return max(late, key=lambda each: waited[id(each)])
         return min(prefilling, key=lambda each: each.prompt_tokens_left)
 
-    def _chunk_seconds(self, ready: Sequence[R], chosen: R) -> float:
+    def _chunk_seconds(self, ready: Sequence[Request], chosen: Request) -> float:
         """Return the time limit of a prefill chunk: short, or a few passes of other answers."""
         passes = [each.pass_s for each in ready if each.decodes and each is not chosen]
         most = _CHUNK_PASSES * max(passes, default=self._patience_s)

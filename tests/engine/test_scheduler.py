@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.engine.prefill import ChunkSizes, prefill
-from akunu_py.engine.scheduler import Scheduler, StepPlan
+from akunu_py.engine.scheduler import Scheduler
 from akunu_py.models.load.fit import PREFILL_ROWS, WIDE_PREFILL_ROWS
 from akunu_py.ngram.cost import CostCurve
 from tests.support.families import build
@@ -42,7 +43,7 @@ class Slot:
         return self.begun and self.prompt_tokens_left == 0
 
 
-def planned(scheduler: Scheduler, slots: Sequence[Slot], rate: float | None) -> StepPlan[Slot]:
+def planned(scheduler: Scheduler, slots: Sequence[Any], rate: float | None) -> Any:
     return scheduler.schedule(slots, [each for each in slots if each.can_share], rate)
 
 
@@ -72,7 +73,7 @@ class Simulation:
         work.slot = Slot(work.short, self.now, spent)
         self.running.append(work)
 
-    def step(self, unshared: Work | None = None) -> StepPlan[Slot]:
+    def step(self, unshared: Work | None = None) -> Any:
         ready = [each.slot for each in self.running]
         for each in self.running:
             each.slot.can_share = self.shared and each.slot.decodes and each is not unshared

@@ -262,7 +262,7 @@ def test_served_chat_equals_local_chat(
         expected, found = own.send(options), served.send(options)
         assert merged(found) == merged(expected)
         assert merged(found)[2:5] != ((), (), ()), "nothing was drafted"
-        assert found[-1].gauges.memory > 0
+        assert found[-1].speedup
         for name in ("model", "context_length", "no_draft", "note", "shows_tools"):
             assert getattr(served.loaded, name) == getattr(own.loaded, name)
         assert (own.loaded.server, served.loaded.server) == ("", client.url)

@@ -16,7 +16,7 @@ from textual.strip import Strip
 from textual.widgets import Markdown
 
 from akunu_py.chats.tree import ChatMessage, ConversationTree
-from akunu_py.engine.events import Gauges, TextDelta
+from akunu_py.engine.events import TextDelta
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.screens.conversation_list import ChosenConversation
@@ -28,7 +28,7 @@ from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import FinishReason, GenerateOptions, Message, Stats
 
 STATS = Stats(generated_tokens=11, target_passes=5, drafted=10, accepted=5, decode_s=0.5)
-GAUGES = Gauges(540_000_000, 1.32)
+SPEEDUP = 1.32
 
 
 class Chat:

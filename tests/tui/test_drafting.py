@@ -6,7 +6,7 @@ import pytest
 from textual.content import Content
 
 from akunu_py.chats.tree import ChatMessage
-from akunu_py.engine.events import Gauges, Rejected, Span, TextDelta
+from akunu_py.engine.events import Rejected, Span, TextDelta
 from akunu_py.tui.open_conversation import ChatTurn
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.transcript.drafting import DraftingPanel, DraftMarks, sparkline
@@ -17,7 +17,7 @@ from akunu_py.tui.workers.chat_client import (
     PieceArrived,
 )
 from akunu_py.types import Message
-from tests.support.tui_chat import GAUGES, STATS, chat
+from tests.support.tui_chat import SPEEDUP, STATS, chat
 
 
 async def test_the_status_line_fits_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,12 +112,12 @@ async def test_the_panel_shows_words_a_step_and_the_speedup() -> None:
     async with chat() as it:
         await it.send("go")
         await it.press("f2")
-        await it.post(PieceArrived(1, TextDelta("abc", (), (), (1, 3, 8, 20), STATS, GAUGES)))
+        await it.post(PieceArrived(1, TextDelta("abc", (), (), (1, 3, 8, 20), STATS, SPEEDUP)))
         panel = it.app.query_one(DraftingPanel)
         assert "\n2.0 words a step, about 1.3x faster (estimate)\n" in str(panel.render())
         row = it.app.view.title_row
         assert str(row.render()).endswith("▁▂▇█ 1.3x   starter · 11 of 8k context")
-        await it.post(PieceArrived(1, TextDelta("x", (), (), (1,) * 20, STATS, GAUGES)))
+        await it.post(PieceArrived(1, TextDelta("x", (), (), (1,) * 20, STATS, SPEEDUP)))
         assert "▁" not in str(row.render()), "drafting does nothing"
         many = replace(STATS, target_passes=11, accepted=2)
         for stats, speedup, words in (
@@ -125,10 +125,10 @@ async def test_the_panel_shows_words_a_step_and_the_speedup() -> None:
             (STATS, 0.8, "0.8x as fast (estimate)"),
             (many, 1.0, "words a step, no faster: new text, little to copy"),
         ):
-            await it.post(PieceArrived(1, TextDelta("x", stats=stats, gauges=Gauges(0, speedup))))
+            await it.post(PieceArrived(1, TextDelta("x", stats=stats, speedup=speedup)))
             assert words in str(panel.render())
         cached = replace(STATS, cached_tokens=1200, known_tokens=1500, not_cached="evicted")
-        await it.post(AnswerFinished(1, "stop", cached, Gauges()))
+        await it.post(AnswerFinished(1, "stop", cached))
         assert "faster" not in str(panel.render())
         await it.press("f2")
         assert not panel.display

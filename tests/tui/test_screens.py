@@ -17,7 +17,7 @@ from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded, PieceArrived
 from akunu_py.types import GenerateOptions, Stats
-from tests.support.tui_chat import GAUGES, Chat, Compare, at_rest, chat
+from tests.support.tui_chat import SPEEDUP, Chat, Compare, at_rest, chat
 
 ANSWER = """A **queue** keeps things in order:
 
@@ -58,7 +58,7 @@ async def streaming(pilot: Pilot[None]) -> None:
         drafted = ((3, len(text)),) if number % 2 and len(text) > 3 else ()
         rejected = ((len(text), " wrong"),) if number % 8 == 5 else ()
         passes = (1 + number % 5,)
-        piece = PieceArrived(1, TextDelta(text, drafted, rejected, passes, STATS, GAUGES))
+        piece = PieceArrived(1, TextDelta(text, drafted, rejected, passes, STATS, SPEEDUP))
         pilot.app.post_message(piece)
     await at_rest(pilot)
 
@@ -69,7 +69,7 @@ async def loading(pilot: Pilot[None]) -> None:
 
 async def finished(pilot: Pilot[None]) -> None:
     await streaming(pilot)
-    pilot.app.post_message(AnswerFinished(1, "length", STATS, GAUGES))
+    pilot.app.post_message(AnswerFinished(1, "length", STATS, SPEEDUP))
     await at_rest(pilot)
 
 
@@ -211,7 +211,7 @@ async def test_all_text_can_be_read(
         await it.send("Show me all of it, all")
         delta = TextDelta(ANSWER + MORE, ((3, 40),), ((60, " wrong"),), stats=STATS)
         piece = PieceArrived(1, delta, "I think.")
-        await it.post(piece, AnswerFinished(1, "length", STATS, GAUGES))
+        await it.post(piece, AnswerFinished(1, "length", STATS, SPEEDUP))
         for kind in ("notice", "error"):
             await it.app.view.add_notice(f"a {kind}", kind)
         for key in KEYS.split():

@@ -321,7 +321,7 @@ class AnswerController:
         self._show_stats(turn)
 
     async def _on_finished(self, turn: ChatTurn, message: AnswerFinished) -> None:
-        turn.stats, turn.speedup = message.stats, message.gauges.speedup
+        turn.stats, turn.speedup = message.stats, message.speedup
         if message.calls and message.reason == "stop":
             await self._call_tools(turn, message)
             return

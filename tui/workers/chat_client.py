@@ -15,7 +15,6 @@ from akunu_py.engine.events import (
     Event,
     Failed,
     Finished,
-    Gauges,
     PrefillProgress,
     TextDelta,
     ThinkingDelta,
@@ -37,7 +36,6 @@ from akunu_py.types import (
     ToolCall,
 )
 
-_NO_GAUGES = Gauges()
 _INTERVAL_S = 1 / 16  # between two messages about one answer
 _NEW_SHARE = 0.5  # /compact makes room for a prompt of up to this share of the context
 _PARAGRAPH = TextDelta("\n\n")  # between a tool call and text
@@ -90,7 +88,7 @@ class AnswerFinished(AnswerMessage):
     request: int
     reason: FinishReason
     stats: Stats
-    gauges: Gauges = _NO_GAUGES
+    speedup: float | None = None  # see `TextDelta`
     calls: tuple[ToolCall, ...] = ()  # the tools that the model wants to call
 
 
@@ -227,7 +225,8 @@ class _AnswerPoster:
         self._messages = messages
         self._posted = self._progress_posted = 0.0
         self._text, self._thinking = TextDelta(""), ""  # not posted yet
-        self._stats, self._gauges = Stats(), Gauges()
+        self._stats = Stats()
+        self._speedup: float | None = None
         self._calls: list[ToolCall] = []  # complete ones
         self._calling: ToolCall | None = None
         self._after_call = False
@@ -255,7 +254,7 @@ class _AnswerPoster:
                 self._stats = stats
                 self._flush()
                 calls = tuple(self._calls)
-                self._post(AnswerFinished(self._request, reason, stats, self._gauges, calls))
+                self._post(AnswerFinished(self._request, reason, stats, self._speedup, calls))
             case Failed(error):
                 self._flush()
                 hint = ", or /compact" if self._can_compact(error) else ""
@@ -266,7 +265,7 @@ class _AnswerPoster:
         if delta.text and self._after_call:
             delta, self._after_call = _PARAGRAPH + delta, False
         self._text += delta
-        self._stats, self._gauges = delta.stats or self._stats, delta.gauges or self._gauges
+        self._stats, self._speedup = delta.stats or self._stats, delta.speedup or self._speedup
         has_news = self._calling or self._text.text or self._thinking
         if delta.stats and has_news and time.monotonic() - self._posted >= _INTERVAL_S:
             self._flush()
@@ -284,5 +283,5 @@ class _AnswerPoster:
         if delta.text or thinking or delta.passes:
             self._text, self._thinking = TextDelta(""), ""
             self._posted = time.monotonic()
-            delta = replace(delta, stats=self._stats, gauges=self._gauges)
+            delta = replace(delta, stats=self._stats, speedup=self._speedup)
             self._post(PieceArrived(self._request, delta, thinking, self._calling))

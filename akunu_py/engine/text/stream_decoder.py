@@ -35,11 +35,6 @@ class StreamDecoder:
         self._stop_tokens = stop_tokens
 
     @property
-    def stopped(self) -> bool:
-        """Whether a stop sequence ended the answer."""
-        return self._stop.found is not None
-
-    @property
     def stop_sequence(self) -> str:
         """The stop sequence that ended the answer, "" for none."""
         return self._stop.found or ""
@@ -59,7 +54,7 @@ class StreamDecoder:
             added = self._split(self._splitter.add(text, index < piece.accepted))
             runs += added
             ends[-1] += sum(len(run.text) for run in added if run.kind == "answer")
-            if self.stopped:
+            if self.stop_sequence:
                 used = index + 1
                 cut = Piece(piece.tokens[:used], min(piece.accepted, used), (), piece.seconds)
                 return _text_piece(runs, cut, ends), used
@@ -67,7 +62,7 @@ class StreamDecoder:
 
     def finish(self) -> TextPiece:
         """Return the text held back at the end of the answer."""
-        if self.stopped:
+        if self.stop_sequence:
             return TextPiece("", Piece(()))
         rest = self._splitter.add(self._detokenizer.finish()) + self._splitter.finish()
         return _text_piece([*self._split(rest), *self._stop.finish()], Piece(()))

@@ -8,10 +8,10 @@ import re
 from importlib.resources import files
 from typing import Any
 
+import mlx.core as mx
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-from akunu_py.engine.answer import memory
 from akunu_py.serve.http.model_pool import ModelPool
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.version import __version__
@@ -58,4 +58,5 @@ def status(pool: ModelPool, records: RequestRecords) -> dict[str, Any]:
         }
         for model in pool.all_models
     ]
-    return {"version": __version__, "memory": memory(), "models": models, **records.status()}
+    memory = int(mx.get_active_memory())
+    return {"version": __version__, "memory": memory, "models": models, **records.status()}

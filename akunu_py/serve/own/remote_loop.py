@@ -64,7 +64,11 @@ class RemoteLoop:
         """Wait a moment for the next event."""
         handle = jobs[0]
         if self._events is None:
-            self._events = self._begin(handle)
+            if isinstance(job := handle.job, CompletionJob):
+                self._events = self._complete(job, handle)
+            else:
+                assert isinstance(job, ChatJob)
+                self._events = self._answer(job, handle)
         try:
             event = next(self._events)
         except Exception as error:  # noqa: BLE001 - it ends the request
@@ -73,12 +77,6 @@ class RemoteLoop:
             self._events.close()
             self._events = None
         return [(handle, [event] if event is not None else [])]
-
-    def _begin(self, handle: JobHandle) -> Generator[Event | None]:
-        if isinstance(handle.job, CompletionJob):
-            return self._complete(handle.job, handle)
-        assert isinstance(handle.job, ChatJob)
-        return self._answer(handle.job, handle)
 
     def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
         """Do nothing: the server saves its prompt caches."""
