@@ -51,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
     """Time passes of 1 to 32 rows at one context; show the costs and planned draft lengths."""
     from akunu_py.engine.load import load_engine
     from akunu_py.engine.model import device
+    from akunu_py.workarounds.openblas import load_openblas
 
     engine = load_engine(options.model, LoadOptions(options.weights))
     costs = measure_curve(engine, range(1, 33), options.repeats, options.context)
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         "model": engine.name,
         "weights": engine.plan.weights,
         "device": device.device_name(),
-        "blas": device.blas_name(),
+        "blas": load_openblas(),
         "context": options.context,
         "curve_s": {str(count): round(seconds, 6) for count, seconds in costs.items()},
         "draft_tokens_at_acceptance": {

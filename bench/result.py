@@ -280,10 +280,11 @@ def describe_model(engine: Engine) -> dict[str, Any]:
 
 def describe_machine() -> dict[str, Any]:
     from akunu_py.engine.model import device
+    from akunu_py.workarounds.openblas import load_openblas
 
     return {
         "device": device.device_name(),
-        "backend": "Metal" if device.on_metal() else f"CPU, {device.blas_name()}",
+        "backend": "Metal" if device.on_metal() else f"CPU, {load_openblas()}",
         "cores": os.cpu_count(),
         "memory_bytes": device.total_memory(),
         "system": platform.platform(),

@@ -64,9 +64,10 @@ def describe_memory() -> str:
 
 def describe_blas() -> str:
     """Return the BLAS behind MLX's CPU backend, and its threads; "" without one."""
-    from akunu_py.engine.model import blas_threads, device
+    from akunu_py.engine.model import blas_threads
+    from akunu_py.workarounds.openblas import load_openblas
 
-    return ", ".join(filter(None, [device.blas_name(), blas_threads.describe()]))
+    return ", ".join(filter(None, [load_openblas(), blas_threads.describe()]))
 
 
 def describe_server(server: RunningServer) -> str | None:

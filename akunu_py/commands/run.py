@@ -168,14 +168,12 @@ def stream(loop: StepLoop, generation: Request) -> None:
 
 def as_dict(engine: Engine, generation: Request) -> dict[str, object]:
     """Return the object for `--format json`."""
-    hosts = engine.host_group if generation.finish_reason else None
     return {
         "text": generation.text,
         **({"thinking": generation.thinking} if generation.thinking else {}),
         "tokens": generation.tokens,
         "finish_reason": generation.finish_reason,
         "stats": generation.stats.as_dict() | {"load_s": round(engine.load_s, 4)},
-        **({"hosts": hosts.as_dict()} if hosts else {}),
     }
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,20 +32,17 @@ from akunu_py.engine.model.tokens import TokenCodec
 from akunu_py.engine.template import chat_template
 from akunu_py.engine.tools.rendering import template_features
 from akunu_py.errors import PromptTooLong, UnsupportedModel, UsageError
-from akunu_py.files import open_regular, read_bounded
 from akunu_py.kernels.probe import use_kernels
 from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.models.load.mlx_loader import OpenModel, open_directory
-from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES, as_error
-from akunu_py.models.load.safetensors import read_header
+from akunu_py.models.load.model_files import as_error
+from akunu_py.models.load.safetensors import files_digest
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
     from akunu_py.engine.hosts.host_group import HostGroup
 
 _DEFAULTS = LoadOptions()
-# Blocks of each tensor for `model_digest`, evenly spread. Tensors up to 32 kB are covered whole.
-_SAMPLES, _SAMPLE_BYTES = 8, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,24 +219,8 @@ def _load(
 def model_digest(model: Path, weights: str) -> str:
     """Return a digest of what computes a KV cache. Call while the weights are loaded.
 
-    It covers configuration, tokenizer, the header and samples of each tensor, the format of the
-    weights (`weights`), the device, and the versions of mlx and mlx-lm. Raises DamagedModel and
-    OSError.
+    It covers the files, the format of the weights (`weights`), the device, and the versions of mlx
+    and mlx-lm. Raises DamagedModel and OSError.
     """
-    parts = weights, device.device_name(), version("mlx"), version("mlx-lm")
-    digest = hashlib.sha256("\n".join(parts).encode())
-    for name in ("config.json", "tokenizer.json"):
-        with contextlib.suppress(FileNotFoundError):
-            digest.update(read_bounded(model / name, MAX_TOKENIZER_BYTES))
-    for file in sorted(model.glob("*.safetensors")):
-        tensors = read_header(file)
-        tensors.pop("__metadata__", None)
-        with open_regular(file) as opened:
-            data = 8 + int.from_bytes(opened.read(8), "little")
-            for name, tensor in sorted(tensors.items()):
-                begin, end = tensor["data_offsets"]
-                digest.update(f"{name} {tensor['dtype']} {tensor['shape']}".encode())
-                for at in range(begin, end, max(_SAMPLE_BYTES, -((begin - end) // _SAMPLES))):
-                    size = min(_SAMPLE_BYTES, end - at)
-                    digest.update(os.pread(opened.fileno(), size, data + at))
-    return digest.hexdigest()
+    parts = weights, device.device_name(), version("mlx"), version("mlx-lm"), files_digest(model)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -229,9 +229,7 @@ class ModelHost:
         self.error = why
         for handle in handles:
             handle.deliver(Failed(why))
-        for each in unloads:
-            if each.set_running_or_notify_cancel():
-                each.set_result(None)
+        _end(unloads)
         for answer in calls:
             answer(None)
 
@@ -321,9 +319,7 @@ class ModelHost:
         self._unload()
         with self._lock:
             unloads, self._unloads = self._unloads, []
-        for each in unloads:
-            if each.set_running_or_notify_cancel():
-                each.set_result(None)
+        _end(unloads)
 
     def _unload(self) -> None:
         if (loop := self._loop) is not None:
@@ -344,8 +340,8 @@ class ModelHost:
             needs_model = any(not handle.idle for handle in known) or calls
             wanted = bool(needs_model) and not self._closing
             idle = not (known or self._running)
-            can_reload = self._reload and self._loop is None  # before the waiting jobs
-            unload = self._unloads and (idle or can_reload) and not self._closing
+            reloads_only = self._reload and self._loop is None  # for the waiting jobs, too
+            unload = self._unloads and (idle or reloads_only) and not self._closing
         for handle in gone:
             handle.deliver(Finished("cancelled", Stats()))
         if unload:
@@ -430,6 +426,12 @@ class ModelHost:
                 self._waiting.remove(chosen)
                 self._running.append(chosen)
         return chosen is not None
+
+
+def _end(unloads: Sequence[Future[None]]) -> None:
+    for each in unloads:
+        if each.set_running_or_notify_cancel():
+            each.set_result(None)
 
 
 _MOMENT_S = 5.0  # shorter work does not start `caffeinate`; macOS waits at least a minute

@@ -70,11 +70,8 @@ class SharedCache(list[Any]):
         """Return a shared cache with these entries."""
         return SharedCache(entries[: self._own], entries[self._own :])
 
-    def note(self, operation: str, *numbers: int) -> None:
-        """Called before each operation with the name of its function in this module."""
-
-    def note_checkpoint(self, operation: str, place: Checkpoint) -> None:
-        """Called for each `checkpoint` and `restore`."""
+    def note(self, operation: str, *arguments: int | Checkpoint) -> None:
+        """Called for each operation with the name of its function in this module."""
 
     def write_stand_ins(self, rows: int) -> None:
         """Record that a pass wrote `rows` rows: stand-ins get rows without values."""
@@ -172,15 +169,13 @@ def checkpoint(cache: Cache, length: int) -> Checkpoint:
     arrays = [part for _, part in tree_flatten(entries) if isinstance(part, mx.array)]
     mx.async_eval(arrays)  # arrays that are not launched would keep their inputs alive
     point = Checkpoint(length, entries, sum(array.nbytes for array in arrays))
-    if isinstance(cache, SharedCache):
-        cache.note_checkpoint("checkpoint", point)
+    _notify(cache, "checkpoint", point)
     return point
 
 
 def restore(cache: Cache, point: Checkpoint) -> None:
     """Restore the cache to checkpoint `point`, any number of times."""
-    if isinstance(cache, SharedCache):
-        cache.note_checkpoint("restore", point)
+    _notify(cache, "restore", point)
     for entry, state in zip(leaves(cache), point.entries, strict=True):
         if isinstance(state, int):
             _trim(entry, entry.offset - state)
@@ -393,9 +388,9 @@ def _can_trim(entry: Any, rows: int) -> bool:
     return type(entry) in GROWING
 
 
-def _notify(cache: Cache, operation: str, *numbers: int) -> None:
+def _notify(cache: Cache, operation: str, *arguments: int | Checkpoint) -> None:
     if isinstance(cache, SharedCache):
-        cache.note(operation, *numbers)
+        cache.note(operation, *arguments)
 
 
 def _trim_all(cache: Cache, rows: int) -> None:

@@ -21,10 +21,9 @@ from akunu_py.engine.histories.history import (
 )
 from akunu_py.engine.histories.memory import MIN_CACHED, PromptCaches
 from akunu_py.engine.model import device
-from akunu_py.engine.model.load_plan import growth
 from akunu_py.engine.target import Target
-from akunu_py.errors import DoesNotFit, UsageError
-from akunu_py.models.load.fit import PREFILL_ROWS, CacheGrowth
+from akunu_py.errors import DoesNotFit
+from akunu_py.models.load.fit import PREFILL_ROWS
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.text import human_size
 
@@ -219,13 +218,12 @@ def checkpoint_bytes(engine: Engine, tokens: int) -> int:
     return max(each, min(count * each, MAX_CHECKPOINT_BYTES))
 
 
-def _growth(engine: Engine, tokens: int, cached: int, cache: CacheGrowth | None = None) -> int:
+def _growth(engine: Engine, tokens: int, cached: int) -> int:
     """Return the additional bytes for `tokens` tokens beyond the cached ones."""
     needs, rows = engine.plan.fit.needs, engine.plan.fit.prefill_rows
-    cache = cache or needs.cache
     whole = cached - cached % _STEP
-    held = cache.at(whole, rows) if whole else 0
-    grown = max(0, cache.at(tokens, rows) - held)
+    held = needs.cache.at(whole, rows) if whole else 0
+    grown = max(0, needs.cache.at(tokens, rows) - held)
     return grown + needs.activations.at(tokens, rows) + tokens * INDEX_BYTES
 
 
@@ -235,23 +233,8 @@ def _refusal(engine: Engine, prompt: int, cached: int, needed: int, left: int) -
     ways = []
     if fits - _LEAST_ANSWER >= _STEP:
         ways.append(f"shorten it to {fits - _LEAST_ANSWER:,} tokens (--context {fits} holds)")
-    if _fits_with_8_bits(engine, prompt, left):
-        ways.append("--kv-bits 8")
     ways += ["a smaller model (akunu models recommend)", "close other programs"]
     return (
         f"a prompt of {prompt:,} tokens needs {human_size(needed)} more for {engine.name}, "
         f"{human_size(max(0, left))} are left; {', or '.join(ways)}; --force tries it anyway"
     )
-
-
-def _fits_with_8_bits(engine: Engine, prompt: int, left: int) -> bool:
-    if engine.plan.kv_bits is not None:
-        return False
-    try:
-        cache = growth(engine.model, 8)
-    except UsageError:
-        return False
-    for drafter in (engine.draft_model, engine.mtp_head):
-        cache += drafter.needs.cache if drafter else CacheGrowth(0)
-    tokens = min(prompt + _LEAST_ANSWER, engine.plan.context_length)
-    return _growth(engine, tokens, 0, cache) <= left

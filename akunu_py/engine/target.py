@@ -256,7 +256,8 @@ class Target:
         others = any(each is history for each in self.caches.others(self.history))
         self.caches.add(self.history)
         self.caches.reserve(needed, self.history, history)
-        if others or (behind >= MIN_CACHED and self.caches.allows(needed + history.nbytes)):
+        fits = needed + history.nbytes <= self.caches.limit
+        if others or (behind >= MIN_CACHED and fits):
             if length:
                 self.history = history.branch(length, self.owner)
             else:

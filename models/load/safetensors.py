@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import math
+import os
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from akunu_py.errors import DamagedModel
-from akunu_py.files import open_regular
+from akunu_py.files import open_regular, read_bounded
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _SIZES = {
@@ -78,3 +81,31 @@ def read_header(path: Path) -> dict[str, Any]:
         except (SafetensorError, ValueError, struct.error) as error:
             raise DamagedModel(f"{path} is damaged or no safetensors file: {error}") from error
     return header
+
+
+# Blocks of each tensor, evenly spread. Tensors up to 32 kB are covered whole.
+_SAMPLES, _SAMPLE_BYTES = 8, 4096
+_MAX_JSON_BYTES = 1 << 30
+
+
+def files_digest(model: Path) -> str:
+    """Return a digest of a model's configuration, tokenizer, and tensors: headers and samples.
+
+    Raises DamagedModel and OSError.
+    """
+    digest = hashlib.sha256()
+    for name in ("config.json", "tokenizer.json"):
+        with contextlib.suppress(FileNotFoundError):
+            digest.update(read_bounded(model / name, _MAX_JSON_BYTES))
+    for file in sorted(model.glob("*.safetensors")):
+        tensors = read_header(file)
+        tensors.pop("__metadata__", None)
+        with open_regular(file) as opened:
+            data = 8 + int.from_bytes(opened.read(8), "little")
+            for name, tensor in sorted(tensors.items()):
+                begin, end = tensor["data_offsets"]
+                digest.update(f"{name} {tensor['dtype']} {tensor['shape']}".encode())
+                for at in range(begin, end, max(_SAMPLE_BYTES, -((begin - end) // _SAMPLES))):
+                    size = min(_SAMPLE_BYTES, end - at)
+                    digest.update(os.pread(opened.fileno(), size, data + at))
+    return digest.hexdigest()

@@ -279,15 +279,13 @@ def test_decoding_adapts_the_threads_all_the_time(
     ],
 )
 def test_bandwidth_by_chip_and_cores(name: str, cores: int | None, low: float, high: float) -> None:
-    found = chip_bandwidth(name, cores)
-    assert found.estimated == (low != high)
-    assert low <= found.gb_per_s <= high
+    assert low <= chip_bandwidth(name, cores) <= high
 
 
 def test_no_chip_is_slower_than_a_smaller_one_of_its_generation() -> None:
     for generation in range(1, 9):
         names = [f"Apple M{generation}{kind}" for kind in ("", " Pro", " Max", " Ultra")]
-        values = [chip_bandwidth(name, None).gb_per_s for name in names]
+        values = [chip_bandwidth(name, None) for name in names]
         assert values == sorted(values), names
 
 

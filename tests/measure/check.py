@@ -267,10 +267,10 @@ def check_device(check: Check) -> None:
     """Compare what akunu assumes of this chip with a measurement."""
     ratio, note, here = None, "", device.on_metal()
     if here:
-        chip, measured = device.chip(), mac_checks.measured_bandwidth(check.plan.bandwidth_bytes)
-        ratio = max(chip.gb_per_s / measured, measured / chip.gb_per_s)
-        source = "estimated" if chip.estimated else "known"
-        note = f"{chip.gb_per_s:.0f} GB/s {source}, {measured:.0f} here"
+        assumed = device.machine().bandwidth / 1e9
+        measured = mac_checks.measured_bandwidth(check.plan.bandwidth_bytes)
+        ratio = max(assumed / measured, measured / assumed)
+        note = f"{assumed:.0f} GB/s assumed, {measured:.0f} here"
     name = "assumed memory bandwidth compared with the measured one"
     check.add("device", name, ratio, MAX_BANDWIDTH, unit="x", here=here, note=note)
 

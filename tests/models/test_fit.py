@@ -168,14 +168,6 @@ def test_control_groups_bound_the_memory(tmp_path: Path) -> None:
         "anon 300\ninactive_file 500\nactive_file 200\n"
     )
     assert min(device._control_group_limits(member, tmp_path)) == 4700  # files make room
-    old = tmp_path / "memory" / "box"
-    old.mkdir(parents=True)
-    (old / "memory.limit_in_bytes").write_text("700")
-    (old / "memory.usage_in_bytes").write_text("900")
-    member.write_text("4:memory:/box\n1:cpu:/x\nrubbish\n")
+    (inner / "memory.max").write_text("5\n")
     assert min(device._control_group_limits(member, tmp_path)) == 0
-    (old / "memory.stat").write_text(
-        "inactive_file 1\ntotal_inactive_file 250\ntotal_active_file 0\n"
-    )
-    assert min(device._control_group_limits(member, tmp_path)) == 50
     assert list(device._control_group_limits(tmp_path / "no")) == [device.total_memory()]

@@ -84,10 +84,12 @@ def answer(model: Path, hosts: str, *more: str, tokens: int) -> str:
 
 
 @contextmanager
-def running(model: Path, hosts: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    model: Path, hosts: str, program: Sequence[str] = AKUNU
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start a long answer, and kill it in the end."""
     with subprocess.Popen(
-        command(model, hosts, tokens=4000),
+        [*program, *command(model, hosts, tokens=4000)[len(AKUNU) :]],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,  # `communicate` would lose buffered bytes

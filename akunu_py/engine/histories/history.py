@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from akunu_py.engine import kv_cache
 from akunu_py.engine.model.token_ids import reusable_prefix, shared_prefix
@@ -28,13 +28,6 @@ class Owner:
 NO_OWNER = Owner("", 0.0, may_store=False)  # no request used the history
 
 
-class DrafterHistory(Protocol):
-    """What a neural drafter has of a history."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
 class TokenHistory:
     """A KV cache with its tokens, and checkpoints to truncate it."""
 
@@ -52,7 +45,7 @@ class TokenHistory:
         self.checkpoints: list[kv_cache.Checkpoint] = []
         self.marks: frozenset[int] = frozenset()  # lengths for checkpoints during prefill
         self.uses = 0  # number of returns to the caches
-        self.drafter_histories: dict[str, DrafterHistory] = {}  # by the drafter's key
+        self.drafter_histories: dict[str, Any] = {}  # with `nbytes`, by the drafter's key
         self.reserved = 0  # bytes that it may grow to while in use
         self.needs_checkpoints = kv_cache.needs_checkpoints(cache)
 

@@ -62,10 +62,6 @@ class PromptCaches:
         spare = [] if self.spare is None else [self.spare]
         return [*spare, *(each.history for each in self._cached)]
 
-    def allows(self, nbytes: int) -> bool:
-        """Return whether histories of `nbytes` bytes may be cached."""
-        return 0 < nbytes <= self.limit
-
     def add(self, history: TokenHistory) -> None:
         """Cache a history no longer in use, if it has at least MIN_CACHED tokens.
 
@@ -81,19 +77,10 @@ class PromptCaches:
             self._cached.append(_CachedHistory(history, self._requests, self._prefixes(history)))
 
     def _prefixes(self, history: TokenHistory) -> dict[int, int]:
-        """Compare a new history with the cached ones, so that evicting needs no comparison.
-
-        The entry with the longest common prefix so far answers for most of the others, so each
-        token of the new history is compared about once.
-        """
+        """Compare a new history with the cached ones, so that evicting needs no comparison."""
         prefixes = dict[int, int]()
-        nearest: _CachedHistory | None = None
-        longest = 0
         for each in self._cached:
-            length = longest if nearest is None else min(longest, nearest.shared_with(each))
-            if nearest is None or nearest.shared_with(each) == longest:
-                length = common_prefix(each.history.tokens, history.tokens, longest)
-                nearest, longest = each, length
+            length = common_prefix(each.history.tokens, history.tokens)
             prefixes[id(each.history)] = each.prefixes[id(history)] = length
         return prefixes
 
@@ -196,7 +183,6 @@ class PrefixStats:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[int, ...], tuple[int, int]] = {}  # oldest first
-        self._chances: dict[tuple[int, ...], float] = {}  # results of `chance` since the last `add`
 
     def add(self, tokens: Sequence[int], *, continued: bool) -> None:
         """Count a text: started, or continued for the first time (`continued`)."""
@@ -205,16 +191,10 @@ class PrefixStats:
         self._counts[key] = (starts + (not continued), continuations + continued)
         if len(self._counts) > _MAX_PREFIXES:
             del self._counts[next(iter(self._counts))]
-        self._chances = {}
 
     def chance(self, tokens: Sequence[int]) -> float:
         """Return the chance that a text added once is continued."""
         key = tuple(tokens[:_PREFIX_LENGTH])
-        if key not in self._chances:
-            self._chances[key] = self._chance(key)
-        return self._chances[key]
-
-    def _chance(self, key: tuple[int, ...]) -> float:
         others = [
             (common_prefix(each, key), starts - (each == key), continuations)
             for each, (starts, continuations) in self._counts.items()

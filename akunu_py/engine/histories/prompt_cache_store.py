@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,9 +93,8 @@ class PromptCacheStore:
     def _valid(self) -> list[SavedCache]:
         if not self._swept:
             self._swept = True
-            with self._lock_for_writing() as is_locked:
-                if is_locked:
-                    sweep(self.limits, self._clock())
+            with contextlib.suppress(OSError), locked(_root() / _LOCK, wait=False):
+                sweep(self.limits, self._clock())
         found = []
         known, self._metadata = self._metadata, {}  # without removed files
         for path, status in _files(self.directory):
@@ -138,49 +137,39 @@ class PromptCacheStore:
 
     def save(self, history: TokenHistory, engine: Engine, stopped: Stopped) -> bool:
         """Save a history in place of its prefixes; False if not allowed or `stopped`."""
+        with contextlib.suppress(OSError), locked(_root() / _LOCK, wait=False):
+            return self.may_write(history.nbytes) and self._save(history, engine, stopped)
+        return False  # another process writes
+
+    def _save(self, history: TokenHistory, engine: Engine, stopped: Stopped) -> bool:
         from akunu_py.engine.histories import disk
 
-        with self._lock_for_writing() as is_locked:
-            if not is_locked or not self.may_write(history.nbytes):
-                return False
-            path = self.directory / f"{secrets.token_hex(8)}{SUFFIX}"
-            try:
-                self.directory.mkdir(mode=0o700, exist_ok=True)
-                disk.save(history, engine, path, stopped)
-                size = path.stat().st_size
-                if is_forgotten(
-                    history.owner.conversation, history.owner.requested_at
-                ):  # meanwhile
-                    remove(path)
-            except SaveStopped as end:
-                self._record_write(end.written)
-                return False
-            except (AkunuError, OSError):
-                self._failed_at = self._clock()
-                return False
-            self._record_write(size)
-            for each in self.saved(engine):
-                shared = common_prefix(each.metadata.tokens, history.tokens)
-                if each.path != path and len(each.metadata.tokens) - shared < MIN_SAVED:
-                    remove(each.path)
-            sweep(self.limits, self._clock())
-            return True
+        path, owner = self.directory / f"{secrets.token_hex(8)}{SUFFIX}", history.owner
+        try:
+            self.directory.mkdir(mode=0o700, exist_ok=True)
+            disk.save(history, engine, path, stopped)
+            size = path.stat().st_size
+            if is_forgotten(owner.conversation, owner.requested_at):  # meanwhile
+                remove(path)
+        except SaveStopped as end:
+            self._record_write(end.written)
+            return False
+        except (AkunuError, OSError):
+            self._failed_at = self._clock()
+            return False
+        self._record_write(size)
+        for each in self.saved(engine):
+            shared = common_prefix(each.metadata.tokens, history.tokens)
+            if each.path != path and len(each.metadata.tokens) - shared < MIN_SAVED:
+                remove(each.path)
+        sweep(self.limits, self._clock())
+        return True
 
     def _record_write(self, nbytes: int) -> None:
         now = self._clock()
         with contextlib.suppress(OSError):
             ledger = json.dumps([*_recent_writes(now), (now, nbytes)])
             write_atomically(_root() / _LEDGER, ledger.encode())
-
-    @contextlib.contextmanager
-    def _lock_for_writing(self) -> Iterator[bool]:
-        """Yield whether this is the only process that writes."""
-        with contextlib.ExitStack() as stack:
-            is_locked = False
-            with contextlib.suppress(OSError):
-                stack.enter_context(locked(_root() / _LOCK, wait=False))
-                is_locked = True
-            yield is_locked
 
 
 _Read = tuple["TokenHistory | None", int, NotCached]  # see `DiskPromptCaches.read`

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,13 @@ class HostGroup:
         self._processes: list[RankProcess] = []
         atexit.register(self.close)
         try:
-            arguments = self._worker_arguments(stored, options)
+            arguments = {
+                "model": stored.reference,
+                "split": self.split,
+                "backend": hosts.backend,
+                "files": list(hosts.files),
+                "options": asdict(replace(options, weights=self.weights, kv_bits=None, reserved=0)),
+            }
             for rank in range(1, hosts.size):
                 self._processes.append(RankProcess(hosts, rank, arguments))
             for process in self._processes:
@@ -103,18 +110,6 @@ class HostGroup:
         self._coordinator = Coordinator(model, self._stand_ins, self._send, self._wake, self.check)
         return self._coordinator, context
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the split, message counts and each rank's partition, ready for JSON.
-
-        Includes the workers' counters, so it waits until they are idle after an answer.
-        """
-        described = zip(self.hosts.names, self.partitions, strict=True)
-        ranks: list[dict[str, Any]] = [{"host": name, "holds": text} for name, text in described]
-        for rank, process in zip(ranks[1:], self._processes, strict=True):
-            rank |= self._wait_for(process, "counts")["counts"]
-        messages = self._coordinator.messages if self._coordinator else 0
-        return {"division": self.split, "messages": messages, "ranks": ranks}
-
     def check(self) -> None:
         """Raise HostLost if a rank is lost."""
         if self._failure:
@@ -145,19 +140,6 @@ class HostGroup:
             if not process.wait(max(0.0, deadline - time.monotonic())):
                 process.kill()
                 process.wait(_EXIT_TIMEOUT)
-
-    def _worker_arguments(self, stored: StoredModel, options: LoadOptions) -> dict[str, Any]:
-        return {
-            "model": stored.reference,
-            "split": self.split,
-            "backend": self.hosts.backend,
-            "files": list(self.hosts.files),
-            "weights": self.weights,
-            "context": options.context,
-            "force": options.force,
-            "memory": options.memory_limit,
-            "wire": options.wire,
-        }
 
     def _wait_for(self, process: RankProcess, key: str) -> dict[str, Any]:
         """Return a rank's next message with `key`. Raises HostLost."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -14,14 +13,11 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from akunu_py.engine import kv_cache
-from akunu_py.engine.hosts.passes import PartitionRunner
-from akunu_py.engine.model import device, wired
-from akunu_py.engine.model.load_plan import LoadPlan, make_plan, needs
+from akunu_py.engine.model import device
 from akunu_py.errors import UnsupportedModel, one_line
 from akunu_py.models.load.mlx_loader import open_directory
-from akunu_py.models.store.model_store import StoredModel
 from akunu_py.text import human_size
-from akunu_py.types import LoadOptions, WeightMode
+from akunu_py.types import WeightMode
 
 SplitMode = Literal["shard", "pipeline"]
 
@@ -102,27 +98,6 @@ def _head_counts(model: Any) -> dict[tuple[str, str], int]:
 CONNECT_S = 30  # time limit for connecting all ranks, in seconds
 
 
-@dataclass(frozen=True)
-class Partition:
-    """A worker's partition before its weights are loaded."""
-
-    model: Any
-    group: Any
-    stand_ins: list[Any]
-    description: str
-    plan: LoadPlan  # of this rank's memory
-
-    def load_weights(self) -> PartitionRunner:
-        """Load the weights."""
-        mx.eval(self.model.parameters())
-        wired.wire(self.model, self.plan.wire, [self.model], self.plan.fit.estimate.working)
-        return PartitionRunner(self.model, self.stand_ins, self._receive)
-
-    def _receive(self, length: int) -> list[int]:
-        zeros = mx.zeros(length, mx.int32)
-        return [int(each) for each in mx.distributed.all_sum(zeros, group=self.group).tolist()]
-
-
 def connect(backend: str, required: Sequence[int]) -> Any:
     """Return the group of all ranks once all are connected. required: ids of processes.
 
@@ -160,20 +135,3 @@ def keep_partition(
         part = f"layers {model.model.start_idx + 1} to {model.model.end_idx}"
     nbytes = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
     return stand_ins, f"{part}, {human_size(nbytes)}", itemsize
-
-
-def load_partition(stored: StoredModel, group: Any, args: Mapping[str, Any]) -> Partition:
-    """Open a worker's partition. args: rank 0's split mode and load options.
-
-    Raises DoesNotFit, and the errors of `open_directory`.
-    """
-    opened = open_directory(stored.path)
-    model, weights = opened.model, args["weights"]
-    stand_ins, description, itemsize = keep_partition(model, args["split"], group, weights)
-    limit, wire = args["memory"], args["wire"]
-    options = LoadOptions(
-        weights, None, args["context"], args["force"], memory_limit=limit, wire=wire
-    )
-    own = needs(opened, itemsize=itemsize)
-    plan = make_plan(stored.name, opened, own, options, partitioned=True)
-    return Partition(model, group, stand_ins, description, plan)

@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -76,9 +75,16 @@ def main() -> None:
 def _run_worker(connection: _Connection, arguments: dict[str, Any]) -> None:
     """Load this host's partition, then run the coordinator's passes until the end."""
     # Import before the first message, so that all ranks connect at the same time.
-    from akunu_py.engine.hosts.partition import connect, load_partition
+    import mlx.core as mx
+
+    from akunu_py.engine.hosts.partition import connect, keep_partition
+    from akunu_py.engine.hosts.passes import PartitionRunner
     from akunu_py.engine.hosts.process import host_fingerprint
+    from akunu_py.engine.model import wired
+    from akunu_py.engine.model.load_plan import make_plan, needs
+    from akunu_py.models.load.mlx_loader import open_directory
     from akunu_py.models.store import model_store
+    from akunu_py.types import LoadOptions
 
     stored = model_store.resolve(arguments["model"])
     connection.send(fingerprint=host_fingerprint(stored))
@@ -86,15 +92,25 @@ def _run_worker(connection: _Connection, arguments: dict[str, Any]) -> None:
     group = connect(arguments["backend"], [os.getppid()])
     for name in arguments["files"]:  # made by mlx.launch for this process
         Path(os.environ[name]).unlink(missing_ok=True)
-    partition = load_partition(stored, group, arguments)
-    connection.send(holds=partition.description, context=partition.plan.context_length)
+    opened, options = open_directory(stored.path), LoadOptions(**arguments["options"])
+    model = opened.model
+    stand_ins, holds, itemsize = keep_partition(model, arguments["split"], group, options.weights)
+    own = needs(opened, itemsize=itemsize)
+    plan = make_plan(stored.name, opened, own, options, partitioned=True)
+    connection.send(holds=holds, context=plan.context_length)
     connection.wait_for("read")
-    runner = partition.load_weights()
+    mx.eval(model.parameters())
+    wired.wire(model, plan.wire, [model], plan.fit.estimate.working)
+
+    def receive(length: int) -> list[int]:
+        total = mx.distributed.all_sum(mx.zeros(length, mx.int32), group=group)
+        return [int(each) for each in total.tolist()]
+
+    runner = PartitionRunner(model, stand_ins, receive)
     connection.send(ready=True)
     while True:
         connection.wait_for("wake")
         runner.run_until_idle()
-        connection.send(counts=asdict(runner.counts))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import copy
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from itertools import count
 from typing import Any
@@ -34,7 +33,7 @@ class HostCommand(IntEnum):
     DROP = 2  # cache
     TRIM = 3  # cache, rows
     ROLL_BACK = 4  # cache, rows written, rows kept: of its last pass
-    CHECKPOINT = 5  # cache, checkpoint, length
+    CHECKPOINT = 5  # cache, checkpoint
     RESTORE = 6  # cache, checkpoint
     FORGET = 7  # checkpoint
     COMPACT = 8  # new cache, cache
@@ -93,12 +92,10 @@ class ReplicatedCache(kv_cache.SharedCache):
         self._coordinator.queue(HostCommand.COMPACT, other.key, self.key)
         return other
 
-    def note(self, done: str, *numbers: int) -> None:
-        self._coordinator.queue(HostCommand[done.upper()], self.key, *numbers)
-
-    def note_checkpoint(self, done: str, checkpoint: kv_cache.Checkpoint) -> None:
-        key = self._coordinator.key_of_checkpoint(checkpoint)
-        self._coordinator.queue(HostCommand[done.upper()], self.key, key, checkpoint.length)
+    def note(self, operation: str, *arguments: int | kv_cache.Checkpoint) -> None:
+        key_of = self._coordinator.key_of_checkpoint
+        numbers = (each if isinstance(each, int) else key_of(each) for each in arguments)
+        self._coordinator.queue(HostCommand[operation.upper()], self.key, *numbers)
 
 
 class Coordinator:
@@ -119,9 +116,8 @@ class Coordinator:
         self._keys = count(1)
         # By key:
         self.caches = weakref.WeakValueDictionary[int, ReplicatedCache]()
-        self._checkpoints = weakref.WeakKeyDictionary[kv_cache.Checkpoint, int]()
+        self.checkpoints = weakref.WeakKeyDictionary[kv_cache.Checkpoint, int]()
         self._commands: deque[Command] = deque()  # finalizers in any thread append
-        self.messages = 0  # sent
 
     def make_cache(self) -> ReplicatedCache:
         cache = ReplicatedCache(
@@ -149,11 +145,6 @@ class Coordinator:
             self._idle = True
 
     @property
-    def checkpoints(self) -> int:
-        """The number of checkpoints that the workers hold."""
-        return len(self._checkpoints)
-
-    @property
     def busy(self) -> bool:
         """Whether the workers wait for messages."""
         return not self._idle
@@ -169,9 +160,9 @@ class Coordinator:
         return key
 
     def key_of_checkpoint(self, checkpoint: kv_cache.Checkpoint) -> int:
-        if checkpoint not in self._checkpoints:
-            self._checkpoints[checkpoint] = self.key_for(checkpoint, HostCommand.FORGET)
-        return self._checkpoints[checkpoint]
+        if checkpoint not in self.checkpoints:
+            self.checkpoints[checkpoint] = self.key_for(checkpoint, HostCommand.FORGET)
+        return self.checkpoints[checkpoint]
 
     def _run(self, tokens: mx.array, cache: ReplicatedCache, *, need_logits: bool) -> mx.array:
         self.queue(HostCommand.PASS, cache.key, kv_cache.row_count(cache), int(need_logits))
@@ -188,22 +179,10 @@ class Coordinator:
         commands = [self._commands.popleft() for _ in range(len(self._commands))]
         for part in encode(commands, tokens):
             self._launch(part)
-            self.messages += 1
 
 
 class CacheMismatch(Exception):
     """This rank's cache differs from rank 0's."""
-
-
-@dataclass(slots=True)
-class PassCounts:
-    """Counters of a worker."""
-
-    passes: int = 0
-    rows: int = 0
-    cut: int = 0  # rows rolled back
-    caches: int = 0
-    checkpoints: int = 0
 
 
 class PartitionRunner:
@@ -215,9 +194,8 @@ class PartitionRunner:
         """stand_ins: see `partition.stand_ins_for`. receive: returns integers from rank 0."""
         self._model, self._stand_ins, self._receive = model, stand_ins, receive
         self.caches: dict[int, kv_cache.Cache] = {}  # by rank 0's keys
-        self._checkpoints: dict[int, kv_cache.Checkpoint] = {}
+        self.checkpoints: dict[int, kv_cache.Checkpoint] = {}
         self._last_pass: Any = None  # state to roll back to
-        self._counts = PassCounts()
 
     def run_until_idle(self) -> None:
         """Run commands until IDLE. Raises RuntimeError if the connection breaks, CacheMismatch."""
@@ -232,11 +210,6 @@ class PartitionRunner:
                     return
                 self._execute(command, tokens)
 
-    @property
-    def counts(self) -> PassCounts:
-        self._counts.caches, self._counts.checkpoints = len(self.caches), len(self._checkpoints)
-        return self._counts
-
     def _execute(self, command: Command, tokens: list[int]) -> None:
         kind, key, *numbers = command
         cache: Any = self.caches.get(key)  # None for a new one
@@ -246,20 +219,20 @@ class PartitionRunner:
         elif kind == HostCommand.COMPACT:
             self.caches[key] = kv_cache.compact(self.caches[numbers[0]])
         elif kind == HostCommand.FORGET:
-            del self._checkpoints[key]
+            del self.checkpoints[key]
         elif kind == HostCommand.DROP:
             del self.caches[key]
         elif kind == HostCommand.PASS:
             self._run_pass(cache, numbers[0], tokens, need_logits=bool(numbers[1]))
         elif kind == HostCommand.ROLL_BACK:
-            self._counts.cut += numbers[0] - kv_cache.roll_back(cache, self._last_pass, *numbers)
+            kv_cache.roll_back(cache, self._last_pass, *numbers)
         elif kind == HostCommand.TRIM:
-            self._counts.cut += numbers[0]
             kv_cache.trim(cache, numbers[0])
         elif kind == HostCommand.CHECKPOINT:
-            self._checkpoints[numbers[0]] = kv_cache.checkpoint(cache, numbers[1])
+            rows = kv_cache.row_count(cache)
+            self.checkpoints[numbers[0]] = kv_cache.checkpoint(cache, rows)
         elif kind == HostCommand.RESTORE:
-            kv_cache.restore(cache, self._checkpoints[numbers[0]])
+            kv_cache.restore(cache, self.checkpoints[numbers[0]])
         elif kind == HostCommand.DETACH:
             kv_cache.detach(cache)
         elif kind == HostCommand.SHRINK:
@@ -277,5 +250,3 @@ class PartitionRunner:
         logits = self._model(mx.array([tokens]), cache=cache.own)
         cache.write_stand_ins(len(tokens))
         mx.async_eval(logits if need_logits else kv_cache.state_arrays(cache))
-        self._counts.passes += 1
-        self._counts.rows += len(tokens)

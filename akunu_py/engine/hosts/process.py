@@ -7,9 +7,7 @@ mlx.launch's own class starts it, locally or over ssh. Messages are lines on std
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 import platform
 import signal
 import sys
@@ -23,8 +21,8 @@ from typing import Any, BinaryIO
 from mlx._distributed_utils.launch import RemoteProcess
 
 from akunu_py.engine.hosts.hostfile import LOCALHOST, SSH_FAILED, Hosts
-from akunu_py.files import open_regular
-from akunu_py.models.store.model_store import StoredModel, known_hashes
+from akunu_py.models.load.safetensors import files_digest
+from akunu_py.models.store.model_store import StoredModel
 from akunu_py.version import __version__, package_version
 
 MESSAGE_PREFIX = "@akunu "  # prefix of messages
@@ -134,10 +132,6 @@ class RankProcess:
             self._errors.append(" ".join(line.decode(errors="replace").split())[:300])
 
 
-_MAX_UNSAMPLED = 4 << 20  # bytes; larger files are sampled
-_SAMPLES = 64
-_SAMPLE_BYTES = 64 << 10  # bytes
-
 _PACKAGES = {"mlx": "MLX", "mlx-lm": "mlx-lm", "transformers": "transformers"}
 
 
@@ -145,7 +139,7 @@ def host_fingerprint(model: StoredModel) -> dict[str, str]:
     """Return versions and the files' digest, which must be equal on all hosts, by name."""
     versions = {"akunu": __version__, "Python": platform.python_version()}
     versions |= {name: package_version(package) for package, name in _PACKAGES.items()}
-    return versions | {"the model's files": files_digest(model.path, known_hashes(model))}
+    return versions | {"the model's files": files_digest(model.path)}
 
 
 def first_difference(local: dict[str, str], remote: dict[str, str]) -> str:
@@ -154,25 +148,3 @@ def first_difference(local: dict[str, str], remote: dict[str, str]) -> str:
         if remote.get(name) != value:
             return f"{name}: {value} here, {remote.get(name, 'none')} there"
     return ""
-
-
-def files_digest(directory: Path, hashes: dict[str, str]) -> str:
-    """Return a digest of a model's files: names, sizes and contents.
-
-    Large files are sampled, both ends and 63 pieces between, and known by their `hashes`, if any.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(directory.iterdir()):
-        if path.suffix not in (".json", ".safetensors", ".jinja", ".model", ".txt", ".tiktoken"):
-            continue
-        size = path.stat().st_size
-        digest.update(f"{path.name}\0{size}\0".encode())
-        with open_regular(path) as file:
-            if size <= _MAX_UNSAMPLED:
-                digest.update(file.read())
-                continue
-            digest.update(hashes.get(path.name, "").encode())
-            for sample in range(_SAMPLES + 1):
-                file.seek((size - _SAMPLE_BYTES) * sample // _SAMPLES, os.SEEK_SET)
-                digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:16]

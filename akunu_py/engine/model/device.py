@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +22,6 @@ from mlx_lm.utils import dequantize_model
 
 from akunu_py.models.catalog import Machine
 from akunu_py.types import WeightMode
-from akunu_py.workarounds.openblas import load_openblas
 from akunu_py.workarounds.private_kernels import keep_kernels_private
 
 Pressure = Literal["normal", "warning", "critical"]
@@ -69,11 +67,6 @@ def device_name() -> str:
     info = mx.device_info()
     name = info.get("device_name") or platform.processor() or platform.machine()
     return f"{name} ({'Metal' if on_metal() else mx.default_device().type.name.upper()})"
-
-
-def blas_name() -> str:
-    """Return the name of the BLAS behind MLX's CPU backend, with a reason if it is not OpenBLAS."""
-    return load_openblas()
 
 
 def total_memory() -> int:
@@ -125,11 +118,8 @@ def _bandwidth() -> float:
     """Return the memory bandwidth of this machine in GB/s."""
     if on_cpu():
         return min(_MAX_CPU_BANDWIDTH, _CORE_BANDWIDTH * len(os.sched_getaffinity(0)))
-    return chip().gb_per_s if on_metal() else _GPU_BANDWIDTH
-
-
-def chip() -> ChipBandwidth:
-    """Return the memory bandwidth of this machine's Apple chip."""
+    if not on_metal():
+        return _GPU_BANDWIDTH
     return chip_bandwidth(str(mx.device_info().get("device_name", "")), gpu_cores())
 
 
@@ -144,36 +134,27 @@ def _free_memory() -> int:
 def _control_group_limits(
     membership: Path, root: Path = Path("/sys/fs/cgroup"), *, in_use: bool = True
 ) -> Iterator[int]:
-    """Yield the free bytes in this process's control groups, versions 1 and 2.
+    """Yield the free bytes of the machine and of this process's control group and its parents.
 
-    membership: file that names the groups. root: mount point. in_use: subtract memory in use.
+    membership: file that names the group. root: mount point. in_use: subtract memory in use.
     """
     yield total_memory()
-    try:
-        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
-    except OSError:
-        return
-    files = {"": ("memory.max", "memory.current"),
-             "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes")}  # fmt: skip
-    for _, controllers, name in (line for line in lines if len(line) == 3):
-        if controllers not in files:
-            continue
-        group = root / controllers / name.strip("/")
-        while True:
+    with contextlib.suppress(OSError):
+        lines = membership.read_text().splitlines()
+        name = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+        for part in (Path(name), *Path(name).parents):
+            group = root / part
             with contextlib.suppress(OSError, ValueError):  # "max" means no limit
-                most, used = (int((group / file).read_text()) for file in files[controllers])
+                most = int((group / "memory.max").read_text())
+                used = int((group / "memory.current").read_text())
                 yield max(0, most - used + _file_cache(group)) if in_use else most
-            if group == root / controllers:
-                break
-            group = group.parent
 
 
 def _file_cache(group: Path) -> int:
     """Return the bytes of cached files in a control group, which the system can reclaim."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        prefix = "total_" if "total_inactive_file" in counts else ""  # version 1: includes children
-        return sum(int(counts[f"{prefix}{kind}_file"]) for kind in ("inactive", "active"))
+        return int(counts["inactive_file"]) + int(counts["active_file"])
     return 0
 
 
@@ -230,27 +211,19 @@ def describe_format(model: nn.Module) -> str:
     return " + ".join(sorted(bits) + sorted(floats))
 
 
-@dataclass(frozen=True, slots=True)
-class ChipBandwidth:
-    """The memory bandwidth of a chip."""
-
-    gb_per_s: float
-    estimated: bool  # from the chip's family and GPU cores, because the table does not have it
-
-
-def chip_bandwidth(name: str, cores: int | None) -> ChipBandwidth:
-    """Return the bandwidth of the chip `name`, such as "Apple M5 Max".
+def chip_bandwidth(name: str, cores: int | None) -> float:
+    """Return the GB/s of the chip `name`, such as "Apple M5 Max"; estimated for unknown chips.
 
     cores: GPU cores; None: unknown, and then the smallest variant of a known chip is assumed.
     """
     if (variants := _CHIPS.get(name)) is not None:
         fitting = (value for fewest, value in variants if fewest <= (cores or 0))
-        return ChipBandwidth(max(fitting), estimated=False)
+        return max(fitting)
     family = re.match(r"Apple M(\d+)(?: (\w+))?", name)
     generation = min(int(family[1]), max(_PER_CORE)) if family else _OLDEST
     assumed = _CORES.get((family[2] or "") if family else "", _CORES[""])
     per_core = _PER_CORE.get(generation, _PER_CORE[_OLDEST])
-    return ChipBandwidth(per_core * (cores or assumed), estimated=True)
+    return per_core * (cores or assumed)
 
 
 @functools.cache

@@ -4,7 +4,6 @@ import gc
 import json
 import os
 from collections import deque
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +131,6 @@ def test_fingerprints_differ_with_model_files(tmp_path: Path) -> None:
     data[-1] ^= 1
     weights.write_bytes(data)
     assert "the model's files" in first_difference(before, host_fingerprint(model))
-    weights.write_bytes(bytes(5 << 20))
-    sampled = host_fingerprint(model)
-    known = replace(model, sha256={weights.name: "0" * 64})
-    assert first_difference(sampled, host_fingerprint(known))  # by the known hashes
     assert "akunu: 1 here, 2 there" in first_difference({"akunu": "1"}, {"akunu": "2"})
 
 
@@ -190,7 +185,7 @@ class _Pair:
                 kv_cache.state_arrays(cache), kv_cache.state_arrays(other), strict=True
             ):
                 assert mx.array_equal(here, there), key
-        assert self.worker.counts.checkpoints == self.coordinator.checkpoints
+        assert len(self.worker.checkpoints) == len(self.coordinator.checkpoints)
 
 
 @pytest.mark.long
@@ -218,6 +213,7 @@ def test_a_worker_reports_a_cache_mismatch() -> None:
     pair.coordinator(mx.array([some(4, 1)]), cache)
     kv_cache.trim(cache.own, 1)  # without a message to the worker
     pair.coordinator(mx.array([some(4, 1)]), cache)
+    assert len(pair.sent) == 2  # one message a pass
     with pytest.raises(CacheMismatch, match="holds 4 tokens, that of rank 0 3"):
         pair.worker.run_until_idle()
 
