@@ -122,7 +122,10 @@ def roll_back(cache: Cache, before: PassState, written: int, kept: int) -> int:
         _trim_all(cache, written - kept)
         return kept
     for entry, state in zip(leaves(cache), before, strict=True):
-        _restore(entry, state, written)
+        if state is None:
+            _trim(entry, written)
+        else:
+            vars(entry).update(state)
     return 0
 
 
@@ -331,13 +334,6 @@ def _entry_state(entry: Any) -> dict[str, Any] | None:
         name: list(value) if isinstance(value, list) else value
         for name, value in vars(entry).items()
     }
-
-
-def _restore(entry: Any, state: dict[str, Any] | None, written: int) -> None:
-    if state is None:
-        _trim(entry, written)
-    else:
-        vars(entry).update(state)
 
 
 def _checkpoint_entry(entry: Any) -> dict[str, Any] | int:

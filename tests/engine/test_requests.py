@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.completion.completer import Completer
@@ -383,28 +383,13 @@ def test_invalid_ids_are_never_drafted(surplus: Engine) -> None:
 # --- Answers that repeat themselves ---
 
 
-def ends_in_a_loop(tokens: list[int]) -> bool:
-    """By definition: the longest end of each period."""
-    for period in range(1, 257):
-        pairs = zip(reversed(tokens), reversed(tokens[:-period]), strict=False)
-        span = period + len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
-        if span >= max(768, 6 * period):
-            return True
-    return False
-
-
-@given(
-    st.lists(st.integers(0, 3), max_size=40),
-    st.lists(st.integers(0, 3), min_size=1, max_size=280),
-    st.integers(700, 1800),
-    st.integers(0, 2),
-)
-@settings(max_examples=30)
-def test_only_a_long_exact_repetition_is_a_loop(
-    text: list[int], block: list[int], length: int, other: int
-) -> None:
-    tokens = [*text, *itertools.islice(itertools.cycle(block), length), *[other] * other]
-    assert repeats(tokens) == ends_in_a_loop(tokens)
+@pytest.mark.parametrize("period", [1, 3, 128, 256, 257])
+def test_only_a_long_exact_repetition_is_a_loop(period: int) -> None:
+    least = max(768, 6 * period)
+    for length in (least - 1, least):
+        tokens = [-1, *itertools.islice(itertools.cycle(range(period)), length)]
+        assert repeats(tokens) == (length == least and period <= 256)
+        assert not repeats([*tokens, -1])
 
 
 def test_the_loop_guard_ends_a_looping_answer_and_no_other(tiny: Engine) -> None:
