@@ -111,16 +111,12 @@ def machine() -> Machine:
     """Return this machine's memory and bandwidth, including memory that is in use."""
     groups = _control_group_limits(Path("/proc/self/cgroup"), in_use=False)
     memory = working_set() or int(_MODEL_SHARE * min(groups))
-    return Machine(memory, 1e9 * _bandwidth(), float32=on_cpu())
-
-
-def _bandwidth() -> float:
-    """Return the memory bandwidth of this machine in GB/s."""
+    gb_per_s = _GPU_BANDWIDTH
     if on_cpu():
-        return min(_MAX_CPU_BANDWIDTH, _CORE_BANDWIDTH * len(os.sched_getaffinity(0)))
-    if not on_metal():
-        return _GPU_BANDWIDTH
-    return chip_bandwidth(str(mx.device_info().get("device_name", "")), gpu_cores())
+        gb_per_s = min(_MAX_CPU_BANDWIDTH, _CORE_BANDWIDTH * len(os.sched_getaffinity(0)))
+    elif on_metal():
+        gb_per_s = chip_bandwidth(str(mx.device_info().get("device_name", "")), gpu_cores())
+    return Machine(memory, 1e9 * gb_per_s, float32=on_cpu())
 
 
 def _free_memory() -> int:
