@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 from akunu_py.errors import DamagedModel, UnknownModel, UsageError
 from akunu_py.models import catalog
 from akunu_py.models.catalog import Recommendation, describe_speed, recommend
+from akunu_py.models.drafters.drafter_config import TRAINING_KEY
 from akunu_py.models.load.fit import usable_memory
+from akunu_py.models.load.model_files import read_settings
 from akunu_py.models.store import cleanup, hub_cache, model_store
 from akunu_py.models.store.hub_cache import parse_reference
 from akunu_py.models.store.progress import Progress, ProgressMeter
@@ -73,11 +75,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--yes", "Do not ask for confirmation"),
         ("--hub-files", "Also delete its files from the hub's cache"),
     )
-
-
-def run(args: argparse.Namespace) -> int:
-    args.act(args)
-    return 0
 
 
 def list_models(args: argparse.Namespace) -> None:
@@ -212,7 +209,7 @@ def show(args: argparse.Namespace) -> None:
             model_store.verify(model, progress)
     else:
         model_store.check(model)
-    _print_facts(_stored_facts(model, verified=args.verify))
+    print_stored(model, verified=args.verify)
 
 
 def verify(args: argparse.Namespace) -> None:
@@ -312,7 +309,8 @@ def _as_dict(recommendation: Recommendation) -> dict[str, object]:
     return facts | {"why": recommendation.why}
 
 
-def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tuple[str, str]]:
+def print_stored(model: model_store.StoredModel, *, verified: bool = False) -> None:
+    """Print the facts of an installed model or drafter. verified: its hashes are right."""
     from akunu_py.engine.drafters import learned_state
 
     where = [("path", str(model.path))]
@@ -324,7 +322,8 @@ def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tup
     if verified:
         known = model_store.known_hashes(model)
         checked = "all hashes" if known else "the headers of the weights; no hashes are known"
-    return [
+    trained = read_settings(model.path / "config.json").get(TRAINING_KEY, {})
+    facts = [
         ("name", model.name),
         *where,
         ("size", human_size(model.size)),
@@ -335,7 +334,9 @@ def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tup
         ("source", model.source),
         ("memory", f"{human_size(learned_state.answer_cache_bytes(model.path))} of cached answers"),
         ("checked", checked),
+        *((name.replace("_", " "), str(value)) for name, value in trained.items()),
     ]
+    _print_facts(facts)
 
 
 def _catalog_facts(entry: catalog.CatalogEntry) -> list[tuple[str, str]]:
@@ -360,8 +361,7 @@ def _catalog_facts(entry: catalog.CatalogEntry) -> list[tuple[str, str]]:
 
 
 def _print_facts(facts: Sequence[tuple[str, str]]) -> None:
-    for name, value in facts:
-        say(f"{name:<8}  {value or 'unknown'}")
+    print(*table([(name, value or "unknown") for name, value in facts]), sep="\n")
 
 
 _INTERVAL_S = 10.0

@@ -144,6 +144,7 @@ def known_hashes(model: StoredModel) -> dict[str, str]:
 
 _HINT = "run `akunu models list` to see the installed models"
 _GIT_DIGITS = 40
+TRAINED = "trained for "  # begins the source of a drafter that akunu trained, before the model
 
 
 def _find(name: str) -> StoredModel | None:
@@ -218,6 +219,8 @@ def _repair_advice(model: StoredModel) -> str:
     remove = f"akunu models rm {model.name}"
     if model.name in catalog.load_catalog():
         return f"run `{remove} && akunu models pull {model.name}`"
+    if model.source.startswith(TRAINED):
+        return f"run `akunu drafter train {model.source.removeprefix(TRAINED)}`"
     kind, _, origin = model.source.partition(" ")
     if kind in ("file", "folder"):  # as imports record it
         return f"run `{remove} && akunu models import {shlex.quote(origin)} --name {model.name}`"

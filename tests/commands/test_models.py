@@ -55,7 +55,7 @@ def test_a_model_of_the_catalog_from_pull_to_rm(
     assert done.returncode == 0, done.stderr
     assert main(["models", "show", "qwen3-0.6b", "--verify"]) == 0
     shown = capsys.readouterr().out
-    facts = {line[:8].strip(): line[10:] for line in shown.splitlines()}
+    facts = dict(line.split(maxsplit=1) for line in shown.splitlines())
     assert facts["hub"] == f"{server.repository}@{server.commit}"
     assert facts["license"] == "Apache-2.0"  # the catalog's word, not the card's
     assert facts["checked"] == "all hashes"
