@@ -61,7 +61,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     shown = add("show", "Show details of a model", show)
     shown.add_argument("name", metavar="NAME", help="Installed model or catalog name")
-    add_flags(shown, ("--verify", "Also verify the hashes of its files"))
     verified = add("verify", "Verify the hashes of one model or all models", verify)
     verified.add_argument("name", nargs="?", metavar="NAME", help="Model (default: all models)")
     clean = add("gc", "Delete files of interrupted downloads and removed models", remove_leftovers)
@@ -204,12 +203,8 @@ def show(args: argparse.Namespace) -> None:
             raise
         _print_facts(_catalog_facts(catalog.find(args.name)))
         return
-    if args.verify:
-        with progress_bar() as progress:
-            model_store.verify(model, progress)
-    else:
-        model_store.check(model)
-    print_stored(model, verified=args.verify)
+    model_store.check(model)
+    print_stored(model)
 
 
 def verify(args: argparse.Namespace) -> None:
@@ -309,8 +304,8 @@ def _as_dict(recommendation: Recommendation) -> dict[str, object]:
     return facts | {"why": recommendation.why}
 
 
-def print_stored(model: model_store.StoredModel, *, verified: bool = False) -> None:
-    """Print the facts of an installed model or drafter. verified: its hashes are right."""
+def print_stored(model: model_store.StoredModel) -> None:
+    """Print the facts of an installed model or drafter."""
     from akunu_py.engine.drafters import learned_state
 
     where = [("path", str(model.path))]
@@ -318,10 +313,6 @@ def print_stored(model: model_store.StoredModel, *, verified: bool = False) -> N
         where += [("managed", f"by {model.program}; akunu never changes it")]
     if model.repository:
         where += [("hub", f"{model.repository}@{model.commit}")]
-    checked = "the headers of the weights; for hashes: --verify"
-    if verified:
-        known = model_store.known_hashes(model)
-        checked = "all hashes" if known else "the headers of the weights; no hashes are known"
     trained = read_settings(model.path / "config.json").get(TRAINING_KEY, {})
     facts = [
         ("name", model.name),
@@ -333,7 +324,7 @@ def print_stored(model: model_store.StoredModel, *, verified: bool = False) -> N
         ("license", model.license),
         ("source", model.source),
         ("memory", f"{human_size(learned_state.answer_cache_bytes(model.path))} of cached answers"),
-        ("checked", checked),
+        ("checked", f"the headers of the weights; for hashes: akunu models verify {model.name}"),
         *((name.replace("_", " "), str(value)) for name, value in trained.items()),
     ]
     _print_facts(facts)
