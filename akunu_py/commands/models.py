@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from akunu_py.errors import DamagedModel, UnknownModel, UsageError
 from akunu_py.models import catalog
@@ -24,9 +24,6 @@ from akunu_py.models.store.progress import Progress, ProgressMeter
 from akunu_py.models.store.scan import REMOVAL
 from akunu_py.parser import add_actions, add_flags, add_format, add_values
 from akunu_py.text import confirm, human_size, on_one_line, parse_size, say, table
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -355,7 +352,7 @@ def _print_facts(facts: Sequence[tuple[str, str]]) -> None:
     print(*table([(name, value or "unknown") for name, value in facts]), sep="\n")
 
 
-_INTERVAL_S = 10.0
+_INTERVAL_S, _LIVE_S = 10.0, 0.1  # between two lines of progress, and on a terminal
 
 
 @contextlib.contextmanager
@@ -365,62 +362,27 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         yield ProgressMeter(on_progress)
 
 
-def progress_display() -> contextlib.AbstractContextManager[Callable[[Progress], None]]:
-    """Return a context with a function that shows a Progress."""
-    return contextlib.closing(_Bars()) if sys.stderr.isatty() else contextlib.nullcontext(_Lines())
+@contextlib.contextmanager
+def progress_display() -> Iterator[Callable[[Progress], None]]:
+    """Yield a function that shows a Progress: each phase is one line on a terminal."""
+    live, phase, printed = sys.stderr.isatty(), "", 0.0
 
-
-class _Bars:
-    """One bar for each phase; a phase of unknown size is a line."""
-
-    def __init__(self) -> None:
-        self._bar: tqdm[None] | None = None
-        self._phase = ""
-
-    def __call__(self, progress: Progress) -> None:
-        if progress.phase != self._phase:
-            self.close()
-            self._phase = progress.phase
-            if not progress.total:
-                say(f"{progress.phase} ...", error=True)
-        if self._bar is None and progress.total:
-            from tqdm import tqdm
-
-            self._bar = tqdm(
-                total=progress.total,
-                initial=progress.done,
-                desc=on_one_line(progress.phase),
-                unit="B",
-                unit_scale=True,
-                dynamic_ncols=True,
-                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
-            )
-        if self._bar is not None:
-            self._bar.set_postfix_str(", ".join(progress.speed()), refresh=False)
-            self._bar.update(min(progress.done, progress.total) - self._bar.n)
-            if progress.stalled:
-                self._bar.refresh()  # update() redraws only after progress
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-
-
-class _Lines:
-    """A line when a phase begins, and then every ten seconds."""
-
-    def __init__(self) -> None:
-        self._phase = ""
-        self._printed_at = 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if progress.phase != self._phase:
-            self._phase = progress.phase
-            say(f"{progress.phase} ...", error=True)
-        elif not progress.total or now - self._printed_at < _INTERVAL_S:
+    def show(progress: Progress) -> None:
+        nonlocal phase, printed
+        now, begins, text = time.monotonic(), progress.phase != phase, progress.describe(", ")
+        interval = _LIVE_S * (progress.done < progress.total) if live else _INTERVAL_S
+        if not begins and (now - printed < interval or not progress.total):
             return
+        if live:
+            width = shutil.get_terminal_size().columns - 1
+            end = "\n" if begins and phase else ""
+            print(f"{end}\r\x1b[K{on_one_line(text)[:width]}", end="", file=sys.stderr, flush=True)
         else:
-            say(progress.describe(separator=", "), error=True)
-        self._printed_at = now
+            say(f"{progress.phase} ..." if begins else text, error=True)
+        phase, printed = progress.phase, now
+
+    try:
+        yield show
+    finally:
+        if live and phase:
+            print(file=sys.stderr)

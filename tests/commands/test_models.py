@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from akunu_py.cli import main
+from akunu_py.commands.models import progress_display
+from akunu_py.models.store.progress import Progress
 from tests.support.command import AKUNU, akunu, run_here
 from tests.support.hub_home import WEIGHTS
 from tests.support.hub_home import server as server  # a fixture
@@ -159,3 +161,21 @@ def test_list_and_recommend_in_this_process(environment: dict[str, str], capsys:
         assert main(["models", "recommend", f"--memory={wrong}"]) == 2
     assert main(["models", "show", "qwen3-8b"]) == 0
     assert "akunu models pull qwen3-8b" in capsys.readouterr().out
+
+
+def test_progress_is_a_line_of_each_phase_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with progress_display() as show:
+        for progress in (
+            Progress("look up"),
+            Progress("download", 5, 9),
+            Progress("download", 9, 9),
+        ):
+            show(progress)
+    first, second, end = capsys.readouterr().err.split("\n")
+    assert [line.split("\r\x1b[K")[-1] for line in (first, second)] == [
+        "look up", "download: 9 B of 9 B",
+    ]  # fmt: skip
+    assert end == ""

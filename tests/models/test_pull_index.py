@@ -151,7 +151,7 @@ def test_no_network_is_a_one_line_error(offer: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    with pytest.raises(FetchError, match=r"does not answer.*refused.*check the network") as caught:
+    with pytest.raises(FetchError, match=r"refused.*check the network") as caught:
         pull("tiny")
     assert "\n" not in str(caught.value)
     assert leftovers() == []
