@@ -149,9 +149,9 @@ def test_training_continues_after_a_crash(at: int, engine: Engine) -> None:
     if files:  # as a crash during a write leaves them
         files[-1].write_bytes(files[-1].read_bytes()[:-100])
         shutil.copy(files[0], files[0].with_name(".00000009.safetensors-x.safetensors"))
-    made = training(engine)
+    made = training(engine, 30 if files else STEPS)
     assert len(made.dataset.conversations) == max(0, len(files) - 1)
-    assert made.run(10**6, ROOM, 0.7).steps > 14
+    assert made.run(10**6, ROOM, 0.7).steps >= 6
 
 
 def interrupt() -> None:
