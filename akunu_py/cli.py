@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from akunu_py import crashes, exit_on_interrupt, raise_on_interrupt
 from akunu_py.errors import INTERRUPTED, AkunuError
-from akunu_py.parser import Parser
+from akunu_py.parser import Parser, run_action
 from akunu_py.text import escape_unencodable, print_warnings
 from akunu_py.version import __version__, package_version
 
@@ -135,7 +135,7 @@ def _parser(*wanted: str, actions: Sequence[str] = ()) -> argparse.ArgumentParse
         command = commands.add_parser(name, help=summary, description=f"{summary}.")
         if name in wanted:
             module = importlib.import_module(_MODULES.get(name, f"akunu_py.commands.{name}"))
-            command.set_defaults(run=module.run)
+            command.set_defaults(run=getattr(module, "run", run_action))
             if name == "bench":
                 module.add_actions(command, actions or module.ACTIONS)
             else:

@@ -81,6 +81,12 @@ def add_actions(parser: argparse.ArgumentParser) -> AddAction:
     return add
 
 
+def run_action(args: argparse.Namespace) -> int:
+    """Run the subcommand that the user chose among those of `add_actions`."""
+    args.act(args)
+    return 0
+
+
 def add_format(parser: argparse.ArgumentParser, *others: str) -> None:
     """Add --format. others: formats besides text and JSON."""
     formats = ("text", *others, "json")

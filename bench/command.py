@@ -148,9 +148,6 @@ def add_speed_options(parser: argparse.ArgumentParser) -> None:
         action="append",
     )
     add_count(group, "--draft-tokens", DEFAULT_DRAFT_TOKENS, "Draft length of --draft fixed")
-    add_values(
-        group, ("--memory-from", "TRACES", Path, None, "Recorded answers for --draft memory")
-    )
     temperatures = "Sampling temperature; repeatable (default: 0)"
     add_values(
         group, ("--temperature", "T", parse_temperature, None, temperatures), action="append"

@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_curve_option(parser)
     memory = "Learn from each answer for the next ones, as the answer cache does"
     latency = "Network latency of each pass, for a model on several hosts"
-    prompts = "Prompts for --record, one a line or JSON lines (default: the bench's workloads)"
+    prompts = "Prompts for --record, one a line (default: the bench's workloads)"
     draft_modes = ("auto", "ngram", "fixed", "off")
     add_values(parser, ("--draft", None, draft_modes, "auto", "Draft mode"))
     draft_tokens = "Draft length of --draft fixed"

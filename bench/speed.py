@@ -10,11 +10,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from statistics import fmean
 from typing import cast
 
@@ -47,7 +45,6 @@ from akunu_py.bench.runners import (
     Runner,
 )
 from akunu_py.bench.tables import result_markdown, result_text
-from akunu_py.bench.trace import Trace, load_trace
 from akunu_py.bench.workloads import Workload, load_workloads
 from akunu_py.engine import kv_cache
 from akunu_py.engine.drafters.drafter import check_mode
@@ -91,12 +88,13 @@ def run(options: argparse.Namespace) -> int:
         prompts=options.n_prompt,
         generates=options.n_gen,
         depths=options.n_depth,
-        memory_from=options.memory_from,
     )
     result = run_speed(engine, plan, options.command_line)
     if options.output:
         result.save(options.output)
-    print_speed(result, options.format, _not_measured(options) if workloads else "")
+    print_speed(result, options.format)
+    if workloads and not options.full:
+        command.print_line("to measure all workloads and draft modes, run: akunu bench --full")
     if result.lost:
         raise HostLost(result.lost)
     if result.complete:
@@ -105,28 +103,12 @@ def run(options: argparse.Namespace) -> int:
     return INTERRUPTED
 
 
-def _not_measured(options: argparse.Namespace) -> str:
-    """Return a note about what a run without --full does not measure, "" for nothing."""
-    parts = []
-    if not options.workload:
-        parts.append(f"the workloads {', '.join(sorted({*FULL.workloads} - {*QUICK.workloads}))}")
-    if not options.draft:
-        parts.append(f"the draft modes {', '.join(sorted({*FULL.modes} - {*QUICK.modes}))}")
-    if not options.max_tokens:
-        parts.append(f"answers longer than {QUICK.max_tokens} tokens")
-    if options.full or not parts:
-        return ""
-    return f"not measured: {'; '.join(parts)}. Measure everything with: akunu bench --full"
-
-
-def print_speed(result: Result, format_: str, not_measured: str) -> None:
-    """Print a result as text, md or json, and `not_measured` (to stderr for json)."""
+def print_speed(result: Result, format_: str) -> None:
+    """Print a result as text, md or json."""
     if format_ == "json":
         print(result.to_json(), end="")
     else:
         print(result_markdown(result) if format_ == "md" else result_text(result))
-    if not_measured:
-        print(not_measured, file=sys.stderr if format_ == "json" else sys.stdout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +125,6 @@ class SpeedPlan:
     prompts: Sequence[int] = ()
     generates: Sequence[int] = ()
     depths: Sequence[int] = (0,)  # of each prompt and generation
-    memory_from: Path | None = None  # trace file with further answers for the memory
 
 
 def run_speed(engine: Engine, plan: SpeedPlan, command_line: str) -> Result:
@@ -156,7 +137,6 @@ def run_speed(engine: Engine, plan: SpeedPlan, command_line: str) -> Result:
     result = Result(command_line, today(), described, describe_machine(), load_s=load_s)
     result.curve_context = CONTEXT
     tests = make_tests(engine, plan.prompts, plan.generates, plan.depths)
-    trace = load_trace(plan.memory_from) if plan.memory_from else None
     curve, memories = CostCurve(), dict[str, AnswerCache]()
     runners = make_runners(engine, plan, curve, memories)
     try:
@@ -167,7 +147,7 @@ def run_speed(engine: Engine, plan: SpeedPlan, command_line: str) -> Result:
             for rows, seconds in [*result.curve_s.items()] * _CURVE_OBSERVATIONS:
                 curve.observe(rows, seconds, 0)  # the planner's start; it keeps learning
             if MEMORY in plan.modes:
-                memories |= make_memories(engine, plan, trace)
+                memories |= make_memories(engine, plan)
             measure(engine, runners, plan, result.runs)
         result.complete = True
     except (KeyboardInterrupt, HostLost, RuntimeError) as error:
@@ -215,24 +195,21 @@ def make_runners(
     return runners
 
 
-def make_memories(engine: Engine, plan: SpeedPlan, trace: Trace | None) -> dict[str, AnswerCache]:
-    """Return an answer cache by workload, of the other workloads' answers and the trace's."""
+def make_memories(engine: Engine, plan: SpeedPlan) -> dict[str, AnswerCache]:
+    """Return an answer cache by workload, of the answers to the other workloads."""
     plain = Akunu(engine, "off", CostCurve())
     outputs: dict[str, list[list[int]]] = {}
     for workload in plan.workloads:
         command.progress(f"answer for the memory: {workload.name}")
         run = plain.run(workload, Conditions(min(plan.max_tokens, workload.max_tokens)))
         outputs[workload.name] = [output for _, output in run.turns]
-    traced = trace.workloads.values() if trace else ()
-    recorded = [item.output for items in traced for item in items]
     memories = {}
     for workload in plan.workloads:
-        others = (each for name in outputs if name != workload.name for each in outputs[name])
-        outputs_to_learn = [*recorded, *others]
+        others = [each for name in outputs if name != workload.name for each in outputs[name]]
         # Small, because each workload has its own.
-        bits = sum(len(tokens) + 1 for tokens in outputs_to_learn).bit_length()
+        bits = sum(len(tokens) + 1 for tokens in others).bit_length()
         memory = memories[workload.name] = AnswerCache(min(CAPACITY_BITS, max(_MIN_BITS, bits)))
-        for tokens in outputs_to_learn:
+        for tokens in others:
             memory.learn(tokens)
     return memories
 

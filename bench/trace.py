@@ -84,27 +84,15 @@ def find_tokenizer(name: str) -> Any | None:
 
 
 def read_prompts(path: Path) -> list[Workload]:
-    """Load prompts from a text file, one a line or JSON lines. Raises UsageError."""
+    """Load prompts from a text file, one a line. Raises UsageError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read prompts from {path}: {error}") from error
-    numbered = enumerate(lines, 1)
-    prompts = [_parse_line(line, f"{path}:{number}") for number, line in numbered if line]
+    prompts = [Workload("prompts", (WorkloadTurn(line),)) for line in lines if line]
     if not prompts:
         raise UsageError(f"no prompts in {path}: expected one per line")
     return prompts
-
-
-def _parse_line(line: str, where: str) -> Workload:
-    if not line.lstrip().startswith("{"):
-        return Workload("prompts", (WorkloadTurn(line),))
-    try:
-        entry = json.loads(line)
-        turn = WorkloadTurn(str(entry["prompt"]))
-        return Workload(str(entry.get("workload", "prompts")), (turn,))
-    except (ValueError, KeyError, RecursionError) as error:
-        raise UsageError(f'{where}: expected {{"workload": ..., "prompt": ...}}') from error
 
 
 def record(

@@ -1,9 +1,7 @@
 """Plain English in docstrings, comments, messages, plugins and docs, and one thing per name."""
 
 import ast
-import io
 import re
-import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
@@ -25,6 +23,7 @@ PHRASES = (
     "what passes cost", "what it takes to", "who wants", "still to be read", "to be read before",
     "kept after all", "is short of it", "history on disk", "those beside",
 )  # fmt: skip
+COMMENT = re.compile(r"(?:^|\s)#+ ?(.+)")
 BANNED = re.compile(rf"\b({'|'.join(PHRASES)})\b", re.IGNORECASE)
 BANNED_IN_NAMES = {"told", "tell", "beside", "nobody", "whoever", "shall", "dearest", "who"}
 # In tests, where requests are sent, prompts prefilled, and answers generated.
@@ -48,40 +47,45 @@ def sources(*folders: str) -> list[tuple[Path, str]]:
     return [(path.relative_to(ROOT), path.read_text(encoding="utf-8")) for path in sorted(real)]
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Return all nodes of a Python file's syntax tree."""
+    return list(ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))))
+
+
 def prose_of(path: Path, source: str, *, strings: bool = True) -> Iterator[Passage]:
     """Yield docstrings, comments, and the strings that users read: help, messages, settings."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
         if isinstance(node, documented) and (text := ast.get_docstring(node)):
             yield Passage(f"{path}:{node.body[0].lineno}", text)
     if strings:
-        yield from (Passage(f"{path}:{line}", string) for string, line in strings_of(tree))
-    comment = None
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type != tokenize.COMMENT:
+        yield from (Passage(f"{path}:{line}", string) for string, line in strings_of(path))
+    texts: set[int] = set()  # lines of long strings
+    for node in nodes_of(path):
+        if isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno != node.lineno:
+            texts.update(range(node.lineno, (node.end_lineno or 0) + 1))
+    comment = (0, "")  # its last line, and its text
+    for number, line in enumerate(source.splitlines(), 1):
+        if number in texts or not (found := COMMENT.search(line)):
             continue
-        text = token.string.lstrip("# ")
-        own_line = not token.line[: token.start[1]].strip()
-        if comment and comment[0] + 1 == token.start[0] and own_line:
-            comment = (token.start[0], f"{comment[1]} {text}")
-        else:
-            if comment:
-                yield Passage(f"{path}:{comment[0]}", comment[1])
-            comment = (token.start[0], text)
-    if comment:
+        continues = comment[0] + 1 == number and not line[: found.start()].strip()
+        if comment[1] and not continues:
+            yield Passage(f"{path}:{comment[0]}", comment[1])
+        comment = (number, f"{comment[1]} {found[1]}" if continues else found[1])
+    if comment[1]:
         yield Passage(f"{path}:{comment[0]}", comment[1])
 
 
-def strings_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
+def strings_of(path: Path) -> Iterator[tuple[str, int]]:
     """Yield strings of several words that are no docstrings, with their lines."""
     skipped: set[ast.AST] = set()  # docstrings, and the parts of f-strings
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Expr):
             skipped.add(node.value)
         elif isinstance(node, ast.JoinedStr):
             skipped.update(node.values)
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Constant | ast.JoinedStr) and node not in skipped:
             text = literal(node)
             if re.search(r"[A-Za-z]{2,} ", text) and not is_data(text):
@@ -184,9 +188,9 @@ def test_prose_is_in_plain_english(prose: str) -> None:
     assert not found, "\n".join(found)
 
 
-def names_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
+def names_of(path: Path) -> Iterator[tuple[str, int]]:
     """Yield the names that a module defines, with their lines."""
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, node.lineno
         elif isinstance(node, ast.arg):
@@ -208,15 +212,15 @@ def words_of(name: str) -> set[str]:
 def test_names_are_in_plain_english(folders: tuple[str, ...], banned: set[str]) -> None:
     found = [
         f"{path}:{line}: {name}"
-        for path, text in sources(*folders)
-        for name, line in names_of(ast.parse(text))
+        for path, _ in sources(*folders)
+        for name, line in names_of(path)
         if words_of(name) & banned
     ]
     assert not found, "\n".join(found)
 
 
 def test_class_names_are_unique() -> None:
-    nodes = (node for _, text in sources() for node in ast.walk(ast.parse(text)))
+    nodes = (node for path, _ in sources() for node in nodes_of(path))
     classes = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     assert [name for name, count in classes.items() if count > 1] == []
 

@@ -184,6 +184,10 @@ def test_serve_settings_come_from_the_environment_then_the_file(
     for name, value in {"HOST": "0.0.0.0", "PORT": "0", "MODEL": "b", "API_KEY": "s"}.items():
         monkeypatch.setenv(f"AKUNU_{name}", value)
     assert serve_settings() == ServeSettings("0.0.0.0", 0, "b", "s")
+    for port in ("70000", "-1", "http", "1.5"):
+        monkeypatch.setenv("AKUNU_PORT", port)
+        with pytest.raises(UsageError, match="a port from 0 to 65535 for AKUNU_PORT, found"):
+            serve_settings()
     save_settings({"bell": False})
     assert load_settings().serve == ServeSettings("10.0.0.1", 9000, "a", "k")
 
@@ -204,12 +208,3 @@ def test_invalid_serve_settings_are_named(content: str, message: str) -> None:
         load_settings()
     assert str(raised.value) == f"{settings_file()}: {message}"
     assert read_settings()[0].serve == ServeSettings()
-
-
-@pytest.mark.parametrize("port", ["70000", "-1", "http", "1.5"])
-def test_invalid_port_in_the_environment_is_named(
-    port: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AKUNU_PORT", port)
-    with pytest.raises(UsageError, match="expected a port from 0 to 65535 for AKUNU_PORT, found"):
-        serve_settings()

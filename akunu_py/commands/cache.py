@@ -31,11 +31,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     removed.add_argument("--model", metavar="NAME", help="Delete the prompt caches of this model")
 
 
-def run(args: argparse.Namespace) -> int:
-    args.act(args)
-    return 0
-
-
 def list_caches(args: argparse.Namespace) -> None:
     """Print the prompt caches on disk as a table or JSON, then their total size to stderr."""
     found = [_facts(path) for path in all_files()]

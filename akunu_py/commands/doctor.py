@@ -125,9 +125,8 @@ def _models() -> Iterator[Finding]:
         size = f"{human_size(model.size)}{kind}"
         yield Finding("model", f"{model.name}, {size}", _problem_of(model.name))
         if model.drafter:
-            problem = _problem_of(model.drafter)
-            problem += f"; akunu models pull {model.name} --with-drafter" if problem else ""
-            yield Finding("drafter", f"{model.drafter} drafts for {model.name}", problem)
+            text = f"{model.drafter} drafts for {model.name}"
+            yield Finding("drafter", text, _problem_of(model.drafter))
 
 
 def _problem_of(model: str) -> str:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from akunu_py import paths
 from akunu_py.arguments import add_loading, loading_from
 from akunu_py.commands.complete import Power
+from akunu_py.commands.models import print_stored
 from akunu_py.errors import UnknownModel, UsageError
-from akunu_py.models.load.model_files import read_settings
 from akunu_py.models.store import model_store
 from akunu_py.models.store.directories import (
     directory_size,
@@ -31,7 +31,8 @@ from akunu_py.text import confirm, human_duration, human_size, say, table
 from akunu_py.types import Message
 
 if TYPE_CHECKING:
-    from akunu_py.training.session import Training
+    from akunu_py.training.session import Report
+    from akunu_py.training.trainer import Trainer
 
 _INTERVAL_S = 10.0  # between two lines of progress
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -60,11 +61,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     train.set_defaults(draft="off", draft_model="", hosts=None)
 
 
-def run(args: argparse.Namespace) -> int:
-    args.act(args)
-    return 0
-
-
 def train_drafter(args: argparse.Namespace) -> None:
     """Train until the time is over, then install the drafter; Ctrl-C saves the training."""
     model, settings = model_store.resolve(args.model), load_settings()
@@ -76,15 +72,15 @@ def train_drafter(args: argparse.Namespace) -> None:
     from akunu_py.training.session import Training
 
     power = Power() if settings.save_battery else None
-    with lock_model(f"{model.name}-training"):
+    with lock_model(model.name, training=True):
         engine = load_stored(model, loading_from(args), settings)
-        training = Training(engine, args.time, _ProgressLines(), lambda: why_wait(power))
+        training = Training(engine, args.time, _progress_lines(), lambda: why_wait(power))
         try:
-            training.run(args.tokens, _DISK_BYTES, settings.temperature, prompts)
+            trainer = training.run(args.tokens, _DISK_BYTES, settings.temperature, prompts)
         except KeyboardInterrupt:
             say(f"stopped; to continue, run: akunu drafter train {args.model}", error=True)
             raise
-        _install(model, training)
+        _install(model, trainer)
 
 
 def why_wait(power: Power | None) -> str:
@@ -117,16 +113,16 @@ def saved_prompts(*, confirmed: bool) -> list[list[Message]]:
     return found
 
 
-def _install(model: model_store.StoredModel, training: Training) -> None:
+def _install(model: model_store.StoredModel, trainer: Trainer) -> None:
     """Install the trained drafter, and let the model use it unless it has another one."""
     from akunu_py.models.store.local_import import install
 
     def build(_: Path, directory: Path) -> NameEntry:
-        training.write_drafter(directory)
-        return NameEntry(source=f"trained for {model.name}", license=model.license)
+        trainer.write_drafter(directory)
+        return NameEntry(source=f"{model_store.TRAINED}{model.name}", license=model.license)
 
     name, entry = f"{model.name}-drafter", read_names().get(model.name)
-    drafter = install(name, build, training.drafter_bytes, existing="replace")
+    drafter = install(name, build, trainer.drafter_bytes, existing="replace")
     say(f"{name} is ready ({human_size(drafter.size)}): {drafter.path}", error=True)
     words = f"akunu bench --model {model.name} --draft ngram --draft auto"
     if entry is not None and entry.drafter in ("", name):
@@ -136,23 +132,20 @@ def _install(model: model_store.StoredModel, training: Training) -> None:
     say(f"to measure the speedup, run: {words}", error=True)
 
 
-class _ProgressLines:
-    """Progress as lines on stderr, with the time left."""
+def _progress_lines() -> Report:
+    """Return a function that prints progress on stderr: events, and a line every ten seconds."""
+    printed = float("-inf")
 
-    _phase, _printed, _started, _first = "", 0.0, 0.0, 0
+    def report(line: str, left: float | None) -> None:
+        nonlocal printed
+        now = time.monotonic()
+        if left is None:
+            say(line, error=True)
+        elif now - printed >= _INTERVAL_S:
+            printed = now
+            say(f"{line}, {human_duration(left)} left", error=True)
 
-    def __call__(self, phase: str, done: int, total: int) -> None:
-        now, line = time.monotonic(), phase
-        if total and phase != self._phase:
-            self._phase, self._started, self._first = phase, now, done
-        elif total and now - self._printed < _INTERVAL_S and done < total:
-            return
-        if total:
-            self._printed, line = now, f"{phase}: {done:,} of {total:,}"
-            if moved := done - self._first:
-                left = (total - done) * (now - self._started) / moved
-                line += f", {human_duration(left)} left" if left else ""
-        say(line, error=True)
+    return report
 
 
 def list_drafters(args: argparse.Namespace) -> None:
@@ -160,28 +153,21 @@ def list_drafters(args: argparse.Namespace) -> None:
     from akunu_py.training.session import home_of
 
     models = {model.name: model for model in model_store.list_models()}
+    trained = home_of("").glob("*")  # of removed models, too
     rows = [("MODEL", "DRAFTER", "SIZE", "TRAINING DATA")]
-    for name, model in models.items():
-        data, drafter = directory_size(home_of(name)), models.get(model.drafter)
-        if data or model.drafter:
-            size = human_size(drafter.size) if drafter else ""
-            rows.append((name, model.drafter or "none yet", size, human_size(data)))
+    for name in sorted({*models, *(path.name for path in trained)}):
+        data, chosen = directory_size(home_of(name)), models[name].drafter if name in models else ""
+        if data or chosen:
+            size = human_size(models[chosen].size) if chosen in models else ""
+            rows.append((name, chosen or "none yet", size, human_size(data)))
     print(*table(rows), sep="\n")
 
 
 def show(args: argparse.Namespace) -> None:
     """Print the facts of a model's drafter."""
-    from akunu_py.training.session import FACTS
-
     if not (name := model_store.get(args.model).drafter):
         raise UnknownModel(f"{args.model} has no drafter; run: akunu drafter train {args.model}")
-    drafter = model_store.get(name)
-    facts = read_settings(drafter.path / "config.json").get(FACTS, {})
-    print(*table([
-        ("name", name), ("kind", drafter.kind), ("size", human_size(drafter.size)),
-        ("path", str(drafter.path)), ("source", drafter.source or drafter.repository),
-        *((label.replace("_", " "), str(value)) for label, value in facts.items()),
-    ]), sep="\n")  # fmt: skip
+    print_stored(model_store.get(name))
 
 
 def remove(args: argparse.Namespace) -> None:
@@ -195,7 +181,7 @@ def remove(args: argparse.Namespace) -> None:
     if not args.yes and not confirm(f"Remove the drafter of {args.model}?", command):
         print("not removed")
         return
-    with lock_model(f"{args.model}-training"), store_errors(f"cannot remove {home}"):
+    with lock_model(args.model, training=True), store_errors(f"cannot remove {home}"):
         entries, freed = read_names(), directory_size(home)
         if args.model in entries and entries[args.model].drafter == name:
             save_entry(args.model, replace(entries[args.model], drafter=""))

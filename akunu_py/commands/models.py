@@ -5,26 +5,25 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from akunu_py.errors import DamagedModel, UnknownModel, UsageError
 from akunu_py.models import catalog
 from akunu_py.models.catalog import Recommendation, describe_speed, recommend
+from akunu_py.models.drafters.drafter_config import TRAINING_KEY
 from akunu_py.models.load.fit import usable_memory
+from akunu_py.models.load.model_files import read_settings
 from akunu_py.models.store import cleanup, hub_cache, model_store
 from akunu_py.models.store.hub_cache import parse_reference
 from akunu_py.models.store.progress import Progress, ProgressMeter
 from akunu_py.models.store.scan import REMOVAL
 from akunu_py.parser import add_actions, add_flags, add_format, add_values
 from akunu_py.text import confirm, human_size, on_one_line, parse_size, say, table
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +58,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     shown = add("show", "Show details of a model", show)
     shown.add_argument("name", metavar="NAME", help="Installed model or catalog name")
-    add_flags(shown, ("--verify", "Also verify the hashes of its files"))
     verified = add("verify", "Verify the hashes of one model or all models", verify)
     verified.add_argument("name", nargs="?", metavar="NAME", help="Model (default: all models)")
     clean = add("gc", "Delete files of interrupted downloads and removed models", remove_leftovers)
@@ -73,11 +71,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--yes", "Do not ask for confirmation"),
         ("--hub-files", "Also delete its files from the hub's cache"),
     )
-
-
-def run(args: argparse.Namespace) -> int:
-    args.act(args)
-    return 0
 
 
 def list_models(args: argparse.Namespace) -> None:
@@ -207,12 +200,8 @@ def show(args: argparse.Namespace) -> None:
             raise
         _print_facts(_catalog_facts(catalog.find(args.name)))
         return
-    if args.verify:
-        with progress_bar() as progress:
-            model_store.verify(model, progress)
-    else:
-        model_store.check(model)
-    _print_facts(_stored_facts(model, verified=args.verify))
+    model_store.check(model)
+    print_stored(model)
 
 
 def verify(args: argparse.Namespace) -> None:
@@ -312,7 +301,8 @@ def _as_dict(recommendation: Recommendation) -> dict[str, object]:
     return facts | {"why": recommendation.why}
 
 
-def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tuple[str, str]]:
+def print_stored(model: model_store.StoredModel) -> None:
+    """Print the facts of an installed model or drafter."""
     from akunu_py.engine.drafters import learned_state
 
     where = [("path", str(model.path))]
@@ -320,11 +310,8 @@ def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tup
         where += [("managed", f"by {model.program}; akunu never changes it")]
     if model.repository:
         where += [("hub", f"{model.repository}@{model.commit}")]
-    checked = "the headers of the weights; for hashes: --verify"
-    if verified:
-        known = model_store.known_hashes(model)
-        checked = "all hashes" if known else "the headers of the weights; no hashes are known"
-    return [
+    trained = read_settings(model.path / "config.json").get(TRAINING_KEY, {})
+    facts = [
         ("name", model.name),
         *where,
         ("size", human_size(model.size)),
@@ -334,8 +321,10 @@ def _stored_facts(model: model_store.StoredModel, *, verified: bool) -> list[tup
         ("license", model.license),
         ("source", model.source),
         ("memory", f"{human_size(learned_state.answer_cache_bytes(model.path))} of cached answers"),
-        ("checked", checked),
+        ("checked", f"the headers of the weights; for hashes: akunu models verify {model.name}"),
+        *((name.replace("_", " "), str(value)) for name, value in trained.items()),
     ]
+    _print_facts(facts)
 
 
 def _catalog_facts(entry: catalog.CatalogEntry) -> list[tuple[str, str]]:
@@ -360,11 +349,10 @@ def _catalog_facts(entry: catalog.CatalogEntry) -> list[tuple[str, str]]:
 
 
 def _print_facts(facts: Sequence[tuple[str, str]]) -> None:
-    for name, value in facts:
-        say(f"{name:<8}  {value or 'unknown'}")
+    print(*table([(name, value or "unknown") for name, value in facts]), sep="\n")
 
 
-_INTERVAL_S = 10.0
+_INTERVAL_S, _LIVE_S = 10.0, 0.1  # between two lines of progress, and on a terminal
 
 
 @contextlib.contextmanager
@@ -374,62 +362,27 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         yield ProgressMeter(on_progress)
 
 
-def progress_display() -> contextlib.AbstractContextManager[Callable[[Progress], None]]:
-    """Return a context with a function that shows a Progress."""
-    return contextlib.closing(_Bars()) if sys.stderr.isatty() else contextlib.nullcontext(_Lines())
+@contextlib.contextmanager
+def progress_display() -> Iterator[Callable[[Progress], None]]:
+    """Yield a function that shows a Progress: each phase is one line on a terminal."""
+    live, phase, printed = sys.stderr.isatty(), "", 0.0
 
-
-class _Bars:
-    """One bar for each phase; a phase of unknown size is a line."""
-
-    def __init__(self) -> None:
-        self._bar: tqdm[None] | None = None
-        self._phase = ""
-
-    def __call__(self, progress: Progress) -> None:
-        if progress.phase != self._phase:
-            self.close()
-            self._phase = progress.phase
-            if not progress.total:
-                say(f"{progress.phase} ...", error=True)
-        if self._bar is None and progress.total:
-            from tqdm import tqdm
-
-            self._bar = tqdm(
-                total=progress.total,
-                initial=progress.done,
-                desc=on_one_line(progress.phase),
-                unit="B",
-                unit_scale=True,
-                dynamic_ncols=True,
-                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
-            )
-        if self._bar is not None:
-            self._bar.set_postfix_str(", ".join(progress.speed()), refresh=False)
-            self._bar.update(min(progress.done, progress.total) - self._bar.n)
-            if progress.stalled:
-                self._bar.refresh()  # update() redraws only after progress
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-
-
-class _Lines:
-    """A line when a phase begins, and then every ten seconds."""
-
-    def __init__(self) -> None:
-        self._phase = ""
-        self._printed_at = 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if progress.phase != self._phase:
-            self._phase = progress.phase
-            say(f"{progress.phase} ...", error=True)
-        elif not progress.total or now - self._printed_at < _INTERVAL_S:
+    def show(progress: Progress) -> None:
+        nonlocal phase, printed
+        now, begins, text = time.monotonic(), progress.phase != phase, progress.describe(", ")
+        interval = _LIVE_S * (progress.done < progress.total) if live else _INTERVAL_S
+        if not begins and (now - printed < interval or not progress.total):
             return
+        if live:
+            width = shutil.get_terminal_size().columns - 1
+            end = "\n" if begins and phase else ""
+            print(f"{end}\r\x1b[K{on_one_line(text)[:width]}", end="", file=sys.stderr, flush=True)
         else:
-            say(progress.describe(separator=", "), error=True)
-        self._printed_at = now
+            say(f"{progress.phase} ..." if begins else text, error=True)
+        phase, printed = progress.phase, now
+
+    try:
+        yield show
+    finally:
+        if live and phase:
+            print(file=sys.stderr)

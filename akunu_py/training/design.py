@@ -16,13 +16,18 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from akunu_py.engine.engine import Engine
+from akunu_py.engine.model import device
 from akunu_py.engine.model.output_rows import find_layers
-from akunu_py.errors import UnsupportedModel
+from akunu_py.errors import DoesNotFit, UnsupportedModel
 from akunu_py.models.drafters.drafter_config import parse_config
 from akunu_py.models.drafters.eagle3 import Eagle3
 from akunu_py.models.load.model_files import as_error, read_settings, text_config
 from akunu_py.models.mtp import Trunk
+from akunu_py.text import human_size
 
+BATCH_TOKENS = 1024  # of a training step
+# Memory of a trained weight (itself, its gradient, two means), and of a logit in all draft steps.
+_WEIGHT_BYTES, _LOGIT_BYTES = 16, 48
 _MOST_TOKENS = 32_000  # of a draft vocabulary
 _SHARE = 6  # a draft vocabulary is this part of the model's, if that is large
 _LARGE = 6_000  # tokens
@@ -69,6 +74,25 @@ def make_config(engine: Engine) -> dict[str, Any]:
         "norm_before_residual": False,
         "eagle_aux_hidden_state_layer_ids": [tap + 1 for tap in taps_of(engine)],  # inputs
     }
+
+
+def check_memory(engine: Engine, config: dict[str, Any]) -> None:
+    """Raise DoesNotFit if training a drafter of `config` needs more memory than is left."""
+    width, rows = config["target_hidden_size"], config["draft_vocab_size"]
+    none = {
+        "lm_head.weight": mx.zeros((rows, width)),
+        "d2t": mx.zeros(rows, mx.int32),
+        "layers.0.hidden_norm.weight": mx.ones(width),
+    }
+    weights = tree_flatten(make_drafter(config, none, engine).parameters())  # none is computed
+    need = sum(_WEIGHT_BYTES * each.size for _, each in weights)
+    need += _LOGIT_BYTES * BATCH_TOKENS * rows
+    left = device.memory_left(engine.plan.memory_limit)
+    if left < need and not engine.plan.forced:
+        raise DoesNotFit(
+            f"training a drafter of {engine.name} needs {human_size(need)} of memory, "
+            f"{human_size(max(0, left))} are left; close other programs, or use a smaller model"
+        )
 
 
 def make_drafter(config: dict[str, Any], weights: dict[str, mx.array], engine: Engine) -> Eagle3:

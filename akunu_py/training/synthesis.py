@@ -6,6 +6,7 @@ nothing": after the header of a user's turn, an aligned model samples a plausibl
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from akunu_py.engine import batched_pass, kv_cache
 from akunu_py.engine.batched_pass import Part
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.model import device
-from akunu_py.errors import UnsupportedModel
+from akunu_py.errors import AkunuError, UnsupportedModel
 from akunu_py.training.dataset import Dataset
 from akunu_py.types import Message
 
@@ -32,13 +33,15 @@ class Synthesizer:
         engine: Engine,
         taps: Sequence[int],
         temperature: float,
-        seed: int,
+        dataset: Dataset,
         prompts: Sequence[Sequence[Message]] = (),
     ) -> None:
         """taps: hidden states to keep; see `output_rows.run`. temperature: of half the answers.
 
-        prompts: to answer first. Raises UsageError without a chat template, UnsupportedModel.
+        dataset: receives the conversations. prompts: to answer first, unless `dataset` has an
+        answer. Raises UsageError without a chat template, UnsupportedModel.
         """
+        self._dataset = dataset
         self._engine, self._taps, self._temperature = engine, taps, temperature
         codec = engine.tokens
         rendered = codec.decode(codec.encode_chat([Message("user", _MARK)]))
@@ -47,9 +50,14 @@ class Synthesizer:
         if not (self._before and self._after):
             raise UnsupportedModel(f"the chat template of {engine.name} hides the user's text")
         self._longest = min(_LONGEST, engine.plan.context_length)
-        encoded = map(codec.encode_chat, prompts)
-        self._prompts = [tokens for tokens in encoded if len(tokens) <= self._longest // 2]
-        self._key, self._begun = mx.random.key(seed), 0
+        answered = {tuple(each.tokens[: each.answer]) for each in dataset.conversations}
+        self._prompts: list[list[int]] = []
+        for prompt in prompts:
+            with contextlib.suppress(AkunuError):  # the template refuses this chat
+                tokens = codec.encode_chat(prompt)
+                if len(tokens) <= self._longest // 2 and tuple(tokens) not in answered:
+                    self._prompts.append(tokens)
+        self._key, self._begun = mx.random.key(len(dataset.conversations)), 0
         shared = batched_pass.why_not_batched(engine.model, engine.plan.kv_bits) is None
         self._batched = shared and not engine.recurrent
         left = device.memory_left(engine.plan.memory_limit)
@@ -57,8 +65,8 @@ class Synthesizer:
         self._most = max(1, min(_MOST, left // 2 // max(1, each)))
         self._dialogs: list[_Dialog] = []
 
-    def step(self, dataset: Dataset) -> None:
-        """Add a token to each conversation, and the finished ones to `dataset`."""
+    def step(self) -> None:
+        """Add a token to each conversation, and the finished ones to the dataset."""
         while len(self._dialogs) < self._most:
             self._dialogs.append(self._begin())
         dialogs, self._dialogs = self._dialogs, []
@@ -77,7 +85,7 @@ class Synthesizer:
                 self._dialogs.append(each)
             elif each.answer:
                 states = mx.concatenate(each.states)
-                dataset.add(each.tokens, each.answer, not each.temperature, states)
+                self._dataset.add(each.tokens, each.answer, not each.temperature, states)
 
     def _begin(self) -> _Dialog:
         self._begun += 1

@@ -14,30 +14,28 @@ from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
+import numpy.typing as npt
 from mlx import optimizers
 from mlx.utils import tree_flatten, tree_unflatten
 
 from akunu_py.engine.engine import Engine
-from akunu_py.engine.model import device
-from akunu_py.errors import DoesNotFit, UsageError
+from akunu_py.errors import UsageError
 from akunu_py.files import disk_errors, remove_unfinished
+from akunu_py.models.drafters.drafter_config import TRAINING_KEY
 from akunu_py.models.drafters.eagle3 import Eagle3
 from akunu_py.models.load.model_files import write_settings
 from akunu_py.models.mtp import Trunk
-from akunu_py.text import human_size
 from akunu_py.training.dataset import Dataset, TrainingChat, read_tensors, write_tensors
-from akunu_py.training.design import first_weights, make_config, make_drafter
+from akunu_py.training.design import BATCH_TOKENS, first_weights, make_drafter
 
 DEPTHS = 4  # draft tokens whose acceptance is measured
 _UNROLLED = 3  # draft steps of a training step
 _DECAY = 0.8  # weight of a draft step, relative to the one before it
-_BATCH_TOKENS = 1024
 _RATE = 0.5  # learning rate times width
 _WARM_UP = 50  # steps
 _LONGEST_GRADIENT = 1.0
 _MEASURED = 64  # held-back conversations
-# Memory of a trained weight (itself, its gradient, two means), and of a logit in all draft steps.
-_WEIGHT_BYTES, _LOGIT_BYTES = 16, 48
 
 
 class UnrolledCache:
@@ -70,9 +68,9 @@ class Batch:
 
     hidden: mx.array  # of the drafter's taps, [batch, rows, width]
     final: mx.array  # after the target's last norm, [batch, rows, width]
-    tokens: mx.array  # [batch, rows + 1]
-    answers: mx.array  # whether a token belongs to an answer, [batch, rows + 1]
-    learned: mx.array  # whether it is also in the draft vocabulary
+    tokens: npt.NDArray[np.int64]  # [batch, rows + 1]
+    answers: npt.NDArray[np.bool_]  # whether a token belongs to an answer, [batch, rows + 1]
+    learned: npt.NDArray[np.bool_]  # whether it is also in the draft vocabulary
 
 
 def unroll(
@@ -80,27 +78,34 @@ def unroll(
 ) -> tuple[mx.array, list[tuple[mx.array, mx.array]]]:
     """Draft from every row, and compare with the target's distributions and tokens.
 
-    Returns the loss, and for each step how many drafts are right up to it, of how many.
+    Only rows that draft learned tokens get logits, which take most of the time. Returns the loss,
+    and for each step how many drafts of answers are right up to it, of how many.
     """
     cache, rows = [cast(Any, UnrolledCache())], batch.hidden.shape[1]
     ids = mx.arange(drafter.lm_head.weight.shape[0])
     ids = ids if drafter.target_ids is None else drafter.target_ids
-    embeddings = embed(mx.pad(batch.tokens[:, 1:], [(0, 0), (0, steps)]))
-    chances = mx.softmax(batch.final @ drafter.lm_head.weight.T, axis=-1)
+    tokens = mx.array(batch.tokens)
+    embeddings = embed(mx.pad(tokens[:, 1:], [(0, 0), (0, steps)]))
+    found = np.nonzero(batch.learned[:, 1:])  # texts, and positions before learned tokens
+    texts, places = (mx.array(each) for each in found)
+    chances = mx.softmax(batch.final[texts, places] @ drafter.lm_head.weight.T, axis=-1)
     state, loss, counts, right = drafter.states(batch.hidden), mx.array(0.0), [], mx.array(True)
-    for step in range(steps):
+    for step in range(min(steps, rows - 1)):
         made = drafter.extend(state, embeddings[:, step : step + rows], cache)
-        state, count = drafter.drafted_state(made), rows - step - 1
-        if count < 1:
-            break
-        logits = drafter.lm_head(drafter.norm(made[:, :count]))
-        truth, valid = batch.tokens[:, step + 2 :], batch.answers[:, step + 2 :]
-        entropy = mx.logsumexp(logits, axis=-1) - (chances[:, step + 1 :] * logits).sum(axis=-1)
-        learned = batch.learned[:, step + 2 :]
-        mean = (entropy * learned).sum() / mx.maximum(learned.sum(), 1)
-        loss = loss + _DECAY**step * mean
-        right = (right[:, :count] if step else right) & (ids[mx.argmax(logits, axis=-1)] == truth)
-        counts.append(((right & valid).sum(), valid.sum()))
+        state = drafter.drafted_state(made)
+        if not (inside := np.asarray(places) > step).all():
+            kept = mx.array(np.flatnonzero(inside))
+            texts, places, chances = texts[kept], places[kept], chances[kept]
+        drafting = texts, places - step - 1
+        logits = drafter.lm_head(drafter.norm(made[drafting]))
+        entropy = mx.logsumexp(logits, axis=-1) - (chances * logits).sum(axis=-1)
+        loss = loss + _DECAY**step * entropy.sum() / max(1, len(places))
+        hits = mx.zeros((len(batch.tokens), rows), mx.bool_)
+        hits[drafting] = ids[mx.argmax(logits, axis=-1)] == tokens[texts, places + 1]
+        right = right & hits
+        last = batch.answers[:, step + 2 :]
+        valid = batch.answers[:, 2 : last.shape[1] + 2] & last
+        counts.append((right.sum(), mx.array(int(valid.sum()))))
     return loss, counts
 
 
@@ -108,7 +113,7 @@ def group(conversations: Iterable[TrainingChat]) -> list[list[TrainingChat]]:
     """Group conversations of similar length into batches."""
     batches: list[list[TrainingChat]] = []
     for each in sorted(conversations, key=lambda each: -len(each.tokens)):
-        if not batches or (len(batches[-1]) + 1) * len(batches[-1][0].tokens) > _BATCH_TOKENS:
+        if not batches or (len(batches[-1]) + 1) * len(batches[-1][0].tokens) > BATCH_TOKENS:
             batches.append([])
         batches[-1].append(each)
     return batches
@@ -117,9 +122,12 @@ def group(conversations: Iterable[TrainingChat]) -> list[list[TrainingChat]]:
 class Trainer:
     """A drafter in training, with its optimizer, from a checkpoint if there is one."""
 
-    def __init__(self, engine: Engine, dataset: Dataset, checkpoint: Path) -> None:
-        """checkpoint: its file. Raises StoreError, UnsupportedModel, UsageError, DoesNotFit."""
-        self._checkpoint, everything = checkpoint, dataset.conversations
+    def __init__(
+        self, engine: Engine, dataset: Dataset, config: dict[str, Any], checkpoint: Path
+    ) -> None:
+        """config: by `make_config`. checkpoint: its file. Raises StoreError, UsageError."""
+        self._checkpoint, self._dataset = checkpoint, dataset
+        everything = dataset.conversations
         self._measured = group([each for each in everything if each.held_back][:_MEASURED])
         self._batches = group(each for each in everything if not each.held_back)
         if not (self._measured and self._batches):
@@ -127,31 +135,22 @@ class Trainer:
                 f"{len(everything)} conversations are too few to train on; run the command again "
                 "with a longer --time"
             )
-        self._embed, self.config = Trunk(engine.model).embed, make_config(engine)
+        self._embed, self._config = Trunk(engine.model).embed, config
         self.steps = self.tokens = 0  # trained so far, and their answer tokens
         self.curve: list[Any] = []  # measurements: steps, tokens, accepted by depth
         saved = self._read()
         state = [(name[2:], saved.pop(name)) for name in list(saved) if name.startswith("o.")]
         if not saved:
-            size = self.config["draft_vocab_size"]
+            size = config["draft_vocab_size"]
             frequent = dataset.frequent_tokens(size, engine.tokens.vocabulary)
-            saved = first_weights(engine, self.config, frequent)
-        need = sum(_WEIGHT_BYTES * each.size for each in saved.values())
-        need += _LOGIT_BYTES * _BATCH_TOKENS * self.config["draft_vocab_size"]
-        left = device.memory_left(engine.plan.memory_limit)
-        if left < need and not engine.plan.forced:
-            raise DoesNotFit(
-                f"training a drafter of {engine.name} needs {human_size(need)} of memory, "
-                f"{human_size(max(0, left))} are left; close other programs, or use a smaller model"
-            )
+            saved = first_weights(engine, config, frequent)
         self._d2t = {name: saved[name] for name in ("d2t",) if name in saved}
-        self.drafter = make_drafter(self.config, saved, engine)
+        self.drafter = make_drafter(config, saved, engine)
         ids = self.drafter.target_ids
-        self._drafted = mx.full(
-            (engine.tokens.vocabulary,), ids is None
-        )  # whether it can draft each token
+        # Whether the drafter can draft each token.
+        self._drafted = np.full(engine.tokens.vocabulary, ids is None)
         if ids is not None:
-            self._drafted[ids] = mx.array(True)
+            self._drafted[np.array(ids)] = True
         self._optimizer = optimizers.AdamW(0.0)
         self._optimizer.init(self.drafter.trainable_parameters())
         if state:
@@ -171,18 +170,18 @@ class Trainer:
         return tensors
 
     def _load(self, conversations: Sequence[TrainingChat]) -> Batch:
-        longest, width = len(conversations[0].tokens), self.config["target_hidden_size"]
-
-        def padded(each: mx.array, length: int) -> mx.array:
-            return mx.pad(each, [(0, length - len(each)), *[(0, 0)] * (each.ndim - 1)])
-
-        states = mx.stack([padded(each.states(), longest - 1) for each in conversations])
-        tokens = mx.stack([padded(mx.array(each.tokens), longest) for each in conversations])
-        place = mx.arange(longest)
-        ends = [(place >= each.answer) & (place < len(each.tokens)) for each in conversations]
-        states, answers = states.astype(mx.float32), mx.stack(ends)
+        longest, width = len(conversations[0].tokens), self._config["target_hidden_size"]
+        states = []
+        tokens = np.zeros((len(conversations), longest), np.int64)
+        answers = np.zeros(tokens.shape, np.bool_)
+        for row, each in enumerate(conversations):
+            length = len(each.tokens)
+            states.append(mx.pad(each.states(), [(0, longest - length), (0, 0)]))
+            tokens[row, :length] = each.tokens
+            answers[row, each.answer : length] = True
+        hidden = mx.stack(states).astype(mx.float32)
         learned = answers & self._drafted[tokens]
-        return Batch(states[..., :-width], states[..., -width:], tokens, answers, learned)
+        return Batch(hidden[..., :-width], hidden[..., -width:], tokens, answers, learned)
 
     def step(self, rate: float) -> None:
         """Train on one batch. rate: share of the full learning rate."""
@@ -191,7 +190,7 @@ class Trainer:
         (_, counts), gradients = self._gradient(self._load(order[place]))
         gradients, _ = optimizers.clip_grad_norm(gradients, _LONGEST_GRADIENT)
         rate *= min(1.0, (self.steps + 1) / _WARM_UP)
-        self._optimizer.learning_rate = rate * _RATE / self.config["target_hidden_size"]
+        self._optimizer.learning_rate = rate * _RATE / self._config["target_hidden_size"]
         self._optimizer.update(self.drafter, gradients)
         mx.eval(self.drafter.parameters(), self._optimizer.state)
         self.steps += 1
@@ -217,9 +216,18 @@ class Trainer:
         """Return the weights under the names of the published format."""
         return dict(tree_flatten(self.drafter.parameters())) | self._d2t
 
-    def write_drafter(self, directory: Path, facts: dict[str, Any]) -> None:
-        """Write the drafter in the published format. facts: for config.json. Raises StoreError."""
-        write_settings(directory, {"config.json": self.config | facts})
+    @property
+    def drafter_bytes(self) -> int:
+        return sum(value.nbytes for value in self.weights().values())
+
+    def write_drafter(self, directory: Path) -> None:
+        """Write the drafter in the published format. Raises StoreError."""
+        facts = {
+            "answer_tokens": self._dataset.answer_tokens,
+            "trained_tokens": self.tokens,
+            "accepted": self.curve[-1][-1],
+        }
+        write_settings(directory, {"config.json": self._config | {TRAINING_KEY: facts}})
         weights = self.weights()
         half = {n: value.astype(mx.bfloat16) for n, value in weights.items() if n != "d2t"}
         write_tensors(directory / "model.safetensors", half | self._d2t, {})

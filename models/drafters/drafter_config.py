@@ -27,6 +27,7 @@ _ARCHITECTURES = {kind: kind for kind in (*BLOCK_KINDS, "eagle3")} | {
     "gemma4unifiedassistant": "gemma4-assistant",
 }
 DIGEST_KEY = "akunu_target_digest"  # of the weights that a drafter was trained on
+TRAINING_KEY = "akunu_training"  # facts of a drafter that akunu trained
 _MOST = 1000  # layers, and rows of a block
 
 

@@ -33,12 +33,16 @@ def is_name(name: str) -> bool:
 
 
 @contextmanager
-def lock_model(name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+def lock_model(
+    name: str, waiting: Callable[[], None] | None = None, *, training: bool = False
+) -> Iterator[None]:
     """Hold the exclusive lock of the model `name`. Raises StoreError.
 
     waiting: called again and again while another process holds the lock; None: raise instead.
+    training: of the training of its drafter, during which the model can be used.
     """
-    path = paths.models_dir() / f".lock-{name}"
+    path = paths.models_dir() / f".lock-{name}{'-training' if training else ''}"
+    doing = "training a drafter of" if training else "changing"
     with ExitStack() as stack:
         while True:
             with store_errors(f"cannot lock model {name!r}"):
@@ -48,7 +52,7 @@ def lock_model(name: str, waiting: Callable[[], None] | None = None) -> Iterator
                 except BlockingIOError:
                     if waiting is None:
                         raise StoreError(
-                            f"another akunu process is changing model {name!r}; try again later"
+                            f"another akunu process is {doing} model {name!r}; try again later"
                         ) from None
             waiting()
             time.sleep(_POLL_S)

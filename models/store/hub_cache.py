@@ -11,16 +11,15 @@ import contextlib
 import hashlib
 import os
 import re
-import shutil
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from akunu_py.errors import FetchError, UnsupportedModel
+from akunu_py.errors import FetchError, StoreError, UnsupportedModel
 from akunu_py.files import open_regular, read_blocks, read_bounded
-from akunu_py.models.store.directories import directory_size, open_writable, store_errors
+from akunu_py.models.store.directories import open_writable
 from akunu_py.models.store.progress import no_callback
 from akunu_py.text import on_one_line
 
@@ -276,27 +275,18 @@ def delete(snapshot: Path) -> int:
 
     Keeps files that other commits share. Returns the bytes freed. Raises StoreError.
     """
-    root, commit = snapshot.parents[1], snapshot.name
     if not snapshot.is_dir():
         return 0
-    with store_errors(f"cannot delete {snapshot}", "HF_HOME"):
-        others = [path for path in snapshot.parent.iterdir() if path != snapshot]
-        if not others:
-            freed = directory_size(root)
-            shutil.rmtree(root)
-            return freed
-        kept = {path.resolve() for other in others for path in other.rglob("*")}
-        ours = {path.resolve() for path in snapshot.rglob("*")}
-        for reference in (root / "refs").rglob("*"):
-            with contextlib.suppress(OSError, ValueError):
-                if read_bounded(reference, _MAX_REF_BYTES).decode().strip() == commit:
-                    reference.unlink()
-        blobs = [path for path in root.glob("blobs/*") if path.resolve() in ours - kept]
-        freed = directory_size(snapshot) + sum(path.lstat().st_size for path in blobs)
-        shutil.rmtree(snapshot)
-        for path in blobs:
-            path.unlink()
-    return freed
+    from huggingface_hub import scan_cache_dir
+
+    root = snapshot.parents[1].resolve()
+    found = scan_cache_dir(root.parent)
+    ours = frozenset(each for each in found.repos if each.repo_path == root)
+    plan = replace(found, repos=ours).delete_revisions(snapshot.name)
+    plan.execute()  # logs what it cannot delete
+    if snapshot.exists():
+        raise StoreError(f"cannot delete {snapshot}; check its permissions, and try again")
+    return plan.expected_freed_size
 
 
 def verify(

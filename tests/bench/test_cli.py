@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from akunu_py.bench.curve import print_curve
 from akunu_py.models.store.model_store import StoredModel
 from tests.support.bench_fakes import write_quick_model
 from tests.support.command import assert_one_line_error, run_here
@@ -99,13 +100,13 @@ def test_replay_rejects_unreadable_traces(trace: Path, tmp_path: Path) -> None:
 
 def test_record_answers_to_given_prompts(quick: str, tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.txt", tmp_path / "own.json.gz"
-    prompts.write_text('Name a colour.\n{"workload": "sums", "prompt": "What is 2 + 2?"}\n')
+    prompts.write_text("Name a colour.\nWhat is 2 + 2?\n")
     record = ("--record", str(out), "--prompts", str(prompts))
     done = run_here("bench", "replay", *record, "--max-tokens", "12", "--model", quick)
     assert done.returncode == 0, done.stderr
-    result = bench("replay", str(out))["workloads"]
-    assert set(result) == {"prompts", "sums"}
-    assert all(0 < row["tokens"] < 12 for row in result.values())
+    row = bench("replay", str(out))["workloads"]["prompts"]
+    assert row["items"] == 2
+    assert 0 < row["tokens"] < 24
 
 
 def test_speed_compares_with_mlx_lm(quick: str) -> None:
@@ -157,16 +158,15 @@ def test_speed_rejects_impossible_measurements(quick: str) -> None:
         (("-p", "many"), "512"),
         (("-n", "8000", "-d", "8000"), "context"),
         (("--temperature", "-1"), "temperature"),
-        (("--memory-from", "none.json", "--workload", "chat"), "none.json"),
     ):
         assert_one_line_error(run_here("bench", *args, "--model", quick), 2, word)
 
 
-def test_curve_measures_every_row_count(quick: str) -> None:
+def test_curve_measures_every_row_count(quick: str, capsys: pytest.CaptureFixture[str]) -> None:
     result = bench("curve", "--repeats", "1", "--context", "32", "--model", quick)
     assert list(result["curve_s"]) == [str(rows) for rows in range(1, 33)]
     chosen = list(result["draft_tokens_at_acceptance"].values())
     assert len(chosen) == 8
     assert all(0 <= length <= 31 for length in chosen)
-    text = run_here("bench", "curve", "--repeats", "1", "--context", "32", "--model", quick).stdout
-    assert "%" in text
+    print_curve({int(rows): seconds for rows, seconds in result["curve_s"].items()}, result)
+    assert "%" in capsys.readouterr().out

@@ -2,44 +2,45 @@
 
 import json
 import random
-from itertools import permutations
+from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from akunu_py.bench.compare import rank_test_p, smallest_p
+from akunu_py.bench.compare import Pair, rank_test_p, smallest_p
 from akunu_py.bench.result import half_range, median
 from tests.support.bench_fakes import PLAIN, Simulated, simulate
 from tests.support.command import assert_one_line_error, run_here
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (3, 3), (5, 4), (2, 9), (8, 8)])
-def test_rank_test_equals_the_exact_mann_whitney_test(m: int, n: int) -> None:
-    from scipy.stats import mannwhitneyu  # takes longer to import than the tests to run
-
-    draw = random.Random(m * 100 + n)
-    for shift in (0.0, 0.3, 2.0):
-        left = [draw.random() for _ in range(m)]
-        right = [draw.random() + shift for _ in range(n)]
-        expected = mannwhitneyu(left, right, method="exact").pvalue
-        assert rank_test_p([(left, right)]) == pytest.approx(expected)
+def values(count: int, seed: int, shift: float = 0.0) -> list[float]:
+    draw = random.Random(seed)
+    return [draw.random() + shift for _ in range(count)]
 
 
-def test_strata_are_summed_exactly() -> None:
-    """Compare with all permutations of the values within each pair."""
-    pairs = [([1.0, 2.0], [1.5, 4.0]), ([5.0, 9.0], [6.0, 10.0])]
-
-    def u(left: tuple[float, ...], right: tuple[float, ...]) -> float:
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [(values(1, 1), values(1, 2))],
+        [(values(5, 3), values(4, 4, 0.3))],
+        [(values(2, 5), values(9, 6, 2.0))],
+        [([1.0, 2.0], [1.5, 4.0]), ([5.0, 9.0], [6.0, 10.0])],
+    ],
+)
+def test_rank_test_equals_all_ways_to_deal_the_values(pairs: list[Pair]) -> None:
+    def u(left: Sequence[float], right: Sequence[float]) -> float:
         return sum((a < b) + (a == b) / 2 for a in left for b in right)
 
-    def dealt(left: list[float], right: list[float]) -> list[float]:
-        return [u(p[:2], p[2:]) for p in permutations([*left, *right])]
-
-    first, second = (dealt(*pair) for pair in pairs)
-    seen = sum(u(tuple(left), tuple(right)) for left, right in pairs)
-    sums = [a + b for a in first for b in second]
-    extreme = sum(abs(total - 4) >= abs(seen - 4) for total in sums)
+    sums = [0.0]
+    for left, right in pairs:
+        both = {*left, *right}
+        dealt = [u(chosen, [*both - {*chosen}]) for chosen in combinations(both, len(left))]
+        sums = [a + b for a in sums for b in dealt]
+    middle = sum(len(left) * len(right) for left, right in pairs) / 2
+    seen = abs(sum(u(*pair) for pair in pairs) - middle)
+    extreme = sum(abs(total - middle) >= seen for total in sums)
     assert rank_test_p(pairs) == pytest.approx(extreme / len(sums))
 
 

