@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from akunu_py.models.store import model_store
-from tests.reliability import faults_chat, faults_writers
+from tests.reliability import faults_chat
 from tests.reliability.faults import (
     CHATS,
     LIST,
@@ -113,14 +113,9 @@ def _files(home: Home, random: Random) -> Iterator[Outcome]:
         yield altered(home, path, random, command)
 
 
-def _caches(home: Home, random: Random) -> Iterator[Outcome]:
-    while True:
-        yield faults_writers.killed(home.directory / "caches", random, random.randint(1, 2))
-
-
 # Endless sources of faults, and the turns of each.
 SOURCES: dict[str, tuple[Callable[[Home, Random], Iterator[Outcome]], int]] = {
-    "signals": (_signals, 3), "chats": (_chats, 2), "files": (_files, 4), "caches": (_caches, 2),
+    "signals": (_signals, 3), "chats": (_chats, 2), "files": (_files, 4),
 } | ({"disks": (_disks, 1)} if sys.platform == "linux" else {})  # fmt: skip
 
 

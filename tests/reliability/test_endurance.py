@@ -7,6 +7,7 @@ import pytest
 from tests.reliability.endurance import CACHE_MEMORY, RUNS, tiny_model
 
 MEGABYTE = 1_000_000
+LONG = [pytest.mark.slow, pytest.mark.timeout(1800)]
 CACHE = 256  # bytes of a token in the tiny model's KV cache, which grows in steps of 256 tokens
 A_TURN = 64  # tokens at most, of a prompt and its answer
 # MB that a run may allocate after the warm-up, and for each turn of a conversation: a kilobyte a
@@ -15,9 +16,12 @@ GROWTH = {"chat": (6, 0.06), "chats": (4, 0), "app": (10, 0.6)}
 
 
 @pytest.mark.usefixtures("own_directories")
-@pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize(
-    "part", [0.02, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+    ("name", "part"),
+    [
+        *((name, 0.02) for name in ("app", "completions", "serving")),
+        *(pytest.param(name, 1, marks=LONG) for name in RUNS),
+    ],
 )
 def test_long_runs_leave_nothing(name: str, part: float, tmp_path: Path) -> None:
     run, count = RUNS[name]

@@ -25,7 +25,7 @@ from akunu_py.engine.events import (
 )
 from akunu_py.engine.job import Job
 from akunu_py.errors import PromptTooLong
-from akunu_py.serve.responses.dialect import (
+from akunu_py.serve.responses import (
     decode_thinking,
     encode_thinking,
     to_arguments,

@@ -114,7 +114,7 @@ def test_completions_equal_local_completions(
 @pytest.mark.long
 def test_completion_ends_on_cancel_and_on_time_limit(tiny: Served, client: ServerClient) -> None:
     options = CompleteOptions(fim="none", draft="off")
-    long = CompletionRequest("ab", path="a.py", max_tokens=800)
+    long = CompletionRequest("ab", path="a.py", max_tokens=100)
     whole = tiny.in_thread(lambda engine: complete_locally(Completer(engine, options), long))
     reasons: list[CompletionReason] = ["time", "cancelled"]
     for reason in reasons:
@@ -123,7 +123,7 @@ def test_completion_ends_on_cancel_and_on_time_limit(tiny: Served, client: Serve
         until(lambda: not any(open_jobs(tiny.scheduler)))
         assert done.finish_reason == reason
         assert whole.text.startswith(done.text)
-        assert done.stats.generated_tokens < whole.stats.generated_tokens >= 800
+        assert done.stats.generated_tokens < whole.stats.generated_tokens >= 100
 
 
 @pytest.mark.usefixtures("own_directories")

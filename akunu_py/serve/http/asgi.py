@@ -46,7 +46,7 @@ from akunu_py.serve.ollama import OLLAMA, tags
 from akunu_py.serve.openai import OPENAI
 from akunu_py.serve.own.dialect import AKUNU
 from akunu_py.serve.own.discovery import proof
-from akunu_py.serve.responses.dialect import RESPONSES
+from akunu_py.serve.responses import RESPONSES
 from akunu_py.version import __version__
 
 _MAX_CHALLENGE = 100  # characters
@@ -163,7 +163,7 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
     replies: dict[str, Callable[[Request], Any]] = {
         "/akunu/status": lambda request: status(pool, backend.records),
         "/v1/models": models,
-        "/v1/models/{name:path}": lambda request: pool.described(
+        "/v1/models/{name:path}": lambda request: pool.get(
             request.path_params["name"]
         ).description(),
         "/api/tags": lambda request: tags([model.description() for model in pool.all_models]),
@@ -249,17 +249,16 @@ class _Post:
             record.ignored = body.ignored
             name = getattr(body, "model", None)
             if endpoint.needs == "description" and name:
-                model = pool.described(name)
-            elif endpoint.needs == "embedder":
-                model = pool.embedding_model(name, strict=backend.strict)
+                model = pool.get(name)
             else:
-                model = pool.model_for(name, strict=backend.strict)
+                embeds = endpoint.needs == "embedder"
+                model = pool.model_for(name, embeds=embeds, strict=backend.strict)
             if endpoint.needs in ("description", "ending"):
                 given = pool.ending if endpoint.needs == "ending" else model.description()
                 return endpoint.prepare(body, given), model
             record.model = model.name if len(pool.models) > 1 else ""
-            if endpoint.encoder is not None and body.streams:
-                handler.stream(endpoint.encoder(body, model.name))
+            if endpoint.encoder is not None:
+                handler.begin(endpoint.encoder(body, model.name), streams=body.streams)
             if body.unloads:
                 stack.callback(pool.release, model)
             await handler.wait(stack.enter_async_context(pool.use(model)))

@@ -8,6 +8,7 @@ import json
 import time
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -43,12 +44,14 @@ class RequestHandler:
         self._receive, self._send = receive, send
         self.error = ""  # that the client got
         self.cause: Exception | None = None  # of the error
+        self._encoder: Encoder | None = None
         self._stream: _Stream | None = None  # if the reply is streamed
         self._disconnected: asyncio.Future[None] | None = None  # watched once the body arrived
 
-    def stream(self, encoder: Encoder) -> None:
-        """Stream the reply."""
-        self._stream = _Stream(self._send, encoder, self._heartbeat_s)
+    def begin(self, encoder: Encoder, *, streams: bool) -> None:
+        """Set the encoder of the reply. streams: send heartbeats from now on."""
+        self._encoder = encoder
+        self._stream = _Stream(self._send, encoder, self._heartbeat_s) if streams else None
 
     async def wait(self, waiting: Awaitable[Result]) -> Result:
         """Wait for a result with heartbeats; cancel it if the client disconnects.
@@ -91,9 +94,9 @@ class RequestHandler:
         """
         if not isinstance(prepared, PreparedRequest):
             return await send_json(self._send, 200, prepared)
-        stream, finished = self._stream, 0
-        if stream is not None:
-            prepared.configure(stream.encoder)
+        stream, encoder, finished = self._stream, self._encoder, 0
+        assert encoder is not None
+        prepared.configure(encoder)
         answers = [CollectedAnswer() for _ in prepared.jobs]
         try:
             async with contextlib.aclosing(_run_jobs(prepared, run, on_event)) as events:
@@ -102,9 +105,9 @@ class RequestHandler:
                     if stream is None:
                         answers[choice].add(event)
                     else:
-                        await stream.write(stream.encoder.encode(event, choice))
+                        await stream.write(encoder.encode(event, choice))
                     finished += isinstance(event, Finished)
-            body = {} if stream is not None else prepared.build_reply(answers)
+            body = {} if stream is not None else encoder.whole(answers)
         except ClientDisconnect:
             if stream is None or finished < len(prepared.jobs):
                 raise
@@ -140,11 +143,18 @@ async def _run_jobs(
         if len(streams) > 1:
             streams = [await stack.enter_async_context(_ahead(each)) for each in streams]
         for choice, stream in enumerate(streams):
-            events = await stack.enter_async_context(contextlib.aclosing(stream))
+            events, thinking = await stack.enter_async_context(contextlib.aclosing(stream)), ""
             async for event in events:
                 if isinstance(event, Failed):
                     raise request_error(event.error) from event.error
                 on_event(event)
+                if isinstance(event, ThinkingDelta):
+                    thinking += event.text
+                elif isinstance(event, Finished) and thinking:
+                    tokens = prepared.count_tokens(thinking)
+                    event = replace(
+                        event, thinking_tokens=min(tokens, event.stats.generated_tokens)
+                    )
                 if isinstance(event, Finished) and event.reason == "cancelled":
                     if prepared.idle:
                         raise RequestError("another request needs the model", "unavailable")
@@ -268,15 +278,7 @@ async def run_job(
 
 
 _TIMEOUT_S = 60.0
-_MAX_DROPPED = 1 << 30  # bytes of a body that is too large
-# Encodings of a body: the formats that zlib tries, as its window sizes.
-_ENCODINGS: dict[str, tuple[int, ...]] = {
-    "": (),
-    "identity": (),
-    "gzip": (zlib.MAX_WBITS | 16,),
-    "x-gzip": (zlib.MAX_WBITS | 16,),
-    "deflate": (zlib.MAX_WBITS, -zlib.MAX_WBITS),
-}
+_COMPRESSIONS = ("gzip", "x-gzip", "deflate")
 
 
 async def read_body(request: Request) -> bytes:
@@ -284,16 +286,11 @@ async def read_body(request: Request) -> bytes:
 
     The rest of a large body is received and dropped: clients that cannot send it see no reply.
     """
-    headers = request.headers
-    encoding = headers.get("content-encoding", "").strip().lower()
-    if encoding not in _ENCODINGS:
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity", *_COMPRESSIONS):
         raise RequestError(
             f"Content-Encoding {encoding[:100]!r} is not supported; use gzip or deflate", "encoding"
         )
-    length = headers.get("content-length", "")
-    declared = int(length[:20]) if length.isdigit() else 0
-    if declared > _MAX_DROPPED or (declared > MAX_BYTES and "expect" in headers):
-        raise _too_large()
     data, received = bytearray(), 0
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -301,29 +298,25 @@ async def read_body(request: Request) -> bytes:
                 received += len(part)
                 if received <= MAX_BYTES:
                     data += part
-                if received > _MAX_DROPPED:
-                    raise _too_large()
     except TimeoutError:
         raise RequestError(f"request body did not arrive within {_TIMEOUT_S:g} seconds") from None
     if received > MAX_BYTES:
         raise _too_large()
     whole = bytes(data)
-    return await run_in_threadpool(_decompress, whole, encoding) if _ENCODINGS[encoding] else whole
+    if encoding not in _COMPRESSIONS:
+        return whole
+    return await run_in_threadpool(_decompress, whole, encoding)
 
 
 def _decompress(data: bytes, encoding: str) -> bytes:
-    """Return a compressed body. Raises RequestError if it is damaged or too large.
-
-    Some clients send `deflate` without zlib's header (RFC 9110, section 8.4.1.2).
-    """
-    for window in _ENCODINGS[encoding]:
-        stream = zlib.decompressobj(window)
-        with contextlib.suppress(zlib.error):
-            found = stream.decompress(data, MAX_BYTES + 1)
-            if len(found) > MAX_BYTES:
-                raise _too_large(" after decompression")
-            if stream.eof and not stream.unused_data:
-                return found
+    """Return a compressed body. Raises RequestError if it is damaged or too large."""
+    stream = zlib.decompressobj(zlib.MAX_WBITS | 32)  # finds the format by the header
+    with contextlib.suppress(zlib.error):
+        found = stream.decompress(data, MAX_BYTES + 1)
+        if len(found) > MAX_BYTES:
+            raise _too_large(" after decompression")
+        if stream.eof and not stream.unused_data:
+            return found
     raise RequestError(f"request body is not valid {encoding} data")
 
 
