@@ -64,7 +64,6 @@ class InfillBody(Body):
 
 
 def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
-    """Return the prepared request. Raises RequestError."""
     limit = body.n_predict if body.n_predict >= 0 else MAX_COMPLETION_TOKENS
     request = CompletionRequest(
         body.input_prefix + body.prompt,
@@ -144,7 +143,6 @@ class _InfillRun:
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
-    """Return the body of an error reply."""
     kind = openai_error(error)["error"]["type"]
     return {"error": {"code": error.status, "message": error.message, "type": kind}}
 
@@ -198,7 +196,6 @@ class InfillEncoder(Encoder):
     """Encodes a completion."""
 
     def __init__(self, body: InfillBody, name: str) -> None:
-        """name: the model's."""
         self._model, self._fields = name, body.response_fields
 
     def whole(self, answers: Sequence[CollectedAnswer]) -> dict[str, Any]:

@@ -57,7 +57,6 @@ from akunu_py.types import FinishReason, Message, Tool, ToolCall
 
 
 def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
-    """Return the prepared request. Raises RequestError."""
     format = (body.output_config and body.output_config.format) or body.output_format
     constraint = schema_constraint(format.schema_) if format else None
     messages, thinking = messages_of(body), thinking_of(body, service)
@@ -86,7 +85,6 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
 
 
 def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
-    """Return the number of prompt tokens. Raises RequestError."""
     variables = thinking_of(body, service).variables
     prompt = service.engine.tokens.encode_chat(messages_of(body), tools_of(body), variables)
     return {"input_tokens": len(prompt)}
@@ -147,7 +145,6 @@ def _check_role(role: Any, turn: MessagesTurn, block: Block, param: str) -> Any:
 
 
 def tools_of(body: PromptBody) -> list[Tool]:
-    """Return the tools."""
     return [
         Tool(each.name, each.description or "", each.input_schema, bool(each.strict))
         for each in body.tools or ()
@@ -172,7 +169,6 @@ _ERRORS: dict[ErrorKind, str] = {
 
 
 def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
-    """Return the body of an error reply."""
     kind = _ERRORS.get(error.kind, "invalid_request_error")
     body = {"type": "error", "error": {"type": kind, "message": error.message}}
     return body | ({"request_id": request_id} if request_id else {})
@@ -232,7 +228,6 @@ class MessageEncoder(Encoder):
     """Encodes a message."""
 
     def __init__(self, body: MessagesBody, name: str) -> None:
-        """name: the model's."""
         self._model = name
         self._thinks = body.thinking is not None and shows_thinking(body)
         self._prompt = 0  # known prompt tokens

@@ -267,7 +267,6 @@ class OllamaEncoder(Encoder):
         return {"model": self._model, "created_at": now, **part, "done": False} | more
 
     def _end(self, event: events.Finished) -> dict[str, Any]:
-        """Return the fields of the last line."""
         stats = event.stats
         return {
             "done": True,
@@ -282,7 +281,6 @@ class OllamaEncoder(Encoder):
         }
 
     def heartbeat(self) -> bytes:
-        """Return a line without text."""
         return self.frame(self.line())
 
     def frame(self, value: Mapping[str, Any]) -> bytes:
@@ -308,7 +306,6 @@ class OllamaEncoder(Encoder):
 
 
 def embed(body: OllamaEmbedBody, embedder: Embedder) -> Mapping[str, Any]:
-    """Return the embeddings of all texts. Raises RequestError."""
     request = EmbeddingsBody(model=body.model, input=body.input, dimensions=body.dimensions)
     found = embeddings(request, embedder)
     return {
@@ -336,7 +333,6 @@ _DETAILS = {"format": "mlx"}
 
 
 def tags(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the list of models."""
     return {
         "models": [
             {
@@ -351,7 +347,6 @@ def tags(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
-    """Return the body of an error."""
     return {"error": error.message}
 
 

@@ -67,7 +67,6 @@ class ChunkEncoder(Encoder):
     chunk_name: ClassVar[str]
 
     def __init__(self, body: SamplingBody, name: str) -> None:
-        """name: the model's."""
         self._model, self._created = name, int(time.time())
         self._id = f"{self.id_prefix}-{secrets.token_hex(12)}"
         self._count, self._usage = body.n or 1, body.includes_usage
@@ -337,7 +336,6 @@ def tools_of(bodies: Sequence[FunctionTool]) -> list[Tool]:
 
 
 def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
-    """Return the prepared request. Raises RequestError."""
     messages = messages_of(body.messages)
     service.check_length(messages)
     limit = body.max_completion_tokens or body.max_tokens
@@ -505,7 +503,6 @@ class CompletionsBody(SamplingBody):
 
 
 def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequest:
-    """Return the prepared request. Raises RequestError."""
     count = body.n or 1
     texts = texts_of(body.prompt)
     if not texts:
@@ -631,7 +628,6 @@ class EmbeddingsBody(Body):
 
 
 def embeddings(body: EmbeddingsBody, embedder: Embedder) -> Mapping[str, Any]:
-    """Return the embeddings of all texts. Raises RequestError."""
     texts = texts_of(body.input)
     if not 1 <= len(texts) <= _MAX_TEXTS:
         raise invalid("input", f"expected 1 to {_MAX_TEXTS} texts, got {len(texts)}")

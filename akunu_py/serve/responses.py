@@ -347,7 +347,6 @@ _NOT_STORED = "responses are not stored; send the whole conversation as input"
 
 
 def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
-    """Return the prepared request. Raises RequestError."""
     tools = map_tools(body.tools or [], body.tool_choice)
     for offered in tools.by_name.values():
         if offered.grammar is not None:

@@ -49,7 +49,7 @@ def new_request(dialect: DialectClient, rng: random.Random, draft: DraftMode) ->
     """Return a request that no other test sends; the answer cache would answer it."""
     temperature, seed = rng.choice(SEEDS) if dialect.seeded else SEEDS[0]
     text = "".join(rng.choices("ab(\n", k=rng.randrange(1, 30))) * 2
-    return DialectRequest((f"{text}x{rng.random()}",), 24, temperature, seed, draft)
+    return DialectRequest((f"{text}x{rng.random()}",), 32, temperature, seed, draft)
 
 
 @pytest.mark.long

@@ -85,7 +85,6 @@ class ServedModel:
         return self._service
 
     def embedder(self) -> Embedder:
-        """Return the embedding model."""
         return Embedder(self.name, self.host)
 
     def description(self) -> dict[str, Any]:

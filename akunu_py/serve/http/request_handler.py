@@ -25,7 +25,6 @@ from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping, 
 HEARTBEAT_S = 4.0  # clients and proxies time out after 5 or more
 
 ChoiceEvent = tuple[int, Event]  # choice: the index of the job
-RunJob = Callable[[Job], AsyncGenerator[Event]]  # closing the generator cancels the job
 Result = TypeVar("Result")
 
 
@@ -45,13 +44,14 @@ class RequestHandler:
         self.error = ""  # that the client got
         self.cause: Exception | None = None  # of the error
         self._encoder: Encoder | None = None
-        self._stream: _Stream | None = None  # if the reply is streamed
+        self._streams = False
+        self._started = False  # the first frame of the stream was sent
+        self._last_sent = 0.0  # monotonic seconds
         self._disconnected: asyncio.Future[None] | None = None  # watched once the body arrived
 
     def begin(self, encoder: Encoder, *, streams: bool) -> None:
         """Set the encoder of the reply. streams: send heartbeats from now on."""
-        self._encoder = encoder
-        self._stream = _Stream(self._send, encoder, self._heartbeat_s) if streams else None
+        self._encoder, self._streams, self._last_sent = encoder, streams, time.monotonic()
 
     async def wait(self, waiting: Awaitable[Result]) -> Result:
         """Wait for a result with heartbeats; cancel it if the client disconnects.
@@ -63,14 +63,14 @@ class RequestHandler:
         task = asyncio.ensure_future(waiting)
         try:
             while not task.done():
-                limit = self._stream.next_beat_s() if self._stream else None
+                limit = self._next_beat_s() if self._streams else None
                 await asyncio.wait(
                     (task, self._disconnected), timeout=limit, return_when=asyncio.FIRST_COMPLETED
                 )
                 if self._disconnected.done() and not task.done():
                     raise ClientDisconnect
-                if self._stream is not None and not task.done():
-                    await self._stream.beat()
+                if self._encoder and self._streams and not task.done() and not self._next_beat_s():
+                    await self._write([self._encoder.heartbeat()])
             return task.result()
         finally:
             if not task.done():
@@ -94,7 +94,7 @@ class RequestHandler:
         """
         if not isinstance(prepared, PreparedRequest):
             return await send_json(self._send, 200, prepared)
-        stream, encoder, finished = self._stream, self._encoder, 0
+        encoder, finished = self._encoder, 0
         assert encoder is not None
         prepared.configure(encoder)
         answers = [CollectedAnswer() for _ in prepared.jobs]
@@ -102,21 +102,21 @@ class RequestHandler:
             async with contextlib.aclosing(_run_jobs(prepared, run, on_event)) as events:
                 while finished < len(prepared.jobs):
                     choice, event = await self.wait(anext(events))
-                    if stream is None:
-                        answers[choice].add(event)
+                    if self._streams:
+                        await self._write(encoder.encode(event, choice))
                     else:
-                        await stream.write(encoder.encode(event, choice))
+                        answers[choice].add(event)
                     finished += isinstance(event, Finished)
-            body = {} if stream is not None else encoder.whole(answers)
+            body = {} if self._streams else encoder.whole(answers)
         except ClientDisconnect:
-            if stream is None or finished < len(prepared.jobs):
+            if not self._streams or finished < len(prepared.jobs):
                 raise
             return 200  # the client received everything
         except Exception as error:  # noqa: BLE001 - the client gets every error
             return await self.fail(error)
-        if stream is None:
+        if not self._streams:
             return await send_json(self._send, 200, body)
-        await stream.end()
+        await self._end()
         return 200
 
     async def fail(self, error: Exception) -> int:
@@ -124,11 +124,35 @@ class RequestHandler:
         failure = request_error(error)
         self.error, self.cause = failure.message, error
         body = self._dialect.error(failure, self._request_id)
-        if self._stream is not None and self._stream.started:
-            await self._stream.write(self._stream.encoder.fail(failure, body))
-            await self._stream.end()
-            return 200
-        return await send_json(self._send, failure.status, body)
+        if self._encoder is None or not self._started:
+            return await send_json(self._send, failure.status, body)
+        await self._write(self._encoder.fail(failure, body))
+        await self._end()
+        return 200
+
+    def _next_beat_s(self) -> float:
+        """Return the seconds until the next heartbeat."""
+        return max(0.0, self._last_sent + self._heartbeat_s - time.monotonic())
+
+    async def _write(self, frames: list[bytes]) -> None:
+        """Send frames of the stream, after the headers."""
+        if not frames:
+            return
+        if not self._started and self._encoder is not None:
+            self._started = True
+            headers = [
+                (b"content-type", self._encoder.media_type.encode()),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+            ]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        body = b"".join(frames)
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        self._last_sent = time.monotonic()
+
+    async def _end(self) -> None:
+        await self._write([] if self._started else [b""])
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _run_jobs(
@@ -139,11 +163,11 @@ async def _run_jobs(
     Raises RequestError.
     """
     async with contextlib.AsyncExitStack() as stack:
-        streams = [run(job) for job in prepared.jobs]
-        if len(streams) > 1:
-            streams = [await stack.enter_async_context(_ahead(each)) for each in streams]
-        for choice, stream in enumerate(streams):
-            events, thinking = await stack.enter_async_context(contextlib.aclosing(stream)), ""
+        streams = [
+            await stack.enter_async_context(contextlib.aclosing(run(job))) for job in prepared.jobs
+        ]
+        for choice, events in enumerate(streams):
+            thinking = ""
             async for event in events:
                 if isinstance(event, Failed):
                     raise request_error(event.error) from event.error
@@ -163,69 +187,6 @@ async def _run_jobs(
                     yield choice, event
 
 
-@contextlib.asynccontextmanager
-async def _ahead(events: AsyncGenerator[Event]) -> AsyncGenerator[AsyncGenerator[Event]]:
-    """Begin to collect `events` at once; return a generator of them."""
-    queue = asyncio.Queue[Event | None]()
-
-    async def collect() -> None:
-        try:
-            async with contextlib.aclosing(events):
-                async for event in events:
-                    queue.put_nowait(event)
-        finally:
-            queue.put_nowait(None)
-
-    async def collected() -> AsyncGenerator[Event]:
-        while (event := await queue.get()) is not None:
-            yield event
-        await task
-
-    task = asyncio.create_task(collect())
-    try:
-        yield collected()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-class _Stream:
-    """A streamed reply."""
-
-    def __init__(self, send: Send, encoder: Encoder, heartbeat_s: float) -> None:
-        self.encoder = encoder
-        self.started = False
-        self._send, self._heartbeat_s, self._last_sent = send, heartbeat_s, time.monotonic()
-
-    def next_beat_s(self) -> float:
-        """Return the seconds until the next heartbeat."""
-        return max(0.0, self._last_sent + self._heartbeat_s - time.monotonic())
-
-    async def beat(self) -> None:
-        """Send a heartbeat if it is due."""
-        if not self.next_beat_s():
-            await self.write([self.encoder.heartbeat()])
-
-    async def write(self, frames: list[bytes]) -> None:
-        if not frames:
-            return
-        if not self.started:
-            self.started = True
-            headers = [
-                (b"content-type", self.encoder.media_type.encode()),
-                (b"cache-control", b"no-cache"),
-                (b"x-accel-buffering", b"no"),
-            ]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        body = b"".join(frames)
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
-        self._last_sent = time.monotonic()
-
-    async def end(self) -> None:
-        await self.write([] if self.started else [b""])
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
 async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -240,42 +201,53 @@ async def send_json(send: Send, status: int, value: Mapping[str, Any]) -> int:
     return status
 
 
-async def run_job(
-    host: ModelHost,
-    job: Job,
-    on_submit: Callable[[JobHandle], object] = lambda handle: None,
-    **options: Any,
-) -> AsyncGenerator[Event]:
-    """Submit a job and yield its events; the last one is `Finished` or `Failed`.
+class JobEvents:
+    """Submits a job and iterates over its events; the last one is `Finished` or `Failed`.
 
-    Closing the generator cancels the job. Queued events are merged, so a slow client's queue holds
-    little more than the text. options: see `ModelHost.submit`.
+    Queued events are merged, so a slow client's queue holds little more than the text.
     """
-    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-    queued: list[Event] = []  # used in the event loop only
 
-    def add(event: Event) -> None:
-        append_event(queued, event)
-        arrived.set()
+    def __init__(
+        self,
+        host: ModelHost,
+        job: Job,
+        on_submit: Callable[[JobHandle], object] = lambda handle: None,
+        **options: Any,
+    ) -> None:
+        """options: see `ModelHost.submit`."""
+        self._loop, self._arrived = asyncio.get_running_loop(), asyncio.Event()
+        self._queued: list[Event] = []  # used in the event loop only
+        self._ended = False
+        self._handle = host.submit(job, self._put, **options)
+        on_submit(self._handle)
 
-    def put(event: Event) -> None:
+    def _put(self, event: Event) -> None:
         """Add an event from the model's thread. Raises RuntimeError when the loop is closed."""
-        loop.call_soon_threadsafe(add, event)
+        self._loop.call_soon_threadsafe(self._add, event)
 
-    handle = host.submit(job, put, **options)
-    on_submit(handle)
-    try:
-        while True:
-            while not queued:
-                arrived.clear()
-                await arrived.wait()
-            event = queued.pop(0)
-            yield event
-            if isinstance(event, Finished | Failed):
-                return
-    finally:
-        handle.cancel()
+    def _add(self, event: Event) -> None:
+        append_event(self._queued, event)
+        self._arrived.set()
 
+    def __aiter__(self) -> JobEvents:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._ended:
+            raise StopAsyncIteration
+        while not self._queued:
+            self._arrived.clear()
+            await self._arrived.wait()
+        event = self._queued.pop(0)
+        self._ended = isinstance(event, Finished | Failed)
+        return event
+
+    async def aclose(self) -> None:
+        """Cancel the job."""
+        self._handle.cancel()
+
+
+RunJob = Callable[[Job], JobEvents | AsyncGenerator[Event]]
 
 _TIMEOUT_S = 60.0
 _COMPRESSIONS = ("gzip", "x-gzip", "deflate")

@@ -138,7 +138,6 @@ def _agent_log() -> Path:
 
 
 def _launch_agent(command: ServiceCommand) -> bytes:
-    """Return the property list of the launch agent."""
     agent = {
         "Label": _LABEL,
         "ProgramArguments": command.words,
@@ -159,7 +158,6 @@ def _launch_agent(command: ServiceCommand) -> bytes:
 
 
 def _systemd_unit(command: ServiceCommand) -> bytes:
-    """Return the unit file of the user service."""
     variables = [f"{name}={value}" for name, value in command.environment.items()]
     words = [_quoted(word).replace("$", "$$") for word in command.words]
     lines = [
@@ -183,7 +181,6 @@ def _systemd_unit(command: ServiceCommand) -> bytes:
 
 
 def is_installed() -> bool:
-    """Return True if the service is installed."""
     with contextlib.suppress(UsageError):
         return service_manager().is_installed
     return False
