@@ -20,9 +20,7 @@ from pydantic_core import from_json
 from akunu_py.engine import events
 from akunu_py.engine.answer import chat_job, prompt_job
 from akunu_py.engine.constraint.matcher import compile_constraint, matches
-from akunu_py.engine.job import Job, RunningJob
-from akunu_py.engine.loop import StepLoop
-from akunu_py.engine.request import Request, Step
+from akunu_py.engine.job import Job
 from akunu_py.serve.dialect.bodies import (
     AsJsonText,
     Body,
@@ -312,34 +310,6 @@ def _map_custom_tool(body: ResponsesTool, name: str, namespace: str) -> MappedTo
     return MappedTool(body.name, namespace, tool, True, grammar)
 
 
-class GrammarToolCall:
-    """Turns the text of an answer into a call of `tool`, as a `RunningJob`."""
-
-    def __init__(self, answering: RunningJob, tool: MappedTool) -> None:
-        self._answering = answering
-        self._tool = tool
-        self._text = ""
-
-    @property
-    def request(self) -> Request | None:
-        return self._answering.request
-
-    def add(self, steps: Sequence[Step]) -> list[events.Event]:
-        found: list[events.Event] = []
-        for event in self._answering.add(steps):
-            if isinstance(event, events.TextDelta):
-                self._text += event.text
-                continue
-            if isinstance(event, events.Finished):
-                id = f"call_{secrets.token_hex(12)}"
-                found.append(events.ToolCallStarted(id, self._tool.tool.name))
-                found.append(events.ToolCallArguments(to_arguments(self._text)))
-                if event.reason == "stop":
-                    found.append(events.ToolCallFinished())
-            found.append(event)
-        return found
-
-
 _ENCRYPTED_REASONING = "reasoning.encrypted_content"
 # Values of `include` accepted without effect: results of server-side tools.
 _NO_EFFECT = ("web_search_call.", "file_search_call.", "code_interpreter_call.", "computer_call")
@@ -361,12 +331,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
     service.check_length(messages)
     if grammar_tool is not None:
         prompt = engine.tokens.encode_chat(messages, tools.tools, thinking.variables)
-        inner, tool = prompt_job(engine, prompt, options), grammar_tool
-
-        def begin(loop: StepLoop) -> RunningJob:
-            return GrammarToolCall(inner(loop), tool)
-
-        job: Job = begin
+        job: Job = prompt_job(engine, prompt, options)
     else:
         job = chat_job(
             engine,
@@ -554,7 +519,8 @@ class ResponseEncoder(Encoder):
             case events.ThinkingDelta(text):
                 return self._text("reasoning", text)
             case events.TextDelta(text):
-                return self._text("message", text)
+                tool = self._tools.grammar_tool
+                return self._input(tool, text) if tool else self._text("message", text)
             case events.ToolCallStarted():
                 return self._begin_call(event)
             case events.ToolCallArguments(text):
@@ -591,6 +557,19 @@ class ResponseEncoder(Encoder):
         item["content"].append(part)
         new_event = self._part_event("content_part.added", content_index=0, part=dict(part))
         return [*values, new_event]
+
+    def _input(self, tool: MappedTool, text: str) -> list[Values]:
+        """Extend the input of the only call, which is the whole answer after the thinking."""
+        values: list[Values] = []
+        item = self._open
+        if item is None or item["type"] != "custom_tool_call":
+            call = events.ToolCallStarted(f"call_{secrets.token_hex(12)}", tool.tool.name)
+            item = self._call_item(call, tool)
+            values = [*self._close(), *self._begin(item)]
+        item["input"] += text
+        if not text:
+            return values
+        return [*values, self._part_event("custom_tool_call_input.delta", delta=text)]
 
     def _begin_call(self, event: events.ToolCallStarted) -> list[Values]:
         values = self._close()
@@ -646,6 +625,8 @@ class ResponseEncoder(Encoder):
         """Return the last events of the stream, and complete `response`."""
         incomplete = finished.reason in ("length", "context")
         values = self._text("message", to_input(self._arguments)) if self._pending_call else []
+        if self._tools.grammar_tool is not None:
+            values += self._input(self._tools.grammar_tool, "")
         values += self._close("incomplete" if incomplete else "completed")
         stats, response = finished.stats, self._response
         response["status"] = "incomplete" if incomplete else "completed"

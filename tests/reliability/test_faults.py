@@ -21,7 +21,6 @@ from tests.reliability.faults import (
     SIGNALS,
     Home,
     Outcome,
-    altered,
     commands,
     signalled,
     stop_and_go,
@@ -65,11 +64,6 @@ def test_only_akunu_itself_changes_what_an_interrupt_does() -> None:
     code += "print(signal.getsignal(signal.SIGINT) is before)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert done.stdout == b"True\n"
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", *slow("tokenizer.json")])
-def test_altered_model_is_listed_and_found_by_verify(home: Home, name: str) -> None:
-    good(altered(home, home.models / "starter" / name, Random(name), LIST))
 
 
 @needs_tmux

@@ -152,9 +152,11 @@ async def test_a_custom_tool_takes_input_of_its_grammar(tiny: Served) -> None:
         "tools": [{"type": "custom", "name": "patch", "format": grammar}],
         "tool_choice": {"type": "custom", "name": "patch"},
     }
-    (item,) = (await fetch(tiny.app, "/v1/responses", body)).json()["output"]
-    assert item["type"] == "custom_tool_call"
-    assert item["input"] in ("*** x", "*** y")
+    for stream in (False, True):
+        reply = await fetch(tiny.app, "/v1/responses", body | {"stream": stream})
+        (item,) = DIALECTS["responses"].whole(reply)["output"]
+        assert (item["type"], item["status"]) == ("custom_tool_call", "completed")
+        assert item["input"] in ("*** x", "*** y")
 
 
 BEGUN = [USER, {"role": "assistant", "content": "Once upon "}]

@@ -165,7 +165,7 @@ def expected(name: str, events: list[Event]) -> ReplyData:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.data())
 async def test_accumulated_stream_equals_complete_reply(
     tiny: Served, name: str, data: st.DataObject
@@ -196,7 +196,7 @@ async def test_accumulated_stream_equals_complete_reply(
 
 
 @pytest.mark.parametrize(("name", "prompts"), [("chat", 1), ("completions", 2)])
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(data=st.data())
 async def test_choices_are_streamed_one_after_the_other(
     tiny: Served, name: str, prompts: int, data: st.DataObject
@@ -244,7 +244,7 @@ CLOSE = {"type": "function", "name": "close"}
 AGENTS = {"type": "namespace", "name": "agents", "tools": [CLOSE]}
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(
     st.sampled_from(["patch", "shell", "agents__close"]), st.sampled_from("aé\n") | TEXTS, st.data()
 )
