@@ -384,7 +384,6 @@ class ChatEncoder(ChunkEncoder):
         self._calls = [0] * self._count
         self._has_role = [False] * self._count
         self._logprobs: list[list[TokenLogprobs]] = [[] for _ in range(self._count)]
-        self._kind: dict[str, Any] = {"content": ""}  # an empty delta like the last one
         self._choice = 0  # the last one
 
     def whole(self, answers: Sequence[CollectedAnswer]) -> dict[str, Any]:
@@ -396,7 +395,7 @@ class ChatEncoder(ChunkEncoder):
     def heartbeat(self) -> bytes:
         """Return an empty delta: clients do not count comments as progress."""
         choice = self._choice
-        return b"".join(self._start(choice) or [self._chunk(choice, self._kind)])
+        return b"".join(self._start(choice) or [self._chunk(choice, {"content": ""})])
 
     def encode(self, event: events.Event, choice: int) -> list[bytes]:
         if isinstance(event, events.Finished):
@@ -408,10 +407,6 @@ class ChatEncoder(ChunkEncoder):
         if delta is None:
             return []
         self._choice = choice
-        if isinstance(event, events.ToolCallStarted):
-            self._kind = self._delta(events.ToolCallArguments(""), choice) or {}
-        elif delta and not isinstance(event, events.ToolCallArguments):
-            self._kind = dict.fromkeys(delta, "")
         return [*self._start(choice), self._chunk(choice, delta)] if delta else self._start(choice)
 
     def _delta(self, event: events.Event, choice: int) -> dict[str, Any] | None:
@@ -443,7 +438,7 @@ class ChatEncoder(ChunkEncoder):
         return [self._chunk(choice, {"role": "assistant", "content": ""})]
 
     def _finish(self, event: events.Finished, choice: int) -> list[bytes]:
-        self._choice, self._kind = min(choice + 1, self._count - 1), {"content": ""}
+        self._choice = min(choice + 1, self._count - 1)
         reason = finish_reason(event, calls=self._calls[choice] > 0, old=self._old)
         start = self._start(choice)
         return [*start, *self._end(event, self._entry(choice, {}, reason), self._count)]

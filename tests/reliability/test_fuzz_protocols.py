@@ -70,7 +70,7 @@ MESSAGES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@lengths(30)
+@lengths(60)
 def test_a_language_server_answers_every_request(examples: int) -> None:
     """One server is sent all of them; each request that has an id of its own is answered, and
     the server still shuts down in order."""

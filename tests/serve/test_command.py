@@ -1,4 +1,4 @@
-"""`akunu serve` as a process: sockets, signals, an idle event loop, defaults of the model."""
+"""`akunu serve` as a process: signals, a lost GPU, defaults of the model."""
 
 import http.client
 import json

@@ -270,7 +270,9 @@ class _Post:
                         return self._backend.run(model.host, job, **kind)
 
                     record.status = await handler.reply(prepared, run, record.add)
-            except RequestError as error:
+            except ClientDisconnect:
+                raise
+            except Exception as error:  # noqa: BLE001 - the client gets every error
                 record.status = await handler.fail(error)
             finally:
                 record.error = handler.error
@@ -285,7 +287,7 @@ class _Post:
         record: RequestRecord,
         stack: contextlib.AsyncExitStack,
     ) -> tuple[PreparedRequest | Mapping[str, Any], ServedModel]:
-        """Prepare a request; keep its model loaded until `stack` closes. Raises RequestError.
+        """Prepare a request; keep its model loaded until `stack` closes.
 
         data: the body. handler: sends heartbeats.
         """
@@ -293,32 +295,27 @@ class _Post:
         pool = backend.pool
         if record.keeps_content:
             record.body = data.decode(errors="replace")
-        try:
-            body = await run_in_threadpool(parse, data, endpoint.body, strict=backend.strict)
-            record.ignored = body.ignored
-            name = getattr(body, "model", None)
-            if endpoint.needs == "description" and name:
-                model = pool.get(name)
-            else:
-                embeds = endpoint.needs == "embedder"
-                model = pool.model_for(name, embeds=embeds, strict=backend.strict)
-            if endpoint.needs in ("description", "ending"):
-                given = pool.ending if endpoint.needs == "ending" else model.description()
-                return endpoint.prepare(body, given), model
-            record.model = model.name if len(pool.models) > 1 else ""
-            if endpoint.encoder is not None:
-                handler.begin(endpoint.encoder(body, model.name), streams=body.streams)
-            if body.unloads:
-                stack.callback(pool.release, model)
-            await handler.wait(stack.enter_async_context(pool.use(model)))
-            get = model.embedder if endpoint.needs == "embedder" else model.service
-            prepare = run_in_threadpool(lambda: endpoint.prepare(body, get()))
-            prepared = await handler.wait(prepare)
-            record.ignored = body.ignored
-        except ClientDisconnect:
-            raise
-        except Exception as error:
-            raise request_error(error) from error
+        body = await run_in_threadpool(parse, data, endpoint.body, strict=backend.strict)
+        record.ignored = body.ignored
+        name = getattr(body, "model", None)
+        if endpoint.needs == "description" and name:
+            model = pool.get(name)
+        else:
+            embeds = endpoint.needs == "embedder"
+            model = pool.model_for(name, embeds=embeds, strict=backend.strict)
+        if endpoint.needs in ("description", "ending"):
+            given = pool.ending if endpoint.needs == "ending" else model.description()
+            return endpoint.prepare(body, given), model
+        record.model = model.name if len(pool.models) > 1 else ""
+        if endpoint.encoder is not None:
+            handler.begin(endpoint.encoder(body, model.name), streams=body.streams)
+        if body.unloads:
+            stack.callback(pool.release, model)
+        await handler.wait(stack.enter_async_context(pool.use(model)))
+        get = model.embedder if endpoint.needs == "embedder" else model.service
+        prepare = run_in_threadpool(lambda: endpoint.prepare(body, get()))
+        prepared = await handler.wait(prepare)
+        record.ignored = body.ignored
         return prepared, model
 
 

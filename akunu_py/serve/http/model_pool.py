@@ -116,6 +116,14 @@ def _not_found(message: str) -> RequestError:
     return RequestError(message, "not_found", param="model", code="model_not_found")
 
 
+def _unknown(name: str, models: Sequence[ServedModel], option: str = "--model") -> RequestError:
+    served = ", ".join(model.name for model in models)
+    return _not_found(
+        f"this server serves {served}, not {name[:100]!r}; request {models[0].name}, or start the "
+        f"server with: akunu serve {option} NAME"
+    )
+
+
 class ModelPool:
     """The models of the server."""
 
@@ -152,24 +160,17 @@ class ModelPool:
         if found in models:
             return found
         if strict:
-            raise self._unknown(name)
+            raise _unknown(name, models, "--embedding-model" if embeds else "--model")
         return models[0]
 
     def get(self, name: str) -> ServedModel:
         """Return the model with a name. Raises RequestError if there is none."""
         if found := self._find(name):
             return found
-        raise self._unknown(name)
+        raise _unknown(name, self.models)
 
     def _find(self, name: str) -> ServedModel | None:
         return self._by_name.get(name) or self._by_name.get(name.removesuffix(_LATEST))
-
-    def _unknown(self, name: str) -> RequestError:
-        served = ", ".join(model.name for model in self.all_models)
-        return _not_found(
-            f"this server serves {served}, not {name[:100]!r}; request {self.models[0].name}, or "
-            "start the server with: akunu serve --model NAME"
-        )
 
     @contextlib.asynccontextmanager
     async def use(self, model: ServedModel) -> AsyncIterator[ServedModel]:

@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class RequestHandler:
-    """Replies to one request. Raises ClientDisconnect; other errors become error replies."""
+    """Replies to one request. Raises ClientDisconnect."""
 
     def __init__(
         self,
@@ -112,8 +112,6 @@ class RequestHandler:
             if not self._streams or finished < len(prepared.jobs):
                 raise
             return 200  # the client received everything
-        except Exception as error:  # noqa: BLE001 - the client gets every error
-            return await self.fail(error)
         if not self._streams:
             return await send_json(self._send, 200, body)
         await self._end()
