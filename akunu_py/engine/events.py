@@ -100,6 +100,7 @@ class Finished:
     stats: Stats
     stop: str = ""  # the stop sequence that ended the answer, "" for none
     details: object = None  # of a completion: a `Completion`
+    thinking_tokens: int = 0  # counted by the server
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from akunu_py.engine.events import Event, Finished, PrefillProgress, PromptProce
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.request import Request, Step
 from akunu_py.engine.text.stop_sequences import StopText
-from akunu_py.serve.dialect.bodies import Body, Ignored
+from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.fields import SamplingBody, generate_options
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
@@ -32,7 +32,7 @@ from akunu_py.serve.dialect.interface import (
 )
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.service import Service
-from akunu_py.serve.openai.shapes import error_body as openai_error
+from akunu_py.serve.openai import error_body as openai_error
 from akunu_py.types import SamplingOptions
 
 
@@ -41,7 +41,6 @@ class ExtraBody(Body):
 
     text: str
     filename: str = ""
-    time: Ignored = None
 
 
 class InfillBody(Body):
@@ -62,16 +61,9 @@ class InfillBody(Body):
     seed: int = -1
     t_max_predict_ms: float | None = None  # from the first token; applies after the first line
     response_fields: list[str] | None = None  # paths of the values to return
-    cache_prompt: Ignored = None
-    id_slot: Ignored = None
-    n_indent: Ignored = None
-    n_probs: Ignored = None
-    samplers: Ignored = None
-    t_max_prompt_ms: Ignored = None
 
 
 def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
-    """Return the prepared request. Raises RequestError."""
     limit = body.n_predict if body.n_predict >= 0 else MAX_COMPLETION_TOKENS
     request = CompletionRequest(
         body.input_prefix + body.prompt,
@@ -90,7 +82,6 @@ def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
     sampling = generate_options(fields, service, 1).sampling
     return PreparedRequest(
         [lambda loop: _InfillRun(loop, service, request, sampling, body)],
-        lambda answers: build_infill_reply(service.name, body.response_fields, answers),
         short=True,
     )
 
@@ -152,19 +143,8 @@ class _InfillRun:
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
-    """Return the body of an error reply."""
     kind = openai_error(error)["error"]["type"]
     return {"error": {"code": error.status, "message": error.message, "type": kind}}
-
-
-def build_infill_reply(
-    model: str, fields: Sequence[str] | None, answers: Sequence[CollectedAnswer]
-) -> dict[str, Any]:
-    """Return the body of a reply that is not streamed. fields: paths of the values to keep."""
-    text = answers[0].text
-    values = {"content": text} | _end_fields(model, answers[0].finished)
-    values["has_new_line"] = "\n" in text
-    return values if fields is None else _select_fields(values, fields)
 
 
 def _select_fields(values: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
@@ -213,10 +193,16 @@ def _timings(name: str, tokens: int, seconds: float) -> dict[str, float]:
 
 
 class InfillEncoder(Encoder):
-    """Encodes a streamed completion."""
+    """Encodes a completion."""
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    def __init__(self, body: InfillBody, name: str) -> None:
+        self._model, self._fields = name, body.response_fields
+
+    def whole(self, answers: Sequence[CollectedAnswer]) -> dict[str, Any]:
+        (answer,) = answers
+        values = {"content": answer.text} | _end_fields(self._model, answer.finished)
+        values["has_new_line"] = "\n" in answer.text
+        return values if self._fields is None else _select_fields(values, self._fields)
 
     def encode(self, event: Event, choice: int) -> list[bytes]:
         if isinstance(event, TextDelta):
@@ -233,7 +219,7 @@ LLAMACPP = Dialect(
             InfillBody,
             prepare_infill,
             "Complete text at a cursor.",
-            encoder=lambda body, name: InfillEncoder(name),
+            encoder=InfillEncoder,
         ),
     ),
     error_body,

@@ -21,7 +21,6 @@ from akunu_py.serve.dialect.bodies import (
     BLANK_LINE,
     Body,
     ByType,
-    Ignored,
     JsonText,
     ListEntry,
     OtherPart,
@@ -30,12 +29,14 @@ from akunu_py.serve.dialect.bodies import (
     text_of,
 )
 from akunu_py.serve.dialect.fields import (
-    ConversationFields,
     EffortField,
     GenerationFields,
     ThinkingFields,
     ThinkingPlan,
     TokenLimit,
+    ToolChoiceBody,
+    ToolChoiceField,
+    choose_tools,
     generate_options,
     plan_thinking,
     schema_constraint,
@@ -52,12 +53,10 @@ from akunu_py.serve.dialect.interface import (
 )
 from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError, invalid
 from akunu_py.serve.dialect.service import Service
-from akunu_py.serve.dialect.tool_choice import ToolChoiceBody, ToolChoiceField, choose_tools
 from akunu_py.types import FinishReason, Message, Tool, ToolCall
 
 
 def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
-    """Return the prepared request. Raises RequestError."""
     format = (body.output_config and body.output_config.format) or body.output_format
     constraint = schema_constraint(format.schema_) if format else None
     messages, thinking = messages_of(body), thinking_of(body, service)
@@ -80,19 +79,12 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     )
     return PreparedRequest(
         [job],
-        lambda answers: build_message(service.name, answers),
         lambda encoder: encoder.set_thinks(thinking.shown and thinking.possible),
         shows_thinking=thinking.shown,
     )
 
 
-def message_encoder(body: MessagesBody, name: str) -> MessageEncoder:
-    """Return the encoder of a streamed reply of a model that may be able to think."""
-    return MessageEncoder(name, thinks=body.thinking is not None and shows_thinking(body))
-
-
 def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
-    """Return the number of prompt tokens. Raises RequestError."""
     variables = thinking_of(body, service).variables
     prompt = service.engine.tokens.encode_chat(messages_of(body), tools_of(body), variables)
     return {"input_tokens": len(prompt)}
@@ -114,7 +106,7 @@ def messages_of(body: PromptBody) -> list[Message]:
     tool_names: dict[str, str] = {}  # by call id
     for number, turn in enumerate(body.messages):
         messages += _turn_messages(turn, f"messages.{number}.content", tool_names)
-    return body.check_continuation(merge_messages(messages, "messages"))
+    return merge_messages(messages, "messages")
 
 
 def _turn_messages(
@@ -153,7 +145,6 @@ def _check_role(role: Any, turn: MessagesTurn, block: Block, param: str) -> Any:
 
 
 def tools_of(body: PromptBody) -> list[Tool]:
-    """Return the tools."""
     return [
         Tool(each.name, each.description or "", each.input_schema, bool(each.strict))
         for each in body.tools or ()
@@ -178,28 +169,9 @@ _ERRORS: dict[ErrorKind, str] = {
 
 
 def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
-    """Return the body of an error reply."""
     kind = _ERRORS.get(error.kind, "invalid_request_error")
     body = {"type": "error", "error": {"type": kind, "message": error.message}}
     return body | ({"request_id": request_id} if request_id else {})
-
-
-def build_message(model: str, answers: Sequence[CollectedAnswer]) -> dict[str, Any]:
-    """Return the body of a reply that is not streamed."""
-    answer = answers[0]
-    content: list[dict[str, Any]] = []
-    for part in answer.parts:
-        if isinstance(part, events.TextDelta):
-            content.append({"type": "text", "text": part.text})
-        elif isinstance(part, ToolCall):
-            content.append(_call_block(part))
-        else:
-            signature = _signature(part.text)
-            content.append({"type": "thinking", "thinking": part.text, "signature": signature})
-    finished = answer.finished
-    message = _message(model, _usage_of(finished), content)
-    message |= _stop_fields(finished, bool(answer.calls))
-    return message | {"akunu": statistics(finished)}
 
 
 def _call_block(call: ToolCall) -> dict[str, Any]:
@@ -253,11 +225,11 @@ def _signature(thinking: str) -> str:
 
 
 class MessageEncoder(Encoder):
-    """Encodes a streamed message."""
+    """Encodes a message."""
 
-    def __init__(self, model: str, *, thinks: bool = False) -> None:
-        """thinks: see `set_thinks`."""
-        self._model, self._thinks = model, thinks
+    def __init__(self, body: MessagesBody, name: str) -> None:
+        self._model = name
+        self._thinks = body.thinking is not None and shows_thinking(body)
         self._prompt = 0  # known prompt tokens
         self._started = False
         self._open_type = ""  # type of the open block, or ""
@@ -268,6 +240,22 @@ class MessageEncoder(Encoder):
     def set_thinks(self, thinks: bool) -> None:
         """Set whether a thinking block is likely to be the first block."""
         self._thinks = thinks
+
+    def whole(self, answers: Sequence[CollectedAnswer]) -> dict[str, Any]:
+        (answer,) = answers
+        content: list[dict[str, Any]] = []
+        for part in answer.parts:
+            if isinstance(part, events.TextDelta):
+                content.append({"type": "text", "text": part.text})
+            elif isinstance(part, ToolCall):
+                content.append(_call_block(part))
+            else:
+                signature = _signature(part.text)
+                content.append({"type": "thinking", "thinking": part.text, "signature": signature})
+        finished = answer.finished
+        message = _message(self._model, _usage_of(finished), content)
+        message |= _stop_fields(finished, bool(answer.calls))
+        return message | {"akunu": statistics(finished)}
 
     def heartbeat(self) -> bytes:
         """Return an empty delta: client libraries drop `ping` before their timeouts see it."""
@@ -364,39 +352,28 @@ class MessageEncoder(Encoder):
         return {"type": f"content_block_{event}", "index": self._index, **values}
 
 
-class CachedPart(Body):
-    cache_control: Ignored = None
-
-
-class TextBlock(CachedPart):
+class TextBlock(Body):
     type: Literal["text"]
     text: str
-    citations: Ignored = None
-    parsed_output: Ignored = None
 
 
-class ThinkingBlock(CachedPart):
+class ThinkingBlock(Body):
     type: Literal["thinking", "redacted_thinking"]
     thinking: str = ""
-    signature: Ignored = None
-    data: Ignored = None
 
 
-class ToolUseBlock(CachedPart):
+class ToolUseBlock(Body):
     type: Literal["tool_use"]
     id: str
     name: str
     input: JsonText = ""
-    caller: Ignored = None
-    toolset_name: Ignored = None
 
 
-class DocumentBlock(CachedPart):
+class DocumentBlock(Body):
     type: Literal["document"]
     source: dict[str, Any]
     title: str | None = None
     context: str | None = None
-    citations: Ignored = None
 
     @property
     def text(self) -> str:
@@ -420,12 +397,11 @@ def _source_text(blocks: Any) -> str:
 ResultBlock = Annotated[TextBlock | DocumentBlock | OtherPart, ByType()]
 
 
-class ToolResultBlock(CachedPart):
+class ToolResultBlock(Body):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | list[ResultBlock] | None = None
     is_error: bool | None = None
-    toolset_name: Ignored = None
 
 
 Block = Annotated[
@@ -433,12 +409,12 @@ Block = Annotated[
 ]
 
 
-class MessagesTurn(CachedPart):
+class MessagesTurn(Body):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-class MessagesTool(CachedPart, ListEntry):
+class MessagesTool(ListEntry):
     """A tool of the client. Tools that Anthropic's server runs or defines are dropped."""
 
     known_types = "custom"
@@ -448,10 +424,6 @@ class MessagesTool(CachedPart, ListEntry):
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
-    allowed_callers: Ignored = None
-    defer_loading: Ignored = None
-    eager_input_streaming: Ignored = None
-    input_examples: Ignored = None
 
 
 class OutputFormat(ListEntry):
@@ -472,14 +444,13 @@ class ContextEdit(ListEntry):
     known_types = "clear_thinking_.*"
 
     type: str
-    keep: Ignored = None
 
 
 class ContextManagement(Body):
     edits: list[ContextEdit] = Field(default=[])
 
 
-class PromptBody(CachedPart, ThinkingFields, ConversationFields):
+class PromptBody(ThinkingFields):
     """Parameters of the prompt."""
 
     model: str
@@ -490,9 +461,6 @@ class PromptBody(CachedPart, ThinkingFields, ConversationFields):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # older form of `output_config.format`
     context_management: ContextManagement | None = None
-    speed: Ignored = None
-    user_profile_id: Ignored = None
-    workspace_id: Ignored = None
 
 
 class MessagesBody(PromptBody, GenerationFields):
@@ -501,8 +469,6 @@ class MessagesBody(PromptBody, GenerationFields):
     max_tokens: TokenLimit
     stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
-    diagnostics: Ignored = None
-    inference_geo: Ignored = None
 
 
 class CountBody(PromptBody):
@@ -516,7 +482,7 @@ MESSAGES = Dialect(
             MessagesBody,
             prepare_message,
             "Answer a conversation.",
-            encoder=message_encoder,
+            encoder=MessageEncoder,
         ),
         Endpoint("/v1/messages/count_tokens", CountBody, count_tokens, "Count prompt tokens."),
     ),

@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,9 +19,8 @@ from pydantic import AliasChoices, Field
 from akunu_py.engine import events
 from akunu_py.engine.answer import chat_job, prompt_job
 from akunu_py.engine.job import Job
-from akunu_py.serve.dialect.bodies import Body, Ignored, describe
+from akunu_py.serve.dialect.bodies import Body, describe
 from akunu_py.serve.dialect.fields import (
-    ConversationFields,
     FormatField,
     SamplingFields,
     ThinkingFields,
@@ -39,9 +38,13 @@ from akunu_py.serve.dialect.interface import (
 )
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.dialect.service import Embedder, Service
-from akunu_py.serve.openai.chat_completions import ChatTool, tools_of
-from akunu_py.serve.openai.embeddings import EmbeddingsBody, embeddings
-from akunu_py.serve.openai.shapes import chat_logprobs
+from akunu_py.serve.openai import (
+    ChatTool,
+    EmbeddingsBody,
+    chat_logprobs,
+    embeddings,
+    tools_of,
+)
 from akunu_py.types import GenerateOptions, Message, TokenLogprobs, ToolCall
 
 
@@ -66,21 +69,14 @@ class OllamaBody(ThinkingFields):
     def unloads(self) -> bool:
         return re.fullmatch(r"0+(\.0*)?(ms|s|m|h)?", str(self.keep_alive)) is not None
 
-    def loaded(self, head: OllamaHead) -> Mapping[str, Any]:
-        """Return the reply to a request without a prompt, which loads or unloads the model."""
-        return head.line(done=True, done_reason="unload" if self.unloads else "load")
-
 
 class OllamaCall(Body):
     name: str
     arguments: dict[str, Any] = Field(default={})
-    index: Ignored = None
-    description: Ignored = None
 
 
 class OllamaCallBody(Body):
     function: OllamaCall
-    id: Ignored = None
 
 
 class OllamaMessage(Body):
@@ -92,10 +88,9 @@ class OllamaMessage(Body):
     images: list[str] | None = None  # in base64
     tool_calls: list[OllamaCallBody] | None = None
     tool_name: str | None = None
-    tool_call_id: Ignored = None
 
 
-class OllamaChatBody(OllamaBody, ConversationFields):
+class OllamaChatBody(OllamaBody):
     """The body of /api/chat."""
 
     messages: list[OllamaMessage] = Field(default=[])
@@ -126,7 +121,6 @@ class OllamaEmbedBody(Body):
     model: str | None = None
     input: str | list[str]
     dimensions: int | None = Field(default=None, ge=1)
-    truncate: Ignored = None
 
 
 class OllamaShowBody(Body):
@@ -134,44 +128,6 @@ class OllamaShowBody(Body):
 
     # The other name is that of old clients.
     model: str = Field(default="", validation_alias=AliasChoices("model", "name"))
-    verbose: Ignored = None
-
-
-@dataclass(frozen=True, slots=True)
-class OllamaHead:
-    """Fields that all lines of a reply share, and the form of its text."""
-
-    model: str
-    chat: bool  # the text is in a message
-    started: float = field(default_factory=time.monotonic)
-
-    def line(self, text: str = "", thinking: str = "", **more: Any) -> dict[str, Any]:
-        """Return a line, or a whole reply. more: further fields of the message, or `done`."""
-        calls = more.pop("tool_calls", None)
-        part: dict[str, Any] = {"thinking": thinking} if thinking else {}
-        if self.chat:
-            part |= {"role": "assistant", "content": text}
-            part |= {"tool_calls": calls} if calls else {}
-            part = {"message": part}
-        else:
-            part |= {"response": text}
-        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        return {"model": self.model, "created_at": now, **part, "done": False} | more
-
-    def end(self, event: events.Finished) -> dict[str, Any]:
-        """Return the fields of the last line."""
-        stats = event.stats
-        return {
-            "done": True,
-            "done_reason": "length" if event.reason in ("length", "context") else "stop",
-            "total_duration": _nanoseconds(time.monotonic() - self.started),
-            "load_duration": 0,
-            "prompt_eval_count": stats.prompt_tokens,
-            "prompt_eval_duration": _nanoseconds(stats.prefill_s),
-            "eval_count": stats.generated_tokens,
-            "eval_duration": _nanoseconds(stats.decode_s),
-            "akunu": statistics(event) | {"cached_tokens": stats.cached_tokens},
-        }
 
 
 def _nanoseconds(seconds: float) -> int:
@@ -183,16 +139,15 @@ def prepare_chat(body: OllamaChatBody, service: Service) -> PreparedRequest | Ma
 
     Raises RequestError.
     """
-    head = OllamaHead(service.name, chat=True)
     if not body.messages:  # the client only loads the model
-        return body.loaded(head)
-    messages = body.check_continuation(messages_of(body.messages))
+        return _loaded(body, OllamaEncoder(service.name, chat=True))
+    messages = messages_of(body.messages)
     service.check_length(messages)
     thinking = plan_thinking(body, service)
     tools = tools_of([tool.function for tool in body.tools or ()])
     options, variables = _options(body, service, thinking), thinking.variables
     job = chat_job(service.engine, messages, options, tools, variables=variables)
-    return _prepared(job, head, body, thinking)
+    return _prepared(job, body, thinking)
 
 
 def prepare_generate(
@@ -202,9 +157,9 @@ def prepare_generate(
 
     Raises RequestError.
     """
-    head, engine = OllamaHead(service.name, chat=False), service.engine
     if not (body.prompt or body.images):
-        return body.loaded(head)
+        return _loaded(body, OllamaEncoder(service.name, chat=False))
+    engine = service.engine
     if not body.suffix:
         service.check_length([body.system, body.prompt])
     thinking = plan_thinking(body, service)
@@ -219,7 +174,7 @@ def prepare_generate(
         system = [Message("system", body.system)] if body.system else []
         user = Message("user", _with_images(body.prompt, body.images))
         job = chat_job(engine, [*system, user], options, variables=thinking.variables)
-    return _prepared(job, head, body, thinking)
+    return _prepared(job, body, thinking)
 
 
 def _options(body: OllamaBody, service: Service, thinking: ThinkingPlan) -> GenerateOptions:
@@ -231,14 +186,13 @@ def _options(body: OllamaBody, service: Service, thinking: ThinkingPlan) -> Gene
     return generate_options(options, service, limit, None, logprobs, thinking.budget)
 
 
-def _prepared(
-    job: Job, head: OllamaHead, body: OllamaBody, thinking: ThinkingPlan
-) -> PreparedRequest:
-    return PreparedRequest(
-        [job],
-        lambda answers: build_answer(head, answers[0]),
-        shows_thinking=thinking.shown and body.think is not False,
-    )
+def _prepared(job: Job, body: OllamaBody, thinking: ThinkingPlan) -> PreparedRequest:
+    return PreparedRequest([job], shows_thinking=thinking.shown and body.think is not False)
+
+
+def _loaded(body: OllamaBody, encoder: OllamaEncoder) -> Mapping[str, Any]:
+    """Return the reply to a request without a prompt, which loads or unloads the model."""
+    return encoder.line(done=True, done_reason="unload" if body.unloads else "load")
 
 
 def messages_of(bodies: Sequence[OllamaMessage]) -> list[Message]:
@@ -284,17 +238,50 @@ def _logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
 
 
 class OllamaEncoder(Encoder):
-    """Encodes a stream of lines; a call is sent once it is complete."""
+    """Encodes lines, or a whole reply; a call is sent once it is complete."""
 
     media_type: ClassVar[str] = "application/x-ndjson"
 
-    def __init__(self, head: OllamaHead) -> None:
-        self._head = head
+    def __init__(self, name: str, *, chat: bool) -> None:
+        """name: the model's. chat: the text is in a message."""
+        self._model, self._chat, self._started = name, chat, time.monotonic()
         self._held = CollectedAnswer()  # calls and logprobs for the next line
 
+    def whole(self, answers: Sequence[CollectedAnswer]) -> dict[str, Any]:
+        (answer,) = answers
+        end, logprobs = self._end(answer.finished), _logprobs(answer.logprobs)
+        calls = _calls(answer)
+        return self.line(answer.text, answer.thinking, tool_calls=calls, **end, **logprobs)
+
+    def line(self, text: str = "", thinking: str = "", **more: Any) -> dict[str, Any]:
+        """Return a line, or a whole reply. more: further fields of the message, or `done`."""
+        calls = more.pop("tool_calls", None)
+        part: dict[str, Any] = {"thinking": thinking} if thinking else {}
+        if self._chat:
+            part |= {"role": "assistant", "content": text}
+            part |= {"tool_calls": calls} if calls else {}
+            part = {"message": part}
+        else:
+            part |= {"response": text}
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        return {"model": self._model, "created_at": now, **part, "done": False} | more
+
+    def _end(self, event: events.Finished) -> dict[str, Any]:
+        stats = event.stats
+        return {
+            "done": True,
+            "done_reason": "length" if event.reason in ("length", "context") else "stop",
+            "total_duration": _nanoseconds(time.monotonic() - self._started),
+            "load_duration": 0,
+            "prompt_eval_count": stats.prompt_tokens,
+            "prompt_eval_duration": _nanoseconds(stats.prefill_s),
+            "eval_count": stats.generated_tokens,
+            "eval_duration": _nanoseconds(stats.decode_s),
+            "akunu": statistics(event) | {"cached_tokens": stats.cached_tokens},
+        }
+
     def heartbeat(self) -> bytes:
-        """Return a line without text."""
-        return self.frame(self._head.line())
+        return self.frame(self.line())
 
     def frame(self, value: Mapping[str, Any]) -> bytes:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
@@ -309,23 +296,16 @@ class OllamaEncoder(Encoder):
                 calls = _calls(self._held)
                 return [self._line(tool_calls=calls)] if calls else []
             case events.Finished():
-                return [self._line(**self._head.end(event))]
+                return [self._line(**self._end(event))]
         self._held.add(event)
         return []
 
     def _line(self, text: str = "", thinking: str = "", **more: Any) -> bytes:
         logprobs, self._held = _logprobs(self._held.logprobs), CollectedAnswer()
-        return self.frame(self._head.line(text, thinking, **more, **logprobs))
-
-
-def build_answer(head: OllamaHead, answer: CollectedAnswer) -> dict[str, Any]:
-    """Return the body of a reply that is not streamed."""
-    end, logprobs = head.end(answer.finished), _logprobs(answer.logprobs)
-    return head.line(answer.text, answer.thinking, tool_calls=_calls(answer), **end, **logprobs)
+        return self.frame(self.line(text, thinking, **more, **logprobs))
 
 
 def embed(body: OllamaEmbedBody, embedder: Embedder) -> Mapping[str, Any]:
-    """Return the embeddings of all texts. Raises RequestError."""
     request = EmbeddingsBody(model=body.model, input=body.input, dimensions=body.dimensions)
     found = embeddings(request, embedder)
     return {
@@ -353,7 +333,6 @@ _DETAILS = {"format": "mlx"}
 
 
 def tags(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the list of models."""
     return {
         "models": [
             {
@@ -368,7 +347,6 @@ def tags(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
-    """Return the body of an error."""
     return {"error": error.message}
 
 
@@ -379,14 +357,14 @@ OLLAMA = Dialect(
             OllamaChatBody,
             prepare_chat,
             "Answer a conversation, for Ollama.",
-            encoder=lambda body, name: OllamaEncoder(OllamaHead(name, chat=True)),
+            encoder=lambda body, name: OllamaEncoder(name, chat=True),
         ),
         Endpoint(
             "/api/generate",
             OllamaGenerateBody,
             prepare_generate,
             "Continue, for Ollama.",
-            encoder=lambda body, name: OllamaEncoder(OllamaHead(name, chat=False)),
+            encoder=lambda body, name: OllamaEncoder(name, chat=False),
         ),
         Endpoint("/api/embed", OllamaEmbedBody, embed, "Embed texts, for Ollama.", "embedder"),
         Endpoint("/api/show", OllamaShowBody, show, "Describe a model, for Ollama.", "description"),

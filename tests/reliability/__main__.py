@@ -15,20 +15,8 @@ from pathlib import Path
 from random import Random
 
 from akunu_py.models.store import model_store
-from tests.reliability import faults_chat, faults_writers
-from tests.reliability.faults import (
-    CHATS,
-    LIST,
-    RUN,
-    SIGNALS,
-    Home,
-    Outcome,
-    altered,
-    commands,
-    duration,
-    keep_conversations,
-    signalled,
-)
+from tests.reliability import faults_chat
+from tests.reliability.faults import SIGNALS, Home, Outcome, commands, duration, signalled
 
 
 def main() -> int:
@@ -96,31 +84,9 @@ def _tried(strike: Callable[[], Outcome]) -> Outcome:
         return Outcome("unknown", "chat", "", problems=[str(error)])
 
 
-def _files(home: Home, random: Random) -> Iterator[Outcome]:
-    keep_conversations(home)
-    settings = home.config / "settings.toml"
-    settings.write_text('temperature = 0.5\ntheme = "auto"\n')
-    home.run(RUN)
-    while True:
-        model, cache = (
-            random.choice(sorted(path for path in root.rglob("*") if path.is_file()))
-            for root in (home.models / "starter", home.cache)
-        )
-        path, command = random.choice(
-            [(model, random.choice((RUN, LIST))), (cache, RUN), (home.conversations, CHATS),
-             (settings, RUN)]
-        )  # fmt: skip
-        yield altered(home, path, random, command)
-
-
-def _caches(home: Home, random: Random) -> Iterator[Outcome]:
-    while True:
-        yield faults_writers.killed(home.directory / "caches", random, random.randint(1, 2))
-
-
 # Endless sources of faults, and the turns of each.
 SOURCES: dict[str, tuple[Callable[[Home, Random], Iterator[Outcome]], int]] = {
-    "signals": (_signals, 3), "chats": (_chats, 2), "files": (_files, 4), "caches": (_caches, 2),
+    "signals": (_signals, 3), "chats": (_chats, 2),
 } | ({"disks": (_disks, 1)} if sys.platform == "linux" else {})  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """`python -m tests.reliability.endurance [PART]`: long conversations and many completions, watched.
 
-The model has random weights and a small KV cache, so growth means a leak. PART of 0.02 is quick.
+The model has random weights and a small KV cache, so growth means a leak. PART of 0.01 is quick.
 """
 
 import asyncio
@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import queue
 import subprocess
 import sys
 import tempfile
@@ -23,8 +24,12 @@ import mlx.core as mx
 from akunu_py import paths
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_request import CompletionRequest
+from akunu_py.engine.answer import text_job
 from akunu_py.engine.drafters.learned_state import LearnedState
 from akunu_py.engine.engine import Engine
+from akunu_py.engine.events import Finished
+from akunu_py.engine.histories.prompt_cache_store import PromptCacheStore
+from akunu_py.engine.host import ModelHost
 from akunu_py.engine.loop import StepLoop
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
@@ -33,7 +38,7 @@ from akunu_py.tui.workers.chat_client import ChatClient
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, LoadOptions, Message, SamplingOptions
 from tests.support.complete import complete
-from tests.support.jobs import chat_answer
+from tests.support.jobs import chat_answer, end_of, submit
 from tests.support.serving import fetch, served
 from tests.support.tiny_fim import byte_level, write_model
 
@@ -174,10 +179,37 @@ def serving(model: Path, requests: int, tokens: int) -> list[Sample]:
     return watch.samples
 
 
+def reloads(model: Path, loads: int, tokens: int) -> list[Sample]:
+    """Answer and cancel requests, then load the model again."""
+
+    def load() -> StepLoop:
+        caches = PromptCacheStore(model)
+        learned = LearnedState(model, "t", "l", answer_cache=True, caches=caches)
+        return StepLoop(Engine.load(model, LOAD), learned, slots=4)
+
+    host, watch = ModelHost(load), Watch(loads)
+    states: queue.SimpleQueue[str] = queue.SimpleQueue()
+    host.on_state = states.put
+    host.start()
+    for number in range(1, loads + 1):
+        jobs = [text_job([number % 200, each], options(tokens)) for each in range(4)]
+        answers = [submit(host, job) for job in jobs]
+        host.submit(jobs[0], lambda event: None).cancel()
+        assert all(isinstance(end_of(events), Finished) for events in answers)
+        host.reload()
+        while states.get(timeout=60) != "unloaded":
+            pass
+        while states.get(timeout=60) != "ready":
+            pass
+        watch.step(number, 1)
+    assert host.close()
+    return watch.samples
+
+
 RUNS: dict[str, tuple[Run, int]] = {
     "chat": (chat, 300), "chats": (partial(chat, length=3), 300),
     "app": (lambda *run: asyncio.run(chat_in_the_app(*run)), 300),
-    "completions": (completions, 5000), "serving": (serving, 2000),
+    "completions": (completions, 5000), "serving": (serving, 2000), "reloads": (reloads, 300),
 }  # fmt: skip
 
 

@@ -15,10 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 
-from akunu_py.chats.conversation_store import ConversationStore
-from tests.support.chats import exchange_of
 from tests.support.command import AKUNU
 
 PATIENCE_S = 120.0  # for a command that loads a model on a busy machine
@@ -157,7 +154,6 @@ def stop_and_go(process_id: int, seconds: float) -> None:
 _REPORTED = ("--max-tokens", "16", "--temperature", "0", "Tell me about walruses.")
 RUN = Command("run", ("run", "--max-tokens", "4", "--temperature", "0", "Say hello."))
 LIST = Command("models list", ("models", "list"), answers=lambda done: "starter" in done.out)
-CHATS = Command("chats list", ("chats", "list"), answers=lambda done: "sky" in done.out)
 
 
 def commands(home: Home) -> list[Command]:
@@ -228,65 +224,4 @@ def signalled(
         roots = (home.models, home.cache, home.directory / "hub")
         left = [path for root in roots for name in _UNFINISHED for path in root.rglob(name)]
         outcome.check(not left, f"left behind: {left}")
-    return outcome
-
-
-def keep_conversations(home: Home) -> None:
-    """Fill the database with conversations."""
-    store = ConversationStore.open(home.conversations)
-    answer = "Light is scattered by the air. " * 30
-    for n in range(40):
-        store.save_tree(exchange_of(f"sky{n}", "Why is the sky blue?", answer, 1e9 + n))
-    store.close()
-
-
-def _flip(path: Path, random: Random) -> None:
-    size = max(1, path.stat().st_size)
-    with path.open("r+b") as file:
-        for _ in range(random.randint(1, 20)):
-            file.seek(random.randrange(min(size, 4096) if random.random() < 0.5 else size))
-            file.write(bytes([random.randrange(256)]))
-
-
-def _replace_by_directory(path: Path, random: Random) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-HARMS: dict[str, Callable[[Path, Random], object]] = {
-    "cut off": lambda path, random: os.truncate(
-        path, random.randrange(max(1, path.stat().st_size))
-    ),
-    "emptied": lambda path, random: os.truncate(path, 0),
-    "bytes altered": _flip,
-    "replaced by rubbish": lambda path, random: path.write_bytes(random.randbytes(4000)),
-    "deleted": lambda path, random: path.unlink(),
-    "replaced by a directory": _replace_by_directory,
-}
-
-
-def altered(home: Home, path: Path, random: Random, command: Command) -> Outcome:
-    """Alter a file. The command works or reports the problem; caches are repaired unaided."""
-    harm, in_store = random.choice([*HARMS]), home.models / "starter" in path.parents
-    outcome = Outcome(f"file {harm}", command.name, str(path.relative_to(home.directory)))
-    whole = path.read_bytes()
-    path.unlink()  # a hard link to the starter's file
-    path.write_bytes(whole)
-    HARMS[harm](path, random)
-    is_altered = not path.is_file() or path.read_bytes() != whole
-    done = home.run(command)
-    outcome.judge(done, {0, 1, 2})
-    if in_store:
-        verified = home.akunu("models", "verify", "starter")
-        outcome.judge(verified, {int(is_altered)}, "verify: ")
-    aside = sorted(home.conversations.parent.glob("conversations.db.damaged-?"))
-    if path == home.conversations:  # set aside with all its bytes, never deleted
-        outcome.check(len(aside) == ("set aside" in done.err), f"{aside}: {done.err}")
-    if path.is_dir():
-        path.rmdir()
-    if home.cache not in path.parents:
-        path.write_bytes(whole)
-    for other in home.conversations.parent.glob("conversations.db?*"):
-        other.unlink()
-    check_restart(home, command, outcome)
     return outcome

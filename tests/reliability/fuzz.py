@@ -22,7 +22,7 @@ from akunu_py.errors import AkunuError
 LONGEST = 1200  # characters of an error
 _BYTES_OF_MAXRSS = 1024 if sys.platform == "linux" else 1  # the unit of getrusage
 MEGABYTE = 1 << 20
-LONGER = 10  # times as many examples in the long form
+LONGER = 25  # times as many examples in the long form
 
 
 def peak_mb(of: int = resource.RUSAGE_SELF) -> float:

@@ -14,14 +14,14 @@ import pytest
 
 from akunu_py.models.store.model_store import StoredModel
 from tests.reliability import __main__ as all_faults
-from tests.reliability import faults_chat, faults_writers
+from tests.reliability import faults_chat
 from tests.reliability.faults import (
     LIST,
     RUN,
     SIGNALS,
     Home,
     Outcome,
-    altered,
+    commands,
     signalled,
     stop_and_go,
 )
@@ -46,7 +46,8 @@ def good(*outcomes: Outcome) -> None:
 
 
 def test_answer_after_a_killed_one_is_whole(home: Home) -> None:
-    good(signalled(home, RUN, Random(1).choice(SIGNALS), 1.0))
+    saving = commands(home)[1]
+    good(signalled(home, saving, Random(1).choice(SIGNALS), 1.0))
 
 
 @pytest.mark.parametrize("seconds", [0.05, *slow(0.3, 0.15, 0.6)])
@@ -63,18 +64,6 @@ def test_only_akunu_itself_changes_what_an_interrupt_does() -> None:
     code += "print(signal.getsignal(signal.SIGINT) is before)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert done.stdout == b"True\n"
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", *slow("tokenizer.json")])
-def test_altered_model_is_listed_and_found_by_verify(home: Home, name: str) -> None:
-    good(altered(home, home.models / "starter" / name, Random(name), LIST))
-
-
-def test_killed_writers_lose_nothing_that_was_safe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "set by the writers")
-    good(faults_writers.killed(tmp_path, Random(1), 2))
 
 
 @needs_tmux

@@ -74,7 +74,7 @@ def opened(engine: Engine, path: Path, *, compare: bool = False) -> str:
     return "answered"
 
 
-@lengths(75)
+@lengths(30)
 def test_damaged_files_are_refused_or_as_good_as_new(
     examples: int, engine: Engine, saved: Path
 ) -> None:
@@ -110,7 +110,7 @@ def test_tokens_that_differ_from_the_cache_are_noticed(engine: Engine, saved: Pa
 NUMBERS = st.integers(-3, 40) | st.sampled_from([2**31 - 1, 2**31, 2**62, -(2**62)])
 
 
-@lengths(60)
+@lengths(25)
 def test_forged_metadata_is_refused(examples: int, engine: Engine, saved: Path) -> None:
     header, tensors = parts(saved)
     about = json.loads(header["__metadata__"]["0.akunu"])

@@ -56,7 +56,7 @@ def git(directory: Path, *arguments: str) -> list[str]:
 
 
 @needs_git
-@lengths(25)
+@lengths(10)
 def test_it_lists_what_git_lists(repository: Path, examples: int) -> None:
     git(repository, "init", "-q")
 

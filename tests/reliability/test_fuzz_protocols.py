@@ -44,7 +44,7 @@ def check_line(line: bytes) -> None:
         assert requested is None or isinstance(requested, Line)
 
 
-@lengths(150)
+@lengths(60)
 def test_json_lines(examples: int) -> None:
     explore(lambda value: check_line(json.dumps(value).encode()), examples, changed(REQUESTED))
 
@@ -70,7 +70,7 @@ MESSAGES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@lengths(75)
+@lengths(60)
 def test_a_language_server_answers_every_request(examples: int) -> None:
     """One server is sent all of them; each request that has an id of its own is answered, and
     the server still shuts down in order."""
@@ -129,7 +129,7 @@ def read_and_show(text: str, store: ConversationStore) -> None:
         store.list()
 
 
-@lengths(125)
+@lengths(50)
 def test_conversations(examples: int, tmp_path: Path) -> None:
     store = ConversationStore.open(tmp_path / "conversations.db")
     whole = json.loads(as_json([branched()]))

@@ -55,14 +55,14 @@ def test_valid_bodies_are_answered(tiny: Served) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-@lengths(12)
+@lengths(5)
 def test_changed_bodies(tiny: Served, path: str, examples: int) -> None:
     before = answer(tiny)
     explore(lambda body: check(tiny, path, encoded(body)), examples, changed(BODIES[path]))
     assert answer(tiny) == before
 
 
-@lengths(24)
+@lengths(10)
 def test_damaged_bodies_and_any_json(tiny: Served, examples: int) -> None:
     names = st.sampled_from(sorted({name for body in BODIES.values() for name in body}))
     bodies = st.binary(max_size=30) | json_like(names).map(encoded)
@@ -72,7 +72,7 @@ def test_damaged_bodies_and_any_json(tiny: Served, examples: int) -> None:
     explore(lambda request: check(tiny, *request), examples, st.one_of(requests))
 
 
-@lengths(12)
+@lengths(5)
 def test_any_header(tiny: Served, examples: int) -> None:
     names = ("host", "origin", "authorization", "x-api-key", "content-length", "content-type",
              "anthropic-version", "transfer-encoding", "expect", "x-request-id")  # fmt: skip

@@ -133,7 +133,7 @@ TEMPLATES = [
 ]
 
 
-@lengths(60)
+@lengths(25)
 def test_the_text_is_that_of_transformers(examples: int, render: Rendering, tiny: Engine) -> None:
     def check(template: str) -> None:
         try:

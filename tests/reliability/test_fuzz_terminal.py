@@ -137,7 +137,7 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
     return [text[one:two] for one, two in itertools.pairwise(ends)]
 
 
-@lengths(50)
+@lengths(20)
 def test_a_paste_is_text_and_nothing_else(examples: int) -> None:
     def check(drawn: tuple[list[str], str, list[str], str, list[int]]) -> None:
         before, pasted, between, again, places = drawn
@@ -152,7 +152,7 @@ def test_a_paste_is_text_and_nothing_else(examples: int) -> None:
     explore(check, examples, st.tuples(_typed, _pasted, _typed, _pasted, places))
 
 
-@lengths(50)
+@lengths(20)
 def test_keys_outside_of_pastes_are_parsed_as_by_textual(examples: int) -> None:
     def check(drawn: tuple[str, list[int]]) -> None:
         sent, places = drawn

@@ -12,11 +12,10 @@ from akunu_py.serve.messages import MessagesBody, tools_of
 from akunu_py.serve.messages import messages_of as from_messages
 from akunu_py.serve.ollama import OllamaChatBody
 from akunu_py.serve.ollama import messages_of as from_ollama
-from akunu_py.serve.openai.chat_completions import ChatBody
-from akunu_py.serve.openai.chat_completions import messages_of as from_chat
-from akunu_py.serve.responses.bodies import ResponsesBody
-from akunu_py.serve.responses.dialect import encode_thinking, map_tools, to_arguments
-from akunu_py.serve.responses.dialect import messages_of as from_responses
+from akunu_py.serve.openai import ChatBody
+from akunu_py.serve.openai import messages_of as from_chat
+from akunu_py.serve.responses import ResponsesBody, encode_thinking, map_tools, to_arguments
+from akunu_py.serve.responses import messages_of as from_responses
 from akunu_py.types import Message, Tool, ToolCall, ToolChoice
 from tests.support.serving import BODIES
 

@@ -1,6 +1,5 @@
-"""`akunu serve` as a process: sockets, signals, an idle event loop, defaults of the model."""
+"""`akunu serve` as a process: signals, a lost GPU, defaults of the model."""
 
-import asyncio
 import http.client
 import json
 import os
@@ -9,16 +8,12 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator
-from email.utils import parsedate_to_datetime
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx2 as httpx
 import pytest
-import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,10 +21,9 @@ from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.sampling import Sampler
 from akunu_py.errors import AkunuError
-from akunu_py.serve.http import server as server_module
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
-from akunu_py.serve.http.server import ServeOptions, _Protocol, _Server, model_defaults, serve
+from akunu_py.serve.http.server import ServeOptions, model_defaults, serve
 from akunu_py.types import GenerateOptions, SamplingOptions
 from tests.reliability.fuzz import SCALARS
 from tests.support.command import AKUNU, run_here, until
@@ -115,107 +109,6 @@ def test_signal_stops_server_after_running_answer(server: Server) -> None:
     assert b"service_unavailable_error" in long.getresponse().read()
     assert server.process.wait(60) == 0
     assert "Traceback" not in server.printed()
-
-
-async def app(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"hello"})
-
-
-def test_the_event_loop_has_no_timer_while_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reply has the date of its second, and the first signal ends the server."""
-    config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_config=None)
-    server, finished = _Server(config, "ready", lambda: finished.append(1)), list[int]()
-
-    async def use(address: str) -> None:
-        while not server.started:
-            await asyncio.sleep(0)
-        for _ in range(20):  # whatever starting left is done
-            await asyncio.sleep(0)
-        loop: Any = asyncio.get_running_loop()
-        assert not [each for each in loop._scheduled if not each.cancelled()]
-        for now in (1_000_000_000.0, 1_000_000_001.0):
-            monkeypatch.setattr(time, "time", lambda now=now: now)
-            async with httpx.AsyncClient(trust_env=False) as client:
-                reply = await client.get(address)
-            assert parsedate_to_datetime(reply.headers["date"]).timestamp() == now
-        monkeypatch.undo()
-        signal.raise_signal(signal.SIGTERM)
-
-    async def both() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            address = f"http://127.0.0.1:{listening.getsockname()[1]}"
-            await asyncio.gather(server.serve([listening]), use(address))
-
-    asyncio.run(both())
-    assert finished == [1]
-
-
-def serve_while(server: _Server, use: Callable[[int], Awaitable[None]]) -> None:
-    """Serve on a free port until `use(port)` ends the server."""
-
-    async def both() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            await asyncio.gather(server.serve([listening]), use(listening.getsockname()[1]))
-
-    asyncio.run(both())
-
-
-@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: x\r\nX-"])
-def test_half_sent_headers_end_the_connection(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the start of a connection, and after a reply."""
-    monkeypatch.setattr(server_module, "HEADERS_S", 0.05)
-    config = uvicorn.Config(app, http=_Protocol, ws="none", lifespan="off", log_config=None)
-    server = _Server(config, "ready", lambda: None)
-    whole = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-
-    async def use(port: int) -> None:
-        for first in (b"", whole):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(first)
-            reply = await reader.readuntil(b"0\r\n\r\n") if first else b""
-            assert (b"hello" in reply) == bool(first)
-            writer.write(sent or whole[:1])
-            assert await reader.read() == b""
-            writer.close()
-        signal.raise_signal(signal.SIGTERM)
-
-    serve_while(server, use)
-
-
-@pytest.mark.parametrize("gone", [False, True])
-def test_reply_reaches_a_client_that_only_stopped_writing(gone: bool) -> None:
-    """A closed connection looks the same at first, but ends the request."""
-    answer = asyncio.Event()
-
-    async def slow(scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        if gone:
-            assert (await receive())["type"] == "http.disconnect"
-            answer.set()
-        await answer.wait()
-        await app(scope, receive, send)
-
-    config = uvicorn.Config(slow, http=_Protocol, ws="none", lifespan="off", log_config=None)
-    server = _Server(config, "ready", lambda: None)
-
-    async def use(port: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        writer.write_eof()
-        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 102 Processing\r\n\r\n"
-        if gone:
-            writer.close()
-            await answer.wait()
-        else:
-            answer.set()
-            reply = await reader.read()
-            assert reply.startswith(b"HTTP/1.1 200 OK\r\n")
-            assert b"hello" in reply
-            writer.close()
-        signal.raise_signal(signal.SIGTERM)
-
-    serve_while(server, use)
 
 
 @pytest.mark.usefixtures("own_directories")

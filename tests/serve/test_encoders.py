@@ -25,12 +25,7 @@ from akunu_py.engine.events import (
 )
 from akunu_py.engine.job import Job
 from akunu_py.errors import PromptTooLong
-from akunu_py.serve.responses.dialect import (
-    decode_thinking,
-    encode_thinking,
-    to_arguments,
-    to_input,
-)
+from akunu_py.serve.responses import encode_thinking, to_arguments
 from akunu_py.types import FinishReason, Stats, TokenLogprobs
 from tests.support.dialects import DIALECTS, DialectRequest, ReplyData
 from tests.support.serving import Served, fetch, scripted_app
@@ -170,7 +165,7 @@ def expected(name: str, events: list[Event]) -> ReplyData:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.data())
 async def test_accumulated_stream_equals_complete_reply(
     tiny: Served, name: str, data: st.DataObject
@@ -201,7 +196,7 @@ async def test_accumulated_stream_equals_complete_reply(
 
 
 @pytest.mark.parametrize(("name", "prompts"), [("chat", 1), ("completions", 2)])
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(data=st.data())
 async def test_choices_are_streamed_one_after_the_other(
     tiny: Served, name: str, prompts: int, data: st.DataObject
@@ -249,7 +244,7 @@ CLOSE = {"type": "function", "name": "close"}
 AGENTS = {"type": "namespace", "name": "agents", "tools": [CLOSE]}
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(
     st.sampled_from(["patch", "shell", "agents__close"]), st.sampled_from("aé\n") | TEXTS, st.data()
 )
@@ -274,20 +269,6 @@ async def test_responses_uses_the_tool_names_of_the_client(
         assert item["content"][0]["text"].endswith(f"violates its grammar]\n{text}")
     else:
         assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", name, text)
-
-
-@given(TEXTS, st.integers(0, 200))
-def test_partial_custom_tool_input_is_a_prefix(text: str, cut: int) -> None:
-    arguments = json.dumps({"input": text})
-    assert text.startswith(to_input(arguments[:cut]) if arguments[:cut] else "")
-    assert to_input(arguments) == text
-    assert to_input('{"input": 1}') == '{"input": 1}'
-
-
-@given(st.text(st.characters(codec="utf-8")))
-async def test_encoded_thinking_round_trips(thinking: str) -> None:
-    assert decode_thinking(encode_thinking(thinking)) == thinking
-    assert [decode_thinking(text) for text in ("gAAAAA", "akunu.!", "akunu.gA==")] == ["", "", ""]
 
 
 async def test_responses_sends_encoded_thinking_on_request(tiny: Served) -> None:

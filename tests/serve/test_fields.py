@@ -21,7 +21,7 @@ from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.messages import MessagesBody
 from akunu_py.serve.ollama import OptionsBody
-from akunu_py.serve.responses.bodies import ResponsesBody
+from akunu_py.serve.responses import ResponsesBody
 from akunu_py.types import GenerateOptions
 from tests.support.serving import BODIES, Reply, Served, at_a_socket, fetch
 
@@ -103,7 +103,7 @@ async def test_unknown_members_change_nothing(tiny: Served, path: str) -> None:
     body = WHOLE[path] | {name: 1 for name in WHOLE[path] if name.startswith("max_")}
     plain = parse(json.dumps(body).encode(), kind)
     assert not plain.ignored
-    bodies = [with_more(body, choose, kind) for _ in range(170)]
+    bodies = [with_more(body, choose, kind) for _ in range(40)]
     for changed, count in bodies:
         found = parse(json.dumps(changed).encode(), kind)
         assert found.model_dump() == plain.model_dump()
@@ -111,7 +111,7 @@ async def test_unknown_members_change_nothing(tiny: Served, path: str) -> None:
         with pytest.raises(RequestError, match="unsupported parameter"):
             parse(json.dumps(changed).encode(), kind, strict=True)
     expected = answer(await fetch(tiny.app, path, body))
-    replies = [fetch(tiny.app, path, changed) for changed, _ in bodies[:8]]
+    replies = [fetch(tiny.app, path, changed) for changed, _ in bodies[:4]]
     for reply in await asyncio.gather(*replies):
         assert answer(reply) == expected
         assert reply.headers[IGNORED_HEADER].isascii()
@@ -186,14 +186,15 @@ async def test_a_long_list_of_names_stays_a_header(tiny: Served) -> None:
     assert reply.headers[IGNORED_HEADER].endswith("and 1980 more")
 
 
-@pytest.mark.parametrize("place", ["{}", "{}a", "a{}", "{} {}"])
-def test_any_name_is_safe_in_a_header(tiny: Served, place: str) -> None:
+def test_any_name_is_safe_in_a_header(tiny: Served) -> None:
     """h11 drops the connection instead of sending an invalid value."""
+    letters = [*map(chr, range(256)), "\u2028", "\U0001f600"]
+    places = ("{}", "{}a", "a{}", "{} {}")
     with at_a_socket(app_of(tiny, RequestRecords())) as url:
         client = HTTPConnection(url.removeprefix("http://"))
-        for number in [*range(256), 0x2028, 0x1F600]:
-            name = place.format(chr(number), chr(number))
-            client.request("POST", "/akunu/end", json.dumps({"id": "1", name: 1}))
+        for some in (letters[at : at + 5] for at in range(0, len(letters), 5)):
+            names = [place.format(letter, letter) for letter in some for place in places]
+            client.request("POST", "/akunu/end", json.dumps({"id": "1"} | dict.fromkeys(names, 1)))
             reply = client.getresponse()
             reply.read()
             value = reply.headers[IGNORED_HEADER]
@@ -250,7 +251,7 @@ SHARED = [pair for pair in SAME if not {*pair[0], *pair[1]} & {"max_tokens", "gr
 async def test_fields_of_other_servers_do_what_they_say(
     tiny: Served, theirs: dict[str, Any], ours: dict[str, Any]
 ) -> None:
-    common = {"max_tokens": 12} if "max_tokens" not in ours else {}
+    common = {"max_tokens": 6} if "max_tokens" not in ours else {}
     replies = [await fetch(tiny.app, CHAT, LEAST[CHAT] | common | more) for more in (theirs, ours)]
     assert answer(replies[0]) == answer(replies[1])
     assert IGNORED_HEADER not in replies[0].headers

@@ -6,7 +6,6 @@ import json
 import socket
 import zlib
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,13 +151,12 @@ def test_a_large_body_is_received_before_it_is_refused(tiny: Served) -> None:
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
     with at_a_socket(tiny.app) as url:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
-        for more, sent in (("", body), ("Expect: 100-continue\r\n", b"")):
-            with socket.create_connection(address, timeout=60) as connection:
-                start = f"{head}{more}Content-Length: {len(body)}\r\n\r\n"
-                connection.sendall(start.encode() + sent)
-                reply = b"".join(iter(lambda: connection.recv(65536), b""))
-            assert reply.startswith(b"HTTP/1.1 413 ")
-            assert b"request body exceeds 32 MiB" in reply
+        with socket.create_connection(address, timeout=60) as connection:
+            start = f"{head}Content-Length: {len(body)}\r\n\r\n"
+            connection.sendall(start.encode() + body)
+            reply = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert reply.startswith(b"HTTP/1.1 413 ")
+    assert b"request body exceeds 32 MiB" in reply
 
 
 async def test_body_size_and_depth_are_limited(tiny: Served) -> None:
@@ -176,8 +174,7 @@ async def test_body_size_and_depth_are_limited(tiny: Served) -> None:
 
 
 ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
-    "gzip": gzip.compress, "x-gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes,
-    "Deflate ": partial(zlib.compress, wbits=-zlib.MAX_WBITS),  # some clients send no header
+    "gzip": gzip.compress, "x-gzip": gzip.compress, "Deflate ": zlib.compress, "identity": bytes,
 }  # fmt: skip
 
 

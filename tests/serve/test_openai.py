@@ -13,7 +13,7 @@ from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecords
-from akunu_py.serve.openai.chat_completions import ChatBody
+from akunu_py.serve.openai import ChatBody
 from akunu_py.types import SamplingOptions
 from tests.support.dialects import DIALECTS, DialectRequest
 from tests.support.serving import Served, fetch

@@ -2,7 +2,6 @@
 
 import json
 import queue
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -32,7 +31,7 @@ from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.record import RequestRecords
-from akunu_py.serve.own.client import AnswerStream, ServerClient, matching_server, server_at
+from akunu_py.serve.own.client import ServerClient, matching_server, server_at
 from akunu_py.serve.own.discovery import RunningServer, announce, running_servers
 from akunu_py.serve.own.remote_loop import RemoteLoop
 from akunu_py.tui.workers.chat_client import AnswerFailed, AnswerFinished, ChatClient, PieceArrived
@@ -114,7 +113,7 @@ def test_completions_equal_local_completions(
 @pytest.mark.long
 def test_completion_ends_on_cancel_and_on_time_limit(tiny: Served, client: ServerClient) -> None:
     options = CompleteOptions(fim="none", draft="off")
-    long = CompletionRequest("ab", path="a.py", max_tokens=800)
+    long = CompletionRequest("ab", path="a.py", max_tokens=300)
     whole = tiny.in_thread(lambda engine: complete_locally(Completer(engine, options), long))
     reasons: list[CompletionReason] = ["time", "cancelled"]
     for reason in reasons:
@@ -123,7 +122,7 @@ def test_completion_ends_on_cancel_and_on_time_limit(tiny: Served, client: Serve
         until(lambda: not any(open_jobs(tiny.scheduler)))
         assert done.finish_reason == reason
         assert whole.text.startswith(done.text)
-        assert done.stats.generated_tokens < whole.stats.generated_tokens >= 800
+        assert done.stats.generated_tokens < whole.stats.generated_tokens >= 300
 
 
 @pytest.mark.usefixtures("own_directories")
@@ -135,17 +134,6 @@ def test_training_waits_while_a_server_answers(client: ServerClient) -> None:
         complete(client, OPTIONS, request, on_text=lambda text: reasons.append(why_wait(None)))
         until(lambda: why_wait(None) == "")
     assert "akunu serve is answering requests" in reasons
-
-
-def test_leaving_an_answer_closes_its_connection() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = ServerClient(f"http://127.0.0.1:{listener.getsockname()[1]}", TOKEN)
-        with AnswerStream(client, "/", {}):
-            connection, _ = listener.accept()
-        with connection:
-            connection.settimeout(30)
-            while connection.recv(1 << 16):
-                pass
 
 
 @pytest.mark.long

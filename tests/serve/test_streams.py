@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
-from akunu_py.serve.http.request_handler import run_job
+from akunu_py.serve.http.request_handler import JobEvents
 from akunu_py.serve.http.server import ServeOptions
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.command import until
@@ -257,21 +257,21 @@ async def test_failure_before_first_frame_has_its_own_status(
 
 
 class ScriptedHost(ModelHost):
-    """Runs a scripted job in its own thread."""
+    """Delivers events from its own thread."""
 
-    def __init__(self, script: Callable[[JobHandle], Iterator[Event]]) -> None:
-        self.script, self.finished = script, threading.Event()
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.events, self.finished = events, threading.Event()
 
     def submit(self, job: Job, on_event: Callable[[Event], None], **options: Any) -> JobHandle:
-        self.handle = JobHandle(job, on_event, "", lambda: None, short=False)
+        handle = JobHandle(job, on_event, "", lambda: None, short=False)
 
         def run() -> None:
-            for event in self.script(self.handle):
-                self.handle.deliver(event)
+            for event in self.events:
+                handle.deliver(event)
             self.finished.set()
 
         threading.Thread(target=run).start()
-        return self.handle
+        return handle
 
 
 NO_JOB = scripted(lambda loop: iter([]))
@@ -283,8 +283,8 @@ async def test_queued_events_are_merged_for_slow_reader() -> None:
     call, called = ToolCallStarted("1", "find"), ToolCallFinished()
     arguments = [ToolCallArguments("[]")] * 1000
     events: list[Event] = [*progress, BEGUN, *parts, call, *arguments, called, END]
-    host = ScriptedHost(lambda handle: iter(events))
-    reader = run_job(host, NO_JOB)
+    host = ScriptedHost(events)
+    reader = JobEvents(host, NO_JOB)
     found = [await anext(reader)]
     await asyncio.to_thread(host.finished.wait)
     found += [event async for event in reader]
@@ -293,20 +293,6 @@ async def test_queued_events_are_merged_for_slow_reader() -> None:
     assert text == "".join(each.text for each in parts)
     assert found[-4:] == [call, ToolCallArguments("[]" * 1000), called, END]
     assert len(found) < 20
-
-
-async def test_closing_the_reader_cancels_the_job() -> None:
-    def until_cancelled(handle: JobHandle) -> Iterator[Event]:
-        while not handle.cancelled:
-            yield TextDelta("more ")
-        yield END
-
-    host = ScriptedHost(until_cancelled)
-    reader = run_job(host, NO_JOB)
-    await anext(reader)
-    await reader.aclose()
-    assert host.handle.cancelled
-    await asyncio.to_thread(host.finished.wait)
 
 
 HIDDEN: list[tuple[str, dict[str, Any], bool]] = [

@@ -13,7 +13,7 @@ import pytest
 from akunu_py.serve.own import system_service
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.serve.own.discovery import running_servers
-from akunu_py.serve.own.system_service import Launchd, ServiceCommand, ServiceManager
+from akunu_py.serve.own.system_service import ServiceCommand, ServiceManager
 from tests.support.command import assert_one_line_error, run_here, until
 from tests.support.serving import write_served_model
 
@@ -21,7 +21,7 @@ _HOSTILE = ("--alias", "a b", "--alias", "q\"uo'te", "--alias", "100%h", "--alia
 
 
 def words_of(manager: ServiceManager, content: bytes) -> list[str]:
-    if isinstance(manager, Launchd):
+    if manager.file.suffix == ".plist":
         return list(plistlib.loads(content)["ProgramArguments"])
     (line,) = [each for each in content.decode().splitlines() if each.startswith("ExecStart=")]
     text = line.removeprefix("ExecStart=").replace("$$", "$").replace("%%", "%")
@@ -58,7 +58,7 @@ def test_the_description_has_every_word_and_variable(manager: ServiceManager) ->
     content = manager.describe(command)
     assert words_of(manager, content) == command.words
     assert b"/with space/100%" in content
-    if isinstance(manager, Launchd):
+    if manager.file.suffix == ".plist":
         assert plistlib.loads(content)["EnvironmentVariables"] == command.environment
     else:
         assert b'Environment="XDG_DATA_HOME=/with space/100%%/$x"' in content
@@ -110,7 +110,7 @@ def test_a_refusal_leaves_nothing(
         (("--api-key", "secret"), 2, "settings.toml"), (("--until-eof",), 2, "stdin"),
         (("--model", "nope"), 1, "nope"), (("--kv-bits", "4", "--hosts", "2"), 2, "--kv-bits"),
     ]  # fmt: skip
-    if not isinstance(manager, Launchd):  # a property list can have them
+    if manager.file.suffix != ".plist":  # a property list can have them
         refused.append(((*model, "--alias", "a\nb"), 2, "control characters"))
     for options, code, word in refused:
         assert_one_line_error(run_here("serve", "--install", *options), code, word)

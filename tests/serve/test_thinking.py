@@ -20,9 +20,8 @@ from akunu_py.serve.dialect.interface import PreparedRequest
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.messages import CountBody, MessagesBody, count_tokens, prepare_message
-from akunu_py.serve.openai.chat_completions import ChatBody, prepare_chat
-from akunu_py.serve.responses.bodies import ResponsesBody
-from akunu_py.serve.responses.dialect import prepare_response
+from akunu_py.serve.openai import ChatBody, prepare_chat
+from akunu_py.serve.responses import ResponsesBody, prepare_response
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.dialects import DIALECTS, DialectRequest
 from tests.support.serving import TEMPLATE, Served, fetch, scripted_app, served

@@ -26,23 +26,27 @@ def bare(value: Any) -> str:
     return value if isinstance(value, str) else dumped(value)
 
 
-def hermes(calls: list[Call]) -> str:
-    blocks = (f'<tool_call>\n{{"name": "{n}", "arguments": {dumped(a)}}}\n' for n, a in calls)
-    return "\n".join(f"{block}</tool_call>" for block in blocks)
+def sectioned(begin: str, call: str, end: str, between: str = "") -> Callable[[list[Call]], str]:
+    return lambda calls: (
+        begin
+        + between.join(
+            call.replace("NAME", n).replace("INDEX", str(i)).replace("JSON", dumped(a))
+            for i, (n, a) in enumerate(calls)
+        )
+        + end
+    )
 
 
-def array(begin: str, end: str, *names: str) -> Callable[[list[Call]], str]:
-    name, arguments = names or ("name", "arguments")
-    return lambda calls: begin + dumped([{name: n, arguments: a} for n, a in calls]) + end
+def array(
+    begin: str, end: str, name: str = "name", arguments: str = "arguments"
+) -> Callable[[list[Call]], str]:
+    call = f'{{"{name}": "NAME", "{arguments}": JSON}}'
+    return sectioned(f"{begin}[", call, f"]{end}", ", ")
 
 
-def single(calls: list[Call]) -> str:
-    [(name, arguments)] = calls
-    return dumped({"name": name, "arguments": arguments})
-
-
-def llama3(calls: list[Call]) -> str:
-    return "; ".join(f'{{"name": "{n}", "parameters": {dumped(a)}}}' for n, a in calls)
+SINGLE = '{"name": "NAME", "arguments": JSON}'
+LLAMA3 = '{"name": "NAME", "parameters": JSON}'
+llama3 = sectioned("", LLAMA3, "", "; ")
 
 
 def markup(
@@ -124,17 +128,6 @@ def kimi_k3(calls: list[Call]) -> str:
     return f"<|open|>tools<|sep|>{''.join(blocks)}<|close|>tools<|sep|>"
 
 
-def sectioned(begin: str, call: str, end: str, between: str = "") -> Callable[[list[Call]], str]:
-    return lambda calls: (
-        begin
-        + between.join(
-            call.replace("NAME", n).replace("INDEX", str(i)).replace("JSON", dumped(a))
-            for i, (n, a) in enumerate(calls)
-        )
-        + end
-    )
-
-
 MINIMAX_M3 = "]<]minimax[>["
 FUNCTION = "<function={0}>\n{1}</function>", "<parameter={0}>\n{1}\n</parameter>\n"
 INVOKE = '<{0}invoke name="{{0}}">\n{{1}}</{0}invoke>'
@@ -154,10 +147,6 @@ KIMI_K2_CALL = (
 )
 
 
-def apertus(calls: list[Call]) -> str:
-    return f"<|tools_prefix|>{dumped([{n: a} for n, a in calls])}<|tools_suffix|>"
-
-
 def tagged(begin: str, end: str, call: str, parameter: str) -> Callable[[list[Call]], str]:
     return each(begin, end, markup(call, parameter, ("", ""), ""))
 
@@ -165,10 +154,10 @@ def tagged(begin: str, end: str, call: str, parameter: str) -> Callable[[list[Ca
 # The family, the writer of calls, and what no unquoted value may contain.
 Written = tuple[str, Callable[[list[Call]], str], tuple[str, ...]]
 EXAMPLES: dict[str, Written] = {
-    "hermes": ("hermes", hermes, ()),
+    "hermes": ("hermes", sectioned("", f"<tool_call>\n{SINGLE}\n</tool_call>", "", "\n"), ()),
     "hermes array": ("hermes", array("<tool_call>", "</tool_call>"), ()),
     "llama3": ("llama3", llama3, ()),
-    "llama3 tag": ("llama3", each("<|python_tag|>", "", llama3), ()),
+    "llama3 tag": ("llama3", sectioned("", f"<|python_tag|>{LLAMA3}", "", "\n"), ()),
     "unknown": ("unknown", llama3, ()),
     "mistral": ("mistral", sectioned("", "[TOOL_CALLS]NAME[ARGS]JSON", ""), ()),
     "mistral once": ("mistral", sectioned("[TOOL_CALLS]", "NAME[ARGS]JSON", "", " "), ()),
@@ -183,7 +172,9 @@ EXAMPLES: dict[str, Written] = {
     "jamba": ("jamba", array("<tool_calls>", "</tool_calls>"), ()),
     "functionary": ("functionary", sectioned("", "<function=NAME>JSON</function>", ""), ()),
     "functionary_v3.2": ("functionary_v3.2", sectioned("", ">>>NAME\nJSON", ""), ()),
-    "apertus": ("apertus", apertus, ()),
+    "apertus": (
+        "apertus", sectioned("<|tools_prefix|>[", '{"NAME": JSON}', "]<|tools_suffix|>", ", "), ()
+    ),
     "cohere": (
         "cohere", array("<|START_ACTION|>", "<|END_ACTION|>", "tool_name", "parameters"), ()
     ),
@@ -217,8 +208,8 @@ EXAMPLES: dict[str, Written] = {
                "<|tool_arg:start|>{0}<|tool_arg:value|>{1}<|tool_arg:end|>\n"),
         ("<|tool_arg:end|>",),
     ),
-    "gigachat3": ("gigachat3", each("function call<|role_sep|>\n", "", single), ()),
-    "gigachat3.1": ("gigachat3", each("<|function_call|>", "", single), ()),
+    "gigachat3": ("gigachat3", sectioned("", f"function call<|role_sep|>\n{SINGLE}", "", "\n"), ()),
+    "gigachat3.1": ("gigachat3", sectioned("", f"<|function_call|>{SINGLE}", "", "\n"), ()),
     "seed": (
         "seed",
         tagged("<seed:tool_call>\n", "\n</seed:tool_call>", FUNCTION[0],

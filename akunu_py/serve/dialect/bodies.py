@@ -146,8 +146,21 @@ class ListEntry(Body):
         return handler(value)
 
 
-# The type of a field that is accepted without effect and without notice.
-Ignored = Any
+# Fields that clients send in all places, and that have no effect here: `parse` drops them without
+# notice. Some describe the caller, some what always happens here; others repeat earlier answers.
+_EXPECTED = {
+    "allowed_callers", "annotations", "audio", "cache_control", "cache_prompt", "caller",
+    "citations", "client_metadata", "context", "created_by", "data", "defer_loading",
+    "description", "diagnostics", "eager_input_streaming", "generate_summary", "id", "id_slot",
+    "include_obfuscation", "index", "inference_geo", "input_examples",
+    "internal_chat_message_metadata_passthrough", "keep", "max_tool_calls", "metadata",
+    "n_indent", "n_probs", "name", "namespace", "output_schema", "parsed", "parsed_arguments",
+    "parsed_output", "phase", "prompt_cache_breakpoint", "prompt_cache_key",
+    "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "samplers",
+    "service_tier", "signature", "speed", "status", "store", "t_max_prompt_ms", "time",
+    "tool_call_id", "toolset_name", "truncate", "type", "user", "user_profile_id", "verbose",
+    "verbosity", "workspace_id",
+}  # fmt: skip
 
 
 def _as_json_text(value: Any) -> Any:
@@ -237,7 +250,7 @@ def _drop_unknown(value: Body | list[Any]) -> list[str]:
         members = (("*", each) for each in value)
     else:
         extra = value.model_extra or {}
-        names = list(extra)
+        names = [name for name in extra if name not in _EXPECTED]
         extra.clear()
         for name, inner in value.__dict__.items():
             if isinstance(inner, UnknownValue):

@@ -6,28 +6,21 @@ A field that is in no body is unknown: `bodies.parse` drops it and names it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    Field,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import AfterValidator, AliasChoices, Field
 from pydantic_core import PydanticCustomError
 
 from akunu_py.engine.constraint.answer_limits import can_limit_thinking
 from akunu_py.engine.constraint.matcher import MAX_CONSTRAINT
-from akunu_py.engine.model.tokens import continues_answer
 from akunu_py.engine.template.effort import Effort, choose_thinking, thinking_variables
 from akunu_py.errors import one_line
-from akunu_py.serve.dialect.bodies import Body, Ignored, KnownOnly
-from akunu_py.serve.dialect.request_errors import invalid
+from akunu_py.serve.dialect.bodies import Body, KnownOnly, ListEntry
+from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.dialect.service import Service
-from akunu_py.types import Constraint, ConstraintKind, GenerateOptions, Message
+from akunu_py.types import Constraint, ConstraintKind, GenerateOptions, ToolChoice
 
 # How much to think; "auto" is the model's default.
 EffortField = Annotated[Effort | None, KnownOnly(auto=None, default=None)]
@@ -79,9 +72,7 @@ class ReasoningBody(Body):
     enabled: bool | None = None
     max_tokens: int | None = Field(default=None, ge=0)
     exclude: bool | None = None  # leave thinking out of the reply
-    summary: Ignored = None
-    generate_summary: Ignored = None
-    context: Ignored = None
+    summary: Any = None  # repeated in the response
 
 
 class ThinkingFields(Body):
@@ -140,34 +131,6 @@ class SamplingFields(Body):
     grammar: str | None = None  # GBNF, or llguidance's dialect of Lark
     json_schema: dict[str, Any] | bool | None = None
     format: FormatField = None
-    # These describe the caller, or what always happens here.
-    cache_prompt: Ignored = None
-    metadata: Ignored = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_retention: Ignored = None
-    safety_identifier: Ignored = None
-    service_tier: Ignored = None
-    store: Ignored = None
-    user: Ignored = None
-
-
-class ConversationFields(Body):
-    """Fields of vLLM about a partial answer at the end of the conversation.
-
-    The model always continues it, so other values have no effect.
-    """
-
-    continue_final_message: bool | None = None
-    add_generation_prompt: bool | None = None
-
-    def check_continuation(self, messages: list[Message]) -> list[Message]:
-        """Return the conversation; report fields that contradict it as ignored."""
-        continues = continues_answer(messages)
-        if self.continue_final_message not in (None, continues):
-            self.ignore("continue_final_message")
-        if self.add_generation_prompt not in (None, not continues):
-            self.ignore("add_generation_prompt")
-        return messages
 
 
 class GenerationFields(SamplingFields, ThinkingFields):
@@ -183,7 +146,6 @@ JSON_OBJECT = Constraint("json_schema", '{"type": "object"}')
 
 class StreamOptions(Body):
     include_usage: bool | None = None  # in a last chunk
-    include_obfuscation: Ignored = None
 
 
 class SamplingBody(GenerationFields):
@@ -198,13 +160,6 @@ class SamplingBody(GenerationFields):
         default=None,
         validation_alias=AliasChoices("max_tokens", "n_predict", "num_predict", "max_new_tokens"),
     )
-
-    @field_validator("stream_options")
-    @classmethod
-    def _check_stream(cls, value: StreamOptions | None, info: ValidationInfo) -> Any:
-        if value is not None and not info.data.get("stream"):
-            raise PydanticCustomError("stream_options", "Requires stream")
-        return value
 
     @property
     def includes_usage(self) -> bool:
@@ -415,3 +370,77 @@ def shows_thinking(body: ThinkingFields) -> bool:
     if body.thinking and (body.thinking.type == "disabled" or body.thinking.display == "omitted"):
         return False
     return body.include_reasoning is not False and not (body.reasoning and body.reasoning.exclude)
+
+
+_SEPARATOR = "__"
+
+
+class FunctionName(Body):
+    name: str
+
+
+class AllowedTools(Body):
+    mode: Annotated[Literal["auto", "required"] | None, KnownOnly(any="required")] = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class ToolChoiceBody(AllowedTools, ListEntry):
+    """A choice as an object: a mode, one tool, or a list of allowed tools."""
+
+    known_types = "auto|none|any|required|tool|function|custom|allowed_tools"
+
+    type: str = "function"
+    name: str | None = None
+    namespace: str | None = None
+    function: FunctionName | None = None  # Chat Completions' form of `name`
+    allowed_tools: AllowedTools | None = None  # Chat Completions' form of `mode` and `tools`
+    disable_parallel_tool_use: bool | None = None
+
+
+ToolChoiceField = Annotated[
+    Literal["none", "auto", "required"] | ToolChoiceBody | None, KnownOnly(any="required")
+]
+
+
+def function_name(name: str, namespace: str | None) -> str:
+    """Return the name under which the model calls a tool."""
+    return f"{namespace}{_SEPARATOR}{name}" if namespace else name
+
+
+def choose_tools(
+    choice: str | ToolChoiceBody | None, offered: Mapping[str, _Value], param: str = "tool_choice"
+) -> tuple[dict[str, _Value], ToolChoice]:
+    """Return the allowed tools of the offered ones, and the choice among them.
+
+    offered: by name. param: the parameter with the name of a tool. Raises RequestError if a chosen
+    tool is not offered.
+    """
+    body = ToolChoiceBody(type=choice) if isinstance(choice, str) else choice
+    if body is None or body.type == "auto":
+        return dict(offered), ToolChoice()
+    if body.type == "none":
+        return dict(offered), ToolChoice("none")
+    names = list(offered)
+    mode: Literal["auto", "required", "named"] = "required"
+    if body.type == "allowed_tools":
+        allowed = body.allowed_tools or body
+        names = [_name_of(each) for each in allowed.tools or ()]
+        mode = allowed.mode or "auto"
+    elif body.type not in ("any", "required"):
+        name = body.function.name if body.function else body.name or ""
+        names, mode = [function_name(name, body.namespace)], "named"
+    for name in names:
+        if name not in offered:
+            raise RequestError(f"tool_choice: unknown tool {name[:100]!r}", param=param)
+    if mode == "required" and not names:
+        raise invalid("tool_choice", "requires tools")
+    if mode == "named":
+        return dict(offered), ToolChoice("named", names[0])
+    return {name: offered[name] for name in names}, ToolChoice(mode)
+
+
+def _name_of(tool: Mapping[str, Any]) -> str:
+    """Return the function name of an allowed tool, in either form."""
+    function = tool.get("function")
+    inner = function if isinstance(function, dict) else tool
+    return function_name(str(inner.get("name", "")), tool.get("namespace"))

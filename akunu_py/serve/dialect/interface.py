@@ -30,7 +30,7 @@ def frame(value: Any, event: str = "") -> bytes:
 
 
 class Encoder(ABC):
-    """Encodes one streamed answer; each request has a new one."""
+    """Encodes one reply, streamed or whole; each request has a new one."""
 
     media_type: ClassVar[str] = "text/event-stream; charset=utf-8"
 
@@ -40,6 +40,10 @@ class Encoder(ABC):
 
         Each job has one `Finished` event; the frames of the last `Finished` end the stream.
         """
+
+    def whole(self, answers: Sequence[CollectedAnswer]) -> Mapping[str, Any]:
+        """Return the body of a reply that is not streamed, with an answer of each job."""
+        return {}
 
     def heartbeat(self) -> bytes:
         """Return the frame that keeps the connection alive: an SSE comment."""
@@ -100,10 +104,9 @@ class PreparedRequest:
     """A parsed request, ready to run."""
 
     jobs: Sequence[Job]  # one for each choice
-    # Builds the body of a reply that is not streamed.
-    build_reply: Callable[[Sequence[CollectedAnswer]], Mapping[str, Any]] = lambda answers: {}
-    # Sets what the stream's encoder needs of the loaded model, before the first event.
+    # Sets what the encoder needs of the loaded model, before the first event.
     configure: Callable[[Any], None] = lambda encoder: None
+    count_tokens: Callable[[str], int] = len  # of a part of an answer
     short: bool = False  # small prompt and few tokens; see `ModelHost.submit`
     idle: bool = False  # runs only while no other request does
     shows_thinking: bool = True  # the reply includes thinking
@@ -121,8 +124,8 @@ class Endpoint:
     # What `prepare` gets: the loaded model's `Service`, the `Embedder`, a description of the model,
     # loaded or not, or `ModelPool.ending`.
     needs: Literal["service", "embedder", "description", "ending"] = "service"
-    # Returns the encoder of a streamed reply; gets the body and the model's name, before the model
-    # is loaded. Raises RequestError. None: replies are never streamed.
+    # Returns the encoder of a reply; gets the body and the model's name, before the model is
+    # loaded. Raises RequestError. None: `prepare` returns the reply.
     encoder: Callable[[Any, str], Encoder] | None = None
 
 

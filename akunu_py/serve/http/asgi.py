@@ -1,13 +1,18 @@
-"""The ASGI application: routes and errors of all dialects."""
+"""The ASGI application: routes and errors of all dialects, and the page at `/`."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
 from typing import Any
 
+import mlx.core as mx
 from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -15,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
@@ -32,13 +37,12 @@ from akunu_py.serve.dialect.request_errors import (
 )
 from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules, Guard
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
-from akunu_py.serve.http.page import page, status
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.http.request_handler import (
     HEARTBEAT_S,
+    JobEvents,
     RequestHandler,
     read_body,
-    run_job,
 )
 from akunu_py.serve.llamacpp import LLAMACPP
 from akunu_py.serve.messages import MESSAGES
@@ -46,7 +50,7 @@ from akunu_py.serve.ollama import OLLAMA, tags
 from akunu_py.serve.openai import OPENAI
 from akunu_py.serve.own.dialect import AKUNU
 from akunu_py.serve.own.discovery import proof
-from akunu_py.serve.responses.dialect import RESPONSES
+from akunu_py.serve.responses import RESPONSES
 from akunu_py.version import __version__
 
 _MAX_CHALLENGE = 100  # characters
@@ -94,7 +98,7 @@ class Backend:
     pool: ModelPool
     records: RequestRecords
     strict: bool = False  # refuse unknown fields and names of models
-    run: Callable[..., AsyncGenerator[Event]] = run_job  # tests replace it
+    run: Callable[..., JobEvents | AsyncGenerator[Event]] = JobEvents  # tests replace it
     on_lost_gpu: Callable[[], None] = lambda: None
 
 
@@ -146,6 +150,22 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
 
     pool = backend.pool
 
+    def status(request: Request) -> dict[str, Any]:
+        """Return what the page shows."""
+        models = [
+            {
+                "name": model.name,
+                "state": model.host.state,
+                "answers": model is not pool.embedding,
+                "context_length": model.context_length,
+                "memory": model.memory,
+                "requests": model.requests,
+            }
+            for model in pool.all_models
+        ]
+        shown = {"version": __version__, "memory": int(mx.get_active_memory()), "models": models}
+        return shown | backend.records.status()
+
     def models(request: Request) -> dict[str, Any]:
         data = [model.description() for model in pool.all_models]
         page = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
@@ -161,9 +181,9 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
         return found
 
     replies: dict[str, Callable[[Request], Any]] = {
-        "/akunu/status": lambda request: status(pool, backend.records),
+        "/akunu/status": status,
         "/v1/models": models,
-        "/v1/models/{name:path}": lambda request: pool.described(
+        "/v1/models/{name:path}": lambda request: pool.get(
             request.path_params["name"]
         ).description(),
         "/api/tags": lambda request: tags([model.description() for model in pool.all_models]),
@@ -185,7 +205,36 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
 
         return Route(path, respond)
 
-    return [Route("/", page), *(route(path) for path in replies)]
+    return [Route("/", _page), *(route(path) for path in replies)]
+
+
+_PAGE = files(__package__).joinpath("page.html").read_text("utf-8")
+
+
+def _source(tag: str) -> str:
+    """Return the source expression of the page's one element of inline code."""
+    [code] = re.findall(f"<{tag}>(.*?)</{tag}>", _PAGE, re.DOTALL)
+    return f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'"
+
+
+_POLICY = (
+    f"default-src 'none'; script-src {_source('script')}; style-src {_source('style')}; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_PAGE_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "vary": "accept",
+}
+
+
+async def _page(request: Request) -> Response:
+    """Return the page to browsers, and a line to Ollama's clients."""
+    if "text/html" in request.headers.get("accept", ""):
+        return HTMLResponse(_PAGE, headers=_PAGE_HEADERS)
+    return PlainTextResponse("akunu is running\n", headers={"vary": "accept"})
 
 
 class _Post:
@@ -217,11 +266,13 @@ class _Post:
                     if isinstance(prepared, PreparedRequest):
                         kind |= {"short": prepared.short, "idle": prepared.idle}
 
-                    def run(job: Job) -> AsyncGenerator[Event]:
+                    def run(job: Job) -> JobEvents | AsyncGenerator[Event]:
                         return self._backend.run(model.host, job, **kind)
 
                     record.status = await handler.reply(prepared, run, record.add)
-            except RequestError as error:
+            except ClientDisconnect:
+                raise
+            except Exception as error:  # noqa: BLE001 - the client gets every error
                 record.status = await handler.fail(error)
             finally:
                 record.error = handler.error
@@ -236,7 +287,7 @@ class _Post:
         record: RequestRecord,
         stack: contextlib.AsyncExitStack,
     ) -> tuple[PreparedRequest | Mapping[str, Any], ServedModel]:
-        """Prepare a request; keep its model loaded until `stack` closes. Raises RequestError.
+        """Prepare a request; keep its model loaded until `stack` closes.
 
         data: the body. handler: sends heartbeats.
         """
@@ -244,33 +295,27 @@ class _Post:
         pool = backend.pool
         if record.keeps_content:
             record.body = data.decode(errors="replace")
-        try:
-            body = await run_in_threadpool(parse, data, endpoint.body, strict=backend.strict)
-            record.ignored = body.ignored
-            name = getattr(body, "model", None)
-            if endpoint.needs == "description" and name:
-                model = pool.described(name)
-            elif endpoint.needs == "embedder":
-                model = pool.embedding_model(name, strict=backend.strict)
-            else:
-                model = pool.model_for(name, strict=backend.strict)
-            if endpoint.needs in ("description", "ending"):
-                given = pool.ending if endpoint.needs == "ending" else model.description()
-                return endpoint.prepare(body, given), model
-            record.model = model.name if len(pool.models) > 1 else ""
-            if endpoint.encoder is not None and body.streams:
-                handler.stream(endpoint.encoder(body, model.name))
-            if body.unloads:
-                stack.callback(pool.release, model)
-            await handler.wait(stack.enter_async_context(pool.use(model)))
-            get = model.embedder if endpoint.needs == "embedder" else model.service
-            prepare = run_in_threadpool(lambda: endpoint.prepare(body, get()))
-            prepared = await handler.wait(prepare)
-            record.ignored = body.ignored
-        except ClientDisconnect:
-            raise
-        except Exception as error:
-            raise request_error(error) from error
+        body = await run_in_threadpool(parse, data, endpoint.body, strict=backend.strict)
+        record.ignored = body.ignored
+        name = getattr(body, "model", None)
+        if endpoint.needs == "description" and name:
+            model = pool.get(name)
+        else:
+            embeds = endpoint.needs == "embedder"
+            model = pool.model_for(name, embeds=embeds, strict=backend.strict)
+        if endpoint.needs in ("description", "ending"):
+            given = pool.ending if endpoint.needs == "ending" else model.description()
+            return endpoint.prepare(body, given), model
+        record.model = model.name if len(pool.models) > 1 else ""
+        if endpoint.encoder is not None:
+            handler.begin(endpoint.encoder(body, model.name), streams=body.streams)
+        if body.unloads:
+            stack.callback(pool.release, model)
+        await handler.wait(stack.enter_async_context(pool.use(model)))
+        get = model.embedder if endpoint.needs == "embedder" else model.service
+        prepare = run_in_threadpool(lambda: endpoint.prepare(body, get()))
+        prepared = await handler.wait(prepare)
+        record.ignored = body.ignored
         return prepared, model
 
 

@@ -85,7 +85,6 @@ class ServedModel:
         return self._service
 
     def embedder(self) -> Embedder:
-        """Return the embedding model."""
         return Embedder(self.name, self.host)
 
     def description(self) -> dict[str, Any]:
@@ -117,6 +116,14 @@ def _not_found(message: str) -> RequestError:
     return RequestError(message, "not_found", param="model", code="model_not_found")
 
 
+def _unknown(name: str, models: Sequence[ServedModel], option: str = "--model") -> RequestError:
+    served = ", ".join(model.name for model in models)
+    return _not_found(
+        f"this server serves {served}, not {name[:100]!r}; request {models[0].name}, or start the "
+        f"server with: akunu serve {option} NAME"
+    )
+
+
 class ModelPool:
     """The models of the server."""
 
@@ -125,7 +132,7 @@ class ModelPool:
         self.models = tuple(models)
         self.embedding = embedding
         self.all_models = self.models if embedding is None else (*models, embedding)
-        self._by_name = {name: model for model in self.models for name in model.names}
+        self._by_name = {name: model for model in self.all_models for name in model.names}
         # Ids of requests that akunu's own clients want to end early, with the text so far.
         self.ending: deque[str] = deque(maxlen=_MAX_ENDING)
         for model in models:
@@ -136,47 +143,34 @@ class ModelPool:
         self._uses = 0
         self._closing = False
 
-    def model_for(self, name: str | None, *, strict: bool = False) -> ServedModel:
+    def model_for(
+        self, name: str | None, *, embeds: bool = False, strict: bool = False
+    ) -> ServedModel:
         """Return the model that answers a request; the first one for an unknown name.
 
-        Agents request names such as claude-haiku, and an error would end their session. strict:
-        raise RequestError for an unknown name.
+        Agents request names such as claude-haiku, and an error would end their session. embeds:
+        return the embedding model. strict: raise RequestError for an unknown name.
         """
+        models = self.models if not embeds else () if self.embedding is None else (self.embedding,)
+        if not models:
+            raise _not_found("no embedding model; start the server with --embedding-model NAME")
         if name is None or not name.strip():
-            return self.models[0]
-        return self.get(name) if strict else self._find(name) or self.models[0]
-
-    def _find(self, name: str) -> ServedModel | None:
-        return self._by_name.get(name) or self._by_name.get(name.removesuffix(_LATEST))
+            return models[0]
+        found = self._find(name)
+        if found in models:
+            return found
+        if strict:
+            raise _unknown(name, models, "--embedding-model" if embeds else "--model")
+        return models[0]
 
     def get(self, name: str) -> ServedModel:
         """Return the model with a name. Raises RequestError if there is none."""
         if found := self._find(name):
             return found
-        served = ", ".join(model.name for model in self.models)
-        raise _not_found(
-            f"this server serves {served}, not {name[:100]!r}; request {self.models[0].name}, or "
-            "start the server with: akunu serve --model NAME"
-        )
+        raise _unknown(name, self.models)
 
-    def embedding_model(self, name: str | None, *, strict: bool = False) -> ServedModel:
-        """Return the embedding model, whose name the reply has. Raises RequestError.
-
-        strict: as in `model_for`.
-        """
-        model = self.embedding
-        if model is None:
-            raise _not_found("no embedding model; start the server with --embedding-model NAME")
-        if strict and name and name.strip() and self.described(name) is not model:
-            raise _not_found(f"the embedding model is {model.name}, not {name[:100]!r}")
-        return model
-
-    def described(self, name: str) -> ServedModel:
-        """Return the chat or embedding model with a name. Raises RequestError if there is none."""
-        model = self.embedding
-        if model is not None and model.name in (name, name.removesuffix(_LATEST)):
-            return model
-        return self.get(name)
+    def _find(self, name: str) -> ServedModel | None:
+        return self._by_name.get(name) or self._by_name.get(name.removesuffix(_LATEST))
 
     @contextlib.asynccontextmanager
     async def use(self, model: ServedModel) -> AsyncIterator[ServedModel]:

@@ -78,7 +78,6 @@ class RequestRecord:
     first_ignored: list[str] = field(default_factory=list)  # those that no earlier request ignored
 
     def add(self, event: Event) -> None:
-        """Record an event."""
         self.running = True
         match event:
             case Finished():
@@ -102,11 +101,9 @@ class RequestRecord:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the request arrived."""
         return time.monotonic() - self.started
 
     def line(self) -> str:
-        """Return the line for the terminal."""
         status = "client disconnected" if self.status == _DISCONNECTED else self.status
         parts = [f"{self.path} {status}", *filter(None, [self.model])]
         if self.answers:

@@ -8,6 +8,7 @@ import json
 import time
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -24,12 +25,11 @@ from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping, 
 HEARTBEAT_S = 4.0  # clients and proxies time out after 5 or more
 
 ChoiceEvent = tuple[int, Event]  # choice: the index of the job
-RunJob = Callable[[Job], AsyncGenerator[Event]]  # closing the generator cancels the job
 Result = TypeVar("Result")
 
 
 class RequestHandler:
-    """Replies to one request. Raises ClientDisconnect; other errors become error replies."""
+    """Replies to one request. Raises ClientDisconnect."""
 
     def __init__(
         self,
@@ -43,12 +43,15 @@ class RequestHandler:
         self._receive, self._send = receive, send
         self.error = ""  # that the client got
         self.cause: Exception | None = None  # of the error
-        self._stream: _Stream | None = None  # if the reply is streamed
+        self._encoder: Encoder | None = None
+        self._streams = False
+        self._started = False  # the first frame of the stream was sent
+        self._last_sent = 0.0  # monotonic seconds
         self._disconnected: asyncio.Future[None] | None = None  # watched once the body arrived
 
-    def stream(self, encoder: Encoder) -> None:
-        """Stream the reply."""
-        self._stream = _Stream(self._send, encoder, self._heartbeat_s)
+    def begin(self, encoder: Encoder, *, streams: bool) -> None:
+        """Set the encoder of the reply. streams: send heartbeats from now on."""
+        self._encoder, self._streams, self._last_sent = encoder, streams, time.monotonic()
 
     async def wait(self, waiting: Awaitable[Result]) -> Result:
         """Wait for a result with heartbeats; cancel it if the client disconnects.
@@ -60,14 +63,14 @@ class RequestHandler:
         task = asyncio.ensure_future(waiting)
         try:
             while not task.done():
-                limit = self._stream.next_beat_s() if self._stream else None
+                limit = self._next_beat_s() if self._streams else None
                 await asyncio.wait(
                     (task, self._disconnected), timeout=limit, return_when=asyncio.FIRST_COMPLETED
                 )
                 if self._disconnected.done() and not task.done():
                     raise ClientDisconnect
-                if self._stream is not None and not task.done():
-                    await self._stream.beat()
+                if self._encoder and self._streams and not task.done() and not self._next_beat_s():
+                    await self._write([self._encoder.heartbeat()])
             return task.result()
         finally:
             if not task.done():
@@ -91,29 +94,27 @@ class RequestHandler:
         """
         if not isinstance(prepared, PreparedRequest):
             return await send_json(self._send, 200, prepared)
-        stream, finished = self._stream, 0
-        if stream is not None:
-            prepared.configure(stream.encoder)
+        encoder, finished = self._encoder, 0
+        assert encoder is not None
+        prepared.configure(encoder)
         answers = [CollectedAnswer() for _ in prepared.jobs]
         try:
             async with contextlib.aclosing(_run_jobs(prepared, run, on_event)) as events:
                 while finished < len(prepared.jobs):
                     choice, event = await self.wait(anext(events))
-                    if stream is None:
-                        answers[choice].add(event)
+                    if self._streams:
+                        await self._write(encoder.encode(event, choice))
                     else:
-                        await stream.write(stream.encoder.encode(event, choice))
+                        answers[choice].add(event)
                     finished += isinstance(event, Finished)
-            body = {} if stream is not None else prepared.build_reply(answers)
+            body = {} if self._streams else encoder.whole(answers)
         except ClientDisconnect:
-            if stream is None or finished < len(prepared.jobs):
+            if not self._streams or finished < len(prepared.jobs):
                 raise
             return 200  # the client received everything
-        except Exception as error:  # noqa: BLE001 - the client gets every error
-            return await self.fail(error)
-        if stream is None:
+        if not self._streams:
             return await send_json(self._send, 200, body)
-        await stream.end()
+        await self._end()
         return 200
 
     async def fail(self, error: Exception) -> int:
@@ -121,11 +122,35 @@ class RequestHandler:
         failure = request_error(error)
         self.error, self.cause = failure.message, error
         body = self._dialect.error(failure, self._request_id)
-        if self._stream is not None and self._stream.started:
-            await self._stream.write(self._stream.encoder.fail(failure, body))
-            await self._stream.end()
-            return 200
-        return await send_json(self._send, failure.status, body)
+        if self._encoder is None or not self._started:
+            return await send_json(self._send, failure.status, body)
+        await self._write(self._encoder.fail(failure, body))
+        await self._end()
+        return 200
+
+    def _next_beat_s(self) -> float:
+        """Return the seconds until the next heartbeat."""
+        return max(0.0, self._last_sent + self._heartbeat_s - time.monotonic())
+
+    async def _write(self, frames: list[bytes]) -> None:
+        """Send frames of the stream, after the headers."""
+        if not frames:
+            return
+        if not self._started and self._encoder is not None:
+            self._started = True
+            headers = [
+                (b"content-type", self._encoder.media_type.encode()),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+            ]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        body = b"".join(frames)
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        self._last_sent = time.monotonic()
+
+    async def _end(self) -> None:
+        await self._write([] if self._started else [b""])
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _run_jobs(
@@ -136,84 +161,28 @@ async def _run_jobs(
     Raises RequestError.
     """
     async with contextlib.AsyncExitStack() as stack:
-        streams = [run(job) for job in prepared.jobs]
-        if len(streams) > 1:
-            streams = [await stack.enter_async_context(_ahead(each)) for each in streams]
-        for choice, stream in enumerate(streams):
-            events = await stack.enter_async_context(contextlib.aclosing(stream))
+        streams = [
+            await stack.enter_async_context(contextlib.aclosing(run(job))) for job in prepared.jobs
+        ]
+        for choice, events in enumerate(streams):
+            thinking = ""
             async for event in events:
                 if isinstance(event, Failed):
                     raise request_error(event.error) from event.error
                 on_event(event)
+                if isinstance(event, ThinkingDelta):
+                    thinking += event.text
+                elif isinstance(event, Finished) and thinking:
+                    tokens = prepared.count_tokens(thinking)
+                    event = replace(
+                        event, thinking_tokens=min(tokens, event.stats.generated_tokens)
+                    )
                 if isinstance(event, Finished) and event.reason == "cancelled":
                     if prepared.idle:
                         raise RequestError("another request needs the model", "unavailable")
                     raise ServerStopping  # after a disconnect this code does not run
                 if prepared.shows_thinking or not isinstance(event, ThinkingDelta):
                     yield choice, event
-
-
-@contextlib.asynccontextmanager
-async def _ahead(events: AsyncGenerator[Event]) -> AsyncGenerator[AsyncGenerator[Event]]:
-    """Begin to collect `events` at once; return a generator of them."""
-    queue = asyncio.Queue[Event | None]()
-
-    async def collect() -> None:
-        try:
-            async with contextlib.aclosing(events):
-                async for event in events:
-                    queue.put_nowait(event)
-        finally:
-            queue.put_nowait(None)
-
-    async def collected() -> AsyncGenerator[Event]:
-        while (event := await queue.get()) is not None:
-            yield event
-        await task
-
-    task = asyncio.create_task(collect())
-    try:
-        yield collected()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-class _Stream:
-    """A streamed reply."""
-
-    def __init__(self, send: Send, encoder: Encoder, heartbeat_s: float) -> None:
-        self.encoder = encoder
-        self.started = False
-        self._send, self._heartbeat_s, self._last_sent = send, heartbeat_s, time.monotonic()
-
-    def next_beat_s(self) -> float:
-        """Return the seconds until the next heartbeat."""
-        return max(0.0, self._last_sent + self._heartbeat_s - time.monotonic())
-
-    async def beat(self) -> None:
-        """Send a heartbeat if it is due."""
-        if not self.next_beat_s():
-            await self.write([self.encoder.heartbeat()])
-
-    async def write(self, frames: list[bytes]) -> None:
-        if not frames:
-            return
-        if not self.started:
-            self.started = True
-            headers = [
-                (b"content-type", self.encoder.media_type.encode()),
-                (b"cache-control", b"no-cache"),
-                (b"x-accel-buffering", b"no"),
-            ]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        body = b"".join(frames)
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
-        self._last_sent = time.monotonic()
-
-    async def end(self) -> None:
-        await self.write([] if self.started else [b""])
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -230,53 +199,56 @@ async def send_json(send: Send, status: int, value: Mapping[str, Any]) -> int:
     return status
 
 
-async def run_job(
-    host: ModelHost,
-    job: Job,
-    on_submit: Callable[[JobHandle], object] = lambda handle: None,
-    **options: Any,
-) -> AsyncGenerator[Event]:
-    """Submit a job and yield its events; the last one is `Finished` or `Failed`.
+class JobEvents:
+    """Submits a job and iterates over its events; the last one is `Finished` or `Failed`.
 
-    Closing the generator cancels the job. Queued events are merged, so a slow client's queue holds
-    little more than the text. options: see `ModelHost.submit`.
+    Queued events are merged, so a slow client's queue holds little more than the text.
     """
-    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-    queued: list[Event] = []  # used in the event loop only
 
-    def add(event: Event) -> None:
-        append_event(queued, event)
-        arrived.set()
+    def __init__(
+        self,
+        host: ModelHost,
+        job: Job,
+        on_submit: Callable[[JobHandle], object] = lambda handle: None,
+        **options: Any,
+    ) -> None:
+        """options: see `ModelHost.submit`."""
+        self._loop, self._arrived = asyncio.get_running_loop(), asyncio.Event()
+        self._queued: list[Event] = []  # used in the event loop only
+        self._ended = False
+        self._handle = host.submit(job, self._put, **options)
+        on_submit(self._handle)
 
-    def put(event: Event) -> None:
+    def _put(self, event: Event) -> None:
         """Add an event from the model's thread. Raises RuntimeError when the loop is closed."""
-        loop.call_soon_threadsafe(add, event)
+        self._loop.call_soon_threadsafe(self._add, event)
 
-    handle = host.submit(job, put, **options)
-    on_submit(handle)
-    try:
-        while True:
-            while not queued:
-                arrived.clear()
-                await arrived.wait()
-            event = queued.pop(0)
-            yield event
-            if isinstance(event, Finished | Failed):
-                return
-    finally:
-        handle.cancel()
+    def _add(self, event: Event) -> None:
+        append_event(self._queued, event)
+        self._arrived.set()
 
+    def __aiter__(self) -> JobEvents:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._ended:
+            raise StopAsyncIteration
+        while not self._queued:
+            self._arrived.clear()
+            await self._arrived.wait()
+        event = self._queued.pop(0)
+        self._ended = isinstance(event, Finished | Failed)
+        return event
+
+    async def aclose(self) -> None:
+        """Cancel the job."""
+        self._handle.cancel()
+
+
+RunJob = Callable[[Job], JobEvents | AsyncGenerator[Event]]
 
 _TIMEOUT_S = 60.0
-_MAX_DROPPED = 1 << 30  # bytes of a body that is too large
-# Encodings of a body: the formats that zlib tries, as its window sizes.
-_ENCODINGS: dict[str, tuple[int, ...]] = {
-    "": (),
-    "identity": (),
-    "gzip": (zlib.MAX_WBITS | 16,),
-    "x-gzip": (zlib.MAX_WBITS | 16,),
-    "deflate": (zlib.MAX_WBITS, -zlib.MAX_WBITS),
-}
+_COMPRESSIONS = ("gzip", "x-gzip", "deflate")
 
 
 async def read_body(request: Request) -> bytes:
@@ -284,16 +256,11 @@ async def read_body(request: Request) -> bytes:
 
     The rest of a large body is received and dropped: clients that cannot send it see no reply.
     """
-    headers = request.headers
-    encoding = headers.get("content-encoding", "").strip().lower()
-    if encoding not in _ENCODINGS:
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity", *_COMPRESSIONS):
         raise RequestError(
             f"Content-Encoding {encoding[:100]!r} is not supported; use gzip or deflate", "encoding"
         )
-    length = headers.get("content-length", "")
-    declared = int(length[:20]) if length.isdigit() else 0
-    if declared > _MAX_DROPPED or (declared > MAX_BYTES and "expect" in headers):
-        raise _too_large()
     data, received = bytearray(), 0
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -301,29 +268,25 @@ async def read_body(request: Request) -> bytes:
                 received += len(part)
                 if received <= MAX_BYTES:
                     data += part
-                if received > _MAX_DROPPED:
-                    raise _too_large()
     except TimeoutError:
         raise RequestError(f"request body did not arrive within {_TIMEOUT_S:g} seconds") from None
     if received > MAX_BYTES:
         raise _too_large()
     whole = bytes(data)
-    return await run_in_threadpool(_decompress, whole, encoding) if _ENCODINGS[encoding] else whole
+    if encoding not in _COMPRESSIONS:
+        return whole
+    return await run_in_threadpool(_decompress, whole, encoding)
 
 
 def _decompress(data: bytes, encoding: str) -> bytes:
-    """Return a compressed body. Raises RequestError if it is damaged or too large.
-
-    Some clients send `deflate` without zlib's header (RFC 9110, section 8.4.1.2).
-    """
-    for window in _ENCODINGS[encoding]:
-        stream = zlib.decompressobj(window)
-        with contextlib.suppress(zlib.error):
-            found = stream.decompress(data, MAX_BYTES + 1)
-            if len(found) > MAX_BYTES:
-                raise _too_large(" after decompression")
-            if stream.eof and not stream.unused_data:
-                return found
+    """Return a compressed body. Raises RequestError if it is damaged or too large."""
+    stream = zlib.decompressobj(zlib.MAX_WBITS | 32)  # finds the format by the header
+    with contextlib.suppress(zlib.error):
+        found = stream.decompress(data, MAX_BYTES + 1)
+        if len(found) > MAX_BYTES:
+            raise _too_large(" after decompression")
+        if stream.eof and not stream.unused_data:
+            return found
     raise RequestError(f"request body is not valid {encoding} data")
 
 

@@ -10,15 +10,12 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
 from akunu_py.engine.engine import Engine
 from akunu_py.errors import AkunuError, DamagedModel, UsageError
@@ -28,17 +25,13 @@ from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
-from akunu_py.serve.http.request_handler import HEARTBEAT_S
 from akunu_py.serve.own.discovery import RunningServer, announce
 from akunu_py.text import displayable, say
 from akunu_py.types import GenerateOptions, SamplingOptions
 
 _BACKLOG = 128
 _KEEP_ALIVE_S = 60  # of a connection between two requests
-HEADERS_S = 60.0  # for the headers of a request
 _MAX_HEADERS = 64 << 10  # bytes
-_INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"  # RFC 2518, section 10.1
-_PROBES_S = (0.1, HEARTBEAT_S)  # between two interim replies
 _LOST_GPU = (
     "macOS ignores the GPU work of this process after earlier GPU errors; start akunu serve again"
 )
@@ -115,7 +108,7 @@ def serve(pool: ModelPool, listening: socket.socket, options: ServeOptions, url:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         config = uvicorn.Config(
             app,
-            http=_Protocol,
+            http="h11",
             ws="none",
             loop="asyncio",
             lifespan="off",
@@ -136,116 +129,25 @@ def serve(pool: ModelPool, listening: socket.socket, options: ServeOptions, url:
         raise error
 
 
-class _Protocol(H11Protocol):
-    """A connection that is closed if the headers of its next request do not arrive in time.
-
-    A client that closes only its side for writing gets its reply.
-    """
-
-    _due: asyncio.TimerHandle | None = None
-    _probe: asyncio.TimerHandle | None = None
-
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """Return True to keep the connection open for the reply to a complete request."""
-        cycle = self.cycle
-        if cycle is None or cycle.response_complete or cycle.more_body:
-            return False
-        if cycle.scope["http_version"] == "1.0":  # which has no interim replies
-            return False
-        cycle.keep_alive = False
-        self._check(*_PROBES_S)
-        return True
-
-    def _check(self, delay: float, then: float) -> None:
-        """Send interim replies before the reply; one of them fails if the client is gone."""
-        if not self.cycle.response_started:
-            self.transport.write(_INTERIM)
-            self._probe = self.loop.call_later(delay, self._check, then, then)
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._unwatch()
-        if self._probe is not None:
-            self._probe.cancel()
-
-    def _watch(self) -> None:
-        """Start the timer while headers are due, unless it runs."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._unwatch()
-        elif self._due is None:
-            self._due = self.loop.call_later(HEADERS_S, self.transport.close)
-
-    def _unwatch(self) -> None:
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
-
-
-class _ServerState(ServerState):
-    """The state that connections share. The date of a reply is that of its start."""
-
-    @property
-    def default_headers(self) -> list[tuple[bytes, bytes]]:
-        return [(b"date", formatdate(usegmt=True).encode())]
-
-    @default_headers.setter
-    def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Ignore the headers that uvicorn would renew every second."""
-
-
 class _Server(uvicorn.Server):
-    """A uvicorn server that sleeps while idle.
-
-    It does not raise the signal again after shutdown.
-    """
+    """A uvicorn server that does not raise the signal again after shutdown."""
 
     def __init__(self, config: uvicorn.Config, ready: str, finish: Callable[[], object]) -> None:
+        """ready: printed once the server accepts connections. finish: called on shutdown."""
         super().__init__(config)
-        self.server_state = _ServerState()
-        self._exit = asyncio.Event()
-        self._ready = ready
-        self._finish = finish
+        self._ready, self._finish = ready, finish
         self._finishing: asyncio.Future[object] | None = None
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Stop gracefully on the first signal, at once on the second."""
-        loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.getsignal(number) for number in signals}
-        for number in signals:
-            loop.add_signal_handler(number, self._on_signal)
-        try:
-            yield
-        finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
-                signal.signal(number, before[number])
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Announce the server once it accepts connections."""
         await super().startup(sockets)
         say(self._ready, error=True)
 
-    async def main_loop(self) -> None:
-        """Wait for a signal; uvicorn wakes ten times a second to renew the date."""
-        await self._exit.wait()
-
-    def _on_signal(self) -> None:
+    def handle_exit(self, sig: int, frame: object) -> None:
         """Shut down after the running requests; at the second signal, at once."""
         if self.should_exit:
             self.force_exit = True
             return
         self.should_exit = True
-        self._exit.set()
         self._finishing = asyncio.get_running_loop().run_in_executor(None, self._finish)
 
 

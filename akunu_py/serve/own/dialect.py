@@ -57,14 +57,12 @@ class AkunuChatBody(RequestBody):
 
 
 def prepare_model(body: ModelBody, service: Service) -> Mapping[str, Any]:
-    """Return facts about the served model."""
     facts = asdict(facts_of(service.engine))
     del facts["server"]  # set by the client
     return {"model": facts, "fills_in": service.fills_in}
 
 
 def prepare_complete(body: AkunuCompleteBody, service: Service) -> PreparedRequest:
-    """Return the prepared request. Raises RequestError."""
     request = _parse_dataclass(CompletionRequest, body.request, "request")
     options = _parse_dataclass(CompleteOptions, body.options, "options")
     job = CompletionJob(
@@ -76,7 +74,6 @@ def prepare_complete(body: AkunuCompleteBody, service: Service) -> PreparedReque
 
 
 def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
-    """Return the prepared request. Raises RequestError."""
     messages = _parse_dataclass(list[Message], body.messages, "messages")
     service.check_length(messages)
     options = _parse_dataclass(GenerateOptions, body.options, "options")

@@ -148,7 +148,7 @@ def test_every_family_has_an_example() -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 @given(CALLS, st.sampled_from(["", "Let me look. ", "1 < 2 {and} [so on]\n\n"]), CUTS)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_all_calls_are_found_in_any_pieces(
     name: str, calls: list[Call], before: str, cuts: list[int]
 ) -> None:
@@ -164,7 +164,7 @@ def test_all_calls_are_found_in_any_pieces(
 def test_every_split_point_and_every_early_end(name: str) -> None:
     """Complete calls are calls; the rest of an unfinished one is text behind a marker."""
     family, text, calls = written(name, CALLED)
-    for at in range(0, len(text), 1 + len(text) // 150):
+    for at in range(0, len(text), 1 + len(text) // 40):
         parser = parser_of(family)
         events = parser.add(text[:at])
         assert collected([*events, *parser.add(text[at:]), *parser.finish()]) == calls, at
@@ -194,7 +194,7 @@ def test_every_split_point_and_every_early_end(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 @given(st.data())
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_damaged_calls_lose_no_text(name: str, data: st.DataObject) -> None:
     """One character too many, too few, or wrong."""
     family, text, _ = written(name, CALLED)
@@ -209,7 +209,7 @@ def test_damaged_calls_lose_no_text(name: str, data: st.DataObject) -> None:
 
 
 @given(st.sampled_from(sorted(FORMATS)), PIECES.map("".join), CUTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @example("llama3", '{"a": 1} and more', [1])
 @example("hermes", " \n", [1])
 def test_any_text_is_parsed_the_same_in_any_pieces(name: str, text: str, cuts: list[int]) -> None:

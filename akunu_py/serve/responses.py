@@ -1,4 +1,7 @@
-"""Responses: the endpoint, jobs from bodies, and replies. The server does not store responses."""
+"""OpenAI's Responses API for stateless clients such as Codex: bodies, jobs, replies, the endpoint.
+
+Input items may have all fields of output items. The server does not store responses.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,38 @@ import binascii
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator, Field
 from pydantic_core import from_json
 
 from akunu_py.engine import events
 from akunu_py.engine.answer import chat_job, prompt_job
 from akunu_py.engine.constraint.matcher import compile_constraint, matches
-from akunu_py.engine.job import Job, RunningJob
-from akunu_py.engine.loop import StepLoop
-from akunu_py.engine.request import Request, Step
-from akunu_py.serve.dialect.bodies import merge_messages, text_of
+from akunu_py.engine.job import Job
+from akunu_py.serve.dialect.bodies import (
+    AsJsonText,
+    Body,
+    ByType,
+    JsonText,
+    KnownOnly,
+    ListEntry,
+    OtherPart,
+    RefusalPart,
+    merge_messages,
+    text_of,
+)
 from akunu_py.serve.dialect.fields import (
     JSON_OBJECT,
+    GenerationFields,
+    StreamOptions,
+    TokenLimit,
+    ToolChoiceBody,
+    ToolChoiceField,
+    choose_tools,
+    function_name,
     generate_options,
     plan_thinking,
     schema_constraint,
@@ -37,19 +57,152 @@ from akunu_py.serve.dialect.interface import (
 )
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.dialect.service import Service
-from akunu_py.serve.dialect.tool_choice import ToolChoiceBody, choose_tools, function_name
-from akunu_py.serve.openai.shapes import error_body
-from akunu_py.serve.responses.bodies import (
-    CustomToolCallItem,
-    FunctionCallItem,
-    InputItem,
-    MessageItem,
-    OutputItem,
-    ReasoningItem,
-    ResponsesBody,
-    ResponsesTool,
-)
-from akunu_py.types import Constraint, Message, SamplingOptions, Tool, ToolCall, ToolChoice
+from akunu_py.serve.openai import error_body
+from akunu_py.types import Constraint, Message, Tool, ToolCall, ToolChoice
+
+
+class ItemText(Body):
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+    text: str
+    logprobs: Any = None
+
+
+Part = Annotated[ItemText | RefusalPart | OtherPart, ByType()]
+
+
+class MessageItem(Body):
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[Part]
+
+
+class CallItem(Body):
+    call_id: str
+    name: str
+    namespace: str | None = None
+
+
+class FunctionCallItem(CallItem):
+    type: Literal["function_call"]
+    arguments: JsonText = ""
+
+
+class CustomToolCallItem(CallItem):
+    type: Literal["custom_tool_call"]
+    input: str
+
+
+class OutputItem(Body):
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str
+    output: Annotated[str | list[Part], AsJsonText] = ""
+
+
+class ReasoningItem(Body):
+    type: Literal["reasoning"]
+    summary: list[ItemText] = Field(default=[])
+    content: list[ItemText] | None = None
+    encrypted_content: str | None = None
+
+
+class StoredItem(Body):
+    """A reference to an item on the server."""
+
+    type: Literal["item_reference"]
+
+
+class OtherItem(ListEntry):
+    """An item of a tool that servers run; dropped."""
+
+    known_types = "(?!)"
+
+    type: str
+
+
+def _with_type(value: Any) -> Any:
+    """Add the type to messages without one."""
+    if isinstance(value, dict) and "type" not in value and "role" in value:
+        return {"type": "message", **value}
+    return value
+
+
+InputItem = Annotated[
+    MessageItem
+    | FunctionCallItem
+    | CustomToolCallItem
+    | OutputItem
+    | ReasoningItem
+    | StoredItem
+    | OtherItem,
+    ByType(),
+    BeforeValidator(_with_type),
+]
+
+
+class InputFormat(ListEntry):
+    """The form of a custom tool's input: any text, or a grammar."""
+
+    known_types = "text|grammar"
+
+    type: str
+    syntax: Annotated[Literal["lark", "regex"] | None, KnownOnly()] = None
+    definition: str = ""
+
+
+class ResponsesTool(ListEntry):
+    """A function, custom tool, or namespace of both. Tools that servers run are dropped."""
+
+    known_types = "function|custom|namespace"
+
+    type: Literal["function", "custom", "namespace"]
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: InputFormat | None = None
+    tools: list[ResponsesTool] | None = None
+
+
+class FormatBody(ListEntry):
+    known_types = "text|json_object|json_schema"
+
+    type: str
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+    name: Any = None  # repeated in the response, as the description
+    description: Any = None
+
+
+class TextBody(Body):
+    format: FormatBody | None = None
+    verbosity: Any = None  # repeated in the response
+
+
+class ResponsesBody(GenerationFields):
+    """The body of /v1/responses."""
+
+    model: str | None = None
+    input: str | list[InputItem]
+    instructions: str | None = None
+    max_output_tokens: TokenLimit | None = None
+    tools: list[ResponsesTool] | None = None
+    tool_choice: ToolChoiceField = None
+    parallel_tool_calls: bool | None = None
+    text: TextBody | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_logprobs: int | None = None
+    stream: bool | None = None
+    include: list[str] | None = None
+    truncation: Annotated[Literal["auto", "disabled"] | None, KnownOnly()] = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+    context_management: list[dict[str, Any]] | None = None
+    moderation: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
+    stream_options: StreamOptions | None = None
+
 
 _INPUT = "input"  # the only argument of a custom tool
 
@@ -157,34 +310,6 @@ def _map_custom_tool(body: ResponsesTool, name: str, namespace: str) -> MappedTo
     return MappedTool(body.name, namespace, tool, True, grammar)
 
 
-class GrammarToolCall:
-    """Turns the text of an answer into a call of `tool`, as a `RunningJob`."""
-
-    def __init__(self, answering: RunningJob, tool: MappedTool) -> None:
-        self._answering = answering
-        self._tool = tool
-        self._text = ""
-
-    @property
-    def request(self) -> Request | None:
-        return self._answering.request
-
-    def add(self, steps: Sequence[Step]) -> list[events.Event]:
-        found: list[events.Event] = []
-        for event in self._answering.add(steps):
-            if isinstance(event, events.TextDelta):
-                self._text += event.text
-                continue
-            if isinstance(event, events.Finished):
-                id = f"call_{secrets.token_hex(12)}"
-                found.append(events.ToolCallStarted(id, self._tool.tool.name))
-                found.append(events.ToolCallArguments(to_arguments(self._text)))
-                if event.reason == "stop":
-                    found.append(events.ToolCallFinished())
-            found.append(event)
-        return found
-
-
 _ENCRYPTED_REASONING = "reasoning.encrypted_content"
 # Values of `include` accepted without effect: results of server-side tools.
 _NO_EFFECT = ("web_search_call.", "file_search_call.", "code_interpreter_call.", "computer_call")
@@ -192,8 +317,6 @@ _NOT_STORED = "responses are not stored; send the whole conversation as input"
 
 
 def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
-    """Return the prepared request. Raises RequestError."""
-    _refuse(body)
     tools = map_tools(body.tools or [], body.tool_choice)
     for offered in tools.by_name.values():
         if offered.grammar is not None:
@@ -208,12 +331,7 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
     service.check_length(messages)
     if grammar_tool is not None:
         prompt = engine.tokens.encode_chat(messages, tools.tools, thinking.variables)
-        inner, tool = prompt_job(engine, prompt, options), grammar_tool
-
-        def begin(loop: StepLoop) -> RunningJob:
-            return GrammarToolCall(inner(loop), tool)
-
-        job: Job = begin
+        job: Job = prompt_job(engine, prompt, options)
     else:
         job = chat_job(
             engine,
@@ -224,25 +342,12 @@ def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
             parallel=body.parallel_tool_calls is not False,
             variables=thinking.variables,
         )
-    context = ResponseContext(
-        _echoed_parameters(body, service.name, service.defaults.sampling),
-        tools,
-        _ENCRYPTED_REASONING in (body.include or ()),
-        service.count_tokens,
-        lambda grammar, text: matches(engine.tokens, grammar, text),
-    )
     return PreparedRequest(
         [job],
-        lambda answers: build_response(context, answers),
-        lambda encoder: encoder.set_context(context),
+        lambda encoder: encoder.set_model(service, tools),
+        count_tokens=service.count_tokens,
         shows_thinking=thinking.shown,
     )
-
-
-def response_encoder(body: ResponsesBody, name: str) -> ResponseEncoder:
-    """Return the encoder of a streamed reply. name: the model's. Raises RequestError."""
-    _refuse(body)
-    return ResponseEncoder(ResponseContext(_echoed_parameters(body, name)))
 
 
 def _refuse(body: ResponsesBody) -> None:
@@ -277,21 +382,10 @@ def _constraint(body: ResponsesBody) -> Constraint | None:
     return schema_constraint(format.schema_)
 
 
-def _echoed_parameters(
-    body: ResponsesBody, name: str, defaults: SamplingOptions | None = None
-) -> dict[str, Any]:
-    """Return the request parameters that every response repeats.
-
-    name, defaults: of the model; its defaults are unknown until it is loaded.
-    """
+def _echoed_parameters(body: ResponsesBody) -> dict[str, Any]:
+    """Return the request parameters that every response repeats."""
     sent = body.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    sampling_values = {
-        "temperature": defaults and defaults.temperature,
-        "top_p": defaults and defaults.top_p,
-    }
-    sampling_values |= {each: sent[each] for each in sampling_values if sent.get(each) is not None}
     return {
-        "model": name,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
@@ -303,7 +397,8 @@ def _echoed_parameters(
         "tools": sent.get("tools") or [],
         "truncation": "disabled",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        **sampling_values,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
     }
 
 
@@ -311,10 +406,10 @@ def messages_of(body: ResponsesBody) -> list[Message]:
     """Return the conversation. Raises RequestError for an unsupported item."""
     messages = [Message("system", body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
-        return body.check_continuation([*messages, Message("user", body.input)])
+        return [*messages, Message("user", body.input)]
     names: dict[str, str] = {}  # tool names by call id
     messages += [_message(item, f"input.{number}", names) for number, item in enumerate(body.input)]
-    return body.check_continuation(merge_messages(messages, "input"))
+    return merge_messages(messages, "input")
 
 
 def _message(item: InputItem, param: str, names: dict[str, str]) -> Message:
@@ -340,24 +435,14 @@ Values = dict[str, Any]
 _REASONING_PREFIX = "akunu."  # marks thinking encoded by this server
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseContext:
-    """Data from the request that the response needs."""
+class ResponseEncoder(Encoder):
+    """Encodes a response; its heartbeat repeats response.in_progress."""
 
-    request: Values  # parameters that the response repeats
-    tools: ToolMap = field(default_factory=ToolMap)
-    include_encrypted: bool = False  # also send reasoning as encrypted_content
-    count_tokens: Callable[[str], int] = len
-    # True if a text matches a grammar
-    matches: Callable[[Constraint, str], bool] = lambda grammar, text: True
-
-
-class ResponseBuilder:
-    """Builds a response. `add` returns its stream events, without sequence numbers."""
-
-    def __init__(self, context: ResponseContext) -> None:
+    def __init__(self, body: ResponsesBody, name: str) -> None:
+        """name: the model's. Raises RequestError."""
+        _refuse(body)
         self._output: list[Values] = []
-        self.response: Values = {
+        self._response: Values = {
             "id": f"resp_{secrets.token_hex(16)}",
             "object": "response",
             "created_at": int(time.time()),
@@ -367,17 +452,60 @@ class ResponseBuilder:
             "incomplete_details": None,
             "output": self._output,
             "usage": None,
+            "model": name,
+            **_echoed_parameters(body),
         }
-        self.set_context(context)
-        self._thinking = ""  # of all reasoning items
+        self._includes_encrypted = _ENCRYPTED_REASONING in (body.include or ())
         self._arguments = ""  # of the open call
         self._tool: MappedTool | None = None
         self._pending_call: events.ToolCallStarted | None = None  # held back until it is complete
+        self._number = 0  # of the next event
 
-    def set_context(self, context: ResponseContext) -> None:
-        """Set the context, which is more complete once the model is loaded."""
-        self._context = context
-        self.response |= context.request
+    def set_model(self, service: Service, tools: ToolMap) -> None:
+        """Set what is known once the model is loaded."""
+        self._codec, self._tools = service.engine.tokens, tools
+        for name in ("temperature", "top_p"):
+            if self._response[name] is None:
+                self._response[name] = getattr(service.defaults.sampling, name)
+
+    def encode(self, event: events.Event, choice: int) -> list[bytes]:
+        return [*self._begin_stream(), *map(self._frame, self._add(event))]
+
+    def whole(self, answers: Sequence[CollectedAnswer]) -> Values:
+        (answer,) = answers
+        for number, part in enumerate(answer.parts):
+            if not isinstance(part, ToolCall):
+                self._add(part)
+                continue
+            self._add(events.ToolCallStarted(part.id, part.name))
+            self._add(events.ToolCallArguments(part.arguments))
+            if number < len(answer.parts) - 1 or answer.finished.reason == "stop":
+                self._add(events.ToolCallFinished())
+        self._add(answer.finished)
+        return self._response
+
+    def heartbeat(self) -> bytes:
+        first = self._begin_stream()
+        return b"".join(first) if first else self._frame(self._snapshot("in_progress"))
+
+    def fail(self, error: RequestError, body: Mapping[str, Any]) -> list[bytes]:
+        code = error.code or ("server_error" if error.status >= 500 else "invalid_prompt")
+        self._response["error"] = {"code": code, "message": error.message}
+        self._response["status"] = "failed"
+        return [*self._begin_stream(), self._frame(self._snapshot("failed"))]
+
+    def _begin_stream(self) -> list[bytes]:
+        if self._number:
+            return []
+        return [self._frame(self._snapshot(what)) for what in ("created", "in_progress")]
+
+    def _snapshot(self, what: str) -> Values:
+        return {"type": f"response.{what}", "response": self._response}
+
+    def _frame(self, value: Values) -> bytes:
+        numbered = {"type": value["type"], "sequence_number": self._number} | value
+        self._number += 1
+        return frame(numbered, value["type"])
 
     @property
     def _open(self) -> Values | None:
@@ -385,13 +513,14 @@ class ResponseBuilder:
         last = self._output[-1] if self._output else None
         return last if last and last["status"] == "in_progress" else None
 
-    def add(self, event: events.Event) -> list[Values]:
+    def _add(self, event: events.Event) -> list[Values]:
+        """Add an event to the response; return its stream events, without sequence numbers."""
         match event:
             case events.ThinkingDelta(text):
-                self._thinking += text
                 return self._text("reasoning", text)
             case events.TextDelta(text):
-                return self._text("message", text)
+                tool = self._tools.grammar_tool
+                return self._input(tool, text) if tool else self._text("message", text)
             case events.ToolCallStarted():
                 return self._begin_call(event)
             case events.ToolCallArguments(text):
@@ -402,13 +531,6 @@ class ResponseBuilder:
                 return self._end(event)
             case _:
                 return []
-
-    def fail(self, error: RequestError) -> Values:
-        """Return the event that ends the stream after an error."""
-        code = error.code or ("server_error" if error.status >= 500 else "invalid_prompt")
-        self.response["error"] = {"code": code, "message": error.message}
-        self.response["status"] = "failed"
-        return {"type": "response.failed", "response": self.response}
 
     def _text(self, kind: str, text: str) -> list[Values]:
         if not text:
@@ -436,9 +558,22 @@ class ResponseBuilder:
         new_event = self._part_event("content_part.added", content_index=0, part=dict(part))
         return [*values, new_event]
 
+    def _input(self, tool: MappedTool, text: str) -> list[Values]:
+        """Extend the input of the only call, which is the whole answer after the thinking."""
+        values: list[Values] = []
+        item = self._open
+        if item is None or item["type"] != "custom_tool_call":
+            call = events.ToolCallStarted(f"call_{secrets.token_hex(12)}", tool.tool.name)
+            item = self._call_item(call, tool)
+            values = [*self._close(), *self._begin(item)]
+        item["input"] += text
+        if not text:
+            return values
+        return [*values, self._part_event("custom_tool_call_input.delta", delta=text)]
+
     def _begin_call(self, event: events.ToolCallStarted) -> list[Values]:
         values = self._close()
-        self._tool, self._arguments = self._context.tools.find(event.name), ""
+        self._tool, self._arguments = self._tools.find(event.name), ""
         if self._tool.grammar is not None:
             self._pending_call = event
             return values
@@ -478,7 +613,7 @@ class ResponseBuilder:
         self._pending_call = None
         text = to_input(self._arguments)
         assert tool.grammar is not None
-        if not self._context.matches(tool.grammar, text):
+        if not matches(self._codec, tool.grammar, text):
             text_events = self._text(
                 "message", f"[a call of {tool.name} that violates its grammar]\n{text}"
             )
@@ -490,19 +625,20 @@ class ResponseBuilder:
         """Return the last events of the stream, and complete `response`."""
         incomplete = finished.reason in ("length", "context")
         values = self._text("message", to_input(self._arguments)) if self._pending_call else []
+        if self._tools.grammar_tool is not None:
+            values += self._input(self._tools.grammar_tool, "")
         values += self._close("incomplete" if incomplete else "completed")
-        stats, response = finished.stats, self.response
+        stats, response = finished.stats, self._response
         response["status"] = "incomplete" if incomplete else "completed"
         if incomplete:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             response["completed_at"] = int(time.time())
-        reasoning = self._context.count_tokens(self._thinking) if self._thinking else 0
         response["usage"] = {
             "input_tokens": stats.prompt_tokens,
             "input_tokens_details": {"cached_tokens": stats.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": stats.generated_tokens,
-            "output_tokens_details": {"reasoning_tokens": min(reasoning, stats.generated_tokens)},
+            "output_tokens_details": {"reasoning_tokens": finished.thinking_tokens},
             "total_tokens": stats.prompt_tokens + stats.generated_tokens,
         }
         response["akunu"] = statistics(finished)
@@ -529,7 +665,7 @@ class ResponseBuilder:
                 values.append(
                     self._part_event("content_part.done", content_index=0, part=dict(part))
                 )
-                if kind == "reasoning" and self._context.include_encrypted:
+                if kind == "reasoning" and self._includes_encrypted:
                     item["encrypted_content"] = encode_thinking(part["text"])
         return [*values, self._item_event("output_item.done")]
 
@@ -551,54 +687,6 @@ class ResponseBuilder:
     def _part_event(self, what: str, **values: Any) -> Values:
         item = {"output_index": len(self._output) - 1, "item_id": self._output[-1]["id"]}
         return {"type": f"response.{what}", **item, **values}
-
-
-def build_response(context: ResponseContext, answers: Sequence[CollectedAnswer]) -> Values:
-    """Return the body of a reply that is not streamed."""
-    builder = ResponseBuilder(context)
-    answer = answers[0]
-    for number, part in enumerate(answer.parts):
-        if not isinstance(part, ToolCall):
-            builder.add(part)
-            continue
-        builder.add(events.ToolCallStarted(part.id, part.name))
-        builder.add(events.ToolCallArguments(part.arguments))
-        if number < len(answer.parts) - 1 or answer.finished.reason == "stop":
-            builder.add(events.ToolCallFinished())
-    builder.add(answer.finished)
-    return builder.response
-
-
-class ResponseEncoder(Encoder):
-    """Encodes a streamed response; its heartbeat repeats response.in_progress."""
-
-    def __init__(self, context: ResponseContext) -> None:
-        self._builder = ResponseBuilder(context)
-        self.set_context = self._builder.set_context
-        self._number = 0
-
-    def encode(self, event: events.Event, choice: int) -> list[bytes]:
-        return [*self._begin(), *map(self._frame, self._builder.add(event))]
-
-    def heartbeat(self) -> bytes:
-        first = self._begin()
-        return b"".join(first) if first else self._frame(self._snapshot("in_progress"))
-
-    def fail(self, error: RequestError, body: Mapping[str, Any]) -> list[bytes]:
-        return [*self._begin(), self._frame(self._builder.fail(error))]
-
-    def _begin(self) -> list[bytes]:
-        if self._number:
-            return []
-        return [self._frame(self._snapshot(what)) for what in ("created", "in_progress")]
-
-    def _snapshot(self, what: str) -> Values:
-        return {"type": f"response.{what}", "response": self._builder.response}
-
-    def _frame(self, value: Values) -> bytes:
-        numbered = {"type": value["type"], "sequence_number": self._number} | value
-        self._number += 1
-        return frame(numbered, value["type"])
 
 
 def encode_thinking(thinking: str) -> str:
@@ -623,7 +711,7 @@ RESPONSES = Dialect(
             ResponsesBody,
             prepare_response,
             "Answer a conversation.",
-            encoder=response_encoder,
+            encoder=ResponseEncoder,
         ),
     ),
     error_body,
