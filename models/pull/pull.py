@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from akunu_py import errors, paths
+from akunu_py import errors
 from akunu_py.errors import Cancelled, FetchError, StoreError, UsageError, one_line
 from akunu_py.files import read_blocks
 from akunu_py.models import catalog
@@ -40,6 +40,7 @@ from akunu_py.models.store.directories import (
 )
 from akunu_py.models.store.hub_cache import CachedRepository, HubFile, HubModel
 from akunu_py.models.store.local_import import install
+from akunu_py.models.store.migration import move_caches
 from akunu_py.models.store.mlx_directory import plan_directory
 from akunu_py.models.store.model_store import StoredModel, find_intact
 from akunu_py.models.store.names import NameEntry, save_entry
@@ -169,19 +170,11 @@ def _from_hub(
                 save_entry(name, replace(entry, unfinished=model.size))
             quantization = fetch_model(model, hub, progress).quantization
             if before is not None:
-                _move_caches(before.path, entry.snapshot)
+                move_caches(before.path, entry.snapshot)
             save_entry(name, replace(entry, quantization=quantization))
             with store_errors(f"cannot remove the damaged import {name}"):
                 remove_directory(name)
     return model_store.get(name)
-
-
-def _move_caches(before: Path, after: Path) -> None:
-    """Give the caches of the model at `before` to the model at `after`, unless it has its own."""
-    for root in (paths.cache_dir() / "learned", paths.prompt_caches_dir()):
-        old, new = (root / paths.model_directory_name(path) for path in (before, after))
-        with contextlib.suppress(OSError):
-            old.rename(new)
 
 
 def _look_up(repository: str, revision: str | None, hub: Hub) -> HubModel:

@@ -21,6 +21,7 @@ from akunu_py.models.store.directories import (
     lock_model,
     store_errors,
 )
+from akunu_py.models.store.migration import migrate
 from akunu_py.models.store.names import read_names, remove_entry
 from akunu_py.text import human_size
 
@@ -56,6 +57,7 @@ def unfinished_pulls() -> list[Leftover]:
 
 def find_leftovers() -> list[Leftover]:
     """Return everything that can be removed. Raises StoreError."""
+    migrate()
     with store_errors(f"cannot read {paths.models_dir()}"):
         missing = [
             Leftover(f"{name}, whose files are missing from the hub's cache", name)

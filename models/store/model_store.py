@@ -17,6 +17,7 @@ from akunu_py.errors import DamagedModel, StoreError, UnknownModel
 from akunu_py.models import catalog
 from akunu_py.models.store.directories import is_name, lock_model, remove_directory, store_errors
 from akunu_py.models.store.hub_cache import digest_of, hash_file, parse_reference
+from akunu_py.models.store.migration import migrate
 from akunu_py.models.store.names import NameEntry, read_names, remove_entry
 from akunu_py.models.store.progress import ProgressCallback, after, no_callback
 from akunu_py.models.store.scan import StoredModel as StoredModel
@@ -26,6 +27,7 @@ from akunu_py.text import did_you_mean
 
 def list_models() -> list[StoredModel]:
     """Return all models of the store by name, including damaged ones. Raises StoreError."""
+    migrate()
     root = paths.models_dir()
     with store_errors(f"cannot read {root}"):
         if not root.exists():
@@ -54,6 +56,7 @@ def get(name: str) -> StoredModel:
         raise UnknownModel(
             f"invalid model name {name[:80]!r} (use letters, digits, '.', '_', '+', '-'); {_HINT}"
         )
+    migrate()
     if (model := _find(name)) is None:
         raise _unknown_error(name)
     if model.damaged:
@@ -95,6 +98,7 @@ def remove(name: str) -> int:
     Files in the hub's cache stay, because other programs share them (see `hub_cache.delete`).
     Raises UnknownModel, or StoreError if the disk refuses or another process is changing the model.
     """
+    migrate()
     if not is_name(name) or _find(name) is None:
         raise _unknown_error(name)
     with store_errors(f"cannot remove {name}"), lock_model(name):

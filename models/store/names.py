@@ -78,7 +78,7 @@ def changing() -> Iterator[MutableMapping[str, Any]]:
 def save_entry(name: str, entry: NameEntry) -> None:
     """Write an entry to the file. Raises StoreError."""
     with changing() as document:
-        document[name] = {key: value for key, value in asdict(entry).items() if value}
+        document[name] = as_table(entry)
 
 
 def remove_entry(name: str) -> None:
@@ -86,6 +86,11 @@ def remove_entry(name: str) -> None:
     if name in read_names():
         with changing() as document:
             document.pop(name, None)
+
+
+def as_table(entry: NameEntry) -> dict[str, Any]:
+    """Return the values of an entry that are not empty."""
+    return {key: value for key, value in asdict(entry).items() if value}
 
 
 def parse_entry(raw: object) -> NameEntry:
