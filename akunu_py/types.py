@@ -93,6 +93,12 @@ class NeuralDrafter(Protocol):
     @property
     def parallel(self) -> bool: ...  # drafts all tokens in one pass, without n-gram predictions
 
+    most_others: int  # alternatives to find for each draft token
+
+    @property
+    def others(self) -> Sequence[tuple[int, float]]:
+        """Alternatives to the last draft token, with their shares of the remaining probability."""
+
     @property
     def prefilled(self) -> int: ...  # approximate number of prefilled tokens of the current history
 

@@ -55,15 +55,14 @@ class Proposal:
     neural_tokens: Sequence[int] = ()
     trailing: Sequence[TokenPrediction] = ()
     is_probe: bool = False  # drafted to measure the cost of a pass
-    branches: Sequence[Branch] = ()  # alternatives to `predictions`, without a neural drafter
+    branches: Sequence[Branch] = ()  # alternatives to these tokens
 
     @property
     def tokens(self) -> list[int]:
         """The draft tokens."""
         leading = [each.token for each in self.predictions[self.start : self.end]]
-        if self.neural_drafter is None:
-            return grow(leading, self.branches)
-        return [*leading, *self.neural_tokens, *[each.token for each in self.trailing]]
+        trailing = [each.token for each in self.trailing]
+        return grow([*leading, *self.neural_tokens, *trailing], self.branches)
 
     def rest(self, known: int) -> Proposal:
         """Return the proposal for the running pass, after `known` right predictions."""
@@ -272,8 +271,9 @@ class AutoDrafter:
         if self.neural_drafters and longest and not (ahead and length):
             plain, timed = self.curve.table(context)[0], self.curve.timed
             limits = PlanningLimits(
-                costs, rate, plain, timed, context, limit, ongoing, self.rerun_on_reject
-            )
+                costs, rate, plain, timed, context, limit, ongoing, self.rerun_on_reject,
+                branches=self._can_branch is not None,
+            )  # fmt: skip
             stops = bool(upcoming) and predictions[found - 1].token in self.stop_tokens
             choice = self._chooser.choose(upcoming, limits, longest, stops=stops)
         probe = 0 if length or choice else self._probe(predictions[ahead:found], longest)
@@ -283,6 +283,7 @@ class AutoDrafter:
             self.pipelines = False
             if not ahead:  # else the neural drafter waits for the running step
                 self._add_neural_tokens(proposal, *choice, limits)
+                self._add_alternatives(proposal, *choice, limits, longest)
         elif not (ahead or probe):
             chain = Branch(0, (), chances[:longest], values[1:])
             self._add_branches(proposal, chain, costs[: MAX_DRAFT + 1], rate, longest)
@@ -308,7 +309,7 @@ class AutoDrafter:
                     branches.append(Branch(at, tokens, [chance, *after], values))
             reached *= prediction.probability
         if branches:
-            end, chosen = best_tree(chain, branches, end, costs, rate)
+            end, chosen, _ = best_tree(chain, branches, end, costs, rate)
             if chosen and self._can_branch is not None and self._can_branch():
                 proposal.end, proposal.branches = end, chosen
 
@@ -357,6 +358,19 @@ class AutoDrafter:
         proposal.end = plan.predictions
         proposal.neural_drafter, proposal.neural_tokens = neural_drafter, list(tokens)
         proposal.trailing = after.predictions[: neural_drafter.trailing]
+
+    def _add_alternatives(
+        self,
+        proposal: Proposal,
+        plan: DraftPlan,
+        neural_drafter: PlannedDrafter,
+        limits: PlanningLimits,
+        longest: int,
+    ) -> None:
+        """Add alternatives to the neural tokens while they pay for their rows."""
+        tokens, branches = neural_drafter.alternatives(plan.reached, longest, limits)
+        if branches and self._can_branch is not None and self._can_branch():
+            proposal.neural_tokens, proposal.branches = tokens, branches
 
     def _end_answer(self) -> None:
         """Mark the generated tokens as an earlier answer."""

@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf, isfinite, log
-from operator import sub
+from operator import mul, sub, truediv
 from typing import Any, overload
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_EDGES, sigmoid
 from akunu_py.ngram.cost import MAX_ROWS, PRIOR_SHAPE, CostCurve
 from akunu_py.ngram.planner import best_count, best_draft, value_at
 from akunu_py.ngram.prediction import TokenPrediction
+from akunu_py.ngram.token_tree import Branch, best_tree
 from akunu_py.types import NeuralDrafter
 
 _NEGLIGIBLE = 0.02  # longer drafts with a lower chance are not considered
@@ -35,6 +36,9 @@ _MAX_STEADY_RATE = 0.9  # acceptance rate of trials that keeps their share
 _UNTIMED_SHARE = 0.05  # until the first measured cost
 _BUCKETS = len(CALIBRATION_EDGES) + 1
 _MAX_TESTS = 1e6
+_OTHERS = 3  # alternatives to a token
+_OTHERS_PRIOR, _OTHERS_RATE = 0.2, 0.05  # their prior accuracy after a wrong token; learning rate
+_LEAST_SHARE = 0.01
 
 # Chances of the predictions after a neural token; None if that token is forbidden.
 ChancesAfter = Callable[[int], list[float] | None]
@@ -52,6 +56,7 @@ class PlanningLimits:
     tokens_left: int  # maximum number of further tokens
     ongoing: bool  # see `planner.best_draft`
     rerun: bool  # rerun_on_reject of `planner.best_draft`
+    branches: bool = False  # drafts may be token trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ class _NeuralToken:
     token: int
     bucket: int  # index in `LearnedDrafter.calibration`
     chance: float  # calibrated acceptance
+    others: Sequence[tuple[int, float]] = ()  # alternatives, with shares of the rest
 
 
 @dataclass(slots=True)
@@ -146,6 +152,9 @@ class PlannedDrafter:
         self.cost = 0.0  # planned cost of the last draft
         self.verified = 0  # neural tokens in the last draft
         self.trailing = 0  # predictions after the neural tokens
+        # By rank of an alternative to wrong tokens: how often it was right, and its mean share.
+        self._right, self._shares = ([_OTHERS_PRIOR] * _OTHERS for _ in range(2))
+        self._branch_gain = 0.0  # mean gain of a draft with alternatives in tokens
 
     def expected(self, depth: int) -> float:
         """Return the chance that the neural draft token at `depth` (from 0) is accepted."""
@@ -166,6 +175,7 @@ class PlannedDrafter:
         for predictions in range(min(longest, most - 1) + 1):
             spent, future = self._cost(unread + predictions, limits), 0.0
             after, gained, lost = 1.0, tokens, rerun
+            gained += reached * self._branch_gain * limits.branches
             for count in range(1, min(self.neural_drafter.longest, most - predictions) + 1):
                 rows = predictions + count
                 chance = after * self.expected(count - 1)
@@ -223,6 +233,7 @@ class PlannedDrafter:
         """
         neural_drafter, learned, context = self.neural_drafter, self.learned, limits.context
         self._prefix, self._drafted = list(prefix), []
+        neural_drafter.most_others = _OTHERS * limits.branches
         most = min(plan.max_after, neural_drafter.longest)
         trial = self._is_trial = plan.value == _TRIAL_VALUE
         untimed = trial and not learned.timed  # the first pass of a row count is not measured
@@ -265,6 +276,39 @@ class PlannedDrafter:
         self.trailing = length - self.verified
         return [drafted.token for drafted in self._drafted[: self.verified]]
 
+    def alternatives(
+        self, reached: float, longest: int, limits: PlanningLimits
+    ) -> tuple[list[int], list[Branch]]:
+        """Return the neural tokens and the branches of a token tree; no branches: draft a chain.
+
+        reached: the chance of the prefix. longest: maximum draft tokens.
+        """
+        before, drafted = len(self._prefix), self._drafted
+        if self.trailing or not any(each.others for each in drafted):
+            return [], []
+        chances = [*[reached, *[1.0] * before][:before], *[each.chance for each in drafted]]
+        chain, costs = Branch(0, (), chances, [0.0] * len(chances)), limits.costs[: longest + 1]
+        branches = [
+            Branch(before + depth, [token], [chance], [0.0])
+            for depth, each in enumerate(drafted)
+            for token, chance in self._likely_others(each)
+        ]
+        cumulative = list(accumulate(chances, mul))[before:]
+        _, least = best_count(cumulative, costs[before + 1 :], limits.rate, costs[before])
+        end, chosen, gain = best_tree(chain, branches, before, costs, limits.rate, least)
+        gain = gain - least if chosen else 0.0
+        self._branch_gain += _OTHERS_RATE * (gain - self._branch_gain)
+        return [each.token for each in drafted[: end - before]], chosen
+
+    def _likely_others(self, drafted: _NeuralToken) -> list[tuple[int, float]]:
+        """Return the alternatives to a token, with their chances."""
+        ratios = map(truediv, self._right, self._shares)
+        rest = 1.0 - drafted.chance
+        return [
+            (token, min(rest, rest * share * ratio))
+            for (token, share), ratio in zip(drafted.others, ratios, strict=False)
+        ]
+
     def learn(self, tokens: Sequence[int]) -> None:
         """Learn from the actual `tokens`, also about draft tokens that were not verified."""
         learned, drafted, self._drafted = self.learned, self._drafted, []
@@ -283,6 +327,10 @@ class PlannedDrafter:
             learned.calibration[each.bucket] += error
             learned.by_depth[depth] += error
             if not hit:
+                for rank, (other, share) in enumerate(each.others):
+                    self._right[rank] += _OTHERS_RATE * ((other == token) - self._right[rank])
+                    share = max(share, _LEAST_SHARE)
+                    self._shares[rank] += _OTHERS_RATE * (share - self._shares[rank])
                 break
 
     def _draft_token(self) -> _NeuralToken:
@@ -293,7 +341,7 @@ class PlannedDrafter:
         bucket = bisect(CALIBRATION_EDGES, logit)
         depth = min(len(self._drafted), _DEPTHS - 1)
         chance = sigmoid(logit + self.learned.calibration[bucket] + self.learned.by_depth[depth])
-        return _NeuralToken(token, bucket, chance)
+        return _NeuralToken(token, bucket, chance, self.neural_drafter.others)
 
     def _continues(
         self,

@@ -85,12 +85,18 @@ class Branch:
 
 
 def best_tree(
-    chain: Branch, branches: Sequence[Branch], drafted: int, costs: Sequence[float], rate: float
-) -> tuple[int, list[Branch]]:
-    """Return how many tokens of the chain to draft, at least `drafted`, and which branches.
+    chain: Branch,
+    branches: Sequence[Branch],
+    drafted: int,
+    costs: Sequence[float],
+    rate: float,
+    least_gain: float = LEAST_GAIN,
+) -> tuple[int, list[Branch], float]:
+    """Return how many tokens of the chain to draft, which branches, and their gain in tokens.
 
     Takes the likeliest tokens, each after the one before it, while they are worth their rows; see
-    `best_count`. costs: of a pass over 1, 2, ... rows; they limit the draft.
+    `best_count`. drafted: tokens of the chain to draft in any case. costs: of a pass over 1, 2, ...
+    rows; they limit the draft.
     """
     reached = list(accumulate(chain.chances, mul, initial=1.0))
     found = [(*node, -1) for node in list(chain.nodes(1.0))[drafted:]]
@@ -101,9 +107,9 @@ def best_tree(
     chances, later = ([node[part] for node in found[: len(rows)]] for part in (0, 1))
     values = list(accumulate(later, initial=0.0))
     count, gain = best_count(chances, rows, rate, costs[drafted], values=values)
-    counts = Counter(index for _, _, index in found[:count] if gain >= LEAST_GAIN)
+    counts = Counter(index for _, _, index in found[:count] if gain >= least_gain)
     chosen = [each.first(counts[index]) for index, each in enumerate(branches) if counts[index]]
-    return drafted + counts[-1] if chosen else drafted, chosen
+    return drafted + counts[-1] if chosen else drafted, chosen, gain
 
 
 def grow(chain: Sequence[int], branches: Sequence[Branch]) -> list[int]:

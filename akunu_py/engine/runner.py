@@ -449,6 +449,8 @@ class ModelRunner:
         if len(requests) > 1:
             left = [each for each in requests if each.is_running]
             self._drafts_pay = bool(left) and self._waiting_pays(left)
+        elif self._needs_trial:  # which precedes the next pass
+            return
         elif alone and first.limit > 0 and not first.is_running and first.tokens:
             rules = first.target.constraint
             if rules is None or rules.free:  # sampling does not depend on the piece

@@ -66,7 +66,7 @@ class Sampler:
         least the last `window` + rows - 1. position: of the first row's token in the history.
         """
         rows, options = logits.shape[0], self.options
-        logits, sampled = self._process_and_draw(logits, before, self.keys(position, rows))
+        logits, _, sampled = self._process_and_draw(logits, before, self.keys(position, rows))
         if rows > 1 and not self._is_exact:
             draft = before[-(rows - 1) :]
             key = mx.random.split(mx.array(self.keys(position, 1)[0], mx.uint32))[1]
@@ -74,17 +74,24 @@ class Sampler:
             sampled = mx.concatenate([mx.where(accepted, draft, sampled[:-1]), sampled[-1:]])
         return sampled
 
-    def sample_draft(self, logits: mx.array, before: mx.array, position: int) -> tuple[int, float]:
+    def sample_draft(
+        self, logits: mx.array, before: mx.array, position: int, others: int = 0
+    ) -> list[tuple[int, float]]:
         """Sample from a draft model's logits [1, vocab]; return the token and its probability.
 
-        Tokens that top-p excludes may be counted in the probability.
+        Up to `others` more tokens follow, which would be sampled without those before them. Tokens
+        that top-p excludes may be counted in the probabilities.
         """
-        logits, sampled = self._process_and_draw(logits, before, self.keys(position, 1))
-        chances = mx.softmax(logits.astype(mx.float32), axis=-1)
-        chance = mx.take_along_axis(chances, sampled[:, None].astype(mx.uint32), axis=-1)
+        logits, values, tokens = self._process_and_draw(logits, before, self.keys(position, 1))
+        chances = mx.softmax(logits[0].astype(mx.float32))
+        if others:
+            rest = mx.put_along_axis(values[0], tokens, mx.array(-mx.inf, values.dtype), axis=0)
+            best = mx.argpartition(-rest, others - 1)[:others]
+            best = best[mx.argsort(-rest[best])]
+            tokens = mx.concatenate([tokens, best.astype(tokens.dtype)])
         # Read both in one wait; float32 holds every token below 2**24.
-        token, probability = mx.concatenate([sampled.astype(mx.float32), chance[0]]).tolist()
-        return int(token), float(probability)
+        found = mx.stack([tokens.astype(mx.float32), chances[tokens]], axis=1).tolist()
+        return [(int(token), chance) for token, chance in found]
 
     def keys(self, position: int, rows: int) -> list[tuple[int, int]]:
         """Return the random key of each row; see `sample`."""
@@ -92,24 +99,24 @@ class Sampler:
 
     def sample_rows(self, logits: mx.array, keys: Sequence[tuple[int, int]]) -> mx.array:
         """Sample rows of any requests of this `group`; returns the tokens, [rows]."""
-        return self._process_and_draw(logits, mx.array([]), keys)[1]
+        return self._process_and_draw(logits, mx.array([]), keys)[2]
 
     def _process_and_draw(
         self, logits: mx.array, before: mx.array, keys: Sequence[tuple[int, int]]
-    ) -> tuple[mx.array, mx.array]:
-        """Return the processed logits and the tokens, [rows]; see `sample`."""
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        """Return the processed logits, the values that decide, and the tokens; see `sample`."""
         options = self.options
         if options.logit_bias or options.allowed_tokens:
             logits = logits + self._logit_offsets(logits.shape[-1])
         if self._penalizes:
             logits = penalized(logits, before, options)
         if options.temperature == 0:
-            return logits, mx.argmax(logits, axis=-1)
+            return logits, logits, mx.argmax(logits, axis=-1)
         kept = filtered(logits, self._filters)
-        if not self._candidates:
-            return kept, draw(kept, keys)
         values = race(kept, keys)
-        return kept, top_p_winner(values, logits, options.top_p, self._candidates)
+        if not self._candidates:
+            return kept, values, mx.argmax(values, axis=-1)
+        return kept, values, top_p_winner(values, logits, options.top_p, self._candidates)
 
     def _logit_offsets(self, vocabulary: int) -> mx.array:
         """Return the offset of each logit, [vocab]: the bias, or minus infinity if forbidden."""
@@ -246,13 +253,11 @@ def top_p_winner(values: mx.array, logits: mx.array, top_p: float, candidates: i
     return mx.take_along_axis(mx.concatenate(tokens, axis=-1), first, axis=-1)[:, 0]
 
 
-def draw(logprobs: mx.array, keys: Sequence[tuple[int, int]]) -> mx.array:
-    """Draw a token for each row, [rows]. logprobs: [rows, vocab] of float32, at most 0."""
-    return mx.argmax(race(logprobs, keys), axis=-1)
-
-
 def race(logprobs: mx.array, keys: Sequence[tuple[int, int]]) -> mx.array:
-    """Return the race values [rows, vocab]; `draw` takes the largest. keys: (seed, position)."""
+    """Return the race values [rows, vocab]; the largest one of a row wins.
+
+    logprobs: [rows, vocab] of float32, at most 0. keys: (seed, position).
+    """
     bits = random_bits(mx.array(keys, mx.uint32), logprobs.shape[-1])
     return mx.exp(logprobs) / exponential(bits)
 

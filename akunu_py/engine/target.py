@@ -155,12 +155,14 @@ class Target:
         depths = [0, *drafted.depths] if isinstance(drafted, TokenTree) else ()
         return RowsToSample(self.sampler, logits, before, position, depths)
 
-    def sample_draft(self, logits: mx.array, known: Sequence[int]) -> tuple[int, float]:
-        """Sample after `known` from another model's logits [1, vocab]; return token and chance."""
+    def sample_draft(
+        self, logits: mx.array, known: Sequence[int], others: int = 0
+    ) -> list[tuple[int, float]]:
+        """Sample after `known` from another model's logits; see `Sampler.sample_draft`."""
         if self.constraint is not None:
             logits = self.constraint.masked_ahead(logits)
         before = mx.array(known[-max(1, self.sampler.window) :], mx.int32)
-        return self.sampler.sample_draft(logits, before, len(known))
+        return self.sampler.sample_draft(logits, before, len(known), others)
 
     def pass_state(self) -> Any:
         return kv_cache.pass_state(self.cache)

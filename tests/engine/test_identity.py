@@ -25,11 +25,21 @@ from akunu_py.engine.events import Finished
 from akunu_py.engine.histories.prompt_cache_store import forget
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model.drafters import DraftModel
+from akunu_py.engine.request import Request
 from akunu_py.engine.sampling import Sampler
 from akunu_py.engine.target import Target
 from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
 from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.types import Drafter, DraftMode, GenerateOptions, Message, TextPiece
+from akunu_py.ngram.token_tree import TokenTree
+from akunu_py.types import (
+    Drafter,
+    DraftMode,
+    GenerateOptions,
+    Message,
+    Piece,
+    SwitchMode,
+    TextPiece,
+)
 from tests.support.drafters import Mixture
 from tests.support.engines import altered
 from tests.support.families import build
@@ -92,6 +102,7 @@ class Case:
     drafter: str
     situation: str
     sampling: str
+    tree: SwitchMode = "auto"
 
     def __str__(self) -> str:
         return f"{self.family}-{self.drafter}-{self.situation}-{self.sampling}"
@@ -99,7 +110,8 @@ class Case:
     @property
     def options(self) -> GenerateOptions:
         mode, tokens = MODES[self.drafter]
-        return GenerateOptions(COUNT, mode, tokens, SAMPLINGS[self.sampling])
+        sampling = SAMPLINGS[self.sampling]
+        return GenerateOptions(COUNT, mode, tokens, sampling, draft_tree=self.tree)
 
 
 @pytest.fixture(scope="module")
@@ -151,16 +163,22 @@ class Script:
         return []
 
     def sample_draft(self, sample: Any) -> Any:
-        """Return `Target.sample_draft`, whose tokens are right, wrong, or the drafter's own."""
+        """Return `Target.sample_draft`, whose tokens are right, wrong, or the drafter's own.
+
+        If there are alternatives, the second choice is right more often than the first.
+        """
 
         def sample_scripted(
-            target: Target, logits: mx.array, known: Sequence[int]
-        ) -> tuple[int, float]:
-            token, _ = sample(target, logits, known)
+            target: Target, logits: mx.array, known: Sequence[int], others: int = 0
+        ) -> list[tuple[int, float]]:
+            drafted = sample(target, logits, known, others)
             kind, right = self.random.random(), self.draft(list(known), 1)
+            token = drafted[0][0]
             if kind < 0.8 and right:
-                token = right[0] if kind < 0.6 else (right[0] + 1) % logits.shape[-1]
-            return token, 0.99
+                first = kind < (0.3 if others else 0.6)
+                token = right[0] if first else (right[0] + 1) % logits.shape[-1]
+                drafted[1:2] = [(right[0], 0.4)] * (others > 0 and not first)
+            return [(token, 0.5 if others else 0.99), *drafted[1:]]
 
         return sample_scripted
 
@@ -377,6 +395,31 @@ def run_case(case: Case, tiny: Engine, directory: Path) -> None:
 )
 def test_the_same_tokens_as_alone(case: Case, tiny: Engine, tmp_path: Path) -> None:
     run_case(case, tiny, tmp_path)
+
+
+@pytest.mark.usefixtures("timeless")
+@pytest.mark.parametrize("tree", ["auto", "off"])
+@pytest.mark.parametrize(
+    ("family", "drafter", "sampling"),
+    [("llama", "model", "sampled"), ("llama-kv8", "exit", "greedy"), ("mimo", "mtp", "greedy"),
+     ("llama", "dspark", "constrained"), ("qwen3_next", "dflash", "greedy")],
+)  # fmt: skip
+def test_second_choices_of_neural_drafters_are_accepted(
+    family: str, drafter: str, sampling: str, tree: SwitchMode, tiny: Engine, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    accepted, accept = list[int](), Request.accept
+
+    def counting(request: Request, seconds: float) -> Piece:
+        is_tree = isinstance(request.launched[0].drafted, TokenTree)
+        piece = accept(request, seconds)
+        accepted.append(is_tree * piece.accepted)
+        return piece
+
+    monkeypatch.setattr(Request, "accept", counting)
+    run_case(Case(family, drafter, "alone", sampling, tree), tiny, tmp_path)
+    can_branch = family != "qwen3_next"  # which has recurrent layers
+    assert any(accepted) == (tree == "auto" and can_branch)
 
 
 @pytest.mark.slow

@@ -19,9 +19,9 @@ from akunu_py.engine.sampling import (
     RowsToSample,
     Sampler,
     accepted_leniently,
-    draw,
     exponential,
     filtered,
+    race,
     sample_together,
     token_bytes,
     top_p_candidates,
@@ -208,7 +208,9 @@ def test_positions_draw_independently() -> None:
     """Pairs of tokens of one seed at 6,000 positions, from two distributions in turn."""
     p = np.array([[0.5, 0.2, 0.15, 0.1, 0.05], [0.05, 0.5, 0.2, 0.15, 0.1]])
     rows = mx.log(mx.array(np.tile(p, (3000, 1)), mx.float32))
-    tokens = np.array(draw(rows, [(4, row) for row in range(6000)])).reshape(3000, 2)
+    tokens = np.array(mx.argmax(race(rows, [(4, row) for row in range(6000)]), axis=-1)).reshape(
+        3000, 2
+    )
     counts = np.zeros((5, 5))
     np.add.at(counts, (tokens[:, 0], tokens[:, 1]), 1)
     assert p_value(counts.ravel(), np.outer(p[0], p[1]).ravel() * 3000) > 1e-4
@@ -222,7 +224,10 @@ def test_logits_that_round_differently_draw_the_same_tokens() -> None:
     rounded = logits + mx.where(mx.arange(20_000) < 20, 3e-5, 0.0)
     ours = theirs = 0
     for position in range(300):
-        pair = [draw(filtered(each, WARM), [(1, position)]).item() for each in (logits, rounded)]
+        pair = [
+            mx.argmax(race(filtered(each, WARM), [(1, position)])).item()
+            for each in (logits, rounded)
+        ]
         ours += pair[0] != pair[1]
         key = mx.random.key(position)
         pair = [mx.random.categorical(each / 0.9, key=key).item() for each in (logits, rounded)]
@@ -270,7 +275,9 @@ def test_top_p_without_a_sort_draws_the_token_of_the_sorted_vocabulary(
     before = mx.array([1] * 300)
     for more in ({}, {"temperature": 1.0}, {"top_k": 20}, {"min_p": 0.05, "temperature": 0.5}):
         options = replace(WARM, top_p=top_p, seed=9, **more)
-        expected = draw(filtered(logits, options), [(9, row) for row in range(300)]).tolist()
+        expected = mx.argmax(
+            race(filtered(logits, options), [(9, n) for n in range(300)]), axis=-1
+        ).tolist()
         with monkeypatch.context() as patched:
             patched.setattr(mx, "sort", None)
             patched.setattr(sampling, "apply_top_p", None)

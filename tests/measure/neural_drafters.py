@@ -57,7 +57,8 @@ class SimulatedDrafter:
         self.name = self.key = figures.name
         self.relative_cost, self.longest = figures.cost, len(figures.accepted)
         self.parallel = figures.parallel
-        self.prefilled = 0
+        self.prefilled = self.most_others = 0
+        self.others = ()
         self._accepted, self._simulated = (1.0, *figures.accepted), simulated
         item = simulated.item
         self._truth = [*item.prompt, *item.output]

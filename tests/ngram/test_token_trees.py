@@ -65,7 +65,7 @@ def test_the_planned_tree_has_the_highest_gain_of_all(
         for end, each in product(ends, counts)
         if all(branch.at <= end or not n for branch, n in zip(branches, each, strict=True))
     )
-    end, chosen = best_tree(chain, branches, drafted, costs, 0.9)
+    end, chosen, _ = best_tree(chain, branches, drafted, costs, 0.9)
     if not chosen:  # the chain is planned elsewhere, with the passes after this one
         assert end == drafted
         in_chain = max(gain(each, [0] * len(branches)) for each in ends)
@@ -83,7 +83,7 @@ def test_a_branch_that_the_next_pass_would_draft_as_well_is_worth_no_rows() -> N
     for value, rows in ((0.0, 2), (1.9, 0)):  # of the second token, once the first is known
         branch = Branch(0, [1, 2], [0.5, 0.9], [value, 0.0])
         chain = Branch(0, (), (), ())
-        _, chosen = best_tree(chain, [branch], 0, costs, 2.0)
+        _, chosen, _ = best_tree(chain, [branch], 0, costs, 2.0)
         assert sum(len(each.tokens) for each in chosen) == rows
 
 
@@ -155,3 +155,46 @@ def test_alternatives_that_are_never_right_are_no_longer_drafted() -> None:
         drafter.extend([drafter.index.size + 100])
         draft = drafter.propose(8)
     assert draft == []
+
+
+class Hesitant:
+    """A `NeuralDrafter` whose first choice is 11, and whose second and third are 21 and 31."""
+
+    name = key = "mtp"
+    relative_cost, longest, parallel, prefilled, most_others = 1e-6, 4, False, 0, 0
+    others: Sequence[tuple[int, float]] = ()
+
+    def start_draft(self, known: Sequence[int]) -> bool:
+        return True
+
+    def draft_token(self) -> tuple[int, float]:
+        self.others = [(21, 0.6), (31, 0.2)][: self.most_others]
+        return 11, 0.5
+
+    def release(self) -> None:
+        """Nothing is kept."""
+
+    def clock(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("curve", ["m5max", "m1"])
+def test_alternatives_of_a_neural_drafter_are_drafted_while_they_are_right(curve: str) -> None:
+    drafter = AutoDrafter(
+        CostCurve(parse_curve(curve).points), neural_drafters=[Hesitant()], ngrams=False
+    )
+    drafter.extend([1, 2, 3, 4])
+    chain = drafter.propose(16)
+    assert type(chain) is list
+    assert set(chain) <= {11}
+    drafter.allow_branches(lambda: True)
+    roots = list[set[int]]()
+    for token in [*[21] * 60, *[11] * 60, *[5] * 60]:
+        draft = TokenTree.of(drafter.propose(16))
+        roots.append({each for each, at in zip(draft, draft.parents, strict=True) if at < 0})
+        accepted = draft.accepted([token] * (1 + len(draft)))
+        drafter.observe(len(draft), len(accepted), 1 + len(draft), 1.0)
+        drafter.extend([token] * (1 + len(accepted)))
+    assert 21 in roots[59]
+    assert roots[119] == {11}
+    assert 21 not in roots[179]

@@ -86,6 +86,9 @@ def tokens_per_pass(
     prompts: Sequence[Sequence[int]],
     count: int,
     change: Callable[[Any], None] = lambda drafts: None,
+    curve: CostCurve = _FREE,
+    *,
+    trees: bool = False,
 ) -> float:
     """Return the tokens a pass of answers of `count` tokens, drafted for by `published` alone."""
     tokens = passes = 0
@@ -94,7 +97,8 @@ def tokens_per_pass(
         drafts: Any = published_drafter(published, target)
         drafts.clock = lambda: 0.0
         change(drafts)
-        drafter = AutoDrafter(_FREE, neural_drafters=[drafts], ngrams=False)
+        drafter = AutoDrafter(curve, neural_drafters=[drafts], ngrams=False)
+        drafter.allow_branches((lambda: True) if trees else None)
         pieces = drafted(target, drafts, drafter, prompt, count)
         tokens, passes = tokens + sum(len(each.tokens) for each in pieces), passes + len(pieces)
     return tokens / passes

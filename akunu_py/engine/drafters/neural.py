@@ -24,6 +24,8 @@ from akunu_py.models.load.model_files import as_error
 from akunu_py.ngram.cost import PRIOR_SHAPE, interpolate
 from akunu_py.ngram.neural_plan import TokenView
 
+_LEAST_REST = 1e-6  # probability of all tokens but the sampled one
+
 
 class NeuralDrafterBase(PassFollower):
     """Base class of neural drafters, which sample with the target's sampler."""
@@ -33,6 +35,7 @@ class NeuralDrafterBase(PassFollower):
     relative_cost: float
     longest: int
     parallel = False
+    most_others = 0
     in_auto = True  # whether `--draft auto` uses it
 
     @classmethod
@@ -48,6 +51,7 @@ class NeuralDrafterBase(PassFollower):
     def __init__(self, target: Target) -> None:
         self._target = target
         self._known = TokenView(())  # the history, then the draft
+        self.others: Sequence[tuple[int, float]] = ()
 
     def attach(self, target: Target) -> None:
         """Draft for another target, of the same model, from now on."""
@@ -71,7 +75,9 @@ class NeuralDrafterBase(PassFollower):
 
     def _sample(self, logits: mx.array) -> tuple[int, float]:
         """Sample the token after `_known` from logits [1, vocab] and append it."""
-        drafted = self._target.sample_draft(logits, self._known)
+        drafted, *others = self._target.sample_draft(logits, self._known, self.most_others)
+        rest = max(1.0 - drafted[1], *[chance for _, chance in others], _LEAST_REST)
+        self.others = [(token, chance / rest) for token, chance in others]
         self._known.append(drafted[0])
         return drafted
 

@@ -156,7 +156,7 @@ def test_drafts_follow_the_grammar(copied: Engine) -> None:
         sampling = SamplingOptions(
             temperature=temperature, seed=2, constraint=Constraint("regex", "[a-e ]{40}")
         )
-        options = GenerateOptions(40, draft="model", sampling=sampling)
+        options = GenerateOptions(40, draft="model", sampling=sampling, draft_tree="off")
         loop, prompt = StepLoop(copied), copied.tokens.encode("Say: ")
         plain = loop.answer(prompt, replace(options, draft="off"))
         drafted = StepLoop(copied).answer(prompt, options)
@@ -292,7 +292,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def run(engine: Engine, mode: DraftMode, sampling: SamplingOptions = GREEDY) -> Any:
-    options = GenerateOptions(max_tokens=24, draft=mode, sampling=sampling)
+    options = GenerateOptions(max_tokens=24, draft=mode, sampling=sampling, draft_tree="off")
     head = replace(engine.mtp_head, relative_cost=1e-6) if engine.mtp_head else None
     loop = StepLoop(replace(engine, mtp_head=head), UnsavedState(CostCurve(FREE)))
     first = loop.answer(PROMPT, options)

@@ -17,6 +17,7 @@ from akunu_py.engine import kv_cache
 from akunu_py.engine.drafters.states import TargetParts
 from akunu_py.engine.model import output_rows
 from akunu_py.engine.model.drafters import PublishedDrafter
+from akunu_py.ngram.cost import CostCurve
 from tests.support.learned import (
     KEYS,
     LENGTH,
@@ -101,9 +102,7 @@ def confuse_tokens(drafts: Any) -> None:
     drafts._parts, drafts._embed = parts, parts.embed
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark", "eagle3"])
-def test_wrong_wiring_is_seen_in_the_acceptance(kind: str) -> None:
-    mx.random.seed(0)
+def trained_drafter(kind: str, steps: int) -> PublishedDrafter:
     model = trained_target()
     with TemporaryDirectory() as directory:
         if kind == "eagle3":
@@ -114,8 +113,15 @@ def test_wrong_wiring_is_seen_in_the_acceptance(kind: str) -> None:
             drafter = block_drafter(kind, model, WIDTH, VOCABULARY).model
         mx.eval(drafter.parameters())
     drafter.train()
-    train(drafter, lambda made: drafter_loss(model, made), 200)
-    published = PublishedDrafter(kind, Path(), drafter, NEEDS, 1e-6)
+    train(drafter, lambda made: drafter_loss(model, made), steps)
+    return PublishedDrafter(kind, Path(), drafter, NEEDS, 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "eagle3"])
+def test_wrong_wiring_is_seen_in_the_acceptance(kind: str) -> None:
+    mx.random.seed(0)
+    model = trained_target()
+    published = trained_drafter(kind, 200)
     prompts = [text(10) for _ in range(4)]
     right = tokens_per_pass(model, published, prompts, 30)
     assert right > 2.5
@@ -125,3 +131,18 @@ def test_wrong_wiring_is_seen_in_the_acceptance(kind: str) -> None:
     for change in changes:
         changed = tokens_per_pass(model, published, prompts, 30, change)
         assert changed < 0.7 * right, change.__name__
+
+
+@pytest.mark.parametrize("kind", ["dspark", "eagle3"])
+def test_a_tree_yields_more_tokens_than_a_chain_of_as_many_rows(kind: str) -> None:
+    mx.random.seed(0)
+    published, prompts = trained_drafter(kind, 60), [text(10) for _ in range(4)]
+    for rows in (5, 8):
+        costs = {1: 1.0, rows: 1.01, rows + 1: 50.0}
+        chain, tree = (
+            tokens_per_pass(
+                trained_target(), published, prompts, 60, curve=CostCurve(costs), trees=trees
+            )
+            for trees in (False, True)
+        )
+        assert tree > chain
