@@ -19,11 +19,6 @@ FRESH = {"prompt": list(range(100, 150)), "output": list(range(200, 290))}
 LOOP = {"prompt": list(range(50)) * 2, "output": list(range(50)) * 2}
 CASES = [
     ("caches", "TRACE --budget 3000 --repeats 1", "again aside budget prompts"),
-    (
-        "device",
-        "TRACE --device gap:0.15,first:5 --network mtp:0.06:0.8,0.65,0.5",
-        "curve device draft workloads",
-    ),
     ("oracle", "SOURCES --places 9 --faults", "all languages reached"),
     (
         "fidelity",
