@@ -28,8 +28,6 @@ from akunu_py.completion.prompt.layout import (
 )
 from akunu_py.completion.prompt.project_imports import imported_files
 from akunu_py.completion.prompt.related import (
-    Chunk,
-    ChunkCache,
     RelatedFiles,
     chunks_of,
     defined_names,
@@ -166,26 +164,6 @@ def requested(prefix: str, files: tuple[SourceFile, ...], **more: Any) -> Comple
 def completer(tmp_path: Path) -> Completer:
     options = CompleteOptions(fim="qwen2.5-coder", file_tokens=600)
     return Completer(load_tiny(tmp_path, MARKERS), options)
-
-
-def test_files_are_cut_again_only_after_a_change_or_above_the_limit() -> None:
-    files = [(file.path, file.text) for file in project(10)]
-    size = len(files[0][1])
-    cache = ChunkCache(4 * size + 100)
-
-    def same(one: list[Chunk], other: list[Chunk]) -> list[bool]:
-        return [a is b for a, b in zip(one, other, strict=True)]
-
-    first = cache.chunks(files[:4])
-    assert all(same(first, cache.chunks(files[:4])))
-    cache.chunks(files[4:5])  # takes the place of the first file
-    each = len(first) // 4
-    assert all(same(first[each:], cache.chunks(files[1:4])))
-    changed = (files[3][0], files[3][1] + "\n\ndef more():\n    pass\n")
-    assert "more" in {name for chunk in cache.chunks([changed]) for name in chunk.defines}
-    assert not any(same(first[:each], cache.chunks(files[:1])))
-    cache.chunks([("long.py", "x = 1\n" * size)])  # longer than the limit
-    assert not any(same(first[each:], cache.chunks(files[1:4])))
 
 
 def test_fewer_new_tokens_are_prefilled_while_a_client_waits(completer: Completer) -> None:
