@@ -290,21 +290,17 @@ def test_names_of_files(tmp_path: Path) -> None:
     (tmp_path / "repo" / ".git").mkdir(parents=True)
     path = str(tmp_path / "repo" / "src" / "a.py")
     assert find_root(path) == str(tmp_path / "repo")
-    names = name_files(path, "", "", [])
+    names = name_files(path, "", "")
     assert (names.path, names.repository) == ("src/a.py", "repo")
-    names = name_files("/x/y/src/a.py", "", "/x/y/", ["/x/z.py"])
+    names = name_files("/x/y/src/a.py", "", "/x/y/")
     assert (names.path, names.repository) == ("src/a.py", "y")
-    names = name_files("C:\\code\\shop\\a.py", "", "C:\\code\\shop", [])
+    names = name_files("C:\\code\\shop\\a.py", "", "C:\\code\\shop")
     assert (names.path, names.repository) == ("a.py", "shop")
-    for one, other, repository in [  # the common directory
-        ("/home/me/app/src/a.py", "/home/me/app/lib/b.py", "app"),
-        ("a.py", "b.py", "project"),
-        ("/x/a.py", "b.py", "project"),
-        ("C:\\work\\app\\a.py", "C:\\work\\app\\b.py", "app"),
-    ]:
-        assert name_files(one, "", "", [other]).repository == repository
-    assert not name_files("", "", "", []).known
-    assert name_files("", "python", "", []).path == "untitled.python"
+    names = name_files("/x/app/a.py", "", "")  # the directory of the file
+    assert (names.path, names.repository) == ("a.py", "app")
+    assert name_files("a.py", "", "").repository == "project"
+    assert not name_files("", "", "").known
+    assert name_files("", "python", "").path == "untitled.python"
 
 
 @pytest.mark.parametrize(("path", "line"), [

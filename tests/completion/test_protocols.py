@@ -227,19 +227,19 @@ def test_limits_of_the_command_hold_where_a_request_sets_none() -> None:
     assert (request.max_tokens, request.seconds) == (7, 0.5)
 
 
-def test_completion_has_a_model_of_its_own(tmp_path: Path, starter: StoredModel) -> None:
+def test_completion_has_a_model_of_its_own(tmp_path: Path, tiny: Path) -> None:
     """And where the model cannot fill in the middle, one to pull is named."""
     env = {"XDG_CONFIG_HOME": str(tmp_path)}
     settings = tmp_path / "akunu" / "settings.toml"
     settings.parent.mkdir()
-    settings.write_text('model = "starter"\ncompletion_model = "nonesuch"\n')
+    settings.write_text(f'model = "{tiny}"\ncompletion_model = "nonesuch"\n')
     done = run_here("complete", env=env)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "nonesuch" in done.stderr
-    settings.write_text('model = "nonesuch"\ncompletion_model = "starter"\n')
+    settings.write_text(f'model = "nonesuch"\ncompletion_model = "{tiny}"\n')
     done = run_here("complete", env=env)
     assert done.returncode == 0
-    assert "starter is not known to fill in the middle" in done.stderr
+    assert f"{tiny.name} is not known to fill in the middle" in done.stderr
 
 
 # The filter

@@ -14,7 +14,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from akunu_py.bench.result import median
-from akunu_py.engine import kv_cache
 from akunu_py.engine.answer import text_job
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Event, Failed, Finished
@@ -24,10 +23,9 @@ from akunu_py.engine.prefill import unused_limit
 from akunu_py.kernels import probe
 from akunu_py.kernels.probe import Probe
 from akunu_py.kernels.quantized_rows import ROWS
-from akunu_py.types import GenerateOptions, Message
+from akunu_py.types import GenerateOptions
 
 _REPEATS = 5
-TIE_ROWS = 5  # of a pass with a draft of four tokens
 
 
 def measured_bandwidth(nbytes: int) -> float:
@@ -40,38 +38,6 @@ def measured_bandwidth(nbytes: int) -> float:
         mx.eval(array.sum())
         seconds.append(time.perf_counter() - started)
     return nbytes / median(seconds) / 1e9
-
-
-def near_ties(engine: Engine, kind: mx.Dtype, positions: int) -> tuple[float, float]:
-    """Compare the most likely tokens of passes of `TIE_ROWS` rows with one row at a time.
-
-    Returns the shares of positions where they differ, and where the two highest logits are within
-    one step of the format. kind: format of all values that are not quantized. The text is the
-    model's own answer.
-    """
-    prompt = engine.tokens.encode_chat([Message("user", "Write a story about a lighthouse.")])
-    options = GenerateOptions(positions, draft="off", may_store=False)
-    text = [*prompt, *StepLoop(engine).answer(prompt, options).tokens]
-    original = engine.model.parameters()
-    engine.model.set_dtype(kind)
-    try:
-        single, together = (_logits(engine, text, len(prompt), rows) for rows in (1, TIE_ROWS))
-    finally:
-        engine.model.update(original)
-    top = mx.sort(single, axis=-1)[:, -2:]
-    close = top[:, 1] - top[:, 0] <= mx.finfo(kind).eps * mx.abs(top[:, 1])
-    flipped = mx.argmax(single, axis=-1) != mx.argmax(together, axis=-1)
-    return float(flipped.mean().item()), float(close.mean().item())
-
-
-def _logits(engine: Engine, text: list[int], start: int, rows: int) -> mx.array:
-    """Return the logits behind each token from `start` on, [tokens, vocab] of float32."""
-    cache, found = kv_cache.new_cache(engine.model, engine.plan.kv_bits), []
-    mx.eval(engine.model(mx.array([text[:start]]), cache=cache))
-    for at in range(start, len(text), rows):
-        found.append(engine.model(mx.array([text[at : at + rows]]), cache=cache)[0])
-        mx.eval(found[-1])
-    return mx.concatenate(found).astype(mx.float32)
 
 
 def counted_memory(engine: Engine, length: int) -> tuple[float, float]:
