@@ -98,14 +98,14 @@ class SimulatedRunner(BareRunner):
     """Launches passes on the device of the target, instead of a model."""
 
     def _launch(
-        self, requests: Sequence[Request], drafts: Sequence[list[int]], *, behind: bool = False
+        self, requests: Sequence[Request], drafts: Sequence[list[int]], *, ahead: bool = False
     ) -> None:
         (request,), (drafted,) = requests, drafts
         target: Any = request.target
-        known = request.launched[0].sampled.tokens if behind else target.pending
+        known = request.launched[0].sampled.tokens if ahead else target.pending
         rows: Any = [*known, *drafted]
-        sampled = target.launch(rows, 1 + len(drafted), behind=behind)
-        request.launched.append(DecodePass(drafted, None, behind, rows, sampled))
+        sampled = target.launch(rows, 1 + len(drafted), ahead=ahead)
+        request.launched.append(DecodePass(drafted, None, ahead, rows, sampled))
 
     def _wait_for(self, running: Sequence[Request]) -> None:
         running[0].launched[0].sampled.tolist()
@@ -122,8 +122,8 @@ class SimulatedTarget(Target):
         self._device = device
         self._truth = [*item.prompt, *item.output]
 
-    def launch(self, rows: Sequence[int], wanted: int, *, behind: bool) -> _Launched:
-        start = len(self.tokens) + len(self.pending) * behind
+    def launch(self, rows: Sequence[int], wanted: int, *, ahead: bool) -> _Launched:
+        start = len(self.tokens) + len(self.pending) * ahead
         expected = self._truth[start : start + len(rows) + 1]
         matching = next(
             (i for i, row in enumerate(rows) if expected[i : i + 1] != [row]), len(rows)

@@ -20,7 +20,6 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
-from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -211,17 +210,15 @@ def compile_constraint(
 def compile_ahead(codec: TokenCodec, constraint: Constraint) -> list[Future[Compiled]]:
     """Compile all grammars of a constraint, so that the model's thread need not.
 
-    Returns them when the first two are ready; they stay available while the caller keeps them.
-    Raises UsageError as `compile_constraint` does.
+    Returns those to draft from when the first one is ready. Raises UsageError as
+    `compile_constraint` does.
     """
     compile_constraint(codec, constraint)
     if constraint.kind in ("json", "json_schema"):
         key_tokens(codec)
-    layout = COMPACT if constraint.compact else FREE
-    made = [_start_compiling(codec, constraint, layout)]
     drafts = [_start_compiling(codec, *each, draft=True) for each in _draft_grammars(constraint)]
     wait(drafts[:1])
-    return [*made, *drafts]
+    return drafts
 
 
 def _start_compiling(
@@ -235,9 +232,8 @@ def _start_compiling(
     return compiled((key, what, layout), lambda: _compile(tables, _grammar(constraint, layout)))
 
 
-_MOST = 32  # grammars; a request with strict tools has three
+_MOST = 64  # grammars; a request with strict tools has three
 _grammars: OrderedDict[Hashable, Future[Compiled]] = OrderedDict()  # least recently used first
-_alive: WeakValueDictionary[Hashable, Future[Compiled]] = WeakValueDictionary()  # all in use
 _lock = threading.Lock()
 
 
@@ -248,11 +244,10 @@ def compiled(key: Hashable, work: Callable[[], Compiled]) -> Future[Compiled]:
     limits its own work, so a compile that is too slow ends later.
     """
     with _lock:
-        if (known := _alive.get(key)) is not None:
-            if key in _grammars:
-                _grammars.move_to_end(key)
+        if (known := _grammars.get(key)) is not None:
+            _grammars.move_to_end(key)
             return known
-        future = _grammars[key] = _alive[key] = Future[Compiled]()
+        future = _grammars[key] = Future[Compiled]()
         while len(_grammars) > _MOST:
             _grammars.popitem(last=False)
 
@@ -261,9 +256,8 @@ def compiled(key: Hashable, work: Callable[[], Compiled]) -> Future[Compiled]:
             future.set_result(work())
         except BaseException as error:  # noqa: BLE001  (a Rust panic is no Exception)
             with _lock:
-                if _alive.get(key) is future:
-                    del _alive[key]
-                    _grammars.pop(key, None)
+                if _grammars.get(key) is future:
+                    del _grammars[key]
             future.set_exception(error)
 
     threading.Thread(target=run, name="grammar", daemon=True).start()
