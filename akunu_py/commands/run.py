@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
         loop.runner.disk_caches = None
         if args.prompt_cache.exists():
             loop.load_prompt_cache(args.prompt_cache)
-    context, rules = prompt_rewrites(engine, tokens, options), compile_rules(encoder, options)
-    generation = loop.request(tokens, options, context, rules=rules)
+    compile_rules(encoder, options)
+    generation = loop.request(tokens, options, prompt_rewrites(engine, tokens, options))
     if options.draft != "off" and engine.no_draft_reason:
         print_warnings([f"{engine.name} runs without drafting: {engine.no_draft_reason}"])
     if options.thinking_budget is not None and not can_limit_thinking(encoder.tokenizer):

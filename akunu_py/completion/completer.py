@@ -21,7 +21,6 @@ from akunu_py.completion.completion_request import (
     with_unix_newlines,
 )
 from akunu_py.completion.prompt.layout import (
-    Budgets,
     CodeTokens,
     Names,
     Prompt,
@@ -72,7 +71,6 @@ class Completer:
 
         Raises UsageError if the model lacks the format in `options`.
         """
-        self.options = options
         self.code = CodeTokens(engine.tokens.tokenizer, engine.tokens.vocabulary)
         # None if the model was not trained to fill in the middle.
         self.family = find_family(options.fim, self.code, engine.name)
@@ -82,7 +80,7 @@ class Completer:
         stops = engine.tokens.stop_tokens | self.code.marker_ids(markers)
         self.engine = replace(engine, tokens=replace(engine.tokens, stop_tokens=stops))
         self.conversation = secrets.token_hex(8)  # of its requests, for the drafter
-        self._budgets = _budgets(options, engine.plan.context_length)
+        self.options = _fitting(options, engine.plan.context_length)
         self.cache = CompletionCache()
         self._related = RelatedFiles()
         self.loop = loop or StepLoop(self.engine, learned, 1, chunk_seconds=_SLICE_S)
@@ -118,11 +116,10 @@ class Completer:
     def prompt(self, request: CompletionRequest, loop: StepLoop | None = None) -> Prompt:
         """Return the prompt for `request`. loop: has the cached prefix (default: own)."""
         others = [file for file in request.files if not request.path or file.path != request.path]
-        paths = [file.path for file in others]
-        names = name_files(request.path, request.language, request.root, paths)
+        names = name_files(request.path, request.language, request.root)
         files = [(relative(file.path, names.root), file.text) for file in others]
         prompt = self._make_prompt(request, names, files)
-        if files and self._budgets.files and self.family and self.family.reads_files:
+        if files and self.options.file_tokens and self.family and self.family.reads_files:
             cached = (loop or self.loop).reach(prompt.tokens)
             if self._choose_related(request, files, prompt.ahead, cached):
                 prompt = self._make_prompt(request, names, files)
@@ -146,7 +143,7 @@ class Completer:
             and (waits or related.covers(files, near))
         ):
             return False
-        budget = self._budgets.files
+        budget = self.options.file_tokens
         fresh = min(budget, self.options.fresh_tokens) if waits else budget
         related.update(files, near, self._section_tokens, budget, fresh, cached)
         return True
@@ -157,7 +154,7 @@ class Completer:
     def _make_prompt(
         self, request: CompletionRequest, names: Names, files: list[tuple[str, str]]
     ) -> Prompt:
-        formats = self.code, self.family, self._budgets
+        formats = self.code, self.family, self.options
         related = self._related.sections()
         prompt = make_prompt(*formats, request.prefix, request.suffix, names, files, related)
         if not prompt.tokens:  # nothing fits the budget, and the model has no BOS token
@@ -334,8 +331,8 @@ def with_small_caches(engine: Engine) -> Engine:
     return replace(engine, plan=replace(plan, prompt_cache_memory=memory))
 
 
-def _budgets(options: CompleteOptions, context: int) -> Budgets:
-    """Return the budgets, scaled down so that prompt and completion fit the context."""
+def _fitting(options: CompleteOptions, context: int) -> CompleteOptions:
+    """Return the options with budgets with which prompt and completion fit the context."""
     wanted = options.prefix_tokens, options.suffix_tokens
     if min(*wanted, options.file_tokens) < 0 or options.prefix_tokens < 1:
         raise UsageError(
@@ -346,4 +343,5 @@ def _budgets(options: CompleteOptions, context: int) -> Budgets:
     room = max(16, context - min(_RESERVED, context // 4) - 256)
     share = min(1.0, room / sum(wanted))
     prefix, suffix = (int(tokens * share) for tokens in wanted)
-    return Budgets(prefix, suffix, min(options.file_tokens, max(0, room - prefix - suffix)))
+    files = min(options.file_tokens, max(0, room - prefix - suffix))
+    return replace(options, prefix_tokens=prefix, suffix_tokens=suffix, file_tokens=files)

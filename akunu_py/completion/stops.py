@@ -1,16 +1,7 @@
-"""Stop rules: where a completion ends, from the text around the cursor.
+"""Stop rules: where a completion ends, from the text around the cursor (docs/complete.md).
 
 The rules use the cursor position, indentation, brackets and the text after the cursor. They hold
 for most languages and need no parser for each.
-
-    after the cursor               the completion is
-    -----------------              -----------------
-    more code on the line          the rest of this line
-    only closing brackets          everything up to them
-    nothing, partial line          this line, and the block that it opens
-    nothing, comment               this line, or the statement that it announces
-    nothing, indented              the lines with this indentation or a deeper one
-    nothing, at the margin         one statement and its block
 """
 
 from __future__ import annotations

@@ -122,14 +122,14 @@ def chat_job(
     )
     markers = parser_for(codec.tokenizer, tools).markers
     asked = replace(options, sampling=sampling, markers=(*options.markers, *markers))
-    rules = compile_rules(codec, asked)  # here, because the model's thread answers others, too
+    compile_rules(codec, asked)  # here, because the model's thread answers others, too
     exclusive = options.sampling.constraint is not None and chosen.mode in ("auto", "none")
     one_call = not parallel or chosen.mode == "named"
 
     def begin(loop: StepLoop) -> AnswerEvents:
         allowed = chosen.mode != "none"
         parser = parser_for(codec.tokenizer, tools, allowed=allowed, exclusive=exclusive)
-        request = loop.request(prompt, asked, context, stable, rules)
+        request = loop.request(prompt, asked, context, stable)
         may_call = bool(tools) and allowed and not exclusive
         thought = parser_for(codec.tokenizer, tools) if may_call else None
         shown = AnswerDetails(loop, request) if details else None
@@ -151,12 +151,11 @@ def text_job(
     prompt: Sequence[int],
     options: GenerateOptions,
     draft_context: Sequence[Sequence[int]] = (),
-    rules: Sequence[object] = (),
 ) -> BeginJob:
-    """Return a job that continues token ids. draft_context, rules: see `Request`."""
+    """Return a job that continues token ids. draft_context: see `Request`."""
 
     def begin(loop: StepLoop) -> AnswerEvents:
-        request = loop.request(prompt, options, draft_context, rules=rules)
+        request = loop.request(prompt, options, draft_context)
         parser = parser_for(loop.engine.tokens.tokenizer, ())
         return AnswerEvents(request, parser, one_call=False)
 
@@ -172,9 +171,9 @@ def prompt_job(
     """Return a `text_job` with the rewrites of its prompt. Compiles its grammar, as `chat_job`."""
     from akunu_py.engine.constraint.answer_limits import compile_rules
 
-    rules = compile_rules(engine.tokens, options)
+    compile_rules(engine.tokens, options)
     context = [*draft_context, *prompt_rewrites(engine, prompt, options)]
-    return text_job(prompt, options, context, rules)
+    return text_job(prompt, options, context)
 
 
 class AnswerEvents:

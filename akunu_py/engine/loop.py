@@ -72,11 +72,10 @@ class StepLoop:
         options: GenerateOptions,
         draft_context: Sequence[Sequence[int]] = (),
         stable: int | None = None,
-        rules: Sequence[object] = (),
     ) -> Request:
         """Return a new request; see `Request`, also for errors."""
         target = self.runner.new_target()
-        return Request(self.engine, target, prompt, options, draft_context, stable, rules)
+        return Request(self.engine, target, prompt, options, draft_context, stable)
 
     def answer(
         self,
@@ -86,8 +85,8 @@ class StepLoop:
         stable: int | None = None,
     ) -> Answer:
         """Answer `prompt` (token ids) and return the whole answer; see `request`."""
-        rules = compile_rules(self.engine.tokens, options)
-        request = self.request(prompt, options, draft_context, stable, rules)
+        compile_rules(self.engine.tokens, options)
+        request = self.request(prompt, options, draft_context, stable)
         for _ in self.stream(request):
             pass
         return request.answer

@@ -74,13 +74,11 @@ class Request:
         options: GenerateOptions,
         draft_context: Sequence[Sequence[int]] = (),
         stable: int | None = None,
-        rules: Sequence[object] = (),
     ) -> None:
         """prompt: token ids. draft_context: token sequences to draft from, without prefill.
 
         target: an empty one. stable: length of the prefix that the next prompt will share, if
-        known. rules: from `compile_rules`, to keep while the answer needs them. Raises EmptyPrompt,
-        PromptTooLong, DamagedModel or UsageError.
+        known. Raises EmptyPrompt, PromptTooLong, DamagedModel or UsageError.
         """
         if options.stop_tokens:
             stop_tokens = engine.tokens.stop_tokens.union(options.stop_tokens)
@@ -92,7 +90,6 @@ class Request:
         self.options = options
         self.draft_context = draft_context
         self.stable = stable
-        self.rules = rules
         # For the scheduler:
         self.short = False  # small prompt and few tokens
         self.begun = False  # the scheduler chose it

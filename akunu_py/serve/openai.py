@@ -515,11 +515,8 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
     for prompt in prompts:
         context = [*prompt.draft_context, *prompt_rewrites(service.engine, prompt.tokens, options)]
         each = replace(options, stop_tokens=(*options.stop_tokens, *prompt.stop_tokens))
-        rules = compile_rules(service.engine.tokens, each)  # raises if a rule is invalid
-        jobs += [
-            text_job(prompt.tokens, chosen, context, rules)
-            for chosen in choice_options(each, count)
-        ]
+        compile_rules(service.engine.tokens, each)  # raises if a rule is invalid
+        jobs += [text_job(prompt.tokens, chosen, context) for chosen in choice_options(each, count)]
     echoes = [_echo(text, service) if body.echo else "" for text in texts for _ in range(count)]
     return PreparedRequest(
         jobs,

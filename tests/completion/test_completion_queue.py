@@ -18,8 +18,7 @@ from akunu_py.completion.completion_queue import (
     submit_with_alternatives,
 )
 from akunu_py.completion.completion_request import Completion, CompletionRequest, EndCheck
-from akunu_py.completion.pace import Pace
-from akunu_py.completion.tickets import Ticket
+from akunu_py.completion.tickets import Pace, Ticket
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Failed, Finished
 from akunu_py.engine.loop import StepLoop

@@ -29,10 +29,10 @@ from akunu_py.completion.protocols.lsp import (
 )
 from akunu_py.engine.job import ModelLoop
 from akunu_py.errors import UsageError
-from akunu_py.models.store.model_store import StoredModel
 from tests.support.lsp_servers import ECHO, STARTER, Echo, Ghost
+from tests.support.tiny_fim import sentence_piece, write_model
 
-CODE = "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n"
+END = "<|endoftext|>"
 Edit = tuple[int, int, int, int, str]
 AUTOMATIC, INVOKED = (
     lsp.InlineCompletionTriggerKind.Automatic,
@@ -152,24 +152,26 @@ async def editor(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Editor]:
     await editor.close()
 
 
-async def test_a_session_on_the_starter(editor: Editor, starter: StoredModel) -> None:
-    await editor.client.start_io(*STARTER)
+async def test_a_session_on_a_model(editor: Editor, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "tiny", sentence_piece([END]), end=END)
+    await editor.client.start_io(*STARTER[:-1], str(model))
     offered = await editor.initialize()
     assert offered.position_encoding == lsp.PositionEncodingKind.Utf16
     assert isinstance(offered.text_document_sync, lsp.TextDocumentSyncOptions)
     assert offered.text_document_sync.change == lsp.TextDocumentSyncKind.Incremental
     assert offered.inline_completion_provider == lsp.InlineCompletionOptions()
 
-    editor.open("file:///tmp/a.py", CODE)  # while the model loads
-    (item,) = await editor.complete("file:///tmp/a.py", 4, 0)
-    assert (item.insert_text, item.range) == ("    return a - b", range_of(4, 0, 4, 0))
+    editor.open("file:///tmp/a.py", "x = [[[[")  # while the model loads
+    (item,) = await editor.complete("file:///tmp/a.py", 0, 8)
+    assert item.range == range_of(0, 8, 0, 8)
     create, begin, end = editor.progress
     assert (create, begin["kind"], end["kind"]) == ("create", "begin", "end")
-    assert end["message"] == "starter is ready"
+    assert end["message"] == "tiny is ready"
 
-    editor.change("file:///tmp/a.py", (4, 0, 4, 0, "    return "))
-    (item,) = await editor.complete("file:///tmp/a.py", 4, 11)
-    assert item.insert_text == "a - b"
+    text = item.insert_text
+    editor.change("file:///tmp/a.py", (0, 8, 0, 8, text[0]))
+    (item,) = await editor.complete("file:///tmp/a.py", 0, 9)
+    assert item.insert_text == text[1:]
     assert editor.messages == []
     assert await editor.leave() == 0
 

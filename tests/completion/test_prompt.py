@@ -28,8 +28,6 @@ from akunu_py.completion.prompt.layout import (
 )
 from akunu_py.completion.prompt.project_imports import imported_files
 from akunu_py.completion.prompt.related import (
-    Chunk,
-    ChunkCache,
     RelatedFiles,
     chunks_of,
     defined_names,
@@ -168,26 +166,6 @@ def completer(tmp_path: Path) -> Completer:
     return Completer(load_tiny(tmp_path, MARKERS), options)
 
 
-def test_files_are_cut_again_only_after_a_change_or_above_the_limit() -> None:
-    files = [(file.path, file.text) for file in project(10)]
-    size = len(files[0][1])
-    cache = ChunkCache(4 * size + 100)
-
-    def same(one: list[Chunk], other: list[Chunk]) -> list[bool]:
-        return [a is b for a, b in zip(one, other, strict=True)]
-
-    first = cache.chunks(files[:4])
-    assert all(same(first, cache.chunks(files[:4])))
-    cache.chunks(files[4:5])  # takes the place of the first file
-    each = len(first) // 4
-    assert all(same(first[each:], cache.chunks(files[1:4])))
-    changed = (files[3][0], files[3][1] + "\n\ndef more():\n    pass\n")
-    assert "more" in {name for chunk in cache.chunks([changed]) for name in chunk.defines}
-    assert not any(same(first[:each], cache.chunks(files[:1])))
-    cache.chunks([("long.py", "x = 1\n" * size)])  # longer than the limit
-    assert not any(same(first[each:], cache.chunks(files[1:4])))
-
-
 def test_fewer_new_tokens_are_prefilled_while_a_client_waits(completer: Completer) -> None:
     options = CompleteOptions(fim="qwen2.5-coder", file_tokens=1200, fresh_tokens=200)
     completer = Completer(completer.engine, options)
@@ -312,21 +290,17 @@ def test_names_of_files(tmp_path: Path) -> None:
     (tmp_path / "repo" / ".git").mkdir(parents=True)
     path = str(tmp_path / "repo" / "src" / "a.py")
     assert find_root(path) == str(tmp_path / "repo")
-    names = name_files(path, "", "", [])
+    names = name_files(path, "", "")
     assert (names.path, names.repository) == ("src/a.py", "repo")
-    names = name_files("/x/y/src/a.py", "", "/x/y/", ["/x/z.py"])
+    names = name_files("/x/y/src/a.py", "", "/x/y/")
     assert (names.path, names.repository) == ("src/a.py", "y")
-    names = name_files("C:\\code\\shop\\a.py", "", "C:\\code\\shop", [])
+    names = name_files("C:\\code\\shop\\a.py", "", "C:\\code\\shop")
     assert (names.path, names.repository) == ("a.py", "shop")
-    for one, other, repository in [  # the common directory
-        ("/home/me/app/src/a.py", "/home/me/app/lib/b.py", "app"),
-        ("a.py", "b.py", "project"),
-        ("/x/a.py", "b.py", "project"),
-        ("C:\\work\\app\\a.py", "C:\\work\\app\\b.py", "app"),
-    ]:
-        assert name_files(one, "", "", [other]).repository == repository
-    assert not name_files("", "", "", []).known
-    assert name_files("", "python", "", []).path == "untitled.python"
+    names = name_files("/x/app/a.py", "", "")  # the directory of the file
+    assert (names.path, names.repository) == ("a.py", "app")
+    assert name_files("a.py", "", "").repository == "project"
+    assert not name_files("", "", "").known
+    assert name_files("", "python", "").path == "untitled.python"
 
 
 @pytest.mark.parametrize(("path", "line"), [

@@ -41,7 +41,7 @@ def allows(schema: Any, text: str, layout: Layout = OPEN) -> bool:
 
 
 @pytest.mark.long
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schemas, st.lists(values, min_size=1, max_size=5), st.integers())
 @example({"oneOf": [{"minimum": 2}, {"multipleOf": 7}]}, [1, 2, 7, 0, "a"], 1)
 @example({"contains": {"const": 1}, "maxItems": 2}, [[1], [1, 1], [2], [1, 2], [2, 2, 1]], 1)
@@ -309,7 +309,7 @@ def test_bounds_of_numbers(
 
 
 @pytest.mark.long
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.sampled_from([1, 2, 3, 7, 10, 12, 0.5, 2.5, 0.01]), min_size=1, max_size=2),
     st.sampled_from([{}, {"multipleOf": 3}, {"const": 21}, {"type": "integer"}, {"maximum": 9}]),

@@ -14,15 +14,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
 
 from akunu_py.bench.command import FAILED, progress, show
-from akunu_py.bench.curve import Curve, measure_curve
-from akunu_py.bench.replay import load_selected, replay_trace
+from akunu_py.bench.curve import measure_curve
 from akunu_py.bench.result import (
     CHECK_FORMAT,
     Result,
@@ -45,7 +43,7 @@ from akunu_py.kernels import probe
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.parser import add_format, number
-from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message, SamplingOptions
+from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message
 from tests.measure import mac_checks
 from tests.measure.tool import run_akunu, run_tool, was_interrupted
 
@@ -53,10 +51,7 @@ ROUNDING = 16  # steps of the format, relative to the typical output; a wrong ke
 NEAR_TIE = 0.5  # logits: two roundings of bfloat16 for logits of 32 to 64
 MIN_OFF, MIN_AUTO, MIN_PREFILL = 0.98, 0.99, 0.95  # of mlx-lm's speed; medians vary by 1 %
 COST_PER_ROW = 0.5  # of 32 rows, in plain steps; above it no draft saves time
-MIN_SAMPLING = 0.9  # of the speed without logprobs or top-p
-MAX_FLIPPED = 0.02  # of the tokens
 MAX_UNCOUNTED = 1.05
-METAL_BUFFERS = 499_000  # of a process; macOS has no larger limit
 MAX_WIRED = 1.1  # times the weights; more can panic macOS
 MAX_MEMORY = 1.1  # times the estimate
 MAX_BANDWIDTH = 1.6  # ratio of assumed to measured bandwidth, or its inverse; sums reach 80 %
@@ -64,14 +59,8 @@ MAX_WARM_S, MAX_IDLE_S = 0.15, 0.1  # first token of a cached prompt; what an id
 MAX_START_S = {"the first time": 4.0, "again": 3.0}  # process start to first token
 LOAD_RATE = 1e9  # bytes/s, which add to it
 _SPEEDS = (("off", PLAIN, MIN_OFF), ("auto", PLAIN, MIN_AUTO), ("auto", "off", MIN_AUTO))
-_SAMPLED = SamplingOptions(temperature=0.8, seed=0)
-_SAMPLING = (
-    ("logprobs", SamplingOptions(), SamplingOptions(logprobs=1)),
-    ("top-p", _SAMPLED, replace(_SAMPLED, top_p=0.95)),
-)
 _MAX_SOAK = 24 * 60  # minutes
 _MAX_SIZE = 3.5e9  # bytes; the check of a larger model takes more than ten minutes
-_TRACES = Path(__file__).parents[2] / "bench/results/starter-traces.json.gz"
 _BIT_WIDTHS, _GROUP_SIZES = (4, 8), (4, 8)  # of quantized matrices; query heads per KV head
 
 
@@ -114,7 +103,6 @@ class CheckPlan:
     depths: Sequence[int] = (512, 4096)  # cached tokens in the test of attention
     idle_s: float = 5.0
     bandwidth_bytes: int = 1 << 30
-    tie_positions: int = 500
     soak_tokens: int = 14_000  # of a prompt
     starts: int = 2  # of a process
 
@@ -122,7 +110,7 @@ class CheckPlan:
 # Enough to run every line. On a CPU half precision takes minutes, so the matrices are small.
 QUICK = CheckPlan(
     ["chat"], 1, 8, (16, 64), (0, 64, 100_000), (1, 2, 32, 33), 1, ((64, 64),), (16,),
-    idle_s=0.0, bandwidth_bytes=1 << 16, tie_positions=10, soak_tokens=80, starts=1,
+    idle_s=0.0, bandwidth_bytes=1 << 16, soak_tokens=80, starts=1,
 )  # fmt: skip
 
 
@@ -294,7 +282,6 @@ def check_model(model: StoredModel, check: Check) -> None:
     check_speed(model.name, result, check)
     _check_curves(engine, check, before)
     _check_row_kernels(engine, check)
-    _check_sampling(engine, check)
     _check_memory(engine, check)
     progress(f"{model.name}: idle")
     _check_idle(engine, check)
@@ -367,47 +354,19 @@ def _check_curves(engine: Engine, check: Check, before: int) -> None:
 
 
 def _check_row_kernels(engine: Engine, check: Check) -> None:
-    """Check akunu's kernel for a few rows on each matrix shape, and replay what it saves."""
+    """Check akunu's kernel for a few rows on each matrix shape."""
     about, here = engine.name, not probe.why_off()
     progress(f"{about}: kernels for a few rows")
     found = mac_checks.row_kernels(engine.model)
     wrong = [shape for shape, each in found.items() if not each["equal"]]
-    note = f"{len(found)} shapes; NAX: {'present' if mac_checks.has_nax() else 'absent'}"
+    note = f"{len(found)} shapes"
     name = "matrix shapes where the kernel for a few rows has no equal rows"
     check.add(about, name, len(wrong), 0, here=here, note=note)
-    curves = {"as used": check.figures[about]["curves_s"][str(check.plan.contexts[0])]}
-    if engine.own_kernels:
-        plain = load_stored(model_store.resolve(str(engine.path)), LoadOptions(kernels="off"))
-        costs = measure_curve(plain, check.plan.rows, check.plan.curve_repeats)
-        curves["--kernels off"] = {str(rows): seconds for rows, seconds in costs.items()}
-    trace = load_selected(str(_TRACES), check.plan.workloads)
-    scores = {}
-    for name, seconds in curves.items():
-        rising = [cost / seconds["1"] for cost in accumulate(seconds.values(), max)]
-        points = dict(zip(map(int, seconds), rising, strict=True))
-        replayed = replay_trace(trace, Curve(points), "auto")
-        scores[name] = {workload: each["score"] for workload, each in replayed.items()}
-    check.figures[about] |= {"row_kernels": found, "replay": scores}
-
-
-def _check_sampling(engine: Engine, check: Check) -> None:
-    """Check the cost of logprobs and top-p, and near-ties."""
-    about, plan = engine.name, check.plan
-    for name, plain, changed in _SAMPLING:
-        progress(f"{about}: {name}")
-        rate = mac_checks.sampling_speed(engine, plan.max_tokens, plain, changed)
-        name = f"decoding speed with {name}, of the speed without"
-        check.add(about, name, rate, MIN_SAMPLING, unit="x", least=True)
-    for kind in mac_checks.FORMATS:
-        progress(f"{about}: near-ties in {_format_name(kind)}")
-        flipped, close = mac_checks.near_ties(engine, kind, plan.tie_positions)
-        note = f"{flipped:.1%} of tokens; {close:.1%} are near-ties"
-        name = f"tokens that {mac_checks.TIE_ROWS} rows change, {_format_name(kind)}"
-        check.add(about, name, flipped, MAX_FLIPPED, here=device.on_metal(), note=note)
+    check.figures[about]["row_kernels"] = found
 
 
 def _check_memory(engine: Engine, check: Check) -> None:
-    """Check the memory of a cached prompt and Metal's buffers."""
+    """Check the memory of a cached prompt."""
     about = engine.name
     progress(f"{about}: memory")
     counted, unused = mac_checks.counted_memory(engine, max(check.plan.prompts))
@@ -415,9 +374,6 @@ def _check_memory(engine: Engine, check: Check) -> None:
     check.add(about, name, counted, MAX_UNCOUNTED, unit="x")
     name = "freed buffers that MLX keeps after a prompt, of their limit"
     check.add(about, name, unused, 1, unit="x")
-    most = int(mx.device_info().get("resource_limit") or METAL_BUFFERS)
-    name, here = "Metal buffers of the weights and 16 prompt caches", device.on_metal()
-    check.add(about, name, mac_checks.metal_buffers(engine), most // 2, here=here)
 
 
 def _check_idle(engine: Engine, check: Check) -> None:
@@ -472,9 +428,6 @@ def print_check(check: Check) -> None:
         if rows:
             columns = ["matrix", "rows", "MLX equal", "ours equal", "MLX ms", "ours ms"]
             print(to_text(([f"{about}: {columns[0]}", *columns[1:]], rows)))
-        for curve, scores in figures.get("replay", {}).items():
-            text = ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
-            print(f"{about}: replay with the cost of passes {curve}: {text}")
     verdicts = Counter(line.verdict for line in check.lines)
     print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
 

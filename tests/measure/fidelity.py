@@ -3,21 +3,19 @@
 A pass over several rows rounds differently than a pass over one row, which can decide a near-tie.
 MLX's CPU kernels for half precision sum each row alone, in one order, so drafts change nothing
 there. GPU kernels sum in float32, in an order that depends on the number of rows, and round the sum
-to the format. The precisions `...-blas` do the same on a CPU.
+to the format.
 """
 
 import argparse
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.resources import files
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
-from mlx.utils import tree_unflatten
 
 from akunu_py.arguments import parse_temperature
 from akunu_py.bench import command
@@ -35,12 +33,12 @@ from akunu_py.errors import INTERRUPTED, UsageError
 from akunu_py.ngram.cost import PRIOR_SHAPE
 from akunu_py.parser import add_format, add_values
 from akunu_py.types import (
+    WEIGHT_MODES,
     DraftMode,
     GenerateOptions,
     LoadOptions,
     Message,
     SamplingOptions,
-    WeightMode,
 )
 from tests.measure.tool import run_tool, was_interrupted
 from tests.support.drafters import FixedCosts
@@ -52,14 +50,13 @@ over several rows rounds differently than a pass over one row. Margin: the diffe
 highest logits where an answer first differs; the largest and the median.
 """
 _DIVERGENCES = 5  # printed for each precision and mode; --format json prints all
-_EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     command.add_model(parser, weights=False)
     add = parser.add_argument
-    add("--weights", action="append", choices=PRECISIONS,
-        help="Precision; repeatable (default: all that are quick here)")  # fmt: skip
+    add("--weights", action="append", choices=WEIGHT_MODES,
+        help="Weight precision; repeatable (default: all that are quick here)")  # fmt: skip
     add("--kv-bits", type=int, choices=(4, 8),
         help="Bits of the KV cache (default: unquantized)")  # fmt: skip
     add_values(parser, ("--temperature", "T", parse_temperature, 0.0, "Sampling temperature"))
@@ -70,12 +67,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     prompts, rows = load_prompts(options.answers), list[dict[str, Any]]()
-    # "keep" takes seconds a token with a CPU's kernels; a GPU needs no imitation.
-    left_out = {"keep-blas", "bfloat16-blas"} if on_metal() else {"keep"}
+    # "keep" takes seconds a token with a CPU's kernels.
+    quick = WEIGHT_MODES if on_metal() else ("float32", "bfloat16")
 
     def compare() -> None:
-        for name in options.weights or (name for name in PRECISIONS if name not in left_out):
-            engine = load_precision(options.model, name, options.kv_bits)
+        for weights in options.weights or quick:
+            engine = load_engine(options.model, LoadOptions(weights, options.kv_bits))
             compare_answers(engine, prompts, options.max_tokens, options.temperature, rows)
 
     interrupted = was_interrupted(compare)
@@ -172,82 +169,6 @@ def print_fidelity(rows: Sequence[dict[str, Any]]) -> None:
         for each in row["differences"][:_DIVERGENCES]:
             where = f"token {each['position']} of the answer to {each['prompt']!r}"
             print(f"{row['weights']}, {row['mode']}: {where}, margin {each['margin']:.2g}")
-
-
-class _Rounded(nn.Module):  # type: ignore[misc]
-    """A product in float32, rounded to `dtype`. weight: [out, in], float32."""
-
-    def __init__(self, weight: mx.array, bias: mx.array | None, dtype: mx.Dtype) -> None:
-        super().__init__()
-        self.weight = weight
-        if bias is not None:
-            self.bias = bias
-        self._dtype = dtype
-
-    def __call__(self, rows: mx.array) -> mx.array:
-        """[..., in] -> [..., out]"""
-        product = (rows.astype(mx.float32) @ self.weight.T).astype(self._dtype)
-        return product + self.bias if "bias" in self else product
-
-
-class _RoundedEmbedding(_Rounded):
-    """An embedding table whose transpose may yield the logits."""
-
-    def __call__(self, tokens: mx.array) -> mx.array:
-        """[...] -> [..., in]"""
-        return self.weight[tokens].astype(self._dtype)
-
-    def as_linear(self, rows: mx.array) -> mx.array:
-        """[..., in] -> [..., tokens]"""
-        return super().__call__(rows)
-
-
-def _rounded(layer: Any) -> nn.Module:
-    weight, dtype = layer.weight, layer.weight.dtype
-    if "scales" in layer:
-        dtype = layer.scales.dtype
-        # Exact: in half precision it would round a second time.
-        scales, biases = (
-            part if part is None else part.astype(mx.float32)
-            for part in (layer.scales, layer.get("biases"))
-        )
-        weight = mx.dequantize(weight, scales, biases, layer.group_size, layer.bits, layer.mode)
-    kind = _RoundedEmbedding if isinstance(layer, _EMBEDDINGS) else _Rounded
-    return kind(weight.astype(mx.float32), layer.get("bias"), dtype)
-
-
-def round_products(model: Any) -> None:
-    """Make every dense or quantized layer round as on a GPU."""
-    rounded = [
-        (name, _rounded(layer))
-        for name, layer in model.named_modules()
-        if isinstance(layer, (nn.Linear, nn.QuantizedLinear, *_EMBEDDINGS))
-    ]
-    model.update_modules(tree_unflatten(rounded))
-
-
-def compute_in_float32(model: Any) -> None:
-    """Convert all but the quantized matrices to float32."""
-    model.set_dtype(mx.float32)
-
-
-# The weight mode of each precision, and the change to the loaded model.
-PRECISIONS: dict[str, tuple[WeightMode, Callable[[Any], None] | None]] = {
-    "float32": ("float32", None), "bfloat16": ("bfloat16", None), "keep": ("keep", None),
-    "keep-float32": ("keep", compute_in_float32), "bfloat16-blas": ("bfloat16", round_products),
-    "keep-blas": ("keep", round_products),
-}  # fmt: skip
-
-
-def load_precision(model: str, name: str, kv_bits: int | None = None) -> Engine:
-    """Load the model in the precision `name` of `PRECISIONS`."""
-    weights, change = PRECISIONS[name]
-    engine = load_engine(model, LoadOptions(weights, kv_bits))
-    if change is None:
-        return engine
-    change(engine.model)
-    mx.eval(engine.model.parameters())
-    return replace(engine, plan=replace(engine.plan, weights=f"{engine.plan.weights} ({name})"))
 
 
 main = partial(run_tool, "fidelity", "Compare answers with and without drafting, and rate the "

@@ -4,35 +4,28 @@ import gc
 import math
 import queue
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from akunu_py.bench.result import median
-from akunu_py.engine import kv_cache
 from akunu_py.engine.answer import text_job
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Event, Failed, Finished
-from akunu_py.engine.histories.history import MAX_CHECKPOINTS
-from akunu_py.engine.histories.memory import MAX_HISTORIES
 from akunu_py.engine.host import ModelHost
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.prefill import unused_limit
 from akunu_py.kernels import probe
 from akunu_py.kernels.probe import Probe
 from akunu_py.kernels.quantized_rows import ROWS
-from akunu_py.types import GenerateOptions, Message, SamplingOptions
+from akunu_py.types import GenerateOptions
 
 _REPEATS = 5
-TIE_ROWS = 5  # of a pass with a draft of four tokens
 
 
 def measured_bandwidth(nbytes: int) -> float:
@@ -45,53 +38,6 @@ def measured_bandwidth(nbytes: int) -> float:
         mx.eval(array.sum())
         seconds.append(time.perf_counter() - started)
     return nbytes / median(seconds) / 1e9
-
-
-def sampling_speed(
-    engine: Engine, max_tokens: int, plain: SamplingOptions, changed: SamplingOptions
-) -> float | None:
-    """Return the decoding speed with the options `changed`, relative to `plain`."""
-    prompt = engine.tokens.encode_chat([Message("user", "Count from 1 to 100.")])
-
-    def seconds(sampling: SamplingOptions) -> float:
-        options = GenerateOptions(max_tokens, draft="off", may_store=False, sampling=sampling)
-        stats = StepLoop(engine).answer(prompt, options).stats
-        return stats.decode_s / max(1, stats.generated_tokens - 1)
-
-    before, after = ([seconds(each) for _ in range(_REPEATS)] for each in (plain, changed))
-    return median(before) / median(after) if median(after) else None
-
-
-def near_ties(engine: Engine, kind: mx.Dtype, positions: int) -> tuple[float, float]:
-    """Compare the most likely tokens of passes of `TIE_ROWS` rows with one row at a time.
-
-    Returns the shares of positions where they differ, and where the two highest logits are within
-    one step of the format. kind: format of all values that are not quantized. The text is the
-    model's own answer.
-    """
-    prompt = engine.tokens.encode_chat([Message("user", "Write a story about a lighthouse.")])
-    options = GenerateOptions(positions, draft="off", may_store=False)
-    text = [*prompt, *StepLoop(engine).answer(prompt, options).tokens]
-    original = engine.model.parameters()
-    engine.model.set_dtype(kind)
-    try:
-        single, together = (_logits(engine, text, len(prompt), rows) for rows in (1, TIE_ROWS))
-    finally:
-        engine.model.update(original)
-    top = mx.sort(single, axis=-1)[:, -2:]
-    close = top[:, 1] - top[:, 0] <= mx.finfo(kind).eps * mx.abs(top[:, 1])
-    flipped = mx.argmax(single, axis=-1) != mx.argmax(together, axis=-1)
-    return float(flipped.mean().item()), float(close.mean().item())
-
-
-def _logits(engine: Engine, text: list[int], start: int, rows: int) -> mx.array:
-    """Return the logits behind each token from `start` on, [tokens, vocab] of float32."""
-    cache, found = kv_cache.new_cache(engine.model, engine.plan.kv_bits), []
-    mx.eval(engine.model(mx.array([text[:start]]), cache=cache))
-    for at in range(start, len(text), rows):
-        found.append(engine.model(mx.array([text[at : at + rows]]), cache=cache)[0])
-        mx.eval(found[-1])
-    return mx.concatenate(found).astype(mx.float32)
 
 
 def counted_memory(engine: Engine, length: int) -> tuple[float, float]:
@@ -111,18 +57,6 @@ def counted_memory(engine: Engine, length: int) -> tuple[float, float]:
     return held / sum(
         each.nbytes for each in loop.runner.caches.histories()
     ), mx.get_cache_memory() / unused_limit()
-
-
-def metal_buffers(engine: Engine) -> int:
-    """Return the maximum number of Metal buffers: weights, and all prompt caches in memory.
-
-    Buffers in use count: at its limit, MLX's allocator frees all others.
-    """
-    cache = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
-    mx.eval(engine.model(mx.array([[0]]), cache=cache))
-    copies = 1 + MAX_CHECKPOINTS * engine.needs_checkpoints
-    histories = MAX_HISTORIES * copies * len(kv_cache.state_arrays(cache))
-    return len(tree_flatten(engine.model.parameters())) + histories
 
 
 # Unique prompts of 12,000 to 16,000 tokens and answers of mixed lengths overflowed the prompt
@@ -258,14 +192,6 @@ def kernel_rows(found: Mapping[str, Any]) -> list[list[str]]:
         equal = ["yes" if count in found[name] else "no" for name in ("mlx_equal", "equal")]
         rows.append([str(count), *equal, *(f"{1e3 * each:.3f}" for each in times)])
     return rows if found["times"] else [["", "", found["error"], "", ""]]
-
-
-def has_nax() -> bool:
-    """Return whether MLX has kernels for the matrix units of an M5, and this GPU has them."""
-    library = Path(mx.__file__).parent / "lib/mlx.metallib"
-    newest = re.search(r"_g(\d+)", str(mx.device_info().get("architecture")))
-    return bool(library.exists() and b"_nax_" in library.read_bytes()
-                and newest and int(newest[1]) >= 17)  # fmt: skip
 
 
 def compare_rows(compute: Callable[[int, int], mx.array]) -> dict[str, list[float]]:

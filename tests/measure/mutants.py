@@ -54,7 +54,6 @@ SWAPPED: dict[type[ast.AST], type[Any]] = {
     ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot,
     ast.IsNot: ast.Is, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
-SELECTION = "AKUNU_MUTANT_TESTS"  # a JSON file: node ids of the tests to run, in order
 DURATIONS = "AKUNU_MUTANT_DURATIONS"  # the JSON file that receives seconds by node id
 
 
@@ -200,12 +199,8 @@ def verdict(tree: Tree, mutant: Mutant, tests: list[str], limit: float) -> str:
     file = tree.directory / mutant.path
     before = file.read_bytes()
     file.write_text(mutated(tree.directory, mutant), encoding="utf-8")
-    selection = tree.directory / "selection.json"
-    selection.write_text(json.dumps(tests), encoding="utf-8")
-    modules = list(dict.fromkeys(test.partition("::")[0] for test in tests))
     try:
-        words = ["-x", "--timeout=120", *modules]
-        done = tree.pytest(words, {SELECTION: str(selection)}, limit)
+        done = tree.pytest(["-x", "--timeout=120", *tests], {}, limit)
     except subprocess.TimeoutExpired:
         return "hung"
     finally:
@@ -232,15 +227,6 @@ def pytest_configure() -> None:
     phases = (Phase.explicit, Phase.reuse, Phase.generate)
     hypothesis.settings.register_profile("mutants", hypothesis.settings(), phases=phases)
     hypothesis.settings.load_profile("mutants")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """As a plugin: keep the selected tests, in the order of the selection."""
-    if path := os.environ.get(SELECTION):
-        place = {test: at for at, test in enumerate(json.loads(Path(path).read_bytes()))}
-        items[:] = sorted(
-            (item for item in items if item.nodeid in place), key=lambda item: place[item.nodeid]
-        )
 
 
 _seconds: dict[str, float] = {}

@@ -1,16 +1,22 @@
-"""Every tool runs with quick arguments and prints a table, or JSON with these keys."""
+"""Every tool runs with quick arguments; prompt caches are evicted better than by age alone."""
 
 import json
+import math
+import random
 import re
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from akunu_py.bench.result import load_results
+from akunu_py.bench.trace import TraceItem
 from akunu_py.models.store.model_store import StoredModel
+from tests.measure import check, mac_checks
+from tests.measure.caches import replay_caches, schedule
 from tests.support.bench_fakes import write_quick_model
 from tests.support.paths import ROOT, golden_sources
 from tests.support.tiny_fim import write_chat_model
@@ -19,15 +25,10 @@ FRESH = {"prompt": list(range(100, 150)), "output": list(range(200, 290))}
 LOOP = {"prompt": list(range(50)) * 2, "output": list(range(50)) * 2}
 CASES = [
     ("caches", "TRACE --budget 3000 --repeats 1", "again aside budget prompts"),
-    (
-        "device",
-        "TRACE --device gap:0.15,first:5 --network mtp:0.06:0.8,0.65,0.5",
-        "curve device draft workloads",
-    ),
     ("oracle", "SOURCES --places 9 --faults", "all languages reached"),
     (
         "fidelity",
-        "--model MODEL --answers 1 --max-tokens 4 --weights keep-blas",
+        "--model MODEL --answers 1 --max-tokens 4 --weights float32",
         "command date fidelity machine",
     ),
     pytest.param(
@@ -88,7 +89,7 @@ def test_check_judges_every_promise(tmp_path: Path, capsys: pytest.CaptureFixtur
     lines = found["lines"]
     assert code == any(line["verdict"] == "FAIL" for line in lines)
     about = Counter(line["about"] for line in lines)
-    assert about == {"kernels": 6, "device": 1, "tiny": 22 + 1}  # the last one is of --soak
+    assert about == {"kernels": 6, "device": 1, "tiny": 17 + 1}  # the last one is of --soak
     assert "checked completely" not in {line["name"] for line in lines}
     assert lines[-1]["verdict"] == "pass"
     (result,) = load_results(tmp_path / "there" / "mac.json")  # as `akunu bench report` does
@@ -105,3 +106,48 @@ def test_tables_of_pages_agree_with_the_results(tmp_path: Path) -> None:
         (tmp_path / page).write_text(re.sub(r"\*\*\d[\d.]+\*\*", "**9.99**", text))
     assert run_tool("readme", " ".join(str(tmp_path / page) for page in pages), {}) == 0
     assert [(tmp_path / page).read_text() for page in pages] == texts
+
+
+@pytest.mark.parametrize(
+    ("wrong", "verdict", "exact"),
+    [(1.0, "pass", 33), (1 + 2**-7, "pass", 12), (1.5, "FAIL", 12), (math.nan, "FAIL", 12)],
+)
+def test_kernel_that_is_wrong_from_some_row_count_is_reported(
+    wrong: float, verdict: str, exact: int
+) -> None:
+    def kernel(start: int, stop: int) -> mx.array:
+        rows = mx.ones((stop - start, 64))
+        return rows if stop - start < 13 else rows * mx.where(mx.arange(64) == 5, wrong, 1.0)
+
+    line = check.rows_promise("k", mx.bfloat16, [mac_checks.compare_rows(kernel)], here=True)
+    assert line.verdict == verdict
+    assert line.value == (math.inf if math.isnan(wrong) else pytest.approx(wrong - 1))
+    assert f"up to {exact} rows" in line.note
+
+
+def session(seed: int) -> list[TraceItem]:
+    """Return a growing conversation."""
+    draw = random.Random(seed)
+    tokens, items = [draw.randrange(1000) for _ in range(300)], []
+    for _ in range(8):
+        tokens += [draw.randrange(1000) for _ in range(draw.randrange(50, 250))]
+        output = [draw.randrange(1000) for _ in range(20)]
+        items.append(TraceItem(tuple(tokens), tuple(output)))
+        tokens += output
+    return items
+
+
+@pytest.mark.long
+def test_own_policy_prefills_less_again_than_lru() -> None:
+    totals = dict.fromkeys(("akunu", "lru"), 0)
+    sessions = [session(seed) for seed in range(4)]
+    for aside in (False, True):
+        orders = [schedule(sessions, 3, seed, aside=aside) for seed in range(3)]
+        for budget in (2_000, 3_000, 5_000):
+            again = {
+                policy: sum(replay_caches(each, budget, policy) for each in orders)
+                for policy in totals
+            }
+            assert again["akunu"] <= again["lru"]
+            totals = {policy: totals[policy] + again[policy] for policy in totals}
+    assert totals["akunu"] < 0.9 * totals["lru"]

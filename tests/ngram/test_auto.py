@@ -16,7 +16,7 @@ from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
 from akunu_py.ngram.prediction import Continuation
 from akunu_py.types import Drafter
-from tests.measure.neural_drafters import DrafterFigures, SimulatedDrafters, replay_simulated
+from tests.support.simulated_drafters import DrafterFigures, SimulatedDrafters, replay_simulated
 
 CHEAP = {1: 1.0, 5: 1.1, 32: 1.5}
 FREE = {1: 1.0, 33: 1.01}  # every draft pays

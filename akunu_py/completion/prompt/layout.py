@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from akunu_py.completion.completion_request import CompleteOptions
 from akunu_py.completion.syntax import syntax_of
 from akunu_py.errors import UsageError
 
@@ -42,15 +43,6 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Budgets:
-    """Maximum prompt tokens of each part."""
-
-    prefix: int
-    suffix: int
-    files: int
-
-
-@dataclass(frozen=True, slots=True)
 class Names:
     """The names of the buffer and its repository in a prompt."""
 
@@ -63,7 +55,7 @@ class Names:
 def make_prompt(
     code: CodeTokens,
     family: FimFamily | None,
-    budgets: Budgets,
+    options: CompleteOptions,
     prefix: str,
     suffix: str,
     names: Names,
@@ -72,11 +64,12 @@ def make_prompt(
 ) -> Prompt:
     """Return the prompt for the cursor between `prefix` and `suffix` in a file.
 
-    family: None to continue the prefix. files: (path, text) of the draft context, nearest first.
-    related: their pieces for the prompt, if the family supports files.
+    family: None to continue the prefix. options: budgets for the text around the cursor. files:
+    (path, text) of the draft context, nearest first. related: their pieces for the prompt, if the
+    family supports files.
     """
-    start = window_before(code, prefix, budgets.prefix)
-    end = window_after(code, suffix, budgets.suffix) if family else 0
+    start = window_before(code, prefix, options.prefix_tokens)
+    end = window_after(code, suffix, options.suffix_tokens) if family else 0
     draft_context = encode_pieces(code, _limit([text for _, text in files], _DRAFT_CONTEXT)[::-1])
     others = len(draft_context)
     draft_context += encode_pieces(code, [prefix[max(0, start - _DRAFT_CONTEXT) : start]])
@@ -181,15 +174,15 @@ def encode_pieces(code: CodeTokens, texts: Sequence[str]) -> list[tuple[int, ...
     return draft_context
 
 
-def name_files(path: str, language: str, root: str, others: Sequence[str]) -> Names:
+def name_files(path: str, language: str, root: str) -> Names:
     """Return the names of the buffer and its repository.
 
     root: the directory of the project; if empty, the nearest one under version control, or the
-    common directory of all paths.
+    directory of an absolute path.
     """
-    common = _common([path, *others])
-    root = root or find_root(path) or (common if os.path.isabs(common) else "")
-    repository = os.path.basename((root or common).replace("\\", "/").rstrip("/")) or "project"
+    directory = os.path.dirname(path.replace("\\", "/"))
+    root = root or find_root(path) or (directory if os.path.isabs(path) else "")
+    repository = os.path.basename((root or directory).replace("\\", "/").rstrip("/")) or "project"
     name = relative(path, root) if path else f"untitled{f'.{language}' if language else ''}"
     return Names(name, repository, root, known=bool(path or language))
 
@@ -211,15 +204,6 @@ def find_root(path: str) -> str:
         if any((directory / marker).exists() for marker in _VERSION_CONTROL):
             return str(directory)
     return ""
-
-
-def _common(paths: Sequence[str]) -> str:
-    """Return the common directory of the paths, "" for none."""
-    directories = [os.path.dirname(path.replace("\\", "/")) for path in paths if path]
-    try:
-        return os.path.commonpath(directories)
-    except ValueError:  # no paths, or both relative and absolute ones
-        return ""
 
 
 # ---- fill-in-the-middle formats

@@ -64,14 +64,18 @@ def _below(bases: list[str], name: str, ends: Sequence[str], separator: str = ".
     return [stem + end for stem in stems for end in ends]
 
 
-def _in_same_directory(pattern: re.Pattern[str], *ends: str) -> Finder:
-    """Return a function that finds files relative to the buffer, the path with each of `ends`."""
+def _named(pattern: re.Pattern[str], *ends: str, separator: str = "") -> Finder:
+    """Return a function that finds files by their names, with each of `ends`.
+
+    separator: of the parts of names below the source roots; "" for paths relative to the buffer.
+    """
 
     def find(text: str, path: str, roots: list[str]) -> Candidates:
         for name in pattern.findall(text):
             stem = os.path.join(os.path.dirname(path), name)
             bare = os.path.splitext(stem)[0]  # TypeScript imports a.js for a.ts
-            yield [each + end for each in (stem, bare) for end in ends]
+            relative = [each + end for each in (stem, bare) for end in ends]
+            yield _below(roots, name, ends, separator) if separator else relative
 
     return find
 
@@ -97,33 +101,23 @@ def _style(text: str, path: str, roots: list[str]) -> Candidates:
         yield [os.path.join(directory, each) for each in names]
 
 
-def _below_roots(pattern: re.Pattern[str], *ends: str, separator: str = ".") -> Finder:
-    """Return a function that finds files by their names below the source roots."""
-
-    def find(text: str, path: str, roots: list[str]) -> Candidates:
-        for name in pattern.findall(text):
-            yield _below(roots, name, ends, separator)
-
-    return find
-
-
 _FINDERS: dict[str, Finder] = {  # by file type
     **dict.fromkeys((".py", ".pyi"), _python),
     **dict.fromkeys(
         (".js", ".jsx", ".mjs", ".cjs", ".ts", ".tsx", ".vue", ".svelte"),
-        _in_same_directory(_QUOTED, *_SCRIPTS),
+        _named(_QUOTED, *_SCRIPTS),
     ),
     **dict.fromkeys(
         (".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".m", ".mm"),
-        _below_roots(_INCLUDE, "", separator="/"),
+        _named(_INCLUDE, "", separator="/"),
     ),
     ".rs": _rust,
-    ".rb": _in_same_directory(_RUBY, "", ".rb"),
+    ".rb": _named(_RUBY, "", ".rb"),
     **dict.fromkeys((".scss", ".less", ".sass"), _style),
-    **dict.fromkeys((".sh", ".bash", ".zsh"), _in_same_directory(_SHELL, "")),
-    ".lua": _below_roots(_LUA, ".lua", "/init.lua"),
-    **dict.fromkeys((".java", ".kt"), _below_roots(_JAVA, ".java", ".kt")),
-    ".php": _in_same_directory(_PHP, ""),
+    **dict.fromkeys((".sh", ".bash", ".zsh"), _named(_SHELL, "")),
+    ".lua": _named(_LUA, ".lua", "/init.lua", separator="."),
+    **dict.fromkeys((".java", ".kt"), _named(_JAVA, ".java", ".kt", separator=".")),
+    ".php": _named(_PHP, ""),
 }
 
 

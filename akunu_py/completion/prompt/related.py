@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 
 _BEFORE, _AFTER = 30, 8  # lines around the cursor whose names count
 _HEAD = 4000  # characters at the start of the buffer, whose imports count
 _SHORT, _LONG = 300, 2500  # characters of a piece
-_CACHED = 4 << 20  # characters of files whose pieces are kept
+_CACHED = 64  # files whose pieces are kept
 _WANTED = 3  # best pieces that justify another prefill of the buffer while no client waits
 _NAME = re.compile(r"(?!\d)(?:\w[\u0300-\u036f]*){3,}")  # combining accents belong to a word
 _IMPORT = re.compile(r"\s*(?:import|from|use|using|require|include|#include|export .*\bfrom)\b")
@@ -62,7 +63,6 @@ class RelatedFiles:
 
     def __init__(self) -> None:
         self._chosen: list[Chunk] = []
-        self._cache = ChunkCache()
 
     def sections(self) -> list[tuple[str, str]]:
         """(path, text) of the pieces of the last `update`, in prompt order.
@@ -79,7 +79,7 @@ class RelatedFiles:
 
     def covers(self, files: Sequence[tuple[str, str]], near: dict[str, float]) -> bool:
         """Return True if the best pieces of `files` are among the chosen ones."""
-        ranked = rank(self._cache.chunks(files), near)
+        ranked = rank([chunk for file in files for chunk in chunks_of(*file)], near)
         return all(chunk in self._chosen for chunk in ranked[:_WANTED])
 
     def update(
@@ -104,7 +104,7 @@ class RelatedFiles:
             if used > min(cached, budget) or chunk.text not in texts.get(chunk.path, ""):
                 break
             kept.append(chunk)
-        ranked = rank(self._cache.chunks(files), near)
+        ranked = rank([chunk for file in files for chunk in chunks_of(*file)], near)
         best = fitting(ranked, tokens, budget)
         missing = [chunk for chunk in best if chunk not in kept]
         used = sum(tokens(chunk.text) for chunk in kept)
@@ -179,30 +179,7 @@ def names_near(prefix: str, suffix: str, recent: Sequence[str] = ()) -> dict[str
     return weights
 
 
-class ChunkCache:
-    """The pieces of the files used last, limited by the size of their texts. Not thread-safe."""
-
-    def __init__(self, characters: int = _CACHED) -> None:
-        """characters: limit for the sum of all texts."""
-        self._left = characters
-        self._chunks: OrderedDict[tuple[str, str], tuple[Chunk, ...]] = OrderedDict()
-
-    def chunks(self, files: Iterable[tuple[str, str]]) -> list[Chunk]:
-        """Return the pieces of the files, given as (path, text)."""
-        found: list[Chunk] = []
-        for file in files:
-            chunks = self._chunks.pop(file, None)
-            if chunks is None:
-                chunks = chunks_of(*file)
-                self._left -= len(file[1])
-            self._chunks[file] = chunks
-            found += chunks
-        while self._left < 0:
-            (_, text), _ = self._chunks.popitem(last=False)
-            self._left += len(text)
-        return found
-
-
+@lru_cache(_CACHED)
 def chunks_of(path: str, text: str) -> tuple[Chunk, ...]:
     """Return the pieces of a file, cut at unindented lines; short ones joined, long ones cut."""
     pieces: list[str] = []

@@ -1,15 +1,6 @@
-"""Completion over stdio, one JSON object per line: the protocol of `akunu complete`.
+"""Completion over stdio, one JSON object per line: docs/complete-protocol.md.
 
-    <- {"hello": {"version": "0.1", "fields": ["id", ...], "model": "starter", "ready": false}}
-    -> {"id": 1, "prefix": "def f(", "suffix": "", "channel": "a", "stream": true}
-    <- {"id": 1, "delta": "x"}
-    <- {"id": 1, "text": "x):", "finish_reason": "stop", "stats": {...}}
-    -> {"accepted": 1}
-    -> {"cancel": 1}
-    -> garbage
-    <- {"id": null, "error": "Invalid JSON: ..."}
-
-docs/complete-protocol.md describes the protocol. The reply to an invalid line names the error.
+The reply to an invalid line names the error.
 """
 
 from __future__ import annotations

@@ -7,11 +7,9 @@ batching and seeds do not change where thinking ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from akunu_py.engine.constraint.likely_json import Compiled
 from akunu_py.engine.constraint.masks import TokenMasks
 from akunu_py.engine.constraint.matcher import ConstraintMatcher, compile_ahead
 from akunu_py.engine.model.tokens import TokenCodec
@@ -204,16 +202,14 @@ class AnswerLimits(TokenMasks):
         return self._matcher.failure() if self._matcher is not None else "thinking did not end"
 
 
-def compile_rules(codec: TokenCodec, options: GenerateOptions) -> list[Future[Compiled]]:
+def compile_rules(codec: TokenCodec, options: GenerateOptions) -> None:
     """Compile the grammars of an answer, so that `answer_rules` is quick. Callable in any thread.
 
-    Returns them; keep them until then. Raises UsageError if the constraint of the options cannot be
-    enforced.
+    Raises UsageError if the constraint of the options cannot be enforced.
     """
-    if (constraint := options.sampling.constraint) is None:
-        return []
-    ends = codec.stop_tokens.union(options.stop_tokens)
-    return compile_ahead(replace(codec, stop_tokens=ends), constraint)
+    if (constraint := options.sampling.constraint) is not None:
+        ends = codec.stop_tokens.union(options.stop_tokens)
+        compile_ahead(replace(codec, stop_tokens=ends), constraint)
 
 
 def answer_rules(

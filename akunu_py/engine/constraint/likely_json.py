@@ -28,7 +28,7 @@ _ANY_BITS = re.compile(rb"[^\0]")
 
 
 @dataclass(frozen=True, slots=True)
-class _JsonState:
+class JsonState:
     """The state of a JSON text at its end."""
 
     containers: bytes = b""  # opening brackets of the open containers
@@ -38,6 +38,9 @@ class _JsonState:
     gap: bytes = b""  # the whitespace behind `before`
     gaps: Mapping[bytes, bytes] = field(default_factory=dict)  # last whitespace, see `_gap_name`
     written: int = 0  # bytes of the current string, number or word
+    keys: tuple[frozenset[bytes], ...] = ()  # so far, of each open container
+    key: bytes | None = None  # the beginning of an open key
+    repeated: bool = False  # an object has the same key twice
 
 
 class LikelyText:
@@ -141,14 +144,14 @@ class LikelyJson(LikelyText):
         """compact: the answer has no whitespace."""
         super().__init__(grammars, decode, encode)
         self._compact = compact
-        self._states = [_JsonState()]  # behind no token, one, two, ...
+        self._states = [JsonState()]  # behind no token, one, two, ...
 
     def rewind(self, length: int) -> None:
         super().rewind(length)
         del self._states[length + 1 :]
 
     def _restart(self, tokens: Sequence[int]) -> None:
-        self._states = [_JsonState()]
+        self._states = [JsonState()]
         super()._restart(tokens)
 
     def ending(self) -> tuple[list[int], int]:
@@ -181,7 +184,7 @@ class LikelyJson(LikelyText):
         return count
 
     def _add(self, token: int) -> None:
-        state, written = _advanced(self._states[-1], self._decode(token))
+        state, written = advanced(self._states[-1], self._decode(token))
         self._consume(token, list(written))
         self._states.append(state)
 
@@ -198,9 +201,9 @@ class LikelyJson(LikelyText):
                 if wanted.startswith(state.gap):
                     added = wanted[len(state.gap) :]
                     result += added
-                    state, _ = _advanced(state, added)
+                    state, _ = advanced(state, added)
             result += byte
-            state, _ = _advanced(state, byte)
+            state, _ = advanced(state, byte)
         if result and not state.in_string and state.before in (b",", b":"):
             result += _expected_gap(state, b'"')
         # A space and the text behind it become one token.
@@ -285,10 +288,11 @@ def _force_first(matcher: LLMatcher, options: bytes) -> bytes:
     return b""
 
 
-def _advanced(state: _JsonState, text: bytes) -> tuple[_JsonState, bytes]:
+def advanced(state: JsonState, text: bytes) -> tuple[JsonState, bytes]:
     """Return the state after `text`, and `text` without whitespace between values."""
     containers, in_string, escaped = state.containers, state.in_string, state.escaped
     before, gap, gaps, length = state.before, state.gap, state.gaps, state.written
+    keys, key, repeated = state.keys, state.key, state.repeated
     written = bytearray()
     for at in range(len(text)):
         byte = text[at : at + 1]
@@ -297,6 +301,11 @@ def _advanced(state: _JsonState, text: bytes) -> tuple[_JsonState, bytes]:
             escaped = not escaped and byte == b"\\"
             written += byte
             length = length + 1 if in_string else 0
+            if key is not None and in_string:
+                key += byte
+            elif key is not None:
+                repeated = repeated or key in keys[-1]
+                keys, key = (*keys[:-1], keys[-1] | {key}), None
             continue
         if byte in _SPACE:
             gap += byte
@@ -307,13 +316,17 @@ def _advanced(state: _JsonState, text: bytes) -> tuple[_JsonState, bytes]:
             depth = len(containers) - (byte in _CLOSE)
             gaps = {**gaps, gap_name: _per_level(gap, depth)}
         if byte in _OPEN:
-            containers += byte
+            containers, keys = containers + byte, (*keys, frozenset())
         elif byte in _CLOSE:
-            containers = containers[:-1]
+            containers, keys = containers[:-1], keys[:-1]
+        elif byte == b'"' and containers[-1:] == b"{" and before in b"{,":
+            key = b""
         in_string, before, gap = byte == b'"', byte, b""
         written += byte
         length = 0 if in_string or byte in _STRUCTURE else length + 1
-    return _JsonState(containers, in_string, escaped, before, gap, gaps, length), bytes(written)
+    return JsonState(
+        containers, in_string, escaped, before, gap, gaps, length, keys, key, repeated
+    ), bytes(written)
 
 
 def _gap_name(containers: bytes, before: bytes, after: bytes) -> bytes:
@@ -336,7 +349,7 @@ def _per_level(gap: bytes, depth: int) -> bytes:
     return b"\n" + indent[: len(indent) // depth] if depth else b"\n"
 
 
-def _expected_gap(state: _JsonState, after: bytes) -> bytes:
+def _expected_gap(state: JsonState, after: bytes) -> bytes:
     """Return the expected whitespace before `after`."""
     gap_name = _gap_name(state.containers, state.before, after)
     if not gap_name:

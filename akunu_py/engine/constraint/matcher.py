@@ -17,17 +17,18 @@ from bisect import bisect_left
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
-from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLTokenizer
 
 from akunu_py.engine.constraint.likely_json import (
     Compiled,
+    JsonState,
     LikelyJson,
     LikelyText,
+    advanced,
     choices_after,
 )
 from akunu_py.engine.constraint.masks import TokenMasks
@@ -74,7 +75,7 @@ class ConstraintMatcher(TokenMasks):
         self._structure: list[int] = []  # tokens consumed by the matcher
         is_json = constraint.kind in ("json", "json_schema")
         self._key_tokens = key_tokens(codec) if is_json else None
-        self._keys = _NO_KEYS
+        self._json = JsonState()
         self._start, self._end, self._newlines = _thinking_tokens(codec)
         self._state: _State = "structure" if not self._end else "start"
         if self._end and unfinished_thinking(codec.tokenizer, prompt) is not None:
@@ -88,7 +89,7 @@ class ConstraintMatcher(TokenMasks):
     def begin_draft(self) -> None:
         # A copy takes 2 us. The rollback of llguidance 1.9.1 does not restore everything.
         self._saved = (
-            self._state, self._thinking_tail, len(self._structure), self._matcher, self._keys
+            self._state, self._thinking_tail, len(self._structure), self._matcher, self._json
         )  # fmt: skip
         self._matcher = self._matcher.deep_copy()
 
@@ -119,7 +120,7 @@ class ConstraintMatcher(TokenMasks):
         return b"" if is_special else self._tables.decode_bytes([token])
 
     def end_draft(self) -> None:
-        self._state, self._thinking_tail, length, self._matcher, self._keys = self._saved
+        self._state, self._thinking_tail, length, self._matcher, self._json = self._saved
         if len(self._structure) > length:
             del self._structure[length:]
             if self._likely is not None:
@@ -142,7 +143,7 @@ class ConstraintMatcher(TokenMasks):
         bits = self._matcher.compute_bitmask()[: len(self._every_token)]
         if self._matcher.is_error() or not any(bits):
             raise UsageError(self.failure())
-        if self._key_tokens is not None and (repeated := self._key_tokens.repeating(self._keys)):
+        if self._key_tokens is not None and (repeated := self._key_tokens.repeating(self._json)):
             # A pattern may allow only names that the object already has.
             others = self._without(bits, repeated)
             bits = others if any(others) else bits
@@ -163,7 +164,7 @@ class ConstraintMatcher(TokenMasks):
             self._state = "structure"
             self._structure.append(token)
             if self._key_tokens is not None:
-                self._keys = _with_text(self._keys, self._key_tokens.texts[token])
+                self._json, _ = advanced(self._json, self._key_tokens.texts[token])
         else:
             return self._state == "thought" and token in self._newlines
         return True
@@ -211,17 +212,15 @@ def compile_constraint(
 def compile_ahead(codec: TokenCodec, constraint: Constraint) -> list[Future[Compiled]]:
     """Compile all grammars of a constraint, so that the model's thread need not.
 
-    Returns them when the first two are ready; they stay available while the caller keeps them.
-    Raises UsageError as `compile_constraint` does.
+    Returns those to draft from when the first one is ready. Raises UsageError as
+    `compile_constraint` does.
     """
     compile_constraint(codec, constraint)
     if constraint.kind in ("json", "json_schema"):
         key_tokens(codec)
-    layout = COMPACT if constraint.compact else FREE
-    made = [_start_compiling(codec, constraint, layout)]
     drafts = [_start_compiling(codec, *each, draft=True) for each in _draft_grammars(constraint)]
     wait(drafts[:1])
-    return [*made, *drafts]
+    return drafts
 
 
 def _start_compiling(
@@ -235,9 +234,8 @@ def _start_compiling(
     return compiled((key, what, layout), lambda: _compile(tables, _grammar(constraint, layout)))
 
 
-_MOST = 32  # grammars; a request with strict tools has three
+_MOST = 64  # grammars; a request with strict tools has three
 _grammars: OrderedDict[Hashable, Future[Compiled]] = OrderedDict()  # least recently used first
-_alive: WeakValueDictionary[Hashable, Future[Compiled]] = WeakValueDictionary()  # all in use
 _lock = threading.Lock()
 
 
@@ -248,11 +246,10 @@ def compiled(key: Hashable, work: Callable[[], Compiled]) -> Future[Compiled]:
     limits its own work, so a compile that is too slow ends later.
     """
     with _lock:
-        if (known := _alive.get(key)) is not None:
-            if key in _grammars:
-                _grammars.move_to_end(key)
+        if (known := _grammars.get(key)) is not None:
+            _grammars.move_to_end(key)
             return known
-        future = _grammars[key] = _alive[key] = Future[Compiled]()
+        future = _grammars[key] = Future[Compiled]()
         while len(_grammars) > _MOST:
             _grammars.popitem(last=False)
 
@@ -261,9 +258,8 @@ def compiled(key: Hashable, work: Callable[[], Compiled]) -> Future[Compiled]:
             future.set_result(work())
         except BaseException as error:  # noqa: BLE001  (a Rust panic is no Exception)
             with _lock:
-                if _alive.get(key) is future:
-                    del _alive[key]
-                    _grammars.pop(key, None)
+                if _grammars.get(key) is future:
+                    del _grammars[key]
             future.set_exception(error)
 
     threading.Thread(target=run, name="grammar", daemon=True).start()
@@ -402,19 +398,7 @@ def forced_tokens(tables: LLTokenizer, text: bytes) -> list[int]:
     return tokens
 
 
-_QUOTE, _BACKSLASH, _OPEN, _CLOSE = b'"', b"\\", b"{[", b"}]"
-
-
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    """The keys in a JSON text so far."""
-
-    # Of each open container: the keys of an object, None for an array.
-    open: tuple[frozenset[bytes] | None, ...] = ()
-    expected: bool = False  # the next string is a key
-    text: bytes | None = None  # of the open string
-    escaped: bool = False
-    repeated: bool = False  # an object has the same key twice
+_QUOTE = b'"'
 
 
 class KeyTokens:
@@ -431,46 +415,14 @@ class KeyTokens:
             for inner in text.split(_QUOTE)[1:-1]:
                 self._whole[inner].append(place)
 
-    def repeating(self, state: _Keys) -> list[int]:
+    def repeating(self, state: JsonState) -> list[int]:
         """Return the tokens that would repeat a key."""
         fresh, places = replace(state, repeated=False), set[int]()
-        for used in {key for keys in state.open if keys for key in keys}:
+        for used in {key for keys in state.keys for key in keys}:
             places.update(self._whole.get(used, ()))
-            if state.expected and state.text is not None and used.startswith(state.text):
-                rest = used[len(state.text) :] + _QUOTE
+            if state.key is not None and used.startswith(state.key):
+                rest = used[len(state.key) :] + _QUOTE
                 first = bisect_left(self._sorted, rest)
                 last = bisect_left(self._sorted, rest[:-1] + b"#")  # the byte after the quote
                 places.update(range(first, last))
-        return [self._tokens[at] for at in places if _with_text(fresh, self._sorted[at]).repeated]
-
-
-def _with_text(state: _Keys, text: bytes) -> _Keys:
-    """Return the state after more text."""
-    opened, expected, string, escaped, repeated = (
-        state.open, state.expected, state.text, state.escaped, state.repeated,
-    )  # fmt: skip
-    for at in range(len(text)):
-        byte = text[at : at + 1]
-        if string is not None and (escaped or byte != _QUOTE):
-            string, escaped = string + byte, not escaped and byte == _BACKSLASH
-        elif string is not None:
-            keys = opened[-1] if opened else None
-            if expected and keys is not None:
-                repeated = repeated or string in keys
-                opened, expected = (*opened[:-1], keys | {string}), False
-            string = None
-        elif byte == _QUOTE:
-            string = b""
-        elif byte in _OPEN:
-            opened = (*opened, frozenset() if byte == b"{" else None)
-            expected = byte == b"{"
-        elif byte in _CLOSE:
-            opened, expected = opened[:-1], False
-        elif byte == b",":
-            expected = bool(opened) and opened[-1] is not None
-    return replace(
-        state, open=opened, expected=expected, text=string, escaped=escaped, repeated=repeated
-    )
-
-
-_NO_KEYS = _Keys()
+        return [self._tokens[at] for at in places if advanced(fresh, self._sorted[at])[0].repeated]

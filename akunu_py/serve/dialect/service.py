@@ -10,7 +10,6 @@ from operator import methodcaller
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_request import CompleteOptions
 from akunu_py.completion.prompt.layout import (
-    Budgets,
     CodeTokens,
     FimFamily,
     find_family,
@@ -87,8 +86,8 @@ class Service:
         if family is None:
             raise invalid("suffix", f"{self.name} has no known fill-in-the-middle format")
         context = self.engine.plan.context_length
-        budgets, names = Budgets(context, context, 0), name_files("", "", "", [])
-        made = make_prompt(code, family, budgets, prefix, suffix, names)
+        budgets = CompleteOptions(prefix_tokens=context, suffix_tokens=context)
+        made = make_prompt(code, family, budgets, prefix, suffix, name_files("", "", ""))
         stops = tuple(sorted(code.marker_ids(family.stop)))
         return TextPrompt(made.tokens, stops, made.draft_context)
 

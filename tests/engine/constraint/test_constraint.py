@@ -253,7 +253,7 @@ def test_choices_are_verified_as_a_tree(
     monkeypatch.setattr(kv_cache, "move_rows", moving)
     wait(compile_ahead(engine.tokens, constraint))
     passes = {"auto": 0, "off": 0}
-    for seed in range(4):
+    for seed in range(2):
         options = GenerateOptions(
             64, sampling=SamplingOptions(1.0, seed=seed, constraint=constraint)
         )
@@ -464,20 +464,20 @@ def test_tables_of_several_models_and_stop_tokens_are_made_once(engine: Engine) 
 def test_the_thread_of_the_model_waits_for_no_grammar(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Grammars to draft from that never compile, and all others evicted, change no token."""
+    """Grammars to draft from that never compile change no token."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     constraint = Constraint("json_schema", json.dumps(schema | {"additionalProperties": False}))
     options = GenerateOptions(60, sampling=SamplingOptions(constraint=constraint))
     expected = StepLoop(engine).answer([5, 6], options).tokens
-    start, rules = constraint_module._start_compiling, compile_rules(engine.tokens, options)
+    start = constraint_module._start_compiling
+    compile_rules(engine.tokens, options)
 
     def never(*args: Any, draft: bool = False) -> Any:
         return Future() if draft else start(*args)
 
     monkeypatch.setattr(constraint_module, "_start_compiling", never)
-    constraint_module._grammars.clear()
     monkeypatch.setattr(constraint_module, "_compile", lambda *args: pytest.fail("compiled again"))
     loop = StepLoop(engine)
-    request = loop.request([5, 6], options, rules=rules)
+    request = loop.request([5, 6], options)
     list(loop.stream(request))
     assert tuple(request.tokens) == expected

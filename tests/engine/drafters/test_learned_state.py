@@ -19,9 +19,9 @@ from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.types import GenerateOptions
-from tests.measure.neural_drafters import DrafterFigures, SimulatedDrafters, replay_simulated
 from tests.support.command import run_here
 from tests.support.full_disk import full_disk
+from tests.support.simulated_drafters import DrafterFigures, SimulatedDrafters, replay_simulated
 from tests.support.tiny_fim import load_tiny, write_chat_model
 
 MODEL = Path("/models/tiny")

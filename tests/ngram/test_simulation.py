@@ -7,28 +7,25 @@ from functools import partial
 import pytest
 
 from akunu_py.bench.curve import parse_curve
-from akunu_py.bench.trace import Trace, TraceItem
+from akunu_py.bench.trace import TraceItem
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.fixed import NoDrafter
-from akunu_py.types import DraftMode
-from tests.measure.device import (
+from akunu_py.types import Drafter, DraftMode
+from tests.support.drafters import FixedCosts
+from tests.support.simulated_device import (
     Device,
     DeviceOptions,
-    SimulatedRunner,
-    SimulatedTarget,
-    known_costs,
-    replay_items,
-    replay_on_device,
+    decode_on,
+    decoding_time,
 )
-from tests.measure.neural_drafters import (
+from tests.support.simulated_drafters import (
     DrafterFigures,
     SimulatedDrafters,
     mixture_drafter,
     replay_mixture,
     replay_simulated,
 )
-from tests.support.decoding import decode
 from tests.support.slow import cover
 
 CURVE = parse_curve("1:1,2:1.5,5:3")
@@ -61,9 +58,8 @@ RIGHT = ITEM.output[1:5]  # four rows more than the first token; and a bonus tok
 def test_times_counted_by_hand(
     mode: DraftMode, drafts: Sequence[Sequence[int]], cost: float
 ) -> None:
-    counts = replay_items([ITEM], CURVE, DeviceOptions(gap=0.25), lambda: Scripted(mode, drafts))
-    assert counts.tokens == 40
-    assert counts.cost == pytest.approx(cost)
+    time = decoding_time(ITEM, CURVE, DeviceOptions(gap=0.25), Scripted(mode, drafts))
+    assert time == pytest.approx(cost)
 
 
 def written(kind: str, length: int = 500) -> TraceItem:
@@ -89,9 +85,13 @@ def written(kind: str, length: int = 500) -> TraceItem:
 def test_drafting_costs_little_without_any_gain(name: str, gap: float) -> None:
     """Costs and chances are learned from nothing, from noisy times with outliers."""
     options = DeviceOptions(gap=gap, noise=0.05, outliers=0.02, first=5, seed=2)
-    trace = Trace("", {kind: (written(kind, 800),) for kind in ("words", "phrases", "edit")})
-    found = replay_on_device(trace, parse_curve(name), "auto", options)
-    scores = {kind: found[kind]["score"] for kind in found}
+    curve, scores = parse_curve(name), dict[str, float]()
+    for kind in ("words", "phrases", "edit"):
+        drafters: list[Drafter] = [NoDrafter(), AutoDrafter(CostCurve())]
+        plain, drafted = (
+            decoding_time(written(kind, 800), curve, options, each) for each in drafters
+        )
+        scores[kind] = plain / drafted
     assert min(scores["words"], scores["phrases"]) > 0.98, scores
     assert scores["edit"] > 3.5
 
@@ -106,18 +106,16 @@ def test_costs_learned_under_load_recover_within_a_thousand_tokens() -> None:
             spoiled.observe(rows, cost, 10)
 
     def rate_after_a_thousand(costs: CostCurve) -> float:
-        drafter = AutoDrafter(costs)
-        drafter.extend([*source, edited[0]])
-        device = Device(curve, options)
-        target = SimulatedTarget(device, TraceItem(tuple(source), tuple(edited)))
-        done, started = 1, 0.0
-        for piece in decode(target, drafter, len(edited) - 1, (), SimulatedRunner()):
+        device, done, started = Device(curve, options), 1, 0.0
+        item = TraceItem(tuple(source), tuple(edited))
+        for piece in decode_on(device, item, AutoDrafter(costs)):
             done += len(piece.tokens)
             if done < 1000:
                 started, counted = device.true.now, done
         return (done - counted) / (device.true.now - started)
 
-    undisturbed = rate_after_a_thousand(known_costs(curve, options))
+    known = {rows: options.gap + curve(rows) for rows in range(1, MAX_ROWS + 1)}
+    undisturbed = rate_after_a_thousand(FixedCosts({PIPELINED: curve(1)} | known))
     assert undisturbed > 3
     assert rate_after_a_thousand(spoiled) > 0.9 * undisturbed
 

