@@ -13,13 +13,12 @@ import pytest
 
 from akunu_py.bench import tables
 from akunu_py.bench.result import Throughput, load_result, loop_start, merge_results
-from akunu_py.bench.runners import Akunu, Conditions, Passes, RecordingDrafter
+from akunu_py.bench.runners import Conditions, Passes, RecordingDrafter
 from akunu_py.bench.speed import Divergence, first_divergence
 from akunu_py.bench.workloads import NAMES, Workload, WorkloadTurn, load_workloads
 from akunu_py.engine.engine import Engine
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.ngram.auto import AutoDrafter
-from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter
 from tests.support.bench_fakes import (
     PLAIN,
@@ -194,16 +193,6 @@ def test_recording_drafter_counts_passes_without_changing_drafts(drafter: Any) -
         done += kept + 1
         accepted_in_all += kept
     assert sum(passes.accepted) == accepted_in_all > 10
-
-
-def test_starter_completes_the_edit_workload(starter_engine: Engine) -> None:
-    """Copied text counts only if the prompt asks for it."""
-    (edit,) = load_workloads(["edit"])
-    run = Akunu(starter_engine, "auto", CostCurve()).run(edit, Conditions(edit.max_tokens))
-    prompt = edit.turns[-1].user
-    file = prompt[prompt.index("```") :]
-    assert run.text == file.replace("port = 8080", "port = 9090")
-    assert loop_start(run.turns[0][1]) is None
 
 
 def test_ctrl_c_writes_valid_output(starter: StoredModel, tmp_path: Path) -> None:

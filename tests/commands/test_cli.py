@@ -141,17 +141,17 @@ def test_raw_continues_the_text(loaded_starter: Engine) -> None:
 @pytest.mark.e2e
 @pytest.mark.usefixtures("shallow_store")
 @pytest.mark.parametrize(("arguments", "code", "word"), [
-    ("$(printf 'caf\\351')", 2, "UTF-8"),
-    ("<&-", 2, "empty"),
-    ("hi --quiet --max-tokens 3 >/dev/full", 1, "space"),
-    ("hi --quiet --max-tokens 3 >&-", 0, ""),
+    ("run $(printf 'caf\\351')", 2, "UTF-8"),
+    ("run <&-", 2, "empty"),
+    ("run hi --quiet --max-tokens 3 >/dev/full", 1, "space"),
+    ("models list >&-", 0, ""),
 ])  # fmt: skip
 def test_broken_streams_and_arguments_are_at_most_one_line(
     arguments: str, code: int, word: str
 ) -> None:
     if "/dev/full" in arguments and not Path("/dev/full").exists():
         pytest.skip("a Mac has no /dev/full")
-    script = f"{' '.join(AKUNU)} run {arguments}"
+    script = f"{' '.join(AKUNU)} {arguments}"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=120)
     assert (done.returncode, len(done.stderr.splitlines())) == (code, bool(word)), done.stderr
     assert word in done.stderr

@@ -84,7 +84,7 @@ def test_a_trained_drafter_lowers_the_number_of_passes(
     monkeypatch.setattr(design, "_LARGE", 100)
     monkeypatch.setattr(design, "_SHARE", 4)
     mx.random.seed(0)
-    trainer = training(engine, 170, cost=1).run(1500, ROOM, 0.7)
+    trainer = training(engine, 130, cost=1).run(1500, ROOM, 0.7)
     trainer.write_drafter(tmp_path)
     drafter = load_drafter(read_config(tmp_path), read_settings(engine.path / "config.json"))
     assert drafter.target_ids is not None
@@ -171,9 +171,10 @@ def test_a_full_disk_is_one_line_and_breaks_nothing(room: int, engine: Engine) -
     """There is no room for a conversation, or for the checkpoint."""
     with full_disk(room), pytest.raises(StoreError, match="cannot write"):
         training(engine).run(10**6, ROOM, 0.7)
-    made = training(engine, 40 if room == 100_000 else STEPS)
+    made = training(engine, 40)
     assert bool(made.dataset.conversations) is (room == 100_000)
-    assert made.run(10**6, ROOM, 0.7).steps
+    if made.dataset.conversations:
+        assert made.run(10**6, ROOM, 0.7).steps
 
 
 def test_training_waits_for_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
