@@ -30,11 +30,9 @@ class Fault:
     raw: Callable[[Any], None] | None = None  # write the whole answer, then end the connection
 
 
-def answering(
-    body: bytes, status: int = 200, headers: dict[str, str] | None = None, length: bool = True
-) -> Fault:
-    """Return a Fault that answers `body`. length: send its length."""
-    sized = {"Content-Length": str(len(body))} if length else {}
+def answering(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Fault:
+    """Return a Fault that answers `body`."""
+    sized = {"Content-Length": str(len(body))}
 
     def write(out: BinaryIO) -> None:
         lines = [
@@ -55,7 +53,6 @@ class Hub:
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
         self.requests: list[tuple[str, str, str]] = []  # file, range, authorisation
         self.listed: list[str] = []  # further names that the listing has
-        self.changes: dict[str, Any] = {}  # of the listing
         self.url = ""
         self.repository = REPOSITORY
         self.elsewhere = ""  # where large files lie, another name of this server
@@ -75,7 +72,7 @@ class Hub:
         return {
             "id": self.repository, "sha": self.commit, "siblings": siblings, "tags": [],
             "downloads": 0, "cardData": {"license": "mit"},
-        } | self.changes  # fmt: skip
+        }  # fmt: skip
 
 
 def _described(name: str, content: bytes) -> dict[str, Any]:
