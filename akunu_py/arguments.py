@@ -107,8 +107,8 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
     weights = "Data type of the weights; auto: float32 on a CPU, unchanged on a GPU"
     wire = "Memory that macOS may not evict; all: weights and, once idle, KV caches "
     wire += f"(default: {DEFAULT_WIRE}, or as in the settings)"
-    kernels = "Metal kernels of akunu; auto: where they are equal to MLX's and faster"
-    exact = "Draft only where each row of a pass has the bits that it has alone"
+    kernels = "akunu's Metal kernels; auto: where they are faster and bit-identical to MLX's"
+    exact = "Limit drafts to lengths that change no bit of the output"
     caches = "Limit for prompt caches (default: the rest; completions: 1/16 of the memory)"
     add_values(
         group,

@@ -15,7 +15,7 @@ from akunu_py.engine.histories.disk import tensor_entry
 from akunu_py.files import disk_errors, replacing
 from akunu_py.models.load.safetensors import write_safetensors
 
-_HELD_BACK = 8  # of so many greedy answers, acceptance is measured on one
+_HELD_OUT = 8  # of so many greedy answers, acceptance is measured on one
 
 
 def write_tensors(path: Path, tensors: Mapping[str, mx.array], facts: object) -> None:
@@ -40,7 +40,7 @@ class TrainingChat:
     tokens: Sequence[int]  # all but the last have hidden states
     answer: int  # index of the answer's first token
     greedy: bool  # how the answer was sampled
-    held_back: bool  # acceptance is measured on it, instead of training
+    held_out: bool  # acceptance is measured on it, instead of training
     path: Path
 
     def states(self) -> mx.array:
@@ -64,9 +64,9 @@ class Dataset:
                         path.unlink()
                     continue
                 try:
-                    tensors, (answer, greedy, held_back) = read_tensors(path)
+                    tensors, (answer, greedy, held_out) = read_tensors(path)
                     tokens = tensors["tokens"].tolist()
-                    self._append(TrainingChat(tokens, answer, greedy, held_back, path))
+                    self._append(TrainingChat(tokens, answer, greedy, held_out, path))
                 except OSError:
                     continue  # such as too many open files
                 except Exception:  # noqa: BLE001 - a crash cut the file off; MLX raises anything
@@ -82,10 +82,10 @@ class Dataset:
         number = int(self.conversations[-1].path.stem) + 1 if self.conversations else 0
         path = self._directory / f"{number:08}.safetensors"
         count = sum(each.greedy for each in self.conversations)
-        held_back = greedy and count % _HELD_BACK == 0
+        held_out = greedy and count % _HELD_OUT == 0
         tensors = {"tokens": mx.array(tokens, mx.int32), "states": states}
-        write_tensors(path, tensors, [answer, greedy, held_back])
-        self._append(TrainingChat(tokens, answer, greedy, held_back, path))
+        write_tensors(path, tensors, [answer, greedy, held_out])
+        self._append(TrainingChat(tokens, answer, greedy, held_out, path))
 
     def frequent_tokens(self, count: int, vocabulary: int) -> list[int]:
         """Return the `count` most frequent tokens of the answers, ascending.

@@ -122,7 +122,7 @@ class Training:
 
     def _save(self, trainer: Trainer) -> None:
         shares = ", ".join(f"{share:.0%}" for share in trainer.save())
-        self._report(f"held-back drafts accepted, by depth: {shares}", None)
+        self._report(f"held-out drafts accepted, by depth: {shares}", None)
 
     def _left(self) -> float:
         """Wait while there is a reason to pause. Returns the seconds left."""

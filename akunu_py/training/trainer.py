@@ -35,7 +35,7 @@ _DECAY = 0.8  # weight of a draft step, relative to the one before it
 _RATE = 0.5  # learning rate times width
 _WARM_UP = 50  # steps
 _LONGEST_GRADIENT = 1.0
-_MEASURED = 64  # held-back conversations
+_MEASURED = 64  # held-out conversations
 
 
 class UnrolledCache:
@@ -128,8 +128,8 @@ class Trainer:
         """config: by `make_config`. checkpoint: its file. Raises StoreError, UsageError."""
         self._checkpoint, self._dataset = checkpoint, dataset
         everything = dataset.conversations
-        self._measured = group([each for each in everything if each.held_back][:_MEASURED])
-        self._batches = group(each for each in everything if not each.held_back)
+        self._measured = group([each for each in everything if each.held_out][:_MEASURED])
+        self._batches = group(each for each in everything if not each.held_out)
         if not (self._measured and self._batches):
             raise UsageError(
                 f"{len(everything)} conversations are too few to train on; run the command again "
@@ -197,7 +197,7 @@ class Trainer:
         self.tokens += int(counts[0][1].item())
 
     def save(self) -> list[float]:
-        """Measure the acceptance by depth on held-back greedy answers, and write the checkpoint.
+        """Measure the acceptance by depth on held-out greedy answers, and write the checkpoint.
 
         Raises StoreError; an older checkpoint stays intact.
         """
