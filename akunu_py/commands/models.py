@@ -341,7 +341,7 @@ def _catalog_facts(entry: catalog.CatalogEntry) -> list[tuple[str, str]]:
         ("suits", f"Macs with {entry.minimum_ram} GB or more"),
         ("license", entry.license),
         ("homepage", entry.homepage),
-        ("drafter", " ".join(filter(None, [entry.drafter, entry.drafter_gain])))
+        ("drafter", ", ".join(filter(None, [entry.drafter, entry.drafter_gain])))
         if entry.drafter
         else ("drafter", "none is known; akunu drafts with n-grams"),
         ("status", f"not installed; akunu models pull {entry.name}"),
