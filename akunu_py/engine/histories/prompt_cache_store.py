@@ -399,11 +399,8 @@ def record_forgotten(conversation: str) -> None:
     lines = _forgotten_lines()
     if sum(map(len, lines)) > _MAX_FORGOTTEN_BYTES:
         write_atomically(path, b"\n".join(lines[len(lines) // 2 :]) + b"\n")
-    file = os.open(path, _APPEND_FLAGS, 0o600)
-    try:
-        os.write(file, f"{time.time()} {conversation}\n".encode())  # atomic, even if others append
-    finally:
-        os.close(file)
+    with open(os.open(path, _APPEND_FLAGS, 0o600), "ab", buffering=0) as file:
+        file.write(f"{time.time()} {conversation}\n".encode())  # atomic, even if others append
 
 
 def is_forgotten(conversation: str, requested_at: float) -> bool:
