@@ -4,8 +4,6 @@ Exit codes: 0 success; 1 failure, with one line on stderr; 2 wrong usage; 130 in
 pipe is silent. An unexpected exception is saved to a file, and `--debug` prints it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

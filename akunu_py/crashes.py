@@ -1,7 +1,5 @@
 """Reports of unexpected exceptions: one line on stderr, and a file with the details."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """Bounded reads of untrusted files, and atomic writes of our own files."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

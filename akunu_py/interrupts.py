@@ -1,7 +1,5 @@
 """Exits and interrupts where Python would wait or crash: in passes of MLX, and in reads."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

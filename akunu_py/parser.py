@@ -3,8 +3,6 @@
 `akunu --help` imports this module, so it imports little.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable

@@ -4,8 +4,6 @@ XDG_DATA_HOME, XDG_CACHE_HOME and XDG_CONFIG_HOME apply on every system; the def
 system's own directories (on a Mac, ~/Library/...).
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

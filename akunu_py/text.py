@@ -3,8 +3,6 @@
 Replacements keep the length of the text, so that ranges into it stay valid.
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import io

@@ -3,8 +3,6 @@
 Also what the actions share: types of options, progress and output.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

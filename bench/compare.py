@@ -4,8 +4,6 @@ Compares each series, and each runner over all its series. A verdict needs a sig
 and a sufficient difference. The test assumes no normal distribution: times have a long tail.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

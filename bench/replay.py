@@ -4,8 +4,6 @@ The engine's drafters run on a trace with a cost curve instead of measured times
 tokens per unit of cost; plain decoding scores 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

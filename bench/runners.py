@@ -4,8 +4,6 @@ Ours, with a record of the drafts of its passes, and mlx-lm's: the plain loop, a
 decoding with a draft model.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping

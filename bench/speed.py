@@ -5,8 +5,6 @@ slows all of them. Tokens per second exclude the prefill. Tests of given lengths
 llama-bench: random tokens, no stop tokens, no drafting.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import random

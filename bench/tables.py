@@ -1,7 +1,5 @@
 """Tables of a result as text and Markdown, and `akunu bench report`, which prints them."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Uses uv if it is installed, pip otherwise. `constraints.txt` pins every dependen
 works when newer releases do not.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """`akunu cache`: list, verify and delete prompt caches on disk."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from datetime import datetime

@@ -1,7 +1,5 @@
 """`akunu chats`: list, search, export, import and delete saved chats."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """`akunu doctor`: check what akunu needs on this machine, with advice for each problem."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

@@ -1,7 +1,5 @@
 """`akunu info`: versions, hardware and paths for a bug report."""
 
-from __future__ import annotations
-
 import argparse
 import platform
 import sys

@@ -3,8 +3,6 @@
 Some agents accept a model only in a file. Such files are private, in our own cache directory.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

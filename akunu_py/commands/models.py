@@ -1,7 +1,5 @@
 """`akunu models`: list, download, import, verify and remove models."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

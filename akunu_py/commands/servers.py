@@ -1,7 +1,5 @@
 """Servers that commands use: a running one (`--server`), or a child process."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

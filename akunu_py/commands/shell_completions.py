@@ -1,7 +1,5 @@
 """`akunu completions`: print a completion script for a shell."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`akunu uninstall`: show how to remove the program, and delete its data."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import shutil

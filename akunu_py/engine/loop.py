@@ -1,7 +1,5 @@
 """The step loop of a model: schedule, run, and turn results into events."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 Before it, check and make room in memory.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ largest p / E). The noise depends only on seed, position and token, so a logit t
 differently changes the token only if the race was that close.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import secrets

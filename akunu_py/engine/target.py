@@ -1,7 +1,5 @@
 """The target model and the token history of one request."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

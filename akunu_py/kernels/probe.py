@@ -3,8 +3,6 @@
 The results are kept in the cache directory, for this GPU, macOS and MLX. `akunu info` shows them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import platform

@@ -7,8 +7,6 @@ mlx/backend/metal/kernels/quantized.h). A row then has the same bits alone and a
 checks both claims on each machine.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Collection
 from typing import Any, NamedTuple

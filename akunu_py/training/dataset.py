@@ -1,7 +1,5 @@
 """Conversations with the target's hidden states, one file each, so that an interrupt loses none."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ It is an EAGLE-3 drafter of one layer in the "speculators" container (vllm-proje
 Its layer starts as the model's last one, its hidden state as that before the model's last layer.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """One run of training: write conversations, train on them, measure, and save the state."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Li et al. (2025), "EAGLE-3", section 3.2: training unrolls several draft steps, 
 states that the drafter itself made in the step before.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

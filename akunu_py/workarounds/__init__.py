@@ -1,7 +1,5 @@
 """Workarounds for other libraries: one module each, with its reason and when it can go."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder

@@ -7,8 +7,6 @@ Upstream: https://github.com/ml-explore/mlx-lm/issues/1589, with mlx-lm 0.32.2.
 Remove when: the issue is fixed in the oldest mlx-lm that pyproject.toml allows.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 from typing import Any

@@ -9,8 +9,6 @@ Remove when: the mlx-cpu wheel links OpenBLAS. `_provide_gfortran` alone: when c
     its Fortran runtime.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import ctypes.util

@@ -7,8 +7,6 @@ Upstream: no issue found; seen with mlx 0.32.4.
 Remove when: MLX has a private directory, or a setting, for its CPU kernels.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import sys

@@ -6,8 +6,6 @@ Upstream: no issue found; seen with mlx 0.32.4.
 Remove when: the ring reports errors to its caller only, or its output can be switched off.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sys

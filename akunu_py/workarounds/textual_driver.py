@@ -20,8 +20,6 @@ Remove when: these pass with `LinuxDriver` and `XTermParser`: in tests/reliabili
     tests/tui/test_long_chats.py (8) and tests/test_workarounds.py (6, 7).
 """
 
-from __future__ import annotations
-
 import os
 import selectors
 import signal

@@ -7,8 +7,6 @@ Upstream: no issue found, textual 8.2.8.
 Remove when: tests/tui/test_long_chats.py passes with `App`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from typing import Any, TypeVar

@@ -7,8 +7,6 @@ Upstream: no issue found, textual 8.2.8.
 Remove when: tests/tui/test_answering.py and test_tools.py pass with `Vertical`.
 """
 
-from __future__ import annotations
-
 from textual.containers import Vertical
 from textual.geometry import Size
 

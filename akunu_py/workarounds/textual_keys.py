@@ -9,8 +9,6 @@ Upstream: no issue found, textual 8.2.8.
 Remove when: tests/tui/test_writing.py passes with `App`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Sequence

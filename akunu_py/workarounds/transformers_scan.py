@@ -8,8 +8,6 @@ Upstream: https://github.com/huggingface/transformers/issues/44246, with transfo
 Remove when: `import transformers` takes less than 0.2 s without the patch.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

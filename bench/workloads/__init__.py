@@ -3,8 +3,6 @@
 A workload is a conversation. Turns with a given answer are examples; a runner answers the others.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

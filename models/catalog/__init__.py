@@ -5,8 +5,6 @@ active weight once per token, so the speed is estimated as bandwidth over bytes 
 "Efficiently Scaling Transformer Inference", section 2). Imports neither MLX nor numpy.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass

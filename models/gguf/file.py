@@ -14,8 +14,6 @@ Q6_K have one scale for 16 weights, which MLX cannot express: the gguf package d
 they are quantized again in a width that adds little error (docs/models-import.md has figures).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -5,8 +5,6 @@ llama.cpp, which defines the names. An unknown kind or name raises UnsupportedMo
 slightly different split gives worse answers without any error.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@
 their calls. No code of a model runs, and no module is imported because a model's file names it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """Read headers of safetensors files, and write such files one tensor at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

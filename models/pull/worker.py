@@ -9,8 +9,6 @@ bytes go to `blobs/<digest>.incomplete`, where the next pull continues. The file
 if size and hash are right.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -3,8 +3,6 @@
 Other programs' files, intact models and locked models stay.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

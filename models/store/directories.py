@@ -4,8 +4,6 @@ The lock is flock on `.lock-NAME`, which the system releases when a process dies
 stay: removing one would race with a process that has just opened it.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -5,8 +5,6 @@ and `refs/<branch>` contains the commit of a branch. Other programs share the ca
 deleted except by name, and a file counts only if its size and hash are right.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

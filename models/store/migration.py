@@ -5,8 +5,6 @@ A kill at any point leaves every model usable, as what it was or what it becomes
 continues. A store that cannot be written stays as it is: its directories are listed as imports.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from contextlib import suppress

@@ -4,8 +4,6 @@ Never reads pickle and never runs the model's code: Python files are not copied,
 which refers to them, is removed.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -5,8 +5,6 @@ models.toml has their names. A broken model is listed as damaged and never hides
 programs downloaded.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 One table for each name. A wrong table is one damaged model and never hides the others.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator, MutableMapping

@@ -1,7 +1,5 @@
 """Progress of a pull or an import; `ProgressMeter` turns callbacks into `Progress` values."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

@@ -5,8 +5,6 @@ in place, as `OWNER/REPOSITORY`, and never changed. Only complete models in MLX'
 other formats can be imported.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -4,8 +4,6 @@ LOCK is a pylock.toml of the dependencies, made by `uv pip compile --format pylo
 package becomes a resource, except those that Homebrew has as formulas.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 import tomllib

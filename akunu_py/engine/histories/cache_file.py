@@ -4,8 +4,6 @@ Checkpoints follow the layers as further layers, which mlx-lm ignores. Needs nei
 MLX.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

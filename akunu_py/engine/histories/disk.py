@@ -3,8 +3,6 @@
 A file's header and digest are checked before use. The digest detects damage, not forgery.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Generator, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Start, load, watch and stop the other ranks of a model."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import tempfile

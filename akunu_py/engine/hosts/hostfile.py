@@ -3,8 +3,6 @@
 Also pulls a model on the other hosts over SSH.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import json

@@ -1,7 +1,5 @@
 """Split a model over ranks by layers' width (mlx-lm's `shard`) or by layers (its `pipeline`)."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 from collections.abc import Sequence

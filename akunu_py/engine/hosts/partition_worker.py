@@ -4,8 +4,6 @@ It runs until its stdin ends, reads rank 0's messages there, and sends a heartbe
 Only rank 0 handles interrupts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ mlx.launch's own class starts it, locally or over ssh. Messages are lines on std
 `partition_worker`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import platform

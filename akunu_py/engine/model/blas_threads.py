@@ -4,8 +4,6 @@ A product waits for its slowest thread. On a busy core that takes several times 
 product on the remaining threads.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

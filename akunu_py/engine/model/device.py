@@ -1,7 +1,5 @@
 """The device: its name, its memory limits, and the fastest format for weights."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -3,8 +3,6 @@
 Source of speculative decoding: Leviathan et al. (2023).
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path

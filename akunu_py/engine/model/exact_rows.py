@@ -6,8 +6,6 @@ long ones. MLX's attention changes its kernel or its blocks only at certain numb
 scaled_dot_product_attention.cpp), all of them multiples of 1,024. No draft crosses one.
 """
 
-from __future__ import annotations
-
 from bisect import bisect
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ The memory estimate needs no weights. A forward pass over two tokens is built bu
 the shapes in its KV cache show the cost of each token, for every architecture of mlx-lm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

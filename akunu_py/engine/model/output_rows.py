@@ -5,8 +5,6 @@ of a draft are sampled from; with a large vocabulary the other rows cost time an
 drafters continue from hidden states that mlx-lm's models do not return.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import weakref

@@ -4,8 +4,6 @@ MLX reads and writes out of bounds without an error. So ids from tokenizers, fil
 checked here before they index an array.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 _BLOCK = 256  # tokens compared at once

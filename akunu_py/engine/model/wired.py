@@ -5,8 +5,6 @@ buffers while others compute can panic its kernel (mlx issue 3186). So wire only
 long-lived buffers (by default the weights), and stay below the GPU's limit.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Sequence

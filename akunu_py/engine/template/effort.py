@@ -5,8 +5,6 @@ V3.1 and Granite), degrees (`reasoning_effort` of gpt-oss), both or neither. Ren
 conversation with different values shows which.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

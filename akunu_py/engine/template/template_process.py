@@ -6,8 +6,6 @@ of JSON; the first, empty reply means that it is ready. Templates see the same s
 transformers (utils/chat_template_utils.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import resource

@@ -3,8 +3,6 @@
 Coding agents show files with line numbers, and their edits are JSON strings.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence

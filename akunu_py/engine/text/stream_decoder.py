@@ -1,7 +1,5 @@
 """Decode a stream of tokens to text: thinking, and the answer up to a stop sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any
 
