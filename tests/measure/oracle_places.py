@@ -153,7 +153,9 @@ class Source:
 
 def read_source(path: Path) -> Source | None:
     """Return the source, None if the lexer fails or the file is generated."""
-    text = path.read_text(encoding="utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    text = (
+        path.read_text(encoding="utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    )
     language = LANGUAGES[path.suffix]
     spans: list[tuple[int, int]] = []
     partner: dict[int, int] = {}
