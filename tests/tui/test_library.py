@@ -285,6 +285,10 @@ async def test_missing_words_are_reported_and_only_messages_are_marked() -> None
         await it.send("/find ready")
         await found(it, "Found 2 of 2")
         assert colored(it, "yellow") == ["ready"], "not in the status line, nor in the message"
+        it.app.theme = "dark"  # Textual converts the named colors.
+        await it.rest()
+        shown = [style for row in it.strips() for text, style, _ in row if text == "ready"]
+        assert len({style.bgcolor for style in shown if style}) == 2, "the current hit is distinct"
 
 
 @pytest.mark.long
