@@ -88,7 +88,6 @@ class ChatTurn:
         )
 
     def add(self, delta: TextDelta) -> None:
-        """Append text to the answer, with its drafts and the statistics."""
         offset = len(self.answer)
         self.answer += delta.text
         add_spans(self.spans, delta.drafted, offset)
@@ -266,7 +265,6 @@ class Conversation:
         return siblings.index(message) + 1, len(siblings)
 
     def _load_branch(self) -> None:
-        """Set `turns` to the active branch of the tree."""
         self.turns = [
             self._turns.setdefault(reply.id, ChatTurn.from_messages(prompt, reply))
             for prompt, reply in self._pairs()

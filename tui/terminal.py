@@ -336,7 +336,6 @@ class ChatDriver(SteadyDriver):
         super().stop_application_mode()
 
     def show_title(self, title: str) -> None:
-        """Set the title of the terminal's window or tab."""
         self._title = title
         if title and has_title():
             self.write(f"\x1b]2;{on_one_line(title)}\x07")

@@ -67,7 +67,6 @@ def _xterm(number: int) -> str:
 
 
 def _theme(name: str, column: int) -> Theme:
-    """Return the theme in a column of `_COLORS`."""
     rows = [re.split(" {2,}", line) for line in _COLORS.strip().splitlines()]
     values = [(row[0], row[column]) for row in rows if row[column] != "-"]
     colors = [(key, _xterm(int(each)) if each.isdecimal() else each) for key, each in values]
@@ -137,7 +136,6 @@ def choices() -> list[str]:
 
 
 def describe(name: str) -> str:
-    """Return the name of a theme, with what it follows."""
     follows = {AUTO: "auto: like the terminal", TERMINAL: "terminal: its own colors"}
     return follows.get(name, name)
 

@@ -52,8 +52,6 @@ WHERE role = 'user' AND deleted IS NULL GROUP BY text ORDER BY max(m.created) DE
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """A conversation that matches a query, with its best match."""
-
     info: ConversationInfo
     hit: SearchHit
 
@@ -305,7 +303,6 @@ class ConversationStore:
                 self._database.execute(update, (name, number))
 
     def _index(self, index: str, number: int, text: str) -> None:
-        """Replace the words indexed under `number` with those of `text`."""
         self._database.execute(f"DELETE FROM {index} WHERE rowid = ?", (number,))
         insert = f"INSERT INTO {index} (rowid, words) VALUES (?, ?)"
         self._database.execute(insert, (number, searchable(text)))

@@ -308,7 +308,6 @@ def _transaction(database: sqlite3.Connection, kind: str = "IMMEDIATE") -> Itera
 
 
 def _code(error: Exception) -> int:
-    """Return SQLite's primary result code."""
     if isinstance(error, UnicodeDecodeError):  # a message with the name of a damaged table
         return sqlite3.SQLITE_CORRUPT
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF

@@ -40,6 +40,16 @@ def render(tree: ConversationTree, form: ExportFormat) -> str:
     return as_json([tree]) if form == "json" else as_markdown(tree)
 
 
+def export(tree: ConversationTree, directory: Path, file: str = "") -> Path:
+    """Write a conversation to a new file and return its path.
+
+    file: relative to `directory`, its suffix selects the format; "": Markdown, named by the title.
+    """
+    form = format_of(Path(file))
+    path = directory / Path(file or file_name(tree.title, form)).expanduser()
+    return write_new(path, render(tree, form), numbered=not file)
+
+
 def as_markdown(tree: ConversationTree) -> str:
     """Render the active branch as Markdown: each message under a heading with its author."""
     messages = [

@@ -47,8 +47,6 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class ConversationInfo:
-    """A conversation without its messages, for lists."""
-
     id: str
     title: str
     created: float  # seconds since 1970

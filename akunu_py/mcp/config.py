@@ -23,8 +23,6 @@ _MAX_NAME = 40  # characters of a server's name
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """One server: a command to start, or an address."""
-
     name: str
     command: str = ""  # "" for a server at `url`
     args: tuple[str, ...] = ()

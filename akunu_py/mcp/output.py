@@ -19,8 +19,6 @@ _TAIL = 5  # one part in this many comes from the end of a long output
 
 @dataclass(frozen=True, slots=True)
 class ListedTool:
-    """A tool as its server describes it."""
-
     name: str
     description: str
     parameters: Mapping[str, Any]  # JSON Schema
@@ -28,8 +26,6 @@ class ListedTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """The result of one call."""
-
     text: str
     is_error: bool = False
 

@@ -204,7 +204,7 @@ def test_concurrent_first_opens(path: Path) -> None:
             return store.warnings
 
     with ThreadPoolExecutor(4) as pool:
-        for number in range(200):
+        for number in range(50):
             start = threading.Barrier(4)
             new = path.with_name(f"{number}.db")
             opens = [pool.submit(open_and_close, new, start) for _ in range(4)]

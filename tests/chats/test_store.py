@@ -35,13 +35,6 @@ def test_the_active_branch() -> None:
     assert texts(tree)[2:] == ["Thank you!", "You are welcome."]  # as it was left
 
 
-def test_choose_activates_all_ancestors() -> None:
-    tree = branched()
-    tree.activate("queue-2")
-    tree.activate_branch("queue-3")
-    assert texts(tree)[1:] == ["First in, first *out*.", "Thanks."]
-
-
 def test_removing_a_message_removes_its_descendants() -> None:
     tree = branched()
     tree.remove("queue-4")

@@ -118,8 +118,7 @@ def test_the_answer_is_that_of_the_engine(recorder: Recorder, shallow_starter: E
 async def test_pasted_text_is_counted_by_the_model(
     recorder: Recorder, shallow_starter: Engine
 ) -> None:
-    recorder.answer(11, QUESTION, OPTIONS)
-    text = "1, 22, 333\n" * 9000
+    text = "1, 22, 333\n" * 90
     assert await recorder.thread.count_tokens(text) == len(shallow_starter.tokens.encode_text(text))
 
 
@@ -158,10 +157,8 @@ WORDS = re.compile(r"[^\W_][^\s\"`*<>]*(?:[,:]? [^\W_][^\s\"`*<>]*){0,7}\??")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("tools", [(), (Tool("switch", "Switch a lamp."),)])
-def test_a_title_is_words_and_leaves_the_cached_prompt(
-    recorder: Recorder, tools: tuple[Tool, ...]
-) -> None:
+def test_a_title_is_words_and_leaves_the_cached_prompt(recorder: Recorder) -> None:
+    tools = (Tool("switch", "Switch a lamp."),)
     text, end = recorder.answer(12, QUESTION, OPTIONS)
     turn = [*QUESTION, Message("assistant", text)]
     prompt, title_options = Message("user", "Reply with yes."), replace(OPTIONS, side_request=True)

@@ -144,7 +144,7 @@ def test_a_sparkline_shows_the_last_passes() -> None:
     assert sparkline([5, 1, 1, 1, 2], 4) == "▁▁▁▂"
 
 
-async def test_thinking_is_folded_and_opens() -> None:
+async def test_thinking_is_folded_opens_and_is_kept_when_it_is_stopped() -> None:
     async with chat() as it:
         await it.send("go")
         await it.post(PieceArrived(1, TextDelta("", stats=STATS), "Let me see.\n[b]Hm"))
@@ -164,13 +164,8 @@ async def test_thinking_is_folded_and_opens() -> None:
             Message("assistant", "Yes."),
             Message("user", "and?"),
         ]
-
-
-async def test_stopping_while_it_thinks_keeps_the_thoughts() -> None:
-    async with chat() as it:
-        await it.send("go")
-        await it.post(PieceArrived(1, TextDelta("", stats=STATS), "Hm."))
+        await it.post(PieceArrived(2, TextDelta("", stats=STATS), "Hm."))
         await it.press("escape")
-        assert (it.prompts, it.feet) == (["go"], ["■ stopped; F9 continues"])
+        assert (it.prompts, it.feet) == (["go", "and?"], ["", "■ stopped; F9 continues"])
         await it.press("f9")
-        assert it.history == [Message("user", "go"), Message("assistant", "", thinking="Hm.")]
+        assert it.history[-1] == Message("assistant", "", thinking="Hm.")

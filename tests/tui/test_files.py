@@ -75,16 +75,6 @@ def test_refused_files(directory: Path, make: Callable[[Path], object], says: st
         attach("look at @it", directory, 8192)
 
 
-async def test_images_get_a_clear_line(tmp_path: Path) -> None:
-    (tmp_path / "cat.png").write_bytes(b"\x89PNG\0\0")
-    async with chat(directory=tmp_path) as it:
-        await it.send("see @cat.png")
-        await it.until(lambda: it.notifications)
-        assert it.notifications == ["cat.png is an image; this model reads text only"]
-        it.app.post_message(Paste("'/tmp/a cat.JPG'\n"))
-        await it.until(lambda: it.notifications == ["This model reads text only, no images."])
-
-
 _text = st.text(st.characters(codec="utf-8"), max_size=60) | st.sampled_from(
     ["```\n", "````py\nx\n````\n", "Attached file: a (1 bytes)\n```\nq\n```", "\n\n", ""]
 )
@@ -107,7 +97,7 @@ def test_split_is_the_inverse_of_join(prompt: str, files: list[tuple[str, str]])
 async def test_missing_files_are_reported_once_before_they_are_sent_as_text(
     directory: Path,
 ) -> None:
-    (directory / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(2000))
+    (directory / "picture.png").write_bytes(b"\x89PNG\0\0")
     async with chat(directory=directory) as it:
         await it.send("ask @john about me@example.com.")
         await it.until(lambda: len(it.prompts) == 1)
@@ -124,6 +114,8 @@ async def test_missing_files_are_reported_once_before_they_are_sent_as_text(
         await it.until(lambda: it.notifications == [refusal])
         assert it.text() == "What is on @picture.png?", "it can be corrected"
         assert len(it.prompts) == 2
+        it.app.post_message(Paste("'/tmp/a cat.JPG'\n"))
+        await it.until(lambda: it.notifications == ["This model reads text only, no images."])
 
 
 async def test_mentioned_files_are_marked_and_counted(directory: Path) -> None:

@@ -235,9 +235,8 @@ async def test_every_hit_is_marked_and_reached_in_order() -> None:
         assert len(colored(it, "yellow")) == HITS
         for number in range(1, HITS + 2):
             await it.press("n")
-            await found(it, f"Found {number} of")
-            (current,) = colored(it, "bright_cyan")
-            assert current.lower() == "queue"
+            await it.until(lambda words=f"Found {number} of": words in it.notifications[0])  # type: ignore[misc]
+            await it.until(lambda: [*map(str.lower, colored(it, "bright_cyan"))] == ["queue"])
         await it.press("N")
         await found(it, f"Found {HITS} of")
         assert colored(it, "bright_cyan") == ["queue"]
@@ -267,9 +266,8 @@ async def test_a_hit_far_away_is_scrolled_to() -> None:
             if number != 2:
                 await it.press("n")
         for key in ("pagedown", "pageup"):
-            for _ in range(6):
-                await it.press(key)
-                await it.rest()
+            await it.press(*6 * [key])
+            await it.rest()
         assert colored(it, "bright_cyan") == ["needle"]
         await it.press("escape")
         await it.send("/find needle is  word")
@@ -287,6 +285,10 @@ async def test_missing_words_are_reported_and_only_messages_are_marked() -> None
         await it.send("/find ready")
         await found(it, "Found 2 of 2")
         assert colored(it, "yellow") == ["ready"], "not in the status line, nor in the message"
+        it.app.theme = "dark"  # Textual converts the named colors.
+        await it.rest()
+        shown = [style for row in it.strips() for text, style, _ in row if text == "ready"]
+        assert len({style.bgcolor for style in shown if style}) == 2, "the current hit is distinct"
 
 
 @pytest.mark.long

@@ -153,6 +153,8 @@ async def test_answers_prompts_and_code_are_copied() -> None:
         assert (it.app.clipboard, "block 2 of 2" in it.notifications[-1]) == ("b\n", True)
         await it.press("tab", "up", "c")
         assert it.app.clipboard == "one"
+        await it.press("enter")
+        assert it.prompts == ["one"], "only long prompts have more to unfold"
 
 
 async def test_a_program_of_the_system_copies_the_text(tmp_path: Path) -> None:
@@ -186,10 +188,3 @@ def test_the_clipboard_program_of_each_system(
 def test_code_blocks() -> None:
     text = "a\n\n```py title\nx\n```\n- b\n  ```\n  y\n  ```\n\n~~~\nunclosed"
     assert code_blocks(text) == [("x\n", "py"), ("y\n", ""), ("unclosed", "")]
-
-
-async def test_enter_folds_only_long_prompts() -> None:
-    async with chat() as it:
-        await it.talk("short", "answer")
-        await it.press("tab", "home", "enter")
-        assert it.prompts == ["short"]

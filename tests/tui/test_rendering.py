@@ -363,6 +363,7 @@ async def test_much_text_is_drawn_in_steps(monkeypatch: pytest.MonkeyPatch) -> N
         await append(self, text)
 
     monkeypatch.setattr(AnswerMarkdown, "append", counted)
+    monkeypatch.setattr("akunu_py.tui.transcript.turn._MAX_DRAWN", 200)
     async with chat() as it:
-        await it.talk("go", "some words\n\n" * 600)
-        assert (sum(drawn), max(drawn)) == (7200, 2000)
+        await it.talk("go", "some words\n\n" * 40)
+        assert (sum(drawn), max(drawn)) == (480, 200)

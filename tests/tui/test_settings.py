@@ -80,15 +80,6 @@ async def test_saved_settings_are_in_the_file_and_in_use() -> None:
     assert "model =" not in settings_file().read_text(), "only what was changed is written"
 
 
-async def test_escape_saves_nothing() -> None:
-    async with chat() as it:
-        await fill(it, theme="nord", temperature="1", chat_temperature="2")
-        await it.press("escape")
-        assert it.app.settings.current == Settings()
-        assert it.app.conversation.tree.options == ChatOptions()
-    assert not settings_file().exists()
-
-
 @pytest.mark.long
 async def test_the_gallery_previews_a_theme_and_enter_saves_it() -> None:
     async with chat(size=(100, 30), settings=Settings(theme="light")) as it:
@@ -223,7 +214,7 @@ async def test_the_options_are_kept_with_the_chat(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-async def test_a_wrong_field_is_named_and_nothing_is_saved() -> None:
+async def test_a_wrong_field_is_named_and_escape_saves_nothing() -> None:
     wrong = {
         "chat_temperature": ("6", "Temperature: expected a number from 0 to 5, found '6'"),
         "temperature": ("1.2.3", "Temperature: expected a number from 0 to 5, found '1.2.3'"),
@@ -240,6 +231,9 @@ async def test_a_wrong_field_is_named_and_nothing_is_saved() -> None:
             if name != "server":
                 assert it.app.focused
                 assert it.app.focused.id == name.replace("chat_", "chat-")
-            await it.press("escape")
+            await fill(it, **{name: ""})
+        await fill(it, theme="nord", temperature="1", chat_temperature="2")
+        await it.press("escape")
+        assert it.app.settings.current == Settings()
         assert it.app.conversation.tree.options == ChatOptions()
     assert not settings_file().exists()

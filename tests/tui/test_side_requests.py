@@ -79,57 +79,49 @@ async def test_the_first_answer_gets_a_title(tmp_path: Path) -> None:
         assert TITLE_PROMPT not in [message.text for message in it.app.conversation.tree.messages]
 
 
-@pytest.mark.parametrize("end", ["off", "stopped", "failed", "empty", "queued"])
-async def test_no_title_is_requested(end: str) -> None:
-    async with chat(settings=Settings(model_titles=end != "off")) as it:
-        titles = Titles(it)
-        await it.send("one")
-        if end == "queued":
-            await it.send("two")
-        if end != "empty":
-            await it.piece("An answer")
-        if end == "stopped":
-            await it.press("escape")
-        elif end == "failed":
-            await it.post(AnswerFailed(1, "the device is gone"))
-        else:
-            await it.post(AnswerFinished(1, "cancelled" if end == "empty" else "stop", STATS))
-        assert not titles.requests
-        if end == "queued":
-            await it.answer("Another")
-            assert len(titles.requests) == 1
-
-
 @pytest.mark.long
-async def test_a_cancelled_title_is_requested_again_a_few_times() -> None:
-    async with chat() as it:
+async def test_a_title_is_requested_after_the_first_complete_answers_only() -> None:
+    async with chat(settings=Settings(model_titles=False)) as it:
         titles = Titles(it)
-        for number in range(1, 6):
-            await it.send(f"prompt {number}")
-            await it.answer("Yes.")
-        assert len(titles.requests) == 3
+        await it.talk("one", "Off.")
+        it.app.settings.current = Settings()
+        for end in ("stopped", "failed", "empty"):
+            await it.act("new_chat")
+            it.box.clear()
+            await it.send("one")
+            if end != "empty":
+                await it.piece("An answer")
+            if end == "stopped":
+                await it.press("escape")
+            elif end == "failed":
+                await it.post(AnswerFailed(it.request(), "the device is gone"))
+            else:
+                await it.finish("cancelled")
+        await it.act("new_chat")
+        it.box.clear()
+        await it.send("one")
+        await it.send("two")
+        await it.answer("Another prompt waits.")
+        assert not titles.requests
+        await it.answer("Yes.")
+        await it.talk("three", "Yes.", "four", "Yes.")
+        assert len(titles.requests) == 2, "again, because a prompt cancels a title"
 
 
-@pytest.mark.parametrize(
-    ("where", "when"), [("command", "before"), ("store", "before"), ("store", "after")]
-)
-async def test_the_title_of_a_user_stays(tmp_path: Path, where: str, when: str) -> None:
-    """where: "store": renamed by another program."""
+async def test_the_title_of_a_user_stays(tmp_path: Path) -> None:
     async with chat(store=tmp_path / "conversations.db") as it:
         titles = Titles(it)
         await it.send("one")
-        if when == "after":
-            await it.answer("Yes.")
-        name = it.conversation
-        if where == "command":
-            await it.act("rename_chat('Mine')")
-        else:
-            await it.store.call(lambda each: each.rename(name, "Mine"))
-        if when == "before":
-            await it.answer("Yes.")
-            assert len(titles.requests) == (where == "store")
+        await it.act("rename_chat('Mine')")
+        await it.answer("Yes.")
+        assert not titles.requests
         await written(it, "By the model")
-        assert await stored(it.store) == ["Mine"]
+        await it.act("new_chat")
+        await it.talk("two", "Yes.")
+        name = it.conversation
+        await it.store.call(lambda each: each.rename(name, "Also mine"))  # by another program
+        await written(it, "By the model")
+        assert await stored(it.store) == ["Also mine", "Mine"]
 
 
 @pytest.mark.parametrize(("text", "title"), [
@@ -209,7 +201,7 @@ async def test_older_turns_become_a_note(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("end", ["stopped", "stopped early", "failed", "failed early", "empty"])
+@pytest.mark.parametrize("end", ["stopped", "failed early", "empty"])
 async def test_a_missing_summary_changes_nothing(end: str) -> None:
     async with chat() as it:
         before = await talk(it)
@@ -242,11 +234,9 @@ async def test_compact_needs_finished_answers() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("before", [(), ("Hello", "Hi")])
-async def test_compact_cuts_an_answer_that_fills_the_context(before: tuple[str, ...]) -> None:
+async def test_compact_cuts_an_answer_that_fills_the_context() -> None:
     whole = "".join(f"number {number}\n" for number in range(1500))
     async with chat() as it:
-        await it.talk(*before)
         await it.send("count")
         stats = replace(STATS, prompt_tokens=100, generated_tokens=8092)
         finished = AnswerFinished(it.request(), "context", stats)

@@ -56,27 +56,25 @@ async def test_keys_after_a_change_of_focus_reach_the_new_widget() -> None:
 
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
+PERSIAN = "می\u200cخواهم"
 
 
-@pytest.mark.parametrize(
-    ("typed", "text"), [("a\x1b\rb", "a\nb"), ("می\u200cخواهم", "می\u200cخواهم"), (FAMILY, FAMILY)]
-)
-async def test_alt_enter_breaks_the_line_and_joiners_stay(typed: str, text: str) -> None:
+async def test_enter_sends_other_keys_break_the_line_and_joiners_stay() -> None:
     async with chat() as it:
-        await burst(it, typed)
-        assert it.text() == text
-
-
-async def test_enter_sends_and_other_keys_break_the_line() -> None:
-    async with chat() as it:
+        for typed, text in (("a\x1b\rb", "a\nb"), *((each, each) for each in (PERSIAN, FAMILY))):
+            await burst(it, typed)
+            assert it.text() == text
+            it.box.clear()
         await it.press("a", "ctrl+j", "b", "shift+enter", "c")
         assert it.text() == "a\nb\nc"
         await it.press("enter", "enter", "space", "enter")
         assert it.prompts == ["a\nb\nc"], "an empty prompt is not sent"
 
 
-async def test_up_and_down_browse_earlier_prompts() -> None:
+async def test_earlier_prompts_are_browsed_and_searched() -> None:
     async with chat() as it:
+        await it.press("ctrl+r")
+        assert "no earlier" in it.notifications[-1]
         await it.talk("first", "1", "second", "2")
         for key, text in (
             ("up", "second"), ("up", "first"), ("up", "first"), ("down", "second"), ("down", ""),
@@ -85,12 +83,6 @@ async def test_up_and_down_browse_earlier_prompts() -> None:
             assert it.text() == text
         await it.press(*"mine", "up")
         assert it.text() == "mine", "typed text is not lost"
-
-
-async def test_earlier_prompts_are_searched() -> None:
-    async with chat() as it:
-        await it.press("ctrl+r")
-        assert "no earlier" in it.notifications[-1]
         it.box.extend_history(["a red fox", "a blue\nwhale"])
         for words in ("whale blue", "nothing"):
             await it.press("ctrl+r", *words, "enter")
@@ -116,16 +108,11 @@ async def test_the_box_grows_to_eight_rows_and_shows_the_cursor_at_any_size() ->
 # Pasted texts
 
 
-async def test_a_paste_is_one_prompt_without_control_characters() -> None:
+async def test_a_paste_has_no_control_characters_and_a_long_one_is_folded_and_sent_whole() -> None:
     async with chat() as it:
         await paste(it, "one\r\ntwo\x1b[2J\rthree\x07\ttab\x00")
         assert it.text() == "one\ntwo[2J\nthree\ttab"
-        await it.press("enter")
-        assert it.prompts == ["one\ntwo[2J\nthree\ttab"]
-
-
-async def test_a_long_paste_is_folded_and_sent_whole() -> None:
-    async with chat() as it:
+        it.box.clear()
         await paste(it, LONG)
         assert it.text() == CHIP
         assert "pasted text, about 12,222 tokens" in str(it.box.border_title)

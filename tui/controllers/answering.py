@@ -93,7 +93,6 @@ class AnswerController:
 
     @property
     def has_queued_prompt(self) -> bool:
-        """Whether the open conversation has a queued prompt."""
         return any(turn in self._conversation for turn in self._queue)
 
     @property
@@ -140,7 +139,6 @@ class AnswerController:
         return self._conversation_of(self.active)
 
     def progress(self) -> dict[str, str]:
-        """Describe the running and queued answers, by conversation."""
         progress: dict[str, str] = {}
         for turn in self._pending():
             name = self._conversation_of(turn).tree.conversation
@@ -196,7 +194,6 @@ class AnswerController:
             self._tools.cancel(turn)
 
     async def submit(self, turn: ChatTurn) -> None:
-        """Show a new turn and queue it."""
         if self._constraint is not None:
             turn.constraint, self._constraint = self._constraint, None
         await self._view.transcript.show_branch()
@@ -488,7 +485,6 @@ class AnswerController:
         self._view.status.phase = "downloading"
 
     def show_status(self) -> None:
-        """Update the status after another conversation was opened."""
         turns = self._conversation.turns
         self._show_stats(turns[-1] if turns else None)
         self._tools.show_asked()

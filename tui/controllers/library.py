@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from akunu_py.chats.export import file_name, format_of, render, write_new
+from akunu_py.chats.export import export
 from akunu_py.chats.tree import ConversationInfo, ConversationTree
 from akunu_py.engine.histories.prompt_cache_store import forget_conversation
 from akunu_py.errors import ConversationError
@@ -82,7 +82,6 @@ class LibraryController:
         await self._show(message)
 
     async def _show(self, message: str | None = None) -> None:
-        """Redraw the conversation, at `message` or its end."""
         self._turns.stop_editing()
         await self._view.show_conversation(message)
         self._answering.show_status()
@@ -147,19 +146,13 @@ class LibraryController:
                 self._view.inform(f"Renamed: {title}")
 
     async def export(self, file: str = "") -> None:
-        """Write the conversation to a new file. Its suffix selects the format (default: Markdown).
-
-        file: relative to the export directory; if empty, the name is made from the title.
-        """
+        """Write the conversation to a new file; see `export` in chats/export.py."""
         if not self._conversation.turns:
             self._view.show_error("The chat is empty.")
             return
         tree = self._conversation.tree
         with report_errors(self._view.show_error):
-            form = format_of(Path(file))
-            path = self._directory / Path(file or file_name(tree.title, form)).expanduser()
-            text = await asyncio.to_thread(render, tree, form)
-            written = await asyncio.to_thread(write_new, path, text, numbered=not file)
+            written = await asyncio.to_thread(export, tree, self._directory, file)
             self._view.inform(f"Saved as {written}")
 
     async def list(self) -> Sequence[ConversationInfo]:

@@ -131,7 +131,6 @@ class TurnController:
             self._view.transcript.choose(again, "answer")
 
     async def continue_answer(self) -> None:
-        """Continue the last answer if it was cut off or stopped."""
         if self._answering.refuse_while_busy():
             return
         turn = self._chosen_turn()
@@ -286,7 +285,6 @@ class FindController:
         await self._go_to(hits, (now + direction) % len(hits))
 
     def end(self) -> None:
-        """Remove the marks."""
         if self._words:
             self._words, self._current, self.marks.pattern = "", None, None
             self._view.transcript.mark_hit(None)

@@ -122,7 +122,6 @@ class PromptBox(Unmarked, TextArea):
         self.clear()
 
     def watch_hints(self) -> None:
-        """Show the hints that fit into the border."""
         shown = list(self.hints)
         while len(shown) > 1 and len(" · ".join(hint for hint, _ in shown)) > self.size.width - 2:
             del shown[-2]

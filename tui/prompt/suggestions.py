@@ -50,7 +50,6 @@ class Suggester:
         self.index = FileIndex(directory)
 
     def suggest(self, before: str) -> Suggestions | None:
-        """Return suggestions for the text before the cursor, if any."""
         typed, suggestions = "", list[Suggestion]()
         if "\n" not in before and (found := _NAME.fullmatch(before)):
             typed, suggestions = before, _commands(found[1].lower())
@@ -70,7 +69,6 @@ class Suggester:
         return Suggestions(len(typed), suggestions) if suggestions else None
 
     def _text_files(self, letters: str) -> Iterator[Match]:
-        """Yield matching files and directories, except binary files."""
         for match in self.index.search(letters, _MAX_SUGGESTIONS):
             with contextlib.suppress(RuntimeError, ValueError):  # unknown home directory, a NUL
                 if is_text(self.index.directory / Path(match.path).expanduser()):
@@ -144,7 +142,6 @@ class SuggestionPopup(OptionList, can_focus=False):
         self.border_subtitle = "Tab insert · Esc close"
 
     def attach_to(self, box: TextArea) -> None:
-        """Follow the cursor of `box`."""
         self._box = box
         self.watch(box, "selection", self._update, init=False)
 

@@ -26,7 +26,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from akunu_py.chats.conversation_store import SearchResult
-from akunu_py.chats.export import UNTITLED, file_name, format_of, render, write_new
+from akunu_py.chats.export import UNTITLED, export
 from akunu_py.chats.search import find_words
 from akunu_py.chats.tree import ConversationTree
 from akunu_py.errors import ConversationError
@@ -180,9 +180,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
             return
         with report_errors(self._show_error):
             tree = await self._store.call(lambda store: store.load(found.info.id))
-            path = Path.cwd() / file_name(found.info.title, "markdown")
-            text = await asyncio.to_thread(render, tree, format_of(path))
-            written = await asyncio.to_thread(write_new, path, text, numbered=True)
+            written = await asyncio.to_thread(export, tree, Path.cwd())
             self.notify(str(written), title="Exported", markup=False)
 
     @work(exclusive=True, group="open")
@@ -251,7 +249,6 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         )
 
     def _show_progress(self) -> None:
-        """Redraw the rows whose progress changed."""
         before, self._shown_progress = self._shown_progress, dict(self._progress())
         for name in before.keys() | self._shown_progress.keys():
             if before.get(name) != self._shown_progress.get(name) and name in self._found:
@@ -329,7 +326,6 @@ class PreviewPane(VerticalScroll, can_focus=False):
 
 
 def _marked(text: str | Content, words: str) -> Content:
-    """Return a text with the words of a search marked."""
     content = Content(displayable(text)) if isinstance(text, str) else text
     for start, end in find_words(content.plain, words) if words.strip() else ():
         content = content.stylize(MATCH, start, end)

@@ -130,7 +130,6 @@ class ListDialog(Dialog[Result]):
         self.search()
 
     def search(self) -> None:
-        """List what matches the words."""
         self.draw()
 
     def draw(self, highlight: str = "") -> None:

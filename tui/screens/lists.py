@@ -113,7 +113,6 @@ class ToolsScreen(ListDialog[None]):
         return [row for name in self._tools.servers for row in self._rows(name, words)]
 
     def choose(self) -> None:
-        """Switch a tool, or all tools of a server."""
         chosen = self.highlighted_id
         if chosen.startswith(_SERVER):
             tools = self._tools_of(chosen.removeprefix(_SERVER))

@@ -147,7 +147,6 @@ class ChatView:
         return self.transcript.screen.focused is self.transcript
 
     def inform(self, text: str) -> None:
-        """Show a temporary message."""
         self._notify(text, markup=False)
 
     def show_error(self, text: str) -> None:
@@ -162,7 +161,6 @@ class ChatView:
             app.bell()
 
     async def add_notice(self, text: str, kind: str = "notice") -> None:
-        """Add a permanent notice or "error" to the transcript."""
         await self.transcript.add(Notice(text, kind))
 
     async def show_conversation(self, message: str | None = None) -> None:
@@ -270,7 +268,6 @@ class Welcome(Vertical):
         return bool(self._last.display)
 
     def show_last_chat(self, title: str) -> None:
-        """Offer to continue the last chat."""
         offer = (" continues the last chat: ", displayable(title))
         self._last.update(Content.assemble(("Enter", "bold"), *offer))
         self._last.display = True

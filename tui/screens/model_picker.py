@@ -55,7 +55,6 @@ class ModelRow:
 
     @property
     def facts(self) -> str:
-        """The license, context and size in one line."""
         parts = [
             self.license,
             f"{self.context:,} tokens of context" if self.context else "",
@@ -123,7 +122,6 @@ class ModelsScreen(ListDialog[str]):
             self._downloads.stop(row.name)
 
     def choose(self) -> None:
-        """Use or download the model."""
         row = self._chosen()
         if row is None or row.name in self._downloads.running:
             return

@@ -53,8 +53,6 @@ class Paragraph(MarkdownParagraph):
 
 
 class Quote(MarkdownBlockQuote):
-    """A quote that updates its blocks in place."""
-
     async def _update_from_block(self, block: MarkdownBlock) -> None:
         if isinstance(block, Quote):
             await update_blocks(self, block._blocks)
@@ -64,8 +62,6 @@ class Quote(MarkdownBlockQuote):
 
 
 class ListRow(Horizontal):
-    """A list item with its bullet or number."""
-
     DEFAULT_CSS = """
     ListRow, ListRow > Vertical { width: 1fr; height: auto; }
     """

@@ -99,8 +99,6 @@ class CodeBlock(MarkdownFence):
 
     @dataclass
     class CopyRequested(Message):
-        """Posted when `copy` is clicked."""
-
         block: CodeBlock
 
     def __init__(self, markdown: Markdown, token: MarkdownToken, code: str) -> None:

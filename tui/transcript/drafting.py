@@ -138,7 +138,6 @@ class DraftingPanel(Unmarked, Widget, can_focus=False):
         )
 
     def _speed(self) -> Content:
-        """Return the line about the passes: words per step, and the speedup."""
         words, turn = self._style("words"), self.turn
         stats, speedup = (turn.stats, turn.speedup) if turn else (None, None)
         parts: list[str | tuple[str, Style]] = []

@@ -48,8 +48,6 @@ def plain_text(markdown: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ShownCharacter:
-    """A character of a widget."""
-
     text: str
     offset: Offset  # in the widget's text, as in `Selection`
     row: int  # in the widget's content
@@ -79,8 +77,6 @@ def characters(widget: Widget) -> list[ShownCharacter]:
 
 @dataclass(frozen=True, slots=True)
 class ShownHit:
-    """Found text in a widget."""
-
     widget: Widget
     selection: Selection
     row: int  # of its first character, in the widget's content
@@ -125,8 +121,6 @@ class HitMarks(LineFilter):
 
 
 class CurrentMark(LineFilter):
-    """Marks the current hit in its widget."""
-
     def __init__(self, selection: Selection) -> None:
         super().__init__()
         self._selection = selection

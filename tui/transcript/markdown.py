@@ -89,7 +89,6 @@ class AnswerText(Markdown):
             yield block
 
     def _mark_block(self, mark: Mark, block: MarkdownBlock, lines: list[str]) -> None:
-        """Mark a new block and the blocks inside."""
         for each in block._blocks:
             self._mark_block(mark, each, lines)
         first, end = (self._first_line + line for line in block.source_range)

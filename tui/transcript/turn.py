@@ -52,7 +52,6 @@ class Foldable(Vertical):
             self.show(not self.is_open)
 
     def show(self, is_open: bool) -> None:
-        """Open or fold the text."""
         self.is_open = is_open
         self.sync()
 
@@ -221,7 +220,6 @@ class PromptView(Widget, can_focus=False):
         self.refresh(layout=True)
 
     def unfold(self) -> None:
-        """Show all of a long prompt."""
         if not self._is_open:
             self.action_unfold()
 
@@ -339,7 +337,6 @@ class AnswerView(Vertical):
         self.post_message(self.StateChanged())
 
     async def show_drafting(self, drafting: bool) -> None:
-        """Show or hide the marks of drafts."""
         self._marks.shown = drafting
         if isinstance(self._text, AnswerMarkdown):
             await self._text.redraw()

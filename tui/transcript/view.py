@@ -102,7 +102,6 @@ class TurnColumn(Vertical):
         await self._show_counts()
 
     async def unmount_from(self, turn: ChatTurn) -> None:
-        """Unmount the views of a turn and everything below."""
         children = list(self.children)
         await self.remove_children(children[self._index(children, turn) :])
 
@@ -340,7 +339,6 @@ class Transcript(SteadyScroll, can_focus=False):
                 self._mark_chosen(fresh)
 
     def mark_edited(self, turn: ChatTurn | None) -> None:
-        """Mark only the prompt of `turn` as being edited."""
         for view in self._column.messages:
             view.set_class(isinstance(view, PromptView) and view.turn is turn, "-edited")
 
@@ -494,7 +492,6 @@ class Transcript(SteadyScroll, can_focus=False):
             self.scroll_to(y=max(0, target), animate=False)
 
     async def action_begin(self) -> None:
-        """Scroll to the first prompt."""
         if self._column.earlier:
             async with self._mounting:
                 await self._column.show(self._conversation.turns, 0)
@@ -515,7 +512,6 @@ class Transcript(SteadyScroll, can_focus=False):
             self._mark_chosen(self._column.messages[-1])
 
     def action_unfold(self) -> None:
-        """Fold or unfold the chosen prompt, or the tool calls of the chosen answer."""
         self.on_focus()
         if self._chosen is not None:
             self._chosen.action_unfold()
@@ -525,7 +521,6 @@ class Transcript(SteadyScroll, can_focus=False):
         self.toggle_class("-wrap")
 
     def action_scroll_code(self, steps: int) -> None:
-        """Scroll the code blocks of the chosen message."""
         self.on_focus()
         if self._chosen is not None:
             for block in self._chosen.query(CodeBlock):

@@ -52,8 +52,6 @@ class AnswerMessage(TextualMessage):
 
 @dataclass
 class ModelLoaded(AnswerMessage):
-    """The model is ready."""
-
     model: str
     context_length: int
     no_draft: str | None = None  # why the model cannot draft, None if it can
@@ -83,8 +81,6 @@ class PieceArrived(AnswerMessage):
 
 @dataclass
 class AnswerFinished(AnswerMessage):
-    """The answer ended."""
-
     request: int
     reason: FinishReason
     stats: Stats
@@ -94,16 +90,12 @@ class AnswerFinished(AnswerMessage):
 
 @dataclass
 class AnswerFailed(AnswerMessage):
-    """An error ended a request."""
-
     request: int | None  # None if the model could not be loaded
     error: str
 
 
 @dataclass
 class TitleWritten(AnswerMessage):
-    """The model wrote a title for a conversation."""
-
     conversation: str  # its id
     text: str
 

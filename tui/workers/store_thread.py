@@ -29,8 +29,6 @@ Result = TypeVar("Result")
 
 @dataclass
 class SavingFailed(TextualMessage):
-    """Conversations cannot be saved at the moment."""
-
     error: str
 
 
@@ -41,8 +39,6 @@ class SavingResumed(TextualMessage):
 
 @dataclass
 class StoreWarning(TextualMessage):
-    """A problem with the database was found and resolved."""
-
     text: str
 
 

@@ -38,7 +38,6 @@ class ServerTool:
 
     @property
     def tool(self) -> Tool:
-        """The tool for a model."""
         return Tool(self.name, self.listed.description, self.listed.parameters)
 
     @property
@@ -112,16 +111,12 @@ class ToolServerMessage(TextualMessage):
 
 @dataclass
 class ToolsListed(ToolServerMessage):
-    """A server has started."""
-
     server: str
     tools: Sequence[ListedTool]
 
 
 @dataclass
 class ToolServerFailed(ToolServerMessage):
-    """A server could not be started."""
-
     server: str
     error: str
 
