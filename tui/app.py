@@ -1,7 +1,5 @@
 """The chat app: its key bindings, and the routing of keys and messages to controllers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The status line (activity, duration, speed of the last answer) and the message line."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The terminal: background color, text widths, styles, clipboard, editor and Textual driver."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

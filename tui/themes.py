@@ -4,8 +4,6 @@
 256 colors, dark and light use a palette of their own: rounding would turn dark grays black or blue.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any, Literal

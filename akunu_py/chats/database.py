@@ -5,8 +5,6 @@ Processes share a lock on `<database>.lock`; renaming a damaged database needs a
 VERSION never decreases. Migrations add only what is missing, all in one transaction.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Export of conversations: Markdown of the active branch, or JSON of all branches."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

@@ -9,8 +9,6 @@
 the active message of each set of siblings; `rounds`, if present, has tool calls.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The options of one conversation, which replace those of the settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any

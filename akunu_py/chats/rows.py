@@ -4,8 +4,6 @@ Invalid UTF-8 is replaced, invalid times and statistics are dropped, and invalid
 get valid replacements.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator

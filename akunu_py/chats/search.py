@@ -4,8 +4,6 @@ A conversation matches if its messages and title contain every word or prefix, i
 accents. Quotation marks enclose an exact phrase.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3

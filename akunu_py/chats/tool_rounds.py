@@ -1,7 +1,5 @@
 """Tool calls in an answer, and their form in the database and in exports."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args

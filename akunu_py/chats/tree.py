@@ -4,8 +4,6 @@ Editing a prompt or regenerating an answer adds a sibling. One of the siblings i
 messages from the root form the active branch.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Iterable, Sequence

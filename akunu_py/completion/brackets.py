@@ -1,7 +1,5 @@
 """The brackets, strings and comments that are open at the cursor, in most languages."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Completions from a model. A completer belongs to the thread that uses it."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Cache of the last completions, for a user who types the predicted text."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections import deque

@@ -1,7 +1,5 @@
 """Completion requests and completions, as plain values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal

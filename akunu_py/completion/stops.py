@@ -4,8 +4,6 @@ The rules use the cursor position, indentation, brackets and the text after the 
 for most languages and need no parser for each.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

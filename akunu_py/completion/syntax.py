@@ -1,7 +1,5 @@
 """The comments and strings of languages, by file suffix or language."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache

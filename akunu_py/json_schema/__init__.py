@@ -1,7 +1,5 @@
 """The compiler from JSON schemas to grammars in llguidance's dialect of Lark."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from akunu_py.errors import SchemaError, Unsatisfiable

@@ -1,7 +1,5 @@
 """Rules for arrays and objects, one for each formula that a value must fit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -6,8 +6,6 @@ All values fulfill "others", which says whether the schema mentions further prop
 Titles, unknown keywords and unknown formats have no effect, as the standard says.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from decimal import Decimal

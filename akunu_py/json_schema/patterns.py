@@ -3,8 +3,6 @@
 An `Expr` matches whole strings. So anchors can only stand where a string may begin or end.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from functools import cache

@@ -4,8 +4,6 @@ Strings are matched as JSON writes them. So a character has one spelling here: i
 shortest escape where JSON needs one.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A number with a condition on its value is written without an exponent.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from decimal import Decimal

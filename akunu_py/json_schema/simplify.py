@@ -1,7 +1,5 @@
 """Formulas for the values of one type, without `not`, and their disjunctive normal form."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from akunu_py.errors import SchemaError

@@ -4,8 +4,6 @@
                 "wiki": {"url": "https://...", "headers": {...}}}}
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The connection to one MCP server, by standard streams or streamable HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """The /infill API of llama.cpp's server, for llama.vim and llama.vscode."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """OpenAI's Chat Completions, Completions and Embeddings: bodies, jobs, replies and endpoints."""
 
-from __future__ import annotations
-
 import base64
 import secrets
 import struct

@@ -3,8 +3,6 @@
 Answers continue in the background when the user opens another conversation.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Operations on whole conversations: new, open, resume, rename, export."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Sequence

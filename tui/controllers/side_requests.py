@@ -8,8 +8,6 @@ copies of the latest turns. If one answer fills half of the context, the branch 
 without its middle instead. The original stays.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field

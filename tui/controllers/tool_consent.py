@@ -1,7 +1,5 @@
 """Tools of MCP servers in the chat: which are offered, and the user's consent to each call."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

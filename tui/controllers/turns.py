@@ -1,7 +1,5 @@
 """Actions on turns: send, edit, regenerate, continue, stop, copy, switch branches, find."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@
 Unsuitable files raise UsageError.
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The chat's commands: one table for `/name` in the prompt and for the help."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import re

@@ -1,7 +1,5 @@
 """Suggestions while typing a prompt: files after an @, commands after a slash, and arguments."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

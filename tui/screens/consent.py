@@ -4,8 +4,6 @@ It never runs a call by accident: typed text goes to the prompt box, the questio
 only while the box is empty, and Enter does nothing until no key was pressed for a moment.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

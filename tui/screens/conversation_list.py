@@ -4,8 +4,6 @@ Deleting needs no confirmation because Ctrl+Z undoes it. Keys for the highlighte
 running search.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

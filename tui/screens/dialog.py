@@ -1,7 +1,5 @@
 """Dialogs over the chat: the frame, and the searchable list."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar

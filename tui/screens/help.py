@@ -3,8 +3,6 @@
 Made from bindings and commands; only the keys of the prompt box are listed here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 

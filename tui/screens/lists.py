@@ -1,7 +1,5 @@
 """Searchable lists: earlier prompts, themes, and the tools of MCP servers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """The models of the store and the catalog, to use or to download during a chat."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

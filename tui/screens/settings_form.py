@@ -1,7 +1,5 @@
 """The settings of the running chat, and the form for them and for the options of the open chat."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace

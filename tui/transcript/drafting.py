@@ -1,7 +1,5 @@
 """Drafting made visible: marks in the text of an answer, and the panel below it."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left, bisect_right
 from collections import deque

@@ -1,7 +1,5 @@
 """Text on the screen by its characters: marks of found text, and the word or line of a click."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 Layout visits every widget for each change. Unmounted sections keep an empty space of their height.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import re

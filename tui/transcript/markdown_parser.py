@@ -2,8 +2,6 @@ r"""Parser for answers: GitHub Markdown with HTML as text and one token per tabl
 
 Math between `\(..\)`, `\[..\]`, `$..$`, `$$..$$` or `\begin{..}` and `\end{..}` becomes Unicode."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import unicodedata

@@ -1,7 +1,5 @@
 """Views of a turn: its prompt, its thinking, tool calls and answer; and notices between turns."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

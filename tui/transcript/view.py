@@ -3,8 +3,6 @@
 Only turns and answer sections near the viewport are mounted: layout cost does not grow with length.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

@@ -1,7 +1,5 @@
 """The chat's connection to its model, and the messages that it posts."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

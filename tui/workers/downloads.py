@@ -1,7 +1,5 @@
 """Model downloads in the background; messages report their progress and end."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

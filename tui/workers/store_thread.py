@@ -4,8 +4,6 @@
 once a second. Failed writes are retried; `SavingFailed` and `SavingResumed` report the state.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

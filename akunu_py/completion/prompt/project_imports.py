@@ -1,7 +1,5 @@
 """Closed files that the buffer imports or includes, found on disk within its project."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

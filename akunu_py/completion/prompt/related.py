@@ -4,8 +4,6 @@ Files are cut at lines without indentation. Near and rare names rank the pieces;
 most. Other files come first in the prompt, so a chosen piece stays while it is cached.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -4,8 +4,6 @@ With `whole`, stdout gets the completed buffer, or the unchanged one after an er
 editor replaces its buffer with the output of a filter.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The reply to an invalid line names the error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -4,8 +4,6 @@ At the budget, the tokens that end thinking are the only ones that can be sample
 batching and seeds do not change where thinking ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -5,8 +5,6 @@ a narrower grammar without whitespace proposes text, which is then spaced like t
 possible end of a string or number, the text behind it is proposed as well.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Verification walks the draft: each row has the mask of the position after its draft tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import mlx.core as mx

@@ -4,8 +4,6 @@
 Strict tools allow text, and calls that fit their schemas.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

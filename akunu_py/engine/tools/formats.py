@@ -5,8 +5,6 @@ format. The parser (`parser`), the grammar of forced calls (`constraint/tool_cal
 rendering of earlier calls (`rendering`) use the table.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import secrets

@@ -4,8 +4,6 @@ Syntaxes are generators that yield wherever they need more text, so where the te
 when events come, but never which.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterable

@@ -5,8 +5,6 @@ renders a short conversation to find out. If a template does not show tools, a s
 describes tools and the format of calls, calls are text, and results are user messages.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

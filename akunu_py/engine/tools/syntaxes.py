@@ -4,8 +4,6 @@ A syntax is a callable that reads one call or several and streams names and argu
 `layout(opener, closer)` returns how the same calls are written; a plain function has none.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import math

@@ -1,7 +1,5 @@
 """Request bodies: bounded JSON, pydantic models, conversations."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 A field that is in no body is unknown: `bodies.parse` drops it and names it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Errors of requests, before a dialect encodes them."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from akunu_py import crashes

@@ -1,7 +1,5 @@
 """The ASGI application: routes and errors of all dialects, and the page at `/`."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

@@ -5,8 +5,6 @@ name in the Host header; a page that connects to 127.0.0.1 sends its Origin. Bot
 --cors allows them.
 """
 
-from __future__ import annotations
-
 import hmac
 import ipaddress
 import secrets

@@ -4,8 +4,6 @@ A request uses its model while it runs. A model that does not fit next to the lo
 until the least recently used of them is idle and unloaded. All state belongs to the event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

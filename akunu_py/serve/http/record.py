@@ -1,7 +1,5 @@
 """Request logs and Prometheus counters, without content by default."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections import defaultdict, deque

@@ -1,7 +1,5 @@
 """The server process: socket, model, signals, shutdown."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

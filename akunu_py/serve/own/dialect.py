@@ -1,7 +1,5 @@
 """The API of akunu's own clients: all data that akunu's chat and editors need."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Running servers on this machine, and the private files that announce them."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import hmac

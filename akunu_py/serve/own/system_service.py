@@ -1,7 +1,5 @@
 """`akunu serve` as a service that starts at login: launchd on a Mac, systemd on Linux."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import plistlib
