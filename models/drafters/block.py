@@ -245,23 +245,19 @@ class BlockDrafter(nn.Module):
         lm_head: Project,
         anchor: int,
         cache: list[ContextCache],
-        length: int | None = None,
     ) -> BlockDraft:
         """Begin a draft after `anchor`, the newest token, whose states are not in `cache` yet.
 
-        length: draft tokens needed (default: `longest`). `cache` stays as it is.
+        `cache` stays as it is.
         """
         config = self._config
-        length = self.longest if length is None else min(length, self.longest)
         first = 0 if config.anchor_predicts else 1
-        # Rows of a causal block do not depend on later rows, others need the trained width.
-        rows = first + length if all(self._settings.causal) else config.block
-        tokens = mx.array([[anchor] + [config.mask_token] * (rows - 1)])
+        tokens = mx.array([[anchor] + [config.mask_token] * (config.block - 1)])
         x = (self.embed_tokens if "embed_tokens" in self else embed)(tokens)
         x = x.astype(self.norm.weight.dtype) * self._embedding_scale
         for layer, entry in zip(self.layers, cache, strict=True):
             x = layer(x, self._rope, entry)
-        return BlockDraft(self, self.norm(x[:, first : first + length])[0], lm_head)
+        return BlockDraft(self, self.norm(x[:, first:])[0], lm_head)
 
     def project(self, hidden: mx.array, lm_head: Project) -> mx.array:
         """Return the logits [1, rows, drafter's tokens] of hidden states [1, rows, width]."""
@@ -277,19 +273,18 @@ class BlockDrafter(nn.Module):
 
 
 class BlockDraft:
-    """A `Draft` from the hidden states of a block's rows. Its logits are computed when needed."""
+    """A draft from the hidden states of a block's rows. Its logits are computed when needed."""
 
     def __init__(self, drafter: BlockDrafter, hidden: mx.array, lm_head: Project) -> None:
         self._drafter, self._hidden, self._lm_head = drafter, hidden, lm_head
         self._logits: dict[int, mx.array] = {}  # of `_TILE` rows each, by their number
         self._states: dict[int, mx.array | None] = {}  # of a recurrent head, before each depth
 
-    @property
-    def length(self) -> int:
-        return len(self._hidden)
-
     def logits(self, depth: int, previous: int | mx.array) -> mx.array:
-        """See `Draft`. Only recurrent Markov heads need the depths in order."""
+        """Return the logits [1, vocabulary] of draft token `depth`.
+
+        Only recurrent Markov heads need the depths in order.
+        """
         drafter, tile = self._drafter, depth // _TILE
         if tile not in self._logits:
             hidden = self._hidden[None, tile * _TILE : (tile + 1) * _TILE]
@@ -307,7 +302,7 @@ class BlockDraft:
         return drafter.spread(row)[None]
 
     def confidence(self, depth: int, previous: int | mx.array) -> float | None:
-        """See `Draft`."""
+        """Return the chance that the token at `depth` is accepted, None without such a head."""
         drafter = self._drafter
         if "confidence_head" not in drafter:
             return None

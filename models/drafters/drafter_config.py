@@ -50,7 +50,6 @@ class DrafterConfig:
     suggested_tokens: int | None  # draft tokens of one draft, if the publisher states them
     mask_token: int | None
     anchor_predicts: bool  # the row of the last known token predicts the next one
-    target_name: str  # the target that the drafter names, "" if none
 
     def tap_layers(self, target_layers: int) -> tuple[int, ...]:
         """Return the target's layers whose outputs the drafter takes, the default if none is set.
@@ -128,7 +127,6 @@ def parse_config(path: Path, raw: dict[str, Any]) -> DrafterConfig | None:
         suggested_tokens=suggested,
         mask_token=None if mask < 0 else mask,
         anchor_predicts=_anchor_predicts(kind, settings, suggested, speculators=speculators),
-        target_name=str(_object(container, "verifier").get("name_or_path") or ""),
     )
 
 

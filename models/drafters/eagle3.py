@@ -184,19 +184,13 @@ class Eagle3(nn.Module):
         return hidden
 
     def start(
-        self,
-        embed: Embed,
-        lm_head: Project,
-        hidden: mx.array,
-        cache: list[KVCache],
-        length: int | None = None,
+        self, embed: Embed, lm_head: Project, hidden: mx.array, cache: list[KVCache]
     ) -> Eagle3Draft:
         """Begin a draft behind the positions in `cache`.
 
         hidden: from `extend`. embed: `own_embedding` or the target's.
-        length: draft tokens needed (default: `longest`).
         """
-        return Eagle3Draft(self, embed, lm_head, hidden[:, -1:], cache, length or self.longest)
+        return Eagle3Draft(self, embed, lm_head, hidden[:, -1:], cache)
 
     def keep(self, cache: list[KVCache], positions: int) -> None:
         """Remove all but the first `positions` from `cache`."""
@@ -224,7 +218,7 @@ class Eagle3(nn.Module):
 
 
 class Eagle3Draft:
-    """One draft, a `Draft`. `end` removes it from the cache."""
+    """One draft; see `state_drafter.py`. `end` removes it from the cache."""
 
     def __init__(
         self,
@@ -233,32 +227,27 @@ class Eagle3Draft:
         lm_head: Project,
         hidden: mx.array,
         cache: list[KVCache],
-        length: int,
     ) -> None:
         """See `Eagle3.start`."""
-        self.length = length
         self.appended = 0  # rows of each entry of the cache
         self._drafter, self._embed, self._lm_head = drafter, embed, lm_head
         self._cache = cache
         self._rows = [hidden]  # by depth
 
     def logits(self, depth: int, previous: int | mx.array) -> mx.array:
-        """See `Draft`."""
+        """Return the logits [1, vocabulary] of draft token `depth`."""
         drafter = self._drafter
         if depth == len(self._rows):
             if not drafter.is_parallel:
                 embeddings = self._embed(mx.array(previous).reshape(1, 1))
                 state = drafter.drafted_state(self._rows[-1])
                 self._rows.append(drafter.extend(state, embeddings, self._cache))
-            elif depth == 1 < self.length:
-                rows = drafter.mask_rows(self.length - 1, self._embed, self._cache)
-                self._rows += mx.split(rows, self.length - 1, axis=1)
+            elif depth == 1 < drafter.longest:
+                rows = drafter.mask_rows(drafter.longest - 1, self._embed, self._cache)
+                self._rows += mx.split(rows, drafter.longest - 1, axis=1)
             self.appended = len(self._rows) - 1
         last = self._rows[min(depth, len(self._rows) - 1)]  # P-EAGLE repeats its last token
         return drafter.logits(last, self._lm_head)
-
-    def confidence(self, depth: int, previous: int | mx.array) -> None:
-        """See `Draft`."""
 
     def end(self) -> None:
         """Remove the draft from the cache."""

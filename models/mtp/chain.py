@@ -73,13 +73,9 @@ class HeadChain:
         lm_head: Callable[[mx.array], mx.array],
         rows: Rows,
         cache: list[Any],
-        length: int | None = None,
     ) -> HeadDraft:
-        """Begin a draft of up to `length` tokens (default: `longest`).
-
-        embed, lm_head: of the target. rows: from the last `extend`.
-        """
-        return HeadDraft(self, embed, lm_head, rows, cache, length or self.longest)
+        """Begin a draft. embed, lm_head: of the target. rows: from the last `extend`."""
+        return HeadDraft(self, embed, lm_head, rows, cache)
 
 
 class HeadDraft:
@@ -92,10 +88,8 @@ class HeadDraft:
         lm_head: Callable[[mx.array], mx.array],
         rows: Rows,
         cache: list[Any],
-        length: int,
     ) -> None:
         """See `HeadChain.start`."""
-        self.length = min(length, chain.longest)
         self.appended = [0] * len(chain.heads)  # rows of each entry of the cache
         self._heads, self._embed, self._lm_head, self._cache = chain.heads, embed, lm_head, cache
         self._rows = list(rows)
@@ -103,7 +97,7 @@ class HeadDraft:
         self._last = [rows[0][:, -1:]]  # states by depth
 
     def logits(self, depth: int, previous: int | mx.array) -> mx.array:
-        """Return the logits [1, vocabulary] of draft token `depth`; see `Draft`.
+        """Return the logits [1, vocabulary] of draft token `depth`.
 
         previous: the preceding draft token; without effect at depth 0.
         """
@@ -126,9 +120,6 @@ class HeadDraft:
         self.appended[depth] = rows
         self._rows[depth] = mx.concatenate([self._rows[depth], made], axis=1)
         return made[:, -1:]
-
-    def confidence(self, depth: int, previous: int | mx.array) -> None:
-        """See `Draft`."""
 
     def end(self) -> None:
         """Remove the draft from the cache."""

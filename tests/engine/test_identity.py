@@ -401,7 +401,7 @@ def test_the_same_tokens_as_alone(case: Case, tiny: Engine, tmp_path: Path) -> N
 @pytest.mark.parametrize("tree", ["auto", "off"])
 @pytest.mark.parametrize(
     ("family", "drafter", "sampling"),
-    [("llama", "model", "sampled"), ("llama-kv8", "exit", "greedy"), ("mimo", "mtp", "greedy"),
+    [("llama", "model", "sampled"), ("llama-kv8", "model", "greedy"), ("mimo", "mtp", "greedy"),
      ("llama", "dspark", "constrained"), ("qwen3_next", "dflash", "greedy")],
 )  # fmt: skip
 def test_second_choices_of_neural_drafters_are_accepted(

@@ -51,7 +51,6 @@ def block_drafter(
         suggested_tokens=None,
         mask_token=vocabulary - 1,
         anchor_predicts=dspark,
-        target_name="",
     )
     parts = ("markov_head", "confidence_head", "embed_tokens", "lm_head") if dspark else ()
     drafter = BlockDrafter(config, taps, {f"{part}.": mx.zeros(0) for part in parts})
@@ -125,7 +124,7 @@ def draft_rounds(drafter: Any, target: Target, seed: int) -> list[list[int]]:
     drafts = []
     for number, accepted in enumerate(ACCEPTED):
         last = rows if isinstance(rows, list) else rows[:, -1:]
-        draft = drafter.start(target.embed, target.lm_head, last, cache, longest)
+        draft = drafter.start(target.embed, target.lm_head, last, cache)
         made: list[int] = []
         for depth in range(longest):
             made.append(greedy(draft.logits(depth, made[-1] if made else -1)))

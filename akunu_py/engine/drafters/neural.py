@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +12,6 @@ from akunu_py.engine import kv_cache
 from akunu_py.engine.batched_pass import PassFollower
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.histories.history import NO_OWNER, TokenHistory
-from akunu_py.engine.model import device
 from akunu_py.engine.model.drafters import DraftModel
 from akunu_py.engine.model.output_rows import cached_per_model, find_layers, with_part
 from akunu_py.engine.model.token_ids import common_prefix
@@ -237,14 +235,15 @@ class ExitDrafter(NeuralDrafterBase):
         """Return why `engine` has no exit. The first call measures, with a few passes."""
         if engine.host_group is not None:
             return "the model is divided among hosts"
-        found = _find_exit(engine.model, engine)
+        found = find_exit(engine.model, engine)
         return found if isinstance(found, str) else ""
 
     @classmethod
     def create(cls, engine: Engine, target: Target) -> ExitDrafter:
-        found = _find_exit(engine.model, engine)
-        assert isinstance(found, EarlyExit)
-        return cls(FirstLayers(engine.model, found.layers), target, found.share)
+        layers = find_exit(engine.model, engine)
+        assert isinstance(layers, int)
+        share = layers / len(engine.model.layers)
+        return cls(FirstLayers(engine.model, layers), target, share)
 
     def __init__(self, layers: FirstLayers, target: Target, share: float) -> None:
         super().__init__(target)
@@ -274,57 +273,41 @@ class ExitDrafter(NeuralDrafterBase):
         self._ahead = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EarlyExit:
-    """An exit after the first `layers`."""
+@cached_per_model
+def find_exit(model: Any, engine: Engine) -> int | str:
+    """Return the layers before the best early exit of the engine's model, or why there is none.
 
-    layers: int
-    agreement: float  # how often the most likely token is that of the whole model
-    share: float  # cost in plain steps, with the lm_head
-
-    @property
-    def promise(self) -> float:
-        """Expected speedup at the best draft length, below 1 if drafting loses."""
-        best = 0.0
-        for drafted in range(1, _LONGEST_EXIT_DRAFT + 1):
-            tokens = sum(self.agreement**place for place in range(drafted + 1))
-            cost = interpolate(PRIOR_SHAPE, 1 + drafted) + drafted * self.share
-            best = max(best, tokens / cost)
-        return best
-
-
-def measure_exits(engine: Engine, counts: Sequence[int]) -> list[EarlyExit]:
-    """Measure exits after `counts` layers on a built-in text.
-
-    Raises UnsupportedModel if the first layers cannot be run alone.
+    Compares the first layers with the whole model on a built-in text.
     """
-    model = engine.model
-    tokens = mx.array(engine.tokens.encode_text(_TEXT)[:_MEASURED])
-    _, layers = find_layers(model)
-    each = sum(map(device.weight_bytes, layers)) / len(layers)
-    lm_head = device.weight_bytes(model) - each * len(layers)
-    if any(path.endswith("lm_head") for path, _ in model.named_modules()):
-        lm_head /= 2  # the other half is the embedding, of which a pass reads few rows
-    total = each * len(layers) + lm_head
-    with as_error(f"the first layers of {engine.name} cannot be run alone", UnsupportedModel):
-        truth = mx.argmax(model(tokens[None], cache=_new_cache(engine))[0], axis=-1)
-        exits = []
-        for count in counts:
-            logits = FirstLayers(model, count).run(tokens, _new_cache(engine))
-            agreement = float(mx.mean(mx.argmax(logits, axis=-1) == truth).item())
-            exits.append(EarlyExit(count, agreement, (each * count + lm_head) / total))
-    return exits
-
-
-def choose_exit(engine: Engine) -> EarlyExit:
-    """Return the most promising exit. Raises UnsupportedModel if there is none."""
-    count = len(engine.model.layers)
+    count = len(model.layers)
     tried = {count * part // _CANDIDATES for part in range(1, _CANDIDATES)} - {0}
     others = [each for each in _new_cache(engine) if type(each) not in kv_cache.GROWING]
     if others or not tried:
         kinds = ", ".join(sorted({type(each).__name__ for each in others})) or f"{count} layer"
-        raise UnsupportedModel(f"{engine.name} ({kinds}) cannot draft with its first layers")
-    return max(measure_exits(engine, sorted(tried)), key=lambda each: each.promise)
+        return f"{engine.name} ({kinds}) cannot draft with its first layers"
+    tokens, gains = mx.array(engine.tokens.encode_text(_TEXT)[:_MEASURED]), dict[int, float]()
+    try:
+        with as_error(f"the first layers of {engine.name} cannot be run alone", UnsupportedModel):
+            truth = mx.argmax(model(tokens[None], cache=_new_cache(engine))[0], axis=-1)
+            for layers in sorted(tried):
+                logits = FirstLayers(model, layers).run(tokens, _new_cache(engine))
+                agreement = float(mx.mean(mx.argmax(logits, axis=-1) == truth).item())
+                gains[layers] = _speedup(agreement, layers / count)
+    except UnsupportedModel as error:
+        return str(error)
+    return max(gains, key=gains.__getitem__)
+
+
+def _speedup(agreement: float, share: float) -> float:
+    """Return the expected speedup at the best draft length, below 1 if drafting loses.
+
+    agreement: how often a draft token is right. share: its cost in plain steps.
+    """
+    best = 0.0
+    for drafted in range(1, _LONGEST_EXIT_DRAFT + 1):
+        tokens = sum(agreement**place for place in range(drafted + 1))
+        best = max(best, tokens / (interpolate(PRIOR_SHAPE, 1 + drafted) + drafted * share))
+    return best
 
 
 def _new_cache(engine: Engine) -> kv_cache.Cache:
@@ -342,12 +325,3 @@ class _SkippedLayer:
 
     def __call__(self, states: mx.array, *args: Any, **options: Any) -> mx.array:
         return states
-
-
-@cached_per_model
-def _find_exit(model: Any, engine: Engine) -> EarlyExit | str:
-    """Return the best early exit of the engine's model, or why there is none."""
-    try:
-        return choose_exit(engine)
-    except UnsupportedModel as error:
-        return str(error)

@@ -63,11 +63,11 @@ def drafter_loss(model: Any, drafter: Any) -> mx.array:
             if drafter.kind == "eagle3":
                 after = parts.embed(mx.array([tokens[1 : place + 1]]))
                 made = drafter.extend(states[:, :place], after, entries)
-                draft = drafter.start(parts.embed, parts.lm_head, made, entries, 3)
+                draft = drafter.start(parts.embed, parts.lm_head, made, entries)
             else:
                 drafter.extend(states[:, :place], None, entries)
                 draft = drafter.start(parts.embed, parts.lm_head, tokens[place], entries)
-            count = draft.length
+            count = 3 if drafter.kind == "eagle3" else drafter.longest
             logits = [draft.logits(depth, tokens[place + depth]) for depth in range(count)]
             truth = mx.array(tokens[place + 1 : place + 1 + count])
             losses.append(nn.losses.cross_entropy(mx.concatenate(logits), truth).mean())
