@@ -5,8 +5,6 @@ from the answer itself (its previous row). A differing output token breaks a cop
 at the same place, where its context recurs nearby, after a delimiter, or after a known edit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Drafters that do not adapt: `--draft fixed` (n-gram counts) and `--draft off`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from akunu_py.types import DraftGuide, PassCosts

@@ -1,7 +1,5 @@
 """Suffix index: earlier occurrences of the end of the token history, by context length."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Draft lengths: of one request, of several in one pass, and the cost of a step without a draft."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ Matches, copies, known edits and the answer cache propose candidates; the accept
 one.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

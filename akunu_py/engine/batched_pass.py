@@ -5,8 +5,6 @@ requests' own caches, so that attention runs per request on its own keys, and ev
 weights (projections, MLP, experts, output head) runs once. Caches are neither merged nor copied.
 """
 
-from __future__ import annotations
-
 import copy
 import operator
 import sys

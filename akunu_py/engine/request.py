@@ -4,8 +4,6 @@ The scheduler decides on its plain fields, `ModelRunner` advances it. It belongs
 because MLX's streams are thread-local; only `cancel` may be called from others.
 """
 
-from __future__ import annotations
-
 import enum
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ A decode pass drafts, verifies, accepts and rolls back: speculative decoding aft
 (2023), section 2. The output is exactly that of plain decoding (see `sampling` for temperatures).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from functools import partial

@@ -4,8 +4,6 @@
 kind offers to the engine.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from akunu_py.errors import UnsupportedModel

@@ -5,8 +5,6 @@ acceptance of published drafters, and `dflash` 0.1.0. DSpark's trainers copy man
 target that the drafter does not use: layer types, windows and partial rotation.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

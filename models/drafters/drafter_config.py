@@ -10,8 +10,6 @@ The packagings and where they are defined:
 - Gemma 4 assistants and MTP heads: `speculative/drafters/` of mlx-vlm 0.7.10.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Source: deepseek-ai/DeepSpec, `deepspec/modeling/dspark/`, and speculators 0.9.0
 `models/dspark/model_definitions.py`.
 """
 
-from __future__ import annotations
-
 import mlx.core as mx
 import mlx.nn as nn
 

@@ -3,8 +3,6 @@
 Source: z-lab's `dflash` 0.1.0, `model_mlx.py`.
 """
 
-from __future__ import annotations
-
 import mlx.core as mx
 import mlx.nn as nn
 

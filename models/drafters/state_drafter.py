@@ -8,8 +8,6 @@ whose states do not exist yet, the others from the last row that `extend` return
 draft takes the depth, from 0 in order, and the token before; it is -inf for impossible tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """Read a drafter's weights: safetensors only, plain or quantized by mlx-lm."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten

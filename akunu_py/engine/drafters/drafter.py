@@ -1,7 +1,5 @@
 """The drafters of a model: a pool of those that no request uses, which keep what they learned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from akunu_py.engine.drafters.learned_state import UnsavedState

@@ -4,8 +4,6 @@ All are in the cache directory and may be deleted at any time. The answer cache 
 journal of later answers. Damaged files are set aside with one warning.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib
