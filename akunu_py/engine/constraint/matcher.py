@@ -234,7 +234,7 @@ def _start_compiling(
     return compiled((key, what, layout), lambda: _compile(tables, _grammar(constraint, layout)))
 
 
-_MOST = 64  # grammars; a request with strict tools has three
+_MOST = 128  # grammars; a request with strict tools has three
 _grammars: OrderedDict[Hashable, Future[Compiled]] = OrderedDict()  # least recently used first
 _lock = threading.Lock()
 
