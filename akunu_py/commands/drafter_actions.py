@@ -124,12 +124,13 @@ def _install(model: model_store.StoredModel, trainer: Trainer) -> None:
     name, entry = f"{model.name}-drafter", read_names().get(model.name)
     drafter = install(name, build, trainer.drafter_bytes, existing="replace")
     say(f"{name} is ready ({human_size(drafter.size)}): {drafter.path}", error=True)
-    words = f"akunu bench --model {model.name} --draft ngram --draft auto"
     if entry is not None and entry.drafter in ("", name):
         save_entry(model.name, replace(entry, drafter=name))
+        measure = f"akunu bench --model {model.name} --draft ngram --draft auto"
+        say(f"to measure the speedup, run: {measure}", error=True)
     else:
-        words = f'akunu run --model {model.name} --draft-model {name} "a question"'
-    say(f"to measure the speedup, run: {words}", error=True)
+        use = f'akunu run --model {model.name} --draft-model {name} "a question"'
+        say(f"to draft with it, run: {use}", error=True)
 
 
 def _progress_lines() -> Report:

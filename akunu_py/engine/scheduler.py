@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # plain fields, no MLX
 # Prefill time of a step while another answer decodes: at least, in passes of that answer, at most.
 _CHUNK_S, _CHUNK_PASSES, _PATIENCE_S = 0.2, 2.0, 1.0
 _SHORT_WEIGHT = 4.0  # a short job's share of time
-# A prompt waits for shorter ones this many seconds, plus this multiple of its own prefill time.
+# A prompt waits for shorter ones this many seconds, plus this multiple of its prefill time.
 _LATE_S, _LATE = 2.0, 2.0
 # Limits of the prompt tokens in a shared pass, which takes about _CHUNK_S.
 _LEAST_JOINING, _MOST_JOINING = 64, 256
