@@ -48,7 +48,6 @@ reliability: $(VENV)/.installed-dev ## inject faults and fuzz, for hours (docs/r
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	$(BIN)/python -m tests.reliability --minutes $(MINUTES)
 	$(BIN)/python -m pytest -m "slow or not slow" tests/reliability
-	$(BIN)/python -m tests.reliability.endurance
 	$(BIN)/python -m tests.measure.fidelity --max-tokens 24
 
 lint: $(VENV)/.installed-dev ## check format, style, types and import directions
@@ -65,10 +64,10 @@ bench: $(VENV)/.installed ## measure this machine, in about two minutes
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	@$(BIN)/akunu bench
 
-check-mac: $(VENV)/.installed ## check what only a Mac can show (docs/bench.md)
+check-mac: $(VENV)/.installed ## check in two minutes what only a Mac can show (FULL=1: all, in ten)
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
-	@$(BIN)/python -m tests.measure.chat $(if $(MODEL),--model $(MODEL))
-	@$(BIN)/python -m tests.measure.check $(if $(MODEL),--model $(MODEL)) $(if $(SOAK),--soak $(SOAK))
+	@$(if $(FULL),$(BIN)/python -m tests.measure.chat $(if $(MODEL),--model $(MODEL)))
+	@$(BIN)/python -m tests.measure.check $(if $(MODEL),--model $(MODEL)) $(if $(FULL),--full) $(if $(SOAK),--soak $(SOAK))
 
 numbers: $(VENV)/.installed-dev ## measure the README's numbers again, in 10 minutes on a quiet machine
 	@$(BIN)/akunu models pull $(STARTER) --if-missing

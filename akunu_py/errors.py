@@ -42,10 +42,6 @@ class PromptTooLong(UsageError):
         self.maximum = maximum  # tokens that fit
 
 
-class EmptyPrompt(UsageError):
-    """The prompt has no text."""
-
-
 class SchemaError(UsageError):
     """A JSON schema that cannot become a grammar."""
 

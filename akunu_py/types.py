@@ -68,7 +68,10 @@ class Drafter(Protocol):
     def observe(
         self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
-        """Record a pass: draft tokens, accepted ones, rows, seconds, whether it was pipelined."""
+        """Record a pass: draft tokens, accepted ones, rows, time, whether it was pipelined.
+
+        seconds: NaN if unknown.
+        """
 
 
 class NeuralDrafter(Protocol):
@@ -78,26 +81,14 @@ class NeuralDrafter(Protocol):
     with the target's noise at each position, so similar distributions usually give equal tokens.
     """
 
-    @property
-    def name(self) -> str: ...  # the draft mode that uses it alone
-
-    @property
-    def key(self) -> str: ...  # identifies its learned state
-
-    @property
-    def relative_cost(self) -> float: ...  # assumed cost of a token in plain steps, until measured
-
-    @property
-    def longest(self) -> int: ...  # maximum tokens per draft
-
-    @property
-    def parallel(self) -> bool: ...  # drafts all tokens in one pass, without n-gram predictions
-
+    name: str  # the draft mode that uses it alone
+    key: str  # identifies its learned state
+    relative_cost: float  # assumed cost of a token in plain steps, until measured
+    longest: int  # maximum tokens per draft
+    parallel: bool  # drafts all tokens in one pass, without n-gram predictions
     most_others: int  # alternatives to find for each draft token
-
-    @property
-    def others(self) -> Sequence[tuple[int, float]]:
-        """Alternatives to the last draft token, with their shares of the remaining probability."""
+    # Alternatives to the last draft token, with their shares of the remaining probability.
+    others: Sequence[tuple[int, float]]
 
     @property
     def prefilled(self) -> int: ...  # approximate number of prefilled tokens of the current history

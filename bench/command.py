@@ -87,11 +87,6 @@ def add_count(parser: Options, name: str, default: int, what: str) -> None:
     add_values(parser, (name, "N", positive, default, what))
 
 
-def add_workloads(parser: Options) -> None:
-    workload = "Workload; repeatable (default: all)"
-    add_values(parser, ("--workload", "NAME", str, None, workload), action="append")
-
-
 def progress(line: str) -> None:
     """Show progress on stderr: one rewritten line on a terminal, separate lines elsewhere."""
     if sys.stderr.isatty():

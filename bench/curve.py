@@ -121,6 +121,7 @@ def measure_curve(
 
     from akunu_py.engine import kv_cache
     from akunu_py.engine.prefill import ChunkSizes, prefill
+    from akunu_py.engine.sampling import sample_together
     from akunu_py.engine.target import Target
 
     target = Target(engine.model)
@@ -133,7 +134,8 @@ def measure_curve(
             before = kv_cache.pass_state(target.cache)
             started = time.perf_counter()
             tokens = mx.arange(count)
-            mx.eval(target.sample(target.forward(tokens), tokens, [0] * (count - 1)))
+            part = target.to_sample(target.forward(tokens), tokens, [0] * (count - 1))
+            mx.eval(sample_together([part]))
             elapsed = time.perf_counter() - started
             kv_cache.roll_back(target.cache, before, count, 0)
             if round_ >= 0:

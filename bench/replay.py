@@ -2,39 +2,47 @@
 
 The engine's drafters run on a trace with a cost curve instead of measured times. The score is
 tokens per unit of cost; plain decoding scores 1.
+
+A trace file has prompts and recorded outputs as token ids, in JSON or gzipped JSON:
+`{"tokenizer": ..., "workloads": {name: [{"prompt": [ids], "output": [ids]}, ...]}}`
 """
 
+from __future__ import annotations
+
 import argparse
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from akunu_py.bench import command
 from akunu_py.bench.curve import Curve, add_curve_option, parse_curve
-from akunu_py.bench.trace import (
-    Trace,
-    TraceItem,
-    find_tokenizer,
-    load_trace,
-    read_prompts,
-    record,
-)
-from akunu_py.bench.workloads import load_workloads
+from akunu_py.bench.workloads import Workload, WorkloadTurn, load_workloads
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.text.prompt_rewrites import PromptRewrites
-from akunu_py.errors import UsageError
+from akunu_py.errors import UnsupportedModel, UsageError, first_problem
+from akunu_py.files import disk_errors
+from akunu_py.models.catalog import load_catalog
+from akunu_py.models.load.model_files import as_error
+from akunu_py.models.store.model_store import list_models
 from akunu_py.ngram.acceptance_model import SharedWeights
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.parser import add_flags, add_format, add_values, number
-from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter, LoadOptions
+from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter, GenerateOptions, LoadOptions, Message
 
+if TYPE_CHECKING:
+    from akunu_py.engine.engine import Engine
+
+GZIP_MAGIC = b"\x1f\x8b"
+_MAX_BYTES = 512 << 20  # unpacked; a hundred thousand answers take less
 COMPARED_DRAFTERS = ("fixed 4", "prompt lookup", "auto")
 
 
@@ -49,7 +57,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     draft_tokens = "Draft length of --draft fixed"
     command.add_count(parser, "--draft-tokens", DEFAULT_DRAFT_TOKENS, draft_tokens)
     add_flags(parser, ("--memory", memory))
-    command.add_workloads(parser)
+    workload = "Workload; repeatable (default: all)"
+    add_values(parser, ("--workload", "NAME", str, None, workload), action="append")
     add_flags(parser, ("--compare", "Compare auto with fixed drafts and prompt lookup"))
     add_values(
         parser,
@@ -76,7 +85,12 @@ def run(options: argparse.Namespace) -> int:
     if options.latency:
         curve = curve.with_latency(options.latency / options.step)
         name += f" + {options.latency:g} ms network latency per step of {options.step:g} ms"
-    trace = load_selected(options.file, options.workload)
+    trace = load_trace(options.file)
+    if unknown := sorted(set(options.workload or ()) - trace.workloads.keys()):
+        known = ", ".join(trace.workloads)
+        raise UsageError(f"no workload {', '.join(unknown)} in the trace; workloads: {known}")
+    chosen = options.workload or trace.workloads
+    trace = replace(trace, workloads={name: trace.workloads[name] for name in chosen})
     rewrites = trace_rewrites(trace)
     if rewrites is None:
         command.print_line(
@@ -103,17 +117,6 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def load_selected(file: str, workloads: Sequence[str] | None) -> Trace:
-    """Load a trace with only the named workloads, all for None. Raises UsageError."""
-    trace = load_trace(file)
-    if unknown := sorted(set(workloads or ()) - set(trace.workloads)):
-        known = ", ".join(trace.workloads)
-        raise UsageError(f"no workload {', '.join(unknown)} in the trace; workloads: {known}")
-    return Trace(
-        trace.tokenizer, {name: trace.workloads[name] for name in workloads or trace.workloads}
-    )
-
-
 def _record(options: argparse.Namespace) -> int:
     from akunu_py.engine.load import load_engine
 
@@ -122,6 +125,106 @@ def _record(options: argparse.Namespace) -> int:
     count = record(engine, prompts, Path(options.record), options.max_tokens, command.print_line)
     print(f"{options.record}: {count} tokens in answers to {len(prompts)} prompts")
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class TraceItem:
+    """A recorded answer, as token ids."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A trace file."""
+
+    tokenizer: str  # the name of the model whose token ids it holds
+    workloads: dict[str, tuple[TraceItem, ...]]
+
+
+def load_trace(path: str | Path) -> Trace:
+    """Load a trace file. Raises UsageError."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        with disk_errors(f"cannot read the trace file {path}", UsageError):
+            data = Path(path).read_bytes()
+        if data.startswith(GZIP_MAGIC):
+            with gzip.open(path) as file:
+                data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise ValueError(f"it unpacks to more than {_MAX_BYTES >> 20} MB")
+        trace = TypeAdapter(Trace).validate_json(data, strict=True)
+        for name, items in trace.workloads.items():
+            if any(not item.output or min((*item.prompt, *item.output)) < 0 for item in items):
+                raise ValueError(f"expected token ids from 0, and outputs, in workload {name!r}")
+    except (OSError, ValueError, EOFError, zlib.error) as err:
+        why = first_problem(err) if isinstance(err, ValidationError) else err
+        raise UsageError(
+            f"expected a trace file (JSON, optionally gzipped), got {path}: {why}"
+        ) from err
+    return trace
+
+
+def find_tokenizer(name: str) -> Any | None:
+    """Return the `tokenizers.Tokenizer` of an installed model by its name or hub repository."""
+    from tokenizers import Tokenizer
+
+    entries = load_catalog()
+    for model in list_models():
+        original = entries[model.name].homepage if model.name in entries else ""
+        names = model.name, model.repository, original.removeprefix("https://huggingface.co/")
+        file = model.path / "tokenizer.json"
+        if name in names and file.is_file():
+            with as_error(f"the tokenizer in {model.path} cannot be loaded", UnsupportedModel):
+                return Tokenizer.from_file(str(file))
+    return None
+
+
+def read_prompts(path: Path) -> list[Workload]:
+    """Load prompts from a text file, one a line. Raises UsageError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read prompts from {path}: {error}") from error
+    prompts = [Workload("prompts", (WorkloadTurn(line),)) for line in lines if line]
+    if not prompts:
+        raise UsageError(f"no prompts in {path}: expected one per line")
+    return prompts
+
+
+def record(
+    engine: Engine,
+    prompts: Iterable[Workload],
+    path: Path,
+    max_tokens: int,
+    progress: Callable[[str], None],
+) -> int:
+    """Record greedy answers in the trace file `path` and return the number of their tokens.
+
+    Raises StoreError if the file cannot be written.
+    """
+    from akunu_py.engine.loop import StepLoop
+
+    workloads: dict[str, list[dict[str, list[int]]]] = {}
+    loop = StepLoop(engine)
+
+    def answer(messages: list[Message]) -> str:
+        prompt = engine.tokens.encode_chat(messages)
+        done = loop.answer(prompt, GenerateOptions(max_tokens=max_tokens))
+        items.append({"prompt": prompt, "output": list(done.tokens)})
+        return done.text
+
+    for position, workload in enumerate(prompts, 1):
+        progress(f"{workload.name}: prompt {position}")
+        items = workloads.setdefault(workload.name, [])
+        workload.run_turns(answer)
+    count = sum(len(item["output"]) for items in workloads.values() for item in items)
+    data = json.dumps({"tokenizer": engine.name, "workloads": workloads}).encode()
+    with disk_errors(f"cannot write {path}"):
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return count
 
 
 def replay_trace(
@@ -195,22 +298,15 @@ def replay(
     counts, weights = ReplayCounts(), SharedWeights()
     for item in items:
         drafter = make_drafter()
-        with sharing(weights, drafter):
-            replay_item(item, drafter, curve, counts, rewrites)
+        model = drafter.model if isinstance(drafter, AutoDrafter) else None
+        if model is not None:
+            weights.load_into(model)
+        replay_item(item, drafter, curve, counts, rewrites)
+        if model is not None:
+            weights.learn(model)
         if memory is not None:
             memory.learn(item.output)
     return counts.as_dict()
-
-
-@contextlib.contextmanager
-def sharing(weights: SharedWeights, drafter: Drafter) -> Iterator[None]:
-    """Begin an answer of `auto` with the shared weights, and learn from it at its end."""
-    model = drafter.model if isinstance(drafter, AutoDrafter) else None
-    if model is not None:
-        weights.load_into(model)
-    yield
-    if model is not None:
-        weights.learn(model)
 
 
 @dataclass(slots=True)

@@ -20,8 +20,8 @@ from akunu_py.engine.answer import prompt_rewrites
 from akunu_py.engine.drafters.learned_state import UnsavedState
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.model.drafters import DraftModel
 from akunu_py.engine.model.token_ids import common_prefix
-from akunu_py.errors import UsageError
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.neural_plan import LearnedDrafter
@@ -133,13 +133,7 @@ class MlxLmDraftModel(Runner):
 
     name = f"{PLAIN} + draft model"
 
-    def __init__(self, engine: Engine, draft_model: Engine) -> None:
-        """Raises UsageError if the vocabularies of the models differ."""
-        if engine.tokens.tokenizer.get_vocab() != draft_model.tokens.tokenizer.get_vocab():
-            raise UsageError(
-                f"{draft_model.name} cannot draft for {engine.name}: their vocabularies differ; "
-                "choose a smaller model of the same family"
-            )
+    def __init__(self, engine: Engine, draft_model: DraftModel) -> None:
         self._engine, self._draft_model = engine, draft_model
 
     def reference(self, temperature: float) -> str | None:

@@ -49,6 +49,7 @@ from akunu_py.engine.drafters.drafter import check_mode
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.load import load_engine
 from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.model.drafters import DraftModel
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.errors import INTERRUPTED, HostLost, UsageError
 from akunu_py.ngram.answer_cache import CAPACITY_BITS, AnswerCache
@@ -71,10 +72,8 @@ def run(options: argparse.Namespace) -> int:
     if not workloads and not by_length:
         raise UsageError("nothing to measure: choose a workload, or lengths with -p and -n")
     check_hosts(options.hosts, options.draft or (), draft_model=options.draft_model)
-    engine = load_engine(options.model, LoadOptions(options.weights, hosts=options.hosts))
-    draft_model = None
-    if options.draft_model:
-        draft_model = load_engine(options.draft_model, LoadOptions(options.weights))
+    loading = LoadOptions(options.weights, hosts=options.hosts, draft_model=options.draft_model)
+    engine = load_engine(options.model, loading)
     plan = SpeedPlan(
         workloads,
         options.temperature or [0.0],
@@ -82,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         options.repeats,
         modes=options.draft or scope.modes,
         draft_tokens=options.draft_tokens,
-        draft_model=draft_model,
+        draft_model=options.draft_model,
         prompts=options.n_prompt,
         generates=options.n_gen,
         depths=options.n_depth,
@@ -119,7 +118,7 @@ class SpeedPlan:
     repeats: int
     modes: Sequence[str] = ()  # draft modes and `MEMORY`
     draft_tokens: int = DEFAULT_DRAFT_TOKENS  # of `fixed`
-    draft_model: Engine | None = None
+    draft_model: str | None = None  # the name of the engine's, if it was chosen for this run
     prompts: Sequence[int] = ()
     generates: Sequence[int] = ()
     depths: Sequence[int] = (0,)  # of each prompt and generation
@@ -170,26 +169,41 @@ def make_runners(
 ) -> list[Runner]:
     """Return all runners, without mlx-lm's plain loop for a model split over hosts.
 
-    Our runners share `curve` and read `memories`. Raises UsageError if the draft
-    model does not fit.
+    Our runners share `curve` and read `memories`. Raises UsageError if a mode is not available.
     """
     modes = list(plan.modes)
     runners: list[Runner] = [MlxLm(engine)]
     if engine.host_group is not None:
         runners, modes = [], [OFF, *(mode for mode in modes if mode != OFF)]
-    if plan.draft_model is not None:
-        runners.append(MlxLmDraftModel(engine, plan.draft_model))
-        drafted = engine.with_draft_model(plan.draft_model)
-        runners += [
-            Akunu(drafted, "model", curve, name="draft model"),
-            Akunu(drafted, "auto", curve, name="auto + draft model"),
-        ]
+    if plan.draft_model:
+        runners += _drafted_runners(engine, plan.draft_model, curve)
+        if engine.draft_model is None:  # the draft model is an MTP head
+            why = "the model is measured without the head of --draft-model"
+            engine = replace(engine, mtp_head=None, no_mtp_head_reason=why)
+        engine = replace(engine, draft_model=None)
     for mode in modes:
         memory = memories if mode == MEMORY else None
         named = cast(DraftMode, "auto" if mode == MEMORY else mode)
         check_mode(engine, named)
         draft_tokens = plan.draft_tokens if mode == "fixed" else None
         runners.append(Akunu(engine, named, curve, draft_tokens=draft_tokens, memory=memory))
+    return runners
+
+
+def _drafted_runners(engine: Engine, drafter: str, curve: CostCurve) -> list[Runner]:
+    """Return the runners with the draft model of `engine`. drafter: its name.
+
+    mlx-lm's runner needs a whole model.
+    """
+    mode: DraftMode = "model" if engine.draft_model else "mtp"
+    runners: list[Runner] = [
+        Akunu(engine, mode, curve, name="draft model"),
+        Akunu(engine, "auto", curve, name="auto + draft model"),
+    ]
+    if isinstance(engine.draft_model, DraftModel):
+        return [MlxLmDraftModel(engine, engine.draft_model), *runners]
+    why = f"{drafter} is a drafter, which cannot answer alone"
+    command.print_line(f"{MlxLmDraftModel.name} is not measured: {why}")
     return runners
 
 

@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
+from operator import truediv
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_RATE, AcceptanceModel
 from akunu_py.ngram.answer_cache import AnswerCache
@@ -31,7 +33,7 @@ from akunu_py.ngram.prediction import (
     TokenPrediction,
     TokenPredictor,
 )
-from akunu_py.ngram.token_tree import Branch, best_tree, grow
+from akunu_py.ngram.token_tree import Branch, best_tree, grow, likeliest
 from akunu_py.types import DraftGuide, NeuralDrafter, PassCosts
 
 MAX_DRAFT = 32
@@ -56,6 +58,7 @@ class Proposal:
     trailing: Sequence[TokenPrediction] = ()
     is_probe: bool = False  # drafted to measure the cost of a pass
     branches: Sequence[Branch] = ()  # alternatives to these tokens
+    order: Sequence[int] = ()  # of the tokens in an offer with branches; see `likeliest`
 
     @property
     def tokens(self) -> list[int]:
@@ -181,15 +184,33 @@ class AutoDrafter:
         return draft
 
     def offer(self, limit: int, known: PassCosts | None = None) -> list[float]:
-        self._proposal = Proposal(self._look_ahead(max(1, min(HORIZON, limit + 1))))
+        # For alternatives; the chain is planned with those of the other requests.
+        costs = known if self._can_branch is not None and self.guide is not None else None
+        least_doubt = inf if costs is None else 2.0 * costs.rate * _least_step(costs.costs, 0)
+        self._proposal = Proposal(self._look_ahead(max(1, min(HORIZON, limit + 1)), least_doubt))
         self._answering = True
-        found = [
-            prediction.probability
-            for prediction in self._proposal.predictions
-            if prediction.token >= 0
-        ]
+        longest = max(0, min(limit, MAX_DRAFT))
+        chances = [each.probability for each in self._proposal.predictions if each.token >= 0]
         neural = self._offer_neural(limit, known) if known and self.neural_drafters else None
-        return found[: max(0, min(limit, MAX_DRAFT))] if neural is None else neural
+        if neural is not None:
+            return self._likeliest_first(neural)
+        chances = chances[:longest]
+        if costs is not None:
+            self._proposal.end, values = best_draft(chances, costs.costs, costs.rate, longest)
+            chain = Branch(0, (), chances, values[1:])
+            self._add_branches(self._proposal, chain, costs.costs, costs.rate, longest)
+        return self._likeliest_first(chances)
+
+    def _likeliest_first(self, chances: list[float]) -> list[float]:
+        """Return the chances of the tokens to offer. chances: of the chain."""
+        proposal = self._proposal
+        if not proposal.branches:
+            return chances
+        chain = Branch(0, (), chances, [0.0] * len(chances))
+        nodes = [node for node in likeliest(chain, proposal.branches) if node[0] > 0.0]
+        proposal.order = [branch for _, _, branch in nodes]
+        reached = [chance for chance, _, _ in nodes]
+        return list(map(truediv, reached, [1.0, *reached]))
 
     def plan_neural(self, limit: int, known: PassCosts) -> DraftPlan | None:
         """Return the best neural draft after the last `offer`, None for none; do not draft."""
@@ -203,6 +224,7 @@ class AutoDrafter:
             return None
         proposal = self._proposal
         self._add_neural_tokens(proposal, *choice, limits)
+        self._add_alternatives(proposal, *choice, limits, min(limit, MAX_DRAFT))
         leading, trailing = proposal.predictions[: proposal.end], proposal.trailing
         chances = [each.probability for each in leading], [each.probability for each in trailing]
         return [*chances[0], *choice[1].chances, *chances[1]]
@@ -216,8 +238,9 @@ class AutoDrafter:
         context = self._context
         plain, timed = self.curve.table(context)[0], self.curve.timed
         limits = PlanningLimits(
-            known.costs, known.rate, plain, timed, context, limit, False, self.rerun_on_reject
-        )
+            known.costs, known.rate, plain, timed, context, limit, False, self.rerun_on_reject,
+            branches=self._can_branch is not None,
+        )  # fmt: skip
         stops = bool(predictions) and predictions[-1].token in self.stop_tokens
         chances = [each.probability for each in predictions]
         choose = self._chooser.choose
@@ -230,13 +253,18 @@ class AutoDrafter:
         return 0.0 if neural_drafter is None else neural_drafter.cost
 
     def take(self, count: int) -> list[int]:
-        proposal = self._proposal
+        proposal, length = self._proposal, count
+        if proposal.order:
+            counts = Counter(proposal.order[:count])
+            length = counts[-1]
+            taken = [each.first(counts[index]) for index, each in enumerate(proposal.branches)]
+            proposal.branches = [each for each in taken if each.tokens]
         if proposal.neural_drafter is None:
-            proposal.end = count
+            proposal.end = length
         else:
-            proposal.end = min(count, proposal.end)
-            proposal.neural_tokens = proposal.neural_tokens[: count - proposal.end]
-            left = count - proposal.end - len(proposal.neural_tokens)
+            proposal.end = min(length, proposal.end)
+            proposal.neural_tokens = proposal.neural_tokens[: length - proposal.end]
+            left = length - proposal.end - len(proposal.neural_tokens)
             proposal.trailing = proposal.trailing[:left]
         self._drafted = count
         self._pipelining.add_pass(drafted=bool(count))
@@ -283,7 +311,8 @@ class AutoDrafter:
             self.pipelines = False
             if not ahead:  # else the neural drafter waits for the running step
                 self._add_neural_tokens(proposal, *choice, limits)
-                self._add_alternatives(proposal, *choice, limits, longest)
+                tried = replace(limits, costs=self.curve.optimistic(costs))
+                self._add_alternatives(proposal, *choice, tried, longest)
         elif not (ahead or probe):
             chain = Branch(0, (), chances[:longest], values[1:])
             self._add_branches(proposal, chain, costs[: MAX_DRAFT + 1], rate, longest)

@@ -18,6 +18,7 @@ _MAX_SAVED_TIMES = 3  # per row count in a file: the machine may have been busy
 _TOLERANCE = 0.02  # smaller changes do not rebuild the table
 PROBE_INTERVAL, _MAX_PROBE_INTERVAL = 256, 4096  # plain passes between probes; each doubles it
 _BUSY_FACTOR = 3.0  # a time faster by this factor: the machine was busy before
+_FEW_ROWS = 8  # a pass over so many rows costs at most a few plain steps
 _FEW_TIMES = 4  # up to this many times per row count, every time rebuilds the table
 # A time's influence on other row counts: 1/e at this difference of logarithms. Faster times reach
 # further, because a row count that looks too slow is never tried.
@@ -112,6 +113,8 @@ class CostCurve:
             ):
                 self._tables = [None] * len(self._tables)
             self._pipelined = [None] * len(self._pipelined)
+            if rows == PIPELINED and not self.measured(1):  # it stands for 1 row; see `_nearest`
+                self._tables = [None] * len(self._tables)
 
     def _drop_slow(self, factor: float) -> None:
         """Discard all times of a row count above 1 that typically exceeds `factor` x its prior."""
@@ -143,6 +146,17 @@ class CostCurve:
     def measured(self, rows: int) -> bool:
         """Return whether the cost of `rows` rows is preset or observed in any band."""
         return self.preset or any(rows in typical for typical in self._typical)
+
+    def optimistic(self, costs: Sequence[float]) -> list[float]:
+        """Return `costs` with few rows that were never measured as cheap as one row less.
+
+        So each of these row counts is tried before the prior rules it out.
+        """
+        tried = list(costs)
+        for rows in range(2, min(_FEW_ROWS, len(tried)) + 1):
+            if not self.measured(rows):
+                tried[rows - 1] = min(tried[rows - 2 : rows])
+        return tried
 
     @property
     def timed(self) -> bool:
@@ -222,7 +236,10 @@ class CostCurve:
         return costs
 
     def _nearest(self, band: int) -> dict[int, tuple[float, int]]:
-        """Return (time, samples) by rows; the nearest band fills in missing rows."""
+        """Return (time, samples) by rows; the nearest band fills in missing rows.
+
+        If only pipelined steps were measured, they tell the time of 1 row.
+        """
         result = {
             rows: (time, len(self._times[band][rows])) for rows, time in self._typical[band].items()
         }
@@ -231,7 +248,8 @@ class CostCurve:
             scale = median_low(ratios) if ratios else 1.0
             for rows, time in typical.items():
                 result.setdefault(rows, (time * scale, len(self._times[other][rows])))
-        result.pop(PIPELINED, None)
+        if (pipelined := result.pop(PIPELINED, None)) and 1 not in result:
+            result[1] = pipelined[0] / self._pipelined_share, pipelined[1]
         return result
 
     def _by_distance(self, band: int) -> list[tuple[int, dict[int, float]]]:

@@ -132,7 +132,7 @@ class FixedDrafter(NoDrafter):
         return draft
 
     def offer(self, limit: int, known: PassCosts | None = None) -> list[float]:
-        """Return a chance of 1 for each token, because all of them are always drafted."""
+        """Return a chance of 1 for each token; the planner of shared passes may take fewer."""
         self._offered = self.propose(limit)
         return [1.0] * len(self._offered)
 

@@ -24,7 +24,7 @@ from akunu_py.types import NeuralDrafter
 _NEGLIGIBLE = 0.02  # longer drafts with a lower chance are not considered
 _DEPTHS = 8  # positions in a draft with their own statistics
 _ACCEPTANCE_PRIOR = 0.7  # prior chance that a neural token is accepted
-_RATE, _PRIOR_TESTS = 0.03, 2.0  # learning rate of that chance; weight of the prior in tests
+_RATE, _PRIOR_TESTS = 0.03, 4.0  # learning rate of that chance; weight of the prior in tests
 _CALIBRATION_RATE = 0.1
 _MAX_CONFIDENCE = 0.999  # higher confidence is clipped
 # A prefill of more rows happens once, so its cost is spread over up to 256 passes.
@@ -298,6 +298,8 @@ class PlannedDrafter:
         end, chosen, gain = best_tree(chain, branches, before, costs, limits.rate, least)
         gain = gain - least if chosen else 0.0
         self._branch_gain += _OTHERS_RATE * (gain - self._branch_gain)
+        if chosen:
+            self.verified = end - before
         return [each.token for each in drafted[: end - before]], chosen
 
     def _likely_others(self, drafted: _NeuralToken) -> list[tuple[int, float]]:

@@ -4,6 +4,7 @@ import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from operator import mul, sub, truediv
 
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve, RecentGain
@@ -182,10 +183,10 @@ class JointPlanner:
         return PassCosts([plain, *costs[rows:]], self._gain.value * requests / plain)
 
     def observe(self, done: SharedPass, tokens: int, seconds: float) -> None:
-        """Record a pass that yielded `tokens` tokens in all."""
+        """Record a pass that yielded `tokens` tokens in all. seconds: NaN if unknown."""
         self._since_plain = self._since_plain + 1 if done.drafted else 0
         costs = self.curve.table(done.context)
-        if done.pipelined:
+        if done.pipelined and self.curve.measured(done.rows) and isfinite(seconds):
             hidden = 1.0 - seconds / costs[min(done.rows, MAX_ROWS) - 1]
             hidden = min(max(hidden, 0.0), _MOST_HIDDEN)
             self._hidden += _HIDDEN_RATE * (hidden - self._hidden)

@@ -84,6 +84,21 @@ class Branch:
             yield chance, lost[place + 1] - lost[place]
 
 
+def likeliest(
+    chain: Branch, branches: Sequence[Branch], drafted: int = 0
+) -> list[tuple[float, float, int]]:
+    """Return the tokens after the first `drafted` ones of the chain, the likeliest first.
+
+    Of each: its chance, the tokens that later drafts gain by it, and its branch (-1: the chain).
+    Each token is after the one before it.
+    """
+    reached = list(accumulate(chain.chances, mul, initial=1.0))
+    found = [(*node, -1) for node in list(chain.nodes(1.0))[drafted:]]
+    for index, each in enumerate(branches):
+        found += [(*node, index) for node in each.nodes(reached[each.at])]
+    return sorted(found, key=lambda node: -node[0])
+
+
 def best_tree(
     chain: Branch,
     branches: Sequence[Branch],
@@ -98,11 +113,7 @@ def best_tree(
     `best_count`. drafted: tokens of the chain to draft in any case. costs: of a pass over 1, 2, ...
     rows; they limit the draft.
     """
-    reached = list(accumulate(chain.chances, mul, initial=1.0))
-    found = [(*node, -1) for node in list(chain.nodes(1.0))[drafted:]]
-    for index, each in enumerate(branches):
-        found += [(*node, index) for node in each.nodes(reached[each.at])]
-    found.sort(key=lambda node: -node[0])
+    found = likeliest(chain, branches, drafted)
     rows = costs[drafted + 1 :]
     chances, later = ([node[part] for node in found[: len(rows)]] for part in (0, 1))
     values = list(accumulate(later, initial=0.0))

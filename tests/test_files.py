@@ -41,12 +41,9 @@ def test_other_files_are_refused_at_once(tmp_path: Path, make: object, code: int
     assert (refused.value.errno, refused.value.filename) == (code, str(path))
 
 
+_numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 _json = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
+    st.none() | st.booleans() | _numbers | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
 

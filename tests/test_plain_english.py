@@ -55,8 +55,8 @@ def nodes_of(path: Path) -> list[ast.AST]:
 
 def prose_of(path: Path, source: str, *, strings: bool = True) -> Iterator[Passage]:
     """Yield docstrings, comments, and the strings that users read: help, messages, settings."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in nodes_of(path):
-        documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
         if isinstance(node, documented) and (text := ast.get_docstring(node)):
             yield Passage(f"{path}:{node.body[0].lineno}", text)
     if strings:
@@ -120,26 +120,23 @@ def pages() -> Iterator[Passage]:
 
 def other_sources() -> Iterator[Passage]:
     """Yield comments and strings of the editor plugins, TOML files and style sheets."""
-    for wing in WINGS:
-        for path in sorted((ROOT / wing).rglob("*")):
-            mark = COMMENTS.get(Path(path.name.removesuffix(".in")).suffix)
-            if path.is_dir() or (mark is None and path.name != "akunu.txt"):
-                continue
-            name, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
-            if mark is None:  # Vim's help page
-                yield from (Passage(name, block) for block in re.split(r"\n\s*\n", text))
-                continue
-            comment = ""
-            for line in [*text.split("\n"), ""]:
-                if line.strip().startswith(mark):
-                    comment += " " + line.strip().lstrip(mark + "* ").removesuffix("*/")
-                    continue
-                if comment:
-                    yield Passage(name, comment)
-                comment = ""
-                if path.parts[-2] != "workloads":  # texts of the benchmark's prompts
-                    for found in re.findall(r'"([^"]*)"|\'([^\']*)\'|`([^`]*)`', line):
-                        yield Passage(name, "".join(found))
+    for path in (path for wing in WINGS for path in sorted((ROOT / wing).rglob("*"))):
+        mark = COMMENTS.get(Path(path.name.removesuffix(".in")).suffix)
+        if path.is_dir() or (mark is None and path.name != "akunu.txt"):
+            continue
+        name, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+        if mark is None:  # Vim's help page
+            yield from (Passage(name, block) for block in re.split(r"\n\s*\n", text))
+            continue
+        comments = re.compile(rf"(?m)(?:^[ \t]*{re.escape(mark)}.*\n?)+")
+        for block in comments.findall(text):
+            lines = (line.strip().lstrip(mark + "* ") for line in block.splitlines())
+            yield Passage(name, " ".join(line.removesuffix("*/") for line in lines))
+        if path.parent.name != "workloads":  # texts of the benchmark's prompts
+            for found in re.findall(
+                r'"([^"\n]*)"|\'([^\'\n]*)\'|`([^`\n]*)`', comments.sub("", text)
+            ):
+                yield Passage(name, "".join(found))
 
 
 def long_sentences(text: str) -> list[str]:

@@ -32,10 +32,10 @@ def find_patterns() -> dict[re.Pattern[Any], tuple[str, set[str]]]:
         for path in sorted((ROOT / root).rglob("*.py")):
             name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
             source = path.read_text()
-            if path.is_symlink() or "re." not in source or name.endswith("__main__"):
+            if path.is_symlink() or name.endswith("__main__"):
                 continue
             module = importlib.import_module("akunu_py." + name.removeprefix("akunu_py."))
-            for call in calls_of_re(ast.parse(source)):
+            for call in calls_of_re(source):
                 text = call if call.func.attr == "compile" else call.args[0]  # type: ignore[attr-defined]
                 place = f"{name}:{call.lineno}"
                 try:
@@ -45,9 +45,9 @@ def find_patterns() -> dict[re.Pattern[Any], tuple[str, set[str]]]:
                 pattern = value if isinstance(value, re.Pattern) else re.compile(value)
                 found.setdefault(pattern, (place, set()))[1].add(call.func.attr)  # type: ignore[attr-defined]
             for constant, value in vars(module).items():
-                used = set(re.findall(rf"\b{constant}(?:\[[^\]]*\])?\.(\w+)\(", source))
-                for pattern in patterns_in(value):
+                for pattern in set(patterns_in(value)):
                     place = f"{name}.{constant}"
+                    used = set(re.findall(rf"\b{constant}(?:\[[^\]]*\])?\.(\w+)\(", source))
                     found.setdefault(pattern, (place, set()))[1].update(used.intersection(METHODS))
     for language in LANGUAGES:
         for pattern in patterns_in(syntax_of(language=language)):
@@ -55,8 +55,8 @@ def find_patterns() -> dict[re.Pattern[Any], tuple[str, set[str]]]:
     return found
 
 
-def calls_of_re(tree: ast.Module) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
+def calls_of_re(source: str) -> Iterator[ast.Call]:
+    for node in ast.walk(ast.parse(source)) if re.search(r"\bre\.", source) else ():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             module = node.func.value
             if isinstance(module, ast.Name) and module.id == "re" and node.func.attr in METHODS:

@@ -57,8 +57,7 @@ from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpd
 from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from akunu_py.tui.workers.tool_servers import ToolServerMessage, ToolServers
 from akunu_py.types import GenerateOptions
-from akunu_py.workarounds.textual_frames import PacedApp
-from akunu_py.workarounds.textual_keys import OrderedInputApp
+from akunu_py.workarounds.textual_app import OrderedInputApp, PacedApp
 
 _QUIT_WINDOW_S = 3.0  # A second Ctrl+C within this time quits.
 _MAX_STATE_BYTES = 4 << 20  # of the state file

@@ -15,8 +15,16 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from akunu_py.chats.options import ChatOptions
-from akunu_py.chats.tool_rounds import ToolRound, ToolUse, messages_of, stopped
-from akunu_py.chats.tree import ChatMessage, ConversationTree, new_id, title_of
+from akunu_py.chats.tree import (
+    ChatMessage,
+    ConversationTree,
+    ToolRound,
+    ToolUse,
+    messages_of,
+    new_id,
+    stopped,
+    title_of,
+)
 from akunu_py.engine.events import Rejected, Span, TextDelta, add_spans
 from akunu_py.tui.prompt.attachments import title_text
 from akunu_py.tui.workers.store_thread import StoreThread

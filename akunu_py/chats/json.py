@@ -11,16 +11,24 @@ the active message of each set of siblings; `rounds`, if present, has tool calls
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, get_args
 
 from akunu_py.chats.options import options_of
-from akunu_py.chats.tool_rounds import as_values, rounds_of
-from akunu_py.chats.tree import ChatMessage, ConversationTree, Role, tree_of, valid_role
+from akunu_py.chats.tree import (
+    ChatMessage,
+    ConversationTree,
+    Outcome,
+    Role,
+    ToolRound,
+    ToolUse,
+    tree_of,
+    valid_role,
+)
 from akunu_py.errors import ConversationError
 from akunu_py.files import parse_json
-from akunu_py.types import FinishReason, NotCached, Stats
+from akunu_py.types import FinishReason, NotCached, Stats, ToolCall
 
 FORMAT = "akunu-conversations"
 VERSION = 1
@@ -67,6 +75,43 @@ def read_json(text: str, name: str) -> list[ConversationTree]:
             f"cannot import {name}: {where}{error}; expected a file from `akunu chats export "
             "--format json`"
         ) from error
+
+
+def as_values(rounds: Iterable[ToolRound]) -> list[dict[str, Any]]:
+    """Return the rounds as JSON values for `rounds_of`."""
+    return [
+        {
+            "text": each.text,
+            "thinking": each.thinking,
+            "calls": [
+                asdict(use.call)
+                | {"server": use.server, "outcome": use.outcome, "result": use.result}
+                for use in each.uses
+            ],
+        }
+        for each in rounds
+    ]
+
+
+def rounds_of(values: Any) -> tuple[ToolRound, ...]:
+    """Parse the values of `as_values`. Raises ValueError if they are invalid."""
+    _expect(isinstance(values, list), "a list of rounds", values)
+    return tuple(map(_round_of, values))
+
+
+def _round_of(values: Any) -> ToolRound:
+    _expect(isinstance(values, dict), "a round", values)
+    _expect(isinstance(values.get("calls"), list), "a list of calls", values.get("calls"))
+    text, thinking = _texts(values, "text", "thinking")
+    return ToolRound(text, tuple(map(_use_of, values["calls"])), thinking)
+
+
+def _use_of(values: Any) -> ToolUse:
+    _expect(isinstance(values, dict), "a tool call", values)
+    outcome, names = values.get("outcome"), ("name", "arguments", "id", "server", "result")
+    _expect(outcome in get_args(Outcome), "an outcome", outcome)
+    name, arguments, call_id, server, result = _texts(values, *names)
+    return ToolUse(ToolCall(name, arguments, call_id), server, outcome, result)
 
 
 def stats_of(values: Any) -> Stats:
@@ -120,25 +165,32 @@ def _read_message(values: Any) -> ChatMessage:
     _expect(role in get_args(Role), "a role", role)
     _expect(is_time(created), "a time", created)
     _expect(finish is None or finish in get_args(FinishReason), "a reason", finish)
-    texts = {name: values.get(name) for name in ("text", "thinking", "model")}
-    for name, text in texts.items():
-        _expect(isinstance(text, str), f"a string for {name}", text)
+    text, thinking, model = _texts(values, "text", "thinking", "model")
     parent, stats = values.get("parent"), values.get("stats")
     return ChatMessage(
         role=role,
+        text=text,
         parent=None if parent is None else _read_id(parent),
+        thinking=thinking,
+        model=model,
         created=float(created),
         finish_reason=finish,
         stats=None if stats is None else stats_of(stats),
         id=_read_id(values.get("id")),
         rounds=rounds_of(values.get("rounds", [])),
-        **texts,
     )
 
 
 def _read_id(value: Any) -> str:
     _expect(isinstance(value, str) and ID.fullmatch(value), "an id of letters and digits", value)
     return str(value)
+
+
+def _texts(values: Mapping[str, Any], *names: str) -> list[str]:
+    """Return the values with these names; `_expect` raises for the first that is no string."""
+    for name in names:
+        _expect(isinstance(values.get(name), str), f"a string for {name}", values.get(name))
+    return [values[name] for name in names]
 
 
 def _expect(holds: object, expected: str, found: object) -> None:

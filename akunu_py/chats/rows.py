@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, TypeVar, get_args
 
-from akunu_py.chats.json import ID, is_time, stats_of
+from akunu_py.chats.json import ID, as_values, is_time, rounds_of, stats_of
 from akunu_py.chats.options import ChatOptions, options_of
-from akunu_py.chats.tool_rounds import as_values, rounds_of
 from akunu_py.chats.tree import ChatMessage, ConversationInfo, valid_role
 from akunu_py.files import parse_json
 from akunu_py.types import FinishReason

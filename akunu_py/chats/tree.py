@@ -1,4 +1,4 @@
-"""A conversation as a tree of messages.
+"""A conversation as a tree of messages, some of them with tool calls.
 
 Editing a prompt or regenerating an answer adds a sibling. One of the siblings is active; the active
 messages from the root form the active branch.
@@ -7,12 +7,11 @@ messages from the root form the active branch.
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from akunu_py.chats.options import ChatOptions
-from akunu_py.chats.tool_rounds import ToolRound
-from akunu_py.types import FinishReason, Stats
+from akunu_py.types import FinishReason, Message, Stats, ToolCall
 
 Role = Literal["system", "user", "assistant"]
 _FOLLOWS: dict[Role, tuple[str | None, ...]] = {
@@ -20,11 +19,48 @@ _FOLLOWS: dict[Role, tuple[str | None, ...]] = {
     "user": (None, "system", "assistant"),
     "assistant": ("user",),
 }
+Outcome = Literal["waiting", "running", "done", "failed", "denied", "stopped"]
+
+_NO_RESULT = "The call was stopped before it had a result."
+_RESULTS: dict[Outcome, str] = {  # for the model, instead of a result
+    "denied": "The user did not allow this call.",
+    "waiting": _NO_RESULT,
+    "running": _NO_RESULT,
+    "stopped": _NO_RESULT,
+}
 
 
 def new_id() -> str:
     """Return a unique id for a message or conversation: 32 hexadecimal digits."""
     return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """A call that a model made, and its outcome."""
+
+    call: ToolCall
+    server: str = ""  # that has the tool; "" if there is no such tool
+    outcome: Outcome = "waiting"
+    result: str = ""  # or the error
+
+    @property
+    def has_ended(self) -> bool:
+        return self.outcome not in ("waiting", "running")
+
+    @property
+    def shown_result(self) -> str:
+        """The result for the model."""
+        return _RESULTS.get(self.outcome, self.result)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRound:
+    """The part of an answer up to its next tool calls, and these calls."""
+
+    text: str
+    uses: tuple[ToolUse, ...]
+    thinking: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +88,26 @@ class ConversationInfo:
     messages: int
     model: str
     preview: str = ""  # start of the last message
+
+
+def stopped(tool_round: ToolRound) -> ToolRound:
+    """Return the round with its unfinished calls stopped, as after a kill or a cancellation."""
+    uses = (use if use.has_ended else replace(use, outcome="stopped") for use in tool_round.uses)
+    return replace(tool_round, uses=tuple(uses))
+
+
+def messages_of(rounds: Iterable[ToolRound], *, thinking: bool = False) -> list[Message]:
+    """Return the messages of the rounds for a model. thinking: include the thinking."""
+    messages = []
+    for each in rounds:
+        calls = tuple(use.call for use in each.uses)
+        thought = each.thinking if thinking else ""
+        messages.append(Message("assistant", each.text, thought, calls))
+        messages += [
+            Message("tool", use.shown_result, tool_call_id=use.call.id, name=use.call.name)
+            for use in each.uses
+        ]
+    return messages
 
 
 class ConversationTree:

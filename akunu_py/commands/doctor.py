@@ -16,7 +16,7 @@ from akunu_py.files import read_bounded
 from akunu_py.models.store import model_store
 from akunu_py.models.store.directories import free_space
 from akunu_py.parser import add_flags
-from akunu_py.serve.own.discovery import running_servers
+from akunu_py.serve.own.client import running_servers
 from akunu_py.settings import load_settings, settings_file
 from akunu_py.text import human_size, say, table
 from akunu_py.types import DEFAULT_MODEL

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +17,8 @@ from akunu_py.commands.complete import Power
 from akunu_py.commands.models import print_stored
 from akunu_py.errors import UnknownModel, UsageError
 from akunu_py.models.store import model_store
-from akunu_py.models.store.directories import (
-    directory_size,
-    is_name,
-    lock_model,
-    store_errors,
-)
-from akunu_py.models.store.names import NameEntry, read_names, save_entry
+from akunu_py.models.store.directories import directory_size, is_name, lock_model, store_errors
+from akunu_py.models.store.names import NameEntry, read_names, set_drafter
 from akunu_py.parser import add_actions, add_flags, add_values, positive
 from akunu_py.settings import load_settings
 from akunu_py.text import confirm, human_duration, human_size, say, table
@@ -86,8 +80,7 @@ def train_drafter(args: argparse.Namespace) -> None:
 def why_wait(power: Power | None) -> str:
     """Return why training has to pause, "" if it may run. power: None ignores it."""
     from akunu_py.engine.model import device
-    from akunu_py.serve.own.client import ServerClient
-    from akunu_py.serve.own.discovery import running_servers
+    from akunu_py.serve.own.client import ServerClient, running_servers
 
     if power is not None and power.on_battery():
         return "this machine runs on battery (save_battery in the settings)"
@@ -125,7 +118,7 @@ def _install(model: model_store.StoredModel, trainer: Trainer) -> None:
     drafter = install(name, build, trainer.drafter_bytes, existing="replace")
     say(f"{name} is ready ({human_size(drafter.size)}): {drafter.path}", error=True)
     if entry is not None and entry.drafter in ("", name):
-        save_entry(model.name, replace(entry, drafter=name))
+        set_drafter(model.name, name)
         measure = f"akunu bench --model {model.name} --draft ngram --draft auto"
         say(f"to measure the speedup, run: {measure}", error=True)
     else:
@@ -183,10 +176,8 @@ def remove(args: argparse.Namespace) -> None:
         print("not removed")
         return
     with lock_model(args.model, training=True), store_errors(f"cannot remove {home}"):
-        entries, freed = read_names(), directory_size(home)
-        if args.model in entries and entries[args.model].drafter == name:
-            save_entry(args.model, replace(entries[args.model], drafter=""))
-        freed += model_store.remove(name) if name in entries else 0
+        freed = directory_size(home)
+        freed += model_store.remove(name) if name in read_names() else 0
         shutil.rmtree(home)
     say(f"removed the drafter of {args.model}, {human_size(freed)} freed")
 

@@ -11,7 +11,7 @@ from akunu_py import paths
 from akunu_py.commands.uninstall import removal_command
 from akunu_py.errors import AkunuError, UsageError
 from akunu_py.models.store import model_store
-from akunu_py.serve.own.discovery import RunningServer, running_servers
+from akunu_py.serve.own.client import RunningServer, running_servers
 from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.text import human_size, table
 from akunu_py.version import __version__, package_version

@@ -150,10 +150,7 @@ def _aider(served: ModelEndpoint) -> Launch:
     """Configure Aider. Source: aider.chat/docs/llms/openai-compat.html."""
     return Launch(
         ["aider", "--model", f"openai/{served.model}", "--no-show-model-warnings"],
-        {
-            "OPENAI_API_BASE": f"{served.url}/v1",
-            "OPENAI_API_KEY": served.key or _NO_KEY,
-        },
+        {"OPENAI_API_BASE": f"{served.url}/v1", "OPENAI_API_KEY": served.key or _NO_KEY},
         {"AIDER_ANALYTICS": "false", "AIDER_CHECK_UPDATE": "false"},
     )
 

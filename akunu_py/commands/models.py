@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from akunu_py.errors import DamagedModel, UnknownModel, UsageError
@@ -55,6 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="Quantize the weights to 4 or 8 bits (default: not quantized)",
     )
     shown = add("show", "Show details of a model", show)
+    shown.epilog = "To check the hashes of its files, run: akunu models verify NAME"
     shown.add_argument("name", metavar="NAME", help="Installed model or catalog name")
     verified = add("verify", "Verify the hashes of one model or all models", verify)
     verified.add_argument("name", nargs="?", metavar="NAME", help="Model (default: all models)")
@@ -110,7 +110,7 @@ def list_models(args: argparse.Namespace) -> None:
 
 def pull_model(args: argparse.Namespace) -> None:
     """Download a model unless it is installed, then on other hosts; Ctrl-C keeps partial files."""
-    from akunu_py.models.pull.pull import find_installed, pull
+    from akunu_py.models.pull.pull import find_installed, pull, pull_drafter
 
     if args.hosts:
         from akunu_py.engine.hosts.hostfile import pull_on_hosts, read_hosts
@@ -125,30 +125,14 @@ def pull_model(args: argparse.Namespace) -> None:
                 model = pull(args.model, on_progress, name=args.name)
             say(f"{model.name} is ready ({human_size(model.size)}): {model.path}", error=True)
         if args.with_drafter:
-            _pull_drafter(model)
+            with progress_display() as on_progress:
+                drafter = pull_drafter(model, on_progress)
+            say(f"{drafter.name} drafts for {model.name} ({human_size(drafter.size)})", error=True)
         if args.hosts:
             pull_on_hosts(hosts, model)
     except KeyboardInterrupt:
         say(f"stopped; to resume, run: akunu models pull {args.model}", error=True)
         raise
-
-
-def _pull_drafter(model: model_store.StoredModel) -> None:
-    """Download the drafter of a model, and let the model use it from now on."""
-    from akunu_py.models.pull.pull import pull
-    from akunu_py.models.store.names import read_names, save_entry
-
-    entry = catalog.find_repository(model.repository)
-    if entry is None or not entry.drafter:
-        known = [each.name for each in catalog.load_catalog().values() if each.drafter]
-        raise UsageError(
-            f"the catalog knows no drafter of {model.name}; it knows those of {', '.join(known)}. "
-            "For another one run: akunu models pull OWNER/REPOSITORY, then use --draft-model"
-        )
-    with progress_display() as on_progress:
-        drafter = pull(entry.drafter, on_progress)
-    save_entry(model.name, replace(read_names()[model.name], drafter=drafter.name))
-    say(f"{drafter.name} drafts for {model.name} ({human_size(drafter.size)})", error=True)
 
 
 def recommend_models(args: argparse.Namespace) -> None:
@@ -339,9 +323,7 @@ def _catalog_facts(entry: catalog.CatalogEntry) -> list[tuple[str, str]]:
         ("suits", f"Macs with {entry.minimum_ram} GB or more"),
         ("license", entry.license),
         ("homepage", entry.homepage),
-        ("drafter", ", ".join(filter(None, [entry.drafter, entry.drafter_gain])))
-        if entry.drafter
-        else ("drafter", "none is known; akunu drafts with n-grams"),
+        ("drafter", entry.drafter_facts or "none is known; akunu drafts with n-grams"),
         ("status", f"not installed; akunu models pull {entry.name}"),
     ]
 

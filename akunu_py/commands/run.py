@@ -23,7 +23,7 @@ from akunu_py.arguments import (
     options_from,
 )
 from akunu_py.engine.load import open_model
-from akunu_py.errors import INTERRUPTED, EmptyPrompt, UsageError
+from akunu_py.errors import INTERRUPTED, UsageError
 from akunu_py.files import disk_errors, read_stream
 from akunu_py.interrupts import exit_after_interrupt
 from akunu_py.parser import add_flags, add_format, add_values
@@ -129,7 +129,7 @@ def read_prompt(argument: str | None) -> str:
                 f"the prompt on stdin is not UTF-8 text (byte {error.start}); convert it first"
             ) from error
     if not prompt.strip():
-        raise EmptyPrompt('the prompt is empty; run: akunu run "your question"')
+        raise UsageError('the prompt is empty; run: akunu run "your question"')
     return prompt
 
 

@@ -22,8 +22,7 @@ from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.parser import Parser, add_flags, add_values, count, positive
-from akunu_py.serve.own.client import ServerClient
-from akunu_py.serve.own.discovery import RunningServer, loopback_url, running_servers
+from akunu_py.serve.own.client import RunningServer, ServerClient, loopback_url, running_servers
 from akunu_py.serve.own.system_service import (
     ServiceCommand,
     ServiceManager,

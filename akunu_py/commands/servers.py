@@ -19,8 +19,13 @@ from akunu_py.errors import AkunuError, ServerGone
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.parser import Parser, add_values
-from akunu_py.serve.own.client import ServerClient, ServerFacts, matching_server, server_at
-from akunu_py.serve.own.discovery import running_servers
+from akunu_py.serve.own.client import (
+    ServerClient,
+    ServerFacts,
+    matching_server,
+    running_servers,
+    server_at,
+)
 from akunu_py.types import LoadOptions
 
 _LOAD_S = 600.0  # for loading a model on all hosts

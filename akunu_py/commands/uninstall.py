@@ -72,7 +72,7 @@ def removal_command() -> str:
 
 def _delete(directories: dict[Path, str], *, confirmed: bool) -> None:
     """Delete the directories after a confirmation. Raises UsageError, StoreError."""
-    from akunu_py.serve.own.discovery import running_servers
+    from akunu_py.serve.own.client import running_servers
 
     if system_service.is_installed():
         raise UsageError("the service is installed; first run: akunu serve --uninstall")

@@ -29,12 +29,7 @@ from akunu_py.completion.prompt.layout import (
     relative,
 )
 from akunu_py.completion.prompt.related import RelatedFiles, names_near
-from akunu_py.completion.stops import (
-    CompletionStops,
-    Cut,
-    is_markdown,
-    strip_fence,
-)
+from akunu_py.completion.stops import CompletionStops, Cut, is_markdown, strip_fence
 from akunu_py.engine.drafters.learned_state import LearnedState
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Event, PrefillProgress, PromptProcessed, TextDelta
@@ -236,7 +231,7 @@ class CompletionRun:
                 break
             events += self._add(request, step)
         if self._reason and self._begun:
-            self._loop.close_request(request)
+            self._loop.runner.close(request)
         if request.status is Status.FINISHED:
             self._end_request(request)
         end = [finished(self._complete())] if self.request is None else []

@@ -514,10 +514,13 @@ class RepetitionStops:
             loop = _CHARACTER_LOOP_LENGTH if period == 1 else _LOOP_LENGTH
             loop = max(loop, _LOOP_PERIODS * period)
             length = period  # of the repetition that ends at `end`
+            counts = False  # this repetition, once it is long enough
             for end in range(period, len(line)):
                 length = length + 1 if line[end] == line[end - period] else period
                 start = end + 1 - length
-                if length < least or self._may_repeat(line[start:][:period]):
+                if length == least:
+                    counts = not self._may_repeat(line[start : start + period])
+                if length < least or not counts:
                     continue
                 kept = start + least
                 if length >= loop:

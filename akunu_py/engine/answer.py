@@ -24,11 +24,7 @@ from akunu_py.engine.events import (
     ToolCallStarted,
 )
 from akunu_py.engine.job import BeginJob
-from akunu_py.engine.template.effort import (
-    ThinkingChoice,
-    choose_thinking,
-    thinking_variables,
-)
+from akunu_py.engine.template.effort import ThinkingChoice, choose_thinking, thinking_variables
 from akunu_py.engine.tools.tool_call_parser import ToolCallParser, parser_for
 from akunu_py.errors import UsageError
 from akunu_py.types import FinishReason, GenerateOptions, Message, TextPiece, Tool, ToolChoice
@@ -148,9 +144,7 @@ def prompt_rewrites(
 
 
 def text_job(
-    prompt: Sequence[int],
-    options: GenerateOptions,
-    draft_context: Sequence[Sequence[int]] = (),
+    prompt: Sequence[int], options: GenerateOptions, draft_context: Sequence[Sequence[int]] = ()
 ) -> BeginJob:
     """Return a job that continues token ids. draft_context: see `Request`."""
 
@@ -198,7 +192,6 @@ class AnswerEvents:
         self.request = request
         self._parser = parser
         self._thought, self._details = thought, details
-        self._thought_calls: list[Event] = []
         self._one_call = one_call
         self._called = False  # the one call is complete
         self._answered = False  # with text or a call
@@ -221,8 +214,6 @@ class AnswerEvents:
             stats = request.stats
             events.append(PromptProcessed(stats.prompt_tokens, stats.cached_tokens))
         found: list[Event] = [ThinkingDelta(step.thinking)] if step.thinking else []
-        if self._thought and step.thinking:
-            self._thought_calls += self._thought.add(step.thinking)
         if not self._called:
             found += self._parse(step)
         if fresh := tuple(request.logprobs[self._delivered :]):
@@ -252,7 +243,8 @@ class AnswerEvents:
         request = self.request
         rest = [] if self._called else self._answer(self._parser.finish())
         if self._thought and not self._answered and reason == "stop":
-            rest += _complete_calls([*self._thought_calls, *self._thought.finish()])
+            planned = self._thought.add(request.thinking) + self._thought.finish()
+            rest += _complete_calls(planned)
             rest = rest[: _first_end(rest) or None] if self._one_call else rest
         if self._details is not None:
             rest.append(self._details.last())

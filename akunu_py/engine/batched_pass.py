@@ -8,7 +8,7 @@ weights (projections, MLP, experts, output head) runs once. Caches are neither m
 import copy
 import operator
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -181,24 +181,13 @@ class _PerRequest(list[Any]):
 class _Fetched(_PerRequest):
     """Keys or values of each request, [1, heads, its tokens, dim]."""
 
-    def __init__(self, arrays: Iterable[Any], spans: Sequence[tuple[int, int]]) -> None:
-        super().__init__(arrays)
-        self._spans = spans
-
     def swapaxes(self, first: int, second: int) -> mx.array:
-        """Return a copy for each row, padded to the longest request, with axes swapped.
+        """Return the identity [dim, dim]: a product with it returns the queries unchanged.
 
-        Multi-head latent attention multiplies its position keys before it calls `_attention`.
+        Multi-head latent attention multiplies queries by these position keys before it calls
+        `_attention`, which multiplies those of each request instead.
         """
-        longest = max(each.shape[2] for each in self)
-        padded = [
-            mx.pad(each, [(0, 0), (0, 0), (0, longest - each.shape[2]), (0, 0)]) for each in self
-        ]
-        rows = [
-            mx.repeat(each, end - start, axis=0)
-            for each, (start, end) in zip(padded, self._spans, strict=True)
-        ]
-        return mx.concatenate(rows).swapaxes(first, second)
+        return mx.eye(self[0].shape[-1], dtype=self[0].dtype)
 
 
 class _AttentionView:
@@ -216,6 +205,7 @@ class _AttentionView:
         self.spans = spans
         self.layouts = layouts
         self.offset = positions
+        self.values = _PerRequest()  # of all requests, once they are fetched
 
     def make_mask(self, rows: int, **options: Any) -> _PerRequest | None:
         """Return the masks of all requests, None if `_attention` needs none."""
@@ -239,8 +229,8 @@ class _AttentionView:
                 self.entries, self.split(keys), self.split(values), strict=True
             )
         ]
-        keys, values = (_Fetched(each, self.spans) for each in zip(*both, strict=True))
-        return keys, values
+        keys, self.values = (_Fetched(each) for each in zip(*both, strict=True))
+        return keys, self.values
 
     def split(self, rows: mx.array) -> list[mx.array]:
         """Return each request's part of [rows, heads, 1, dim] as [1, heads, its rows, dim]."""
@@ -289,7 +279,7 @@ def _attention(
 ) -> mx.array:
     """Run attention for each request on its own keys. queries: [rows, heads, 1, dim].
 
-    mask: a `_PerRequest`, None, or scores to add, [rows, heads, 1, longest].
+    mask: a `_PerRequest`, None, or queries for scores to add; see `_Fetched.swapaxes`.
     """
     if type(cache) is not _AttentionView:
         return _plain_attention(queries, keys, values, cache, scale, mask, **options)
@@ -301,7 +291,7 @@ def _attention(
         entry, own_keys, own_values = cache.entries[index], keys[index], values[index]
         count = own_keys[0].shape[-2] if isinstance(own_keys, list | tuple) else own_keys.shape[2]
         if isinstance(mask, mx.array):
-            own_mask = _masked(own_mask, count, layout)
+            own_mask = _masked(own_mask @ cache.values[index].swapaxes(-1, -2), layout)
         elif layout.is_tree and not isinstance(own_mask, mx.array):
             own_mask = layout.mask(count)
         elif own_mask is None and rows > 1:
@@ -313,9 +303,9 @@ def _attention(
     return mx.concatenate(outputs)
 
 
-def _masked(scores: mx.array, keys: int, layout: _RowLayout) -> mx.array:
-    """Return the scores of the last rows [1, heads, rows, longest] on `keys` keys, masked."""
-    scores, rows = scores[..., :keys], scores.shape[2]
+def _masked(scores: mx.array, layout: _RowLayout) -> mx.array:
+    """Return the scores of the last rows [1, heads, rows, keys], masked."""
+    rows, keys = scores.shape[2:]
     if rows == 1:
         return scores
     lowest = mx.array(mx.finfo(scores.dtype).min, scores.dtype)
@@ -339,15 +329,12 @@ def why_not_batched(model: Any, kv_bits: int | None = None) -> str | None:
     model's results depend a little on the number of rows, so that the tolerance does too.
     """
     empty = kv_cache.new_cache(model, kv_bits)
-    unknown = [
-        type(entry).__name__
-        for entry in kv_cache.leaves(empty)
-        if type(entry) not in (*_ATTENTION, ArraysCache)
-    ]
+    known = (*_ATTENTION, ArraysCache)
+    unknown = [entry for entry in kv_cache.leaves(empty) if type(entry) not in known]
     if isinstance(empty, kv_cache.SharedCache):
         return "it is split over several hosts"
     if unknown:
-        return f"its cache ({', '.join(sorted(set(unknown)))}) cannot be batched"
+        return f"its cache ({kv_cache.kinds(unknown)}) cannot be batched"
     rows = (1, 1) if kv_cache.is_recurrent(empty) else (1, 3)
     try:
         caches = [kv_cache.new_cache(model, kv_bits) for _ in _PROMPTS]

@@ -21,7 +21,6 @@ from akunu_py.engine.model.drafters import (
     MtpHead,
     PublishedDrafter,
     check_draft_model,
-    check_tokens,
     open_drafter,
     open_head,
 )
@@ -130,14 +129,6 @@ class Engine:
         values = hidden * mx.rsqrt(mx.sum(hidden * hidden) + 1e-12)
         return Embedding([float(each) for each in values.tolist()], len(tokens))
 
-    def with_draft_model(self, small: Engine) -> Engine:
-        """Return this engine with draft model `small`. Raises UsageError if its tokens differ."""
-        check_tokens(small.tokens, self.tokens)
-        needed, width = small.plan.fit.needs, small.tokens.vocabulary
-        share = needed.weights / max(1, self.plan.fit.needs.weights)
-        draft = DraftModel(small.name, small.path, small.model, width, needed, share)
-        return replace(self, draft_model=draft)
-
 
 def facts_of(engine: Engine) -> LoadedModelFacts:
     """Return the facts of a model loaded here."""
@@ -184,8 +175,7 @@ def _load(
         loading = pool.submit(TokenCodec.load, plan.name, opened.files, opened.vocabulary)
         if host_group is None:
             mx.eval(model.parameters())
-            if options.kernels == "auto":
-                own_kernels = use_kernels(model, exact=options.exact)
+            own_kernels = options.kernels == "auto" and use_kernels(model, exact=options.exact)
         else:
             model, context = host_group.start(model, plan.context_length)
             plan = replace(plan, context_length=context)
@@ -193,7 +183,7 @@ def _load(
     # The generator's graph keeps the random weights of new layers until it is evaluated.
     mx.eval(mx.random.state)
     cache = kv_cache.new_cache(model, plan.kv_bits)
-    if small is not None:
+    if isinstance(small, DraftModel):
         check_draft_model(small, tokens)
     mx.eval([each.parameters() for each in modules])
     wired.wire(opened.model, plan.wire, [opened.model, *modules], plan.fit.estimate.working)

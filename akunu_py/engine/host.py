@@ -32,7 +32,6 @@ _LAST_SAVE_S = 0.5  # time limit for saving prompt caches on shutdown
 # Of threads. With Python's 5 ms, a busy thread makes each pass 6 ms longer; with this, 1 ms.
 _SWITCH_S = 0.0005
 _CANCEL_S = 10.0  # time limit for cancelled passes to end
-_SAVE_AFTER_S = 2.0  # idle time before saving
 _WATCH_S = 5.0 if sys.platform == "darwin" else None  # only macOS reports memory pressure
 
 
@@ -50,6 +49,8 @@ class ModelHost:
     If the model's server is gone, the model is loaded again; a job without output begins again.
     """
 
+    save_after_s = 2.0  # idle time before prompt caches are saved
+
     def __init__(
         self,
         load: Callable[[], ModelLoop],  # called in the thread; after a failure retried later
@@ -58,11 +59,9 @@ class ModelHost:
         retry_s: tuple[float, float] = _RETRY_S,
         on_state: Callable[[State], None] = lambda state: None,  # called in the thread
         clock: Callable[[], float] = time.monotonic,
-        save_after_s: float = _SAVE_AFTER_S,  # idle time before prompt caches are saved
     ) -> None:
         self._load = load
         self._idle_s = idle_s
-        self._save_after_s = save_after_s
         self._retry_s = retry_s
         self._awake = SleepBlocker()
         self.on_state = on_state
@@ -269,8 +268,8 @@ class ModelHost:
         seconds: since the last work.
         """
         _busy.discard(self)
-        if seconds < self._save_after_s:
-            return self._save_after_s - seconds
+        if seconds < self.save_after_s:
+            return self.save_after_s - seconds
         if not self._is_frozen:
             self._release_memory()
         if self._save(self._wake.is_set):
@@ -441,9 +440,7 @@ class SleepBlocker:
     """Prevents idle sleep with macOS's `caffeinate` while there is work; no-op elsewhere."""
 
     def __init__(
-        self,
-        command: Sequence[str] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, command: Sequence[str] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         if command is None:
             mac = sys.platform == "darwin"
@@ -487,15 +484,11 @@ def release_memory(*, freeze: bool) -> None:
     gc.collect()
     if freeze:
         gc.freeze()
-    if "mlx.core" in sys.modules:
-        import mlx.core as mx
-
+    if (mx := sys.modules.get("mlx.core")) is not None:
         mx.clear_cache()
 
 
 def release_streams() -> None:
     """Free MLX's state for this thread, or the process may abort at exit (mlx PR 4373)."""
-    if "mlx.core" in sys.modules:
-        import mlx.core as mx
-
+    if (mx := sys.modules.get("mlx.core")) is not None:
         mx.clear_streams()

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from akunu_py.engine.events import (
-    Event,
-    Failed,
-    Finished,
-    LoadedModelFacts,
-    PrefillProgress,
-    PromptProcessed,
-    SharedPasses,
-)
+from akunu_py.engine import events
 
 if TYPE_CHECKING:  # front ends without a model never import MLX
     from akunu_py.engine.engine import Engine
@@ -29,7 +20,7 @@ class RunningJob(Protocol):
     def request(self) -> Request | None:
         """The request that runs now; a job may have several, one after the other."""
 
-    def add(self, steps: Sequence[Step]) -> Sequence[Event]:
+    def add(self, steps: Sequence[Step]) -> Sequence[events.Event]:
         """Return the events for the results of a step; the last one at the end is Finished."""
 
 
@@ -56,7 +47,7 @@ class JobHandle:
     def __init__(
         self,
         job: Job,
-        on_event: Callable[[Event], None],
+        on_event: Callable[[events.Event], None],
         client: str,
         wake: Callable[[], None],
         *,
@@ -69,7 +60,7 @@ class JobHandle:
         self.idle = idle  # runs while no other job does, which cancel it
         self._on_event = on_event
         self.wake = wake
-        self._cancelled = threading.Event()
+        self.cancelled = False
         self.ended = False
         self.has_output = False
         self.retried = False  # begun again because its server was lost
@@ -81,25 +72,21 @@ class JobHandle:
         self.running: RunningJob | None = None  # once the job began
         self.request: Request | None = None  # the scheduled one
 
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled.is_set()
-
     def cancel(self) -> None:
         """Cancel the job after its current step. Callable from any thread at any time."""
-        self._cancelled.set()
+        self.cancelled = True
         self.wake()
 
-    def deliver(self, event: Event) -> None:
+    def deliver(self, event: events.Event) -> None:
         """Deliver an event, unless the job is finished. A failing callback cancels the job."""
         if self.ended:
             return
-        self.ended = isinstance(event, Finished | Failed)
-        self.has_output |= not isinstance(event, PrefillProgress | PromptProcessed)
+        self.ended = isinstance(event, events.Finished | events.Failed)
+        self.has_output |= not isinstance(event, events.PrefillProgress | events.PromptProcessed)
         try:
             self._on_event(event)
         except Exception:  # noqa: BLE001 - a failing callback must not stop other jobs
-            self._cancelled.set()
+            self.cancelled = True
 
 
 @runtime_checkable
@@ -111,16 +98,16 @@ class ModelLoop(Protocol):
         """The loaded engine, None on a server."""
 
     @property
-    def facts(self) -> LoadedModelFacts: ...
+    def facts(self) -> events.LoadedModelFacts: ...
 
     @property
-    def shared(self) -> SharedPasses: ...
+    def shared(self) -> events.SharedPasses: ...
 
     @property
     def slots(self) -> int:
         """How many jobs may run at a time; one more may if it is short."""
 
-    def step(self, jobs: Sequence[JobHandle]) -> list[tuple[JobHandle, list[Event]]]:
+    def step(self, jobs: Sequence[JobHandle]) -> list[tuple[JobHandle, list[events.Event]]]:
         """Run one step of the running jobs, after starting the new ones; return their events.
 
         Empty if none can run before `JobHandle.wake` of one is called.

@@ -62,10 +62,6 @@ class SharedCache(list[Any]):
     def own(self) -> Cache:
         return self[: self._own]
 
-    @property
-    def stand_ins(self) -> Cache:
-        return self[self._own :]
-
     def like(self, entries: Cache) -> SharedCache:
         """Return a shared cache with these entries."""
         return SharedCache(entries[: self._own], entries[self._own :])
@@ -76,7 +72,7 @@ class SharedCache(list[Any]):
     def write_stand_ins(self, rows: int) -> None:
         """Record that a pass wrote `rows` rows: stand-ins get rows without values."""
         nothing = mx.zeros((1, 1, rows, 1))
-        for entry in leaves(self.stand_ins):
+        for entry in leaves(self[self._own :]):
             if not _is_recurrent(entry):
                 mx.async_eval(entry.update_and_fetch(nothing, nothing))
 
@@ -96,7 +92,7 @@ def no_rollback_reason(cache: Cache) -> str | None:
     unknown = [
         entry for entry in leaves(cache) if type(entry) not in _KNOWN and not _is_recurrent(entry)
     ]
-    return f"its cache ({_kinds(unknown)}) cannot be rolled back" if unknown else None
+    return f"its cache ({kinds(unknown)}) cannot be rolled back" if unknown else None
 
 
 def is_recurrent(cache: Cache) -> bool:
@@ -169,7 +165,7 @@ def checkpoint(cache: Cache, length: int) -> Checkpoint:
     """Return a checkpoint at `length` tokens, valid until the cache is trimmed below."""
     # Copy: recurrent state may be a view that would keep a large array alive.
     entries = _copied([_compact_entry(entry) for entry in leaves(cache)])
-    arrays = [part for _, part in tree_flatten(entries) if isinstance(part, mx.array)]
+    arrays = arrays_in(entries)
     mx.async_eval(arrays)  # arrays that are not launched would keep their inputs alive
     point = Checkpoint(length, entries, sum(array.nbytes for array in arrays))
     _notify(cache, "checkpoint", point)
@@ -191,7 +187,7 @@ def restore(cache: Cache, point: Checkpoint) -> None:
 def no_prompt_cache_reason(cache: Cache) -> str | None:
     """Return why mlx-lm's prompt cache files cannot hold this cache, or None."""
     unknown = [entry for entry in leaves(cache) if type(entry) not in _KNOWN]
-    return f"mlx-lm has no format for its cache ({_kinds(unknown)})" if unknown else None
+    return f"mlx-lm has no format for its cache ({kinds(unknown)})" if unknown else None
 
 
 def compact(cache: Cache) -> Cache:
@@ -237,8 +233,7 @@ def row_count(cache: Cache) -> int:
 def state_arrays(cache: Cache) -> list[mx.array]:
     """Return the arrays that a pass wrote. Evaluate them if its logits are not needed."""
     own = cache.own if isinstance(cache, SharedCache) else cache
-    parts = [part for _, part in tree_flatten([entry.state for entry in own])]
-    return [part for part in parts if isinstance(part, mx.array) and part.size]
+    return [part for part in arrays_in([entry.state for entry in own]) if part.size]
 
 
 def nbytes(cache: Cache) -> int:
@@ -254,8 +249,12 @@ def _copied(tree: Any) -> Any:
 
 
 def _arrays(cache: Cache) -> list[mx.array]:
-    parts = tree_flatten([vars(entry) for entry in leaves(cache)])
-    return [part for _, part in parts if isinstance(part, mx.array)]
+    return arrays_in([vars(entry) for entry in leaves(cache)])
+
+
+def arrays_in(tree: Any) -> list[mx.array]:
+    """Return all arrays in nested lists and dictionaries."""
+    return [part for _, part in tree_flatten(tree) if isinstance(part, mx.array)]
 
 
 def _compact(entry: Any) -> Any:
@@ -289,7 +288,7 @@ def _quantized(model: Any, cache: Cache, bits: int) -> Cache:
         model(rows, cache=trial)
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         raise UsageError(
-            f"the cache of this model ({_kinds(cache)}) cannot be quantized: "
+            f"the cache of this model ({kinds(cache)}) cannot be quantized: "
             f"{one_line(error, 80)}; leave out --kv-bits"
         ) from error
     return made
@@ -317,7 +316,8 @@ def leaves(cache: Cache) -> list[Any]:
     return found
 
 
-def _kinds(entries: Cache) -> str:
+def kinds(entries: Cache) -> str:
+    """Return the class names of entries."""
     return ", ".join(sorted({type(entry).__name__ for entry in entries}))
 
 

@@ -5,6 +5,7 @@ Importing MLX takes a second, so it waits until the model is found.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -72,11 +73,11 @@ def load_stored(
     options = with_settings(options, settings)
     if options.hosts:
         return _load_partitioned(options.hosts, found, options)
+    load = partial(Engine.load, found.path, options, name=found.name)
     if options.draft_model:
-        draft_model = _draft_model(options.draft_model)
-        return Engine.load(found.path, options, name=found.name, draft_model=draft_model)
+        return load(draft_model=_draft_model(options.draft_model))
     default = found.drafter or settings.draft_model if options.draft_model is None else ""
-    return _load_with_default_draft_model(found, options, default)
+    return _load_with_default_draft_model(load, found.path, default)
 
 
 def _load_partitioned(hosts: str, found: model_store.StoredModel, options: LoadOptions) -> Engine:
@@ -97,16 +98,11 @@ def _load_partitioned(hosts: str, found: model_store.StoredModel, options: LoadO
     return engine
 
 
-def _load_with_default_draft_model(
-    found: model_store.StoredModel, options: LoadOptions, default: str
-) -> Engine:
+def _load_with_default_draft_model(load: Callable[..., Engine], path: Path, default: str) -> Engine:
     """Load with the draft model of the settings; if that fails, load without it and note why."""
-    from akunu_py.engine.engine import Engine
-
-    load = partial(Engine.load, found.path, options, name=found.name)
     try:
         small = _draft_model(default) if default else None
-        return load() if small is None or small[1] == found.path else load(draft_model=small)
+        return load() if small is None or small[1] == path else load(draft_model=small)
     except (UsageError, UnknownModel, DamagedModel, UnsupportedModel, DoesNotFit) as error:
         engine = load()
         fit = engine.plan.fit

@@ -21,6 +21,7 @@ from akunu_py.engine.prefill import release_under_pressure
 from akunu_py.engine.request import Request, Status, Step
 from akunu_py.engine.runner import ModelRunner, Results
 from akunu_py.engine.scheduler import Scheduler
+from akunu_py.engine.target import Target
 from akunu_py.types import Answer, GenerateOptions
 
 DEFAULT_SLOTS = 16
@@ -36,7 +37,6 @@ class StepLoop:
         slots: int = DEFAULT_SLOTS,
         *,
         clock: Callable[[], float] = time.perf_counter,
-        scheduler: Scheduler | None = None,
         **options: Any,
     ) -> None:
         """learned: what to learn into. slots: for `ModelHost`. options: of `ModelRunner`."""
@@ -45,7 +45,7 @@ class StepLoop:
         self.slots = slots
         self.runner = ModelRunner(engine, self.learned, **options)
         self._clock = clock
-        self._scheduler = scheduler or Scheduler(clock)
+        self.scheduler = Scheduler(clock)
         self._threads = ThreadPoolExecutor(thread_name_prefix="prepare")
 
     @property
@@ -60,7 +60,7 @@ class StepLoop:
 
     @property
     def shared(self) -> SharedPasses:
-        return SharedPasses(self.runner.shared_passes, self.runner.shared_requests)
+        return self.runner.shared
 
     # Requests
 
@@ -72,7 +72,7 @@ class StepLoop:
         stable: int | None = None,
     ) -> Request:
         """Return a new request; see `Request`, also for errors."""
-        target = self.runner.new_target()
+        target = Target(self.engine.model, self.engine.plan.kv_bits, self.runner.caches)
         return Request(self.engine, target, prompt, options, draft_context, stable)
 
     def answer(
@@ -101,7 +101,7 @@ class StepLoop:
                     raise results
                 yield from results
         finally:
-            self.close_request(request)
+            self.runner.close(request)
 
     def advance(self, requests: Sequence[Request]) -> dict[Request, Results]:
         """Run a step of the requests that the scheduler chooses; return their results.
@@ -118,21 +118,17 @@ class StepLoop:
                 ready.append(each)
         ready = ready or list(requests[:1])
         rate = self.runner.curve.prefill_rate
-        plan = self._scheduler.schedule(ready, self.runner.sharing(ready), rate)
+        plan = self.scheduler.schedule(ready, self.runner.sharing(ready), rate)
         for each in plan.requests:
             each.begun = True
         started = self._clock()
         results = self.runner.run(plan, crowded)
-        self._scheduler.charge(plan, self._clock() - started)
+        self.scheduler.charge(plan, self._clock() - started)
         return dict(zip(plan.requests, results, strict=True))
-
-    def close_request(self, request: Request) -> None:
-        """End an answer between two steps and keep the prefilled tokens."""
-        self.runner.close(request)
 
     def reach(self, prompt: Sequence[int]) -> int:
         """Return how many tokens of `prompt` need no prefill."""
-        return self.runner.new_target().reach(prompt)
+        return self.runner.caches.best(prompt)[0]
 
     # Jobs
 
@@ -194,7 +190,7 @@ class StepLoop:
             events = [Failed(error)]
         if events and isinstance(events[-1], Finished | Failed):
             if job.request is not None:
-                self.close_request(job.request)
+                self.runner.close(job.request)
         elif job.running.request is not job.request:
             self._admit(job, jobs)
         return events

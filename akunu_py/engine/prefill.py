@@ -83,7 +83,7 @@ class _Chunk:
 
 def prefill(
     target: Target,
-    sizes: ChunkSizes | None = None,
+    sizes: ChunkSizes,
     meanwhile: Callable[[int], None] = lambda launched: None,
 ) -> Generator[int]:
     """Prefill the pending tokens except `target.prompt_tail`, with checkpoints.
@@ -92,7 +92,6 @@ def prefill(
     keeps them. `sizes.seconds` may change between yields; while it is set, no chunk is running at a
     yield. meanwhile: called during a chunk with the number of tokens up to its end.
     """
-    sizes = sizes or ChunkSizes()
     read = launched = timed = 0
     under_way: _Chunk | None = None
     started = 0.0
@@ -123,9 +122,9 @@ def prefill(
 
 def _next_size(target: Target, sizes: ChunkSizes) -> int:
     """Return the number of tokens of the next chunk, 0 if only the tail is left."""
-    left = max(0, len(target.pending) - target.prompt_tail)
-    mark = target.history.to_next_mark
-    return min(left, sizes.next(), left if mark is None else mark)
+    left, length = max(0, len(target.pending) - target.prompt_tail), len(target.tokens)
+    to_marks = (mark - length for mark in target.history.marks if mark > length)
+    return min(left, sizes.next(), *to_marks)
 
 
 def _is_place(history: TokenHistory) -> bool:
@@ -171,33 +170,29 @@ def release_under_pressure(caches: PromptCaches) -> None:
         mx.clear_cache()
 
 
-def make_room(engine: Engine, target: Target, prompt: Sequence[int], max_tokens: int) -> None:
+def make_room(engine: Engine, caches: PromptCaches, prompt: Sequence[int], max_tokens: int) -> None:
     """Make room for the KV cache of `prompt` and an answer by evicting other histories.
 
     Raises DoesNotFit, with what would fit, if that is not enough and the engine is not forced.
     """
-    caches = target.caches
     release_under_pressure(caches)
     context = engine.plan.context_length
-    cached = target.reach(prompt)
+    cached, best = caches.best(prompt)
     fewest = min(len(prompt) + min(max_tokens, _LEAST_ANSWER), context)
     least = _growth(engine, fewest, cached)
     longest = min(len(prompt) + max_tokens, context)
     most = _growth(engine, longest, cached) + checkpoint_bytes(engine, longest)
     if (left := device.memory_left(engine.plan.memory_limit)) >= most:
         return
-    asked_for = target.best(prompt) if cached >= MIN_CACHED else None
-    caches.make_room(max(0, caches.limit - caches.nbytes) + most - left, asked_for)
+    protected = best if cached >= MIN_CACHED else None
+    caches.make_room(max(0, caches.limit - caches.nbytes) + most - left, protected)
     mx.clear_cache()
     left = device.memory_left(engine.plan.memory_limit)
     if left >= least or engine.plan.forced:
         return
-    held = target.history.nbytes + caches.nbytes
-    if left + held < _growth(engine, fewest, 0):
+    if left + caches.nbytes < _growth(engine, fewest, 0):
         raise DoesNotFit(_refusal(engine, len(prompt), cached, least, left))
-    caches.record_eviction(target.history)
-    target.reset()  # it holds more besides the prompt than it shares with it
-    caches.make_room(caches.limit)
+    caches.make_room(caches.limit)  # the best history has more other tokens than it shares
     mx.clear_cache()
 
 

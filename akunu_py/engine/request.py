@@ -5,13 +5,14 @@ because MLX's streams are thread-local; only `cancel` may be called from others.
 """
 
 import enum
-import threading
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 
+from akunu_py.engine import kv_cache
 from akunu_py.engine.constraint.answer_limits import answer_rules, forced_end
 from akunu_py.engine.drafters.drafter import TrackedDrafter, check_mode
 from akunu_py.engine.engine import Engine
@@ -20,7 +21,7 @@ from akunu_py.engine.model.token_ids import first_invalid
 from akunu_py.engine.sampling import LogprobSampler, Sampler
 from akunu_py.engine.target import Target
 from akunu_py.engine.text.stream_decoder import StreamDecoder
-from akunu_py.errors import DamagedModel, EmptyPrompt, PromptTooLong, UsageError
+from akunu_py.errors import DamagedModel, PromptTooLong, UsageError
 from akunu_py.ngram.planner import SharedPass
 from akunu_py.ngram.token_tree import TokenTree
 from akunu_py.types import (
@@ -76,7 +77,7 @@ class Request:
         """prompt: token ids. draft_context: token sequences to draft from, without prefill.
 
         target: an empty one. stable: length of the prefix that the next prompt will share, if
-        known. Raises EmptyPrompt, PromptTooLong, DamagedModel or UsageError.
+        known. Raises PromptTooLong, DamagedModel or UsageError.
         """
         if options.stop_tokens:
             stop_tokens = engine.tokens.stop_tokens.union(options.stop_tokens)
@@ -118,7 +119,7 @@ class Request:
         target.constraint, self.guide = answer_rules(engine.tokens, options, self.prompt)
         self.room = engine.plan.context_length - len(self.prompt)
         self.tokens_left = min(options.max_tokens, self.room)
-        self._cancelled = threading.Event()
+        self.cancelled = False
         self._forced = 0  # tokens at the end of the last pass that were not sampled
         self.stale = False  # the launched passes follow a token that is not part of the answer
         self._complete = False  # a stop token, or no tokens left
@@ -141,15 +142,11 @@ class Request:
     @property
     def stop_sequence(self) -> str:
         """The stop sequence that ended the answer, or ""."""
-        return "" if self.finish_reason == "cancelled" else self._decoder.stop_sequence
+        return "" if self.finish_reason == "cancelled" else self._decoder.stop.found
 
     def cancel(self) -> None:
         """End the answer after the current pass. Callable from any thread."""
-        self._cancelled.set()
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled.is_set()
+        self.cancelled = True
 
     @property
     def is_running(self) -> bool:
@@ -197,7 +194,7 @@ class Request:
     @property
     def ends(self) -> bool:
         """Whether no pass follows."""
-        return bool(self.cancelled or self._complete or self._loops or self._decoder.stop_sequence)
+        return bool(self.cancelled or self._complete or self._loops or self._decoder.stop.found)
 
     @property
     def answer(self) -> Answer:
@@ -253,7 +250,7 @@ class Request:
             stop = self.engine.tokens.stop_tokens
             chosen = piece.tokens[: min(used, len(piece.tokens) - self._forced)]
             shown = [token for token in chosen if token not in stop]
-            last = [*self.prompt[-1:], *self.tokens][-1]
+            last = (self.tokens or self.prompt)[-1]
             position = len(self.prompt) + len(self.tokens)
             self.logprobs += self.logprob_sampler.pop_logprobs(position, shown, last)
         before = len(self.tokens)
@@ -325,7 +322,7 @@ class Request:
             rows = [*range(pending), *[pending + node for node in path]]
             target.move_rows(written, rows)
         if kept < written:
-            kept = target.roll_back(done.before, written, kept)
+            kept = kv_cache.roll_back(target.cache, done.before, written, kept)
         target.commit(tokens, kept)
 
     def _append(self, decoded: TextPiece) -> TextPiece:
@@ -335,7 +332,7 @@ class Request:
 
     def _reason(self) -> FinishReason:
         last = self.tokens[-1] if self.tokens else -1
-        if self._decoder.stop_sequence or self._is_last(last):
+        if self._decoder.stop.found or self._is_last(last):
             return "stop"
         if len(self.tokens) == self.options.max_tokens:
             return "length"
@@ -347,18 +344,12 @@ class Request:
 def repeats(tokens: Sequence[int]) -> bool:
     """Return whether the last tokens are one block again and again.
 
-    They are at least _LOOP_TOKENS tokens and _LOOP_BLOCKS blocks. The block's length is the period
-    of the reversed text, by the failure function of Knuth, Morris and Pratt (1977).
+    They are at least _LOOP_TOKENS tokens and _LOOP_BLOCKS blocks.
     """
-    last = tokens[: -_LOOP_BLOCKS * _LONGEST_BLOCK - 1 : -1]
-    failure, length = [0] * len(last), 0
-    for place in range(1, len(last)):
-        while length and last[place] != last[length]:
-            length = failure[length - 1]
-        length += last[place] == last[length]
-        failure[place] = length
-        span = place + 1
-        if span >= max(_LOOP_TOKENS, _LOOP_BLOCKS * (span - length)):
+    last = array("q", tokens[-_LOOP_BLOCKS * _LONGEST_BLOCK :])  # compares faster than a list
+    for block in range(1, _LONGEST_BLOCK + 1):
+        span = max(_LOOP_TOKENS, _LOOP_BLOCKS * block)
+        if span <= len(last) and last[-span:-block] == last[block - span :]:
             return True
     return False
 
@@ -378,7 +369,7 @@ def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> N
             f"draft_tokens must be at least 1, got {options.draft_tokens}; for none use --draft off"
         )
     if not prompt:
-        raise EmptyPrompt("the prompt is empty; give a text to answer")
+        raise UsageError("the prompt is empty; give a text to answer")
     if (at := first_invalid(prompt, engine.tokens.vocabulary)) is not None:
         raise DamagedModel(
             f"the tokenizer of {engine.name} has token id {prompt[at]}, but its weights have only "

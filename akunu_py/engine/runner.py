@@ -4,17 +4,18 @@ A decode pass drafts, verifies, accepts and rolls back: speculative decoding aft
 (2023), section 2. The output is exactly that of plain decoding (see `sampling` for temperatures).
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from functools import partial
 
 import mlx.core as mx
 
-from akunu_py.engine import batched_pass
+from akunu_py.engine import batched_pass, kv_cache
 from akunu_py.engine.drafters.drafter import DrafterPool
 from akunu_py.engine.drafters.learned_state import UnsavedState
 from akunu_py.engine.engine import Engine
-from akunu_py.engine.events import PrefillProgress
+from akunu_py.engine.events import PrefillProgress, SharedPasses
 from akunu_py.engine.histories.history import Owner
 from akunu_py.engine.histories.memory import PromptCaches
 from akunu_py.engine.histories.prompt_cache_store import DiskPromptCaches
@@ -29,7 +30,6 @@ from akunu_py.engine.prefill import (
 from akunu_py.engine.request import DecodePass, Request, Status, Step
 from akunu_py.engine.sampling import sample_together
 from akunu_py.engine.scheduler import StepPlan
-from akunu_py.engine.target import Target
 from akunu_py.errors import DoesNotFit
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
 from akunu_py.ngram.planner import JointPlanner, SharedPass, best_draft
@@ -38,6 +38,7 @@ from akunu_py.types import NotCached, PassCosts, Piece, TextPiece
 _RESERVED_TOKENS = 1024  # answer tokens that memory is reserved for at once
 _FEW = 64  # pending prompt tokens that join the first decode pass instead of a prefill pass
 _MAX_PENDING = 8  # with more pending tokens a pass has no draft
+TREES_BEFORE_TRIAL = 32  # token trees that a process forgoes before the trial of `can_batch`
 _CLEAR_EVERY = 256  # passes between clearing MLX's buffer cache, as in mlx-lm
 
 Results = list[Step] | Exception
@@ -47,6 +48,7 @@ class ModelRunner:
     """Advances the requests to one model, with its drafters and prompt caches."""
 
     _needs_trial = False  # run the trial of `can_batch` before the next pass
+    _forgone_trees = 0  # before that trial
 
     def __init__(
         self,
@@ -74,11 +76,7 @@ class ModelRunner:
         self._joint: batched_pass.Joint = {}  # recurrent states of the last shared pass
         self._drafts_pay = False  # read the launched pass first, so that the next one has drafts
         self._passes = 0
-        self.shared_passes = self.shared_requests = 0  # so far, and the requests in them
-
-    def new_target(self) -> Target:
-        """Return the model with an empty history, for a new request."""
-        return Target(self._engine.model, self._engine.plan.kv_bits, self.caches)
+        self.shared = SharedPasses()
 
     def can_batch(self) -> bool:
         """Return whether passes can have rows of several requests, or of a token tree.
@@ -96,9 +94,12 @@ class ModelRunner:
         return self.not_batched is None
 
     def _can_branch(self) -> bool:
-        """Return `can_batch`, or False before its trial, which then precedes the next pass."""
-        self._needs_trial = self._planner is None
-        return not self._needs_trial and self.can_batch()
+        """Return `can_batch`, or False before its trial, which costs more than a few trees save."""
+        if self._planner is not None:
+            return self.can_batch()
+        self._forgone_trees += 1
+        self._needs_trial = self._forgone_trees >= TREES_BEFORE_TRIAL
+        return False
 
     def sharing(self, requests: Sequence[Request]) -> list[Request]:
         """Return the requests whose next decode pass is shared, none if that is impossible."""
@@ -211,7 +212,8 @@ class ModelRunner:
         if request.waits_for is None:
             request.started = time.perf_counter()
             target.owner = Owner(options.conversation, time.time(), options.may_store)
-            request.drafter = self.drafters.take(target, options, request.prompt)
+            context = request.draft_context
+            request.drafter = self.drafters.take(target, options, request.prompt, context)
             request.has_drafter = True
             elsewhere = target.find_concurrent_prefill(request.prompt)
             request.waits_for = [] if elsewhere is None else [elsewhere]
@@ -220,7 +222,10 @@ class ModelRunner:
             if request.waits_for[0]():
                 return [self._progress(request, 0)]
             del request.waits_for[0]
-        self._begin_prefill(request)
+        if not request.answering:  # else it waited for memory, and prefills evicted tokens again
+            make_room(self._engine, self.caches, request.prompt, self._to_reserve(request))
+        request.cached, request.prefill_end = 0, len(request.prompt) + len(request.tokens)
+        request.chunks = self._chunks(request)
         request.status = Status.PREFILLING
         return self._prefill(request)
 
@@ -228,16 +233,6 @@ class ModelRunner:
         if request.answering:  # the client knows that the prompt is processed
             return TextPiece("", Piece(()))
         return PrefillProgress(done, request.prefill_end or len(request.prompt))
-
-    def _begin_prefill(self, request: Request) -> None:
-        """Make room in memory, and begin the steps of the prefill.
-
-        A request that waited for memory prefills evicted tokens again.
-        """
-        if not request.answering:
-            make_room(self._engine, request.target, request.prompt, self._to_reserve(request))
-        request.cached, request.prefill_end = 0, len(request.prompt) + len(request.tokens)
-        request.chunks = self._chunks(request)
 
     def _chunks(self, request: Request) -> Generator[int | None]:
         """Reuse the longest cached prefix, in memory or on disk, and prefill the rest.
@@ -276,7 +271,7 @@ class ModelRunner:
         target, prompt = request.target, request.prompt
         if not request.options.may_store or self.disk_caches is None:
             return 0, ""
-        reached = target.reach_anywhere(prompt)
+        reached, _ = self.caches.best(prompt, in_use=True)
         target.history.pending = list(prompt)  # requests with the same prefix wait for it
         read = self.disk_caches.read(prompt, reached, self.caches, target.history)
         history, tokens, missing = yield from read
@@ -284,11 +279,9 @@ class ModelRunner:
             target.adopt(history)
         return tokens, missing
 
-    def _follow(self, request: Request, known: int | None = None) -> None:
-        """Let the drafter learn the prompt, or its first `known` tokens."""
-        self.drafters.follow(
-            request.drafter, request.options, request.prompt, known, request.draft_context
-        )
+    def _follow(self, request: Request, known: int) -> None:
+        """Let the drafter learn the first `known` tokens of the prompt."""
+        self.drafters.follow(request.drafter, request.options, request.prompt, known)
 
     def _prefill(self, request: Request) -> list[Step]:
         """Go on to the next chunk; after the last one, begin to decode.
@@ -303,9 +296,9 @@ class ModelRunner:
             request.status = Status.DECODING
             request.limit = self._to_reserve(request)
             if not request.answering:
-                self._follow(request)
-                request.drafter.set_guide(request.guide)
-                request.drafter.allow_branches(self._can_branch if request.can_branch else None)
+                self._follow(request, len(request.prompt))
+                can_branch = self._can_branch if request.can_branch else None
+                request.drafter.begin_answer(request.guide, can_branch)
         return [progress]
 
     def _reserve_more(self, request: Request, *, crowded: bool) -> None:
@@ -314,8 +307,8 @@ class ModelRunner:
         if not crowded and self._has_room(request):
             self.caches.reserve(self._needed(request), request.target.history)
             request.limit = self._to_reserve(request)
-            return
-        self._prefill_again(request)
+        else:
+            self._prefill_again(request)
 
     def _prefill_again(self, request: Request) -> None:
         """Give the history to the prompt caches, and wait; what they evict is prefilled again."""
@@ -361,7 +354,7 @@ class ModelRunner:
                 self._launch(requests, drafts)
                 running = list(requests)
             self._launch_ahead(requests, running, alone=alone)
-            self._wait_for(running)
+            mx.eval([each.launched[0].sampled for each in running])
             started, self._last = self._last, requests[0].target.clock()
             pieces = self._accept(running, self._last - started)
             self._launch_next(requests, alone=alone)
@@ -376,20 +369,22 @@ class ModelRunner:
     def _drafts(self, requests: Sequence[Request], *, alone: bool) -> list[list[int]]:
         """Return the draft tokens of each request for the next pass."""
         if len(requests) == 1:
-            return [self._propose(requests[0], requests[0].limit, alone=alone)]
+            return [self._propose(requests[0], alone=alone)]
         lengths = self._joint_lengths(requests, alone=alone)
         return [
             each.in_vocabulary(each.drafter.take(length)) if each.answering else []
             for each, length in zip(requests, lengths, strict=True)
         ]
 
-    def _propose(
-        self, request: Request, limit: int, *, alone: bool, ahead: bool = False
-    ) -> list[int]:
-        """Return a draft for a pass of one request, which yields at most `limit` tokens."""
+    def _propose(self, request: Request, *, alone: bool, ahead: bool = False) -> list[int]:
+        """Return a draft for a pass of one request."""
         if not request.answering:
             return []
-        room = limit - 1 if _has_few_pending(request) else 0
+        room = max(0, _room(request) - ahead)
+        if (exact := self._engine.exact) is not None:
+            context, pending = len(request.target.tokens), len(request.target.pending)
+            rows = min(exact.at(context + more) for more in (0, 2 * ahead))
+            room = max(0, min(room, rows - max(1, pending)))
         request.drafter.allow_pipelining(alone)
         return request.in_vocabulary(request.drafter.propose(room, ahead=ahead))
 
@@ -402,7 +397,7 @@ class ModelRunner:
         rows = sum(len(each.target.pending) for each in requests)
         pipelined = alone and all(each.target.constraint is None for each in requests)
         known = None
-        if any(each.drafter.neural for each in requests):
+        if any(each.drafter.neural or each.guide is not None for each in requests):
             known = planner.pass_costs(len(requests), rows, context, pipelined=pipelined)
         offers = [_offer(each, known) for each in requests]
         return planner.lengths(offers, rows, context, pipelined=pipelined)
@@ -437,7 +432,7 @@ class ModelRunner:
             # A step that was launched ahead has no draft, because its history was not known.
             drafted: list[int] = []
             if first.launched[0].ahead:
-                drafted = self._propose(first, first.limit - 1, alone=True, ahead=True)
+                drafted = self._propose(first, alone=True, ahead=True)
             if drafted or first.drafter.pipelines:
                 self._launch([first], [drafted], ahead=True)
 
@@ -470,7 +465,7 @@ class ModelRunner:
                 sampled = each.launched[0].sampled
                 rows = mx.concatenate([sampled, rows]) if drafted else sampled
             # Holding the state would prevent in-place writes of plain steps.
-            before = each.target.pass_state() if drafted else None
+            before = kv_cache.pass_state(each.target.cache) if drafted else None
             passes.append(DecodePass(drafted, before, follows, rows, rows))
             parts.append(each.target.part(rows, drafted))
         logits = batched_pass.run(self._engine.model, parts, self._joint)
@@ -499,28 +494,27 @@ class ModelRunner:
             drafting=0.0 if ahead else sum(each.drafter.drafting_cost for each in requests),
         )
 
-    def _wait_for(self, running: Sequence[Request]) -> None:
-        """Wait for the launched pass."""
-        mx.eval([each.launched[0].sampled for each in running])
-
     def _accept(self, running: Sequence[Request], seconds: float) -> dict[Request, Piece]:
         """Accept the tokens of the launched pass, and learn its cost."""
         passes = [each.launched[0] for each in running]
+        # Launching a pass may wait for most of it: on a CPU, or with many commands. So the first of
+        # several pipelined passes seems slow, and the second one quick.
+        is_steady = passes[0].ahead == any(len(each.launched) > 1 for each in running)
+        timed = seconds if is_steady else math.nan
         pieces = dict[Request, Piece]()
         for each, done in zip(running, passes, strict=True):
             answering, rows = each.answering, len(each.target.pending) + len(done.drafted)
             piece = pieces[each] = each.accept(seconds)
             if len(running) == 1 and done.shared is None and answering:
                 drafted, pipelined = len(done.drafted), done.ahead
-                each.drafter.observe(drafted, piece.accepted, rows, seconds, pipelined=pipelined)
+                each.drafter.observe(drafted, piece.accepted, rows, timed, pipelined=pipelined)
             each.drafter.extend(piece.tokens)
         shared = passes[0].shared
         same = all(each.shared is shared for each in passes)
         if shared is not None and same and shared.requests == len(running):
-            self.shared_passes += 1
-            self.shared_requests += len(running)
+            self.shared += SharedPasses(1, len(running))
             assert self._planner is not None
-            self._planner.observe(shared, sum(len(p.tokens) for p in pieces.values()), seconds)
+            self._planner.observe(shared, sum(len(p.tokens) for p in pieces.values()), timed)
         self._passes += 1
         if self._passes % _CLEAR_EVERY == 0:
             mx.clear_cache()
@@ -547,12 +541,8 @@ def _offer(request: Request, known: PassCosts | None = None) -> list[float]:
 
 def _room(request: Request) -> int:
     """Return the maximum number of draft tokens in the next pass."""
-    may_draft = request.answering and _has_few_pending(request)
+    may_draft = request.answering and len(request.target.pending) <= _MAX_PENDING
     return request.limit - 1 if may_draft else 0
-
-
-def _has_few_pending(request: Request) -> bool:
-    return len(request.target.pending) <= _MAX_PENDING
 
 
 def _context(requests: Sequence[Request]) -> int:

@@ -12,14 +12,13 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from akunu_py.engine.model.token_ids import in_vocabulary
 from akunu_py.errors import UsageError
 from akunu_py.types import SamplingOptions, TokenLogprobs
 
@@ -37,11 +36,8 @@ class Sampler:
         _check_ranges(options)
         self.options = options
         self.seed = secrets.randbits(32) if options.seed is None else options.seed
-        self._penalizes = (
-            options.repetition_penalty != 1
-            or options.presence_penalty != 0
-            or options.frequency_penalty != 0
-        )
+        penalties = options.presence_penalty, options.frequency_penalty
+        self._penalizes = options.repetition_penalty != 1 or any(penalties)
         self._cached_offsets: mx.array | None = None  # [vocab]; see `_logit_offsets`
         self._candidates = top_p_candidates(options)
         self._is_exact = options.lenience == 1 and not options.typical
@@ -121,10 +117,12 @@ class Sampler:
         if self._cached_offsets is None or self._cached_offsets.shape[0] != vocabulary:
             bias, allowed = dict(self.options.logit_bias), self.options.allowed_tokens
             offsets = [-math.inf if allowed else 0.0] * vocabulary
-            for token in in_vocabulary(allowed, vocabulary):
-                offsets[token] = 0.0
-            for token in in_vocabulary(list(bias), vocabulary):
-                offsets[token] += bias[token]
+            for token in allowed:
+                if 0 <= token < vocabulary:
+                    offsets[token] = 0.0
+            for token, offset in bias.items():
+                if 0 <= token < vocabulary:
+                    offsets[token] += offset
             self._cached_offsets = mx.array(offsets)
         return self._cached_offsets
 
@@ -142,10 +140,8 @@ class RowsToSample:
     @property
     def keys(self) -> list[tuple[int, int]]:
         """The random key of each row."""
-        sampler, position = self.sampler, self.position
-        if self.depths:
-            return [(sampler.seed, position + depth) for depth in self.depths]
-        return sampler.keys(position, self.logits.shape[0])
+        depths = self.depths or range(self.logits.shape[0])
+        return [(self.sampler.seed, self.position + depth) for depth in depths]
 
 
 def sample_together(parts: Sequence[RowsToSample]) -> list[mx.array]:
@@ -327,17 +323,8 @@ def _check_ranges(options: SamplingOptions) -> None:
 _MIN_LOGPROB = -9999.0  # for forbidden tokens: OpenAI's value, as JSON has no infinity
 
 
-class _PassLogprobs:
-    """The logprobs of one pass."""
-
-    def __init__(self, *arrays: mx.array) -> None:
-        self._arrays = arrays  # [rows] of sampled tokens; [rows, count] of top tokens, and theirs
-
-    @cached_property
-    def rows(self) -> list[tuple[float, list[int], list[float]]]:
-        """By row: the sampled token's logprob, the top tokens, and their logprobs."""
-        # Slicing arrays would launch work, which waits for the pass that is running by now.
-        return list(zip(*(each.tolist() for each in self._arrays), strict=True))
+# Of a pass: sampled tokens' logprobs [rows], top tokens and their logprobs [rows, count].
+_PassLogprobs = tuple[mx.array, mx.array, mx.array]
 
 
 class LogprobSampler(Sampler):
@@ -358,17 +345,17 @@ class LogprobSampler(Sampler):
         top_logprobs = mx.take_along_axis(logprobs, top, axis=-1)
         chosen = mx.take_along_axis(logprobs, sampled[:, None].astype(mx.uint32), axis=-1)[:, 0]
         mx.async_eval(chosen, top, top_logprobs)
-        made = _PassLogprobs(chosen, top, top_logprobs)
         for index in range(logits.shape[0]):
-            self._rows[position + index] = made, index
+            self._rows[position + index] = (chosen, top, top_logprobs), index
         return sampled
 
     def pop_logprobs(self, position: int, tokens: Sequence[int], last: int) -> list[TokenLogprobs]:
         """Return logprobs of `tokens`, the first at `position` after the token `last`."""
         result = []
         for number, token in enumerate(tokens):
-            made, index = self._rows.pop(position + number)
-            logprob, top, top_logprobs = made.rows[index]
+            arrays, index = self._rows.pop(position + number)
+            # Slicing arrays would launch work, which waits for the pass that is running by now.
+            logprob, top, top_logprobs = (each.tolist()[index] for each in arrays)
             ranked = sorted(zip(top, top_logprobs, strict=True), key=lambda pair: -pair[1])
             text, logprob, raw = self._entry(last, token, logprob)
             others = tuple(self._entry(last, *each) for each in ranked)
@@ -393,9 +380,4 @@ def token_bytes(piece: str) -> bytes:
     return b"".join(bytes([_BYTES[each]]) if each in _BYTES else each.encode() for each in piece)
 
 
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-# GPT-2 writes printable bytes as Latin-1, and all others as the letters from U+0100 on.
-_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
-    chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)
-}
+_BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}

@@ -17,12 +17,11 @@ from akunu_py.ngram.cost import PRIOR_PREFILL_RATE
 if TYPE_CHECKING:  # plain fields, no MLX
     from akunu_py.engine.request import Request
 
-# Prefill time of a step while another answer decodes: at least, in passes of that answer, at most.
-_CHUNK_S, _CHUNK_PASSES, _PATIENCE_S = 0.2, 2.0, 1.0
+_CHUNK_PASSES = 2.0  # prefill time of a step while another answer decodes, in its passes
 _SHORT_WEIGHT = 4.0  # a short job's share of time
 # A prompt waits for shorter ones this many seconds, plus this multiple of its prefill time.
 _LATE_S, _LATE = 2.0, 2.0
-# Limits of the prompt tokens in a shared pass, which takes about _CHUNK_S.
+# Limits of the prompt tokens in a shared pass, which takes about `chunk_s`.
 _LEAST_JOINING, _MOST_JOINING = 64, 256
 
 
@@ -40,15 +39,10 @@ class StepPlan:
 class Scheduler:
     """Plans one step after the other. Knows nothing of models."""
 
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.perf_counter,
-        chunk_s: float = _CHUNK_S,
-        patience_s: float = _PATIENCE_S,
-    ) -> None:
-        """chunk_s: time of a prefill chunk while others decode. patience_s: at most."""
+    chunk_s, patience_s = 0.2, 1.0  # time of a prefill chunk while others decode: at least, at most
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._chunk_s, self._patience_s = chunk_s, patience_s
         self._prefill_ahead_s = 0.0  # prefill time minus decode time
 
     def schedule(
@@ -87,7 +81,7 @@ class Scheduler:
 
         If `chosen` joins, its prompt always fits.
         """
-        room = min(max(_LEAST_JOINING, rate * self._chunk_s), _MOST_JOINING)
+        room = min(max(_LEAST_JOINING, rate * self.chunk_s), _MOST_JOINING)
         shared = [each for each in sharing if each.decodes]
         for each in sorted(shared, key=lambda each: (each is not chosen, each.joining_tokens)):
             room -= each.joining_tokens
@@ -124,5 +118,5 @@ class Scheduler:
     def _chunk_seconds(self, ready: Sequence[Request], chosen: Request) -> float:
         """Return the time limit of a prefill chunk: short, or a few passes of other answers."""
         passes = [each.pass_s for each in ready if each.decodes and each is not chosen]
-        most = _CHUNK_PASSES * max(passes, default=self._patience_s)
-        return min(self._patience_s, max(self._chunk_s, most))
+        most = _CHUNK_PASSES * max(passes, default=self.patience_s)
+        return min(self.patience_s, max(self.chunk_s, most))

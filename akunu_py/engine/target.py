@@ -14,7 +14,7 @@ from akunu_py.engine.constraint.masks import TokenMasks
 from akunu_py.engine.histories.history import NO_OWNER, Owner, TokenHistory
 from akunu_py.engine.histories.memory import MIN_CACHED, PromptCaches
 from akunu_py.engine.model.token_ids import common_prefix
-from akunu_py.engine.sampling import RowsToSample, Sampler, sample_together
+from akunu_py.engine.sampling import RowsToSample, Sampler
 from akunu_py.ngram.token_tree import TokenTree
 from akunu_py.types import NotCached, SamplingOptions
 
@@ -72,7 +72,7 @@ class Target:
 
     @history.setter
     def history(self, history: TokenHistory) -> None:
-        self.caches.replace_in_use(self._history, history)
+        self.caches.in_use = [*self.caches.others(self._history), history]
         self._history = history
 
     def adopt(self, history: TokenHistory) -> None:
@@ -128,10 +128,6 @@ class Target:
         if isinstance(self.cache, kv_cache.SharedCache):
             self.model.pause_workers()
 
-    def sample(self, logits: mx.array, tokens: mx.array, drafted: Sequence[int]) -> mx.array:
-        """Return the tokens [drafted + 1] sampled after a pass over `tokens`; see `to_sample`."""
-        return sample_together([self.to_sample(logits, tokens, drafted)])[0]
-
     def to_sample(
         self, logits: mx.array, tokens: mx.array, drafted: Sequence[int], *, ahead: bool = False
     ) -> RowsToSample:
@@ -161,12 +157,6 @@ class Target:
             logits = self.constraint.masked_ahead(logits)
         before = mx.array(known[-max(1, self.sampler.window) :], mx.int32)
         return self.sampler.sample_draft(logits, before, len(known), others)
-
-    def pass_state(self) -> Any:
-        return kv_cache.pass_state(self.cache)
-
-    def roll_back(self, before: Any, written: int, kept: int) -> int:
-        return kv_cache.roll_back(self.cache, before, written, kept)
 
     @staticmethod
     def clock() -> float:
@@ -218,24 +208,9 @@ class Target:
             self.history.marks = frozenset({shared[best], stable or 0} - {reached[best]})
         return reuse
 
-    def reach(self, prompt: Sequence[int]) -> int:
-        """Return how many tokens of `prompt` need no prefill."""
-        best = self.best(prompt)
-        return 0 if best is None else best.reach(best.shared(prompt))
-
-    def best(self, prompt: Sequence[int]) -> TokenHistory | None:
-        """Return the history that leaves the least of `prompt` to prefill, if there is any."""
-        histories = [*filter(None, [self._history]), *self.caches.histories()]
-        return max(histories, key=lambda each: each.reach(each.shared(prompt)), default=None)
-
-    def reach_anywhere(self, prompt: Sequence[int]) -> int:
-        """Return how many tokens of `prompt` some history has, also one of another target."""
-        histories = [self.history, *self.caches.histories(), *self.caches.in_use]
-        return max(each.reach(each.shared(prompt)) for each in histories)
-
     def find_concurrent_prefill(self, prompt: Sequence[int]) -> Callable[[], bool] | None:
         """Return a check whether another target still prefills a prefix worth waiting for."""
-        known = self.reach_anywhere(prompt)
+        known, _ = self.caches.best(prompt, in_use=True)
         for other in self.caches.others(self.history):
             whole = [*other.tokens, *other.pending]
             coming = min(common_prefix(whole, prompt), len(prompt) - 1)

@@ -1,4 +1,4 @@
-"""Probes of `quantized_rows` on this machine: the kernel is used only where it is equal and faster.
+"""Probes of the kernels on this machine: a kernel is used only where it is equal and faster.
 
 The results are kept in the cache directory, for this GPU, macOS and MLX. `akunu info` shows them.
 """
@@ -8,8 +8,10 @@ import json
 import platform
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from zlib import adler32
 
@@ -19,8 +21,8 @@ import mlx.nn as nn
 from akunu_py import paths
 from akunu_py.errors import one_line
 from akunu_py.files import read_json, write_atomically
-from akunu_py.kernels import quantized_rows
-from akunu_py.kernels.quantized_rows import ROWS, MatrixShape, Order, RowKernel
+from akunu_py.kernels import row_kernels
+from akunu_py.kernels.row_kernels import ROWS, MatrixShape, Order, mlx_product
 
 _TIMED = (2, 4, 5, 6, 8, 12, 16)  # rows; those between follow both neighbors
 _FASTER = 0.97  # of MLX's time; timings vary by less
@@ -29,6 +31,7 @@ _REPEATS = 3  # the fastest counts
 _MAX_SECONDS = 1.0  # of all probes in a load; the next load probes the rest
 _STALLING = 17  # GPU generation: on an M5, such kernels have stalled for minutes
 _MAX_FILE = 1 << 20
+_NOT_COMPILED = ("Unable to build", "Unable to load")  # in MLX's errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Probe:
     equal: tuple[int, ...] = ()  # numbers of rows that have the bits of each row alone
     times: dict[int, tuple[float, float]] = field(default_factory=dict)  # rows: MLX's s, ours
     error: str = ""
+    again: bool = False  # whether the next load probes again: memory was short, for example
 
     def rows(self, *, exact: bool) -> list[int]:
         """Return the numbers of rows to use the kernel for. exact: even if it is slower."""
@@ -49,66 +53,64 @@ class Probe:
 
 
 def why_off() -> str:
-    """Return why the kernel is never used on this machine, "" if it may be."""
+    """Return why no kernel is ever used on this machine, "" if it may be."""
     if not mx.metal.is_available() or mx.default_device() != mx.gpu:
         return "no Apple GPU"
-    found = re.search(r"_g(\d+)", _architecture())
-    name = mx.device_info().get("device_name")
+    info = mx.device_info()
+    found = re.search(r"_g(\d+)", str(info.get("architecture")))
+    name = info.get("device_name")
     if found is None:
         return f"not tested on {name}"
-    if int(found[1]) >= _STALLING:
-        return f"such kernels have stalled on {name}"
-    return ""
+    return f"such kernels have stalled on {name}" if int(found[1]) >= _STALLING else ""
 
 
 def use_kernels(model: nn.Module, *, exact: bool = False) -> bool:
-    """Let the quantized layers of `model` use the kernel; return whether any does.
+    """Let the layers of `model` use the kernels; return whether any does.
 
     exact: also where MLX is faster. Evaluate the weights before.
     """
     if why_off():
         return False
-    known, used = _load(), False
-    before, deadline = len(known), time.monotonic() + _MAX_SECONDS
+    known, used, probed = _load(), False, False
+    deadline = time.monotonic() + _MAX_SECONDS
     for shape, layers in layers_by_shape(model).items():
-        if str(shape) not in known and time.monotonic() < deadline:
-            known[str(shape)] = probe(layers, shape)
-        found = known.get(str(shape), Probe())
+        found = known.get(str(shape), Probe(again=True))
+        if found.again and time.monotonic() < deadline:
+            found = known[str(shape)] = probe(layers, shape)
+            probed = True
         rows = found.rows(exact=exact)
         if found.order is not None and rows:
             used = True
             for layer in layers:
-                quantized_rows.install(layer, RowKernel(found.order, rows))
-    if len(known) > before:
+                row_kernels.install(layer, found.order, rows)
+    if probed:
         _save(known)
     return used
 
 
 def layers_by_shape(model: nn.Module) -> dict[MatrixShape, list[nn.Module]]:
-    """Return the layers that the kernel supports."""
-    found: dict[MatrixShape, list[nn.Module]] = {}
+    """Return the layers that the kernels support."""
+    found = defaultdict[MatrixShape, list[nn.Module]](list)
     for _, module in model.named_modules():
-        shape = quantized_rows.shape_of(module)
-        if shape is not None:
-            found.setdefault(shape, []).append(module)
+        if (shape := row_kernels.shape_of(module)) is not None:
+            found[shape].append(module)
     return found
 
 
 def probe(layers: Sequence[nn.Module], shape: MatrixShape) -> Probe:
-    """Compare the kernel with MLX on the weights of layers of one shape.
+    """Compare a kernel with MLX on the weights of layers of one shape.
 
     Layers take turns in timings, so that no cache of the chip holds the weights.
     """
     noise = mx.random.normal((max(ROWS), shape.inputs), key=mx.random.key(0))
-    x = noise.astype(layers[0]["scales"].dtype)
-    multiply = quantized_rows.multiply
+    x = noise.astype(row_kernels.type_of(layers[0]))
     try:
         alone = mx.concatenate([mlx_product(layers[0], row[None]) for row in x])
 
         def equals(order: Order, rows: int) -> bool:
-            return same_bits(multiply(layers[0], x[:rows], order), alone[:rows])
+            return same_bits(row_kernels.multiply(layers[0], x[:rows], order), alone[:rows])
 
-        fitting = (each for each in quantized_rows.orders_of(shape) if equals(each, min(ROWS)))
+        fitting = (each for each in row_kernels.orders_of(shape) if equals(each, min(ROWS)))
         order = next(fitting, None)
         if order is None:
             return Probe(error="its bits differ from those of one row")
@@ -116,21 +118,14 @@ def probe(layers: Sequence[nn.Module], shape: MatrixShape) -> Probe:
         times = {
             rows: (
                 _seconds(mlx_product, layers, x[:rows]),
-                _seconds(lambda layer, some: multiply(layer, some, order), layers, x[:rows]),
+                _seconds(partial(row_kernels.multiply, order=order), layers, x[:rows]),
             )
             for rows in _TIMED
         }
     except (RuntimeError, ValueError) as error:  # of MLX: the kernel does not compile or run
-        return Probe(error=one_line(error, 120))
+        lasting = isinstance(error, ValueError) or any(each in str(error) for each in _NOT_COMPILED)
+        return Probe(error=one_line(error, 120), again=not lasting)
     return Probe(order, equal, times)
-
-
-def mlx_product(layer: nn.Module, x: mx.array) -> mx.array:
-    """Return MLX's product of `x` and the matrix of `layer`."""
-    return mx.quantized_matmul(
-        x, layer["weight"], layer["scales"], layer["biases"],
-        transpose=True, group_size=layer.group_size, bits=layer.bits,
-    )  # fmt: skip
 
 
 def same_bits(one: mx.array, other: mx.array) -> bool:
@@ -152,51 +147,44 @@ def _seconds(
 
 
 def describe() -> str:
-    """Return one line about the kernel on this machine."""
+    """Return one line about the kernels on this machine."""
     if why := why_off():
         return f"off ({why})"
     known = _load().values()
     used = [each for each in known if each.rows(exact=False)]
     if not used:
         errors = {each.error or "it is slower than MLX's" for each in known}
-        return f"off ({'; '.join(sorted(errors)) or 'no quantized model was loaded yet'})"
+        return f"off ({'; '.join(sorted(errors)) or 'no supported model was loaded yet'})"
     rates = [theirs / ours for each in used for theirs, ours in each.times.values()]
     speed = f"{min(rates):.1f} to {max(rates):.1f} times as fast as MLX's"
     return f"used for {len(used)} of {len(known)} matrix shapes, {speed}"
 
 
-def _architecture() -> str:
-    return str(mx.device_info().get("architecture", ""))
-
-
 def _machine() -> str:
     """Return what the results depend on."""
-    source = adler32(quantized_rows.SOURCE.encode())
-    return f"{_architecture()}, macOS {platform.mac_ver()[0]}, mlx {version('mlx')}, {source}"
+    source = adler32((row_kernels.QUANTIZED_SOURCE + row_kernels.DENSE_SOURCE).encode())
+    chip = mx.device_info().get("architecture")
+    return f"{chip}, macOS {platform.mac_ver()[0]}, mlx {version('mlx')}, {source}"
 
 
 def _load() -> dict[str, Probe]:
     """Return the saved results by shape; none if they are of another machine, or damaged."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        saved = read_json(paths.kernels_file(), _MAX_FILE)
         return {
             shape: Probe(
                 each["order"] and Order(*each["order"]),
                 tuple(rows for rows in ROWS if rows in each["equal"]),
                 {int(rows): (max(a, 1e-9), max(b, 1e-9)) for rows, (a, b) in each["times"].items()},
                 str(each["error"]),
+                bool(each["again"]),
             )
-            for shape, each in saved["shapes"].items()
-            if saved["machine"] == _machine()
+            for shape, each in read_json(paths.kernels_file(), _MAX_FILE)[_machine()].items()
         }
     return {}
 
 
 def _save(known: dict[str, Probe]) -> None:
-    content = {
-        "machine": _machine(),
-        "shapes": {name: asdict(each) for name, each in known.items()},
-    }
+    content = {_machine(): {name: asdict(each) for name, each in known.items()}}
     file = paths.kernels_file()
     with contextlib.suppress(OSError):  # on a full disk the next load probes again
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -79,8 +79,7 @@ def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
     )
     sampling = generate_options(fields, service, 1).sampling
     return PreparedRequest(
-        [lambda loop: _InfillRun(loop, service, request, sampling, body)],
-        short=True,
+        [lambda loop: _InfillRun(loop, service, request, sampling, body)], short=True
     )
 
 
@@ -132,7 +131,7 @@ class _InfillRun:
         if end:
             self._new += [run.text for run in self._stops.finish()]
         text, self._new = "".join(self._new), []
-        stop = self._stops.found or ""
+        stop = self._stops.found
         return [
             *events,
             *([TextDelta(text)] if text else []),
@@ -194,7 +193,8 @@ class InfillEncoder(Encoder):
     """Encodes a completion."""
 
     def __init__(self, body: InfillBody, name: str) -> None:
-        self._model, self._fields = name, body.response_fields
+        super().__init__(body, name)
+        self._fields = body.response_fields
 
     def whole(self, answers: Sequence[CollectedAnswer]) -> dict[str, Any]:
         (answer,) = answers
@@ -211,14 +211,6 @@ class InfillEncoder(Encoder):
 
 
 LLAMACPP = Dialect(
-    (
-        Endpoint(
-            "/infill",
-            InfillBody,
-            prepare_infill,
-            "Complete text at a cursor.",
-            encoder=InfillEncoder,
-        ),
-    ),
+    (Endpoint("/infill", InfillBody, prepare_infill, "Complete text at a cursor.", InfillEncoder),),
     error_body,
 )

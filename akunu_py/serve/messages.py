@@ -228,7 +228,7 @@ class MessageEncoder(Encoder):
     """Encodes a message."""
 
     def __init__(self, body: MessagesBody, name: str) -> None:
-        self._model = name
+        super().__init__(body, name)
         self._thinks = body.thinking is not None and shows_thinking(body)
         self._prompt = 0  # known prompt tokens
         self._started = False
@@ -478,11 +478,7 @@ class CountBody(PromptBody):
 MESSAGES = Dialect(
     (
         Endpoint(
-            "/v1/messages",
-            MessagesBody,
-            prepare_message,
-            "Answer a conversation.",
-            encoder=MessageEncoder,
+            "/v1/messages", MessagesBody, prepare_message, "Answer a conversation.", MessageEncoder
         ),
         Endpoint("/v1/messages/count_tokens", CountBody, count_tokens, "Count prompt tokens."),
     ),

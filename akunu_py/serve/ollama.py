@@ -38,13 +38,7 @@ from akunu_py.serve.dialect.interface import (
 )
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.dialect.service import Embedder, Service
-from akunu_py.serve.openai import (
-    ChatTool,
-    EmbeddingsBody,
-    chat_logprobs,
-    embeddings,
-    tools_of,
-)
+from akunu_py.serve.openai import ChatTool, EmbeddingsBody, chat_logprobs, embeddings, tools_of
 from akunu_py.types import GenerateOptions, Message, TokenLogprobs, ToolCall
 
 
@@ -140,7 +134,7 @@ def prepare_chat(body: OllamaChatBody, service: Service) -> PreparedRequest | Ma
     Raises RequestError.
     """
     if not body.messages:  # the client only loads the model
-        return _loaded(body, OllamaEncoder(service.name, chat=True))
+        return _loaded(body, service)
     messages = messages_of(body.messages)
     service.check_length(messages)
     thinking = plan_thinking(body, service)
@@ -158,7 +152,7 @@ def prepare_generate(
     Raises RequestError.
     """
     if not (body.prompt or body.images):
-        return _loaded(body, OllamaEncoder(service.name, chat=False))
+        return _loaded(body, service)
     engine = service.engine
     if not body.suffix:
         service.check_length([body.system, body.prompt])
@@ -190,8 +184,9 @@ def _prepared(job: Job, body: OllamaBody, thinking: ThinkingPlan) -> PreparedReq
     return PreparedRequest([job], shows_thinking=thinking.shown and body.think is not False)
 
 
-def _loaded(body: OllamaBody, encoder: OllamaEncoder) -> Mapping[str, Any]:
+def _loaded(body: OllamaBody, service: Service) -> Mapping[str, Any]:
     """Return the reply to a request without a prompt, which loads or unloads the model."""
+    encoder = OllamaEncoder(body, service.name)
     return encoder.line(done=True, done_reason="unload" if body.unloads else "load")
 
 
@@ -242,9 +237,10 @@ class OllamaEncoder(Encoder):
 
     media_type: ClassVar[str] = "application/x-ndjson"
 
-    def __init__(self, name: str, *, chat: bool) -> None:
-        """name: the model's. chat: the text is in a message."""
-        self._model, self._chat, self._started = name, chat, time.monotonic()
+    def __init__(self, body: OllamaBody, name: str) -> None:
+        super().__init__(body, name)
+        self._started = time.monotonic()
+        self._chat = isinstance(body, OllamaChatBody)  # the text is in a message
         self._held = CollectedAnswer()  # calls and logprobs for the next line
 
     def whole(self, answers: Sequence[CollectedAnswer]) -> dict[str, Any]:
@@ -357,17 +353,21 @@ OLLAMA = Dialect(
             OllamaChatBody,
             prepare_chat,
             "Answer a conversation, for Ollama.",
-            encoder=lambda body, name: OllamaEncoder(name, chat=True),
+            OllamaEncoder,
         ),
         Endpoint(
             "/api/generate",
             OllamaGenerateBody,
             prepare_generate,
             "Continue, for Ollama.",
-            encoder=lambda body, name: OllamaEncoder(name, chat=False),
+            OllamaEncoder,
         ),
-        Endpoint("/api/embed", OllamaEmbedBody, embed, "Embed texts, for Ollama.", "embedder"),
-        Endpoint("/api/show", OllamaShowBody, show, "Describe a model, for Ollama.", "description"),
+        Endpoint(
+            "/api/embed", OllamaEmbedBody, embed, "Embed texts, for Ollama.", needs="embedder"
+        ),
+        Endpoint(
+            "/api/show", OllamaShowBody, show, "Describe a model, for Ollama.", needs="description"
+        ),
     ),
     error_body,
 )

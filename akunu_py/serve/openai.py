@@ -24,15 +24,14 @@ from akunu_py.serve.dialect.bodies import (
     RefusalPart,
 )
 from akunu_py.serve.dialect.fields import (
-    JSON_OBJECT,
     SamplingBody,
     TokenLimit,
     ToolChoiceField,
     choice_options,
     choose_tools,
+    format_constraint,
     generate_options,
     plan_thinking,
-    schema_constraint,
 )
 from akunu_py.serve.dialect.interface import (
     DONE,
@@ -65,7 +64,8 @@ class ChunkEncoder(Encoder):
     chunk_name: ClassVar[str]
 
     def __init__(self, body: SamplingBody, name: str) -> None:
-        self._model, self._created = name, int(time.time())
+        super().__init__(body, name)
+        self._created = int(time.time())
         self._id = f"{self.id_prefix}-{secrets.token_hex(12)}"
         self._count, self._usage = body.n or 1, body.includes_usage
         self._finished: list[events.Finished] = []
@@ -362,13 +362,10 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
 
 
 def _constraint(format: Format | None) -> Constraint | None:
-    if format is None or format.type == "text":
+    if format is None:
         return None
-    if format.type == "json_object":
-        return JSON_OBJECT
-    if format.json_schema is None:
-        raise invalid("response_format.json_schema", "field required")
-    return schema_constraint(format.json_schema.json_schema)
+    schema = format.json_schema and format.json_schema.json_schema
+    return format_constraint(format.type, schema, "response_format.json_schema")
 
 
 class ChatEncoder(ChunkEncoder):
@@ -644,18 +641,14 @@ def _in_base64(values: Sequence[float]) -> str:
 OPENAI = Dialect(
     (
         Endpoint(
-            "/v1/chat/completions",
-            ChatBody,
-            prepare_chat,
-            "Answer a conversation.",
-            encoder=ChatEncoder,
+            "/v1/chat/completions", ChatBody, prepare_chat, "Answer a conversation.", ChatEncoder
         ),
         Endpoint(
             "/v1/completions",
             CompletionsBody,
             prepare_completions,
             "Continue texts, or fill in their middle.",
-            encoder=CompletionsEncoder,
+            CompletionsEncoder,
         ),
         Endpoint("/v1/embeddings", EmbeddingsBody, embeddings, "Embed texts.", needs="embedder"),
     ),

@@ -34,17 +34,16 @@ from akunu_py.serve.dialect.bodies import (
     text_of,
 )
 from akunu_py.serve.dialect.fields import (
-    JSON_OBJECT,
     GenerationFields,
     StreamOptions,
     TokenLimit,
     ToolChoiceBody,
     ToolChoiceField,
     choose_tools,
+    format_constraint,
     function_name,
     generate_options,
     plan_thinking,
-    schema_constraint,
 )
 from akunu_py.serve.dialect.interface import (
     CollectedAnswer,
@@ -373,13 +372,9 @@ def _refuse(body: ResponsesBody) -> None:
 
 def _constraint(body: ResponsesBody) -> Constraint | None:
     format = body.text.format if body.text else None
-    if format is None or format.type == "text":
+    if format is None:
         return None
-    if format.type == "json_object":
-        return JSON_OBJECT
-    if format.schema_ is None:
-        raise invalid("text.format.schema", "field required")
-    return schema_constraint(format.schema_)
+    return format_constraint(format.type, format.schema_, "text.format.schema")
 
 
 def _echoed_parameters(body: ResponsesBody) -> dict[str, Any]:
@@ -439,7 +434,7 @@ class ResponseEncoder(Encoder):
     """Encodes a response; its heartbeat repeats response.in_progress."""
 
     def __init__(self, body: ResponsesBody, name: str) -> None:
-        """name: the model's. Raises RequestError."""
+        super().__init__(body, name)
         _refuse(body)
         self._output: list[Values] = []
         self._response: Values = {
@@ -711,7 +706,7 @@ RESPONSES = Dialect(
             ResponsesBody,
             prepare_response,
             "Answer a conversation.",
-            encoder=ResponseEncoder,
+            ResponseEncoder,
         ),
     ),
     error_body,

@@ -10,17 +10,18 @@ import contextlib
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_map
 
-from akunu_py.engine import batched_pass, kv_cache
-from akunu_py.engine.batched_pass import Part
+from akunu_py.engine import kv_cache
 from akunu_py.engine.engine import Engine
-from akunu_py.engine.model import device
+from akunu_py.engine.model import device, output_rows
 from akunu_py.errors import AkunuError, UnsupportedModel
 from akunu_py.training.dataset import Dataset
 from akunu_py.types import Message
 
 _LONGEST, _LONGEST_PROMPT = 512, 128  # tokens of a conversation, and of a prompt in it
-_MOST = 32  # conversations at a time
+_MOST = 64  # conversations at a time
 _MARK = "akunu"  # stands for the user's text in a rendered template
 _LOOP, _FEWEST = 64, 16  # an answer ends whose last tokens have so few different ones
 
@@ -58,39 +59,60 @@ class Synthesizer:
                 if len(tokens) <= self._longest // 2 and tuple(tokens) not in answered:
                     self._prompts.append(tokens)
         self._key, self._begun = mx.random.key(len(dataset.conversations)), 0
-        shared = batched_pass.why_not_batched(engine.model, engine.plan.kv_bits) is None
-        self._batched = shared and not engine.recurrent
         left = device.memory_left(engine.plan.memory_limit)
         each = engine.plan.fit.needs.cache.at(self._longest)
         self._most = max(1, min(_MOST, left // 2 // max(1, each)))
-        self._dialogs: list[_Dialog] = []
+        self._cache: kv_cache.Cache = []
+        self._dialogs: list[_Dialog | None] = []  # by row of the cache; None: finished
 
     def step(self) -> None:
-        """Add a token to each conversation, and the finished ones to the dataset."""
-        while len(self._dialogs) < self._most:
-            self._dialogs.append(self._begin())
-        dialogs, self._dialogs = self._dialogs, []
-        parts = [Part(mx.array(each.pending), each.cache, 1, [each]) for each in dialogs]
-        passes = [parts] if self._batched else [[part] for part in parts]
-        found = [logits for each in passes for logits in batched_pass.run(self._engine.model, each)]
-        logits = mx.concatenate(found).astype(mx.float32)
+        """Add a token to each conversation, and the finished ones to the dataset.
+
+        All conversations begin and grow together, so that no row of a pass is padded.
+        """
+        self._remove_finished()
+        dialogs = self._dialogs
+        count = min(len(each.pending) for each in dialogs if each)
+        inputs = np.zeros((len(dialogs), count), np.int32)
+        for row, each in enumerate(dialogs):
+            if each:
+                inputs[row], each.pending = each.pending[:count], each.pending[count:]
+        logits, found = output_rows.run(
+            self._engine.model, mx.array(inputs), self._cache, lambda rows: rows[:, -1:], self._taps
+        )
+        states = mx.concatenate([found[tap] for tap in self._taps], -1).astype(mx.bfloat16)
+        logits = logits[:, -1].astype(mx.float32)
         self._key, key = mx.random.split(self._key)
-        temperatures = mx.array([[each.temperature] for each in dialogs])
+        temperatures = mx.array([[each.temperature if each else 0.0] for each in dialogs])
         drawn = mx.random.categorical(logits / mx.maximum(temperatures, 1e-3), key=key)
         chosen = mx.where(temperatures[:, 0] > 0, drawn, mx.argmax(logits, axis=-1))
-        mx.eval(chosen, [each.states[-1] for each in dialogs])
-        for each, token in zip(dialogs, chosen.tolist(), strict=True):
-            ends = token in self._engine.tokens.stop_tokens
-            if not self._add(each, token, ends):
-                self._dialogs.append(each)
-            elif each.answer:
-                states = mx.concatenate(each.states)
-                self._dataset.add(each.tokens, each.answer, not each.temperature, states)
+        mx.eval(chosen, states)
+        for row, (each, token) in enumerate(zip(dialogs, chosen.tolist(), strict=True)):
+            if not each:
+                continue
+            each.states.append(states[row])
+            if not each.pending and self._add(each, token):
+                dialogs[row] = None
+                if each.answer:
+                    kept = mx.concatenate(each.states)
+                    self._dataset.add(each.tokens, each.answer, not each.temperature, kept)
+
+    def _remove_finished(self) -> None:
+        """Remove the finished conversations once they are half; begin new ones after the last."""
+        left = [row for row, each in enumerate(self._dialogs) if each]
+        if not left:
+            self._dialogs = [self._begin() for _ in range(self._most)]
+            self._cache = kv_cache.new_cache(self._engine.model, self._engine.plan.kv_bits)
+        elif 2 * len(left) <= len(self._dialogs):
+            self._dialogs, rows = [self._dialogs[row] for row in left], mx.array(left)
+            for each in self._cache:
+                each.state = tree_map(
+                    lambda value: value[rows] if isinstance(value, mx.array) else value, each.state
+                )
 
     def _begin(self) -> _Dialog:
         self._begun += 1
-        cache = kv_cache.new_cache(self._engine.model, self._engine.plan.kv_bits)
-        dialog = _Dialog(cache, self._taps, self._temperature * (self._begun % 2 == 0))
+        dialog = _Dialog(self._temperature * (self._begun % 2 == 0))
         if self._prompts:
             dialog.extend(self._prompts.pop())
             dialog.answer = len(dialog.tokens)
@@ -98,11 +120,9 @@ class Synthesizer:
             dialog.extend(self._before)
         return dialog
 
-    def _add(self, dialog: _Dialog, token: int, ends: bool) -> bool:
-        """Add a sampled token. Returns True if the conversation is finished.
-
-        ends: the token ends a turn.
-        """
+    def _add(self, dialog: _Dialog, token: int) -> bool:
+        """Add a sampled token. Returns True if the conversation is finished."""
+        ends = token in self._engine.tokens.stop_tokens
         if dialog.answer:
             dialog.extend([token])
             last = dialog.tokens[dialog.answer :][-_LOOP:]
@@ -117,14 +137,14 @@ class Synthesizer:
         return not written  # an empty prompt
 
 
-class _Dialog(batched_pass.PassFollower):
+class _Dialog:
     """A conversation in progress, with its hidden states."""
 
-    def __init__(self, cache: kv_cache.Cache, taps: Sequence[int], temperature: float) -> None:
+    def __init__(self, temperature: float) -> None:
         """temperature: of the answer."""
-        self.cache, self.taps, self._temperature = cache, taps, temperature
+        self._temperature = temperature
         self.tokens: list[int] = []
-        self.pending: Sequence[int] = ()  # the last tokens, for the next pass
+        self.pending: list[int] = []  # the last tokens, for the next passes
         self.answer = 0  # index of the answer's first token; 0: the user writes
         self.states: list[mx.array] = []  # of the passes so far, [rows, width]
 
@@ -135,7 +155,4 @@ class _Dialog(batched_pass.PassFollower):
 
     def extend(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
-        self.pending = tokens
-
-    def keep_states(self, hidden: mx.array) -> None:
-        self.states.append(hidden[0].astype(mx.bfloat16))
+        self.pending += tokens

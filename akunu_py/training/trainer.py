@@ -28,7 +28,8 @@ from akunu_py.training.dataset import Dataset, TrainingChat, read_tensors, write
 from akunu_py.training.design import BATCH_TOKENS, first_weights, make_drafter
 
 DEPTHS = 4  # draft tokens whose acceptance is measured
-_UNROLLED = 3  # draft steps of a training step
+_UNROLLED = 3  # draft steps of a training step, after the first ones
+_FIRST_STEPS = 1200  # training steps of one draft step, a third of the time of three
 _DECAY = 0.8  # weight of a draft step, relative to the one before it
 _RATE = 0.5  # learning rate times width
 _WARM_UP = 50  # steps
@@ -154,7 +155,7 @@ class Trainer:
         if state:
             self._optimizer.state = tree_unflatten(state)
         self._gradient = nn.value_and_grad(
-            self.drafter, lambda batch: unroll(self.drafter, self._embed, batch, _UNROLLED)
+            self.drafter, lambda batch, steps: unroll(self.drafter, self._embed, batch, steps)
         )
 
     def _read(self) -> dict[str, mx.array]:
@@ -185,7 +186,8 @@ class Trainer:
         """Train on one batch. rate: share of the full learning rate."""
         epoch, place = divmod(self.steps, len(self._batches))
         order = random.Random(epoch).sample(self._batches, len(self._batches))
-        (_, counts), gradients = self._gradient(self._load(order[place]))
+        unrolled = 1 if self.steps < _FIRST_STEPS else _UNROLLED
+        (_, counts), gradients = self._gradient(self._load(order[place]), unrolled)
         gradients, _ = optimizers.clip_grad_norm(gradients, _LONGEST_GRADIENT)
         rate *= min(1.0, (self.steps + 1) / _WARM_UP)
         self._optimizer.learning_rate = rate * _RATE / self._config["target_hidden_size"]

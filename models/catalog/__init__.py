@@ -46,7 +46,14 @@ class CatalogEntry:
     member_bytes: int = 0
     active_parameters: int = 0  # weights used per token, 0 for all of them
     drafter: str = ""  # repository of a drafter that was trained for it
-    drafter_gain: str = ""  # what its publisher or another project measured, and on which chip
+    drafter_bytes: int = 0  # of its download, computed from the published shapes
+    drafter_gain: str = ""  # what another project measured, and on which chip
+
+    @property
+    def drafter_facts(self) -> str:
+        """The drafter, its download and its gain; empty if none is known."""
+        facts = filter(None, [f"about {human_size(self.drafter_bytes)}", self.drafter_gain])
+        return f"{self.drafter} ({'; '.join(facts)})" if self.drafter else ""
 
     @property
     def memory_8k(self) -> int:

@@ -3,11 +3,19 @@
 The keys and values of committed positions come from the target's hidden states, projected once
 (`states`). The block is the newest token and copies of a mask token. Its rows attend to the
 committed positions and to each other, and their own keys and values are dropped after the pass.
-Sources: z-lab's `dflash` 0.1.0 (`model_mlx.py`) and, for DSpark, mlx-dspark 0.20.3 (`model.py`).
+DFlash2 adds convolutions in the block and a selector of candidates; DSpark adds a bias by the token
+before, and a confidence. Sources: z-lab's `dflash` 0.1.0 (`model_mlx.py`) and, for DSpark,
+mlx-dspark 0.20.3 (`model.py`), deepseek-ai/DeepSpec (`deepspec/modeling/dspark/`) and speculators
+0.9.0 (`models/dspark/model_definitions.py`).
+
+Where packagings differ, the settings follow mlx-dspark (`config.py`), which measured the acceptance
+of published drafters, and `dflash`. DSpark's trainers copy many settings of the target that the
+drafter does not use: layer types, windows and partial rotation.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -16,17 +24,130 @@ from mlx_lm.models import gemma3_text, qwen3
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
-from akunu_py.errors import UnsupportedModel
-from akunu_py.models.drafters.block_settings import BlockSettings, block_settings
+from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.drafters.drafter_config import DrafterConfig, count
-from akunu_py.models.drafters.markov import ConfidenceHead, MarkovHead
-from akunu_py.models.drafters.selector import BlockConvolution, CandidateSelector
-from akunu_py.models.drafters.state_drafter import Embed, Project
-from akunu_py.models.drafters.weights import fill, read_weights
-from akunu_py.models.load.model_files import as_error, text_config
+from akunu_py.models.drafters.state_drafter import Embed, Project, fill, read_weights
+from akunu_py.models.load.model_files import ADVICE, as_error, text_config
 
 _TILE = 5  # rows of an lm_head; quantized matrices take more time for 6 rows on M3 and M4
 _SLACK = 1024  # rows beyond a window that are kept before they are dropped together
+_SUPPORTED: dict[str, tuple[Any, ...]] = {  # values of settings; others would draft wrongly
+    "projector_type": (None, "dspark", "dflash", "dflash2"),
+    "hidden_act": (None, "silu"),
+    "attention_k_eq_v": (None, True),
+    "log_snr_conditioning": (None, False),
+    "attention_value_scale": (None, 1.0),
+    "use_gemma_norm": (None, False),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSettings:
+    """Everything that shapes the backbone and its heads."""
+
+    width: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    bias: bool  # of the attention's projections
+    rope: dict[str, Any]  # arguments of `initialize_rope`
+    windows: tuple[int | None, ...]  # for each layer: keys that a query sees, itself included
+    causal: tuple[bool, ...]  # for each layer: rows of the block see no later rows
+    sink: bool  # each head has a learned attention sink
+    gated: bool  # q_proj gives a gate of the attention's output, too
+    offset_norms: bool  # norms are stored minus one
+    gemma: bool  # Gemma 4's layers: keys are values, four norms, a scalar
+
+
+def block_settings(config: DrafterConfig) -> BlockSettings:
+    """Return the settings of a DFlash, DFlash2 or DSpark drafter.
+
+    Raises DamagedModel, and UnsupportedModel for variants that would draft wrongly.
+    """
+    path, found = config.path / "config.json", config.settings
+    model_type = str(found.get("model_type"))
+    gemma = config.kind == "dspark" and "gemma4" in model_type
+    for key, supported in _SUPPORTED.items():
+        if found.get(key) not in supported and not (gemma and key == "hidden_act"):
+            raise UnsupportedModel(
+                f"{path}: akunu does not support drafters with {key} = {found[key]!r:.40}; use "
+                "another drafter"
+            )
+    heads = count(path, found, "num_attention_heads")
+    kv_key, dim_key = "num_key_value_heads", "head_dim"
+    if gemma:
+        kv_key, dim_key = "num_global_key_value_heads", "global_head_dim"
+    head_dim = count(path, found, dim_key, config.width // heads)
+    gated = bool(found.get("enable_qwen35_gated_q_proj"))
+    offset_norms = config.kind == "dspark" and model_type == "qwen3_5"
+    windows, causal = _attention(config)
+    return BlockSettings(
+        width=config.width,
+        intermediate=count(path, found, "intermediate_size"),
+        heads=heads,
+        kv_heads=count(path, found, kv_key, heads),
+        head_dim=head_dim,
+        eps=float(found.get("rms_norm_eps", 1e-6)),
+        bias=bool(found.get("attention_bias")),
+        rope=_rope(config, head_dim, partial=gated or offset_norms, gemma=gemma),
+        windows=windows,
+        causal=causal,
+        sink=bool(found.get("attention_sink_bias")),
+        gated=gated,
+        offset_norms=offset_norms,
+        gemma=gemma,
+    )
+
+
+def _attention(config: DrafterConfig) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
+    """Return the windows and whether the block is causal, for each layer."""
+    path, found = config.path / "config.json", config.settings
+    stated = [found.get(key) for key in ("is_causal", "causal", "dflash_query_causal")]
+    causal = next((value for value in stated if value is not None), None)
+    sink, everywhere = found.get("attention_sink_bias"), found.get("use_swa")
+    plain = config.kind == "dspark" and not config.speculators and "dflash_config" not in found
+    types = found.get("layer_types")
+    if types is None or (plain and causal is None and not sink):  # copied from the target
+        types = ["full_attention"] * config.layers
+    known = {"full_attention", "sliding_attention"}
+    if not isinstance(types, list) or len(types) != config.layers or not known.issuperset(types):
+        raise DamagedModel(
+            f"{path}: expected {config.layers} layer_types of {sorted(known)}, found "
+            f"{types!r:.80}; {ADVICE}"
+        )
+    sliding = [kind == "sliding_attention" for kind in types]
+    window = found.get("sliding_window") or found.get("swa_window_size")
+    if window and not any(sliding) and (everywhere or sink or found.get("dflash_query_causal")):
+        sliding = [True] * config.layers
+    if any(sliding) and (type(window) is not int or window < 2):
+        raise DamagedModel(f"{path}: expected a sliding_window, found {window!r:.40}; {ADVICE}")
+    # Without a statement, sliding layers are causal and others are not.
+    both = found.get("sliding_window_non_causal", config.speculators and config.kind == "dflash2")
+    return (
+        tuple(window if slides else None for slides in sliding),
+        tuple(slides and not both if causal is None else bool(causal) for slides in sliding),
+    )
+
+
+def _rope(config: DrafterConfig, head_dim: int, *, partial: bool, gemma: bool) -> dict[str, Any]:
+    """Return the arguments of mlx-lm's `initialize_rope`."""
+    found = config.settings
+    scaling = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    for kind in ("full_attention",) if gemma else ("sliding_attention", "full_attention"):
+        scaling = scaling.get(kind, scaling)  # some name settings for each kind of layer
+    default = 1e6 if config.kind == "dspark" else 1e4
+    factor = float(scaling.get("partial_rotary_factor", 0.25 if gemma else 1.0))
+    if gemma:
+        scaling = {"rope_type": "proportional", "partial_rotary_factor": factor} | scaling
+    return {
+        "dims": int(head_dim * factor) if partial else int(scaling.get("rope_dim", head_dim)),
+        "base": float(scaling.get("rope_theta") or found.get("rope_theta") or default),
+        "traditional": not found.get("rope_is_neox_style", True),
+        "scaling_config": scaling,
+        "max_position_embeddings": found.get("max_position_embeddings"),
+    }
 
 
 class ContextCache(KVCache):
@@ -149,10 +270,121 @@ class _Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+class BlockConvolution(nn.Module):
+    """Causal convolutions over the rows of a block, before and after a sublayer.
+
+    A kernel is a learned base for each channel plus a dynamic part for each group of channels,
+    projected from the sublayer's input.
+    """
+
+    def __init__(self, width: int, taps: int, group: int) -> None:
+        super().__init__()
+        self.base_kernel = mx.zeros((2, taps, width))
+        self.kernel_projection = nn.Linear(width, 2 * taps * (width // group), bias=False)
+        self._group = group
+
+    def before(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """Return the convolved input [1, rows, width], and the dynamic kernel for `after`."""
+        _, taps, width = self.base_kernel.shape
+        shape = (*x.shape[:-1], 2, taps, width // self._group)
+        dynamic = self.kernel_projection(x).reshape(shape)
+        return self._convolve(x, dynamic[..., 0, :, :], self.base_kernel[0]), dynamic[..., 1, :, :]
+
+    def after(self, x: mx.array, dynamic: mx.array) -> mx.array:
+        """Return the convolved output of the sublayer."""
+        return self._convolve(x, dynamic, self.base_kernel[1])
+
+    def _convolve(self, x: mx.array, dynamic: mx.array, base: mx.array) -> mx.array:
+        rows = x.shape[1]
+        kernel = mx.repeat(dynamic, self._group, axis=-1) + base.astype(x.dtype)
+        padded = mx.pad(x, ((0, 0), (len(base) - 1, 0), (0, 0)))
+        shifted = [padded[:, len(base) - 1 - tap :][:, :rows] for tap in range(len(base))]
+        return sum(
+            (kernel[..., tap, :] * values for tap, values in enumerate(shifted)), mx.zeros_like(x)
+        )
+
+
+class CandidateSelector(nn.Module):
+    """Scores the best tokens of a row by the token before and the row's hidden state."""
+
+    def __init__(self, vocabulary: int, width: int, rank: int, top: int) -> None:
+        super().__init__()
+        self.predecessor_codebook = nn.Embedding(vocabulary, rank)
+        self.successor_codebook = nn.Embedding(vocabulary, rank)
+        self.hidden_projection = nn.Linear(width, rank, bias=False)
+        self._top = min(top, vocabulary)
+
+    def __call__(self, logits: mx.array, hidden: mx.array, previous: mx.array) -> mx.array:
+        """Return the scores of a row's candidates in logits [vocabulary], -inf elsewhere.
+
+        logits: [vocabulary] of the row. hidden: [width]. previous: [1], the token before.
+        """
+        known = logits[: self.predecessor_codebook.weight.shape[0]]
+        candidates = mx.argpartition(known, -self._top)[-self._top :]
+        pair = self.predecessor_codebook(previous)[0] * self.hidden_projection(hidden[None])[0]
+        scores = known[candidates] + self.successor_codebook(candidates) @ pair
+        return mx.put_along_axis(
+            mx.full(logits.shape, -mx.inf, scores.dtype), candidates, scores, 0
+        )
+
+
+class MarkovHead(nn.Module):
+    """Biases the logits of a row by the token before it, through a matrix of low rank."""
+
+    def __init__(self, tokens: int, drafted: int, width: int, rank: int, kind: str) -> None:
+        """tokens: of the target. drafted: of the drafter's own head."""
+        super().__init__()
+        self.markov_w1 = nn.Embedding(tokens, rank)
+        self.markov_w2 = nn.Linear(rank, drafted, bias=False)
+        if kind == "gated":
+            self.gate_proj = nn.Linear(width + rank, rank)
+        elif kind == "rnn":
+            self.joint_proj = nn.Linear(width + 2 * rank, 3 * rank)
+        elif kind != "vanilla":
+            raise UnsupportedModel(
+                f"expected a markov_head_type of vanilla, gated or rnn, found {kind!r:.40}; use "
+                "another drafter"
+            )
+
+    def __call__(
+        self, hidden: mx.array, previous: mx.array, state: mx.array | None
+    ) -> tuple[mx.array, mx.array | None]:
+        """Return the bias [1, drafted] of a row, and the state for the next row.
+
+        hidden: [1, width] of the row. previous: [1], the token before. state: of the row before,
+        None for the first; only the recurrent kind has one.
+        """
+        before = self.markov_w1(previous)
+        if "gate_proj" in self:
+            gate = mx.sigmoid(self.gate_proj(mx.concatenate([hidden, before], -1)))
+            return self.markov_w2(gate * before), None
+        if "joint_proj" in self:
+            state = mx.zeros_like(before) if state is None else state
+            joint = self.joint_proj(mx.concatenate([state, before, hidden], -1))
+            gate, candidate, output = mx.split(joint, 3, axis=-1)
+            gate = mx.sigmoid(gate)
+            state = gate * state + (1 - gate) * mx.tanh(candidate)
+            return self.markov_w2(mx.tanh(output)), state
+        return self.markov_w2(before), None
+
+
+class ConfidenceHead(nn.Module):
+    """Predicts whether the target accepts the token of a row."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(width, 1)
+
+    def __call__(self, features: mx.array) -> mx.array:
+        """Return the chance [1] for the features [1, width] of a row."""
+        return mx.sigmoid(self.proj(features)[:, 0].astype(mx.float32))
+
+
 class BlockDrafter(nn.Module):
     """A drafter of kind "dflash", "dflash2" or "dspark". Its weights are read on first use."""
 
     needs_final = False
+    is_parallel = True
 
     def __init__(
         self, config: DrafterConfig, taps: tuple[int, ...], weights: dict[str, mx.array]
@@ -240,11 +472,7 @@ class BlockDrafter(nn.Module):
             entry.drop_old()
 
     def start(
-        self,
-        embed: Embed,
-        lm_head: Project,
-        anchor: int,
-        cache: list[ContextCache],
+        self, embed: Embed, lm_head: Project, anchor: int, cache: list[ContextCache]
     ) -> BlockDraft:
         """Begin a draft after `anchor`, the newest token, whose states are not in `cache` yet.
 

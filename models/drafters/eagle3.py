@@ -23,8 +23,7 @@ from mlx_lm.models.cache import KVCache
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.drafters.drafter_config import DrafterConfig
-from akunu_py.models.drafters.state_drafter import Embed, Project
-from akunu_py.models.drafters.weights import fill, read_weights
+from akunu_py.models.drafters.state_drafter import Embed, Project, fill, read_weights
 from akunu_py.models.load.model_files import as_error, text_config
 
 _LONGEST = 8  # tokens; SafeAILab drafts 5 to 7, and the planner fewer if that pays
@@ -35,8 +34,6 @@ _OLDER_NAMES = {
     "aux_norm_high.": "fc_norm.2.",
 }
 
-_ROTARY = "rotary_emb."  # which older checkpoints contain
-
 Weights = dict[str, mx.array]
 
 
@@ -46,7 +43,7 @@ def load_eagle3(config: DrafterConfig, target: dict[str, Any]) -> Eagle3:
     target: the target's config.json. Raises UnsupportedModel, for a drafter of another target, too,
     and DamagedModel.
     """
-    weights = {_new_name(n): value for n, value in read_weights(config).items() if _ROTARY not in n}
+    weights = {_new_name(name): value for name, value in read_weights(config).items()}
     with as_error(f"the drafter in {config.path} cannot be loaded", UnsupportedModel):
         config = replace(config, taps=_taps(config, text_config(target)["num_hidden_layers"]))
         config.check(target)

@@ -20,8 +20,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.drafters.drafter_config import DrafterConfig, count
-from akunu_py.models.drafters.state_drafter import Embed, Project
-from akunu_py.models.drafters.weights import fill, read_weights
+from akunu_py.models.drafters.state_drafter import Embed, Project, fill, read_weights
 from akunu_py.models.load.model_files import as_error, text_config
 
 _LONGEST = 8  # tokens; publishers draft 3
@@ -83,6 +82,7 @@ class Gemma4Assistant(nn.Module):
     kind = "gemma4-assistant"
     taps = ()
     needs_final = True
+    is_parallel = False
     longest = _LONGEST
 
     def __init__(self, config: DrafterConfig, target: gemma4_text.ModelArgs) -> None:
@@ -135,11 +135,7 @@ class Gemma4Assistant(nn.Module):
         return states
 
     def start(
-        self,
-        embed: Embed,
-        lm_head: Project,
-        hidden: mx.array,
-        cache: list[Any],
+        self, embed: Embed, lm_head: Project, hidden: mx.array, cache: list[Any]
     ) -> AssistantDraft:
         """Begin a draft behind the positions in `cache`, which is the target's.
 
@@ -185,11 +181,7 @@ class AssistantDraft:
     """One draft. It appends nothing to the target's cache."""
 
     def __init__(
-        self,
-        assistant: Gemma4Assistant,
-        embed: Embed,
-        hidden: mx.array,
-        attached: dict[str, Any],
+        self, assistant: Gemma4Assistant, embed: Embed, hidden: mx.array, attached: dict[str, Any]
     ) -> None:
         """See `Gemma4Assistant.start`."""
         self._assistant, self._embed, self._attached = assistant, embed, attached

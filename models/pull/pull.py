@@ -43,7 +43,7 @@ from akunu_py.models.store.local_import import install
 from akunu_py.models.store.migration import move_caches
 from akunu_py.models.store.mlx_directory import plan_directory
 from akunu_py.models.store.model_store import StoredModel, find_intact
-from akunu_py.models.store.names import NameEntry, save_entry
+from akunu_py.models.store.names import NameEntry, save_entry, set_drafter
 from akunu_py.models.store.progress import (
     Progress,
     ProgressCallback,
@@ -98,6 +98,27 @@ def pull(
     finally:  # MLX's streams, which checking a model creates, before the thread ends
         if "mlx.core" in sys.modules and threading.current_thread() is not threading.main_thread():
             sys.modules["mlx.core"].clear_streams()
+
+
+def pull_drafter(
+    model: StoredModel,
+    on_progress: Callable[[Progress], None] = no_callback,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> StoredModel:
+    """Fetch the drafter that the catalog names for `model`, which drafts with it from then on.
+
+    Returns the drafter. Raises UsageError if the catalog names none, and what `pull` raises.
+    """
+    entry = catalog.find_repository(model.repository)
+    if entry is None or not entry.drafter:
+        known = [each.name for each in catalog.load_catalog().values() if each.drafter]
+        raise UsageError(
+            f"the catalog knows no drafter of {model.name}; it knows those of {', '.join(known)}. "
+            "For another one run: akunu models pull OWNER/REPOSITORY, then use --draft-model"
+        )
+    drafter = pull(entry.drafter, on_progress, cancelled)
+    set_drafter(model.name, drafter.name)
+    return drafter
 
 
 def find_installed(reference: str, name: str | None = None) -> StoredModel | None:

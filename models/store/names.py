@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +79,22 @@ def save_entry(name: str, entry: NameEntry) -> None:
         document[name] = as_table(entry)
 
 
+def set_drafter(name: str, drafter: str) -> None:
+    """Let the model `name` use a drafter, "" for none. Raises StoreError."""
+    save_entry(name, replace(read_names()[name], drafter=drafter))
+
+
 def remove_entry(name: str) -> None:
-    """Remove an entry from the file, if it is there. Raises StoreError."""
+    """Remove an entry from the file, if it is there; its models draft without it from then on.
+
+    Raises StoreError.
+    """
     if name in read_names():
         with changing() as document:
             document.pop(name, None)
+            for table in document.values():
+                if isinstance(table, MutableMapping) and table.get("drafter") == name:
+                    table.pop("drafter")
 
 
 def as_table(entry: NameEntry) -> dict[str, Any]:

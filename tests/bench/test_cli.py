@@ -8,19 +8,17 @@ from typing import Any
 import pytest
 
 from akunu_py.bench.curve import print_curve
+from akunu_py.models.drafters.block import BlockDrafter
 from akunu_py.models.store.model_store import StoredModel
-from tests.support.bench_fakes import write_quick_model
-from tests.support.command import assert_one_line_error, run_here
+from tests.support.bench_fakes import TRACE, write_quick_model
+from tests.support.command import assert_one_line_error, printed, run_here
+from tests.support.published_drafters import write_drafter
 
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trace with a repetitive workload and one without repetition."""
-    loop = {"prompt": list(range(50)) * 2, "output": list(range(50)) * 2}
-    fresh = {"prompt": list(range(100, 150)), "output": list(range(200, 290))}
-    content = {"tokenizer": "none", "workloads": {"loop": [loop, loop], "fresh": [fresh]}}
     path = tmp_path_factory.mktemp("traces") / "trace.json.gz"
-    path.write_bytes(gzip.compress(json.dumps(content).encode()))
+    path.write_bytes(gzip.compress(json.dumps(TRACE).encode()))
     return path
 
 
@@ -30,9 +28,7 @@ def quick(starter: StoredModel, tmp_path_factory: pytest.TempPathFactory) -> str
 
 
 def bench(*args: str) -> Any:
-    done = run_here("bench", *args, "--format", "json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(printed("bench", *args, "--format", "json"))
 
 
 def test_replay_prints_all_counts(trace: Path) -> None:
@@ -49,16 +45,13 @@ def test_replay_prints_all_counts(trace: Path) -> None:
     assert fresh["score"] == pytest.approx(1.0, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("options", "low", "high"),  # bounds of tokens per pass
-    [
-        ("--draft off", 1.0, 1.0),
-        ("--draft fixed --curve 1:1,5:2,9:4", 4.0, 5.0),
-        ("--draft fixed --draft-tokens 2", 2.0, 3.0),
-        ("--curve 1:1,2:40", 1.0, 1.0),
-        ("--curve 1:1,2:3 --latency 2000", 2.0, 40.0),
-    ],
-)
+@pytest.mark.parametrize(("options", "low", "high"), [  # bounds of tokens per pass
+    ("--draft off", 1.0, 1.0),
+    ("--draft fixed --curve 1:1,5:2,9:4", 4.0, 5.0),
+    ("--draft fixed --draft-tokens 2", 2.0, 3.0),
+    ("--curve 1:1,2:40", 1.0, 1.0),
+    ("--curve 1:1,2:3 --latency 2000", 2.0, 40.0),
+])  # fmt: skip
 def test_replay_modes_and_curves(trace: Path, options: str, low: float, high: float) -> None:
     found = bench("replay", str(trace), *options.split())["workloads"]["loop"]
     assert low <= found["tokens_per_pass"] <= high
@@ -102,8 +95,7 @@ def test_record_answers_to_given_prompts(quick: str, tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.txt", tmp_path / "own.json.gz"
     prompts.write_text("Name a colour.\nWhat is 2 + 2?\n")
     record = ("--record", str(out), "--prompts", str(prompts))
-    done = run_here("bench", "replay", *record, "--max-tokens", "12", "--model", quick)
-    assert done.returncode == 0, done.stderr
+    printed("bench", "replay", *record, "--max-tokens", "12", "--model", quick)
     row = bench("replay", str(out))["workloads"]["prompts"]
     assert row["items"] == 2
     assert 0 < row["tokens"] < 24
@@ -139,6 +131,30 @@ def test_speed_compares_with_mlx_lm(quick: str) -> None:
     assert result["machine"]["versions"]["mlx"]
     assert result["command"].startswith("akunu bench -p 16")
     assert "1" in result["curve_s"]
+
+
+def test_a_drafter_that_cannot_answer_is_measured_in_akunu_only(
+    quick: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed, states = [], BlockDrafter.states  # passes of the model that the drafter follows
+
+    def follow(drafter: BlockDrafter, hidden: Any) -> Any:
+        followed.append(hidden.shape)
+        return states(drafter, hidden)
+
+    monkeypatch.setattr(BlockDrafter, "states", follow)
+    drafter = write_drafter(tmp_path / "drafter", 32, 49_152)
+    options = ("--workload", "summary", "--draft", "off", "--max-tokens", "8", "--repeats", "1")
+    done = run_here(
+        "bench", *options, "--draft-model", str(drafter), "--model", quick, "--format", "json"
+    )
+    assert done.returncode == 0, done.stderr
+    runs = {row["runner"]: row for row in json.loads(done.stdout)["runs"]}
+    assert list(runs) == ["mlx-lm", "draft model", "auto + draft model", "off"]
+    assert len(followed) > 2 * 7  # two runners, seven tokens each, besides the warm-up
+    assert all(row["identical"] for name, row in runs.items() if name != "mlx-lm")
+    reason = "mlx-lm + draft model is not measured: "
+    assert len([line for line in done.stderr.splitlines() if line.startswith(reason)]) == 1
 
 
 def test_sampled_answers_are_equal_for_the_same_seed(quick: str) -> None:

@@ -20,15 +20,12 @@ def values(count: int, seed: int, shift: float = 0.0) -> list[float]:
     return [draw.random() + shift for _ in range(count)]
 
 
-@pytest.mark.parametrize(
-    "pairs",
-    [
-        [(values(1, 1), values(1, 2))],
-        [(values(5, 3), values(4, 4, 0.3))],
-        [(values(2, 5), values(9, 6, 2.0))],
-        [([1.0, 2.0], [1.5, 4.0]), ([5.0, 9.0], [6.0, 10.0])],
-    ],
-)
+@pytest.mark.parametrize("pairs", [
+    [(values(1, 1), values(1, 2))],
+    [(values(5, 3), values(4, 4, 0.3))],
+    [(values(2, 5), values(9, 6, 2.0))],
+    [([1.0, 2.0], [1.5, 4.0]), ([5.0, 9.0], [6.0, 10.0])],
+])  # fmt: skip
 def test_rank_test_equals_all_ways_to_deal_the_values(pairs: list[Pair]) -> None:
     def u(left: Sequence[float], right: Sequence[float]) -> float:
         return sum((a < b) + (a == b) / 2 for a in left for b in right)

@@ -1,22 +1,18 @@
 """Replays: trace files, curves, and passes counted by hand."""
 
-import gzip
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from akunu_py.bench.curve import Curve, parse_curve
-from akunu_py.bench.replay import PromptLookupDrafter, replay
-from akunu_py.bench.trace import TraceItem, load_trace
+from akunu_py.bench.replay import PromptLookupDrafter, TraceItem, load_trace, replay
 from akunu_py.errors import UsageError
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from tests.support.drafters import OffersAll
-
-TRACE = {"tokenizer": "t", "workloads": {"chat": [{"prompt": [1, 2], "output": [3, 4, 5]}]}}
 
 
 class Scripted(OffersAll):
@@ -122,15 +118,6 @@ def test_curves_are_linear_between_points_and_beyond() -> None:
 def test_invalid_curve_is_rejected(text: str) -> None:
     with pytest.raises(UsageError):
         parse_curve(text)
-
-
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_trace_files(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
-    path = tmp_path / "trace"
-    path.write_bytes(pack(json.dumps(TRACE).encode()))
-    trace = load_trace(path)
-    assert trace.tokenizer == "t"
-    assert trace.workloads == {"chat": (TraceItem((1, 2), (3, 4, 5)),)}
 
 
 ITEMS = (

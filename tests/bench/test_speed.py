@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import mlx.core as mx
 import pytest
@@ -63,10 +64,7 @@ def test_failing_peer_does_not_end_the_run() -> None:
 
 
 def test_own_failure_is_raised() -> None:
-    def fail(conditions: Conditions) -> None:
-        raise RuntimeError("a bug of ours")
-
-    ours = Simulated("auto", before=fail)
+    ours = Simulated("auto", before=Mock(side_effect=RuntimeError("a bug of ours")))
     ours.foreign = False
     with pytest.raises(RuntimeError, match="ours"):
         simulate([Simulated(PLAIN), ours])
@@ -108,14 +106,8 @@ def test_loops_are_detected() -> None:
 
 
 def test_interrupt_keeps_measurements() -> None:
-    turns = 0
-
-    def stop(conditions: Conditions) -> None:
-        nonlocal turns
-        turns += 1
-        if turns == 6 + 3:  # warm-up and repetitions of a workload, then half of the second one
-            raise KeyboardInterrupt
-
+    # After warm-up and repetitions of a workload, in the middle of the second one.
+    stop = Mock(side_effect=[*[None] * 8, KeyboardInterrupt])
     runs: list[Any] = []
     with pytest.raises(KeyboardInterrupt):
         simulate([Simulated(PLAIN, before=stop), Simulated("auto")], runs=runs)

@@ -15,48 +15,17 @@ from markdown_it import MarkdownIt
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.export import as_markdown, file_name, self_contained, write_new
 from akunu_py.chats.json import as_json, read_json
-from akunu_py.chats.tool_rounds import ToolRound, ToolUse, messages_of
-from akunu_py.chats.tree import ChatMessage, ConversationTree
+from akunu_py.chats.tree import ChatMessage, ConversationTree, ToolRound, ToolUse, messages_of
 from akunu_py.errors import ConversationError
 from akunu_py.types import Message, ToolCall
 from tests.support.chats import T0, add_answer, add_prompt, branched, exchange_of, state
+from tests.support.paths import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("utc")
 
-MARKDOWN = """\
-# What is a queue?
-
-*21 November 2026, 05:46, exported from akunu*
-
-## You
-
-What is a queue?
-Show me Python.
-
-## starter
-
-<details><summary>Thinking</summary>
-
-Easy.
-
-</details>
-
-First in, first *out*.
-
-*reached the token limit*
-
-## You
-
-Thank you!
-
-## starter
-
-You are welcome.
-"""
-
 
 def test_markdown() -> None:
-    assert as_markdown(branched()) == MARKDOWN
+    assert as_markdown(branched()) == (GOLDEN / "conversation.md").read_text("utf-8")
 
 
 def headings(text: str) -> list[str]:
@@ -68,7 +37,7 @@ def headings(text: str) -> list[str]:
     ]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @example("1. a list\n\n   ```\n   code")
 @example("````\n```\n````\n```sh\nls")
 @example("<script>\n```\n")

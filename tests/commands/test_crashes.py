@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import stat
 import subprocess
 from pathlib import Path
@@ -21,7 +20,7 @@ from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.types import GenerateOptions
 from tests.reliability.fuzz import TEXTS, explore, lengths
 from tests.support.chats import exchange_of
-from tests.support.command import AKUNU, run_here
+from tests.support.command import AKUNU, pseudo_terminal, run_here
 from tests.support.tiny_fim import byte_level, write_model
 
 Captured = pytest.CaptureFixture[str]
@@ -37,9 +36,7 @@ class Unspeakable(Exception):
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("DATA", "CACHE", "CONFIG"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+def home(tmp_path: Path, own_directories: None) -> Path:
     return tmp_path
 
 
@@ -220,28 +217,16 @@ def test_locks_and_exports_follow_no_link(home: Path, capsys: Captured) -> None:
 # Control codes in an answer
 
 
-ESCAPE = "\x1b"
-
-
-@pytest.fixture
-def command(tmp_path: Path) -> list[str]:
-    """A command that generates ESC three times, because that token has the highest logit."""
-    tokenizer = byte_level(["<|end|>"])
-    (token,) = tokenizer.encode(ESCAPE).ids
-    model = write_model(tmp_path / "model", tokenizer, end="<|end|>")
-    return [*AKUNU, "run", "--raw", "--max-tokens", "3", "--no-answer-cache", "--model", str(model),
-            "--logit-bias", f"{token}=1000", "Red:"]  # fmt: skip
-
-
 @pytest.mark.long
-def test_control_codes_are_piped_as_they_are_and_shown_on_a_terminal(command: list[str]) -> None:
-    assert run_here(*command[len(AKUNU) :]).stdout == 3 * ESCAPE + "\n"
-    ours, theirs = pty.openpty()
-    try:
+def test_control_codes_are_piped_as_they_are_and_shown_on_a_terminal(tmp_path: Path) -> None:
+    """The token ESC has the highest logit."""
+    tokenizer = byte_level(["<|end|>"])
+    (token,) = tokenizer.encode("\x1b").ids
+    model = write_model(tmp_path / "model", tokenizer, end="<|end|>")
+    words = ("run", "--raw", "--max-tokens", "3", "--no-answer-cache", "--model", str(model))
+    command = [*AKUNU, *words, "--logit-bias", f"{token}=1000", "Red:"]
+    assert run_here(*command[len(AKUNU) :]).stdout == 3 * "\x1b" + "\n"
+    with pseudo_terminal() as (ours, theirs):
         process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL)
         assert process.wait(timeout=120) == 0
-        shown = os.read(ours, 1000).decode()
-    finally:
-        os.close(theirs)
-        os.close(ours)
-    assert shown == "␛␛␛\r\n"
+        assert os.read(ours, 1000).decode() == "␛␛␛\r\n"

@@ -24,15 +24,10 @@ def findings(*words: str, code: int) -> dict[str, tuple[str, str]]:
     return {name: (state, text) for name, state, text in lines}
 
 
-def install_starter(home: Path, starter: StoredModel) -> Path:
+def test_a_machine_with_a_model_has_no_problem(home: Path, starter: StoredModel) -> None:
     models = home / "data" / "akunu" / "models"
     models.mkdir(parents=True)
     (models / "starter").symlink_to(starter.path)
-    return models
-
-
-def test_a_machine_with_a_model_has_no_problem(home: Path, starter: StoredModel) -> None:
-    install_starter(home, starter)
     (home / ".vimrc").write_text('let g:akunu_command = ["/bin/sh"]\n')
     found = findings(code=0)
     assert {state for state, _ in found.values()} == {"ok"}

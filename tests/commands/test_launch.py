@@ -6,18 +6,16 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from akunu_py import paths
 from akunu_py.commands.launch import CLIENTS, ModelEndpoint
+from akunu_py.serve.http.guard import AccessRules
 from tests.support.command import akunu, run_here
-from tests.support.serving import write_served_model
+from tests.support.serving import at_a_socket, served, write_served_model
 
 OURS = (
     *("AKUNU_", "OPENAI_", "AIDER_", "OPENCODE_", "ANTHROPIC_", "CLAUDE_"),
@@ -47,29 +45,16 @@ def client_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "call.json"
 
 
-class _Models(BaseHTTPRequestHandler):
-    """A server with one model, which requires a key."""
-
-    def do_GET(self) -> None:
-        known = self.headers["authorization"] == "Bearer secret"
-        body = json.dumps({"data": [{"id": "served", "context_length": 4096}]}).encode()
-        self.send_response(200 if known else 401)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Models) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Serve a model with a context of 4,096 tokens, for requests with a key."""
+    directory = write_served_model(tmp_path_factory.mktemp("served") / "model")
+    with (
+        served(directory, "served") as model,
+        at_a_socket(model.application(AccessRules(key="secret"))) as url,
+    ):
+        model.model.service()  # loads it, so that clients learn its context
+        yield int(url.rpartition(":")[2])
 
 
 @pytest.mark.usefixtures("own_directories")

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from akunu_py.cli import main
 from akunu_py.commands.models import progress_display
 from akunu_py.models.store.progress import Progress
-from tests.support.command import AKUNU, akunu, run_here
+from tests.support.command import AKUNU, akunu, printed, until
 from tests.support.hub_home import WEIGHTS
 from tests.support.hub_home import server as server  # a fixture
 from tests.support.hub_server import REPOSITORY, Fault, Hub
@@ -42,32 +41,22 @@ def environment(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.long
 def test_a_model_of_the_catalog_from_pull_to_rm(
-    environment: dict[str, str], server: Hub, tmp_path: Path, capsys: Out
+    environment: dict[str, str], server: Hub, tmp_path: Path
 ) -> None:
     server.repository = "mlx-community/Qwen3-0.6B-4bit"
     pulled = akunu("models", "pull", "qwen3-0.6b")
     assert pulled.returncode == 0, pulled.stderr
     assert "qwen3-0.6b is ready" in pulled.stderr
     assert (tmp_path / "hf" / "hub" / "models--mlx-community--Qwen3-0.6B-4bit").is_dir()
-    capsys.readouterr()
-    assert main(["models", "pull", "qwen3-0.6b"]) == 0
-    assert "already installed" in capsys.readouterr().out
-
-    done = run_here("run", "--raw", "--model", "qwen3-0.6b", "--max-tokens", "3", "a b")
-    assert done.returncode == 0, done.stderr
-    assert main(["models", "verify", "qwen3-0.6b"]) == 0
-    assert "verified" in capsys.readouterr().out
-    assert main(["models", "show", "qwen3-0.6b"]) == 0
-    shown = capsys.readouterr().out
+    assert "already installed" in printed("models", "pull", "qwen3-0.6b")
+    assert printed("run", "--raw", "--model", "qwen3-0.6b", "--max-tokens", "3", "a b")
+    assert "verified" in printed("models", "verify", "qwen3-0.6b")
+    shown = printed("models", "show", "qwen3-0.6b")
     facts = dict(line.split(maxsplit=1) for line in shown.splitlines())
     assert facts["hub"] == f"{server.repository}@{server.commit}"
     assert facts["license"] == "Apache-2.0"  # the catalog's word, not the card's
-
-    assert main(["models", "list"]) == 0
-    listed = capsys.readouterr().out
-    assert f"{server.repository}" in listed.splitlines()[1]
-    assert main(["models", "rm", "qwen3-0.6b", "--yes"]) == 0
-    assert "remain in the hub's cache" in capsys.readouterr().out
+    assert f"{server.repository}" in printed("models", "list").splitlines()[1]
+    assert "remain in the hub's cache" in printed("models", "rm", "qwen3-0.6b", "--yes")
     assert list((tmp_path / "hf").rglob(WEIGHTS))
 
 
@@ -82,20 +71,17 @@ def test_ctrl_c_and_a_kill_leave_something_to_go_on_from(
             command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
         ) as process:
             before = _partial_bytes(tmp_path)
-            until = time.monotonic() + 60
-            while _partial_bytes(tmp_path) <= before + 5000 and time.monotonic() < until:
-                time.sleep(0.02)
+            until(lambda before=before: _partial_bytes(tmp_path) > before + 5000)  # type: ignore[misc]
             process.send_signal(number)
             _, stderr = process.communicate(timeout=60)
         assert process.returncode == code
         assert ("to resume, run: akunu models pull" in stderr) == (number == signal.SIGINT)
-    listed = run_here("models", "list").stdout
-    assert f"an unfinished pull of {REPOSITORY}" in listed
+    assert f"an unfinished pull of {REPOSITORY}" in printed("models", "list")
     server.requests.clear()
     assert akunu("models", "pull", REPOSITORY).returncode == 0
     (wanted,) = server.requested(WEIGHTS)
     assert int(wanted.removeprefix("bytes=").rstrip("-")) > 5000
-    assert "unfinished" not in run_here("models", "list").stdout
+    assert "unfinished" not in printed("models", "list")
 
 
 def _partial_bytes(tmp_path: Path) -> int:
@@ -104,7 +90,7 @@ def _partial_bytes(tmp_path: Path) -> int:
 
 @pytest.mark.long
 def test_a_failure_is_one_line_and_gc_cleans_up(
-    environment: dict[str, str], server: Hub, tmp_path: Path, capsys: Out
+    environment: dict[str, str], server: Hub, tmp_path: Path
 ) -> None:
     server.faults[WEIGHTS].extend([Fault(cut=9000), *[Fault(status=403)] * 3])
     failed = akunu("models", "pull", REPOSITORY)
@@ -112,14 +98,11 @@ def test_a_failure_is_one_line_and_gc_cleans_up(
     (line,) = [text for text in failed.stderr.splitlines() if text.startswith("akunu:")]
     assert "HF_TOKEN" in line
     assert "hf_secret" not in failed.stdout + failed.stderr
-    assert main(["models", "gc", "--dry-run"]) == 0
-    assert f"an unfinished pull of {REPOSITORY}" in capsys.readouterr().out
+    assert f"an unfinished pull of {REPOSITORY}" in printed("models", "gc", "--dry-run")
     assert _partial_bytes(tmp_path) == 9000
-    assert main(["models", "gc"]) == 0
-    assert "freed" in capsys.readouterr().out
+    assert "freed" in printed("models", "gc")
     assert _partial_bytes(tmp_path) == 0
-    assert main(["models", "gc"]) == 0
-    assert "nothing to remove" in capsys.readouterr().out
+    assert "nothing to remove" in printed("models", "gc")
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_figures(
@@ -144,23 +127,20 @@ def test_a_model_that_does_not_fit_is_refused_with_the_figures(
     assert "the context of vast holds 2" in capsys.readouterr().err
 
 
-def test_list_and_recommend_in_this_process(environment: dict[str, str], capsys: Out) -> None:
-    assert main(["models", "list"]) == 0
-    assert "akunu models recommend" in capsys.readouterr().out
-    assert main(["models", "recommend", "--memory", "16G"]) == 0
-    text = capsys.readouterr().out
-    assert main(["models", "recommend", "--memory", "16GB", "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+@pytest.mark.usefixtures("environment")
+def test_list_and_recommend() -> None:
+    assert "akunu models recommend" in printed("models", "list")
+    recommend = ("models", "recommend", "--memory")
+    text = printed(*recommend, "16G")
+    found = json.loads(printed(*recommend, "16GB", "--format", "json"))
     for purpose in ("chat", "code"):
         assert f"{purpose}: {found[purpose]['name']}" in text
         assert found[purpose]["why"] in text
     for same in ("16384M", "16777216k", "0.015625T", "16 gb"):  # powers of 1,024
-        assert main(["models", "recommend", "--memory", same, "--format", "json"]) == 0
-        assert json.loads(capsys.readouterr().out) == found, same
+        assert json.loads(printed(*recommend, same, "--format", "json")) == found, same
     for wrong in ("16", "G", "0G", "-3G", "1e999G", "16X"):
         assert main(["models", "recommend", f"--memory={wrong}"]) == 2
-    assert main(["models", "show", "qwen3-8b"]) == 0
-    assert "akunu models pull qwen3-8b" in capsys.readouterr().out
+    assert "akunu models pull qwen3-8b" in printed("models", "show", "qwen3-8b")
 
 
 def test_progress_is_a_line_of_each_phase_on_a_terminal(

@@ -1,10 +1,9 @@
-"""Completion scripts: in real shells, for every command and option, without loading MLX."""
+"""Completion scripts: in real shells, for every command and option."""
 
 import argparse
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from akunu_py import cli
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
-from tests.support.command import run_here
+from tests.support.command import printed
 
 _BASH = """
 source "$1"
@@ -38,19 +37,11 @@ zpty -d shell
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The script of each shell, in files, printed by one process that must not load MLX."""
+    """The files of each shell's script."""
     directory = tmp_path_factory.mktemp("scripts")
     files = {"bash": directory / "bash", "fish": directory / "fish", "zsh": directory / "_akunu"}
-    heavy = {"mlx", "mlx_lm", "numpy", "transformers", "textual", "huggingface_hub"}
-    script = (
-        "import contextlib, sys; from pathlib import Path; from akunu_py.cli import main\n"
-        f"for shell, path in {[(shell, str(path)) for shell, path in files.items()]}:\n"
-        "    with Path(path).open('w') as file, contextlib.redirect_stdout(file):\n"
-        "        main(['completions', shell])\n"
-        f"sys.exit(repr({heavy} & set(sys.modules)) if {heavy} & set(sys.modules) else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    for shell, path in files.items():
+        path.write_text(printed("completions", shell))
     return files
 
 
@@ -121,4 +112,4 @@ def test_models_prints_the_usable_names(monkeypatch: pytest.MonkeyPatch, tmp_pat
     theirs = StoredModel("them/tiny", tmp_path, program="LM Studio")
     monkeypatch.setattr(model_store, "list_models", lambda: [mine, bad])
     monkeypatch.setattr(model_store, "external_models", lambda stored: [theirs])
-    assert run_here("completions", "models").stdout == "mine\nthem/tiny\n"
+    assert printed("completions", "models") == "mine\nthem/tiny\n"

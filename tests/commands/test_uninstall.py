@@ -11,8 +11,8 @@ from huggingface_hub import constants
 from akunu_py.commands import uninstall
 from akunu_py.models.store.names import NameEntry, save_entry
 from akunu_py.serve.own import system_service
-from akunu_py.serve.own.discovery import RunningServer, announce
-from tests.support.command import AKUNU, assert_one_line_error, run_here
+from akunu_py.serve.own.client import RunningServer, announce
+from tests.support.command import AKUNU, assert_one_line_error, pseudo_terminal, run_here
 
 
 @pytest.fixture(autouse=True)
@@ -97,14 +97,10 @@ def test_data_is_deleted_after_a_confirmation(
     home: Path, answer: bytes, remaining: set[str] | None
 ) -> None:
     before = files_in(home)
-    terminal, inside = os.openpty()
-    try:
+    with pseudo_terminal() as (terminal, inside):
         os.write(terminal, answer)
         done = subprocess.run(
             [*AKUNU, "uninstall", "--data"], stdin=inside, capture_output=True, text=True
         )
-    finally:
-        os.close(terminal)
-        os.close(inside)
     assert "Delete all of it permanently? [y/N]" in done.stdout
     assert files_in(home) == (before if remaining is None else remaining), done.stderr

@@ -11,8 +11,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from akunu_py.commands.complete import Power, add_options, load_completer
 from akunu_py.completion import completer as completer_module
@@ -30,12 +28,12 @@ from akunu_py.completion.stops import strip_fence
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model import device
-from akunu_py.engine.request import Status, Step
 from akunu_py.engine.target import Target
 from akunu_py.errors import UsageError
 from akunu_py.parser import Parser
 from akunu_py.types import FinishReason, GenerateOptions, Piece, Stats, TextPiece
 from tests.support.complete import complete
+from tests.support.jobs import ScriptedRequest
 from tests.support.targets import last_tokens
 from tests.support.tiny_fim import byte_level, load_tiny, sentence_piece, write_model
 
@@ -45,39 +43,16 @@ CURSOR = BUFFER.index("        self._window = self._window[self._given :]") + le
 PREFIX, SUFFIX = BUFFER[BUFFER.index("    def __init__(") : CURSOR], BUFFER[CURSOR:]
 
 
-class FixedRequest:
-    """Yields `answer` letter by letter, then ends with `finish_reason`."""
-
-    def __init__(self, answer: str, finish_reason: FinishReason = "stop") -> None:
-        self.tokens: list[int] = []
-        self.stats = Stats()
-        self.finish_reason = finish_reason
-        self.status = Status.DECODING
-        self._left = list(answer)
-
-    def step(self) -> list[Step]:
-        if not self._left:
-            self.status = Status.FINISHED
-            return []
-        self.tokens.append(0)
-        return [TextPiece(self._left.pop(0), Piece(()))]
-
-    def cancel(self) -> None:
-        self._left = []
-
-    def close(self) -> None:
-        self.status = Status.FINISHED
-
-
 def answering(
     engine: Engine, answer: str, reason: FinishReason = "stop", fim: str = "auto"
 ) -> Completer:
     """Return a completer whose model generates `answer`."""
     completer = Completer(engine, CompleteOptions(fim=fim))
     loop: Any = completer.loop
-    loop.request = lambda *_: FixedRequest(answer, reason)
+    steps = [TextPiece(letter, Piece(())) for letter in answer]
+    loop.request = lambda *_: ScriptedRequest(steps, reason)
     loop.advance = lambda requests: {each: each.step() for each in requests}
-    loop.close_request = lambda request: request.close()
+    loop.runner.close = lambda request: request.close()
     return completer
 
 
@@ -87,6 +62,7 @@ def tiny(tmp_path: Path) -> Completer:
     return Completer(Engine.load(write_model(tmp_path, sentence_piece([END]), end=END)))
 
 
+@pytest.mark.long
 def test_typing_the_completion_costs_nothing_and_other_text_only_its_tokens(
     shallow_starter: Engine,
 ) -> None:
@@ -313,15 +289,20 @@ def cache(text: str = TEXT, requested: CompletionRequest = REQUESTED) -> Complet
     return made
 
 
+def text_of(known: CompletionCache, request: CompletionRequest) -> str | None:
+    """Return the cached completion of a request."""
+    found = known.find(request)
+    assert found is None or found.reused
+    return found.text if found else None
+
+
 def test_the_cache_returns_the_rest_after_any_typed_part_of_it_only() -> None:
     known = cache()
     files = (SourceFile("b.py", "x = 1\n"),)  # edits in other files do not matter
     for at in range(len(TEXT)):
         request = replace(REQUESTED, prefix=REQUESTED.prefix + TEXT[:at])
         for same in (request, replace(request, files=files)):
-            found = known.find(same)
-            assert found is not None
-            assert (found.text, found.reused) == (TEXT[at:], True)
+            assert text_of(known, same) == TEXT[at:]
         wrong = "?" if TEXT[at] != "?" else "!"
         assert known.find(replace(request, prefix=request.prefix + wrong)) is None
         assert known.find(replace(request, suffix="\n")) is None
@@ -329,52 +310,24 @@ def test_the_cache_returns_the_rest_after_any_typed_part_of_it_only() -> None:
         assert known.find(replace(request, max_tokens=7)) is None
 
 
-PAIRS = {"(": ")", "[": "]", "{": "}", '"': '"'}
-
-
-def closed_by_an_editor(typed: str) -> str:
-    """Return the closing brackets and quotes that an editor inserts after `typed`."""
-    stack: list[str] = []
-    for letter in typed:
-        if stack and letter == stack[-1]:
-            stack.pop()  # typed over
-        elif letter in PAIRS:
-            stack.append(PAIRS[letter])
-    return "".join(reversed(stack))
-
-
-nested = st.recursive(
-    st.sampled_from(["a", "b + 1", '"text"', "items"]),
-    lambda inner: st.tuples(st.sampled_from(["f({})", "[{}]", "x[{}]", "({})"]), inner).map(
-        lambda both: both[0].format(both[1])
-    ),
-)
-
-
-@pytest.mark.long
-@given(nested)
-@pytest.mark.parametrize("opening", ["(", "["])
-def test_brackets_that_the_editor_closed_are_not_repeated(opening: str, inner: str) -> None:
-    """The rest ends before the bracket after the cursor, at every such place."""
-    text = f"call{opening}{inner}, 1{PAIRS[opening]}"
-    known = cache(text)
-    for at in range(1, len(text)):
-        typed = text[:at]
-        closed = closed_by_an_editor(typed)
-        if not closed or len(closed) > 3 or typed.count('"') % 2:
-            continue
-        prefix, suffix = REQUESTED.prefix + typed, closed + REQUESTED.suffix
-        found = known.find(replace(REQUESTED, prefix=prefix, suffix=suffix))
-        rest = found.text if found else ""
-        assert (typed + rest + closed).startswith(text[: len(typed + rest) + 1])
-        assert rest or text[at] == closed[0]
+@pytest.mark.parametrize(("typed", "closed", "rest"), [
+    ("call(", ")", "f([a], 'b'), 1"), ("call(f(", "))", "[a], 'b'"), ("call(f([", "]))", "a"),
+    ("call(f([a], ", "))", "'b'"), ("call(f([a], 'b'), ", ")", "1"), ("call(f([a], '", "'))", "b"),
+])  # fmt: skip
+def test_brackets_that_the_editor_closed_are_not_repeated(
+    typed: str, closed: str, rest: str
+) -> None:
+    """The rest ends before the bracket after the cursor."""
+    known = cache("call(f([a], 'b'), 1)")
+    prefix, suffix = REQUESTED.prefix + typed, closed + REQUESTED.suffix
+    assert text_of(known, replace(REQUESTED, prefix=prefix, suffix=suffix)) == rest
     assert known.find(replace(REQUESTED, suffix="x" + REQUESTED.suffix)) is None
 
 
 def test_a_block_that_the_editor_closed() -> None:
     known = cache("{\n    return 1\n}", replace(REQUESTED, prefix="int f() "))
     request = replace(REQUESTED, prefix="int f() {\n    ", suffix="\n}" + REQUESTED.suffix)
-    assert [found.text for found in [known.find(request)] if found] == ["return 1"]
+    assert text_of(known, request) == "return 1"
 
 
 def test_a_cached_completion_has_the_newlines_of_each_request() -> None:
@@ -382,9 +335,8 @@ def test_a_cached_completion_has_the_newlines_of_each_request() -> None:
     windows = replace(windows, suffix=windows.suffix.replace("\n", "\r\n"))
     for known in (cache("(\n1)"), cache("(\r\n1)", windows)):
         for request, newline in ((REQUESTED, "\n"), (windows, "\r\n")):
-            found = known.find(replace(request, prefix=request.prefix + "("))
-            assert found is not None
-            assert found.text == f"{newline}1)"
+            after = replace(request, prefix=request.prefix + "(")
+            assert text_of(known, after) == f"{newline}1)"
 
 
 def test_cancelled_and_empty_completions_are_not_cached() -> None:
@@ -395,7 +347,7 @@ def test_cancelled_and_empty_completions_are_not_cached() -> None:
     known.add(REQUESTED, Completion("ab", "time", Stats()))
     assert known.find(REQUESTED) is None  # the model may generate more
     found = known.find(replace(REQUESTED, prefix=REQUESTED.prefix + "a"))
-    assert found is not None
+    assert found
     assert (found.text, found.finish_reason) == ("b", "time")
 
 

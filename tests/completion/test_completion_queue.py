@@ -1,10 +1,9 @@
-"""The thread that completes: superseding, cancelling, failures, and work ahead of requests."""
+"""The thread that completes: superseding, cancelling, failures, work ahead, files with secrets."""
 
 import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,20 +14,26 @@ from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_queue import (
     CompletionQueue,
     QueueOptions,
+    is_excluded,
     submit_with_alternatives,
 )
-from akunu_py.completion.completion_request import Completion, CompletionRequest, EndCheck
+from akunu_py.completion.completion_request import (
+    Completion,
+    CompletionRequest,
+    EndCheck,
+    SourceFile,
+)
 from akunu_py.completion.tickets import Pace, Ticket
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Failed, Finished
 from akunu_py.engine.loop import StepLoop
-from akunu_py.errors import UsageError, describe
+from akunu_py.settings import SECRET_FILES
 from akunu_py.types import Stats
 from tests.support.command import until
 from tests.support.complete import complete
 from tests.support.engines import altered
 from tests.support.jobs import open_jobs
-from tests.support.scripted_loop import ScriptedLoop
+from tests.support.scripted_loop import RecordingLoop, ScriptedLoop
 from tests.support.slow import slow
 from tests.support.targets import Counting
 from tests.support.tiny_fim import sentence_piece, write_model
@@ -69,7 +74,6 @@ class Requested:
     request: CompletionRequest
     parts: list[str] = field(default_factory=list)
     done: list[Completion | Failed] = field(default_factory=list)
-    thread: threading.Thread | None = None
     ticket: Ticket = field(init=False)
 
     @property
@@ -87,7 +91,6 @@ class Host:
     """A queue with a tiny model. `on_pass` is called in its thread before each pass."""
 
     def __init__(self, engine: Engine, options: QueueOptions | None = None) -> None:
-        self.changed = threading.Condition()
         self.rows: list[int] = []  # of each pass
         self.made: list[CompletionRequest] = []  # completed by at least one pass
         self.states: list[str] = []
@@ -105,9 +108,7 @@ class Host:
                 on_event(event)
                 if isinstance(event, Finished) and passes > noted_passes:
                     noted_passes = passes
-                    with self.changed:
-                        self.made.append(job.request)
-                        self.changed.notify_all()
+                    self.made.append(job.request)
 
             submit(job, note)
 
@@ -134,22 +135,12 @@ class Host:
             requested.parts.append(text)
             on_part(requested)
 
-        def on_done(done: Completion | Failed) -> None:
-            with self.changed:
-                requested.done.append(done)
-                requested.thread = threading.current_thread()
-                self.changed.notify_all()
-
-        requested.ticket = Ticket(request, on_done, channel, on_text)
+        requested.ticket = Ticket(request, requested.done.append, channel, on_text)
         self.queue.submit(requested.ticket)
         return requested
 
-    def wait(self, condition: Callable[[], object]) -> None:
-        with self.changed:
-            assert self.changed.wait_for(condition, 60)
-
     def wait_done(self, *requested: Requested) -> None:
-        self.wait(lambda: all(each.done for each in requested))
+        until(lambda: all(each.done for each in requested))
 
     def answer(self, request: CompletionRequest, channel: str = "") -> Completion:
         requested = self.submit_now(request, channel)
@@ -268,11 +259,6 @@ def test_requests_on_other_channels_are_served_in_order(host: Host) -> None:
     assert {each.reason for each in requested} == {"length"}
 
 
-def failure(done: Completion | Failed) -> str:
-    assert isinstance(done, Failed)
-    return describe(done.error)
-
-
 def test_the_time_limit_starts_with_the_first_text(host: Host, engine: Engine) -> None:
     """A prefill may take longer than the limit, and the text still comes."""
     request = CompletionRequest(LONG, max_tokens=12, seconds=1e-6)
@@ -280,46 +266,6 @@ def test_the_time_limit_starts_with_the_first_text(host: Host, engine: Engine) -
     assert done.finish_reason == "time"
     assert done.text
     assert complete(Completer(engine), replace(request, seconds=None)).text.startswith(done.text)
-
-
-def test_a_bad_request_and_a_bug_fail_alone(host: Host) -> None:
-    def broken(requested: Requested) -> None:
-        raise RuntimeError("no reader")
-
-    bad = [
-        host.submit_now(replace(REQUESTED, max_tokens=-1)),
-        host.submit_now(REQUESTED, on_part=broken),
-    ]
-    good = host.submit_now(replace(REQUESTED, max_tokens=2))
-    host.wait_done(*bad, good)
-    expected = ["max_tokens must be from 0 to 1024, got -1", "RuntimeError: no reader"]
-    assert [failure(*each.done) for each in bad] == expected
-    assert good.reason == "length"
-
-
-def test_loading_is_tried_again_with_later_requests(engine: Engine) -> None:
-    now, states = [0.0], list[str]()
-
-    def load() -> Completer:
-        if states.count("loading") < 5:
-            raise UsageError("no such model")
-        return Completer(engine)
-
-    queue = CompletionQueue(load, on_state=states.append, clock=lambda: now[0])
-    early = Future[Completion | Failed]()
-    queue.submit(Ticket(REQUESTED, early.set_result))
-    queue.start()
-    assert failure(early.result()) == "no such model"
-    failed = []
-    for wait in (0.9, 0.1, 1.9, 0.1, 4.0, 7.9, 0.1):
-        now[0] += wait
-        try:
-            queue.complete(REQUESTED)
-        except UsageError:
-            failed.append(wait)
-    assert queue.close(60)
-    assert failed == [0.9, 0.1, 1.9, 0.1, 4.0, 7.9]
-    assert states == [*["loading", "failed"] * 4, "loading", "ready", "unloaded"]
 
 
 def test_closing_answers_every_request(engine: Engine) -> None:
@@ -442,7 +388,7 @@ def test_a_completion_that_is_being_made_ahead_is_taken_over(
 
     host.on_pass = accept
     host.answer(REQUESTED, "buffer")
-    host.wait(lambda: later and later[0].done and len(host.made) > 1)
+    until(lambda: later and later[0].done and len(host.made) > 1)
     assert later[0].completion.text == alone == "".join(later[0].parts)
     assert [request.prefix for request in host.made[:2]] == [REQUESTED.prefix, accepted.prefix]
 
@@ -461,7 +407,7 @@ def test_an_acceptance_makes_the_next_completion_once(
 ) -> None:
     patient.answer(REQUESTED)
     patient.queue.accepted()
-    patient.wait(lambda: len(patient.made) == 2)
+    until(lambda: len(patient.made) == 2)
     assert patient.made[1].prefix == accepted.prefix
     patient.queue.accepted()  # of the rest of it, for example
     passes = patient.passes
@@ -476,26 +422,22 @@ def test_an_acceptance_makes_the_next_completion_once(
 def test_a_pause_makes_the_next_completion(engine: Engine, accepted: CompletionRequest) -> None:
     with running(engine, 0.01) as host:
         host.answer(REQUESTED)
-        host.wait(lambda: len(host.made) == 2)
+        until(lambda: len(host.made) == 2)
         assert host.made[1].prefix == accepted.prefix
 
 
 def test_on_battery_nothing_is_made_ahead() -> None:
     """Neither a prefill nor the next completion; requests of clients are completed."""
-    made: list[CompletionRequest] = []
-
-    def complete(request: CompletionRequest, *_: Any) -> Completion:
-        made.append(request)
-        return Completion("text", "stop", Stats())
-
+    loop = RecordingLoop()
     options = QueueOptions(pause_s=0.0, saves_power=lambda: True)
-    queue = CompletionQueue(lambda: ScriptedLoop("x", complete), options)
+    queue = CompletionQueue(lambda: loop, options)
     queue.start()
     assert queue.complete(CompletionRequest("a", max_tokens=0)).finish_reason == "cancelled"
     assert queue.complete(CompletionRequest("b")).text == "text"
     assert queue.complete(CompletionRequest("c")).text == "text"
+    queue.accepted()
     queue.close(drain=True)
-    assert [request.prefix for request in made] == ["b", "c"]
+    assert [request.prefix for request in loop.made] == ["b", "c"]
 
 
 # Prefills
@@ -525,7 +467,7 @@ def test_a_request_interrupts_a_prefill_and_uses_its_tokens(host: Host) -> None:
 
     host.on_pass = submit_now
     prefill = host.submit_now(replace(request, max_tokens=0))
-    host.wait(lambda: requested and requested[0].done)
+    until(lambda: requested and requested[0].done)
     assert prefill.reason == "cancelled"
     assert requested[0].completion.stats.cached_tokens == host.rows[0]
 
@@ -540,5 +482,70 @@ def test_only_the_last_place_is_prefilled_and_no_cached_one(host: Host) -> None:
     host.wait_done(busy, *places)
     assert [place.reason for place in places] == ["cancelled", "cancelled", "length"]
     host.answer(REQUESTED)
-    cached = host.submit_now(replace(REQUESTED, max_tokens=0))
-    assert cached.thread is threading.current_thread()
+    assert host.submit_now(replace(REQUESTED, max_tokens=0)).done  # at once
+
+
+# Files with secrets
+
+
+SECRET = [
+    "/home/me/app/.env", "/home/me/app/.env.local", ".env", "/etc/ssl/server.pem",
+    "/etc/ssl/Server.KEY", "/app/secrets.yaml", "/home/me/.ssh/id_ed25519", "/home/me/.netrc",
+    "/app/prod.env", "/app/secret.yaml", "/home/me/.npmrc", "/home/me/.pypirc",
+    "/app/credentials.json", "/app/prod.tfvars", "/app/terraform.tfstate", "/home/me/kubeconfig",
+    "/app/AuthKey.p8", "/app/release.keystore", "/home/me/.aws/config", "/home/me/.ssh/config",
+    "vscode-remote://ssh-remote%2Bhost/home/me/%2Eenv",
+    "git:/home/me/app/.env?%7B%22ref%22%3A%22HEAD%22%7D", "untitled:.env.local",
+]  # fmt: skip
+OPEN = [
+    "", "/home/me/app/environment.py", "/home/me/app/keys.py", "/home/me/.env/app.py",
+    "/home/me/app/my_secrets.py", "git:/home/me/app/main.py?%7B%22ref%22%3A%22.env%22%7D",
+]  # fmt: skip
+
+
+def test_only_files_with_secrets_are_excluded() -> None:
+    assert [path for path in SECRET + OPEN if is_excluded(path, SECRET_FILES)] == SECRET
+
+
+def test_a_pattern_with_a_slash_matches_the_end_of_a_path() -> None:
+    assert is_excluded("/home/me/app/config/prod.toml", ["config/*.toml"])
+    assert is_excluded("/home/me/app/Private/deep/a.py", ["private/*"])
+    assert not is_excluded("/home/me/app/myconfig/prod.toml", ["config/*.toml"])
+
+
+def test_secrets_never_reach_the_model() -> None:
+    """Neither in the buffer, which is not prefilled either, nor as other files."""
+    loop = RecordingLoop()
+    queue = CompletionQueue(lambda: loop)
+    queue.start()
+    for path in SECRET:
+        for tokens in (2, 0):
+            done = queue.complete(CompletionRequest("KEY=", path=path, max_tokens=tokens))
+            assert (done.text, done.finish_reason, done.excluded) == ("", "stop", True)
+    files = tuple(SourceFile(path, "TOKEN = 1\n") for path in [*SECRET, "/app/b.py"])
+    request = CompletionRequest("a = ", path="/app/a.py", files=files)
+    for each in (replace(request, max_tokens=0), request):
+        queue.complete(each)
+    assert queue.close(60, drain=True)
+    assert [request.path for request in loop.made] == ["/app/a.py"] * 2
+    assert [[file.path for file in request.files] for request in loop.made] == [["/app/b.py"]] * 2
+
+
+def test_a_request_in_an_excluded_file_cancels_the_older_one_of_its_channel() -> None:
+    done: dict[str, Completion | Failed] = {}
+
+    def complete(request: CompletionRequest, ended: EndCheck, _: Any) -> Completion:
+        until(ended)
+        return Completion("", ended() or "stop", Stats())
+
+    queue = CompletionQueue(lambda: ScriptedLoop("x", complete))
+    queue.start()
+    for path in ("a.py", ".env"):
+        ticket = Ticket(
+            CompletionRequest("x", path=path), partial(done.__setitem__, path), "buffer"
+        )
+        queue.submit(ticket)
+    until(lambda: len(done) == 2)
+    assert queue.close(60)
+    reasons = {path: getattr(each, "finish_reason", "") for path, each in done.items()}
+    assert reasons == {"a.py": "cancelled", ".env": "stop"}

@@ -1,10 +1,8 @@
 """The language server: a client's session, wrong messages, and documents."""
 
 import asyncio
-import io
 import json
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -20,16 +18,10 @@ from pygls.lsp.client import LanguageClient
 
 from akunu_py.completion.completion_cache import CompletionCache
 from akunu_py.completion.completion_request import CompletionRequest
-from akunu_py.completion.protocols.lsp import (
-    CONTEXT,
-    PART,
-    LanguageServer,
-    OpenDocument,
-    read_frames,
-)
+from akunu_py.completion.protocols.lsp import CONTEXT, PART, LanguageServer, OpenDocument
 from akunu_py.engine.job import ModelLoop
 from akunu_py.errors import UsageError
-from tests.support.lsp_servers import ECHO, STARTER, Echo, Ghost
+from tests.support.lsp_servers import ECHO, STARTER, Echo, Ghost, frame, talk
 from tests.support.tiny_fim import sentence_piece, write_model
 
 END = "<|endoftext|>"
@@ -152,6 +144,7 @@ async def editor(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Editor]:
     await editor.close()
 
 
+@pytest.mark.long
 async def test_a_session_on_a_model(editor: Editor, tmp_path: Path) -> None:
     model = write_model(tmp_path / "tiny", sentence_piece([END]), end=END)
     await editor.client.start_io(*STARTER[:-1], str(model))
@@ -363,25 +356,12 @@ async def test_a_model_that_does_not_load_is_named_once(editor: Editor) -> None:
 # Messages byte by byte
 
 
-def frame(message: object) -> bytes:
-    body = message if isinstance(message, bytes) else json.dumps(message).encode()
-    return b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
-
-
 def request(id: int | None, method: str, params: object = None) -> bytes:
     message = {"jsonrpc": "2.0", "method": method, "params": params}
     return frame(message if id is None else message | {"id": id})
 
 
 INITIALIZE: dict[str, Any] = {"capabilities": {}, "processId": None, "rootUri": None}
-
-
-def talk(data: bytes, *command: str) -> tuple[list[tuple[int | None, int | None]], int, str]:
-    """Return the id and error code of each reply to `data`, the exit code and stderr."""
-    done = subprocess.run(command, input=data, capture_output=True, timeout=60)
-    replies = [json.loads(body) for body in read_frames(io.BytesIO(done.stdout))]
-    codes = [(each["id"], each.get("error", {}).get("code")) for each in replies if "id" in each]
-    return codes, done.returncode, done.stderr.decode()
 
 
 @pytest.mark.long

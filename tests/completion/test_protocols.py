@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from akunu_py.completion.completion_queue import CompletionQueue, QueueOptions
-from akunu_py.completion.completion_request import Completion, CompletionRequest
+from akunu_py.completion.completion_request import CompletionRequest
 from akunu_py.completion.protocols.filter import find_cursor
 from akunu_py.completion.protocols.json_lines import (
     BadLine,
@@ -23,10 +23,9 @@ from akunu_py.completion.protocols.json_lines import (
 from akunu_py.engine.engine import Engine
 from akunu_py.errors import UsageError
 from akunu_py.models.store.model_store import StoredModel
-from akunu_py.types import Stats
-from tests.support.command import AKUNU, run_here, until
+from tests.support.command import AKUNU, assert_one_line_error, run_here, until
 from tests.support.paths import DOCS
-from tests.support.scripted_loop import ScriptedLoop
+from tests.support.scripted_loop import RecordingLoop
 from tests.support.tiny_fim import sentence_piece, write_model
 
 STATS = {"prompt_tokens", "cached_tokens", "target_passes", "evidence_tokens", "reused"}
@@ -196,23 +195,15 @@ def test_lines_are_bounded() -> None:
         parse(None)
 
 
-@pytest.mark.parametrize("battery", [True, False])
-def test_an_acceptance_prepares_the_next_completion_except_on_battery(battery: bool) -> None:
-    made: list[str] = []
-    replies: list[dict[str, Any]] = []
-
-    def complete(request: CompletionRequest, *_: Any) -> Completion:
-        made.append(request.prefix)
-        return Completion("text", "stop", Stats())
-
-    options = QueueOptions(pause_s=3600, saves_power=lambda: battery)
-    queue = CompletionQueue(lambda: ScriptedLoop("x", complete), options)
+def test_an_acceptance_prepares_the_next_completion() -> None:
+    loop, replies = RecordingLoop(), list[dict[str, Any]]()
+    queue = CompletionQueue(lambda: loop, QueueOptions(pause_s=3600))
     lines = JsonLines(queue, lambda line: replies.append(json.loads(line)), CompletionRequest(""))
     queue.start()
     lines.handle(b'{"id": 1, "prefix": "a"}')
     until(lambda: replies)
     lines.handle(b'{"accepted": 1}')
-    until(lambda: made == (["a"] if battery else ["a", "atext"]))
+    until(lambda: [request.prefix for request in loop.made] == ["a", "atext"])
     assert queue.close(60)
 
 
@@ -224,19 +215,36 @@ def test_limits_of_the_command_hold_where_a_request_sets_none() -> None:
     assert (request.max_tokens, request.seconds) == (7, 0.5)
 
 
-def test_completion_has_a_model_of_its_own(tmp_path: Path, tiny: Path) -> None:
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "akunu").mkdir()
+    return tmp_path / "akunu" / "settings.toml"
+
+
+def test_completion_has_a_model_of_its_own(settings: Path, tiny: Path) -> None:
     """And where the model cannot fill in the middle, one to pull is named."""
-    env = {"XDG_CONFIG_HOME": str(tmp_path)}
-    settings = tmp_path / "akunu" / "settings.toml"
-    settings.parent.mkdir()
     settings.write_text(f'model = "{tiny}"\ncompletion_model = "nonesuch"\n')
-    done = run_here("complete", env=env)
+    done = run_here("complete")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "nonesuch" in done.stderr
     settings.write_text(f'model = "nonesuch"\ncompletion_model = "{tiny}"\n')
-    done = run_here("complete", env=env)
+    done = run_here("complete")
     assert done.returncode == 0
     assert f"{tiny.name} is not known to fill in the middle" in done.stderr
+
+
+def test_the_setting_reaches_json_lines(tiny: Path, settings: Path) -> None:
+    settings.write_text('completion_exclude = ["*.private"]\n')
+    text = "".join(
+        json.dumps({"id": path, "prefix": "x = [[[[", "path": path, "max_tokens": 2}) + "\n"
+        for path in ("/app/a.private", "/app/.env")
+    )
+    done = run_here("complete", "--no-answer-cache", "--model", str(tiny), stdin=text)
+    lines = map(json.loads, done.stdout.splitlines())
+    replies = {reply["id"]: reply for reply in lines if "hello" not in reply}
+    assert replies["/app/a.private"]["stats"]["generated_tokens"] == 0
+    assert replies["/app/.env"]["stats"]["generated_tokens"] == 2
 
 
 # The filter
@@ -286,9 +294,6 @@ def test_neighbours_and_limits(tiny: Path, tmp_path: Path) -> None:
     options = ["--file", str(other), "--max-tokens", "3", "--path", "notes", "--offset", "5"]
     code, out, error = run(tiny, *options, buffer=b"x = [\n")
     assert (code, len(out), error) == (0, 3, "")
-    code, _, error = run(tiny, *options, "--file", str(tmp_path / "none"), buffer=b"x = [\n")
-    assert code == 1
-    assert "No such file" in error
 
 
 @pytest.mark.parametrize(("options", "buffer"), [
@@ -311,3 +316,12 @@ def test_options_of_the_filter_alone_are_refused(tiny: Path) -> None:
     refused = run_here("complete", "--whole", "--model", str(tiny))
     assert refused.returncode == 2
     assert refused.stderr == "akunu: --whole requires --filter\n"
+
+
+def test_the_filter_refuses_in_one_line_and_the_setting_allows(tiny: Path, settings: Path) -> None:
+    options = ["--filter", "--offset", "4", "--path", "/app/.env", "--model", str(tiny)]
+    done = run_here("complete", *options, stdin="KEY=")
+    assert_one_line_error(done, 2, "/app/.env", "completion_exclude")
+    settings.write_text("completion_exclude = []\n")
+    done = run_here("complete", *options, "--max-tokens", "2", stdin="KEY=")
+    assert done.returncode == 0, done.stderr

@@ -89,8 +89,7 @@ def test_a_ghost_from_the_starter_is_accepted_with_tab(nvim: Neovim, starter: St
     config = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     nvim.start(f"{config}vim.o.ttimeoutlen = 50\n", CODE)
     nvim.wait_for("def subtract")
-    nvim.type("G", "o")
-    nvim.wait_for(GHOST, seconds=150)
+    nvim.type("G", "o", shows=GHOST, seconds=150)
     assert nvim.path.read_text() == CODE
     nvim.type("Tab")
     assert re.fullmatch(f"{re.escape(CODE)} *{GHOST}\n", nvim.written())
@@ -101,14 +100,10 @@ def test_without_a_ghost_tab_keeps_its_mapping(nvim: Neovim) -> None:
     init = "vim.keymap.set('i', '<C-F>', function() return '[own]' end, { expr = true })"
     nvim.open(init=init)
     snippet = ":lua vim.snippet.expand('f(${1:x}, ${2:y}) ')"
-    nvim.type("A", " ", "Escape", snippet, "Enter")
-    nvim.wait_for(r"firstf\(x, y\)")
-    nvim.type("a")
-    nvim.wait_for(r"firstf\(a, y\)")
-    nvim.type("Tab")
-    nvim.wait_for("-- SELECT --")
-    nvim.type("b", "C-f")
-    nvim.wait_for(r"firstf\(a, b\[own\]\)")
+    nvim.type("A", " ", "Escape", snippet, "Enter", shows=r"firstf\(x, y\)")
+    nvim.type("a", shows=r"firstf\(a, y\)")
+    nvim.type("Tab", shows="-- SELECT --")
+    nvim.type("b", "C-f", shows=r"firstf\(a, b\[own\]\)")
     nvim.type("Tab", "!")
     assert nvim.written() == "firstf(a, b[own]) ! \nlast\n"
 
@@ -116,15 +111,11 @@ def test_without_a_ghost_tab_keeps_its_mapping(nvim: Neovim) -> None:
 def test_a_letter_that_was_not_predicted_hides_the_ghost(nvim: Neovim) -> None:
     """At once: the next request is never answered here. Undo keeps what was typed before."""
     nvim.open()
-    nvim.type("o")
-    nvim.wait_for(r"first *\none two three *\nfour *\nlast")
-    nvim.type("on")
-    nvim.wait_for(r"first *\none two three *\nfour *\nlast")
-    nvim.type("x")
-    nvim.wait_for(r"first *\nonx *\nlast *\n~")
+    nvim.type("o", shows=r"first *\none two three *\nfour *\nlast")
+    nvim.type("on", shows=r"first *\none two three *\nfour *\nlast")
+    nvim.type("x", shows=r"first *\nonx *\nlast *\n~")
     nvim.type("Tab")  # it is a key like any other
-    nvim.type("C-u")
-    nvim.wait_for(r"first *\none two three *\nfour *\nlast")
+    nvim.type("C-u", shows=r"first *\none two three *\nfour *\nlast")
     nvim.type("x", "Tab")  # faster than it can be hidden
     assert re.fullmatch(r"first\nx[ \t]+\nlast\n", nvim.written())
 
@@ -149,10 +140,8 @@ def test_requests_have_recent_texts_and_files_that_are_not_loaded(
 ) -> None:
     (tmp_path / "never.py").write_text("never = 1\n")
     nvim.open(init=f"vim.cmd('badd {tmp_path}/never.py')")
-    nvim.type("yy", "o")
-    nvim.wait_for("one two three")
-    nvim.type("s", "Escape", ":w", "Enter", "o")
-    nvim.wait_for(r"first *\ns *\none two three")
+    nvim.type("yy", "o", shows="one two three")
+    nvim.type("s", "Escape", ":w", "Enter", "o", shows=r"first *\ns *\none two three")
     found = [json.loads(line) for line in (tmp_path / "requests").read_text().splitlines()]
     assert found[-1] == [[[f"{tmp_path}/never.py", "never = 1\n"]], ["first\ns\nlast", "first"]]
 
@@ -186,8 +175,7 @@ def test_requests_have_the_files_that_define_names_at_the_cursor(
     )
     nvim.open(init=init, text="x = area(x)\nlast\n")
     until(lambda: Path(log).exists() and "area" in Path(log).read_text())
-    nvim.type("o")
-    nvim.wait_for("one two three")
+    nvim.type("o", shows="one two three")
     found = json.loads((tmp_path / "requests").read_text().splitlines()[-1])
     assert found[0] == [[f"{tmp_path}/area.py", "def area(): ...\n"]]
     assert sorted(Path(log).read_text().split()) == ["area"]
@@ -199,21 +187,15 @@ def test_ghosts_by_key_and_alternatives(nvim: Neovim, tmp_path: Path) -> None:
     nvim.type("o")
     time.sleep(0.4)  # longer than Neovim's delay
     assert not (tmp_path / "requests").exists() or "one" not in nvim.terminal.screen()
-    nvim.type("C-Space")
-    nvim.wait_for(r"slow *\none two three *\nfour *\nslower")
+    nvim.type("C-Space", shows=r"slow *\none two three *\nfour *\nslower")
     # A menu whose entry begins as the ghost does.
     nvim.type("C-r", "=complete(1, ['one', 'two']) ? '' : ''", "Enter")
     nvim.wait_for(r"slow *\none *\n *one")
-    nvim.type("C-e")
-    nvim.wait_for(r"slow *\n *\nslower")
-    nvim.type("sl", "C-n")
-    nvim.wait_for(r"slow *\nslower *\nslower")
-    nvim.type("C-Space", "C-e", "C-u", "C-Space")
-    nvim.wait_for(r"slow *\none two three *\nfour *\nslower")
-    nvim.type("C-Space")
-    nvim.wait_for(r"slow *\nuno *\(2 of 2\) *\nslower")
-    nvim.type("C-Space")
-    nvim.wait_for(r"slow *\none two three *\nfour *\(1 of 2\) *\nslower")
+    nvim.type("C-e", shows=r"slow *\n *\nslower")
+    nvim.type("sl", "C-n", shows=r"slow *\nslower *\nslower")
+    nvim.type("C-Space", "C-e", "C-u", "C-Space", shows=r"slow *\none two three *\nfour *\nslower")
+    nvim.type("C-Space", shows=r"slow *\nuno *\(2 of 2\) *\nslower")
+    nvim.type("C-Space", shows=r"slow *\none two three *\nfour *\(1 of 2\) *\nslower")
     nvim.type("C-Space", "C-f", "x")
     assert nvim.written() == "slow\nunox\nslower\n"
 
@@ -239,8 +221,7 @@ def test_entries_of_nvim_cmp_and_blink(nvim: Neovim, tmp_path: Path) -> None:
         "local seen = { entries[1].label, entries[2].filterText, tostring(called) }\n"
         f"vim.fn.writefile(seen, '{tmp_path}/seen')\n"
     )
-    nvim.type("A", "C-b")
-    nvim.wait_for(r"é teh two four")
+    nvim.type("A", "C-b", shows=r"é teh two four")
     until((tmp_path / "seen").exists)
     assert (tmp_path / "seen").read_text().splitlines() == ["teh two four", "teh", "3"]
     assert nvim.written() == "é teh two four\nlast\n"
@@ -248,20 +229,17 @@ def test_entries_of_nvim_cmp_and_blink(nvim: Neovim, tmp_path: Path) -> None:
 
 def test_a_server_that_was_killed_comes_back_by_itself(nvim: Neovim) -> None:
     nvim.open()
-    nvim.type("o", "die")
-    nvim.wait_for("quit with exit code 0 and signal 9")
+    nvim.type("o", "die", shows="quit with exit code 0 and signal 9")
     nvim.type("Enter", "C-w")  # dismisses Neovim's own message
     nvim.wait_for(r"failed: the helper ended with 9\.")
     nvim.wait_for(r"ready\.")
-    nvim.type("x", "BSpace")
-    nvim.wait_for("one two three")
+    nvim.type("x", "BSpace", shows="one two three")
 
 
 def test_a_binary_buffer_has_no_ghost(nvim: Neovim, tmp_path: Path) -> None:
     nvim.open(init="vim.o.binary = true", loads=False)
     (tmp_path / "model").touch()
-    nvim.type("o", "x")
-    nvim.wait_for(r"first *\nx *\n(?s:.*)idle\.")
+    nvim.type("o", "x", shows=r"first *\nx *\n(?s:.*)idle\.")
     assert not (tmp_path / "requests").exists()
     nvim.type("Escape", ":new", "Enter", ":set nobinary", "Enter", "i")
     nvim.wait_for(r"ready\.")  # in this buffer
@@ -285,8 +263,7 @@ def test_a_missing_model_is_reported_and_loaded_when_it_exists(
     nvim.wait_for(r"failed: no such model\.")
     (tmp_path / "model").touch()
     time.sleep(1)  # before that, loading is not tried again
-    nvim.type("o")
-    nvim.wait_for(r"ready\.")
+    nvim.type("o", shows=r"ready\.")
     nvim.wait_for("one two three")
 
 
@@ -294,8 +271,7 @@ def test_a_ghost_grows_while_it_is_written_and_does_not_blink(nvim: Neovim, tmp_
     """Each word comes when a file is there. Letters of it may be typed, a part of it accepted; the
     answer takes its place. What was shown before, and is not typed on, goes."""
     nvim.open()
-    nvim.type("o")
-    nvim.wait_for(r"first *\none two three *\nfour *\nlast")
+    nvim.type("o", shows=r"first *\none two three *\nfour *\nlast")
     nvim.type("slow")
     (tmp_path / "word1").touch()
     nvim.wait_for(r"first *\nslowone *\nlast")
@@ -312,10 +288,8 @@ def test_a_ghost_grows_while_it_is_written_and_does_not_blink(nvim: Neovim, tmp_
     for _ in range(3):  # it stays there when the answer has come
         time.sleep(0.1)
         nvim.wait_for(r"first *\nslowone two three *\nfour *\nlast", seconds=0)
-    nvim.type("C-l")
-    nvim.wait_for("At 2:18")
-    nvim.type("C-l")
-    nvim.wait_for("At 3:5")
+    nvim.type("C-l", shows="At 2:18")
+    nvim.type("C-l", shows="At 3:5")
     assert nvim.written() == "first\nslowone two three\nfour\nlast\n"
 
 
@@ -324,22 +298,15 @@ def test_an_accepted_ghost_behaves_like_typed_text(nvim: Neovim) -> None:
     is expanded, and one at its end by the next key; inside it what was shown is inserted."""
     nvim.open(text="first\n  last\n")
     nvim.type(":iabbrev teh the|iabbrev two 2", "Enter", ":iabbrev four 4", "Enter")
-    nvim.type("G", "o", "teh")
-    nvim.wait_for(r"\n  teh two four *\n~")
-    nvim.type("Tab")
-    nvim.wait_for(r"\n  the two four *\n~")
-    nvim.type(".", "Escape")
-    nvim.wait_for(r"\n  the two 4\. *\n~")
+    nvim.type("G", "o", "teh", shows=r"\n  teh two four *\n~")
+    nvim.type("Tab", shows=r"\n  the two four *\n~")
+    nvim.type(".", "Escape", shows=r"\n  the two 4\. *\n~")
     nvim.type("u")  # the ghost, not what was typed before it
     nvim.wait_for(r"first *\n  last *\n  the *\n~")
-    nvim.type("u")
-    nvim.wait_for(r"first *\n  last *\n~")
-    nvim.type("C-r", "C-r", "G", ".")
-    nvim.wait_for(r"(\n  the two 4\. *){2}\n~")
-    nvim.type("o", "teh")
-    nvim.wait_for(r"\n  teh two four *\n~")
-    nvim.type("C-f")
-    nvim.wait_for(r"\n  the two four *\n~")
+    nvim.type("u", shows=r"first *\n  last *\n~")
+    nvim.type("C-r", "C-r", "G", ".", shows=r"(\n  the two 4\. *){2}\n~")
+    nvim.type("o", "teh", shows=r"\n  teh two four *\n~")
+    nvim.type("C-f", shows=r"\n  the two four *\n~")
     nvim.type("C-f", ".")  # at once
     block = "  the two 4.\n"
     assert nvim.written() == f"first\n  last\n{block * 3}"

@@ -4,9 +4,8 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import time
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from akunu_py.models.store.model_store import StoredModel
 from tests.support.command import AKUNU, until
+from tests.support.editor_helper import write_helper
 from tests.support.paths import EDITORS
 from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture
@@ -40,7 +40,7 @@ class Vim:
 
     def __init__(self, terminal: Terminal, directory: Path, text: str, settings: str = "") -> None:
         """settings: lines of the vimrc; they come after the snippet that is printed."""
-        self.terminal, self.type = terminal, terminal.type
+        self.terminal, self.type = terminal, partial(terminal.type, seconds=150)
         self.path = directory / "a.py"
         self.path.write_text(text)
         options = "set nocompatible noswapfile viminfo= ttimeout ttimeoutlen=50\n"
@@ -62,39 +62,29 @@ def test_typing_into_the_ghost_and_accepting_it_in_parts(
     terminal: Terminal, tmp_path: Path, starter: StoredModel
 ) -> None:
     vim = Vim(terminal, tmp_path, CODE)
-    vim.type("G", "o")
-    vim.wait_for(GHOST)
-    vim.type("    re", "C-f")  # the rest of the word
-    vim.wait_for(GHOST)  # its rest is a ghost still
-    vim.type("C-f", "x")  # " a", and then something else
-    vim.wait_for("return ax")
-    vim.type("BSpace")
-    vim.wait_for(GHOST)
+    vim.type("G", "o", shows=GHOST)
+    vim.type("    re", "C-f", shows=GHOST)  # the rest of the word; its rest is a ghost still
+    vim.type("C-f", "x", shows="return ax")  # " a", and then something else
+    vim.type("BSpace", shows=GHOST)
     vim.type("C-l")
     assert vim.written() == CODE + f"    {GHOST}\n"
 
 
-# A helper that completes on the spot, so that the keys can be tried one by one; it logs all lines.
-HELPER = """
-import json, os, pathlib, sys
-log = pathlib.Path(sys.argv[0]).with_name("log").open("a", buffering=1)
-for line in sys.stdin:
-    log.write(line)
-    request = json.loads(line)
-    if "prefix" not in request or request.get("max_tokens") == 0:
-        continue
-    if "die" in request["prefix"]:
-        os.kill(os.getpid(), 9)
-    text = "" if request["prefix"].split("\\n")[-1].strip() else "one two(\\n\\tthree\\n\\n)"
-    print(json.dumps({"id": request["id"], "text": text, "finish_reason": "stop", "stats": {}}))
-    sys.stdout.flush()
+REPLY = "say(text=text, finish_reason='stop', stats={})"
+# A helper that completes on the spot, so that the keys can be tried one by one.
+HELPER = f"""
+if "prefix" not in request or request.get("max_tokens") == 0:
+    continue
+if "die" in request["prefix"]:
+    os.kill(os.getpid(), 9)
+text = "" if request["prefix"].split("\\n")[-1].strip() else "one two(\\n\\tthree\\n\\n)"
+{REPLY}
 """
 
 
 def helper(directory: Path, code: str = HELPER) -> str:
     """The vimrc line that makes `code` the helper."""
-    (directory / "helper.py").write_text(code)
-    return f"let g:akunu_command = ['{sys.executable}', '{directory}/helper.py']\n"
+    return f"let g:akunu_command = {write_helper(directory, code)}\n"
 
 
 def test_a_ghost_of_several_lines(terminal: Terminal, tmp_path: Path) -> None:
@@ -102,22 +92,14 @@ def test_a_ghost_of_several_lines(terminal: Terminal, tmp_path: Path) -> None:
     vim.type("o")
     shown = r"first *\none two\( *\n {8}three *\n *\n\) *\nlast *\n"
     vim.wait_for(shown)
-    vim.type("o")  # typed through
-    vim.wait_for(shown)
-    vim.type("C-f", "C-f")
-    vim.wait_for(shown)
-    vim.type("Escape")
-    vim.wait_for(r"first *\none two *\nlast *\n")
-    vim.type("u")  # and undo shows no ghost again
-    vim.wait_for(r"first *\no *\nlast *\n~")
-    vim.type("u")
-    vim.wait_for(r"first *\nlast *\n~")
-    vim.type("o", "Escape")
-    vim.wait_for(r"first *\n *\nlast *\n~")
-    vim.type("i")  # on the empty line: nothing changes, nothing moves
-    vim.wait_for(shown)
-    vim.type("C-l", "C-l", "C-l")
-    vim.wait_for(shown)
+    vim.type("o", shows=shown)  # typed through
+    vim.type("C-f", "C-f", shows=shown)
+    vim.type("Escape", shows=r"first *\none two *\nlast *\n")
+    vim.type("u", shows=r"first *\no *\nlast *\n~")  # and undo shows no ghost again
+    vim.type("u", shows=r"first *\nlast *\n~")
+    vim.type("o", "Escape", shows=r"first *\n *\nlast *\n~")
+    vim.type("i", shows=shown)  # on the empty line: nothing changes, nothing moves
+    vim.type("C-l", "C-l", "C-l", shows=shown)
     assert vim.written() == "first\none two(\n\tthree\n\nlast\n"
 
 
@@ -133,14 +115,11 @@ def test_an_accepted_block_is_what_was_shown_and_is_repeated(
 ) -> None:
     settings = helper(tmp_path) + OPTIONS
     vim = Vim(terminal, tmp_path, "first\n  last\n", settings)
-    vim.type("G", "o")
-    vim.wait_for("one two")
-    vim.type("Tab", ".", "Escape")
-    vim.wait_for(r"\n {0,2}one two\( *\n {8}three *\n *\n\)\.")
+    vim.type("G", "o", shows="one two")
+    vim.type("Tab", ".", "Escape", shows=r"\n {0,2}one two\( *\n {8}three *\n *\n\)\.")
     vim.type(":set ai? si? cin? tw? fo?", "Enter")
     vim.wait_for(r"(?s)\bautoindent.*\bsmartindent.*\bcindent.*textwidth=9.*formatoptions=tcro")
-    vim.type("Enter", "u", "u")
-    vim.wait_for(r"first *\n  last *\n~")
+    vim.type("Enter", "u", "u", shows=r"first *\n  last *\n~")
     vim.type(":set noai nosi nocin tw=0 fo=", "Enter", "C-r", "C-r", "G", ".")
     block = "one two(\n\tthree\n\n)."
     assert vim.written() == f"first\n  last\n  {block}\n{block}\n"
@@ -149,14 +128,10 @@ def test_an_accepted_block_is_what_was_shown_and_is_repeated(
 def test_without_a_ghost_keys_do_what_they_did(terminal: Terminal, tmp_path: Path) -> None:
     settings = helper(tmp_path) + "inoremap <expr> <C-F> '[' .. line('.') .. ']'\n"
     vim = Vim(terminal, tmp_path, "first\n", settings)
-    vim.type("o")
-    vim.wait_for("one two")
-    vim.type("C-]")
-    vim.wait_for(r"first *\n *\n~")
-    vim.type("Tab", "C-l", "C-f")
-    vim.wait_for(r"\[2\]")
-    vim.type("Enter")
-    vim.wait_for("one two")
+    vim.type("o", shows="one two")
+    vim.type("C-]", shows=r"first *\n *\n~")
+    vim.type("Tab", "C-l", "C-f", shows=r"\[2\]")
+    vim.type("Enter", shows="one two")
     vim.type("z", "Tab", "C-f")  # in one burst, faster than the ghost can be hidden
     assert vim.written() == "first\n\t[2]\nz\t[3]\n"
 
@@ -184,9 +159,7 @@ def test_a_helper_that_is_missing_or_fails_is_reported_once(
 def test_another_letter_cancels_the_request_of_an_unfinished_ghost(
     terminal: Terminal, tmp_path: Path, part: str
 ) -> None:
-    delta = f'"delta": "{part}"'
-    endless = HELPER.replace('"text": text, "finish_reason": "stop", "stats": {}', delta)
-    assert endless != HELPER
+    endless = HELPER.replace(REPLY, f"say(delta={part!r})")
     vim = Vim(
         terminal, tmp_path, "first\n", helper(tmp_path, endless) + "let g:akunu_delay = 9999\n"
     )
@@ -200,48 +173,36 @@ def test_another_letter_cancels_the_request_of_an_unfinished_ghost(
 
 def test_a_binary_buffer_has_no_ghost(terminal: Terminal, tmp_path: Path) -> None:
     vim = Vim(terminal, tmp_path, "first\n", helper(tmp_path) + STATUS + "set binary\n")
-    vim.type("o")
-    vim.wait_for(r"off\.")
+    vim.type("o", shows=r"off\.")
     assert vim.written() == "first\n\n"
     assert not (tmp_path / "log").exists()
 
 
 def test_a_helper_that_was_killed_comes_back_by_itself(terminal: Terminal, tmp_path: Path) -> None:
     vim = Vim(terminal, tmp_path, "first\n", helper(tmp_path) + STATUS)
-    vim.type("o", "die")
-    vim.wait_for("failed: the helper ended with -1")
+    vim.type("o", "die", shows="failed: the helper ended with -1")
     vim.type("C-w", "Escape")
-    vim.type(":call timer_start(2500, {-> feedkeys('i')})", "Enter")
-    vim.wait_for(r"one two\(")
+    vim.type(":call timer_start(2500, {-> feedkeys('i')})", "Enter", shows=r"one two\(")
 
 
 STATUS = "set laststatus=2 statusline=%{akunu#Status()}.\n"
 # Says that it loads, then half of the completion, then all of it, each when a file is there.
 SLOW_HELPER = """
-import json, pathlib, sys, time
-directory = pathlib.Path(sys.argv[0]).parent
-for line in sys.stdin:
-    request = json.loads(line)
-    if "cancel" in request:
-        continue
-    if "accepted" in request:
-        with (directory / "accepted").open("a") as file:
-            file.write(f"{request['accepted'] - number}|")
-        continue
-    if request.get("max_tokens") == 0:
-        continue
-    number = request["id"]
-    if request.get("alternatives") == 2:
-        choices = {"text": "one two", "alternatives": ["another"]}
-        print(json.dumps({"id": request["id"]} | choices), flush=True)
-        continue
-    for name, said in (
-        ("", {"status": "loading"}), ("loaded", {"delta": "one"}),
-        ("whole", {"text": "one two", "finish_reason": "stop"}),
-    ):
-        while name and not (directory / name).exists():
-            time.sleep(0.01)
-        print(json.dumps({"id": request["id"]} | said), flush=True)
+if "accepted" in request:
+    with (directory / "accepted").open("a") as file:
+        file.write(f"{request['accepted'] - number}|")
+if "prefix" not in request or request.get("max_tokens") == 0:
+    continue
+number = request["id"]
+if request.get("alternatives") == 2:
+    say(text="one two", alternatives=["another"])
+    continue
+say(status="loading")
+end = {"text": "one two", "finish_reason": "stop"}
+for name, reply in ("loaded", {"delta": "one"}), ("whole", end):
+    while not (directory / name).exists():
+        time.sleep(0.01)
+    say(**reply)
 """
 
 
@@ -249,20 +210,16 @@ def test_a_ghost_grows_and_loading_is_shown(terminal: Terminal, tmp_path: Path) 
     settings = helper(tmp_path, SLOW_HELPER) + STATUS
     settings += "let g:akunu_keys = {'another': '<C-J>'}\n"
     vim = Vim(terminal, tmp_path, "first\n", settings)
-    vim.type("o")
-    vim.wait_for("the model is being loaded")
+    vim.type("o", shows="the model is being loaded")
     vim.wait_for(r"loading\.")
     (tmp_path / "loaded").touch()
     assert "being loaded" not in vim.wait_for(r"first *\none *\n")
     (tmp_path / "whole").touch()
     vim.wait_for(r"first *\none two *\n")
-    vim.type("C-f")
-    vim.wait_for(r"first *\none two *\n")
-    vim.type("C-f")
-    vim.wait_for(r"first *\none twoone two *\n")
+    vim.type("C-f", shows=r"first *\none two *\n")
+    vim.type("C-f", shows=r"first *\none twoone two *\n")
     for shown in (r"another \(2 of 2\)", r"one two \(1 of 2\)", r"another \(2 of 2\)"):
-        vim.type("C-j")
-        vim.wait_for(rf"first *\none two{shown} *\n")
+        vim.type("C-j", shows=rf"first *\none two{shown} *\n")
     vim.type("C-f")
     assert vim.written() == "first\none twoanother\n"
     assert (tmp_path / "accepted").read_text() == "0|0|0|"
@@ -274,17 +231,13 @@ def test_ghosts_by_key(terminal: Terminal, tmp_path: Path) -> None:
     vim = Vim(terminal, tmp_path, "first\nfirth\n", settings)
     vim.type("o")
     time.sleep(0.3)  # longer than the delay
-    vim.type("C-Space")
-    vim.wait_for(r"first *\none two\( *\n")
+    vim.type("C-Space", shows=r"first *\none two\( *\n")
     # A menu whose entry begins as the ghost does.
     vim.type("C-r", "=complete(1, ['one', 'two']) ? '' : ''", "Enter")
     vim.wait_for(r"first *\none *\n *one")
-    vim.type("C-e")
-    vim.wait_for(r"first *\n *\nfirth")
-    vim.type("fir", "C-n")
-    vim.wait_for(r"first *\nfirth *\nfirth *\n *first")
-    vim.type("C-Space", "C-e", "C-w", "C-Space")
-    vim.wait_for(r"first *\none two\( *\n")
+    vim.type("C-e", shows=r"first *\n *\nfirth")
+    vim.type("fir", "C-n", shows=r"first *\nfirth *\nfirth *\n *first")
+    vim.type("C-Space", "C-e", "C-w", "C-Space", shows=r"first *\none two\( *\n")
     vim.type("C-l", "C-l", "C-l", "C-l", "x")
     assert vim.written() == "first\none two(\n\tthree\n\n)x\nfirth\n"
     assert len([each for each in requests(tmp_path, 2) if "max_tokens" not in each]) == 2
@@ -325,8 +278,7 @@ def test_only_after_a_change_the_place_where_the_cursor_rests_is_read_ahead(
     ]
     vim.type("Escape", ":set ft=text", "Enter", "o", ":", "Escape", ":echo akunu#Status()", "Enter")
     vim.wait_for(r"\noff")
-    vim.type(":set ft=gitcommit", "Enter", ":echo akunu#Status()", "Enter")
-    vim.wait_for(r"\noff")
+    vim.type(":set ft=gitcommit", "Enter", ":echo akunu#Status()", "Enter", shows=r"\noff")
 
 
 def test_requests_have_other_files_recent_texts_and_the_root(
@@ -341,8 +293,7 @@ def test_requests_have_other_files_recent_texts_and_the_root(
     vim = Vim(terminal, tmp_path, "first\nlast\n", settings)
     vim.type(f":args {project}/large.py {project}/never.py {project}/own.py", "Enter")
     vim.wait_for("large_0")
-    vim.type(":10000", "Enter", "yy", f":e {project}/own.py", "Enter")
-    vim.wait_for("own.py")
+    vim.type(":10000", "Enter", "yy", f":e {project}/own.py", "Enter", shows="own.py")
     vim.type("i", "saved()", "Escape", ":w", "Enter", "o")
     requested = next(each for each in reversed(requests(tmp_path, 3)) if "max_tokens" not in each)
     files = {Path(file["path"]).name: file["text"] for file in requested["files"]}

@@ -3,6 +3,7 @@
 The window is skipped unless AKUNU_VSCODE names a folder that `.ci/vscode FOLDER` made.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -11,7 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.version import __version__
 from tests.support.command import AKUNU, until
+from tests.support.editor_helper import write_helper
 from tests.support.paths import EDITORS, ROOT
 
 DIRECTORY = EDITORS / "vscode" / "extension"
@@ -29,12 +30,6 @@ CODE = "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n"
 
 needs_node = pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
 HERE: dict[str, Any] = {"text": CODE, "line": 4, "character": 0}
-
-
-def helper(directory: Path, code: str) -> list[str]:
-    """Return the command that runs `code`."""
-    (directory / "helper.py").write_text(code)
-    return [sys.executable, str(directory / "helper.py")]
 
 
 def node(code: str, *arguments: object) -> Any:
@@ -74,32 +69,25 @@ def test_the_starter_completes_and_superseded_requests_show_nothing(starter: Sto
 
 # Loads, writes a first line, and the rest later.
 SLOW_HELPER = """
-import json, sys, time
-read = []
-for line in sys.stdin:
-    asked = json.loads(line)
-    if "accepted" in asked:
-        read.append(f"accepted {asked['accepted']}")
-    elif asked.get("max_tokens") == 0:
-        read.append(asked["prefix"])
-    elif not asked.get("cancel") and asked["prefix"].endswith("read?"):
-        print(json.dumps({"id": asked["id"], "text": "|".join(read)}), flush=True)
-    elif not asked.get("cancel") and asked["prefix"].endswith("known?"):
-        for said in ({"delta": "one\\ntwo"}, {"text": "one\\ntwo"}):
-            print(json.dumps({"id": asked["id"]} | said), flush=True)
-    elif not asked.get("cancel"):
-        said = [{"status": "loading"}, {"delta": "\\n  o"}, {"delta": "ne\\n"}, {"delta": "two"}]
-        for line in said:
-            print(json.dumps({"id": asked["id"]} | line), flush=True)
-        time.sleep(0.3)
-        print(json.dumps({"id": asked["id"], "text": "\\n  one\\ntwo"}), flush=True)
+if "accepted" in request:
+    seen.append(f"accepted {request['accepted']}")
+elif request.get("max_tokens") == 0:
+    seen.append(request["prefix"])
+elif not request.get("cancel") and request["prefix"].endswith("read?"):
+    say(text="|".join(seen))
+elif not request.get("cancel"):
+    say(status="loading")
+    for delta in ("\\n  o", "ne\\n", "two"):
+        say(delta=delta)
+    time.sleep(0.3)
+    say(text="\\n  one\\ntwo")
 """
 
 
 @needs_node
 def test_the_first_line_is_shown_while_the_rest_is_written(tmp_path: Path) -> None:
     """And the editor asks again when that is there; loading is shown meanwhile."""
-    command = helper(tmp_path, SLOW_HELPER)
+    command = write_helper(tmp_path, SLOW_HELPER)
     read = {"text": CODE + "read?", "line": 4, "character": 5, "after": True}
     *found, reported = answers(command, HERE | {"whole": True, "accept": True}, read)
     items = [[item["insertText"] for item in answer["items"]] for answer in found]
@@ -115,15 +103,8 @@ def test_a_request_by_hand_has_alternatives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By key, others come only when the key is pressed again, and nothing comes by itself."""
-    command = helper(
-        tmp_path,
-        "import json, sys\n"
-        "for line in sys.stdin:\n"
-        "    asked = json.loads(line)\n"
-        "    others = [str(each) for each in range(asked.get('alternatives', 0))]\n"
-        "    reply = {'id': asked['id'], 'text': 'first', 'alternatives': others}\n"
-        "    print(json.dumps(reply), flush=True)\n",
-    )
+    others = "[str(each) for each in range(request.get('alternatives', 0))]"
+    command = write_helper(tmp_path, f"say(text='first', alternatives={others})")
     by_itself = HERE | {"after": True}
     by_hand = by_itself | {"byHand": True}
     for trigger, expected in (
@@ -141,7 +122,7 @@ def test_a_request_by_hand_has_alternatives(
 
 @needs_node
 def test_changed_places_are_prefilled_except_in_disabled_languages(tmp_path: Path) -> None:
-    command = helper(tmp_path, SLOW_HELPER)
+    command = write_helper(tmp_path, SLOW_HELPER)
     unchanged = {"text": CODE + "x", "line": 1, "character": 4, "rest": True}
     rests = {"text": CODE, "line": 1, "character": 4, "rest": True, "edited": True}
     requested = {"text": CODE + "read?", "line": 4, "character": 5}
@@ -156,15 +137,8 @@ def test_requests_have_the_files_of_other_tabs_and_the_root(
 ) -> None:
     """Tabs that were never shown are read from disk; of a large file, a part. So is the file that
     defines a name at the cursor, also after the language server failed at another name."""
-    command = helper(
-        tmp_path,
-        "import json, sys\n"
-        "for line in sys.stdin:\n"
-        "    asked = json.loads(line)\n"
-        "    files = [(each['path'], each['text']) for each in asked['files']]\n"
-        "    text = json.dumps([asked['root'], files])\n"
-        "    print(json.dumps({'id': asked['id'], 'text': text}), flush=True)\n",
-    )
+    files = "[(each['path'], each['text']) for each in request['files']]"
+    command = write_helper(tmp_path, f"say(text=json.dumps([request['root'], {files}]))")
     small, large = tmp_path / "small.py", tmp_path / "large.py"
     small.write_text("small = 1\n")
     large.write_text("large = 1\n" * 20_000)
@@ -223,14 +197,13 @@ def test_the_window_of_a_long_buffer_stays_while_the_user_types() -> None:
 @needs_node
 def test_a_helper_that_ended_comes_back_by_itself(tmp_path: Path) -> None:
     """After kill -9, and when a model that was missing is there; it waits longer each time."""
-    command = helper(
+    command = write_helper(
         tmp_path,
-        "import json, os, pathlib, sys\n"
-        "if not pathlib.Path(sys.argv[1]).exists(): sys.exit('akunu: no model')\n"
-        "for line in sys.stdin:\n"
-        "    asked = json.loads(line)\n"
-        "    if asked['prefix'] == 'die': os.kill(os.getpid(), 9)\n"
-        "    print(json.dumps({'id': asked['id'], 'text': 'x'}), flush=True)\n",
+        """
+        if not pathlib.Path(sys.argv[1]).exists(): sys.exit('akunu: no model')
+        if request['prefix'] == 'die': os.kill(os.getpid(), 9)
+        say(text='x')
+        """,
     )
     code = """
       const { Helper } = require(process.argv[1])
@@ -273,20 +246,14 @@ needs_window = pytest.mark.skipif(
     reason="AKUNU_VSCODE is not a folder that .ci/vscode made",
 )
 
-# Logs every line; completes lines that are empty, the first line long before the second.
+# Completes lines that are empty, the first line long before the second.
 WINDOW_HELPER = """
-import json, pathlib, sys, time
-with pathlib.Path(sys.argv[0]).with_name("log").open("a", buffering=1) as log:
-    for line in sys.stdin:
-        log.write(line)
-        asked = json.loads(line)
-        if "prefix" in asked:
-            known = asked["prefix"].split("\\n")[-1].strip() or asked.get("max_tokens") == 0
-            if not known:
-                print(json.dumps({"id": asked["id"], "delta": "one two\\n"}), flush=True)
-                time.sleep(0.3)
-            said = {"text": "" if known else "one two\\nthree", "finish_reason": "stop"}
-            print(json.dumps({"id": asked["id"]} | said), flush=True)
+if "prefix" in request:
+    known = request["prefix"].split("\\n")[-1].strip() or request.get("max_tokens") == 0
+    if not known:
+        say(delta="one two\\n")
+        time.sleep(0.3)
+    say(text="" if known else "one two\\nthree", finish_reason="stop")
 """
 SETTINGS = {
     "chat.disableAIFeatures": True, "security.workspace.trust.enabled": False,
@@ -302,7 +269,7 @@ class Window:
         for name in ("user/User", "user/Machine", "workspace"):
             (directory / name).mkdir(parents=True)
         shutil.copytree(DIRECTORY, directory / "extensions" / "akunu.akunu-0.1.0")
-        command = helper(directory, WINDOW_HELPER)
+        command = write_helper(directory, WINDOW_HELPER)
         # VS Code drops a machine's settings from the user's when it reads them again.
         for name, settings in (("User", SETTINGS), ("Machine", {"akunu.command": command})):
             (directory / "user" / name / "settings.json").write_text(json.dumps(settings))
@@ -342,22 +309,16 @@ class Window:
         self._process.communicate(timeout=60)
 
 
-@pytest.fixture
-def window(tmp_path: Path) -> Iterator[Window]:
-    window = Window(tmp_path)
-    yield window
-    window.close()
-
-
 @pytest.mark.e2e
 @needs_window
-def test_all_of_a_completion_is_shown_and_accepted_in_parts(window: Window) -> None:
+def test_all_of_a_completion_is_shown_and_accepted_in_parts(tmp_path: Path) -> None:
     """Its first line at first, all of it when the rest is there."""
-    path = window.open("a.txt", "first\nlast")
-    window.do(keys=["Control+End", "Enter"])
-    window.wait_for(r"last\none two\nthree$")
-    window.do(keys=["Control+ArrowRight"])
-    window.wait_for(r"last\none two\nthree$")
-    window.do(keys=["Tab", "Control+s"])
-    until(lambda: path.read_text() == "first\nlast\none two\nthree")
-    assert (window.directory / "log").read_text().count('"accepted"') == 1
+    with contextlib.closing(Window(tmp_path)) as window:
+        path = window.open("a.txt", "first\nlast")
+        window.do(keys=["Control+End", "Enter"])
+        window.wait_for(r"last\none two\nthree$")
+        window.do(keys=["Control+ArrowRight"])
+        window.wait_for(r"last\none two\nthree$")
+        window.do(keys=["Tab", "Control+s"])
+        until(lambda: path.read_text() == "first\nlast\none two\nthree")
+    assert (tmp_path / "log").read_text().count('"accepted"') == 1

@@ -25,7 +25,6 @@ from akunu_py.settings import save_settings
 from akunu_py.types import WIRE_MODES, GenerateOptions, LoadOptions, WireMode
 from akunu_py.workarounds import openblas
 from tests.support.targets import some
-from tests.support.tiny_fim import load_tiny
 from tests.support.tiny_model import tiny_directory
 
 pytestmark = pytest.mark.usefixtures("own_directories")
@@ -205,18 +204,15 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("own", "others", "threads"),
-    [
-        (0.0, (0.0, 0.0, 0.0, 0.0), 3),
-        (2.5, (0.0, 0.0, 0.0, 0.0), 3),  # the load of this process does not count
-        (1.0, (0.1, 0.0, 0.0, 0.1), 3),  # an editor
-        (0.5, (0.6, 0.0, 0.0, 0.0), 2),
-        (1.5, (0.0, 0.0, 1.0, 0.0), 3),  # a core that this process may not use
-        (0.5, (1.0, 1.0, 0.0, 0.0), 1),
-        (1.0, (1.0, 1.0, 1.0, 1.0), 1),
-    ],
-)
+@pytest.mark.parametrize(("own", "others", "threads"), [
+    (0.0, (0.0, 0.0, 0.0, 0.0), 3),
+    (2.5, (0.0, 0.0, 0.0, 0.0), 3),  # the load of this process does not count
+    (1.0, (0.1, 0.0, 0.0, 0.1), 3),  # an editor
+    (0.5, (0.6, 0.0, 0.0, 0.0), 2),
+    (1.5, (0.0, 0.0, 1.0, 0.0), 3),  # a core that this process may not use
+    (0.5, (1.0, 1.0, 0.0, 0.0), 1),
+    (1.0, (1.0, 1.0, 1.0, 1.0), 1),
+])  # fmt: skip
 def test_the_load_of_other_processes_takes_threads(
     machine: Machine, own: float, others: tuple[float, ...], threads: int
 ) -> None:
@@ -242,11 +238,11 @@ def test_an_unreadable_load_counts_as_none(machine: Machine, content: str | None
 
 @pytest.mark.parametrize("requests", [1, 3])
 def test_decoding_adapts_the_threads_all_the_time(
-    requests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    requests: int, tiny: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapted: list[int] = []
     monkeypatch.setattr(BlasThreads, "adapt", lambda self: adapted.append(1))
-    loop = StepLoop(load_tiny(tmp_path, ["<|endoftext|>"]))
+    loop = StepLoop(tiny)
     jobs = []
     for seed in range(requests):
         job = text_job(some(20, seed), GenerateOptions(max_tokens=12, draft="off"))
@@ -262,22 +258,19 @@ def test_decoding_adapts_the_threads_all_the_time(
 # --- Bandwidth: that of the chip's whole name, estimated for unknown chips. ---
 
 
-@pytest.mark.parametrize(
-    ("name", "cores", "low", "high"),
-    [
-        ("Apple M3 Max", 30, 300, 300),
-        ("Apple M3 Max", 40, 400, 400),
-        ("Apple M4 Max", None, 410, 410),  # the smaller variant, if macOS does not say
-        ("Apple M5 Ultra", 80, 1100, 1300),
-        ("Apple M5 Ultra", 64, 900, 1100),
-        ("Apple M6", 10, 120, 200),
-        ("Apple M6 Pro", None, 250, 400),
-        ("Apple M6 Extreme", 160, 2000, 3000),
-        ("Apple M6 Extreme", None, 100, 200),  # an unknown kind: as the smallest
-        ("Apple A18 Pro", 5, 40, 80),
-        ("", None, 50, 120),
-    ],
-)
+@pytest.mark.parametrize(("name", "cores", "low", "high"), [
+    ("Apple M3 Max", 30, 300, 300),
+    ("Apple M3 Max", 40, 400, 400),
+    ("Apple M4 Max", None, 410, 410),  # the smaller variant, if macOS does not say
+    ("Apple M5 Ultra", 80, 1100, 1300),
+    ("Apple M5 Ultra", 64, 900, 1100),
+    ("Apple M6", 10, 120, 200),
+    ("Apple M6 Pro", None, 250, 400),
+    ("Apple M6 Extreme", 160, 2000, 3000),
+    ("Apple M6 Extreme", None, 100, 200),  # an unknown kind: as the smallest
+    ("Apple A18 Pro", 5, 40, 80),
+    ("", None, 50, 120),
+])  # fmt: skip
 def test_bandwidth_by_chip_and_cores(name: str, cores: int | None, low: float, high: float) -> None:
     assert low <= chip_bandwidth(name, cores) <= high
 

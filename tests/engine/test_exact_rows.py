@@ -1,7 +1,6 @@
 """`--exact`: no pass has more rows than give each row the bits that it has alone."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -9,10 +8,10 @@ import pytest
 
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.model import device, exact_rows
 from akunu_py.engine.model.exact_rows import MOST_ROWS, ExactRows
 from akunu_py.types import GenerateOptions, LoadOptions
 from tests.support.families import build
-from tests.support.tiny_fim import write_chat_model
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8] * 6
 
@@ -30,11 +29,6 @@ class Rounding:
         self.seen.append(tokens.shape[1])
         logits = self.model(tokens, *args, **options)
         return logits * (1 + 2**-6) if self.rows <= tokens.shape[1] <= MOST_ROWS else logits
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_model(tmp_path_factory.mktemp("exact"))
 
 
 @pytest.mark.parametrize("rows", [2, 3, 6, MOST_ROWS + 1])
@@ -66,6 +60,27 @@ def test_long_contexts_are_measured_with_attention_alone(monkeypatch: pytest.Mon
     assert [exact.at(context) for context in (100, 1500, 5000, 70_000)] == [8, 4, 4, 4]
 
 
+@pytest.mark.parametrize(("heads", "rows", "apart"), [(6, 8, 5), (8, 8, 4), (12, 4, 2), (4, 8, 8)])
+def test_two_calls_of_attention_stay_exact(
+    heads: int, rows: int, apart: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = mx.fast.scaled_dot_product_attention
+
+    def kernels(queries: mx.array, *args: Any, **options: Any) -> mx.array:
+        """Round as on Metal, where a kernel for few rows computes each of them alone."""
+        output, count = plain(queries, *args, **options), queries.shape[2]
+        return output if count <= 8 and count * heads <= 32 else output * (1 + 2**-6)
+
+    monkeypatch.setattr(exact_rows, "_plain", kernels)
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", kernels)
+    model = build("llama", num_attention_heads=heads, num_key_value_heads=1, head_dim=16)
+    model.set_dtype(mx.bfloat16)
+    assert ExactRows(model).at(0) == apart
+    monkeypatch.setattr(device, "on_metal", lambda: True)
+    exact = ExactRows(model)
+    assert [exact.at(context) for context in (0, 1500, 5000)] == [rows] * 3
+
+
 @pytest.mark.parametrize(
     ("family", "kv_bits", "context", "rows"),
     [("llama", 8, 100, 8), ("llama", 8, 1500, 1), ("llama-sliding", None, 200, 1)],
@@ -79,8 +94,8 @@ def test_caches_whose_order_is_unknown_take_single_rows(
 
 
 @pytest.mark.parametrize(("rows", "drafts"), [(2, False), (4, True), (MOST_ROWS + 1, True)])
-def test_drafts_change_no_bit(rows: int, drafts: bool, model_path: Path) -> None:
-    engine = Engine.load(model_path, LoadOptions(weights="bfloat16", exact=True), name="tiny")
+def test_drafts_change_no_bit(rows: int, drafts: bool, tiny: Engine) -> None:
+    engine = Engine.load(tiny.path, LoadOptions(weights="bfloat16", exact=True), name="tiny")
     assert engine.exact is not None
     assert engine.exact.at(50) == MOST_ROWS
     rounding = Rounding(engine.model, rows)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,27 +32,23 @@ from akunu_py.engine.job import BeginJob, Job, JobHandle
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model.tokens import TokenCodec
 from akunu_py.engine.text.prompt_rewrites import PromptRewrites
-from akunu_py.errors import AkunuError, ServerGone, UsageError
+from akunu_py.errors import AkunuError, ServerGone
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.types import Constraint, GenerateOptions, Message, SamplingOptions, Stats
+from tests.support.command import until
 from tests.support.engines import altered
 from tests.support.families import build
-from tests.support.jobs import Events, ScriptedAnswer, all_of, end_of, scripted, submit
+from tests.support.jobs import Events, ScriptedAnswer, all_of, end_of, open_jobs, scripted, submit
 from tests.support.scripted_loop import ScriptedLoop
-from tests.support.tiny_fim import byte_level, load_tiny, write_model
+from tests.support.tiny_fim import load_tiny
 
 PROMPT = [1, 2, 3, 4, 1, 2, 3]
 END = "<|end|>"
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tiny"), byte_level([END]), end=END)
-
-
 @pytest.fixture
-def load(directory: Path) -> Callable[[], StepLoop]:
-    return lambda: StepLoop(Engine.load(directory))
+def load(tiny: Engine) -> Callable[[], StepLoop]:
+    return lambda: StepLoop(Engine.load(tiny.path))
 
 
 @pytest.fixture
@@ -140,20 +137,13 @@ def test_an_idle_job_runs_alone_and_the_next_job_cancels_it(host: ModelHost) -> 
     assert idle.begun.wait(60)
     waiting = Gate().submit(host, idle=True)  # of another client
     last = Gate(is_open=True).submit(host)
-    assert [reason_of(each.events) for each in (idle, waiting, last)] == [
-        "cancelled",
-        "cancelled",
-        "stop",
-    ]
+    reasons = [reason_of(each.events) for each in (idle, waiting, last)]
+    assert reasons == ["cancelled", "cancelled", "stop"]
     assert reason_of(Gate(is_open=True).submit(host, idle=True).events) == "stop"
 
 
 def test_an_idle_job_neither_loads_a_model_nor_is_retried(load: Callable[[], StepLoop]) -> None:
-    error, loads = ServerGone("the server is gone"), list[StepLoop]()
-
-    def counted() -> StepLoop:
-        loads.append(load())
-        return loads[-1]
+    error, counted = ServerGone("the server is gone"), Mock(side_effect=load)
 
     def failing(loop: StepLoop) -> Iterator[Event]:
         yield Failed(error)
@@ -162,7 +152,7 @@ def test_an_idle_job_neither_loads_a_model_nor_is_retried(load: Callable[[], Ste
     host.start()
     assert all_of(submit(host, scripted(failing), idle=True)) == [Failed(error)]
     assert len(all_of(submit(host, scripted(failing), idle=True))) == 1
-    assert len(loads) == 1
+    assert counted.call_count == 1
     assert host.close()
 
 
@@ -174,10 +164,7 @@ def test_failing_jobs_are_reported_and_harm_no_other_job(host: ModelHost) -> Non
     def unfinished(loop: StepLoop) -> Iterator[Event]:
         yield TextDelta("and")
 
-    def broken(event: Event) -> None:
-        raise ValueError("closed")
-
-    host.submit(text_job(PROMPT, 10_000), broken)
+    host.submit(text_job(PROMPT, 10_000), Mock(side_effect=ValueError("closed")))
     first = submit(host, text_job())
     jobs = [*map(scripted, (failing, unfinished)), text_job([])]
     bad = [submit(host, each) for each in jobs]
@@ -191,7 +178,7 @@ def test_failing_jobs_are_reported_and_harm_no_other_job(host: ModelHost) -> Non
 
 
 @pytest.mark.long
-def test_a_failing_step_loop_fails_its_jobs_and_no_later_ones(directory: Path) -> None:
+def test_a_failing_step_loop_fails_its_jobs_and_no_later_ones(tiny: Engine) -> None:
     class FailingOnce(StepLoop):
         failing = True
 
@@ -201,7 +188,7 @@ def test_a_failing_step_loop_fails_its_jobs_and_no_later_ones(directory: Path) -
                 raise RuntimeError("a fault of the loop")
             return super().step(jobs)
 
-    host = ModelHost(lambda: FailingOnce(Engine.load(directory)))
+    host = ModelHost(lambda: FailingOnce(Engine.load(tiny.path)))
     jobs = [submit(host, text_job()) for _ in range(3)]
     host.start()
     for events in jobs:
@@ -283,18 +270,19 @@ def test_an_abandoned_step_delays_nothing(load: Callable[[], StepLoop]) -> None:
 
 @pytest.mark.long
 def test_an_idle_model_is_unloaded_and_the_next_job_loads_it(
-    directory: Path, models_frozen: None
+    tiny: Engine, models_frozen: None
 ) -> None:
     states: queue.SimpleQueue[str] = queue.SimpleQueue()
     models: list[weakref.ref[Any]] = []
 
     def load() -> StepLoop:
-        loop = StepLoop(Engine.load(directory))
+        loop = StepLoop(Engine.load(tiny.path))
         loop.itself = loop  # type: ignore[attr-defined]  # only garbage collection frees it
         models.append(weakref.ref(loop.engine.model))
         return loop
 
-    host = ModelHost(load, idle_s=0.01, save_after_s=0.0, on_state=states.put)
+    host = ModelHost(load, idle_s=0.01, on_state=states.put)
+    host.save_after_s = 0.0
     host.start()
     answers = []
     for _ in range(2):
@@ -306,6 +294,7 @@ def test_an_idle_model_is_unloaded_and_the_next_job_loads_it(
     assert host.close()
 
 
+@pytest.mark.long
 def test_a_load_freezes_no_request_of_another_model(models_frozen: None) -> None:
     """Garbage collection would not free it. Once the other model is idle, it ignores both."""
     states: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -316,21 +305,23 @@ def test_a_load_freezes_no_request_of_another_model(models_frozen: None) -> None
         assert may_end.wait(60)
         return Completion("", "stop", Stats())
 
-    busy = ModelHost(lambda: ScriptedLoop("busy", complete), save_after_s=0.0)
+    busy = ModelHost(lambda: ScriptedLoop("busy", complete))
+    busy.save_after_s = 0.0
     busy.start()
     job = CompletionJob(CompletionRequest("a"), lambda loop: pytest.fail("none"), lambda: None)
     events = submit(busy, job)
     assert running.wait(60)
     loop = ScriptedLoop("other", complete)
-    other = ModelHost(lambda: loop, on_state=states.put, save_after_s=0.01)
+    other = ModelHost(lambda: loop, on_state=states.put)
+    other.save_after_s = 0.01
     other.start()
     wait_for(states, "ready")
-    assert any(each is job for each in gc.get_objects())
+    assert id(job) in map(id, gc.get_objects())
     may_end.set()
     assert isinstance(end_of(events), Finished)
     assert busy.close()
     other.call(lambda engine: None).exception(60)
-    while any(each is loop for each in gc.get_objects()):
+    while id(loop) in map(id, gc.get_objects()):
         threading.Event().wait(0.01)
     assert other.close()
 
@@ -356,9 +347,8 @@ class Saving(ScriptedLoop):
 def test_a_model_saves_all_prompt_caches_then_unloads(idle_s: float | None) -> None:
     """When it is idle, or on demand."""
     log: queue.SimpleQueue[str] = queue.SimpleQueue()
-    host = ModelHost(
-        lambda: Saving(log), idle_s=idle_s, save_after_s=60.0 * (idle_s is None), on_state=log.put
-    )
+    host = ModelHost(lambda: Saving(log), idle_s=idle_s, on_state=log.put)
+    host.save_after_s = 60.0 * (idle_s is None)
     host.start()
     if idle_s is None:
         host.unload()
@@ -412,17 +402,13 @@ def test_a_job_submitted_while_the_model_is_unloaded_loads_it_again(
 
 def test_reloading_an_unloaded_model_loads_it_once(load: Callable[[], StepLoop]) -> None:
     """Also if a job waits for it."""
-    loads = list[StepLoop]()
     ends: Iterator[Event] = iter([Failed(ServerGone("gone")), Finished("stop", Stats())])
 
-    def counted() -> StepLoop:
-        loads.append(load())
-        return loads[-1]
-
+    counted = Mock(side_effect=load)
     host = ModelHost(counted)
 
     def on_state(state: str) -> None:
-        if state == "unloaded" and len(loads) == 1:
+        if state == "unloaded" and counted.call_count == 1:
             host.reload()
 
     host.on_state = on_state
@@ -430,7 +416,7 @@ def test_reloading_an_unloaded_model_loads_it_once(load: Callable[[], StepLoop])
     host.start()
     assert reason_of(job) == "stop"
     host.call(lambda engine: None).result(60)
-    assert len(loads) == 2
+    assert counted.call_count == 2
     assert host.close()
 
 
@@ -485,8 +471,8 @@ OPTIONS = GenerateOptions(12)
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
     """A model that needs checkpoints."""
-    tiny = load_tiny(tmp_path / "model", [END], template=TEMPLATE)
-    return altered(tiny, model=build("llama-sliding"), needs_checkpoints=True, vocabulary=96)
+    loaded = load_tiny(tmp_path / "model", [END], template=TEMPLATE)
+    return altered(loaded, model=build("llama-sliding"), needs_checkpoints=True, vocabulary=96)
 
 
 def started(engine: Engine, learned: LearnedState | None = None) -> ModelHost:
@@ -590,7 +576,7 @@ def test_preparing_a_job_delays_no_other(engine: Engine) -> None:
 def test_a_job_that_is_prepared_ends_before_the_host_closes(engine: Engine) -> None:
     host, job = started(engine), SlowJob()
     events = submit(host, job)
-    host.call(lambda engine: None).result(60)
+    until(lambda: open_jobs(host) == (0, 1))
     with ThreadPoolExecutor(1) as pool:
         closed = pool.submit(host.close, 60.0)
         job.lock.release()
@@ -607,47 +593,17 @@ def test_a_job_that_cannot_be_prepared_fails_alone(tmp_path: Path) -> None:
     assert host.close()
 
 
-def test_the_least_recently_used_grammar_is_forgotten_and_a_failed_one_at_once() -> None:
-    compiled: list[str] = []
-
-    def get(name: str, error: Exception | None = None) -> BaseException | None:
-        def work() -> Any:
-            compiled.append(name)
-            if error is not None:
-                raise error
-            return object(), ""
-
-        return matcher.compiled(name, work).exception(60)
-
-    for name in ("first", *map(str, range(127)), "first", "other", "first", "0"):
-        assert get(name) is None
-    assert compiled.count("first") == 1
-    assert compiled.count("0") == 2
-    assert isinstance(get("bad", UsageError("no")), UsageError)
-    assert get("bad") is None
-
-
-class Breaking(StepLoop):
-    """A loop that fails to close if `broken`."""
-
-    broken = False
-
-    def close(self) -> None:
-        if self.broken:
-            raise RuntimeError("close is broken")
-        super().close()
-
-
 @pytest.mark.parametrize("broken", ["close", "loading", "ready", "unloaded"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_fault_in_the_thread_ends_all_requests_and_later_ones_fail_at_once(
-    directory: Path, broken: str
+    tiny: Engine, broken: str
 ) -> None:
     """Whichever method or callback fails."""
 
     def load() -> StepLoop:
-        loop = Breaking(Engine.load(directory))
-        loop.broken = broken == "close"
+        loop = StepLoop(Engine.load(tiny.path))
+        if broken == "close":
+            loop.close = Mock(side_effect=RuntimeError("close is broken"))  # type: ignore[method-assign]
         return loop
 
     def on_state(state: str) -> None:

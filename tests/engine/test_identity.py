@@ -17,18 +17,16 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from akunu_py.engine import prefill
-from akunu_py.engine.batched_pass import why_not_batched
+from akunu_py.bench.workloads import load_workloads
+from akunu_py.engine import prefill, runner
 from akunu_py.engine.drafters.neural import NeuralDrafterBase
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Finished
 from akunu_py.engine.histories.prompt_cache_store import forget
 from akunu_py.engine.loop import StepLoop
-from akunu_py.engine.model.drafters import DraftModel
+from akunu_py.engine.model.drafters import DraftModel, PublishedDrafter
 from akunu_py.engine.request import Request
-from akunu_py.engine.sampling import Sampler
 from akunu_py.engine.target import Target
-from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.token_tree import TokenTree
 from akunu_py.types import (
@@ -40,10 +38,11 @@ from akunu_py.types import (
     SwitchMode,
     TextPiece,
 )
+from tests.measure.fidelity import load_prompts
 from tests.support.drafters import Mixture
 from tests.support.engines import altered
-from tests.support.families import build
-from tests.support.family_table import FAMILIES, ONE_OF_EACH_KIND
+from tests.support.families import UNSHARED, build
+from tests.support.family_table import FAMILIES, ONE_OF_EACH_KIND, WINDOW
 from tests.support.identity import (
     END,
     GREEDY,
@@ -58,40 +57,34 @@ from tests.support.identity import (
     plain,
     prompt_of,
 )
-from tests.support.jobs import chat_answer
-from tests.support.prompts import REWRITE, VARIED_PROMPTS
-from tests.support.published_drafters import block_drafter
+from tests.support.published_drafters import NEEDS, block_drafter, eagle3_drafter
 from tests.support.slow import slow
 from tests.support.targets import some
 from tests.support.tiny import VOCABULARY, Adversary, TreeAdversary
-from tests.support.tiny_mtp import write_checkpoint, write_tokenizer
+from tests.support.tiny_mtp import write_chain, write_checkpoint, write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("own_directories")
 
-COUNT = 24  # tokens of most answers
-NEW = 12  # prompt tokens that a turn adds
+COUNT = 16  # tokens of most answers
+NEW = 8  # prompt tokens that a turn adds
 GROWTH = 256  # tokens by which caches grow
 TAIL = 17  # prompt tokens that the first pass of an answer may process; see `Target.prompt_tail`
-NEEDS = MemoryNeeds(1, CacheGrowth(1), Activations(1, 1, 1, 1), 4096)
 MTP = ("mimo", "qwen3_5 with a head")  # families whose checkpoints have an MTP head
-QUICK = ("llama", "llama-sliding", "llama-kv8", "qwen3_next", "mimo")  # not left to the long tests
+CHAINS = ("step3p5 with heads", "mimo_v2_flash with heads")  # or several
+QUICK = ("llama", "llama-sliding", "llama-kv8", "mamba2", "mimo")  # not left to the long tests
 UNSAVED = ("deepseek_v41",)  # cache kinds that no prompt cache file can hold
-QUANTIZED = {"llama-kv8": 8}  # as with --kv-bits
 MODES: dict[str, tuple[DraftMode, int]] = {
-    "off": ("off", 4),
-    "fixed": ("fixed", 4),
-    "auto": ("auto", 4),
-    "adversary": ("fixed", 5),
-    "model": ("model", 4),
-    "exit": ("exit", 4),
-    "mtp": ("mtp", 4),
-    "dflash": ("model", 4),
-    "dspark": ("model", 4),
-    "trees": ("fixed", 6),
-}
-NEURAL = ("model", "exit", "mtp", "dflash", "dspark")
+    "off": ("off", 4), "fixed": ("fixed", 4), "auto": ("auto", 4), "adversary": ("fixed", 5),
+    "model": ("model", 4), "exit": ("exit", 4), "mtp": ("mtp", 4), "eagle3": ("model", 4),
+    "dflash": ("model", 4), "dspark": ("model", 4), "trees": ("fixed", 6),
+}  # fmt: skip
+NEURAL = ("model", "exit", "mtp", "eagle3", "dflash", "dspark")
 ANY_FAMILY = list(MODES)[:5]
-TREES = ("deepseek_v3", "llama", "llama-sliding", "llama-kv8", "gemma3_text")
+EAGLE3 = ("llama", "qwen3_next", "llama-kv8", "llama-sliding")
+TREES = ("deepseek_v3", "llama", "llama-sliding", "llama-kv8", "gemma3_text", "gpt_oss", "gemma3n",
+         "llama-kv4", "qwen3", "iquestloopcoder")  # fmt: skip
+# Families without trees whose attention changes after some positions.
+WINDOWS = ("llama4", "deepseek_v32", "deepseek_v41", "gear", "recurrent_gemma", "baichuan_m1")
 
 
 @dataclass(frozen=True)
@@ -109,9 +102,8 @@ class Case:
 
     @property
     def options(self) -> GenerateOptions:
-        mode, tokens = MODES[self.drafter]
         sampling = SAMPLINGS[self.sampling]
-        return GenerateOptions(COUNT, mode, tokens, sampling, draft_tree=self.tree)
+        return GenerateOptions(COUNT, *MODES[self.drafter], sampling, draft_tree=self.tree)
 
 
 @pytest.fixture(scope="module")
@@ -121,10 +113,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 @cache
 def engine_with_head(family: str) -> Engine:
-    """An engine whose checkpoint has an MTP head of random weights."""
+    """An engine whose checkpoint has an MTP head, or three, of random weights."""
+    write = write_chain if family in CHAINS else write_checkpoint
     with TemporaryDirectory() as name:
         write_tokenizer(Path(name))
-        write_checkpoint(Path(name), family.split()[0])
+        write(Path(name), family.split()[0])
         engine = Engine.load(Path(name))
     assert engine.mtp_head is not None
     return replace(engine, mtp_head=replace(engine.mtp_head, relative_cost=1e-6))
@@ -132,20 +125,31 @@ def engine_with_head(family: str) -> Engine:
 
 def engine_for(case: Case, tiny: Engine) -> Engine:
     ends = case.sampling == "constrained" or case.situation == "shared_passes"
-    if case.family in MTP:
+    if case.family in (*MTP, *CHAINS):
         engine = engine_with_head(case.family)
         return engine if ends else altered(engine, stop_tokens=frozenset())
-    bits = QUANTIZED.get(case.family)
+    bits = 8 if case.family == "llama-kv8" else None  # as with --kv-bits
     model = build("llama", head_dim=32) if bits else build(case.family)
     engine = engine_of(tiny, case.family, bits, model, stop_tokens=frozenset({END} if ends else ()))
     if case.drafter == "model":
-        small = DraftModel("small", Path(), model, VOCABULARY, NEEDS, 1e-6)
+        small = DraftModel("small", Path(), model, NEEDS, 1e-6, VOCABULARY)
         engine = replace(engine, draft_model=small)
     elif case.drafter in NEURAL[-2:]:
         width = model.layers[0].input_layernorm.weight.size
         made = block_drafter(case.drafter, model, width, VOCABULARY)
         engine = replace(engine, draft_model=made)
+    elif case.drafter == "eagle3":
+        engine = replace(engine, draft_model=eagle3(model))
     return engine
+
+
+def eagle3(model: Any) -> PublishedDrafter:
+    """Return an EAGLE-3 drafter of random weights."""
+    width = model.layers[0].input_layernorm.weight.size
+    with TemporaryDirectory() as name:
+        drafter = eagle3_drafter(Path(name), model, width, VOCABULARY)
+        mx.eval(drafter.parameters())
+    return PublishedDrafter("eagle3", Path(), drafter, NEEDS, 1e-6)
 
 
 class Script:
@@ -206,7 +210,7 @@ class Cell:
     def wrapped(self, drafter: Drafter) -> Drafter:
         """Return an adversary, or a mixture of other guesses with those of a neural drafter."""
         if self.case.drafter in ("adversary", "trees"):
-            kind = TreeAdversary if self.has_trees else Adversary
+            kind = TreeAdversary if self.case.drafter == "trees" else Adversary
             adversary = kind([], [], seed=len(self.whole))
             adversary.truth = self.whole
             return adversary
@@ -215,17 +219,6 @@ class Cell:
             (planned,) = drafter.neural_drafters
             return Mixture(planned.neural_drafter, self.whole, VOCABULARY, 1)
         return drafter
-
-    @property
-    def has_trees(self) -> bool:
-        """Whether drafts may be trees; see `Request.can_branch` and `ModelRunner.can_batch`."""
-        engine, sampler = self.engine, Sampler(SAMPLINGS[self.case.sampling])
-        return (
-            self.case.drafter == "trees"
-            and not engine.recurrent
-            and sampler.group is not None
-            and why_not_batched(engine.model, engine.plan.kv_bits) is None
-        )
 
     def truth(self, prompt: list[int], options: GenerateOptions) -> list[int]:
         return plain(self.engine, prompt, options.max_tokens, options.sampling)
@@ -247,9 +240,9 @@ class Cell:
         return [
             Submitted(
                 some(20 + 9 * place, place),
-                GenerateOptions(COUNT - 4 * place, mode, sampling=samplings[place]),
+                GenerateOptions(12 - 3 * place, mode, sampling=samplings[place]),
                 after=3 * place,
-                cancel_after=12 if place == 1 else None,
+                cancel_after=5 if place == 1 else None,
             )
             for place, mode in enumerate(modes)
         ]
@@ -260,20 +253,26 @@ def alone(cell: Cell) -> None:
     family = cell.case.family
     prompt = prompt_of(family) if family in FAMILIES else some(33, 1)
     if family in ONE_OF_EACH_KIND and cell.case.drafter == "adversary":
-        prompt = some(GROWTH - COUNT, 1)
-    request = cell.submit(prompt, 60)
+        prompt = some(GROWTH - COUNT // 2, 2)
+    # Others draft late, or need more drafts until one is wrong.
+    greedy = cell.case.sampling == "greedy" and cell.case.drafter in ("adversary", "trees")
+    count = COUNT if greedy else 60
+    request = cell.submit(prompt, max(count, WINDOW + 8 - len(prompt)))
     Served(cell.engine).serve([request])
     cell.check(request)
     stats = request.stats
     assert (stats.accepted > 0 and stats.accepted < stats.drafted) == (cell.case.drafter != "off")
+    branches = not cell.engine.recurrent and family not in UNSHARED
+    assert family not in FAMILIES or branches == (family in TREES)
 
 
 def shared_passes(cell: Cell) -> None:
     """Four requests at the same time, in passes that they share if the model allows it."""
     served, request = Served(cell.engine, 5), cell.submit(some(41, 5), after=2)
     others = cell.companions()
-    if neural := cell.case.drafter in NEURAL:  # two requests with drafts of their own
-        others.append(cell.submit(some(23, 9), after=1))
+    neural = cell.case.drafter in NEURAL
+    if neural or cell.case.drafter == "trees":  # two requests with drafts of their own
+        others.append(replace(cell, whole=[]).submit(some(23, 9), 10, after=1))
     served.serve([request, *others])
     cell.check(request, *others)
     if neural and not cell.engine.recurrent and served.loop.runner.can_batch():
@@ -283,7 +282,7 @@ def shared_passes(cell: Cell) -> None:
 def restored_from_disk(cell: Cell) -> None:
     """A second turn after a restart: only its new tokens are prefilled."""
     forget()  # the files of other cases
-    first = cell.submit(some(260, 1), NEW)
+    first = cell.submit(some(GROWTH + 4, 1), NEW)
     served = Served(cell.engine, learned=learned_on_disk(cell.engine, cell.directory))
     served.serve([first])
     served.save()
@@ -297,19 +296,20 @@ def restored_from_disk(cell: Cell) -> None:
 
 def evicted(cell: Cell) -> None:
     """A request loses its history while it decodes, because memory is short."""
-    engine = altered(cell.engine, prompt_cache_memory=2 * prefill.history_bytes(cell.engine, 256))
-    request = cell.submit(some(246, 3))
-    other = Submitted(some(240, 4), GenerateOptions(30, "off"))
+    memory = 2 * prefill.history_bytes(cell.engine, GROWTH)
+    request = cell.submit(some(GROWTH - 6, 3), 10)
+    other = Submitted(some(GROWTH - 8, 4), GenerateOptions(12, "off"))
+    engine = altered(cell.engine, prompt_cache_memory=memory)
     Served(engine, reserved_tokens=5).serve([request, other])
     cell.check(request, other)
     # With a stop token, the other answer may end before memory is short.
-    assert request.evicted or other.evicted or len(other.tokens) < 30
+    assert request.evicted or other.evicted or len(other.tokens) < 12
 
 
 def cancelled(cell: Cell) -> None:
     """Its client cancels a request, repeats it, and continues the conversation."""
-    served, prompt = Served(cell.engine), some(100, 6)
-    first = cell.submit(prompt, NEW, cancel_after=6)
+    served, prompt = Served(cell.engine), some(70, 6)
+    first = cell.submit(prompt, NEW, cancel_after=4)
     again = replace(first, cancel_after=None, events=[])
     served.serve([first])
     served.serve([again])
@@ -317,7 +317,7 @@ def cancelled(cell: Cell) -> None:
     assert first.tokens
     assert again.stats.cached_tokens >= len(prompt) - TAIL
     partial = [*prompt, *first.tokens]
-    following = cell.submit([*partial, *some(NEW, 7)], NEW)
+    following = cell.submit([*partial, *some(NEW, 10)], NEW)
     served.serve([following])
     cell.check(following)
     assert following.stats.cached_tokens >= len(prompt) - TAIL
@@ -326,11 +326,11 @@ def cancelled(cell: Cell) -> None:
 def edited(cell: Cell) -> None:
     """The second question of a conversation is edited, and then it is as before."""
     served = Served(cell.engine)
-    first = cell.submit(some(80, 8), NEW)
+    first = cell.submit(some(50, 8), NEW)
     served.serve([first])
     known = [*first.prompt, *first.tokens]
     for question in (9, 10, 9):
-        turn = cell.submit([*known, *some(90, question)], NEW)
+        turn = cell.submit([*known, *some(60, question)], NEW)
         served.serve([turn])
         cell.check(turn)
         assert turn.stats.cached_tokens >= len(known) - TAIL
@@ -347,31 +347,33 @@ def covering() -> list[Case]:
     """Return cases that cover all pairs with a situation, and an adversary for every family."""
     samplings = list(SAMPLINGS)[:3]
     cases = [Case(family, "adversary", "alone", "greedy") for family in FAMILIES]
-    for place, drafter in enumerate(ANY_FAMILY):
-        cases.append(Case(ONE_OF_EACH_KIND[2 * place], drafter, "alone", samplings[place % 2 + 1]))
+    cases += [Case(family, "trees", "alone", "greedy") for family in TREES]
+    cases.append(Case("llama", "off", "alone", "seeded"))
+    cases.append(Case("deepseek_v3", "exit", "alone", "greedy"))
+    for at, family in enumerate(WINDOWS):
+        cases.append(Case(family, ANY_FAMILY[1 + at % 4], "alone", samplings[at % 2 + 1]))
     for at, situation in enumerate(SITUATIONS):
         for place, family in enumerate(ONE_OF_EACH_KIND if at else ()):
             drafter, sampling = ANY_FAMILY[(place + at) % 5], samplings[(place + at) % 3]
             cases.append(Case(family, drafter, situation, sampling))
-        cases.append(Case(("llama", "llama-kv8")[at % 2], "exit", situation, samplings[at % 3]))
-        cases.append(Case(MTP[at % 2], "mtp", situation, samplings[(at + 1) % 3]))
-        published = NEURAL[3 + at % 2]
-        cases.append(Case(("qwen3_next", "llama")[at % 2], published, situation, samplings[at % 3]))
-    neural = ("llama", "dflash"), ("llama", "exit"), ("mimo", "mtp"), ("llama", "model")
-    for (family, drafter), sampling in zip(neural, SAMPLINGS, strict=True):
-        cases.append(Case(family, drafter, "shared_passes", sampling))
+        neural = [
+            (("llama", "llama-kv8")[at % 2], "exit"), (MTP[at % 2], "mtp"), (CHAINS[at % 2], "mtp"),
+            (EAGLE3[at % 4], "eagle3"), (("qwen3_next", "llama")[at % 2], NEURAL[4 + at % 2]),
+        ]  # fmt: skip
+        for place, (family, drafter) in enumerate(neural):
+            cases.append(Case(family, drafter, situation, samplings[(at + place) % 3]))
+        cases.append(Case(TREES[at], "trees", situation, "sampled"))
+    for family, situation in (("mimo", "alone"), ("llama", "shared_passes")):
+        cases.append(Case(family, "trees", situation, "constrained"))
+    cases += [Case("llama", drafter, "shared_passes", "greedy") for drafter in ("dflash", "eagle3")]
     cases.append(Case("deepseek_v3", "fixed", "shared_passes", "seeded"))  # masks are arrays
-    cases += [Case(family, "trees", "alone", "greedy") for family in FAMILIES]
-    for situation, sampling in itertools.product(SITUATIONS, ("greedy", "sampled", "constrained")):
-        cases.append(Case(TREES[len(cases) % len(TREES)], "trees", situation, sampling))
-    cases += [Case("mimo", "trees", "alone", sampling) for sampling in ("sampled", "constrained")]
-    cases.append(Case("deepseek_v3", "exit", "alone", "greedy"))
     return list(dict.fromkeys(cases))
 
 
 @pytest.fixture
 def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
     """All passes take the same time, and tokens of neural drafters none: every draft pays."""
+    monkeypatch.setattr(runner, "TREES_BEFORE_TRIAL", 1)
     ticks = itertools.count(1)
     monkeypatch.setattr(Target, "clock", staticmethod(lambda: float(next(ticks))))
     monkeypatch.setattr(NeuralDrafterBase, "clock", lambda drafter: 0.0)
@@ -386,40 +388,57 @@ def run_case(case: Case, tiny: Engine, directory: Path) -> None:
 
 
 @pytest.mark.usefixtures("timeless")
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=() if case.family in QUICK else pytest.mark.long, id=str(case))
-        for case in covering()
-    ],
-)
+@pytest.mark.parametrize("case", [
+    pytest.param(case, marks=() if case.family in QUICK else pytest.mark.long, id=str(case))
+    for case in covering()
+])  # fmt: skip
 def test_the_same_tokens_as_alone(case: Case, tiny: Engine, tmp_path: Path) -> None:
     run_case(case, tiny, tmp_path)
 
 
-@pytest.mark.usefixtures("timeless")
-@pytest.mark.parametrize("tree", ["auto", "off"])
-@pytest.mark.parametrize(
-    ("family", "drafter", "sampling"),
-    [("llama", "model", "sampled"), ("llama-kv8", "model", "greedy"), ("mimo", "mtp", "greedy"),
-     ("llama", "dspark", "constrained"), ("qwen3_next", "dflash", "greedy")],
-)  # fmt: skip
-def test_second_choices_of_neural_drafters_are_accepted(
-    family: str, drafter: str, sampling: str, tree: SwitchMode, tiny: Engine, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    accepted, accept = list[int](), Request.accept
+@pytest.fixture
+def accepted(monkeypatch: pytest.MonkeyPatch) -> dict[bool, int]:
+    """Count the accepted tokens of trees, by whether their pass was shared."""
+    counts, accept = {False: 0, True: 0}, Request.accept
 
     def counting(request: Request, seconds: float) -> Piece:
-        is_tree = isinstance(request.launched[0].drafted, TokenTree)
+        launched = request.launched[0]
         piece = accept(request, seconds)
-        accepted.append(is_tree * piece.accepted)
+        if isinstance(launched.drafted, TokenTree):
+            counts[launched.shared is not None] += piece.accepted
         return piece
 
     monkeypatch.setattr(Request, "accept", counting)
+    return counts
+
+
+@pytest.mark.usefixtures("timeless")
+@pytest.mark.parametrize(
+    ("family", "drafter", "sampling", "tree"),
+    [("llama", "model", "sampled", "auto"), ("llama-kv8", "model", "greedy", "auto"),
+     ("mimo", "mtp", "greedy", "auto"), ("llama", "dspark", "constrained", "auto"),
+     ("qwen3_next", "dflash", "greedy", "auto"), ("llama", "dspark", "constrained", "off")],
+)  # fmt: skip
+def test_second_choices_of_neural_drafters_are_accepted(
+    family: str, drafter: str, sampling: str, tree: SwitchMode, tiny: Engine, tmp_path: Path,
+    accepted: dict[bool, int],
+) -> None:  # fmt: skip
     run_case(Case(family, drafter, "alone", sampling, tree), tiny, tmp_path)
     can_branch = family != "qwen3_next"  # which has recurrent layers
-    assert any(accepted) == (tree == "auto" and can_branch)
+    assert bool(accepted[False]) == (tree == "auto" and can_branch)
+
+
+@pytest.mark.usefixtures("timeless")
+@pytest.mark.parametrize(
+    ("family", "drafter", "sampling"),
+    [("llama", "model", "sampled"), ("mimo", "mtp", "sampled"), ("llama-kv8", "trees", "greedy")],
+)
+def test_trees_are_accepted_in_shared_passes(
+    family: str, drafter: str, sampling: str, tiny: Engine, tmp_path: Path,
+    accepted: dict[bool, int],
+) -> None:  # fmt: skip
+    run_case(Case(family, drafter, "shared_passes", sampling), tiny, tmp_path)
+    assert accepted[True] > 0
 
 
 @pytest.mark.slow
@@ -437,20 +456,20 @@ def test_the_same_tokens_in_the_whole_product(
 @pytest.mark.parametrize(("family", "memory"), [("llama", 300_000), ("qwen3_next", PLENTY)])
 def test_the_same_tokens_in_any_mixture(family: str, memory: int, tiny: Engine) -> None:
     """Requests that share prefixes come, wait for memory, stop and are cancelled at any time."""
-    stop_tokens, randomly, base = frozenset(range(0, VOCABULARY, 8)), random.Random(1), some(500, 1)
-    for slots in (3, 8):
+    stop_tokens, randomly, base = frozenset(range(0, VOCABULARY, 8)), random.Random(1), some(300, 1)
+    for slots in (3, 6):
         requests = [
             Submitted(
-                [*base[: randomly.choice([0, 70, 300, 500])], *some(randomly.randint(1, 60), seed)],
+                [*base[: randomly.choice([0, 70, 300])], *some(randomly.randint(1, 60), seed)],
                 GenerateOptions(
-                    randomly.randint(1, 16),
+                    randomly.randint(1, 12),
                     randomly.choice(["auto", "off", "fixed"]),
                     sampling=randomly.choice([GREEDY, SEEDED]),
                 ),
                 after=randomly.randrange(60),
                 cancel_after=randomly.choice([None, None, None, 2, 20]),
             )
-            for seed in range(8)
+            for seed in range(6)
         ]
         engine = engine_of(tiny, family, prompt_cache_memory=memory, stop_tokens=stop_tokens)
         served = Served(engine, slots, chunk_s=1e-9, reserved_tokens=5)
@@ -462,21 +481,24 @@ def test_the_same_tokens_in_any_mixture(family: str, memory: int, tiny: Engine) 
 
 DRAFTS: tuple[DraftMode, ...] = ("off", "fixed", "auto")
 # Code, and another script with repetition: 12 of its 24 tokens are accepted drafts.
-CASES = [(11, 8, ("fixed",)), (18, 24, ("auto",))]
+CASES = [
+    ("Fix this code:\n```python\nfor i in range(10)\n    print(i)\n```", 8, ("fixed",)),
+    ("用中文写一句关于海的话。", 24, ("auto",)),
+]
 
 
 @pytest.mark.parametrize(
-    "case", [*CASES, *slow(*((index, 128, DRAFTS) for index in range(len(VARIED_PROMPTS))))]
+    "case", [*CASES, *slow(*((each, 128, DRAFTS) for each in load_prompts(20)))]
 )
 def test_greedy_tokens_equal_mlx_lm(
     starter_engine: Engine,
     request: pytest.FixtureRequest,
-    case: tuple[int, int, tuple[DraftMode, ...]],
+    case: tuple[str, int, tuple[DraftMode, ...]],
 ) -> None:
-    index, count, modes = case
+    text, count, modes = case
     if "auto" in modes:
         request.getfixturevalue("compiled")
-    prompt = starter_engine.tokens.encode_chat([Message("user", VARIED_PROMPTS[index])])
+    prompt = starter_engine.tokens.encode_chat([Message("user", text)])
     expected = plain(starter_engine, prompt, count)
     for mode in modes:
         options = GenerateOptions(max_tokens=count, draft=mode)
@@ -486,27 +508,22 @@ def test_greedy_tokens_equal_mlx_lm(
 
 
 def test_pieces_join_to_the_decoded_text_and_mark_accepted_drafts(starter_engine: Engine) -> None:
-    prompt = starter_engine.tokens.encode_chat([Message("user", REWRITE)])
+    example, task = load_workloads(["edit"])[0].turns
+    answered = Message("assistant", example.assistant or "")
+    messages = [Message("user", example.user), answered, Message("user", task.user)]
+    prompt = starter_engine.tokens.encode_chat(messages)
     loop = StepLoop(starter_engine)
-    request = loop.request(prompt, GenerateOptions(max_tokens=60))
+    request = loop.request(prompt, GenerateOptions(max_tokens=44))
     pieces = [each for each in loop.stream(request) if isinstance(each, TextPiece)]
     tokenizer, stops = starter_engine.tokens.tokenizer, starter_engine.tokens.stop_tokens
     shown = [token for token in request.tokens if token not in stops]
     text = "".join(piece.text for piece in pieces)
     assert text == request.text == tokenizer.decode(shown)
     assert [token for piece in pieces for token in piece.piece.tokens] == request.tokens
-    assert request.stats.accepted > 20
-    for piece in pieces:
-        assert all(0 <= start < end <= len(piece.text) for start, end in piece.drafted)
-    # Every token of this text is whole characters, so each accepted one has its own range.
-    assert sum(len(piece.drafted) for piece in pieces) == request.stats.accepted
+    assert request.stats.accepted > 14
+    for piece in pieces:  # Every token of this text is whole characters.
+        accepted = piece.piece.tokens[: piece.piece.accepted]
+        marked = "".join(piece.text[start:end] for start, end in piece.drafted)
+        assert marked == tokenizer.decode(accepted)
     assert request.stats.target_passes < request.stats.generated_tokens - 1
     assert request.stats.tokens_per_pass > 2
-
-
-def test_a_stop_token_ends_the_answer_and_is_not_shown(starter_engine: Engine) -> None:
-    messages = [Message("user", "Answer with one word: yes or no?")]
-    answer = chat_answer(StepLoop(starter_engine), messages, GenerateOptions())
-    assert answer.finish_reason == "stop"
-    assert answer.tokens[-1] in starter_engine.tokens.stop_tokens
-    assert "<|im_end|>" not in answer.text

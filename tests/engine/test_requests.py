@@ -17,17 +17,9 @@ from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import PrefillProgress
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model import device
-from akunu_py.engine.model.token_ids import first_invalid, in_vocabulary
 from akunu_py.engine.request import repeats
 from akunu_py.engine.sampling import Sampler
-from akunu_py.errors import (
-    DamagedModel,
-    DoesNotFit,
-    EmptyPrompt,
-    PromptTooLong,
-    UnknownModel,
-    UsageError,
-)
+from akunu_py.errors import DamagedModel, DoesNotFit, PromptTooLong, UnknownModel, UsageError
 from akunu_py.models.load.fit import Activations, CacheGrowth, FittedContext, MemoryNeeds
 from akunu_py.types import (
     Answer,
@@ -50,10 +42,9 @@ OFF = GenerateOptions(max_tokens=4, draft="off")
 every_mode = pytest.mark.parametrize("mode", MODES)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    engine = load_tiny(tmp_path_factory.mktemp("model"), ["<|end|>"])
-    return altered(engine, stop_tokens=frozenset())
+@pytest.fixture
+def tiny(tiny: Engine) -> Engine:
+    return altered(tiny, stop_tokens=frozenset())
 
 
 def fresh(engine: Engine, prompt: list[int], options: GenerateOptions) -> Answer:
@@ -74,28 +65,17 @@ def test_answers_end_at_max_tokens_at_a_full_context_and_at_a_stop_token(
     answer = fresh(tiny, PROMPT, GenerateOptions(12, mode, stop_tokens=(stop,)))
     end = whole.tokens.index(stop) + 1
     assert (answer.tokens, answer.finish_reason) == (whole.tokens[:end], "stop")
+    assert answer.text == tiny.tokens.decode(whole.tokens[: end - 1])  # without the stop token
 
 
 @every_mode
-def test_cancelled_and_abandoned_answers_leave_a_usable_cache(
-    tiny: Engine, mode: DraftMode
-) -> None:
+def test_abandoned_answers_leave_a_usable_cache(tiny: Engine, mode: DraftMode) -> None:
     options, loop, prompt = GenerateOptions(24, mode), StepLoop(tiny), some(40, 1)
     first = loop.answer(prompt, options)
-    turn = [*prompt, *first.tokens, *some(9, 2)]
-    expected = fresh(tiny, turn, options)
-    request = loop.request(turn, options)
-    for number, _ in enumerate(loop.stream(request)):
-        if number == 1:
-            request.cancel()
-    assert request.finish_reason == "cancelled"
-    assert 1 <= len(request.tokens) < 24
-    assert expected.text.startswith(request.text)
     pieces = loop.stream(loop.request(prompt, options))
     next(pieces)
     pieces.close()
     assert loop.answer(prompt, options).tokens == first.tokens
-    assert loop.answer(turn, options).tokens == expected.tokens
 
 
 def test_half_a_character_is_no_stop_sequence_of_a_cancelled_answer(tiny: Engine) -> None:
@@ -123,7 +103,7 @@ def test_prefill_reports_its_progress_and_is_cancelled_between_chunks(tiny: Engi
 
 def test_invalid_requests_are_refused(tiny: Engine, tmp_path: Path) -> None:
     loop = StepLoop(tiny)
-    with pytest.raises(EmptyPrompt):
+    with pytest.raises(UsageError, match="prompt is empty"):
         loop.request([], OFF)
     with pytest.raises(PromptTooLong, match="4096"):
         loop.request([5] * 4096, OFF)
@@ -311,14 +291,6 @@ def surplus(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return engine
 
 
-@given(st.lists(IDS, max_size=8), st.integers(1, 300))
-def test_invalid_token_ids_are_found(tokens: list[int], vocabulary: int) -> None:
-    good = [0 <= token < vocabulary for token in tokens]
-    assert first_invalid(tokens, vocabulary) == (good.index(False) if False in good else None)
-    valid = [token for token, each in zip(tokens, good, strict=True) if each]
-    assert in_vocabulary(tokens, vocabulary) == valid
-
-
 @given(
     st.lists(st.tuples(IDS, st.floats(-9, 9)), max_size=6),
     st.lists(IDS, max_size=6).map(tuple),
@@ -328,7 +300,7 @@ def test_invalid_ids_in_sampling_options_have_no_effect(
     bias: list[tuple[int, float]], allowed: tuple[int, ...], temperature: float
 ) -> None:
     valid = tuple((token, by) for token, by in bias if 0 <= token < WEIGHTS)
-    tokens = tuple(in_vocabulary(allowed, WEIGHTS))
+    tokens = tuple(token for token in allowed if 0 <= token < WEIGHTS)
     logits = mx.random.normal((3, WEIGHTS), key=mx.random.key(2))
     sampled = []
     for some_bias, some_tokens in ((tuple(bias), allowed), (valid, tokens)):
@@ -392,6 +364,7 @@ def test_only_a_long_exact_repetition_is_a_loop(period: int) -> None:
         assert not repeats([*tokens, -1])
 
 
+@pytest.mark.long
 def test_the_loop_guard_ends_a_looping_answer_and_no_other(tiny: Engine) -> None:
     model = tiny.tokens.encode_text("ab")
     bias = SamplingOptions(logit_bias=((model[0], 1000.0),))

@@ -298,10 +298,9 @@ def test_channels(harmony: Engine) -> None:
     assert walk(budget, again) == end
 
 
-def test_models_without_thinking_ignore_a_budget(tmp_path: Path) -> None:
-    plain = load_tiny(tmp_path, [END])
-    assert not can_limit_thinking(plain.tokens.tokenizer)
-    loop = StepLoop(plain)
+def test_models_without_thinking_ignore_a_budget(tiny: Engine) -> None:
+    assert not can_limit_thinking(tiny.tokens.tokenizer)
+    loop = StepLoop(tiny)
     request = loop.request([5, 6], options(0))
     assert request.target.constraint is None
 

@@ -16,8 +16,8 @@ from itertools import count, product
 from typing import Any
 
 from akunu_py.bench.command import add_count, add_lengths, show
+from akunu_py.bench.replay import Trace, TraceItem, load_trace
 from akunu_py.bench.tables import to_text
-from akunu_py.bench.trace import Trace, TraceItem, load_trace
 from akunu_py.engine.histories.history import NO_OWNER, Owner, TokenHistory
 from akunu_py.engine.histories.memory import PromptCaches
 from akunu_py.engine.model.token_ids import common_prefix
@@ -79,10 +79,8 @@ def replay_caches(requests: Sequence[TraceItem], budget: int, policy: str) -> in
     target = _ReplayTarget(caches)
     seen: list[Sequence[int]] = []
     again = 0
-    for number, item in enumerate(requests):
+    for item in requests:
         prompt = list(item.prompt)
-        if isinstance(caches, _Belady):
-            caches.coming = requests[number:]
         needed = len(prompt) + min(_ANSWER_TOKENS, len(item.output))
         reuse = target.reuse_prefix(prompt, min(needed, budget))
         shared = max((common_prefix(each, prompt) for each in seen), default=0)
@@ -93,7 +91,7 @@ def replay_caches(requests: Sequence[TraceItem], budget: int, policy: str) -> in
     return again
 
 
-class _SizedHistory(TokenHistory):
+class SizedHistory(TokenHistory):
     """A history that stores only its size: a byte per token."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
@@ -103,8 +101,8 @@ class _SizedHistory(TokenHistory):
     def nbytes(self) -> int:
         return len(self.tokens)
 
-    def branch(self, length: int, owner: Owner) -> _SizedHistory:
-        return _SizedHistory(self.tokens[:length])
+    def branch(self, length: int, owner: Owner) -> SizedHistory:
+        return SizedHistory(self.tokens[:length])
 
 
 class _NoModel:
@@ -117,7 +115,7 @@ class _ReplayTarget(Target):
         super().__init__(_NoModel(), caches=caches)
 
     def reset(self) -> None:
-        self.history = _SizedHistory()
+        self.history = SizedHistory()
 
 
 class _LeastRecentlyUsed(PromptCaches):
@@ -140,22 +138,7 @@ class _LeastRecentlyUsed(PromptCaches):
         return float(entry.last_request)
 
 
-class _Belady(_LeastRecentlyUsed):
-    """Evicts the history whose next use is the latest: Belady's rule."""
-
-    coming: Sequence[TraceItem] = ()
-
-    def _value_per_byte(self, entry: Any) -> float:
-        tokens = entry.history.tokens
-        others = [each.history.tokens for each in self._cached if each is not entry]
-        for distance, item in enumerate(self.coming):
-            shared = common_prefix(tokens, item.prompt)
-            if shared > max((common_prefix(each, item.prompt) for each in others), default=0) + 64:
-                return -float(distance)
-        return -float("inf")
-
-
-POLICIES = {"akunu": PromptCaches, "lru": _LeastRecentlyUsed, "best": _Belady}
+POLICIES = {"akunu": PromptCaches, "lru": _LeastRecentlyUsed}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -180,14 +163,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def print_policies(rows: Sequence[dict[str, Any]]) -> None:
-    print("tokens that are prefilled again; best: knows all later requests\n")
+    print("tokens that are prefilled again\n")
     cells = [[str(row["aside"]), f"{row['budget']:,}", f"{row['prompts']:,}",
               *(f"{row['again'][name]:,}" for name in POLICIES)] for row in rows]  # fmt: skip
     print(to_text((["one-off requests", "budget", "prompts", *POLICIES], cells)))
 
 
-main = partial(run_tool, "caches", "Compare policies for prompt caches on recorded sessions",
-               add_options, run)  # fmt: skip
+main = partial(run_tool, "caches", __doc__, add_options, run)
 
 if __name__ == "__main__":
     sys.exit(main())

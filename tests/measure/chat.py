@@ -9,17 +9,9 @@ import argparse
 import contextlib
 import json
 import math
-import os
-import pty
-import random
-import re
-import select
-import subprocess
 import sys
 import tempfile
-import termios
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,31 +27,14 @@ from akunu_py.models.store import model_store
 from akunu_py.parser import add_format
 from akunu_py.types import DRAFT_MODES
 from tests.measure.tool import run_akunu, run_tool, was_interrupted, with_data_in
+from tests.support.chat_terminal import READY, ChatTerminal, Keys
 
-SCREEN = (24, 80)  # lines, columns
 GOALS = "goals: a median of 50 ms and 150 ms at worst while decoding, at least x0.95"
-# One letter per key: rare in answers, one column wide, and few enough for one line of the box.
-LETTERS = "".join(map(chr, range(0x13A0, 0x13A0 + 64)))  # Cherokee
-_GAPS_S = (0.08, 0.18)  # between an echo and the next key, as by a fast typist
-_LOST_S = 3.0  # timeout for a letter
-_TIMEOUT_S = 120.0
-_CLEAR, _QUIT, _ENTER = b"\x15", b"\x11", b"\r"  # Ctrl+U, Ctrl+Q, Enter
-_ATTRIBUTES_QUERY, _ATTRIBUTES = b"\x1b[c", b"\x1b[?62;22c"  # the terminal identifies itself
-_READY, _ANSWERING = "● ready", "◐ answering"
-# A whole status: in several colors, up to the next sequence that is no color.
-_STATUS = re.compile(
-    f"({_READY}|{_ANSWERING}|■ stopped|× failed)".encode()
-    + rb"([^\x1b]|\x1b\[[\d;]*m)*(?=\x1b\[[\d;?]*[A-Za-ln-z])"
-)
-_EMPTY = "Ask something"  # what an empty box shows
 _IDLE_KEYS = 8
 _MOST_ANSWERS = 6  # to type into, if answers are short
-_SEQUENCE = re.compile(rb"\x1b(\[[0-9;?<>=$]*[@-~]|[\]P_][^\x1b\x07]*(\x07|\x1b\\)|[^\[\]P_])")
 
 Answer = tuple[str, dict[str, Any]]
 """Text and statistics."""
-Keys = list[float | None]
-"""Seconds from each key to its letter, None without a letter."""
 
 
 @dataclass
@@ -129,9 +104,9 @@ def measure(options: argparse.Namespace, prompt: str, model: Path, result: ChatR
 def run_chat(words: Sequence[str], prompt: str, count: int, keys: Mapping[str, Keys]) -> Answer:
     """Return an answer without typing; then type `count` keys during others."""
     with tempfile.TemporaryDirectory(prefix="akunu-bench-") as data:
-        terminal = ChatTerminal(words, data)
+        terminal = ChatTerminal(words, with_data_in(data))
         with contextlib.closing(terminal):
-            terminal.wait_for(_READY)
+            terminal.wait_for(READY)
             terminal.type_keys(_IDLE_KEYS, keys["idle"], while_answering=False)
             terminal.send(prompt)
             terminal.wait_for_end()
@@ -153,129 +128,6 @@ def saved_answer(path: Path) -> Answer:
     if answer.stats is None or answer.finish_reason not in ("stop", "length"):
         raise AkunuError(f"an answer in the chat ended with {answer.finish_reason}")
     return answer.text, asdict(answer.stats)
-
-
-class ChatTerminal:
-    """A pseudo-terminal of 80 x 24 with `akunu chat` and a simulated user."""
-
-    def __init__(self, words: Sequence[str], data: str) -> None:
-        terminal = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "PYTHONUTF8": "1"}
-        self._master, slave = pty.openpty()
-        termios.tcsetwinsize(slave, SCREEN)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "akunu_py", "chat", *words], stdin=slave, stdout=slave,
-            stderr=slave, env=with_data_in(data) | terminal, start_new_session=True,
-        )  # fmt: skip
-        os.close(slave)
-        self._output = bytearray()  # since the last `write`
-        self._searched = 0  # bytes of it, for statuses
-        self._status, self._has_new_status = "", False
-        self._gaps = random.Random(0)
-
-    def wait_for(self, text: str, start: int = 0) -> None:
-        """Wait for `text` in the output since the last `write`. Raises AkunuError on timeout.
-
-        start: bytes of that output to ignore.
-        """
-        self._wait(lambda: self._output.find(text.encode(), start) >= 0, f"no {text!r} was shown")
-
-    def write(self, keys: bytes) -> None:
-        self._output.clear()
-        self._searched = 0
-        os.write(self._master, keys)
-
-    def send(self, prompt: str) -> None:
-        """Paste and send a prompt, and wait for the beginning of the answer."""
-        self.write(b"\x1b[200~%b\x1b[201~" % prompt.encode())
-        self.wait_for(prompt.split()[-1])
-        self._has_new_status = False
-        self.write(_ENTER)
-        self._wait(lambda: self._has_new_status, "an answer did not begin")
-
-    def wait_for_end(self) -> None:
-        """Wait for the end of the answer. Raises AkunuError if it fails or stops."""
-        self._wait(lambda: not self._status.startswith(_ANSWERING), "an answer did not end")
-        if not self._status.startswith(_READY):
-            raise AkunuError(f"an answer in the chat {self._status[2:]}; {self._last_text()}")
-
-    def type_keys(self, count: int, into: Keys, *, while_answering: bool) -> int:
-        """Type up to `count` letters, clear them, and return their number.
-
-        while_answering: stop early at the end of the answer.
-        """
-        typed = 0
-        for letter in LETTERS[:count]:
-            end = time.perf_counter() + self._gaps.uniform(*_GAPS_S)
-            while self._read(end):  # a full terminal buffer would stop the program
-                pass
-            if while_answering and not self._status.startswith(_ANSWERING):
-                break
-            into.append(self._type(letter.encode()))
-            typed += 1
-        if typed:
-            before = len(self._output)
-            os.write(self._master, _CLEAR)
-            self.wait_for(_EMPTY, start=before)
-        return typed
-
-    def quit(self) -> None:
-        """Quit the chat, which saves everything. Raises AkunuError for a bad exit."""
-        self.write(_QUIT)
-        end = time.perf_counter() + _TIMEOUT_S
-        while self._process.poll() is None and time.perf_counter() < end:
-            self._read(time.perf_counter() + 0.05)
-        if self._process.poll() != 0:
-            raise AkunuError(f"the chat ended with {self._process.poll()}, expected 0")
-
-    def close(self) -> None:
-        """Terminate the program if it still runs."""
-        self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(3.0)
-        self._process.kill()
-        self._process.wait()
-        os.close(self._master)
-
-    def _type(self, key: bytes) -> float | None:
-        before, started = len(self._output), time.perf_counter()
-        os.write(self._master, key)
-        while self._output.find(key, before) < 0:
-            if not self._read(started + _LOST_S):
-                return None
-        return time.perf_counter() - started
-
-    def _wait(self, condition: Callable[[], bool], failure: str) -> None:
-        end = time.perf_counter() + _TIMEOUT_S
-        while not condition():
-            if not self._read(end):
-                raise AkunuError(f"{failure} in the chat; {self._last_text()}")
-
-    def _last_text(self) -> str:
-        return f"the end of its output: {_visible_text(self._output)[-300:]}"
-
-    def _read(self, end: float) -> bool:
-        """Read once before `end`. Returns False on timeout or at the end of the output."""
-        left = end - time.perf_counter()
-        if left <= 0 or not select.select([self._master], [], [], left)[0]:
-            return False
-        try:
-            read = os.read(self._master, 1 << 16)
-        except OSError:  # Linux raises this when the program has exited
-            read = b""
-        self._output += read
-        for found in _STATUS.finditer(self._output, self._searched):
-            self._searched = found.end()
-            status = _visible_text(found[0])
-            if not self._status.startswith(status):  # a part of it may be drawn again, too
-                self._status, self._has_new_status = status, True
-        if _ATTRIBUTES_QUERY in read:
-            os.write(self._master, _ATTRIBUTES)
-        return bool(read)
-
-
-def _visible_text(shown: bytes | bytearray) -> str:
-    """Return terminal output without escape sequences."""
-    return " ".join(_SEQUENCE.sub(b" ", shown).decode(errors="replace").split())
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -316,8 +168,7 @@ def print_chat(found: Mapping[str, Any]) -> None:
     print(f"in the chat: x{found['ratio']:.3f} ± {found['ratio_spread']:.3f}; {same}\n{GOALS}")
 
 
-main = partial(run_tool, "chat", "Measure the key latency of the chat and what drawing costs "
-               "decoding", add_options, run)  # fmt: skip
+main = partial(run_tool, "chat", __doc__, add_options, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,18 +1,20 @@
 """Verify on this machine what the documentation promises, one line each.
 
-The promises cover the rounding of Metal's kernels, the cost of passes, and memory.
+The promises cover answers, the cost of passes, and memory. By default, two minutes check the
+essential ones, which no other machine can show.
 """
 
 import argparse
 import gc
+import json
 import math
 import os
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -47,8 +49,7 @@ from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message
 from tests.measure import mac_checks
 from tests.measure.tool import run_akunu, run_tool, was_interrupted
 
-ROUNDING = 16  # steps of the format, relative to the typical output; a wrong kernel exceeds it
-NEAR_TIE = 0.5  # logits: two roundings of bfloat16 for logits of 32 to 64
+NEAR_TIE = 0.5  # logits: two roundings of bfloat16 for logits of 32 to 64; a bug exceeds it
 MIN_OFF, MIN_AUTO, MIN_PREFILL = 0.98, 0.99, 0.95  # of mlx-lm's speed; medians vary by 1 %
 COST_PER_ROW = 0.5  # of 32 rows, in plain steps; above it no draft saves time
 MAX_UNCOUNTED = 1.05
@@ -61,14 +62,16 @@ LOAD_RATE = 1e9  # bytes/s, which add to it
 _SPEEDS = (("off", PLAIN, MIN_OFF), ("auto", PLAIN, MIN_AUTO), ("auto", "off", MIN_AUTO))
 _MAX_SOAK = 24 * 60  # minutes
 _MAX_SIZE = 3.5e9  # bytes; the check of a larger model takes more than ten minutes
-_BIT_WIDTHS, _GROUP_SIZES = (4, 8), (4, 8)  # of quantized matrices; query heads per KV head
+_REPETITIVE = (
+    "Write the words red, green, blue, red, green, blue again and again."  # n-grams draft it
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
     """A promise of the documentation, with the measured value."""
 
-    about: str  # the model, or "kernels"
+    about: str  # the model, or "device"
     name: str
     value: float | None  # None if not measured
     limit: float  # the largest value that passes, or the smallest
@@ -90,8 +93,10 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class CheckPlan:
-    """The amount of measurements of each model."""
+    """The amount of measurements of each model; by default all, in ten minutes."""
 
+    seconds: float = math.inf  # after this time, no other step begins
+    full: bool = True  # False: without memory and idle time
     workloads: Sequence[str] | None = None
     repeats: int = 3
     max_tokens: int = 96
@@ -99,17 +104,20 @@ class CheckPlan:
     contexts: Sequence[int] = (0, 4096, 16384)
     rows: Sequence[int] = (1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 14, 16, 18, 24, 32, 33)
     curve_repeats: int = 3
-    kernels: Sequence[tuple[int, int]] = ((2048, 2048), (4096, 4096), (2560, 9728))  # matrices
-    depths: Sequence[int] = (512, 4096)  # cached tokens in the test of attention
     idle_s: float = 5.0
     bandwidth_bytes: int = 1 << 30
     soak_tokens: int = 14_000  # of a prompt
     starts: int = 2  # of a process
 
 
-# Enough to run every line. On a CPU half precision takes minutes, so the matrices are small.
+# Counts for steps of a few seconds each, at most half a minute on an M1 with the largest model.
+ESSENTIAL = CheckPlan(
+    120.0, False, ["edit"], 1, 48, (), (0,), (1, 2, 3, 4, 5, 6, 8, 16, 32), 1, starts=0,
+)  # fmt: skip
+
+# Enough to run every line.
 QUICK = CheckPlan(
-    ["chat"], 1, 8, (16, 64), (0, 64, 100_000), (1, 2, 32, 33), 1, ((64, 64),), (16,),
+    math.inf, True, ["chat"], 1, 8, (16, 64), (0, 64, 100_000), (1, 2, 32, 33), 1,
     idle_s=0.0, bandwidth_bytes=1 << 16, soak_tokens=80, starts=1,
 )  # fmt: skip
 
@@ -122,8 +130,9 @@ class Check:
     command: str = ""
     complete: bool = False
     lines: list[Promise] = field(default_factory=list)
-    figures: dict[str, dict[str, Any]] = field(default_factory=dict)  # by model or `kernels`
+    figures: dict[str, dict[str, Any]] = field(default_factory=dict)  # by model
     results: list[Result] = field(default_factory=list)  # of the speed bench, by model
+    started: float = field(default_factory=time.monotonic)
 
     @property
     def failed(self) -> bool:
@@ -132,6 +141,17 @@ class Check:
     def add(self, about: str, name: str, value: float | None, limit: float, **more: Any) -> None:
         """Add a promise; `more` are its other fields."""
         self.lines.append(Promise(about, name, value, limit, **more))
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def is_late(self, about: str) -> bool:
+        """Return whether the time of the plan is over, and add a line about that."""
+        late = self.seconds() > self.plan.seconds
+        if late:
+            name = f"other checks within {self.plan.seconds:g} s"
+            self.add(about, name, None, 0, note="make check-mac FULL=1 takes the time")
+        return late
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
@@ -153,6 +173,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--soak", type=_minutes, default=0.0, metavar="MINUTES",
         help="Then run two streams of requests with evictions for this long. This has panicked "
         "macOS with other wired limits: save your work first (default: 0)")  # fmt: skip
+    add("--full", action="store_true",
+        help="Check everything, in ten minutes (default: the essential lines, in two)")  # fmt: skip
     add("--quick", action="store_true", help="Check only the named models, and hardly measure")
     add_format(parser)
 
@@ -163,9 +185,7 @@ def _minutes(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     models = choose_models(options.model or [], with_starter=not options.quick)
-    plan = QUICK if options.quick else CheckPlan()
-    if not device.on_metal():
-        plan = replace(plan, kernels=QUICK.kernels)
+    plan = QUICK if options.quick else CheckPlan() if options.full else ESSENTIAL
     check = Check(plan, options.command_line)
     interrupted = was_interrupted(lambda: run_parts(models, check))
     write_text(options.output, json_text(check.as_dict()))
@@ -176,6 +196,9 @@ def run(options: argparse.Namespace) -> int:
         write_text(options.output, json_text(check.as_dict()))
     show(options, check.as_dict(), lambda: print_check(check))
     print(f"{options.output}: all figures", file=sys.stderr)
+    if plan.seconds < math.inf:
+        print(f"These were the essential checks, in {check.seconds():.0f} s. The others take ten "
+              "minutes: make check-mac FULL=1", file=sys.stderr)  # fmt: skip
     return INTERRUPTED if interrupted else FAILED * check.failed
 
 
@@ -196,12 +219,12 @@ def choose_models(named: Sequence[str], *, with_starter: bool) -> list[StoredMod
 
 
 def run_parts(models: Sequence[StoredModel], check: Check) -> None:
-    """Check kernels, device and models; an error becomes a failing line."""
-    parts = {"kernels": partial(check_kernels, check), "device": partial(check_device, check)}
-    for about, measure in (
-        *parts.items(),
-        *((each.name, partial(check_model, each, check)) for each in models),
-    ):
+    """Check the device and the models; an error becomes a failing line."""
+    parts = [("device", partial(check_device, check))]
+    parts += [(each.name, partial(check_model, each, check)) for each in models]
+    for about, measure in parts:
+        if check.is_late(about):
+            continue
         progress(about)
         try:
             measure()
@@ -209,46 +232,6 @@ def run_parts(models: Sequence[StoredModel], check: Check) -> None:
             why = f"{type(error).__name__}: {error}"
             check.add(about, "checked completely", 0, 1, least=True, note=why)
     check.complete = True
-
-
-def check_kernels(check: Check) -> None:
-    """Compare passes over 1 to 33 rows with one row at a time."""
-    plan, figures = check.plan, check.figures.setdefault("kernels", {})
-    for kind in mac_checks.FORMATS:
-        kernels = {
-            f"{bits}-bit matrices": [
-                mac_checks.quantized_rows(bits, kind, *sizes) for sizes in plan.kernels
-            ]
-            for bits in _BIT_WIDTHS
-        }
-        kernels["attention"] = [
-            mac_checks.attention_rows(kind, depth, group)
-            for depth in plan.depths
-            for group in _GROUP_SIZES
-        ]
-        for name, found in kernels.items():
-            name = f"{name}, {_format_name(kind)}"
-            figures[name] = found
-            check.lines.append(rows_promise(name, kind, found, here=device.on_metal()))
-
-
-def rows_promise(
-    name: str, kind: mx.Dtype, found: Sequence[dict[str, list[float]]], *, here: bool
-) -> Promise:
-    """Return the line of a kernel. found: of `mac_checks.compare_rows`."""
-    least = [min(rates) for rates in zip(*(each["identical"] for each in found), strict=True)]
-    exact = next((rows for rows, rate in enumerate(least) if rate < 1), len(least))
-    note = f"identical up to {exact} rows"
-    if exact < len(least):
-        note += f", {min(least):.1%} of values beyond, at least"
-    worst = max(max(each["difference"]) for each in found)
-    name = f"{name}: 1 to {len(least)} rows differ from one by"
-    limit = ROUNDING * mx.finfo(kind).eps
-    return Promise("kernels", name, worst, limit, here=here, note=note)
-
-
-def _format_name(kind: mx.Dtype) -> str:
-    return str(kind).removeprefix("mlx.core.")
 
 
 def check_device(check: Check) -> None:
@@ -264,13 +247,42 @@ def check_device(check: Check) -> None:
 
 
 def check_model(model: StoredModel, check: Check) -> None:
-    """Check one model."""
-    plan = check.plan
+    """Check one model. The steps that only a Mac can show come first."""
     check.figures[model.name] = {}
     _check_start(model, check)  # before this process loads a model
+    _check_exact(model, check)
     progress(f"{model.name}: loading")
     before = mx.get_active_memory()
     engine = load_stored(model, LoadOptions())
+    steps: list[Callable[[Engine, Check], None]] = [
+        _check_row_kernels, partial(_check_curves, before=before), _check_answers,
+    ]  # fmt: skip
+    if check.plan.full:
+        steps += [_check_memory, _check_idle]
+    for step in steps:
+        if check.is_late(model.name):
+            break
+        step(engine, check)
+
+
+def _check_exact(model: StoredModel, check: Check) -> None:
+    """Check that drafts do not change an answer with `--exact`."""
+    progress(f"{model.name}: --exact")
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="akunu-bench-") as directory:
+        for draft in ("off", "fixed"):
+            words = ["run", _REPETITIVE, "--model", str(model.path.absolute()), "--exact",
+                     "--draft", draft, "--max-tokens", str(check.plan.max_tokens),
+                     "--no-answer-cache", "--format", "json"]  # fmt: skip
+            found[draft] = json.loads(run_akunu(words, directory))
+    differs = int(found["off"]["tokens"] != found["fixed"]["tokens"])
+    note = f"{found['fixed']['stats']['accepted']} draft tokens accepted"
+    check.add(model.name, "answers that drafts change with --exact", differs, 0, note=note)
+
+
+def _check_answers(engine: Engine, check: Check) -> None:
+    """Measure the speed of answers and prefill, and check them."""
+    plan = check.plan
     workloads = load_workloads(plan.workloads)
     prompts = [length for length in plan.prompts if length + 2 <= engine.plan.context_length]
     modes = ["off", "auto"]
@@ -279,12 +291,7 @@ def check_model(model: StoredModel, check: Check) -> None:
     check.results.append(result)
     if not result.complete:
         raise KeyboardInterrupt
-    check_speed(model.name, result, check)
-    _check_curves(engine, check, before)
-    _check_row_kernels(engine, check)
-    _check_memory(engine, check)
-    progress(f"{model.name}: idle")
-    _check_idle(engine, check)
+    check_speed(engine.name, result, check)
 
 
 def _check_start(model: StoredModel, check: Check) -> None:
@@ -327,7 +334,7 @@ def check_speed(about: str, result: Result, check: Check) -> None:
         check.add(about, name, rate, MIN_PREFILL, unit="x", least=True, note=note)
 
 
-def _check_curves(engine: Engine, check: Check, before: int) -> None:
+def _check_curves(engine: Engine, check: Check, *, before: int) -> None:
     """Check the cost of passes and the memory for short and long contexts.
 
     before: active memory of MLX before the model was loaded, in bytes.
@@ -378,6 +385,7 @@ def _check_memory(engine: Engine, check: Check) -> None:
 
 def _check_idle(engine: Engine, check: Check) -> None:
     """Check a cached prompt, at once and after an idle time, and the wired limit."""
+    progress(f"{engine.name}: idle")
     loop = StepLoop(engine)
     prompt = engine.tokens.encode_chat([Message("user", "hi")])
     options = GenerateOptions(max_tokens=1, draft="off", may_store=False)
@@ -420,11 +428,8 @@ def print_check(check: Check) -> None:
         cells.append([line.about, line.name, figure, limit, line.verdict, line.note])
     print(to_text((["of", "promise", "measured", "must be", "verdict", ""], cells)))
     for about, figures in check.figures.items():
-        rows = [
-            [shape, *values]
-            for shape, each in figures.get("row_kernels", {}).items()
-            for values in mac_checks.kernel_rows(each)
-        ]
+        shapes = figures.get("row_kernels", {}).items()
+        rows = [[shape, *values] for shape, found in shapes for values in kernel_rows(found)]
         if rows:
             columns = ["matrix", "rows", "MLX equal", "ours equal", "MLX ms", "ours ms"]
             print(to_text(([f"{about}: {columns[0]}", *columns[1:]], rows)))
@@ -432,8 +437,18 @@ def print_check(check: Check) -> None:
     print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
 
 
-main = partial(run_tool, "check", "Check speed, numerics and memory on this machine; exit code 1 "
-               "if a check fails", add_options, run)  # fmt: skip
+def kernel_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """Return the cells of a matrix shape: rows, whether both are equal, milliseconds of both."""
+    if not found["times"]:
+        return [["", "", found["error"], "", ""]]
+    return [
+        [str(rows), *("yes" if rows in found[name] else "no" for name in ("mlx_equal", "equal")),
+         *(f"{1e3 * seconds:.3f}" for seconds in times)]
+        for rows, times in found["times"].items()
+    ]  # fmt: skip
+
+
+main = partial(run_tool, "check", __doc__, add_options, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -171,8 +171,7 @@ def print_fidelity(rows: Sequence[dict[str, Any]]) -> None:
             print(f"{row['weights']}, {row['mode']}: {where}, margin {each['margin']:.2g}")
 
 
-main = partial(run_tool, "fidelity", "Compare answers with and without drafting, and rate the "
-               "differences", add_options, run)  # fmt: skip
+main = partial(run_tool, "fidelity", __doc__, add_options, run)
 
 if __name__ == "__main__":
     sys.exit(main())

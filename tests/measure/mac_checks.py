@@ -1,12 +1,10 @@
 """Measurements behind single lines of `python -m tests.measure.check`."""
 
 import gc
-import math
-import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+import timeit
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,14 +14,15 @@ import mlx.nn as nn
 from akunu_py.bench.result import median
 from akunu_py.engine.answer import text_job
 from akunu_py.engine.engine import Engine
-from akunu_py.engine.events import Event, Failed, Finished
+from akunu_py.engine.events import Failed
 from akunu_py.engine.host import ModelHost
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.prefill import unused_limit
 from akunu_py.kernels import probe
 from akunu_py.kernels.probe import Probe
-from akunu_py.kernels.quantized_rows import ROWS
+from akunu_py.kernels.row_kernels import ROWS, mlx_product, type_of
 from akunu_py.types import GenerateOptions
+from tests.support.jobs import end_of, submit
 
 _REPEATS = 5
 
@@ -32,11 +31,7 @@ def measured_bandwidth(nbytes: int) -> float:
     """Return the GB/s of a sum over an array of `nbytes` bytes, the median."""
     array = mx.ones((nbytes // 4,), mx.float32)
     mx.eval(array, array.sum())
-    seconds = []
-    for _ in range(_REPEATS):
-        started = time.perf_counter()
-        mx.eval(array.sum())
-        seconds.append(time.perf_counter() - started)
+    seconds = timeit.repeat(lambda: mx.eval(array.sum()), number=1, repeat=_REPEATS)
     return nbytes / median(seconds) / 1e9
 
 
@@ -54,9 +49,8 @@ def counted_memory(engine: Engine, length: int) -> tuple[float, float]:
     options = GenerateOptions(1, draft="off", may_store=False)
     loop.answer(prompt, options)
     held = mx.get_active_memory() - before
-    return held / sum(
-        each.nbytes for each in loop.runner.caches.histories()
-    ), mx.get_cache_memory() / unused_limit()
+    counted = sum(each.nbytes for each in loop.runner.caches.histories())
+    return held / counted, mx.get_cache_memory() / unused_limit()
 
 
 # Unique prompts of 12,000 to 16,000 tokens and answers of mixed lengths overflowed the prompt
@@ -97,10 +91,7 @@ def run_soak(engine: Engine, seconds: float, length: int) -> Soak:
                 range(engine.tokens.vocabulary), k=dice.randint(length // 2, length)
             )
             options = GenerateOptions(dice.choice(_ANSWERS), may_store=False)
-            events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-            host.submit(text_job(tokens, options), events.put)
-            while not isinstance(end := events.get(), Finished | Failed):
-                pass
+            end = end_of(submit(host, text_job(tokens, options)))
             if isinstance(end, Failed):
                 found.error = end.error
             found.requests += 1
@@ -108,9 +99,7 @@ def run_soak(engine: Engine, seconds: float, length: int) -> Soak:
             if time.monotonic() >= started + seconds:
                 return
 
-    threads = [
-        threading.Thread(target=stream, args=(seed,), daemon=True) for seed in range(_STREAMS)
-    ]
+    threads = [threading.Thread(target=stream, args=(n,), daemon=True) for n in range(_STREAMS)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -120,93 +109,20 @@ def run_soak(engine: Engine, seconds: float, length: int) -> Soak:
     return found
 
 
-# mlx/backend/metal/quantized.cpp chooses the kernel of a quantized matrix by rows, matrix and chip.
-# Few rows run one by one, or up to five together since M3; from 6 rows (M1) to 32 (Ultra) on, in
-# tiles of 32. The attention kernel changes above 8 rows, or 32 rows x query heads per KV head.
-MOST_ROWS = 33  # more than a tile, and than the longest draft with its token
-FORMATS = (mx.bfloat16, mx.float16)
-_WEIGHT_GROUP, _KV_HEADS, _HEAD = 64, 2, 64
-
-
-def quantized_rows(bits: int, kind: mx.Dtype, inputs: int, outputs: int) -> dict[str, list[float]]:
-    """Compare products with a quantized matrix, [rows, inputs] -> [rows, outputs]."""
-    mx.random.seed(bits)
-    rows = mx.random.normal((MOST_ROWS, inputs)).astype(kind)
-    weight = mx.quantize(
-        mx.random.normal((outputs, inputs)).astype(kind), group_size=_WEIGHT_GROUP, bits=bits
-    )
-
-    def product(start: int, stop: int) -> mx.array:
-        return mx.quantized_matmul(
-            rows[start:stop], *weight, transpose=True, group_size=_WEIGHT_GROUP, bits=bits
-        )
-
-    return compare_rows(product)
-
-
-def attention_rows(kind: mx.Dtype, context: int, group: int) -> dict[str, list[float]]:
-    """Compare causal attention in a pass after `context` tokens. group: query heads per KV head."""
-    mx.random.seed(0)
-    queries, keys, values = (
-        mx.random.normal((1, heads, context + MOST_ROWS, _HEAD)).astype(kind)
-        for heads in (_KV_HEADS * group, _KV_HEADS, _KV_HEADS)
-    )
-
-    def attend(start: int, stop: int) -> mx.array:
-        mask = "causal" if stop - start > 1 else None  # as in mlx-lm
-        end = context + stop
-        out = mx.fast.scaled_dot_product_attention(
-            queries[:, :, context + start : end], keys[:, :, :end], values[:, :, :end],
-            scale=_HEAD**-0.5, mask=mask,
-        )  # fmt: skip
-        return out[0].swapaxes(0, 1).flatten(1)  # [rows, heads x head]
-
-    return compare_rows(attend)
-
-
 def row_kernels(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Probe akunu's kernel for a few rows on each matrix shape; see `probe.Probe`.
+    """Probe akunu's kernels for a few rows on each matrix shape; see `probe.Probe`.
 
     "mlx_equal" has the numbers of rows that have the bits of each row alone in MLX.
     """
     found: dict[str, dict[str, Any]] = {}
     for shape, layers in probe.layers_by_shape(model).items():
         x = mx.random.normal((max(ROWS), shape.inputs), key=mx.random.key(1))
-        x = x.astype(layers[0]["scales"].dtype)
-        alone = mx.concatenate([probe.mlx_product(layers[0], row[None]) for row in x])
+        x = x.astype(type_of(layers[0]))
+        alone = mx.concatenate([mlx_product(layers[0], row[None]) for row in x])
         equal = [
-            rows
-            for rows in ROWS
-            if probe.same_bits(probe.mlx_product(layers[0], x[:rows]), alone[:rows])
+            rows for rows in ROWS if probe.same_bits(mlx_product(layers[0], x[:rows]), alone[:rows])
         ]
         why = probe.why_off()  # such as an M5, where the kernel may stall
         probed = Probe(error=why) if why else probe.probe(layers, shape)
         found[str(shape)] = asdict(probed) | {"mlx_equal": equal}
     return found
-
-
-def kernel_rows(found: Mapping[str, Any]) -> list[list[str]]:
-    """Return the cells of a matrix shape: rows, whether both are equal, milliseconds of both."""
-    rows = []
-    for count, times in (found["times"] or {0: ()}).items():
-        equal = ["yes" if count in found[name] else "no" for name in ("mlx_equal", "equal")]
-        rows.append([str(count), *equal, *(f"{1e3 * each:.3f}" for each in times)])
-    return rows if found["times"] else [["", "", found["error"], "", ""]]
-
-
-def compare_rows(compute: Callable[[int, int], mx.array]) -> dict[str, list[float]]:
-    """Compare the output for 1, 2, ... rows with the output for one row at a time.
-
-    Returns lists by the number of rows: the share of identical values, and the largest difference
-    relative to the typical value. compute: (start, stop) -> output, [stop - start, outputs].
-    """
-    single = mx.concatenate([compute(row, row + 1) for row in range(MOST_ROWS)])
-    typical = mx.sqrt(mx.mean(mx.square(single.astype(mx.float32)))).item()
-    identical, difference = [], []
-    for count in range(1, MOST_ROWS + 1):
-        together, expected = compute(0, count), single[:count]
-        error = mx.abs(together.astype(mx.float32) - expected.astype(mx.float32))
-        identical.append(mx.mean(together == expected).item())
-        worst = mx.max(error).item() / typical if mx.all(mx.isfinite(error)).item() else math.inf
-        difference.append(worst)
-    return {"identical": identical, "difference": difference}

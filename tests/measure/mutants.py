@@ -11,7 +11,6 @@ import argparse
 import ast
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import signal
@@ -19,17 +18,17 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+from xml.etree import ElementTree
 
 import coverage
 import hypothesis
-import pytest
 from hypothesis import Phase
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +53,6 @@ SWAPPED: dict[type[ast.AST], type[Any]] = {
     ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot,
     ast.IsNot: ast.Is, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
-DURATIONS = "AKUNU_MUTANT_DURATIONS"  # the JSON file that receives seconds by node id
 
 
 @dataclass(frozen=True)
@@ -104,23 +102,21 @@ def _changes(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
 
 def sample(tree: Path, count: int, seed: int) -> list[Mutant]:
     """Return `count` mutants that compile, about equally many of each wing."""
+
+    def rank(mutant: Mutant) -> bytes:
+        key = f"{seed} {Path(mutant.path).name} {mutant.before} {mutant.after}"
+        return hashlib.sha256(key.encode()).digest()
+
     chosen: list[Mutant] = []
     for at, (wing, (sources, _)) in enumerate(WINGS.items()):
-        ranked: list[tuple[bytes, Mutant]] = []
-        for source in sources:
-            path = tree / source
+        found: list[Mutant] = []
+        for path in (tree / source for source in sources):
             for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
                 name = str(file.relative_to(tree))
-                seen = Counter[tuple[str, str]]()
-                for mutant in mutants_of(wing, name, file.read_text(encoding="utf-8")):
-                    change = (mutant.before, mutant.after)
-                    seen[change] += 1
-                    key = f"{seed} {Path(name).name} {change} {seen[change]}"
-                    ranked.append((hashlib.sha256(key.encode()).digest(), mutant))
-        ranked.sort(key=lambda pair: pair[0])
+                found += mutants_of(wing, name, file.read_text(encoding="utf-8"))
         size = count // len(WINGS) + (at < count % len(WINGS))
-        compiling = (mutant for _, mutant in ranked if _compiles(mutated(tree, mutant)))
-        chosen += islice(compiling, size)
+        ranked = sorted(found, key=rank)
+        chosen += islice((each for each in ranked if _compiles(mutated(tree, each))), size)
     return chosen
 
 
@@ -149,23 +145,23 @@ class Tree:
         subprocess.run(["tar", "-x", "-C", str(directory)], input=archive, check=True)
         shutil.copy(__file__, directory / "tests" / "measure" / "mutants.py")
 
-    def pytest(
-        self, words: list[str], variables: dict[str, str], limit: float | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """Run pytest here. Raise TimeoutExpired after `limit` seconds."""
+    def pytest(self, *words: str, limit: float | None = None) -> int:
+        """Run pytest here and return its exit code; its output is shown only without a limit.
+
+        Raises TimeoutExpired after `limit` seconds.
+        """
         command = [sys.executable, "-m", "pytest", "-p", "tests.measure.mutants", "-m", "not slow"]
-        environment = os.environ | {"PYTHONPATH": str(self.directory)} | variables
+        output = subprocess.DEVNULL if limit else sys.stderr
         with subprocess.Popen(
-            [*command, *words], cwd=self.directory, env=environment, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [*command, *words], cwd=self.directory, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=output, env=os.environ | {"PYTHONPATH": str(self.directory)},
             start_new_session=True,
         ) as process:  # fmt: skip
             try:
-                output, _ = process.communicate(timeout=limit)
+                return process.wait(limit)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-        return subprocess.CompletedProcess(command, process.returncode, output)
 
     def covered(
         self, wings: Collection[str], workers: int
@@ -175,10 +171,14 @@ class Tree:
         sources = sorted({source for wing in wings for source in WINGS[wing][0]})
         covered = [f"--cov={Path(source).parent if source.endswith('.py') else source}"
                    for source in sources]  # fmt: skip
-        durations = self.directory / "durations.json"
         words = ["-n", str(workers), "--dist", "loadfile", "--cov-context=test", "--cov-report="]
-        done = self.pytest([*folders, *words, *covered], {DURATIONS: str(durations)})
-        print("\n".join(done.stdout.splitlines()[-12:]), file=sys.stderr)
+        report = ["--junitxml=report.xml", "-o", "junit_family=xunit1"]
+        self.pytest(*folders, *words, *covered, *report)
+        seconds = {
+            f"{case.attrib['file']}::{case.attrib['name']}": float(case.attrib["time"])
+            for case in ElementTree.parse(self.directory / "report.xml").iter("testcase")
+            if len(case) == 0  # neither failed nor skipped
+        }
         data = coverage.CoverageData(str(self.directory / ".coverage"))
         data.read()
         lines: dict[str, dict[int, list[str]]] = {}
@@ -191,7 +191,7 @@ class Tree:
                     line: [context.partition("|")[0] for context in contexts if context]
                     for line, contexts in found.items()
                 }
-        return lines, json.loads(durations.read_text(encoding="utf-8"))
+        return lines, seconds
 
 
 def verdict(tree: Tree, mutant: Mutant, tests: list[str], limit: float) -> str:
@@ -200,26 +200,22 @@ def verdict(tree: Tree, mutant: Mutant, tests: list[str], limit: float) -> str:
     before = file.read_bytes()
     file.write_text(mutated(tree.directory, mutant), encoding="utf-8")
     try:
-        done = tree.pytest(["-x", "--timeout=120", *tests], {}, limit)
+        code = tree.pytest("-x", "--timeout=120", *tests, limit=limit)
     except subprocess.TimeoutExpired:
         return "hung"
     finally:
         file.write_bytes(before)
         for cached in file.parent.glob(f"__pycache__/{file.stem}.*.pyc"):
             cached.unlink()  # it may have the modification time of the restored file
-    return "survived" if done.returncode == 0 else "killed"
+    return "killed" if code else "survived"
 
 
-def affordable(tests: Iterable[str], seconds: dict[str, float], budget: float) -> list[str]:
-    """Return the quickest tests that passed before, up to `budget` seconds together."""
-    kept: list[str] = []
-    total = 0.0
-    for test in sorted({test for test in tests if test in seconds}, key=lambda test: seconds[test]):
-        total += seconds[test]
-        if total > budget and kept:
-            break
-        kept.append(test)
-    return kept
+def affordable(tests: Collection[str], seconds: dict[str, float], budget: float) -> list[str]:
+    """Return the quickest tests, up to `budget` seconds together, but at least one."""
+    quickest = sorted(tests, key=lambda test: seconds[test])
+    totals = accumulate(seconds[test] for test in quickest)
+    count = sum(total <= budget for total in totals)
+    return quickest[: max(1, count)]
 
 
 def pytest_configure() -> None:
@@ -227,24 +223,6 @@ def pytest_configure() -> None:
     phases = (Phase.explicit, Phase.reuse, Phase.generate)
     hypothesis.settings.register_profile("mutants", hypothesis.settings(), phases=phases)
     hypothesis.settings.load_profile("mutants")
-
-
-_seconds: dict[str, float] = {}
-_failed: set[str] = set()
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """As a plugin: record the durations of passed tests."""
-    _seconds[report.nodeid] = _seconds.get(report.nodeid, 0) + report.duration
-    if not report.passed:
-        _failed.add(report.nodeid)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """As a plugin: write the durations. Workers of pytest-xdist leave that to the controller."""
-    if (path := os.environ.get(DURATIONS)) and not hasattr(session.config, "workerinput"):
-        passed = {test: time for test, time in _seconds.items() if test not in _failed}
-        Path(path).write_text(json.dumps(passed), encoding="utf-8")
 
 
 def main() -> int:

@@ -19,8 +19,8 @@ from akunu_py.completion.completion_request import CompletionRequest
 from akunu_py.completion.stops import CompletionStops
 from akunu_py.errors import UsageError
 from akunu_py.parser import add_format
-from tests.measure.oracle_places import LANGUAGES, Place, Source, choose_places, read_source
 from tests.measure.tool import run_tool
+from tests.support.source_places import LANGUAGES, Place, Source, choose_places, read_source
 
 ENDS, REPEATS, GOES_ON = "ends", "repeats", "goes on"
 _KINDS_AT_END = ("line", "block", "open", "margin")  # the cursor may be at the end of a file
@@ -154,8 +154,7 @@ def print_oracle(found: Mapping[str, Any]) -> None:
     print(to_text((["language", "places", "safe", "blocks", "whole"], cells)), end="")
 
 
-main = partial(run_tool, "oracle", "Score the rules of completion on real source files",
-               add_options, run)  # fmt: skip
+main = partial(run_tool, "oracle", __doc__, add_options, run)
 
 if __name__ == "__main__":
     sys.exit(main())

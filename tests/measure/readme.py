@@ -13,10 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from akunu_py.bench.curve import parse_curve
-from akunu_py.bench.replay import COMPARED_DRAFTERS, replay_trace
+from akunu_py.bench.replay import COMPARED_DRAFTERS, load_trace, replay_trace
 from akunu_py.bench.result import Result, Series, load_merged, loop_start, write_text
 from akunu_py.bench.tables import versions
-from akunu_py.bench.trace import load_trace
 from akunu_py.errors import UsageError
 from tests.measure.tool import run_tool
 
@@ -121,8 +120,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-main = partial(run_tool, "readme", "Generate the tables of pages from result files and replays",
-               add_options, run)  # fmt: skip
+main = partial(run_tool, "readme", __doc__, add_options, run)
 
 if __name__ == "__main__":
     sys.exit(main())

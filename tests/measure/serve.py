@@ -121,18 +121,11 @@ class Reply:
         return max((after - before for before, after in pairwise(self.times)), default=0.0)
 
 
-@dataclass(slots=True)
-class HttpConversation:
-    """A conversation over HTTP."""
+Messages = list[dict[str, str]]
 
-    seed: int
-    messages: list[dict[str, str]] = field(default_factory=list)
 
-    def add_message(self, words: int) -> None:
-        """Append a message of that many words."""
-        draw = random.Random(f"{self.seed} {len(self.messages)}")
-        text = " ".join(draw.choice(_WORDS) for _ in range(words))
-        self.messages.append({"role": "user", "content": text})
+def user_message(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
 
 
 class Server:
@@ -152,11 +145,9 @@ class Server:
         null, environment = subprocess.DEVNULL, os.environ | {"HF_HUB_OFFLINE": "1"}
         self._process = subprocess.Popen(self._words, stdout=null, stderr=null, env=environment)
         end = time.monotonic() + _START_S
-        chat = HttpConversation(0)
-        chat.add_message(2)
         while True:  # one server listens before it has loaded the model, the other one after
             try:
-                self.answer(chat)
+                self.answer([user_message("hello")])
                 return
             except (OSError, http.client.HTTPException) as error:
                 if self._process.poll() is not None or time.monotonic() > end:
@@ -172,11 +163,11 @@ class Server:
             self._process.kill()
             self._process.wait()
 
-    def answer(self, chat: HttpConversation, tokens: int = 8, timeout: float = _ANSWER_S) -> Reply:
+    def answer(self, chat: Messages, tokens: int = 8, timeout: float = _ANSWER_S) -> Reply:
         """Request the next answer and append it to `chat`. Raises OSError, HTTPException."""
         body = {
             "model": self._model.name if self.name == "akunu" else str(self._model),
-            "messages": chat.messages, "max_tokens": tokens,
+            "messages": chat, "max_tokens": tokens,
             "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
         request = urllib.request.Request(
@@ -197,7 +188,7 @@ class Server:
                     if piece := choice.get("delta", {}).get("content"):
                         reply.times.append(time.perf_counter() - started)
                         text += piece
-        chat.messages.append({"role": "assistant", "content": text})
+        chat.append({"role": "assistant", "content": text})
         return reply
 
 
@@ -213,32 +204,19 @@ class ServerTimes:
 
 def measure_server(server: Server, options: argparse.Namespace) -> ServerTimes:
     """Measure a server that starts with empty caches."""
-    times = ServerTimes()
-    _return_to_conversations(server, options, times)
-    _answer_during_prefill(server, options, times)
-    for workload, count in product(load_workloads(WORKLOADS), options.clients):
-        name, rates = f"{workload.name}, {count} clients", []
-        for number in range(options.repeats):
-            command.progress(f"{server.name}: {name}, run {number + 1}")
-            # The answers to variants of a prompt are alike, so akunu has no answer cache.
-            chats = [_variant(workload, f"{number}.{each}") for each in range(count)]
-            server.answer(_variant(workload, "warm"), 2)
-            rates.append(_rate(server, chats, options.max_tokens))
-        times.tokens_per_s[name] = median(rates)
-    return times
+    times, draw = ServerTimes(), random.Random(0)
 
+    def words(count: int) -> dict[str, str]:
+        """Return a message of that many random words."""
+        return user_message(" ".join(draw.choices(_WORDS, k=count)))
 
-def _return_to_conversations(
-    server: Server, options: argparse.Namespace, times: ServerTimes
-) -> None:
-    """Measure prompt caching: return to conversations, restart the server, and disconnect."""
-
-    def send(name: str, chat: HttpConversation, length: int = _MESSAGE_WORDS) -> None:
+    def send(name: str, chat: Messages, length: int = _MESSAGE_WORDS) -> None:
         command.progress(f"{server.name}: {name}")
-        chat.add_message(length)
+        chat.append(words(length))
         times.requests[name] = server.answer(chat)
 
-    first, second, agent = HttpConversation(1), HttpConversation(2), HttpConversation(3)
+    # Prompt caching: return to conversations, restart the server, and disconnect.
+    first, second, agent = Messages(), Messages(), Messages()
     send("a long prompt", first, options.words)
     send("another long prompt", second, options.words)
     send("back to the first", first)
@@ -251,30 +229,33 @@ def _return_to_conversations(
     send("first after a restart", first)
     send("agent after a restart", agent)
     command.progress(f"{server.name}: disconnect, then the same request")
-    interrupted = HttpConversation(4)
-    interrupted.add_message(options.words)
+    interrupted = [words(options.words)]
     with contextlib.suppress(TimeoutError):
         server.answer(interrupted, timeout=times.requests["a long prompt"].ttft / 2)
     times.requests["again after a disconnect"] = server.answer(interrupted)
 
-
-def _answer_during_prefill(server: Server, options: argparse.Namespace, times: ServerTimes) -> None:
-    """Measure an answer alone, and one during the prefill of another client."""
     command.progress(f"{server.name}: an answer during another prefill")
-    writer, reader = HttpConversation(5), HttpConversation(6)
-    writer.add_message(_MESSAGE_WORDS)
-    server.answer(writer, options.max_tokens)  # prefills the prompt
-    writer.messages.pop()
-    times.alone = server.answer(writer, options.max_tokens)
-    writer.messages.pop()
-    reader.add_message(options.words)
-    other = threading.Thread(target=server.answer, args=(reader,))
+    question, long = words(_MESSAGE_WORDS), words(options.words)
+    server.answer([question])  # prefills the prompt
+    times.alone = server.answer([question], options.max_tokens)
+    other = threading.Thread(target=server.answer, args=([long],))
     other.start()
-    times.during_prefill = server.answer(writer, options.max_tokens)
+    times.during_prefill = server.answer([question], options.max_tokens)
     other.join()
 
+    for workload, count in product(load_workloads(WORKLOADS), options.clients):
+        name, rates = f"{workload.name}, {count} clients", []
+        for number in range(options.repeats):
+            command.progress(f"{server.name}: {name}, run {number + 1}")
+            # The answers to variants of a prompt are alike, so akunu has no answer cache.
+            chats = [_variant(workload, f"{number}.{each}") for each in range(count)]
+            server.answer(_variant(workload, "warm"), 2)
+            rates.append(_rate(server, chats, options.max_tokens))
+        times.tokens_per_s[name] = median(rates)
+    return times
 
-def _rate(server: Server, chats: Sequence[HttpConversation], tokens: int) -> float:
+
+def _rate(server: Server, chats: Sequence[Messages], tokens: int) -> float:
     """Return the tokens per second of all answers, requested at the same time."""
     started = time.perf_counter()
     with ThreadPoolExecutor(len(chats)) as pool:
@@ -282,15 +263,15 @@ def _rate(server: Server, chats: Sequence[HttpConversation], tokens: int) -> flo
     return sum(max(0, reply.tokens) for reply in replies) / (time.perf_counter() - started)
 
 
-def _variant(workload: Workload, number: str) -> HttpConversation:
+def _variant(workload: Workload, number: str) -> Messages:
     """Return the first prompt of a workload, made unique."""
-    chat = HttpConversation(0)
+    chat = Messages()
     for turn in workload.turns:
-        chat.messages.append({"role": "user", "content": turn.user})
+        chat.append(user_message(turn.user))
         if turn.assistant is None:
             break
-        chat.messages.append({"role": "assistant", "content": turn.assistant})
-    chat.messages[-1]["content"] += f"\n(Request {number})"
+        chat.append({"role": "assistant", "content": turn.assistant})
+    chat[-1]["content"] += f"\n(Request {number})"
     return chat
 
 
@@ -319,8 +300,7 @@ def _shared_figures(times: ServerTimes) -> dict[str, str]:
     }
 
 
-main = partial(run_tool, "serve", "Compare the latencies of akunu serve and of mlx-lm's own server",
-               add_options, run)  # fmt: skip
+main = partial(run_tool, "serve", __doc__, add_options, run)
 
 if __name__ == "__main__":
     sys.exit(main())

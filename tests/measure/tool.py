@@ -14,20 +14,19 @@ from akunu_py.text import print_warnings
 
 
 def run_tool(
-    name: str, summary: str, add_options: Callable[[argparse.ArgumentParser], None],
+    name: str, documentation: str, add_options: Callable[[argparse.ArgumentParser], None],
     run: Callable[[argparse.Namespace], int], argv: Sequence[str] | None = None,
 ) -> int:  # fmt: skip
     """Parse the options, run the tool, and return its exit code.
 
-    An AkunuError becomes one line on stderr. argv: the words of the command line for None.
+    An AkunuError becomes one line on stderr. documentation: of the tool's module. argv: the words
+    of the command line for None.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    parser = Parser(prog=f"python -m tests.measure.{name}", description=f"{summary}.")
+    summary = documentation.partition("\n\n")[0]
+    parser = Parser(prog=f"python -m tests.measure.{name}", description=summary)
     add_options(parser)
-    try:
-        options = parser.parse_args(words)
-    except SystemExit as end:
-        return int(end.code or 0)
+    options = parser.parse_args(words)
     options.command_line = shlex.join(["python", "-m", f"tests.measure.{name}", *words])
     try:
         return run(options)

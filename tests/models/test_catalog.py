@@ -61,6 +61,7 @@ def test_every_entry_is_complete() -> None:
         assert entry.description.endswith(".")
         assert entry.license
         assert 0.9 < entry.download_bytes / entry.weight_bytes < 1.4
+        assert bool(entry.drafter) == (entry.drafter_bytes > 5e8)
         if entry.repository:
             assert hub_cache.parse_reference(entry.repository) == (entry.repository, None)
             assert entry.repository.startswith("mlx-community/")

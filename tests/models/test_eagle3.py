@@ -205,15 +205,9 @@ def test_other_drafters_are_rejected(tmp_path: Path) -> None:
     weights, target = tiny.eagle3_checkpoint(config, 0), target_config(config)
     offsets = {"d2t": weights["d2t"] + 1000}
     without = {name: value for name, value in weights.items() if name != "d2t"}
-    mla = {"layers.0.self_attn.kv_a_proj.weight": np.ones(3)}
-    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
-        (weights | offsets, DamagedModel, "drafts token 10"),
-        (without, DamagedModel, "but no d2t"),
-        (weights | mla, UnsupportedModel, "unknown tensor"),
-    ]
-    for tensors, error, words in cases:
+    for tensors, words in ((weights | offsets, "drafts token 10"), (without, "but no d2t")):
         directory = save_drafter(tmp_path, config, tensors)
-        with pytest.raises(error, match=words):
+        with pytest.raises(DamagedModel, match=words):
             loaded(directory, target)
     deep = config | {"eagle_aux_hidden_state_layer_ids": [2, 6, 40]}
     with pytest.raises(UnsupportedModel, match="expects layers: 40, the model has 12"):

@@ -6,6 +6,7 @@ import os
 import struct
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import mlx_lm.utils
 import pytest
@@ -37,17 +38,12 @@ def edit(path: Path, **changes: Any) -> None:
 def test_no_module_is_imported_by_a_name_in_a_file(
     key: str, name: Any, altered: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requested: list[str] = []
-    real = importlib.import_module
-
-    def note(module: str, package: str | None = None) -> Any:
-        requested.append(module)
-        return real(module, package)
-
-    monkeypatch.setattr(importlib, "import_module", note)
+    imported = Mock(side_effect=importlib.import_module)
+    monkeypatch.setattr(importlib, "import_module", imported)
     edit(altered / "tokenizer_config.json", **{key: name})
     with pytest.raises(UnsupportedModel, match=key):
         Engine.load(altered)
+    requested = [call.args[0] for call in imported.call_args_list]
     assert not [module for module in requested if not module.startswith("mlx_lm.models.")]
 
 

@@ -17,23 +17,12 @@ from akunu_py.models.drafters import load_drafter
 from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.models.drafters.gemma4_assistant import Gemma4Assistant
 from tests.support import tiny_drafters as tiny
-from tests.support.published_drafters import greedy, save_drafter
+from tests.support.published_drafters import greedy, is_divisible, save_drafter
 
 UNCHANGED: Mapping[str, Any] = {}
 SCALE = 2.0  # of the target's embedding
 GOLDEN = Path(__file__).parents[1] / "golden" / "drafters" / "gemma4_assistant.json"
 CASES = json.loads(GOLDEN.read_text())["cases"]
-# The last two layers share the keys and values of layers 0 and 1.
-TYPES = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
-
-
-def target_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a target with 4 layers."""
-    text = config["text_config"] | {
-        "layer_types": TYPES, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
-        "hidden_size": config["backbone_hidden_size"],
-    }  # fmt: skip
-    return {"model_type": "gemma4", "text_config": text}
 
 
 def loaded(
@@ -47,13 +36,11 @@ def loaded(
 
 
 def opened(
-    directory: Path,
-    config: dict[str, Any],
-    weights: dict[str, Any],
+    directory: Path, config: dict[str, Any], weights: dict[str, Any],
     target: Mapping[str, Any] = UNCHANGED,
-) -> Gemma4Assistant:
+) -> Gemma4Assistant:  # fmt: skip
     save_drafter(directory, config, weights)
-    settings = target_config(config)
+    settings = tiny.assistant_target(config)
     settings["text_config"] |= target
     assistant = load_drafter(read_config(directory), settings)
     assert isinstance(assistant, Gemma4Assistant)
@@ -71,7 +58,7 @@ def cache(case: dict[str, Any], length: int, *, at_once: bool) -> list[Any]:
         step = length if at_once else 1
         for at in range(0, length, step):
             entry.update_and_fetch(keys[..., at : at + step, :], values[..., at : at + step, :])
-    return [entries[kind] for kind in TYPES[:2]]
+    return [entries[kind] for kind in tiny.TARGET_TYPES[:2]]
 
 
 def drafts(assistant: Gemma4Assistant, case: dict[str, Any], *, at_once: bool) -> list[list[int]]:
@@ -125,13 +112,8 @@ def test_quantized_assistant(tmp_path: Path) -> None:
     )
 
 
-def is_divisible(part: Any) -> bool:
-    return hasattr(part, "to_quantized") and part.weight.shape[-1] % 32 == 0
-
-
 @pytest.mark.parametrize(("target", "changed", "error", "words"), [
     ({"hidden_size": 7}, {}, UnsupportedModel, "width .*, the model has 7"),
-    ({"vocab_size": 7}, {}, UnsupportedModel, "tokens: .*, the model has 7"),
     ({"head_dim": 4}, {}, UnsupportedModel, "its head_dim is 8, the model's is 4"),
     ({"sliding_window": 9}, {}, UnsupportedModel, "sliding_window is 6, the model's is 9"),
     ({"num_kv_shared_layers": 3}, {}, UnsupportedModel, "no layers of type 'sliding_"),

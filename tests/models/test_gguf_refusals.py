@@ -17,41 +17,38 @@ from tests.reliability.fuzz import MEGABYTE, memory_below
 from tests.support.tiny_gguf import TOKENIZER, Tiny, write_tiny
 
 
-@pytest.mark.parametrize(
-    ("change", "unsupported"),  # None: the file contradicts itself
-    [
-        ({"metadata": {"llama.expert_count": 8}}, "expert_count"),
-        ({"metadata": {"llama.rope.scaling.type": "spiral"}}, "scaling"),
-        ({"metadata": {"llama.attention.sliding_window": 64}}, "sliding_window"),
-        ({"metadata": {"llama.attention.scale": 0.5}}, "attention.scale"),
-        ({"metadata": {"tokenizer.ggml.model": "bert"}}, "tokenizer"),
-        ({"metadata": {"tokenizer.ggml.pre": "default"}}, "pre-tokenizer"),
-        ({"metadata": {"tokenizer.ggml.pre": None}}, "pre-tokenizer"),
-        ({"metadata": {"tokenizer.ggml.add_eos_token": True}}, "add_eos_token"),
-        ({"extra": {"x": np.ones(32, np.int32)}}, "I32"),
-        ({"extra": {"blk.0.attn_q.bias": np.ones(64, np.float32)}}, "attn_q.bias"),
-        ({"without": {"blk.1.ffn_up.weight"}}, None),
-        ({"without": {"token_embd.weight"}}, None),
-        ({"metadata": {"llama.block_count": 2_000_000_000}}, None),
-        ({"metadata": {"llama.block_count": 0}}, None),
-        ({"metadata": {"llama.embedding_length": "many"}}, None),
-        ({"metadata": {"llama.attention.head_count": 1_000}}, None),
-        ({"metadata": {"llama.context_length": None}}, None),
-        ({"metadata": {"llama.attention.layer_norm_rms_epsilon": float("nan")}}, None),
-        ({"metadata": {"tokenizer.ggml.eos_token_id": 100_000}}, None),
-        ({"metadata": {"tokenizer.ggml.eos_token_id": None}}, None),
-        ({"metadata": {"tokenizer.ggml.merges": ["no such", "h e"]}}, None),
-        ({"metadata": {"tokenizer.ggml.tokens": ["a", "a"]}}, None),
-        ({"metadata": {"general.alignment": 48}}, None),
-        ({"metadata": {"split.count": 70_000}}, None),
-        ({"metadata": {"tokenizer.ggml.tokens": "x"}}, None),
-        ({"metadata": {"llama.rope.scaling.type": "linear"}}, None),
-        ({"metadata": {"tokenizer.ggml.model": "llama"}}, None),
-        ({"metadata": {"tokenizer.ggml.add_bos_token": "yes"}}, None),
-        ({"extra": {"rope_freqs.weight": np.ones(3, np.float32)}}, None),
-        ({"extra": {"rope_freqs.weight": np.zeros(8, np.float32)}}, None),
-    ],
-)
+@pytest.mark.parametrize(("change", "unsupported"), [  # None: the file contradicts itself
+    ({"metadata": {"llama.expert_count": 8}}, "expert_count"),
+    ({"metadata": {"llama.rope.scaling.type": "spiral"}}, "scaling"),
+    ({"metadata": {"llama.attention.sliding_window": 64}}, "sliding_window"),
+    ({"metadata": {"llama.attention.scale": 0.5}}, "attention.scale"),
+    ({"metadata": {"tokenizer.ggml.model": "bert"}}, "tokenizer"),
+    ({"metadata": {"tokenizer.ggml.pre": "default"}}, "pre-tokenizer"),
+    ({"metadata": {"tokenizer.ggml.pre": None}}, "pre-tokenizer"),
+    ({"metadata": {"tokenizer.ggml.add_eos_token": True}}, "add_eos_token"),
+    ({"extra": {"x": np.ones(32, np.int32)}}, "I32"),
+    ({"extra": {"blk.0.attn_q.bias": np.ones(64, np.float32)}}, "attn_q.bias"),
+    ({"without": {"blk.1.ffn_up.weight"}}, None),
+    ({"without": {"token_embd.weight"}}, None),
+    ({"metadata": {"llama.block_count": 2_000_000_000}}, None),
+    ({"metadata": {"llama.block_count": 0}}, None),
+    ({"metadata": {"llama.embedding_length": "many"}}, None),
+    ({"metadata": {"llama.attention.head_count": 1_000}}, None),
+    ({"metadata": {"llama.context_length": None}}, None),
+    ({"metadata": {"llama.attention.layer_norm_rms_epsilon": float("nan")}}, None),
+    ({"metadata": {"tokenizer.ggml.eos_token_id": 100_000}}, None),
+    ({"metadata": {"tokenizer.ggml.eos_token_id": None}}, None),
+    ({"metadata": {"tokenizer.ggml.merges": ["no such", "h e"]}}, None),
+    ({"metadata": {"tokenizer.ggml.tokens": ["a", "a"]}}, None),
+    ({"metadata": {"general.alignment": 48}}, None),
+    ({"metadata": {"split.count": 70_000}}, None),
+    ({"metadata": {"tokenizer.ggml.tokens": "x"}}, None),
+    ({"metadata": {"llama.rope.scaling.type": "linear"}}, None),
+    ({"metadata": {"tokenizer.ggml.model": "llama"}}, None),
+    ({"metadata": {"tokenizer.ggml.add_bos_token": "yes"}}, None),
+    ({"extra": {"rope_freqs.weight": np.ones(3, np.float32)}}, None),
+    ({"extra": {"rope_freqs.weight": np.zeros(8, np.float32)}}, None),
+])  # fmt: skip
 def test_refusals_come_before_anything_is_written(
     tmp_path: Path, change: dict[str, Any], unsupported: str | None
 ) -> None:
@@ -119,27 +116,17 @@ def test_pieces_too_long_to_split_are_rejected(length: int, count: int, tmp_path
 
 def test_absurd_counts_cost_nothing(tmp_path: Path) -> None:
     """Also in files as large as they claim, with holes."""
-    path = tmp_path / "absurd.gguf"
-    huge = 2**63
-    key = struct.pack("<Q", 1) + b"k"
-    for body in (
-        struct.pack("<IQQ", 3, huge, 0),
-        struct.pack("<IQQ", 3, 0, huge),
-        struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", huge),
-        struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<IQ", 8, huge),
-        struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<IIQ", 9, 4, huge),
-        struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<IIQ", 9, 8, huge),
-        struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<IIQ", 9, 9, 1),
-        struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 32),
-        struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<IQ", 8, 1 << 31),
-        struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<IIQ", 9, 4, 1 << 30),
-        struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<IIQ", 9, 8, 1 << 28),
-        struct.pack("<IQQ", 3, 1, 0) + key + struct.pack("<I", 2**31),
-        struct.pack("<IQQ", 3, 1, 0) + key + struct.pack("<IQIQ", 1, huge, 0, 0),
-        struct.pack("<IQQ", 3, 1, 0) + key + struct.pack("<IQIQ", 1, 32, 0, huge),
-    ):
+    path, huge = tmp_path / "absurd.gguf", 2**63
+    for kinds, *values in (  # numbers of tensors and of values, then the first value or tensor
+        ("", huge, 0), ("", 0, huge), ("Q", 0, 1, huge), ("Q", 0, 1, 1 << 32),
+        ("QcIQ", 0, 1, 1, b"k", 8, huge), ("QcIQ", 0, 1, 1, b"k", 8, 1 << 31),
+        ("QcIIQ", 0, 1, 1, b"k", 9, 4, huge), ("QcIIQ", 0, 1, 1, b"k", 9, 4, 1 << 30),
+        ("QcIIQ", 0, 1, 1, b"k", 9, 8, huge), ("QcIIQ", 0, 1, 1, b"k", 9, 8, 1 << 28),
+        ("QcIIQ", 0, 1, 1, b"k", 9, 9, 1), ("QcI", 1, 0, 1, b"k", 2**31),
+        ("QcIQIQ", 1, 0, 1, b"k", 1, huge, 0, 0), ("QcIQIQ", 1, 0, 1, b"k", 1, 32, 0, huge),
+    ):  # fmt: skip
         for size in (100, 1 << 33):
-            path.write_bytes(b"GGUF" + body)
+            path.write_bytes(b"GGUF" + struct.pack(f"<IQQ{kinds}", 3, *values))
             os.truncate(path, size)
             with memory_below(MEGABYTE), pytest.raises(DamagedModel):
                 read_gguf(path)

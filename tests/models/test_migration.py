@@ -124,6 +124,7 @@ def test_models_stay_usable_after_an_unreadable_file(
     assert {model.name for model in model_store.list_models()} == {"imported", "pulled"}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a copy of this process")
 def test_a_kill_at_any_moment_loses_nothing(home: Path, files: dict[str, bytes]) -> None:
     point, code = 0, -1

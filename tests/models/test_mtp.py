@@ -16,15 +16,21 @@ from akunu_py.engine import kv_cache
 from akunu_py.engine.model import output_rows
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.load.mlx_loader import open_directory
-from akunu_py.models.mtp import FAMILIES, HEAD_FILE, Head, Trunk, load_head, write_head
-from akunu_py.models.mtp.chain import HeadChain
+from akunu_py.models.mtp import FAMILIES, HEAD_FILE, Head, HeadChain, Trunk, load_head, write_head
 from akunu_py.models.store.local_import import import_model
-from tests.support.published_drafters import Target, draft_rounds, save_drafter
+from tests.support.published_drafters import Target, draft_rounds, is_divisible, save_drafter
 from tests.support.tiny_drafters import mtp_checkpoint, mtp_config
-from tests.support.tiny_mtp import CONFIGS, VOCABULARY, reference, write_checkpoint, write_tokenizer
+from tests.support.tiny_mtp import (
+    CONFIGS,
+    VOCABULARY,
+    reference,
+    write_chain,
+    write_checkpoint,
+    write_tokenizer,
+)
 
 ROWS = 12
-LONG = ("deepseek_v3", "qwen3_5", "qwen3_5_moe", "mimo")
+LONG = ("deepseek_v3", "qwen3_5", "qwen3_5_moe", "mimo", "nemotron_h")
 DRAFT = 4
 
 
@@ -84,9 +90,17 @@ def test_hidden_states_come_with_the_logits(family: str, tmp_path: Path) -> None
 
     normed, hidden = states()
     assert mx.array_equal(trunk.logits(normed), model(tokens, kv_cache.new_cache(model)))
-    norm = getattr(model, "language_model", model).model.norm
-    assert mx.array_equal(normed, hidden if head.normed else norm(hidden))
+    assert mx.array_equal(normed, hidden if head.normed else model.model.norm(hidden))
     assert mx.array_equal(states()[1], hidden)
+
+
+def test_exaone_head_with_full_attention_has_no_rope() -> None:
+    """As in the target, whose other layers have sliding windows."""
+    settings = CONFIGS["exaone_moe"] | {"model_type": "exaone_moe"}
+    for kind, has_rope in (("full_attention", False), ("sliding_attention", True)):
+        head = Head(FAMILIES["exaone_moe"], settings | {"mtp_layer_types": [kind]}, 2)
+        attention = head.body.layers[0].self_attn
+        assert (attention.use_rope, attention.is_sliding_window) == (has_rope, has_rope)
 
 
 def quantized(source: Path, target: Path) -> Any:
@@ -105,7 +119,19 @@ def parameters(head: Head) -> dict[str, mx.array]:
     return dict(tree_flatten(head.parameters()))
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe", "glm4_moe", "mimo"])
+def published_names(family: str, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Rename the parameters of a head as its publisher names them."""
+    modules, renamed = {own: name for name, own in FAMILIES[family].modules.items()}, {}
+    for name, value in weights.items():
+        module, _, part = name.rpartition(".")
+        layer = name.replace("body.model.layers.", "layers.")
+        renamed[f"{modules[module]}.{part}" if module in modules else layer] = value
+    return renamed
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen3_next", "qwen3_5_moe", "glm4_moe", "mimo", "ernie4_5_moe", "nemotron_h"]
+)
 def test_separate_head_file_of_a_converted_model(family: str, tmp_path: Path) -> None:
     """Load a published head and a written one, quantized like the model."""
     published = write_checkpoint(tmp_path / "published", family)
@@ -115,7 +141,7 @@ def test_separate_head_file_of_a_converted_model(family: str, tmp_path: Path) ->
     _, head = loaded(made)
     kept = parameters(head)
     assert head.project.bits == 8
-    assert any(name.endswith("self_attn.o_proj.scales") for name in kept)
+    assert any(name.endswith(".o_proj.scales") for name in kept)
     embeddings, hidden = inputs(model, head)
     wanted = reference(family, published, np.array(embeddings[0]), np.array(hidden[0]))
     got = head(embeddings, hidden, head.make_cache())
@@ -127,12 +153,7 @@ def test_separate_head_file_of_a_converted_model(family: str, tmp_path: Path) ->
     assert all(mx.array_equal(again[name], kept[name]) for name in kept)
 
     if family == "qwen3_5_moe":  # as mlx-vlm and MTPLX write it, and as conversions keep it
-        modules = {own: name for name, own in FAMILIES[family].modules.items()}
-        bare = {}
-        for name, value in kept.items():
-            module, _, part = name.rpartition(".")
-            layer = name.replace("body.model.layers.", "layers.")
-            bare[f"{modules[module]}.{part}" if module in modules else layer] = value
+        bare = published_names(family, kept)
         for file, home in ((HEAD_FILE, ""), ("model-2.safetensors", "language_model.mtp.")):
             (made / HEAD_FILE).unlink()
             weights = {home + name: value for name, value in bare.items()}
@@ -179,16 +200,7 @@ def test_head_that_does_not_fit_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["step3p5", "mimo_v2_flash"])
 def test_chain_drafts_as_its_heads_compute_whole_texts(family: str, tmp_path: Path) -> None:
     """Each head computes all rows of a text at once, and drafts behind every prefix of it."""
-    first = write_checkpoint(tmp_path / "model", family)
-    made = [first]
-    for number in (1, 2):  # at the place of the first
-        other = write_checkpoint(tmp_path / "other", family, seed=number + 7)
-        before, after = ("layers.2.", f"layers.{2 + number}.")
-        if family == "mimo_v2_flash":
-            before, after = "layers.0.", f"layers.{number}."
-        made.append({name.replace(before, after): value for name, value in other.items()})
-    weights = {name: value for each in made for name, value in each.items()}
-    mx.save_safetensors(str(tmp_path / "model" / HEAD_FILE), weights)
+    write_chain(tmp_path / "model", family)
     model, head = loaded(tmp_path / "model")
     write_head(head, tmp_path / "model" / HEAD_FILE)
     _, again = loaded(tmp_path / "model")
@@ -276,23 +288,14 @@ def test_drafts_of_a_head_in_its_own_repository_equal_mlx_vlm(
 
     packed = load_head(tmp_path / "mlx-vlm", model, settings)
     assert packed is not None
-    nn.quantize(packed, 32, 8, class_predicate=lambda _, part: is_divisible(part, 32))
-    modules = {own: name for name, own in FAMILIES["qwen3_5"].modules.items()}
-    renamed = {}
-    for name, value in tree_flatten(packed.parameters()):
-        module, _, part = name.rpartition(".")
-        layer = name.replace("body.model.layers.", "layers.")
-        renamed[f"{modules[module]}.{part}" if module in modules else layer] = value
+    nn.quantize(packed, 32, 8, class_predicate=lambda _, part: is_divisible(part))
+    renamed = published_names("qwen3_5", parameters(packed))
     own = config | {"quantization": {"bits": 8, "group_size": 32}}
     again = load_head(save_drafter(tmp_path / "packed", own, renamed), model, settings)
     assert again is not None
     assert again.project.bits == 8
     kept = parameters(packed)
     assert all(mx.array_equal(value, kept[name]) for name, value in parameters(again).items())
-
-
-def is_divisible(part: Any, group: int) -> bool:
-    return hasattr(part, "to_quantized") and part.weight.shape[-1] % group == 0
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size"])

@@ -25,7 +25,7 @@ from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import find_installed, pull
 from akunu_py.models.store import cleanup, hub_cache, model_store
 from akunu_py.models.store.progress import Progress
-from tests.support.hub_home import NAME, WEIGHTS, everything, partials
+from tests.support.hub_home import NAME, WEIGHTS, everything, partials, stop_in_the_weights
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
 from tests.support.hub_home import in_process as in_process
@@ -90,6 +90,8 @@ def test_a_catalog_drafter_is_used_from_then_on(
     assert main([*command, "--with-drafter"]) == 0
     assert model_store.get(NAME).drafter == "drafter"
     assert model_store.get("drafter").kind == "dflash"
+    model_store.remove("drafter")
+    assert model_store.get(NAME).drafter == ""
 
 
 def test_files_that_the_library_fetched_are_used(server: Hub, home: Path) -> None:
@@ -111,32 +113,16 @@ def test_files_that_the_library_fetched_are_used(server: Hub, home: Path) -> Non
         pull(REPOSITORY)
 
 
-@pytest.mark.parametrize(
-    "faults",
-    [
-        [Fault(cut=1000), Fault(cut=50_000)], [Fault(status=status) for status in (408, 502, 504)],
-        [Fault(status=429, headers={"Retry-After": "0"})],
-        [Fault(cut=20_000), Fault(no_range=True)], [Fault(cut=20_000), Fault(status=416)],
-        [Fault(short=10)],
-    ],
-    ids=["cut", "5xx", "429", "no range", "no part", "short"],
-)  # fmt: skip
+@pytest.mark.parametrize("faults", [
+    [Fault(cut=1000), Fault(cut=50_000)], [Fault(status=status) for status in (408, 502, 504)],
+    [Fault(status=429, headers={"Retry-After": "0"})],
+    [Fault(cut=20_000), Fault(no_range=True)], [Fault(cut=20_000), Fault(status=416)],
+    [Fault(short=10)],
+], ids=["cut", "5xx", "429", "no range", "no part", "short"])  # fmt: skip
 def test_transient_faults_are_retried(server: Hub, faults: list[Fault]) -> None:
     server.faults[WEIGHTS].extend(faults)
     model_store.verify(pull(REPOSITORY))
     assert not server.faults[WEIGHTS]
-
-
-def stop_in_the_weights(server: Hub, home: Path) -> Path:
-    """Make a pull fail after 30,000 bytes of the weights; return the partial file."""
-    server.faults[WEIGHTS].extend([Fault(cut=30_000), *[Fault(status=500)] * 5])
-    with pytest.raises(FetchError):
-        pull(REPOSITORY)
-    server.requests.clear()
-    server.faults.clear()
-    (partial,) = partials(home)
-    assert partial.stat().st_size == 30_000
-    return partial
 
 
 @pytest.mark.parametrize(("where", "fault", "kind", "words"), [

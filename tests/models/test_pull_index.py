@@ -8,7 +8,8 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -92,7 +93,11 @@ def test_a_pull_makes_a_model_that_loads(offer: Any) -> None:
         phases[progress.phase] = (progress.done, progress.total)
 
     model = pull("tiny", observe)
-    assert model == model_store.get("tiny") == pull("tiny", _never)
+    assert (
+        model
+        == model_store.get("tiny")
+        == pull("tiny", Mock(side_effect=AssertionError("nothing is to do")))
+    )
     model_store.verify(model)
     assert load_model(model.path)
     assert leftovers() == ["tiny"]
@@ -190,9 +195,7 @@ def test_too_little_space_is_refused_with_figures(
 def test_disk_errors_during_a_pull(
     offer: Any, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
 ) -> None:
-    def refuse(*_: Any) -> NoReturn:
-        raise OSError(number, os.strerror(number), "model.safetensors")
-
+    refuse = Mock(side_effect=OSError(number, os.strerror(number), "model.safetensors"))
     with monkeypatch.context() as patch:
         patch.setattr(convert, "write_safetensors", refuse)
         with pytest.raises(StoreError, match=hint) as caught:
@@ -204,16 +207,14 @@ def test_disk_errors_during_a_pull(
 
 @pytest.mark.usefixtures("without_pip")
 def test_an_interrupt_leaves_nothing(offer: Any) -> None:
-    def interrupt_in(wanted: str) -> Callable[[Progress], None]:
-        def interrupt(progress: Progress) -> None:
+    for wanted in ("download", "check", "unpack", "import", "record"):
+
+        def interrupt(progress: Progress, wanted: str = wanted) -> None:
             if progress.phase == wanted:
                 raise KeyboardInterrupt
 
-        return interrupt
-
-    for wanted in ("download", "check", "unpack", "import", "record"):
         with pytest.raises(KeyboardInterrupt):
-            pull("tiny", interrupt_in(wanted))
+            pull("tiny", interrupt)
         assert leftovers() == []
     assert pull("tiny")
 
@@ -240,7 +241,3 @@ def test_rate_and_time_left() -> None:
     assert Progress("download", 0, 10**10, 2000.0, 7384.0).describe().endswith("2:03:04 left")
     meter("check", 0, 0)
     assert seen[-1] == Progress("check")
-
-
-def _never(*_: Any) -> NoReturn:
-    raise AssertionError("nothing is to do")

@@ -1,10 +1,8 @@
 """The download process: parallel files, Xet, and exits of the process or its parent."""
 
-import contextlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -20,6 +18,7 @@ from akunu_py.models.pull.pull import pull
 from akunu_py.models.store import model_store
 from akunu_py.models.store.progress import Progress
 from tests.support.command import run_here
+from tests.support.hosts import all_gone, workers
 from tests.support.hub_home import NAME, WEIGHTS, everything, partials
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
@@ -27,35 +26,17 @@ from tests.support.hub_home import server as server
 from tests.support.hub_server import REPOSITORY, Fault, Hub
 from tests.support.paths import ROOT
 
+WORKER = "akunu_py.models.pull.worker"
 _LARGE = [f"mtp-{number}.safetensors" for number in range(6)]
 
 
-def _add_large_files(server: Hub, size: int = 300_000) -> None:
+def _add_large_files(server: Hub) -> None:
+    size = 300_000
     for number, name in enumerate(_LARGE):
         tensor = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
         header = json.dumps({f"unused.{number}": tensor}).encode()
         content = random.Random(number).randbytes(size)
         server.files[name] = len(header).to_bytes(8, "little") + header + content
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def _workers_of(pid: int) -> list[int]:
-    """Return the worker processes of all threads."""
-    found = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        # A thread or a child may end while its file is read.
-        with contextlib.suppress(OSError):
-            for child in children.read_text().split():
-                with contextlib.suppress(OSError):
-                    if b"models.pull.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
-                        found.append(int(child))
-    return found
 
 
 @pytest.mark.long
@@ -90,11 +71,7 @@ def _upload_to_xet(server: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(("end", "share"), [("cancel", 0.6), ("killed worker", 0.05)])
-def test_interrupted_pull_keeps_received_bytes(
-    server: Hub, home: Path, monkeypatch: pytest.MonkeyPatch, end: str, share: float
-) -> None:
+def test_cancelled_pull_keeps_received_bytes(server: Hub, home: Path) -> None:
     """Finished files are not fetched again; partial files are continued."""
     _add_large_files(server)
     server.rate = 200_000
@@ -102,15 +79,11 @@ def test_interrupted_pull_keeps_received_bytes(
 
     def on_progress(progress: Progress) -> None:
         nonlocal reached
-        if progress.phase == "download" and progress.share > share and not reached:
-            reached = True
-            if end == "killed worker":
-                for pid in _workers_of(os.getpid()):
-                    os.kill(pid, signal.SIGKILL)
+        reached |= progress.phase == "download" and progress.share > 0.6
 
-    with pytest.raises(Cancelled if end == "cancel" else FetchError):
-        pull(REPOSITORY, on_progress, lambda: reached and end == "cancel")
-    assert _workers_of(os.getpid()) == []
+    with pytest.raises(Cancelled):
+        pull(REPOSITORY, on_progress, lambda: reached)
+    assert workers(os.getpid(), WORKER) == []
     assert model_store.list_models() == []
     kept = everything(home / "hub")
     finished = {name for name in _LARGE if sha256(server.files[name]).hexdigest() in kept}
@@ -126,20 +99,16 @@ def test_interrupted_pull_keeps_received_bytes(
 
 
 @pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_worker_ends_with_a_killed_parent(server: Hub, home: Path) -> None:
     server.faults[WEIGHTS].append(Fault(pause=0.5))
     command = [sys.executable, "-m", "akunu_py", "models", "pull", REPOSITORY]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
         until = time.monotonic() + 60
-        while not (workers := _workers_of(process.pid)) and time.monotonic() < until:
+        while not (found := workers(process.pid, WORKER)) and time.monotonic() < until:
             time.sleep(0.01)
         process.kill()
-    assert workers
-    until = time.monotonic() + 20
-    while any(map(_is_running, workers)) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(map(_is_running, workers))
+    assert found
+    assert all_gone(found, 20)
     server.faults.clear()
     assert pull(REPOSITORY).name == NAME
 

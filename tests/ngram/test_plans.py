@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from akunu_py.bench.curve import CURVES, parse_curve
-from akunu_py.ngram.cost import BANDS, MAX_ROWS, PIPELINED, CostCurve, SliceCost
+from akunu_py.ngram.cost import BANDS, MAX_ROWS, PIPELINED, CostCurve
 from akunu_py.ngram.neural_plan import (
     DraftChooser,
     LearnedDrafter,
@@ -289,15 +289,6 @@ def test_measured_rows_bend_the_curve_and_outliers_do_not() -> None:
     assert curve.table(10)[3] == pytest.approx(before[3], rel=0.1)
 
 
-def test_what_was_learned_on_a_busy_machine_is_unlearned_at_once() -> None:
-    busy = measured(9, {1: 0.040, 2: 2.0, 5: 2.0})
-    curve = CostCurve.from_dict(busy.to_dict())
-    assert curve.table(10)[4] > 10 * curve.table(10)[0]
-    curve.observe(5, 0.060, 10)
-    assert curve.table(10)[4] == pytest.approx(0.060, rel=0.2)
-    assert curve.table(10)[1] <= curve.table(10)[4]
-
-
 def test_one_time_shows_what_else_was_measured_on_a_busy_machine() -> None:
     slow = dict.fromkeys(range(3, MAX_ROWS), 60.0)
     curve = measured(3, {1: 1.0, 2: 1.1} | slow)
@@ -425,20 +416,3 @@ def test_pipelined_steps_cost_their_share_of_the_nearest_band() -> None:
     assert curve.pipelined(BANDS[-1]) == pytest.approx(0.020)  # never above a plain step
     assert CostCurve({1: 2.0}).pipelined(0) == 2.0
     assert CostCurve({0: 1.5, 1: 2.0}).pipelined(0) == 1.5
-
-
-@given(st.floats(0.0, 0.05), st.floats(1e-4, 1e-2), st.floats(0.05, 2.0))
-def test_prefill_slices_take_the_requested_time(fixed: float, each: float, seconds: float) -> None:
-    slices = SliceCost()
-    assert slices.tokens_in(seconds) is None
-    slices.observe(64, fixed + 64 * each)
-    first = slices.tokens_in(seconds)
-    assert first is not None
-    assert first <= 4 * 64
-    slices.observe(64, fixed + 64 * each)
-    assert slices.tokens_in(seconds) == 128  # another size shows the fixed cost
-    slices.observe(128, fixed + 128 * each)
-    tokens = slices.tokens_in(seconds)
-    assert tokens is not None
-    expected = max(seconds, 4 * fixed) - fixed
-    assert tokens == 4 * 128 or tokens * each == pytest.approx(expected, abs=2 * each, rel=0.01)

@@ -12,6 +12,8 @@ from akunu_py.bench.curve import CURVES, parse_curve
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.token_tree import LEAST_GAIN, Branch, TokenTree, best_tree, grow
+from akunu_py.types import PassCosts
+from tests.support.drafters import Choices
 
 CHANCES = st.lists(st.floats(0.02, 1.0), min_size=1, max_size=4)
 
@@ -87,37 +89,6 @@ def test_a_branch_that_the_next_pass_would_draft_as_well_is_worth_no_rows() -> N
         assert sum(len(each.tokens) for each in chosen) == rows
 
 
-class Choices:
-    """A `DraftGuide` of texts of equal length, each token of which is known once it has begun."""
-
-    def __init__(self, *texts: list[int]) -> None:
-        self.texts, self.done = texts, list[int]()
-
-    def begin_draft(self) -> None:
-        self.done = []
-
-    def forced(self) -> tuple[list[int], bool]:
-        left = self._left()
-        return (left[0], True) if len(left) == 1 else ([], True)
-
-    def ending(self) -> tuple[list[int], int]:
-        return [], 0
-
-    def choices(self) -> list[int]:
-        return [text[0] for text in self._left()]
-
-    def advance(self, token: int) -> bool:
-        self.done.append(token)
-        return any(self._left())
-
-    def end_draft(self) -> None:
-        """Nothing is kept."""
-
-    def _left(self) -> list[list[int]]:
-        done = self.done
-        return [text[len(done) :] for text in self.texts if text[: len(done)] == done]
-
-
 def drafter_with(*texts: list[int], curve: str) -> AutoDrafter:
     drafter = AutoDrafter(CostCurve(parse_curve(curve).points))
     drafter.extend([1, 2, 3])
@@ -144,6 +115,30 @@ def test_choices_of_a_grammar_are_drafted_together_where_their_rows_pay(curve: s
     drafter.observe(len(draft), 2, 1 + len(draft), 1.0)
     drafter.extend([21, 22, 5])
     assert drafter.index.tokens[-3:] == [21, 22, 5]
+
+
+def test_choices_of_a_grammar_are_offered_to_a_shared_pass_where_their_rows_pay() -> None:
+    """The likeliest tokens are first, so that the plan of all requests can take any number."""
+    texts = [11, 12, 13], [21, 22, 23]
+    for step, pays in ((0.01, True), (0.5, False)):
+        drafter = drafter_with(*texts, curve="m5max")
+        drafter.allow_branches(lambda: True)
+        known = PassCosts([1.0 + step * row for row in range(33)], 1.2)
+        chances = drafter.offer(16, known)
+        assert bool(chances) == pays
+        assert max(accumulate(chances, mul), default=0.0) <= 1.0
+        for count in range(len(chances) + 1):
+            assert drafter.offer(16, known) == chances
+            draft = TokenTree.of(drafter.take(count))
+            assert len(draft) == count
+            paths = [[draft[at] for at in draft.path(node)] for node in range(count)]
+            assert all(any(text[: len(path)] == path for text in texts) for path in paths)
+        if pays:
+            roots = [each for each, at in zip(draft, draft.parents, strict=True) if at < 0]
+            assert sorted(roots) == [11, 21]
+            drafter.extend([21, 22, 23, 5])
+            assert drafter.index.tokens[-4:] == [21, 22, 23, 5]
+        assert drafter.offer(16) == []  # without the costs of the pass
 
 
 def test_alternatives_that_are_never_right_are_no_longer_drafted() -> None:
@@ -180,21 +175,42 @@ class Hesitant:
 
 @pytest.mark.parametrize("curve", ["m5max", "m1"])
 def test_alternatives_of_a_neural_drafter_are_drafted_while_they_are_right(curve: str) -> None:
-    drafter = AutoDrafter(
-        CostCurve(parse_curve(curve).points), neural_drafters=[Hesitant()], ngrams=False
-    )
+    costs = CostCurve(parse_curve(curve).points)
+    drafter = AutoDrafter(costs, neural_drafters=[Hesitant()], ngrams=False)
     drafter.extend([1, 2, 3, 4])
     chain = drafter.propose(16)
     assert type(chain) is list
     assert set(chain) <= {11}
     drafter.allow_branches(lambda: True)
     roots = list[set[int]]()
-    for token in [*[21] * 60, *[11] * 60, *[5] * 60]:
-        draft = TokenTree.of(drafter.propose(16))
+    known = PassCosts(costs.table(0)[:17], 1.0)
+    for place, token in enumerate([*[21] * 60, *[11] * 60, *[5] * 120]):
+        if place % 2:  # a pass shared with another request
+            draft = TokenTree.of(drafter.take(len(drafter.offer(16, known))))
+        else:
+            draft = TokenTree.of(drafter.propose(16))
         roots.append({each for each, at in zip(draft, draft.parents, strict=True) if at < 0})
         accepted = draft.accepted([token] * (1 + len(draft)))
-        drafter.observe(len(draft), len(accepted), 1 + len(draft), 1.0)
+        if not place % 2:
+            drafter.observe(len(draft), len(accepted), 1 + len(draft), 1.0)
         drafter.extend([token] * (1 + len(accepted)))
-    assert 21 in roots[59]
-    assert roots[119] == {11}
-    assert 21 not in roots[179]
+    assert 21 in roots[58] & roots[59]
+    assert roots[118] == roots[119] == {11}
+    assert 21 not in roots[238] | roots[239]
+
+
+def test_trees_of_a_neural_drafter_try_row_counts_whose_cost_is_unknown() -> None:
+    """Here each further row turns out to cost a plain step, so that later drafts are short."""
+    curve, sizes = CostCurve(), list[int]()
+    drafter = AutoDrafter(curve, neural_drafters=[Hesitant()], ngrams=False)
+    drafter.allow_branches(lambda: True)
+    drafter.extend([1, 2, 3, 4])
+    for token in [11, 21, 11] * 20:
+        draft = TokenTree.of(drafter.propose(16))
+        sizes.append(len(draft))
+        accepted = draft.accepted([token] * (1 + len(draft)))
+        drafter.observe(len(draft), len(accepted), 1 + len(draft), 1.0 + len(draft))
+        drafter.extend([token] * (1 + len(accepted)))
+    assert max(sizes[:3]) > 5
+    assert all(curve.measured(rows) for rows in range(4, 2 + max(sizes)))
+    assert max(sizes[10:]) < 5

@@ -15,8 +15,8 @@ from pathlib import Path
 from random import Random
 
 from akunu_py.models.store import model_store
-from tests.reliability import faults_chat
-from tests.reliability.faults import SIGNALS, Home, Outcome, commands, duration, signalled
+from tests.reliability import faults
+from tests.reliability.faults import Home, Outcome
 
 
 def main() -> int:
@@ -59,21 +59,23 @@ def strikes(directory: Path, seed: int, seconds: float, only: str = "") -> Itera
 
 
 def _signals(home: Home, random: Random) -> Iterator[Outcome]:
-    timed = [(command, duration(home, command)) for command in commands(home)]
+    timed = [(command, faults.duration(home, command)) for command in faults.commands(home)]
     while True:
         command, seconds = random.choice(timed)
-        yield signalled(home, command, random.choice(SIGNALS), random.uniform(0, seconds))
+        yield faults.signalled(
+            home, command, random.choice(faults.SIGNALS), random.uniform(0, seconds)
+        )
 
 
 def _chats(home: Home, random: Random) -> Iterator[Outcome]:
     for number in itertools.count(1):
-        kind, moment = random.choice(faults_chat.KINDS), random.choice(faults_chat.MOMENTS)
-        yield _tried(lambda: faults_chat.hurt(home, kind, moment, random, number))  # noqa: B023
+        kind, moment = random.choice(faults.KINDS), random.choice(faults.MOMENTS)
+        yield _tried(lambda: faults.hurt(home, kind, moment, random, number))  # noqa: B023
 
 
 def _disks(home: Home, _: Random) -> Iterator[Outcome]:
     for number in itertools.count(1):
-        yield _tried(lambda: faults_chat.disk_full(home, number % 2 == 1, number))  # noqa: B023
+        yield _tried(lambda: faults.disk_full(home, number % 2 == 1, number))  # noqa: B023
 
 
 def _tried(strike: Callable[[], Outcome]) -> Outcome:

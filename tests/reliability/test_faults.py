@@ -14,17 +14,8 @@ import pytest
 
 from akunu_py.models.store.model_store import StoredModel
 from tests.reliability import __main__ as all_faults
-from tests.reliability import faults_chat
-from tests.reliability.faults import (
-    LIST,
-    RUN,
-    SIGNALS,
-    Home,
-    Outcome,
-    commands,
-    signalled,
-    stop_and_go,
-)
+from tests.reliability import faults
+from tests.reliability.faults import Home, Outcome, signalled
 from tests.support.slow import slow
 from tests.support.terminal import needs_tmux
 from tests.support.tiny_model import tiny_directory
@@ -35,27 +26,22 @@ def home(tmp_path: Path, shallow_directory: Path) -> Home:
     return Home(tmp_path / "home", shallow_directory)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_directory(tmp_path_factory.mktemp("tiny"))
-
-
 def good(*outcomes: Outcome) -> None:
     broken = {f"{outcome.kind}, {outcome.moment}": outcome.problems for outcome in outcomes}
     assert not any(broken.values()), broken
 
 
 def test_answer_after_a_killed_one_is_whole(home: Home) -> None:
-    saving = commands(home)[1]
-    good(signalled(home, saving, Random(1).choice(SIGNALS), 1.0))
+    saving = faults.commands(home)[1]
+    good(signalled(home, saving, Random(1).choice(faults.SIGNALS), 1.0))
 
 
 @pytest.mark.parametrize("seconds", [0.05, *slow(0.3, 0.15, 0.6)])
 def test_interrupt_is_no_traceback(home: Home, seconds: float) -> None:
     """Also while modules are imported."""
     good(
-        signalled(home, LIST, signal.SIGINT, seconds, restart=False),
-        signalled(home, RUN, signal.SIGINT, seconds * 4, restart=False),
+        signalled(home, faults.LIST, signal.SIGINT, seconds, restart=False),
+        signalled(home, faults.RUN, signal.SIGINT, seconds * 4, restart=False),
     )
 
 
@@ -67,26 +53,26 @@ def test_only_akunu_itself_changes_what_an_interrupt_does() -> None:
 
 
 @needs_tmux
-def test_stopped_chat_continues(home: Home, tiny: Path) -> None:
+def test_stopped_chat_continues(home: Home, tmp_path: Path) -> None:
     """It reads its terminal once, and gives it back as it was."""
-    with faults_chat.terminals() as make:
-        chat = faults_chat.Chat(home, make(), str(tiny))
+    with faults.terminals() as make:
+        chat = faults.Chat(home.variables, make(), str(tiny_directory(tmp_path)))
         tasks = Path(f"/proc/{chat.process}/task")
         chat.terminal.wait_for("● ready", seconds=60)
         before = len([*tasks.iterdir()]) if tasks.exists() else 0
         for _ in range(3):
-            stop_and_go(chat.process, 0.1)
+            faults.stop_and_go(chat.process, 0.1)
             time.sleep(0.3)
         if before:
             assert len([*tasks.iterdir()]) <= before
         screen = chat.quit()
     assert "code=0" in screen
-    assert faults_chat.RAW not in screen
+    assert faults.RAW not in screen
 
 
 @needs_tmux
 def test_chat_whose_terminal_is_closed_is_saved(home: Home) -> None:
-    good(faults_chat.hurt(home, "terminal closed", "while answering", Random(1), 1))
+    good(faults.hurt(home, "terminal closed", "while answering", Random(1), 1))
 
 
 @needs_tmux

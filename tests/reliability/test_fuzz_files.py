@@ -19,9 +19,9 @@ import pytest
 from hypothesis import strategies as st
 
 from akunu_py import paths
-from akunu_py.bench import trace
+from akunu_py.bench import replay
+from akunu_py.bench.replay import load_trace
 from akunu_py.bench.result import CHECK_FORMAT, Result, load_result, load_results
-from akunu_py.bench.trace import load_trace
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
 from akunu_py.errors import UsageError
@@ -165,31 +165,22 @@ PACKED = gzip.compress(json.dumps(TRACE).encode(), mtime=0)
 CASES = {
     "trace": Case(json_file("trace.json", TRACE), load_trace, 40, special=False),
     "packed trace": Case(
-        lambda directory: write(directory / "trace.gz", PACKED), load_trace, special=False
-    ),
-    "names": Case(
+        lambda directory: write(directory / "trace.gz", PACKED), load_trace, special=False),
+    "names": Case(  # an empty file has no names
         lambda directory: write(paths.models_dir() / names.FILE_NAME, NAMES),
-        lambda path: model_store.list_models(),
-        40,
-        refuses=None,  # an empty file has no names
-    ),
+        lambda path: model_store.list_models(), 40, refuses=None),
     "result": Case(json_file("result.json", RESULT), load_result, special=False),
     "check": Case(json_file("check.json", CHECK), load_results, 30, special=False),
     "safetensors": Case(
-        make_safetensors, open_safetensors, 40, length_of_header, special=False, messages=2
-    ),
+        make_safetensors, open_safetensors, 40, length_of_header, special=False, messages=2),
     "GGUF": Case(
-        lambda directory: write_tiny(directory / "tiny.gguf"),
-        open_gguf,
-        60,
-        lambda path: min(tensor.offset for tensor in read_gguf(path).tensors.values()),
-        messages=8,
-    ),
+        lambda directory: write_tiny(directory / "tiny.gguf"), open_gguf, 60,
+        lambda path: min(tensor.offset for tensor in read_gguf(path).tensors.values()), messages=8),
     **{name: Case(make_model(name), open_model, 6) for name in MODEL_JSON},
     "chat template": Case(make_model("chat_template.jinja"), open_model, 5, refuses=None),
     "weights": Case(make_model("model.safetensors"), open_model, 5, length_of_header),
     "model card": Case(make_model("README.md"), open_model, 2, refuses=False),
-}
+}  # fmt: skip
 cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
@@ -269,7 +260,7 @@ def test_special_files_are_not_followed(name: str, kind: str, tmp_path: Path) ->
 def test_trace_that_unpacks_to_more_than_any_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace, "_MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(replay, "_MAX_BYTES", 1 << 20)
     path = write(tmp_path / "bomb.gz", gzip.compress(bytes(64 << 20)))
     with memory_below(8 * MEGABYTE), pytest.raises(UsageError, match="unpacks to more than"):
         load_trace(path)

@@ -14,12 +14,12 @@ from typing import Any, BinaryIO
 import pytest
 from huggingface_hub import constants
 
-from akunu_py.errors import AkunuError, FetchError
+from akunu_py.errors import AkunuError
 from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import pull
 from akunu_py.models.store import hub_cache, model_store
 from tests.reliability.fuzz import peak_mb, refused
-from tests.support.hub_home import WEIGHTS
+from tests.support.hub_home import WEIGHTS, stop_in_the_weights
 from tests.support.hub_home import files as files  # fixtures
 from tests.support.hub_home import home as home
 from tests.support.hub_home import in_process as in_process
@@ -75,14 +75,6 @@ def test_wrong_value_of_a_needed_field_is_refused(server: Hub) -> None:
                 assert isinstance(error, AkunuError), (path, new)
 
 
-def stop_in_the_weights(server: Hub) -> None:
-    """Make a pull fail that leaves a partial file."""
-    server.faults[WEIGHTS] = deque([Fault(cut=20_000), *[Fault(status=500)] * 5])
-    with pytest.raises(FetchError):
-        pull(REPOSITORY)
-    server.faults.clear()
-
-
 @pytest.mark.usefixtures("in_process")
 def test_links_are_never_written_through(server: Hub, home: Path) -> None:
     """Every file of a pull, unfinished and finished, becomes a link in turn."""
@@ -91,7 +83,7 @@ def test_links_are_never_written_through(server: Hub, home: Path) -> None:
         if finished:
             pull(REPOSITORY)
         else:
-            stop_in_the_weights(server)
+            stop_in_the_weights(server, home)
         for kept in ("data", "hub"):
             shutil.copytree(home / kept, home / f"{kept}.{finished}", symlinks=True)
     tried = 0
@@ -149,16 +141,13 @@ ENDLESS = {
 }
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ENDLESS)
+def test_endless_answers_are_given_up_in_little_memory(
+    server: Hub, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pull_module, "_STALLED_S", 0.5)
     monkeypatch.setattr(pull_module, "_ATTEMPTS", 2)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
-
-
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("what", ENDLESS)
-def test_endless_answers_are_given_up_in_little_memory(server: Hub, what: str) -> None:
     server.faults["api"] = deque([ENDLESS[what]] * 6)
     before, before_there = peak_mb(), peak_mb(resource.RUSAGE_CHILDREN)
     with pytest.raises(AkunuError) as caught:

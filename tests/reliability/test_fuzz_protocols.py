@@ -1,10 +1,7 @@
 """Any bytes and any JSON from editors and imports: answered or refused, and no server ends."""
 
-import io
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +12,10 @@ from akunu_py.chats.export import as_markdown
 from akunu_py.chats.json import as_json, read_json
 from akunu_py.completion.completion_request import CompletionRequest, check_request
 from akunu_py.completion.protocols.json_lines import BadLine, Line, parse, request_of
-from akunu_py.completion.protocols.lsp import read_frames
 from akunu_py.errors import UsageError
 from tests.reliability.fuzz import TEXTS, changed, clear, explore, json_like, lengths
 from tests.support.chats import branched
-from tests.support.paths import ROOT
+from tests.support.lsp_servers import ECHO, frame, talk
 
 REQUESTED = {
     "id": 1, "prefix": "def f(", "suffix": ")", "path": "a.py", "language": "python",
@@ -47,10 +43,6 @@ def check_line(line: bytes) -> None:
 @lengths(60)
 def test_json_lines(examples: int) -> None:
     explore(lambda value: check_line(json.dumps(value).encode()), examples, changed(REQUESTED))
-
-
-def framed(body: bytes) -> bytes:
-    return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
 URI = "file:///a.py"
@@ -91,16 +83,10 @@ def test_a_language_server_answers_every_request(examples: int) -> None:
     first = {"id": 1, "method": "initialize", "params": {"capabilities": {}}}
     last = {"id": "end", "method": "shutdown"}
     bodies = [encoded(first), encoded(MESSAGES[0]), *sent, encoded(last)]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.lsp_servers", "echo"],
-        input=b"".join(map(framed, [*bodies, encoded({"method": "exit"})])),
-        capture_output=True,
-        cwd=ROOT,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    replies = [json.loads(frame) for frame in read_frames(io.BytesIO(done.stdout))]
-    answered = [reply["id"] for reply in replies if "method" not in reply]
+    data = b"".join(map(frame, [*bodies, encoded({"method": "exit"})]))
+    replies, code, stderr = talk(data, *ECHO)
+    assert code == 0, stderr[-3000:]
+    answered = [id for id, _ in replies]
     wanted = [
         each["id"]
         for each in map(json.loads, sent)

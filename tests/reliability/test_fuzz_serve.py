@@ -3,7 +3,6 @@ unaffected."""
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,16 +11,10 @@ from hypothesis import strategies as st
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.http.asgi import dialect_for_path
 from tests.reliability.fuzz import TEXTS, changed, damaged, explore, json_like, lengths
-from tests.support.serving import BODIES, TURNS, Served, fetch, served, write_served_model
+from tests.serve.conftest import tiny as tiny  # a fixture
+from tests.support.serving import BODIES, TURNS, Served, fetch
 
 REFUSALS = {400, 401, 403, 404, 405, 413, 503}
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    directory = write_served_model(tmp_path_factory.mktemp("served") / "model")
-    with served(directory) as model:
-        yield model
 
 
 def check(model: Served, path: str, body: bytes, headers: dict[str, str] | None = None) -> None:

@@ -18,7 +18,7 @@ from akunu_py.engine.template.chat_template import TemplateProcess
 from akunu_py.errors import AkunuError, UnsupportedModel
 from akunu_py.types import Message
 from tests.reliability.fuzz import damaged, explore, lengths
-from tests.support.tiny_fim import byte_level, write_model
+from tests.support.tiny_fim import byte_level, load_tiny, write_model
 
 GOOD = (
     "{% for message in messages %}{{ '<|' ~ message['role'] ~ '|>' ~ message.content | trim }}\n"
@@ -31,24 +31,24 @@ Rendering = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    directory = write_model(tmp_path_factory.mktemp("tiny"), byte_level(["<|end|>"]), end="<|end|>")
-    (directory / "chat_template.jinja").write_text(GOOD)
-    return Engine.load(directory, name="tiny")
+    return load_tiny(tmp_path_factory.mktemp("tiny"), ["<|end|>"], template=GOOD)
 
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[TemplateProcess]:
     """A process with less time, so that a template without an end costs little."""
-    process = TemplateProcess(time_limit_s=0.4)
+    process = TemplateProcess()
+    process.time_limit_s = 0.4
     yield process
     process.end()
 
 
 @pytest.fixture
-def render(tiny: Engine, process: TemplateProcess) -> Rendering:
+def render(tiny: Engine, process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> Rendering:
     def render(template: str, process: TemplateProcess = process) -> str:
+        monkeypatch.setattr(chat_template, "_process", process)
         tiny.tokens.tokenizer.chat_template = template
-        return chat_template.render(tiny.tokens.tokenizer, TURNS, "tiny", process=process)
+        return chat_template.render(tiny.tokens.tokenizer, TURNS, "tiny")
 
     return render
 
@@ -156,7 +156,8 @@ def test_the_text_is_that_of_transformers(examples: int, render: Rendering, tiny
 
 
 def test_memory_is_watched_where_the_system_sets_no_limit(render: Rendering) -> None:
-    process = TemplateProcess(memory_limit=200 << 20, limits_itself=False)
+    process = TemplateProcess()
+    process.memory_limit, process.limits_itself = 200 << 20, False
     assert "Hello" in render(GOOD, process)
     with pytest.raises(UnsupportedModel, match="more memory than a template needs"):
         render("{% set x = 'a' * (300 * 2**20) %}" + ENDLESS, process)

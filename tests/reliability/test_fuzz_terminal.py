@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import pty
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from akunu_py.tui.workers.chat_client import AnswerFailed, ModelLoaded
 from akunu_py.workarounds.textual_driver import PasteParser
 from tests.reliability.fuzz import explore, lengths
 from tests.support.chats import exchange_of
+from tests.support.command import pseudo_terminal
 from tests.support.tui_chat import chat
 
 CLEAR = "\x1b[2J"
@@ -50,11 +50,9 @@ def test_displayed_text_is_safe_and_as_long() -> None:
 
 
 @pytest.fixture
-def hostile_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def hostile_home(own_directories: None, tmp_path: Path) -> None:
     """A store and conversations in which every text is EVIL."""
-    for variable in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.setenv(variable, str(tmp_path))
-    home = tmp_path / "akunu"
+    home = tmp_path / "data" / "akunu"
     model = home / "models" / "good-name"
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
@@ -173,26 +171,23 @@ def test_a_large_paste_takes_linear_time() -> None:
 
 
 def test_keys_typed_while_the_terminal_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    leader, follower = pty.openpty()
     monkeypatch.setattr(ChatDriver, "typed_ahead", b"")
-    monkeypatch.setattr(os, "open", lambda *_: os.dup(follower))
     reply = b"a\x1b]11;rgb:ffff/ffff/ffff\x1b\\b\x1b[?62;4c"
-    answering = threading.Thread(target=lambda: os.read(leader, 99) and os.write(leader, reply))
-    answering.start()
-    assert background({"TERM": "xterm"}) == "light"
-    answering.join()
+    with pseudo_terminal() as (leader, follower):
+        monkeypatch.setattr(os, "open", lambda *_: os.dup(follower))
+        answering = threading.Thread(target=lambda: os.read(leader, 99) and os.write(leader, reply))
+        answering.start()
+        assert background({"TERM": "xterm"}) == "light"
+        answering.join()
     assert ChatDriver.typed_ahead == b"ab"
-    os.close(leader)
-    os.close(follower)
 
 
 @pytest.mark.parametrize(
     "data", [b"a\xffb", b"\xed\xa0\x80", b"\x1b[200~\xff\xfe\x1b[31m\x1b[201~"]
 )
 def test_invalid_utf8_is_ignored(data: bytes) -> None:
-    leader, follower = pty.openpty()
     driver: Any = ChatDriver.__new__(ChatDriver)
-    driver._debug, driver.fileno, driver.exit_event = False, follower, threading.Event()
+    driver._debug, driver.exit_event = False, threading.Event()
     driver._app = None  # no error is reported to it
     got: list[object] = []
 
@@ -202,8 +197,7 @@ def test_invalid_utf8_is_ignored(data: bytes) -> None:
             driver.exit_event.set()
 
     driver.process_message = take
-    os.write(leader, data + b"z\r")
-    driver._run_input_thread()
+    with pseudo_terminal() as (leader, driver.fileno):
+        os.write(leader, data + b"z\r")
+        driver._run_input_thread()
     assert len(got) >= 2
-    os.close(leader)
-    os.close(follower)

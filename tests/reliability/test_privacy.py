@@ -12,7 +12,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.settings import save_settings, settings_file
 from akunu_py.workarounds.private_kernels import keep_kernels_private
 from tests.support.chats import exchange_of
+from tests.support.command import until
 from tests.support.paths import ROOT
 from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture
@@ -106,8 +106,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A home with an imported model."""
     home = Home(tmp_path_factory.mktemp("home"))
     write_tiny(home.directory / "tiny.gguf")
-    directory = write_model(home.directory / "plain", byte_level(["<|end|>"]), end="<|end|>")
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    end = "<|end|>"
+    write_model(home.directory / "plain", byte_level([end]), end=end, template=TEMPLATE)
     (home.directory / "trace.json").write_text(
         json.dumps({"tokenizer": "t", "workloads": {"a": [{"prompt": [1, 2], "output": [1, 2]}]}})
     )
@@ -116,18 +116,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 COMMANDS = [
-    ["models", "list"],
-    ["models", "show", "tiny"],
-    ["models", "verify"],
-    ["models", "gc"],
+    ["models", "list"], ["models", "show", "tiny"], ["models", "verify"], ["models", "gc"],
     ["models", "import", "plain", "--name", "copy"],
     ["run", "--model", "tiny", "--raw", "--max-tokens", "8", "--prompt-cache",
      "kept.safetensors", "Once"],
     ["run", "--model", "plain", "--max-tokens", "8", "Once"],
-    ["complete", "--model", "tiny"],
-    ["chats", "list"],
-    ["bench", "replay", "trace.json"],
-    ["info"],
+    ["complete", "--model", "tiny"], ["chats", "list"], ["bench", "replay", "trace.json"], ["info"],
 ]  # fmt: skip
 
 
@@ -147,21 +141,17 @@ def test_the_chat_makes_no_connection(terminal: Terminal, home: Home) -> None:
     plain = str(home.directory / "plain")
     command = " ".join([*home.watched, *AKUNU, "chat", "--max-tokens", "8", plain])
     script.write_text("\n".join([*exports, "cd /", "clear", command, "echo code=$?"]))
-    terminal.type(f"sh {script}", "Enter")
-    terminal.wait_for("Ask something", seconds=120)
-    terminal.type("Hello", "Enter")
-    terminal.wait_for("▌ Hello", seconds=60)
+    terminal.type(f"sh {script}", "Enter", shows="Ask something", seconds=120)
+    terminal.type("Hello", "Enter", shows="▌ Hello")
     terminal.wait_for(r"\d tokens/s", seconds=60)
-    terminal.type("C-q")
-    terminal.wait_for("code=0", seconds=60)
+    terminal.type("C-q", shows="code=0")
     assert home.attempts == []
 
 
 def test_the_watch_sees_the_connection_of_a_pull(tmp_path: Path) -> None:
     home = Home(tmp_path)
     with home.start(*AKUNU, "models", "pull", "owner/name") as pull:
-        while not home.attempts and pull.poll() is None:
-            time.sleep(0.05)
+        until(lambda: home.attempts or pull.poll() is not None)
         os.killpg(pull.pid, signal.SIGKILL)
     assert home.attempts
 
@@ -182,6 +172,7 @@ def test_only_the_owner_can_read_conversations_and_settings(
         store.save_tree(exchange_of("private", "secret", "secret", 1e9))
         files = [settings_file(), *(tmp_path / "chats").iterdir()]
         modes = {mode(path) for path in files}
+        assert mode(tmp_path / "chats") == "0o700"
         store.close()
     finally:
         os.umask(before)

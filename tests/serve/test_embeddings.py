@@ -4,7 +4,6 @@ import base64
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,10 +12,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from akunu_py.engine.engine import Engine
-from akunu_py.serve.http.asgi import Backend, create_app
-from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool
-from akunu_py.serve.http.record import RequestRecords
 from tests.support.serving import Served, fetch, served, write_served_model
 
 PATH = "/v1/embeddings"
@@ -31,9 +27,7 @@ def embedding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def app(tiny: Served, embedding: Served) -> ASGIApp:
-    return create_app(
-        Backend(ModelPool([tiny.model], embedding.model), RequestRecords()), AccessRules()
-    )
+    return tiny.application(pool=ModelPool([tiny.model], embedding.model))
 
 
 def expected(engine: Engine, text: str) -> list[float]:
@@ -88,12 +82,9 @@ async def test_invalid_requests_for_embeddings_are_named(
 
 @pytest.mark.parametrize("name", ["embedding", "embedding:latest", " ", "text-embedding-3-small"])
 async def test_the_embedding_model_is_matched_and_listed_as_the_others(
-    tiny: Served, embedding: Served, name: str
+    app: ASGIApp, tiny: Served, embedding: Served, name: str
 ) -> None:
-    backend = Backend(ModelPool([tiny.model], embedding.model), RequestRecords())
-    app, strict = (
-        create_app(replace(backend, strict=each), AccessRules()) for each in (False, True)
-    )
+    strict = tiny.application(pool=ModelPool([tiny.model], embedding.model), strict=True)
     listed = (await fetch(app, "/v1/models")).json()["data"]
     assert [each["id"] for each in listed] == [tiny.model.name, "embedding"]
     tags = (await fetch(app, "/api/tags")).json()["models"]

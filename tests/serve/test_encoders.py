@@ -27,8 +27,8 @@ from akunu_py.engine.job import Job
 from akunu_py.errors import PromptTooLong
 from akunu_py.serve.responses import encode_thinking, to_arguments
 from akunu_py.types import FinishReason, Stats, TokenLogprobs
-from tests.support.dialects import DIALECTS, DialectRequest, ReplyData
-from tests.support.serving import Served, fetch, scripted_app
+from tests.support.dialects import DIALECTS, DialectRequest, ReplyData, stable
+from tests.support.serving import Served, app_with_events, fetch, scripted_app
 
 ENCODERS = [name for name in DIALECTS if not name.startswith("own")]
 WITH_TOOLS = ("chat", "messages", "responses", "ollama chat")
@@ -128,18 +128,6 @@ async def replies(
     return found[0], found[1]
 
 
-CHANGING = {"id", "created", "created_at", "completed_at", "total_duration", "akunu"}
-
-
-def stable(value: Any) -> Any:
-    """Return a reply without times and ids, except those of tool calls."""
-    if isinstance(value, dict):
-        is_call = value.get("type") in ("function", "tool_use")
-        changing = CHANGING - {"id"} if is_call else CHANGING
-        return {name: stable(each) for name, each in value.items() if name not in changing}
-    return [stable(each) for each in value] if isinstance(value, list) else value
-
-
 def expected(name: str, events: list[Event]) -> ReplyData:
     end = events[-1]
     assert isinstance(end, Finished)
@@ -184,8 +172,9 @@ async def test_accumulated_stream_equals_complete_reply(
             assert reply["stopping_word"] == end.stop
     if not (name == "responses" and end.reason != "stop"):  # the last item is complete or not
         assert stable(streamed) == stable(whole)
-    if name == "responses":
-        details, thought = whole["usage"]["output_tokens_details"], data_expected.thinking
+    if name in ("chat", "completions", "responses"):
+        usage, thought = whole["usage"], data_expected.thinking
+        details = usage[f"{'output' if name == 'responses' else 'completion'}_tokens_details"]
         count = tiny.in_thread(lambda engine: len(engine.tokens.encode(thought))) if thought else 0
         assert details == {"reasoning_tokens": min(count, end.stats.generated_tokens)}
     if name.startswith("ollama"):
@@ -216,18 +205,13 @@ async def test_choices_are_streamed_one_after_the_other(
 @pytest.mark.parametrize("name", WITH_TOOLS)
 async def test_a_call_that_is_cut_off_reaches_the_client(tiny: Served, name: str) -> None:
     """As text where the dialect needs valid JSON; Ollama's clients get nothing."""
-    arguments = '{"path": "/tmp/x'
-
-    async def run(job: Job) -> AsyncGenerator[Event]:
-        yield ToolCallStarted("a", "look")
-        yield ToolCallArguments(arguments)
-        yield Finished("length", Stats(generated_tokens=3))
-
-    reply = await fetch(scripted_app(run, tiny, 60), DIALECTS[name].path, body_of(name))
-    whole = reply.json()
+    arguments, end = '{"path": "/tmp/x', Finished("length", Stats(generated_tokens=3))
+    call = (ToolCallStarted("a", "look"), ToolCallArguments(arguments))
+    app = app_with_events(tiny, *call, end)
+    whole = (await fetch(app, DIALECTS[name].path, body_of(name))).json()
     if name == "chat":
-        (call,) = whole["choices"][0]["message"]["tool_calls"]
-        assert call["function"] == {"name": "look", "arguments": arguments}
+        (found,) = whole["choices"][0]["message"]["tool_calls"]
+        assert found["function"] == {"name": "look", "arguments": arguments}
     elif name == "responses":
         (item,) = whole["output"]
         assert (item["status"], item["arguments"]) == ("incomplete", arguments)
@@ -281,14 +265,9 @@ async def test_responses_sends_encoded_thinking_on_request(tiny: Served) -> None
 
 @pytest.mark.parametrize("name", ENCODERS)
 async def test_an_error_in_a_stream_has_the_dialects_form(tiny: Served, name: str) -> None:
-    async def run(job: Job) -> AsyncGenerator[Event]:
-        yield PromptProcessed(1, 0)
-        yield TextDelta("x")
-        yield Failed(PromptTooLong("too long", 9, 8))
-
-    reply = await fetch(
-        scripted_app(run, tiny, 60), DIALECTS[name].path, body_of(name, stream=True)
-    )
+    end = Failed(PromptTooLong("too long", 9, 8))
+    app = app_with_events(tiny, PromptProcessed(1, 0), TextDelta("x"), end)
+    reply = await fetch(app, DIALECTS[name].path, body_of(name, stream=True))
     last, message = reply.values()[-1], "prompt is too long: 9 tokens > 8 maximum"
     code, kind = "context_length_exceeded", "invalid_request_error"
     error = {"message": message, "type": kind}

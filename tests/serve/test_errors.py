@@ -51,11 +51,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "completions": [
         ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
          "structured_outputs.disable_any_whitespace"),
-        ({"prompt": [-1]}, "prompt"),
-        ({"prompt": [10**6]}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"echo": True, "logprobs": 1}, "echo"),
-        ({"prompt": [1], "suffix": "x"}, "suffix"),
+        ({"prompt": [-1]}, "prompt"), ({"prompt": [10**6]}, "prompt"), ({"prompt": []}, "prompt"),
+        ({"echo": True, "logprobs": 1}, "echo"), ({"prompt": [1], "suffix": "x"}, "suffix"),
         ({"n": 16, "prompt": ["x"] * 9}, "prompt"),
     ],
     "messages": [
@@ -67,8 +64,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "responses": [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"background": True}, "background"),
-        ({"conversation": "c"}, "conversation"),
+        ({"background": True}, "background"), ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"input": [{"type": "item_reference", "id": "x"}, USER]}, "input.0"),
@@ -120,11 +116,14 @@ async def test_errors_name_the_refused_parameter(tiny: Served, name: str) -> Non
             await check_refusal(tiny.app, name, body | {"stream": True}, param)
 
 
-@pytest.mark.parametrize(
+# Completions of code are shortened instead.
+every_uncut_prompt = pytest.mark.parametrize(
     "name", [name for name in DIALECTS if name not in ("infill", "own complete")]
 )
+
+
+@every_uncut_prompt
 async def test_too_long_prompt_error_has_its_length(tiny: Served, name: str) -> None:
-    """Completions of code are shortened instead."""
     for stream in (False, True):
         body = DIALECTS[name].request_body(DialectRequest(("a" * 9999,), 1), stream=stream)
         reply = await fetch(tiny.app, DIALECTS[name].path, body)
@@ -138,9 +137,7 @@ async def test_too_long_prompt_error_has_its_length(tiny: Served, name: str) -> 
         assert words[5:] == ["tokens", ">", "4095", "maximum"]
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in DIALECTS if name not in ("infill", "own complete")]
-)
+@every_uncut_prompt
 @pytest.mark.parametrize("word", ["a", " "])
 async def test_a_far_too_long_prompt_is_not_tokenized_as_a_whole(
     tiny: Served, name: str, word: str, monkeypatch: pytest.MonkeyPatch
@@ -171,30 +168,22 @@ SERVER = "http://127.0.0.1:8012"
     ("/openai/v1/responses", f"{SERVER}, or to {SERVER}/v1 "),
     ("/chat/completions", f"{SERVER}/v1"),
     ("/v1/chat/completions/chat/completions", f"{SERVER}/v1"),
+    ("/api/pull", ""), ("/v1/messages/batches", ""), ("/v1/files", ""), ("/x", ""),
 ])  # fmt: skip
-async def test_unknown_path_names_the_base_url(tiny: Served, path: str, base: str) -> None:
-    reply = await fetch(tiny.app, path, {})
-    assert reply.status == 404
-    assert ("type" in reply.json()) == ("messages" in path)
-    message = reply.json()["error"]["message"]
-    assert message.startswith(f"unknown path {path}; ")
-    assert f"set the client's base URL to {base}" in message
-    assert (await fetch(tiny.app, "/x", {})).json()["error"]["message"] == "unknown path /x"
-
-
-@pytest.mark.parametrize(("path", "fields"), [
-    ("/api/pull", {"error"}),
-    ("/v1/messages/batches", {"type", "error", "request_id"}),
-    ("/v1/files", {"error"}),
-])  # fmt: skip
-async def test_errors_of_unknown_paths_use_the_form_of_their_dialect(
-    tiny: Served, path: str, fields: set[str]
+async def test_errors_of_unknown_paths_name_the_base_url_in_the_form_of_their_dialect(
+    tiny: Served, path: str, base: str
 ) -> None:
     bodies: list[Any] = [{}, None]
     for body in bodies:
         reply = await fetch(tiny.app, path, body)
-        assert (reply.status, set(reply.json())) == (404, fields)
-        assert isinstance(reply.json()["error"], str) == path.startswith("/api/")
+        value = reply.json()
+        fields = {"type", "error", "request_id"} if "messages" in path else {"error"}
+        assert (reply.status, set(value)) == (404, fields)
+        assert isinstance(value["error"], str) == path.startswith("/api/")
+        message = value["error"] if path.startswith("/api/") else value["error"]["message"]
+        start = f"unknown path {path}"
+        assert message.startswith(f"{start}; " if base else start)
+        assert (f"set the client's base URL to {base}" in message) == bool(base)
 
 
 async def test_refusals_of_the_server_use_the_form_of_the_dialect(tiny: Served) -> None:

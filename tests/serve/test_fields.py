@@ -5,24 +5,23 @@ import copy
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from http.client import HTTPConnection
 from typing import Any
 
 import pytest
-from starlette.types import ASGIApp
 
 from akunu_py.serve.dialect.bodies import Body, KnownOnly, parse
 from akunu_py.serve.dialect.fields import SamplingFields, generate_options
 from akunu_py.serve.dialect.interface import Endpoint
 from akunu_py.serve.dialect.request_errors import RequestError
-from akunu_py.serve.http.asgi import DIALECTS, create_app
-from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules
+from akunu_py.serve.http.asgi import DIALECTS
+from akunu_py.serve.http.guard import IGNORED_HEADER
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
 from akunu_py.serve.messages import MessagesBody
 from akunu_py.serve.ollama import OptionsBody
 from akunu_py.serve.responses import ResponsesBody
 from akunu_py.types import GenerateOptions
+from tests.support.dialects import stable
 from tests.support.serving import BODIES, Reply, Served, at_a_socket, fetch
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
@@ -39,10 +38,6 @@ FREE = {
     "logit_bias", "schema", "parameters", "input_schema", "arguments", "metadata",
     "chat_template_kwargs",
 }  # fmt: skip
-CHANGING = (
-    "id", "created", "created_at", "completed_at", "akunu", "usage",
-    "total_duration", "prompt_eval_duration", "eval_duration",
-)  # fmt: skip
 ENDPOINTS: dict[str, Endpoint] = {each.path: each for one in DIALECTS for each in one.endpoints}
 
 
@@ -86,11 +81,7 @@ def answer(reply: Reply) -> Any:
     value = reply.json()
     if "stop_type" in value:  # counts differ if the completion is cached
         return value["content"]
-    for name in CHANGING:
-        value.pop(name, None)
-    for item in value.get("output", ()):
-        del item["id"]
-    return value
+    return stable(value, "usage", "prompt_eval_duration", "eval_duration")
 
 
 @pytest.mark.parametrize("path", WHOLE)
@@ -115,10 +106,6 @@ async def test_unknown_members_change_nothing(tiny: Served, path: str) -> None:
     for reply in await asyncio.gather(*replies):
         assert answer(reply) == expected
         assert reply.headers[IGNORED_HEADER].isascii()
-
-
-def app_of(tiny: Served, records: RequestRecords, *, strict: bool = False) -> ASGIApp:
-    return create_app(replace(tiny.backend(records), strict=strict), AccessRules())
 
 
 USELESS = [
@@ -164,13 +151,13 @@ async def test_fields_without_effect_are_named_once(
 ) -> None:
     """In a header of each reply, and in the log once; a strict server refuses them."""
     logged: list[RequestRecord] = []
-    app = app_of(tiny, RequestRecords(logged.append))
+    app = tiny.application(records=RequestRecords(logged.append))
     for stream in (False, True):
         reply = await fetch(app, path, LEAST[path] | more | {"stream": stream})
         assert reply.status == 200, reply.body
         assert reply.headers[IGNORED_HEADER] == names
     assert [", ".join(record.first_ignored) for record in logged] == [names, ""]
-    strict = app_of(tiny, RequestRecords(), strict=True)
+    strict = tiny.application(strict=True)
     reply = await fetch(strict, path, LEAST[path] | more)
     assert reply.status == 400
     assert "unsupported parameter" in reply.json()["error"]["message"]
@@ -178,9 +165,8 @@ async def test_fields_without_effect_are_named_once(
 
 
 async def test_a_long_list_of_names_stays_a_header(tiny: Served) -> None:
-    app = app_of(tiny, RequestRecords())
     names = {f"{'x' * 500}\r\n{number}": 1 for number in range(2000)}
-    reply = await fetch(app, CHAT, LEAST[CHAT] | names)
+    reply = await fetch(tiny.app, CHAT, LEAST[CHAT] | names)
     assert reply.status == 200
     assert len(reply.headers[IGNORED_HEADER]) < 4096
     assert reply.headers[IGNORED_HEADER].endswith("and 1980 more")
@@ -190,7 +176,7 @@ def test_any_name_is_safe_in_a_header(tiny: Served) -> None:
     """h11 drops the connection instead of sending an invalid value."""
     letters = [*map(chr, range(256)), "\u2028", "\U0001f600"]
     places = ("{}", "{}a", "a{}", "{} {}")
-    with at_a_socket(app_of(tiny, RequestRecords())) as url:
+    with at_a_socket(tiny.app) as url:
         client = HTTPConnection(url.removeprefix("http://"))
         for some in (letters[at : at + 5] for at in range(0, len(letters), 5)):
             names = [place.format(letter, letter) for letter in some for place in places]

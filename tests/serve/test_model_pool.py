@@ -114,6 +114,7 @@ def alone(directories: list[Path]) -> dict[tuple[str, str, str], str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("room", "seed"), [(1.2, 0), (2.6, 1), (20, 2)])  # one model, two, all
 async def test_each_model_answers_as_if_it_was_alone(
     directories: list[Path], alone: dict[tuple[str, str, str], str], size: int, room: float,

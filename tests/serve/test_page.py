@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from akunu_py.serve.http.asgi import create_app
 from akunu_py.serve.http.guard import AccessRules
-from akunu_py.serve.http.record import RequestRecords
 from tests.support.browser import CHROMIUM, Page, browser
 from tests.support.serving import Served, at_a_socket, fetch
 
@@ -30,7 +28,7 @@ async def test_page_allows_only_its_own_code_and_its_own_server(tiny: Served) ->
 
 
 async def test_page_needs_no_key_but_its_state_does(tiny: Served) -> None:
-    app = create_app(tiny.backend(RequestRecords()), AccessRules("0.0.0.0", KEY))
+    app = tiny.application(AccessRules("0.0.0.0", KEY))
     assert (await fetch(app, "/", headers=HTML)).status == 200
     assert (await fetch(app, "/akunu/status")).status == 401
     reply = await fetch(app, "/akunu/status", headers={"authorization": f"Bearer {KEY}"})
@@ -40,7 +38,7 @@ async def test_page_needs_no_key_but_its_state_does(tiny: Served) -> None:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/akunu/chat"])
 async def test_status_has_running_requests_and_errors(tiny: Served, path: str) -> None:
     """The first kind of job is begun at once, the second is prepared first."""
-    app = create_app(tiny.backend(RequestRecords()), AccessRules())
+    app = tiny.application()
     left = asyncio.Event()
     messages = [{"role": "user", "content": "hello"}]
     body = {"messages": messages, "id": "1", "max_tokens": 900, "options": {"max_tokens": 900}}
@@ -83,18 +81,18 @@ CONTRAST = """(() => {
 @pytest.mark.e2e
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome")
 def test_page_in_chromium_by_keyboard(tiny: Served, tmp_path: Path) -> None:
-    app = create_app(tiny.backend(RequestRecords()), AccessRules(key=KEY))
+    app = tiny.application(AccessRules(key=KEY))
     with at_a_socket(app) as url, browser(tmp_path / "profile") as page:
         page.show(1280, 900, "light")
         page.go(url)
         page.wait("document.activeElement.id === 'key'")
         page.type("wrong")
-        page.press("Enter")
-        page.wait("document.getElementById('server').textContent.includes('API key')")
+        page.press(
+            "Enter", until="document.getElementById('server').textContent.includes('API key')"
+        )
         page.run("document.getElementById('key').value = ''")
         page.type(KEY)
-        page.press("Enter")
-        page.wait("document.getElementById('models').textContent.includes('ready')")
+        page.press("Enter", until="document.getElementById('models').textContent.includes('ready')")
         assert page.run("document.getElementById('login').hidden")
         _chat(page)
         pictures = set[bytes]()
@@ -120,11 +118,9 @@ def _chat(page: Page) -> None:
     page.type("hello")
     page.press("Enter", shift=True)
     assert page.run("document.getElementById('text').value") == "hello\n"
-    page.press("Enter")
     note = "document.querySelector('#chat > :last-child')?.textContent"
-    page.wait(f"{note}?.includes('tokens/s')")
-    page.press("Escape")
-    page.wait(f"{note}.endsWith('stopped')")
+    page.press("Enter", until=f"{note}?.includes('tokens/s')")
+    page.press("Escape", until=f"{note}.endsWith('stopped')")
     page.wait("document.getElementById('requests').textContent === 'none'")
     page.run("document.getElementById('text').setRangeText('x'.repeat(9000))")
     page.press("Enter")

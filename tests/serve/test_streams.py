@@ -39,7 +39,14 @@ from akunu_py.types import GenerateOptions, Stats
 from tests.support.command import until
 from tests.support.dialects import DIALECTS, DialectRequest
 from tests.support.jobs import open_jobs, scripted
-from tests.support.serving import Reply, Served, fetch, scripted_app, write_served_model
+from tests.support.serving import (
+    Reply,
+    Served,
+    app_with_events,
+    fetch,
+    scripted_app,
+    write_served_model,
+)
 
 CHAT = "/v1/chat/completions"
 LONG = {"messages": [{"role": "user", "content": "on and on " * 30}], "max_tokens": 3000}
@@ -152,12 +159,9 @@ async def test_a_client_may_disconnect_while_the_model_loads(directory: Path) ->
 class ScriptedJob:
     """A job with scripted events; `proceed` releases all events after the first."""
 
-    def __init__(self, *events: Event, proceed: bool = True) -> None:
+    def __init__(self, *events: Event) -> None:
         self._events = events
-        self.proceed = asyncio.Event()
-        self.closed = asyncio.Event()
-        if proceed:
-            self.proceed.set()
+        self.proceed, self.closed = asyncio.Event(), asyncio.Event()
 
     async def run(self, job: Job) -> AsyncGenerator[Event]:
         try:
@@ -216,7 +220,7 @@ async def test_metrics_count_running_and_waiting_requests(tiny: Served) -> None:
 async def test_disconnect_after_complete_answer_is_no_error(tiny: Served) -> None:
     """Many clients close the connection before its end."""
     done: list[RequestRecord] = []
-    job = ScriptedJob(BEGUN, TextDelta("x"), END, proceed=False)
+    job = ScriptedJob(BEGUN, TextDelta("x"), END)
     records = RequestRecords(done.append)
 
     def leave(reply: Reply) -> bool:
@@ -247,6 +251,7 @@ async def test_failure_before_first_frame_has_its_own_status(
 ) -> None:  # fmt: skip
     """Unexpected errors are reported without details."""
     job = ScriptedJob(*((BEGUN, TextDelta("x"), end) if begun else (end,)))
+    job.proceed.set()
     reply = await fetch(scripted_app(job.run, tiny, 60), CHAT, SHORT | {"stream": stream})
     assert job.closed.is_set()
     assert (reply.status, reply.ended) == (200 if begun and stream else status, True)
@@ -257,24 +262,15 @@ async def test_failure_before_first_frame_has_its_own_status(
 
 
 class ScriptedHost(ModelHost):
-    """Delivers events from its own thread."""
+    """Delivers all events before the reader takes the first."""
 
     def __init__(self, events: Sequence[Event]) -> None:
-        self.events, self.finished = events, threading.Event()
+        self.events = events
 
     def submit(self, job: Job, on_event: Callable[[Event], None], **options: Any) -> JobHandle:
-        handle = JobHandle(job, on_event, "", lambda: None, short=False)
-
-        def run() -> None:
-            for event in self.events:
-                handle.deliver(event)
-            self.finished.set()
-
-        threading.Thread(target=run).start()
-        return handle
-
-
-NO_JOB = scripted(lambda loop: iter([]))
+        for event in self.events:
+            on_event(event)
+        return JobHandle(job, on_event, "", lambda: None, short=False)
 
 
 async def test_queued_events_are_merged_for_slow_reader() -> None:
@@ -283,11 +279,8 @@ async def test_queued_events_are_merged_for_slow_reader() -> None:
     call, called = ToolCallStarted("1", "find"), ToolCallFinished()
     arguments = [ToolCallArguments("[]")] * 1000
     events: list[Event] = [*progress, BEGUN, *parts, call, *arguments, called, END]
-    host = ScriptedHost(events)
-    reader = JobEvents(host, NO_JOB)
-    found = [await anext(reader)]
-    await asyncio.to_thread(host.finished.wait)
-    found += [event async for event in reader]
+    reader = JobEvents(ScriptedHost(events), scripted(lambda loop: iter([])))
+    found = [event async for event in reader]
     assert isinstance(found[0], PrefillProgress)
     text = "".join(each.text for each in found if isinstance(each, TextDelta))
     assert text == "".join(each.text for each in parts)
@@ -311,10 +304,10 @@ async def test_thinking_is_left_out_of_the_reply_on_request(
     tiny: Served, name: str, more: dict[str, Any], hidden: bool, stream: bool
 ) -> None:
     """Some models think even if thinking is disabled."""
-    job = ScriptedJob(BEGUN, ThinkingDelta("secret"), TextDelta("answer"), END)
     dialect = DIALECTS[name]
+    app = app_with_events(tiny, BEGUN, ThinkingDelta("secret"), TextDelta("answer"), END)
     body = dialect.request_body(DialectRequest(("hello",)), stream=stream) | more
-    reply = await fetch(scripted_app(job.run, tiny, 60), dialect.path, body)
+    reply = await fetch(app, dialect.path, body)
     data = dialect.parse(reply)
     assert (data.thinking, data.text) == ("" if hidden else "secret", "answer")
     assert (b"secret" in reply.body) == (not hidden)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from akunu_py.serve.own import system_service
-from akunu_py.serve.own.client import ServerClient
-from akunu_py.serve.own.discovery import running_servers
+from akunu_py.serve.own.client import ServerClient, running_servers
 from akunu_py.serve.own.system_service import ServiceCommand, ServiceManager
 from tests.support.command import assert_one_line_error, run_here, until
 from tests.support.serving import write_served_model

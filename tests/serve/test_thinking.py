@@ -3,14 +3,12 @@ no effect, which is named."""
 
 import json
 from argparse import ArgumentParser
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 import pytest
 
 from akunu_py.commands import serve
-from akunu_py.engine.engine import Engine
-from akunu_py.engine.events import Event, Finished, PromptProcessed, TextDelta, ThinkingDelta
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.template.effort import EFFORT_BUDGETS, Effort
 from akunu_py.serve.dialect import bodies
@@ -22,10 +20,10 @@ from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.messages import CountBody, MessagesBody, count_tokens, prepare_message
 from akunu_py.serve.openai import ChatBody, prepare_chat
 from akunu_py.serve.responses import ResponsesBody, prepare_response
-from akunu_py.types import GenerateOptions, Stats
+from akunu_py.types import GenerateOptions
 from tests.support.dialects import DIALECTS, DialectRequest
-from tests.support.serving import TEMPLATE, Served, fetch, scripted_app, served
-from tests.support.tiny_fim import byte_level, write_model
+from tests.support.serving import TEMPLATE, Served, fetch, served
+from tests.support.tiny_fim import byte_level, load_tiny, write_model
 
 END, THINKING = "<|end|>", ("<think>", "</think>")
 EFFORTS: Sequence[Effort] = get_args(Effort)
@@ -60,9 +58,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 def service(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Service:
     template, thinks, _, _ = KINDS[kind]
     markers = [END, *(THINKING if thinks else ()), "<|im_start|>"]
-    directory = write_model(tmp_path_factory.mktemp("tiny") / "m", byte_level(markers), end=END)
-    (directory / "chat_template.jinja").write_text(template + TEMPLATE)
-    return Service(Engine.load(directory, name="tiny"), "tiny", GenerateOptions())
+    engine = load_tiny(tmp_path_factory.mktemp("tiny"), markers, template=template + TEMPLATE)
+    return Service(engine, "tiny", GenerateOptions())
 
 
 def prepared(service: Service, path: str, *, strict: bool = False, **more: Any) -> tuple[str, Body]:
@@ -188,8 +185,8 @@ def test_thinking_budget_of_requests_and_of_the_server(service: Service) -> None
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Serve a model whose answers begin with thinking."""
     markers = [END, *THINKING, "<|im_start|>"]
-    directory = write_model(tmp_path_factory.mktemp("thinker") / "m", byte_level(markers), end=END)
-    (directory / "chat_template.jinja").write_text(TEMPLATE + "<think>")
+    directory, template = tmp_path_factory.mktemp("thinker"), TEMPLATE + "<think>"
+    write_model(directory, byte_level(markers), end=END, template=template)
     with served(directory) as model:
         yield model
 
@@ -202,22 +199,3 @@ async def test_a_budget_ends_the_thinking_of_an_answer(thinker: Served, name: st
         data = dialect.parse(await fetch(thinker.app, dialect.path, body | more))
         assert data.thinking or is_limited
         assert bool(data.text) == is_limited
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_usage_counts_thinking_tokens(tiny: Served, path: str) -> None:
-    """In a stream as in a whole reply."""
-
-    async def run(job: object) -> AsyncGenerator[Event]:
-        yield PromptProcessed(3, 0)
-        yield ThinkingDelta("think")
-        yield ThinkingDelta("ing")
-        yield TextDelta("x")
-        yield Finished("stop", Stats(prompt_tokens=3, generated_tokens=11))
-
-    app = scripted_app(run, tiny, 60)
-    body: dict[str, Any] = {"messages": USER} if "chat" in path else {"prompt": "x"}
-    whole = (await fetch(app, path, body)).json()["usage"]
-    assert whole["completion_tokens_details"] == {"reasoning_tokens": len("thinking")}
-    stream = {"stream": True, "stream_options": {"include_usage": True}}
-    assert (await fetch(app, path, body | stream)).chunks()[-1]["usage"] == whole

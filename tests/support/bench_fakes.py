@@ -10,37 +10,36 @@ from akunu_py.bench.result import Repeat, Result, Series
 from akunu_py.bench.runners import Conditions, Run, Runner
 from akunu_py.bench.speed import SpeedPlan, measure
 from akunu_py.bench.workloads import Workload, WorkloadTurn
-from tests.support.tiny import write_tiny_llama
+from tests.support.tiny import write_like_starter
 
 PLAIN = "plain"
+LOOP = {"prompt": list(range(50)) * 2, "output": list(range(50)) * 2}
+FRESH = {"prompt": list(range(100, 150)), "output": list(range(200, 290))}
+# A trace with a repetitive workload and one without repetition.
+TRACE = {"tokenizer": "none", "workloads": {"loop": [LOOP, LOOP], "fresh": [FRESH]}}
 
 
 def write_quick_model(directory: Path, starter: Path) -> str:
-    """A llama of random weights with the starter's tokens: it has all that the bench needs of a
-    model, and a pass takes a millisecond. Returns the path of its directory."""
-    directory.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (directory / name).write_bytes((starter / name).read_bytes())
-    sizes = {"vocab_size": 49152, "max_position_embeddings": 2048}
-    write_tiny_llama(directory, 1, **sizes, eos_token_id=2, tie_word_embeddings=True)
-    return str(directory)
+    """Write a model with all that the bench needs, whose pass takes a millisecond."""
+    more = {"max_position_embeddings": 2048, "tie_word_embeddings": True}
+    return str(write_like_starter(directory, starter, 1, **more))
 
 
 class Simulated:
-    """The same output each time, at `rate` tokens per second give or take its noise."""
+    """The same output each time, at `rate` tokens per second give or take 1 %."""
 
     baseline = PLAIN
     foreign = True
 
     def __init__(
-        self, name: str, rate: float = 100.0, *, seed: int = 0, noise: float = 0.01,
+        self, name: str, rate: float = 100.0, *, seed: int = 0,
         tokens: Sequence[int] = tuple(range(41)),
         before: Callable[[Conditions], None] = lambda conditions: None,
     ) -> None:  # fmt: skip
         self.name = name
         self.tokens = list(tokens)
         self.conditions: list[Conditions] = []
-        self._rate, self._noise, self._before = rate, noise, before
+        self._rate, self._before = rate, before
         self._random = random.Random(f"{name} {seed}")
 
     def reference(self, temperature: float) -> str | None:
@@ -50,7 +49,7 @@ class Simulated:
         self.conditions.append(conditions)
         self._before(conditions)
         run = Run()
-        seconds = 40 / (self._rate * self._random.gauss(1, self._noise))
+        seconds = 40 / (self._rate * self._random.gauss(1, 0.01))
         run.add([1, 2, 3], self.tokens[: conditions.max_tokens], 0.1, seconds)
         run.text = "said"
         return run
@@ -85,16 +84,15 @@ def fake_result(runs: list[Series]) -> Result:
     )  # fmt: skip
 
 
-def drafted_series(runner: str = "auto", workload: str = "edit", **more: Any) -> Series:
+def drafted_series(loop: int | None = None) -> Series:
     """Four passes: 4 of 4 drafted tokens accepted, 1 of 4, a plain step, 0 of 2."""
-    fields: dict[str, Any] = {
-        "repeats": [Repeat(9, 0.1, 0.05, 1000), Repeat(9, 0.09, 0.05, 1000)], "identical": True,
-        "reference": "mlx-lm", "drafted": [4, 4, 0, 2], "accepted": [4, 1, 0, 0],
-        "answer": "said & <done>",
-    }  # fmt: skip
-    return Series(workload, 0.0, runner, "mlx-lm", **(fields | more))
+    return Series(
+        "edit", 0.0, "auto", "mlx-lm", reference="mlx-lm", identical=True, loop=loop,
+        repeats=[Repeat(9, 0.1, 0.05, 1000), Repeat(9, 0.09, 0.05, 1000)],
+        drafted=[4, 4, 0, 2], accepted=[4, 1, 0, 0], answer="said & <done>",
+    )  # fmt: skip
 
 
-def plain_series(workload: str = "edit", rate: float = 50.0) -> Series:
-    repeats = [Repeat(9, 9 / rate, 0.05), Repeat(9, 9.1 / rate, 0.06)]
+def plain_series(workload: str = "edit") -> Series:
+    repeats = [Repeat(9, 0.18, 0.05), Repeat(9, 0.182, 0.06)]
     return Series(workload, 0.0, "mlx-lm", "mlx-lm", repeats=repeats, answer="said")

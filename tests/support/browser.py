@@ -79,13 +79,14 @@ class Page:
         check = f"() => {{ if ({condition}) done(); else requestAnimationFrame(check); }}"
         self.run(f"new Promise((done) => {{ const check = {check}; check(); }})")
 
-    def press(self, *keys: str, shift: bool = False) -> None:
-        for key in keys:
-            code, text = _KEYS[key]
-            pressed = {"key": key, "code": key, "windowsVirtualKeyCode": code}
-            pressed["modifiers"] = 8 if shift else 0
-            self.send("Input.dispatchKeyEvent", type="keyDown", text=text, **pressed)
-            self.send("Input.dispatchKeyEvent", type="keyUp", **pressed)
+    def press(self, key: str, *, shift: bool = False, until: str = "true") -> None:
+        """Press a key, and wait until an expression is true."""
+        code, text = _KEYS[key]
+        pressed = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        pressed["modifiers"] = 8 if shift else 0
+        self.send("Input.dispatchKeyEvent", type="keyDown", text=text, **pressed)
+        self.send("Input.dispatchKeyEvent", type="keyUp", **pressed)
+        self.wait(until)
 
     def type(self, text: str) -> None:
         self.send("Input.insertText", text=text)

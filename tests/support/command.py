@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -17,31 +18,21 @@ from akunu_py import cli
 AKUNU = (sys.executable, "-m", "akunu_py")
 
 
-def akunu(
-    *args: str, stdin: str | bytes = "", env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Runs `akunu` to its end, in a process of its own.
-
-    For what only a process shows: signals, pipes that break or are closed, terminals, its end. What
-    a command prints and returns, `run_here` shows sooner.
-    """
-    data = stdin.encode() if isinstance(stdin, str) else stdin
-    done = subprocess.run(
-        [*AKUNU, *args], input=data, capture_output=True, env=os.environ | (env or {}), timeout=120
-    )
-    return subprocess.CompletedProcess(
-        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+def akunu(*args: str) -> subprocess.CompletedProcess[str]:
+    """Run `akunu` to its end in a process, with an empty stdin. `run_here` is faster."""
+    return subprocess.run(
+        [*AKUNU, *args], input="", capture_output=True, text=True, encoding="utf-8", timeout=120
     )
 
 
 def run_here(
     *args: str, stdin: str | bytes = "", env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `akunu` to its end in this process, where all modules are imported already.
+    """Run `akunu` to its end in this process, where all modules are imported already.
 
-    Its streams are files, so it sees no terminal; bytes that are no UTF-8 are surrogates in what it
-    printed. Environment, working directory and signal handlers are put back. Programs that it
-    starts write to the streams of this process.
+    Its streams are files, not terminals. Bytes of the output that are not UTF-8 become surrogates.
+    Restores environment, working directory and signal handlers. Programs that it starts write to
+    the streams of this process.
     """
     with tempfile.TemporaryDirectory() as directory:
         given, out, err = (Path(directory, name) for name in ("in", "out", "err"))
@@ -56,9 +47,16 @@ def run_here(
     return subprocess.CompletedProcess(args, code, *printed)
 
 
+def printed(*args: str, stdin: str = "") -> str:
+    """Run `akunu` in this process, check that it succeeds, and return its output."""
+    done = run_here(*args, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @contextlib.contextmanager
 def _own_process(given: Path, out: Path, err: Path, env: dict[str, str]) -> Iterator[None]:
-    """What belongs to a process is as in one of its own inside, and put back behind it."""
+    """Replace what belongs to a process, and restore it afterwards."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with (
         given.open(encoding="utf-8") as stdin,
@@ -90,8 +88,19 @@ def assert_one_line_error(done: subprocess.CompletedProcess[str], code: int, *wo
         assert word in done.stderr
 
 
+@contextlib.contextmanager
+def pseudo_terminal() -> Iterator[tuple[int, int]]:
+    """Open a terminal; yield its file descriptors: the user's side, and the program's."""
+    ours, theirs = pty.openpty()
+    try:
+        yield ours, theirs
+    finally:
+        os.close(theirs)
+        os.close(ours)
+
+
 def until(holds: Callable[[], object], seconds: float = 60) -> None:
-    """Waits for something that another thread or process does."""
+    """Wait for an effect of another thread or process."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it never happened"

@@ -1,6 +1,5 @@
 """The decode passes of a target, without an engine."""
 
-import threading
 from collections.abc import Collection, Generator
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ class BareRequest(Request):
         self.drafter = TrackedDrafter(lambda: (drafter, drafter))
         self.status, self.answering = Status.DECODING, True
         self.launched, self.tokens, self.pieces = [], [0], list[Piece]()
-        self._cancelled = threading.Event()
+        self.cancelled = False
 
     @property
     def ends(self) -> bool:
@@ -36,8 +35,8 @@ class BareRequest(Request):
 class BareRunner(ModelRunner):
     """Runs the passes of one `BareRequest`."""
 
-    def __init__(self, model: Any = None) -> None:
-        self._engine: Any = SimpleNamespace(model=model, recurrent=False, host_group=None)
+    def __init__(self, model: Any) -> None:
+        self._engine: Any = SimpleNamespace(model=model, recurrent=False, exact=None)
         self._planner, self._passes, self._last, self._joint = None, 0, 0.0, {}
 
     def decode(self, request: BareRequest) -> Piece:
@@ -51,13 +50,10 @@ class BareRunner(ModelRunner):
         raise error
 
 
-def decode(
-    target: Target, drafter: Drafter, limit: int, stop: Collection[int],
-    runner: BareRunner | None = None,
-) -> Generator[Piece]:  # fmt: skip
+def decode(target: Target, drafter: Drafter, limit: int, stop: Collection[int]) -> Generator[Piece]:
     """Yield the pieces of an answer; closing the generator drops the launched passes."""
     request = BareRequest(target, drafter, limit, stop)
-    runner = runner or BareRunner(target.model)
+    runner = BareRunner(target.model)
     try:
         while request.limit > 0:
             yield runner.decode(request)

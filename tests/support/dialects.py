@@ -92,6 +92,19 @@ class DialectClient:
         return self.data(self.whole(reply))
 
 
+CHANGING = {"id", "created", "created_at", "completed_at", "total_duration", "akunu"}
+
+
+def stable(value: Any, *changing: str) -> Any:
+    """Return a reply without times, ids except those of tool calls, and `changing` members."""
+    if isinstance(value, dict):
+        is_call = value.get("type") in ("function", "tool_use")
+        dropped = CHANGING.union(changing) - ({"id"} if is_call else set())
+        kept = {name: each for name, each in value.items() if name not in dropped}
+        return {name: stable(each, *changing) for name, each in kept.items()}
+    return [stable(each, *changing) for each in value] if isinstance(value, list) else value
+
+
 def accumulate_chat(chunks: list[Value]) -> Value:
     """Accumulate as `openai.lib.streaming` does: the role comes first, the finish reason last."""
     choices: list[Value] = []

@@ -75,3 +75,35 @@ class Mixture(OffersAll):
             (token + (self._random.random() < 0.1)) % self._vocabulary
             for token in self._whole[start : start + count]
         ]
+
+
+class Choices:
+    """A `DraftGuide` of texts of equal length, each token of which is known once it has begun."""
+
+    def __init__(self, *texts: list[int]) -> None:
+        self.texts, self.done = texts, list[int]()
+
+    def begin_draft(self) -> None:
+        self.done = []
+
+    def forced(self) -> tuple[list[int], bool]:
+        left = self._left()
+        return (left[0], True) if len(left) == 1 else ([], True)
+
+    def ending(self) -> tuple[list[int], int]:
+        return [], 0
+
+    def choices(self) -> list[int]:
+        return [text[0] for text in self._left()]
+
+    def advance(self, token: int) -> bool:
+        allowed = any(text[:1] == [token] for text in self._left())
+        self.done += [token] * allowed
+        return allowed
+
+    def end_draft(self) -> None:
+        """Nothing is kept."""
+
+    def _left(self) -> list[list[int]]:
+        done = self.done
+        return [text[len(done) :] for text in self.texts if text[: len(done)] == done]

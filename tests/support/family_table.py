@@ -34,7 +34,7 @@ _LATENT: dict[str, Any] = {
     "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8, "v_head_dim": 8,
 }  # fmt: skip
-_DELTA: dict[str, Any] = {
+DELTA: dict[str, Any] = {
     "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
     "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "partial_rotary_factor": 0.5,
     "full_attention_interval": 2,
@@ -139,8 +139,8 @@ FAMILIES: dict[str, Family] = {
         {"a_low_rank_dim": 8, "v_low_rank_dim": 8, "gate_low_rank_dim": 8, "decay_low_rank_dim": 8},
         seed=1,
     ),
-    "qwen3_next": Family("qwen3_next", {**_EXPERTS, **_DELTA}),
-    "qwen3_5": Family("qwen3_5", {**_DELTA}, inner="text_config"),
+    "qwen3_next": Family("qwen3_next", {**_EXPERTS, **DELTA}),
+    "qwen3_5": Family("qwen3_5", {**DELTA}, inner="text_config"),
     "lfm2": Family(
         "lfm2",
         {

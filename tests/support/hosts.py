@@ -101,12 +101,12 @@ def running(
             process.kill()
 
 
-def workers(process: int) -> list[int]:
-    """Return its descendants that are ranks other than rank 0."""
+def workers(process: int, module: str = WORKER) -> list[int]:
+    """Return its descendants that run `module`, by default the ranks other than rank 0."""
     rows, found = _processes(), [process]
     for each in found:
         found += [pid for pid, parent, _ in rows if parent == each]
-    return [pid for pid, _, args in rows if pid in found and WORKER in args]
+    return [pid for pid, _, args in rows if pid in found and module in args]
 
 
 def all_gone(pids: Sequence[int], seconds: float) -> bool:

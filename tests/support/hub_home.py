@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
+from akunu_py.errors import FetchError
 from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull import worker
-from tests.support.hub_server import Hub, running
+from tests.support.hub_server import REPOSITORY, Fault, Hub, running
 from tests.support.tiny_model import tiny_files
 
 WEIGHTS = "model.safetensors"
@@ -76,3 +77,15 @@ def everything(directory: Path) -> list[str]:
 
 def partials(home: Path) -> list[Path]:
     return sorted((home / "hub").rglob("*.incomplete"))
+
+
+def stop_in_the_weights(server: Hub, home: Path) -> Path:
+    """Make a pull fail after 30,000 bytes of the weights; return the partial file."""
+    server.faults[WEIGHTS].extend([Fault(cut=30_000), *[Fault(status=500)] * 5])
+    with pytest.raises(FetchError):
+        pull_module.pull(REPOSITORY)
+    server.requests.clear()
+    server.faults.clear()
+    (partial,) = partials(home)
+    assert partial.stat().st_size == 30_000
+    return partial

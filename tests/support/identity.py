@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from akunu_py.engine.job import JobHandle
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.request import Request, Status, Step, cut
 from akunu_py.engine.sampling import Sampler
-from akunu_py.engine.scheduler import Scheduler
 from akunu_py.engine.target import Target
 from akunu_py.types import (
     NEURAL_MODES,
@@ -84,14 +83,10 @@ def engine_of(
 
 
 def plain_tokens(
-    model: Any,
-    prompt: Sequence[int],
-    count: int,
-    sampling: SamplingOptions = GREEDY,
-    kv_bits: int | None = None,
+    model: Any, prompt: Sequence[int], count: int, sampling: SamplingOptions = GREEDY
 ) -> list[int]:
     """Return the tokens of mlx-lm's own loop, without drafts and with a new cache."""
-    return list(_plain(_Model(model), kv_bits, tuple(prompt), count, sampling, ()))
+    return list(_plain(_Model(model), None, tuple(prompt), count, sampling, ()))
 
 
 def plain(
@@ -121,13 +116,9 @@ class _Model:
 
 @cache
 def _plain(
-    key: _Model,
-    kv_bits: int | None,
-    prompt: tuple[int, ...],
-    count: int,
-    sampling: SamplingOptions,
-    texts: Sequence[str],
-) -> tuple[int, ...]:
+    key: _Model, kv_bits: int | None, prompt: tuple[int, ...], count: int,
+    sampling: SamplingOptions, texts: Sequence[str],
+) -> tuple[int, ...]:  # fmt: skip
     known, answer = list(prompt), ""
     sampler = Sampler(replace(sampling, constraint=None))
 
@@ -161,11 +152,9 @@ def _fits(answer: str, text: str) -> bool:
 
 
 def naive(
-    engine: Engine,
-    prompt: list[int],
-    options: GenerateOptions,
+    engine: Engine, prompt: list[int], options: GenerateOptions,
     rule: Callable[[list[int], mx.array], mx.array | None],
-) -> list[int]:
+) -> list[int]:  # fmt: skip
     """Decode without a cache: each step prefills everything again.
 
     rule: changes the logits [1, vocabulary] after the tokens of the answer; None ends it.
@@ -182,25 +171,21 @@ def naive(
 
 
 def answers_in_all_modes(
-    engine: Engine,
-    prompt: list[int],
-    options: GenerateOptions,
-    truth: Sequence[int],
+    engine: Engine, prompt: list[int], options: GenerateOptions, truth: Sequence[int],
     seeds: Sequence[int],
-) -> list[Answer]:
+) -> list[Answer]:  # fmt: skip
     """Return answers in each draft mode, and with an `Adversary` of each seed; all are `truth`."""
     modes: tuple[DraftMode, ...] = ("off", "fixed", "auto")
+
+    def with_adversary(seed: int) -> Answer:
+        loop, adversary = StepLoop(engine), Adversary(prompt, truth, seed)
+        loop.runner.drafters.wrap = lambda drafter, target: adversary
+        return loop.answer(prompt, replace(options, draft="auto"))
+
     answers = [StepLoop(engine).answer(prompt, replace(options, draft=m)) for m in modes]
-    for seed in seeds:
-        loop = StepLoop(engine)
-        loop.runner.drafters.wrap = partial(_adversary, Adversary(prompt, truth, seed))
-        answers.append(loop.answer(prompt, replace(options, draft="auto")))
+    answers += map(with_adversary, seeds)
     assert all(list(each.tokens) == truth for each in answers)
     return answers
-
-
-def _adversary(adversary: Adversary, drafter: Drafter, target: Target) -> Drafter:
-    return adversary
 
 
 @dataclass(eq=False)
@@ -259,20 +244,16 @@ class Served:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        slots: int = 4,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-        learned: UnsavedState | None = None,
-        chunk_s: float | None = None,
+        self, engine: Engine, slots: int = 4, *, clock: Callable[[], float] = time.perf_counter,
+        learned: UnsavedState | None = None, chunk_s: float | None = None,
         reserved_tokens: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """chunk_s: time of a prefill chunk while other requests run."""
         self.engine = engine
         more = {"reserved_tokens": reserved_tokens} if reserved_tokens else {}
-        scheduler = Scheduler(clock, chunk_s, chunk_s) if chunk_s else None
-        self.loop = StepLoop(engine, learned, slots, clock=clock, scheduler=scheduler, **more)
+        self.loop = StepLoop(engine, learned, slots, clock=clock, **more)
+        if chunk_s is not None:
+            self.loop.scheduler.chunk_s = self.loop.scheduler.patience_s = chunk_s
         self.loop.runner.drafters.wrap = self._wrap
         self.steps: list[list[Submitted]] = []  # the requests of each step
         self.drafted = Counter[bool]()  # draft tokens of neural modes; True: in shared passes
@@ -330,17 +311,9 @@ def learned_on_disk(engine: Engine, directory: Path) -> LearnedState:
     return learned
 
 
-LENGTHS = [1, 2, 3, 5, 9, 17, 33]  # of prompts; the families take turns
+LENGTHS = [1, 2, 17, 33, 35, 37, 39]  # of prompts; the families take turns
 
 
 def prompt_of(name: str) -> list[int]:
     length = LENGTHS[list(FAMILIES).index(name) % len(LENGTHS)]
     return some(length, length)
-
-
-def choices(name: str, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """Return the most likely token at the place of each token, from one pass."""
-    model = build(name)
-    logits = model(mx.array([[*prompt, *tokens[:-1]]]), cache=kv_cache.new_cache(model))[0]
-    likeliest: list[int] = logits[len(prompt) - 1 :].argmax(-1).tolist()
-    return likeliest

@@ -9,8 +9,8 @@ from akunu_py.engine.events import Event, Failed, Finished
 from akunu_py.engine.host import ModelHost
 from akunu_py.engine.job import BeginJob, Job, JobHandle
 from akunu_py.engine.loop import StepLoop
-from akunu_py.engine.request import Request, Step
-from akunu_py.types import Answer, GenerateOptions, Message
+from akunu_py.engine.request import Request, Status, Step
+from akunu_py.types import Answer, FinishReason, GenerateOptions, Message, Piece, Stats, TextPiece
 
 
 class ScriptedAnswer:
@@ -72,17 +72,45 @@ def open_jobs(host: ModelHost) -> tuple[int, int]:
         return len(host._waiting), len(host._running)
 
 
-def chat_answer(loop: StepLoop, messages: Sequence[Message], options: GenerateOptions) -> Answer:
-    """Return the answer to a conversation."""
-    request = chat_job(loop.engine, messages, options)(loop).request
-    assert request is not None
-    for _ in loop.stream(request):
-        pass
-    return request.answer
-
-
 def chat_request(loop: StepLoop, messages: Sequence[Message], options: GenerateOptions) -> Request:
     """Return the request to answer a conversation."""
     request = chat_job(loop.engine, messages, options)(loop).request
     assert request is not None
     return request
+
+
+def chat_answer(loop: StepLoop, messages: Sequence[Message], options: GenerateOptions) -> Answer:
+    """Return the answer to a conversation."""
+    request = chat_request(loop, messages, options)
+    for _ in loop.stream(request):
+        pass
+    return request.answer
+
+
+class ScriptedRequest:
+    """A request that yields the given steps, one in each pass."""
+
+    stop_sequence, thinking, stats, logprobs = "", "", Stats(), ()
+
+    def __init__(self, steps: Sequence[Step], reason: FinishReason = "stop") -> None:
+        self.steps, self.tokens, self._reason = list(steps), list[int](), reason
+        self.status = Status.DECODING
+        self.finish_reason: FinishReason | None = None
+
+    def step(self) -> list[Step]:
+        found = self.steps[:1]
+        self.tokens += [0] * len(found)
+        del self.steps[:1]
+        self.thinking += "".join(each.thinking for each in found if isinstance(each, TextPiece))
+        if not self.steps:
+            self.status, self.finish_reason = Status.FINISHED, self._reason
+        return found
+
+    def cancel(self) -> None:
+        self.steps.clear()
+
+    def close(self) -> None:
+        self.status = Status.FINISHED
+
+    def drop(self, piece: Piece, used: int) -> None:
+        """Do not count the tokens behind the end of the answer."""

@@ -22,17 +22,20 @@ from tests.support.tiny_model import tiny_directory
 
 KEYS, SYMBOLS, LENGTH = 4, 20, 24
 _FREE = CostCurve({1: 1.0, 33: 1.01})  # a curve with which everything pays
-_random = np.random.default_rng(0)
-_tables = [_random.permutation(SYMBOLS) for _ in range(KEYS)]
+_draw = np.random.default_rng(0)
+_tables = [_draw.permutation(SYMBOLS) for _ in range(KEYS)]
 
 
-def text(length: int) -> list[int]:
+def text(key: int, symbol: int, length: int = LENGTH) -> list[int]:
     """Return a key, then symbols: the key decides which symbol follows another."""
-    key = int(_random.integers(KEYS))
-    tokens = [SYMBOLS + key, int(_random.integers(SYMBOLS))]
+    tokens = [SYMBOLS + key, symbol]
     while len(tokens) < length:
         tokens.append(int(_tables[key][tokens[-1]]))
     return tokens
+
+
+def random_texts(draw: np.random.Generator, count: int) -> list[list[int]]:
+    return [text(int(draw.integers(KEYS)), int(draw.integers(SYMBOLS))) for _ in range(count)]
 
 
 def train(model: nn.Module, loss: Callable[..., mx.array], steps: int) -> None:
@@ -58,38 +61,33 @@ def learn_texts(
     train(model, loss, steps)
 
 
-def write_chat_model(work: Path, steps: int = 150) -> Path:
+def write_chat_model(work: Path) -> Path:
     """Write a model whose users write a key and a symbol, and whose answers continue the text."""
     directory = tiny_directory(work)
     config = json.loads((directory / "config.json").read_text())
     del config["quantization"]
     (directory / "config.json").write_text(json.dumps(config))
     mx.random.seed(0)
-    model = llama.Model(llama.ModelArgs.from_dict(config))
+    model, draw = llama.Model(llama.ModelArgs.from_dict(config)), np.random.default_rng(1)
     tokens = vocabulary()
     letters = [tokens.index(each) for each in "abcdefghijklmnopqrstABCD"]
     begin, end = tokens.index(CONTROL[1]), tokens.index(CONTROL[2])
 
     def chats() -> list[list[int]]:
-        chosen = [[letters[each] for each in text(LENGTH)] for _ in range(16)]
+        chosen = [[letters[each] for each in text] for text in random_texts(draw, 16)]
         return [[begin, *each[:2], end, *each[2:], end] for each in chosen]
 
-    learn_texts(model, chats, steps)
+    learn_texts(model, chats, 150)
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
     return directory
 
 
 def tokens_per_pass(
-    model: Any,
-    published: PublishedDrafter,
-    prompts: Sequence[Sequence[int]],
-    count: int,
-    change: Callable[[Any], None] = lambda drafts: None,
-    curve: CostCurve = _FREE,
-    *,
+    model: Any, published: PublishedDrafter, prompts: Sequence[Sequence[int]], count: int,
+    change: Callable[[Any], None] = lambda drafts: None, curve: CostCurve = _FREE, *,
     trees: bool = False,
-) -> float:
+) -> float:  # fmt: skip
     """Return the tokens a pass of answers of `count` tokens, drafted for by `published` alone."""
     tokens = passes = 0
     for prompt in prompts:

@@ -11,10 +11,12 @@ file `endless` and runs until cancelled, and after "die" it is killed. After "sl
 TEXT word by word, each when a file `word1`, `word2`... exists, and after "teh" two words.
 """
 
+import io
 import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +25,7 @@ from pathlib import Path
 
 from akunu_py.completion.completion_cache import CompletionCache
 from akunu_py.completion.completion_request import Completion, CompletionRequest, EndCheck
-from akunu_py.completion.protocols.lsp import serve_lsp
+from akunu_py.completion.protocols.lsp import read_frames, serve_lsp
 from akunu_py.errors import UsageError
 from akunu_py.types import Stats
 from tests.support.command import AKUNU
@@ -34,6 +36,19 @@ GHOST = [*ECHO[:-1], "ghost"]
 # The time limit is long because the machine may be busy.
 STARTER = [*AKUNU, "complete", "--lsp", "--time-ms", "200000", "--model", "starter"]
 TEXT = "one two three\nfour"
+
+
+def frame(message: object) -> bytes:
+    body = message if isinstance(message, bytes) else json.dumps(message).encode()
+    return b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def talk(data: bytes, *command: str) -> tuple[list[tuple[int | str | None, int | None]], int, str]:
+    """Return the id and error code of each reply to `data`, the exit code and stderr."""
+    done = subprocess.run(command, input=data, capture_output=True, timeout=120)
+    replies = [json.loads(body) for body in read_frames(io.BytesIO(done.stdout))]
+    codes = [(each["id"], each.get("error", {}).get("code")) for each in replies if "id" in each]
+    return codes, done.returncode, done.stderr.decode()
 
 
 class Echo:

@@ -10,7 +10,6 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from akunu_py.engine.drafters.states import ParallelDrafter
 from akunu_py.engine.model.drafters import PublishedDrafter
 from akunu_py.models.drafters import load_drafter
 from akunu_py.models.drafters.block import BlockDrafter
@@ -28,11 +27,9 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def block_drafter(
-    kind: str, model: Any, width: int, vocabulary: int, seed: int = 0, *, wide: bool = False
-) -> Any:
+def block_drafter(kind: str, model: Any, width: int, vocabulary: int, *, wide: bool = False) -> Any:
     """Return a drafter for `model`. width, vocabulary: of the model. wide: can be quantized."""
-    mx.random.seed(seed)
+    mx.random.seed(0)
     dspark = kind == "dspark"
     taps = (*([-1] if dspark else []), 0, len(model.layers) - 1)
     config = DrafterConfig(
@@ -89,11 +86,9 @@ def save_drafter(directory: Path, config: dict[str, Any], weights: dict[str, Any
     return directory
 
 
-class Untimed(ParallelDrafter):
-    """No time is measured, so its stated cost counts."""
-
-    def clock(self) -> float:
-        return 0.0
+def is_divisible(part: Any) -> bool:
+    """Return whether a module can be quantized in groups of 32."""
+    return hasattr(part, "to_quantized") and part.weight.shape[-1] % 32 == 0
 
 
 @dataclass(frozen=True)

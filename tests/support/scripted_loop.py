@@ -6,6 +6,7 @@ from akunu_py.completion.completion_queue import CompletionJob
 from akunu_py.completion.completion_request import Completion, CompletionRequest, EndCheck, finished
 from akunu_py.engine.events import Event, Failed, LoadedModelFacts, SharedPasses
 from akunu_py.engine.job import JobHandle
+from akunu_py.types import Stats
 
 Complete = Callable[[CompletionRequest, EndCheck, Callable[[str], None]], Completion]
 
@@ -35,3 +36,15 @@ class ScriptedLoop:
 
     def close(self) -> None:
         pass
+
+
+class RecordingLoop(ScriptedLoop):
+    """Completes each request with "text", and records it in `made`."""
+
+    def __init__(self) -> None:
+        super().__init__("recording", self.complete)
+        self.made: list[CompletionRequest] = []
+
+    def complete(self, request: CompletionRequest, *_: object) -> Completion:
+        self.made.append(request)
+        return Completion("text", "stop", Stats())

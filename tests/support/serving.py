@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, MutableMapping
@@ -25,7 +24,7 @@ from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.serve.http.server import ServeOptions
 from akunu_py.types import GenerateOptions
-from tests.support.tiny import write_tiny_llama
+from tests.support.tiny import write_like_starter
 from tests.support.tiny_fim import byte_level, write_model
 
 MARKERS = (
@@ -38,96 +37,10 @@ TEMPLATE = (
     "{% endfor %}<|im_start|>assistant\n\n"  # of which Jinja leaves out the last
 )
 TURNS = [{"role": "user", "content": "hello"}]
-_FUNCTION = {"name": "look", "description": "d", "parameters": {"type": "object"}}
 # A valid body of each path with most of its fields; answers have few tokens.
-BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {
-        "model": "alias", "messages": [
-            {"role": "system", "content": [{"type": "text", "text": "be brief"}]}, *TURNS,
-            {"role": "assistant", "content": None, "reasoning_content": "t", "tool_calls": [
-                {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}},
-                {"id": "b", "type": "function",
-                 "function": {"name": "find", "arguments": '{"at": "é"}'}}]},
-            {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "seen"}]},
-            *TURNS],
-        "max_tokens": 4, "n": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1,
-        "seed": 1, "stop": ["a"], "presence_penalty": 0.1, "frequency_penalty": 0.1,
-        "repetition_penalty": 1.1, "logit_bias": {"1": 1.0}, "stream": True,
-        "stream_options": {"include_usage": True}, "user": "me",
-        "logprobs": True, "top_logprobs": 2, "tool_choice": "none", "parallel_tool_calls": False,
-        "tools": [{"type": "function", "function": _FUNCTION}],
-        "thinking": {"type": "enabled"}, "reasoning": {"effort": "low"},
-        "structured_outputs": {"disable_any_whitespace": True},
-        "prediction": {"type": "content", "content": [{"type": "text", "text": "p"}]},
-        "response_format": {"type": "json_schema", "json_schema": {
-            "name": "n", "schema": {"type": "object"}, "strict": True}},
-    },
-    "/v1/completions": {
-        "prompt": ["abc", "de"], "max_tokens": 4, "n": 2, "echo": True, "stop": "x",
-        "guided_regex": "[ab]+", "stream": False, "seed": 1,
-    },
-    "/v1/messages": {
-        "model": "alias", "max_tokens": 4, "system": [{"type": "text", "text": "be brief"}],
-        "messages": [
-            *TURNS,
-            {"role": "assistant", "content": [
-                {"type": "thinking", "thinking": "t", "signature": "s"},
-                {"type": "tool_use", "id": "a", "name": "look", "input": {}},
-                {"type": "tool_use", "id": "b", "name": "find", "input": {"at": "é"}}]},
-            {"role": "user", "content": [
-                {"type": "tool_result", "tool_use_id": "a", "content": [
-                    {"type": "text", "text": "seen"}]},
-                {"type": "text", "text": "hello"}]}],
-        "temperature": 0.5, "top_k": 3, "top_p": 0.9, "stop_sequences": ["a"], "stream": True,
-        "seed": 1, "tools": [{"name": "look", "input_schema": {"type": "object"}}],
-        "tool_choice": {"type": "none"}, "thinking": {"type": "enabled", "budget_tokens": 9},
-        "output_config": {"effort": "low"}, "context_management": {"edits": [
-            {"type": "clear_thinking_20251015"}]},
-    },
-    "/v1/messages/count_tokens": {"model": "alias", "messages": TURNS, "system": "s"},
-    "/v1/responses": {
-        "model": "alias", "input": [
-            {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
-            {"type": "reasoning", "summary": [], "content": [
-                {"type": "reasoning_text", "text": "t"}]},
-            {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
-            {"type": "function_call", "call_id": "b", "name": "find", "arguments": '{"at": "é"}'},
-            {"type": "function_call_output", "call_id": "a", "output": [
-                {"type": "input_text", "text": "seen"}]}],
-        "instructions": "be brief", "max_output_tokens": 4, "temperature": 0.5, "stream": True,
-        "tools": [{"type": "function", "name": "look"}], "tool_choice": "none",
-        "text": {"format": {"type": "json_object"}}, "seed": 1,
-    },
-    "/infill": {
-        "input_prefix": "def f(", "input_suffix": "):", "n_predict": 4, "prompt": "a",
-        "input_extra": [{"filename": "a.py", "text": "x = 1"}], "stop": ["b"], "seed": 1,
-        "temperature": 0.1, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "stream": False,
-    },
-    "/api/chat": {
-        "model": "alias", "stream": True, "format": "json", "options": {
-            "num_predict": 4, "seed": 1, "temperature": 0.5, "stop": ["a"]},
-        "messages": [*TURNS, {"role": "assistant", "tool_calls": [
-            {"function": {"name": "look", "arguments": {}}}]},
-            {"role": "tool", "content": "x", "tool_name": "look"}, *TURNS],
-        "tools": [{"type": "function", "function": _FUNCTION}],
-    },
-    "/api/generate": {"prompt": "x", "system": "s", "raw": True, "suffix": "y", "stream": False,
-                      "options": {"num_predict": 4}},
-    "/api/show": {"model": "alias"},
-    "/akunu/chat": {
-        "id": "1", "messages": [*TURNS, {"role": "assistant", "content": "x"}, *TURNS], "options": {
-            "max_tokens": 4, "draft": "fixed", "draft_tokens": 3, "stop": ["a"], "sampling": {
-                "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 1,
-                "repetition_penalty": 1.1, "logit_bias": [[1, 1.0]]}},
-    },
-    "/akunu/complete": {
-        "id": "2", "request": {
-            "prefix": "def f(", "suffix": "):", "path": "a.py", "max_tokens": 4, "max_lines": 1,
-            "temperature": 0.1, "files": [{"path": "b.py", "text": "x = 1"}], "recent": ["f"]},
-        "options": {"fim": "none", "draft": "off", "prefix_tokens": 99, "suffix_tokens": 9},
-    },
-    "/akunu/end": {"id": "3"},
-}  # fmt: skip
+BODIES: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("bodies.json").read_text(encoding="utf-8")
+)
 
 
 def write_served_model(directory: Path, seed: int = 0) -> Path:
@@ -137,18 +50,12 @@ def write_served_model(directory: Path, seed: int = 0) -> Path:
 
 
 def write_long_model(directory: Path, starter: Path) -> Path:
-    """Write random weights with the starter's tokenizer and template, and a long context.
+    """Write a model with a long context.
 
     One layer with one head: a CPU spends most of the time of a long prompt in attention.
     """
-    directory.mkdir()
-    write_tiny_llama(
-        directory, vocab_size=49_152, eos_token_id=2, max_position_embeddings=LONG_CONTEXT,
-        num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
-    )  # fmt: skip
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(starter / name, directory / name)
-    return directory
+    sizes = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1)
+    return write_like_starter(directory, starter, max_position_embeddings=LONG_CONTEXT, **sizes)
 
 
 @dataclass
@@ -167,6 +74,14 @@ class Served:
     def backend(self, records: RequestRecords) -> Backend:
         """Return a backend of an application on this model."""
         return Backend(ModelPool([self.model]), records)
+
+    def application(
+        self, access: AccessRules | None = None, records: RequestRecords | None = None,
+        **more: Any,
+    ) -> ASGIApp:  # fmt: skip
+        """Return another application on this model. more: fields of its backend."""
+        backend = replace(self.backend(records or RequestRecords()), **more)
+        return create_app(backend, access or AccessRules(), heartbeat_s=60)
 
     def in_thread(self, function: Callable[[Engine], Any]) -> Any:
         """Call a function in the model's thread and return its result."""
@@ -217,6 +132,16 @@ def scripted_app(
         model.backend(records or RequestRecords()), run=lambda host, job, **options: run(job)
     )
     return create_app(backend, AccessRules(), heartbeat_s=heartbeat_s)
+
+
+def app_with_events(model: Served, *events: Event) -> ASGIApp:
+    """Return an application whose jobs yield these events."""
+
+    async def run(job: Job) -> AsyncGenerator[Event]:
+        for event in events:
+            yield event
+
+    return scripted_app(run, model, 60)
 
 
 @dataclass

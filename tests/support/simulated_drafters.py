@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from akunu_py.bench.curve import Curve
-from akunu_py.bench.replay import ReplayCounts, drafter_named, replay_item
-from akunu_py.bench.trace import TraceItem
+from akunu_py.bench.replay import ReplayCounts, TraceItem, replay_item
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.neural_plan import LearnedDrafter
-from akunu_py.types import NEURAL_MODES, Drafter
+from akunu_py.types import Drafter
 
 _WRONG = 1 << 30  # a token id that no trace contains
 
@@ -25,7 +24,6 @@ class DrafterFigures:
     name: str  # a draft mode
     cost: float  # of a draft token, in plain steps
     accepted: tuple[float, ...]  # by position: share of drafts accepted up to it, as in vLLM
-    parallel: bool = False  # the cost is that of all tokens of a draft
 
 
 class SimulatedDrafters:
@@ -36,18 +34,12 @@ class SimulatedDrafters:
     def __init__(self, figures: Sequence[DrafterFigures] = ()) -> None:
         self._figures = figures
         self.learned: dict[str, LearnedDrafter] = {}  # kept from item to item
-        self.spent = self._now = 0.0  # cost of drafting so far, and the time, in plain steps
-        self.spend: Callable[[float], None] = self._add_cost  # a device replaces these two
-        self.clock: Callable[[], float] = lambda: self._now
+        self.spent = 0.0  # cost of drafting so far, in plain steps
 
     def make(self, mode: str) -> list[SimulatedDrafter]:
         """Return new drafters for `--draft mode` and the current item."""
         used = [each for each in self._figures if mode in ("auto", each.name)]
         return [SimulatedDrafter(each, self) for each in used]
-
-    def _add_cost(self, cost: float) -> None:
-        self.spent += cost
-        self._now += cost
 
 
 class SimulatedDrafter:
@@ -56,9 +48,8 @@ class SimulatedDrafter:
     def __init__(self, figures: DrafterFigures, simulated: SimulatedDrafters) -> None:
         self.name = self.key = figures.name
         self.relative_cost, self.longest = figures.cost, len(figures.accepted)
-        self.parallel = figures.parallel
-        self.prefilled = self.most_others = 0
-        self.others = ()
+        self.parallel, self.prefilled, self.most_others = False, 0, 0
+        self.others: Sequence[tuple[int, float]] = ()
         self._accepted, self._simulated = (1.0, *figures.accepted), simulated
         item = simulated.item
         self._truth = [*item.prompt, *item.output]
@@ -77,8 +68,7 @@ class SimulatedDrafter:
         # Beyond the end nothing is verified.
         self._right &= self._place < len(self._luck) and self._luck[self._place] < chance
         token = self._truth[self._place] if self._right else _WRONG
-        if not (self.parallel and self._depth):
-            self._simulated.spend(self.relative_cost)
+        self._simulated.spent += self.relative_cost
         self._place, self._depth = self._place + 1, self._depth + 1
         self.prefilled = self._place
         return token, chance
@@ -87,25 +77,21 @@ class SimulatedDrafter:
         self.prefilled = 0
 
     def clock(self) -> float:
-        return self._simulated.clock()
+        return self._simulated.spent
 
 
-def mixture_drafter(mode: str, costs: CostCurve, simulated: SimulatedDrafters) -> Drafter:
-    """Return a new drafter of that draft mode."""
-    if mode in ("auto", "ngram", *NEURAL_MODES):
-        return AutoDrafter(
-            costs, neural_drafters=simulated.make(mode), learned=simulated.learned,
-            ngrams=mode in ("auto", "ngram"),
-        )  # fmt: skip
-    return drafter_named(mode, costs)
+def mixture_drafter(mode: str, costs: CostCurve, simulated: SimulatedDrafters) -> AutoDrafter:
+    """Return a new drafter of that draft mode: auto, ngram, or a neural one."""
+    return AutoDrafter(
+        costs, neural_drafters=simulated.make(mode), learned=simulated.learned,
+        ngrams=mode in ("auto", "ngram"),
+    )  # fmt: skip
 
 
 def replay_simulated(
-    items: Iterable[TraceItem],
-    make_drafter: Callable[[], Drafter],
-    curve: Callable[[int], float],
+    items: Iterable[TraceItem], make_drafter: Callable[[], Drafter], curve: Callable[[int], float],
     simulated: SimulatedDrafters,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Replay each item through a new drafter; the cost includes that of neural drafting."""
     counts, charged = ReplayCounts(), simulated.spent
 

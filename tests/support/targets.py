@@ -63,7 +63,7 @@ def some(count: int, seed: int) -> list[int]:
 
 def read(target: Target, sizes: ChunkSizes | None = None) -> list[int]:
     """Reads the prompt. Returns how much of it was read at each step."""
-    return list(prefill(target, sizes))
+    return list(prefill(target, sizes or ChunkSizes()))
 
 
 def drafted(

@@ -31,16 +31,11 @@ class Terminal:
             env=environment,
         )
 
-    def type(self, *keys: str) -> None:
+    def type(self, *keys: str, shows: str = "", seconds: float = 60) -> None:
+        """Type keys, and wait until the pattern `shows` is on the screen."""
         subprocess.run([*self._tmux, "send-keys", *keys], check=True)
-
-    def paste(self, text: str) -> None:
-        subprocess.run([*self._tmux, "load-buffer", "-"], check=True, input=text.encode())
-        subprocess.run([*self._tmux, "paste-buffer", "-p", "-r"], check=True)
-
-    def resize(self, width: int, height: int) -> None:
-        size = ["-x", str(width), "-y", str(height)]
-        subprocess.run([*self._tmux, "resize-window", *size], check=True)
+        if shows:
+            self.wait_for(shows, seconds)
 
     def screen(self) -> str:
         shown = subprocess.run([*self._tmux, "capture-pane", "-p"], check=True, capture_output=True)
@@ -57,7 +52,7 @@ class Terminal:
 
     def _stacks(self) -> str:
         """What the programs in the terminal were doing. They do not survive it."""
-        self.resize(110, 150)
+        subprocess.run([*self._tmux, "resize-window", "-x", "110", "-y", "150"], check=True)
         time.sleep(1)
         subprocess.run(["pkill", "-ABRT", "-P", self.shell()], check=False)
         time.sleep(1)
@@ -70,10 +65,8 @@ class Terminal:
 
     def write_and_quit(self) -> None:
         """Leaves insert mode and the Vim or Neovim that was started with `; echo code=$?`."""
-        self.type("Escape")
-        self.wait_for(r"\n(?!.*-- INSERT --)[^\n]*$")
-        self.type(":wq", "Enter")
-        self.wait_for("code=0")
+        self.type("Escape", shows=r"\n(?!.*-- INSERT --)[^\n]*$")
+        self.type(":wq", "Enter", shows="code=0")
 
     def close(self) -> None:
         subprocess.run([*self._tmux, "kill-server"], check=False)

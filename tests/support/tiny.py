@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,20 +41,21 @@ def write_tiny_llama(directory: Path, seed: int = 0, **changes: Any) -> None:
     (directory / "config.json").write_text(json.dumps(LLAMA | changes))
 
 
+def write_like_starter(directory: Path, starter: Path, seed: int = 0, **changes: Any) -> Path:
+    """Write a llama of random weights with the starter's tokenizer and template."""
+    directory.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(starter / name, directory / name)
+    write_tiny_llama(directory, seed, vocab_size=49_152, eos_token_id=2, **changes)
+    return directory
+
+
 class Adversary(OffersAll):
-    """Knows the truth and drafts right, partly right or wrong tokens, in a seeded pattern.
+    """Knows the truth and drafts right, partly right or wrong tokens, in a seeded pattern."""
 
-    pipelines: whether plain steps are; None: now and then.
-    """
-
-    def __init__(
-        self, prompt: Sequence[int], truth: Sequence[int], seed: int = 0,
-        pipelines: bool | None = None,
-    ) -> None:  # fmt: skip
-        self._pipelines = pipelines
+    def __init__(self, prompt: Sequence[int], truth: Sequence[int], seed: int = 0) -> None:
         self.prompt, self.truth = list(prompt), list(truth)
         self.history: list[int] = []
-        self.accepted = self.proposed = 0
         self._random = random.Random(seed)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -70,18 +72,16 @@ class Adversary(OffersAll):
         elif draft and kind == 1:
             wrong = self._random.randrange(len(draft))
             draft[wrong] = (draft[wrong] + 1) % VOCABULARY
-        self.proposed += len(draft)
         return draft
 
     @property
     def pipelines(self) -> bool:
-        return self._random.random() < 0.7 if self._pipelines is None else self._pipelines
+        return self._random.random() < 0.7
 
     def observe(
         self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False
     ) -> None:
-        assert seconds > 0
-        self.accepted += accepted
+        assert not seconds <= 0.0  # NaN if unknown
 
 
 class TreeAdversary(Adversary):
@@ -108,5 +108,4 @@ class TreeAdversary(Adversary):
             parents.append(parent - 1)
             depths.append(depths[parent] + 1)
             right.append(known and not twin)
-        self.proposed += count
         return TokenTree(tokens, parents)

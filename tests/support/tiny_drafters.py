@@ -213,6 +213,18 @@ def assistant_config(seed: int, *, clusters: bool = False) -> dict[str, Any]:
     }  # fmt: skip
 
 
+TARGET_TYPES = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+
+
+def assistant_target(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json of a target; its last two layers share the keys and values of others."""
+    text = config["text_config"] | {
+        "layer_types": TARGET_TYPES, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+        "hidden_size": config["backbone_hidden_size"],
+    }  # fmt: skip
+    return {"model_type": "gemma4", "text_config": text}
+
+
 def assistant_checkpoint(config: Mapping[str, Any], seed: int) -> dict[str, Array]:
     """Return the weights of an assistant, and the target's embedding as `target.weight`."""
     text, target = config["text_config"], config["backbone_hidden_size"]

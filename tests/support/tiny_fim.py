@@ -1,6 +1,5 @@
 """Tiny models with random weights whose tokenizers have the markers of a family."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,13 +50,14 @@ HARMONY_MARKERS = (
 
 
 def write_model(
-    directory: Path, tokenizer: Tokenizer, *, end: str, seed: int = 0, template: str = ""
-) -> Path:
+    directory: Path, tokenizer: Tokenizer, *, end: str, seed: int = 0, template: str = "",
+    context: int = 4096,
+) -> Path:  # fmt: skip
     """A model directory. end: the token that ends texts."""
     directory.mkdir(parents=True, exist_ok=True)
     size, stop = tokenizer.get_vocab_size(), tokenizer.token_to_id(end)
     write_tiny_llama(
-        directory, seed, vocab_size=size, eos_token_id=stop, max_position_embeddings=4096
+        directory, seed, vocab_size=size, eos_token_id=stop, max_position_embeddings=context
     )
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end).save_pretrained(directory)
     if template:
@@ -69,11 +69,8 @@ def write_chat_model(directory: Path) -> Path:
     """A tiny model that can be talked to, and at length: a letter is a token of it."""
     end = "<|endoftext|>"
     template = "{% for message in messages %}{{ message.content }} {% endfor %}"
-    write_model(directory, sentence_piece([end]), end=end, template=template)
-    config = json.loads((directory / "config.json").read_text())
-    long = json.dumps(config | {"max_position_embeddings": 16384})
-    (directory / "config.json").write_text(long)
-    return directory
+    tokenizer = sentence_piece([end])
+    return write_model(directory, tokenizer, end=end, template=template, context=16_384)
 
 
 def load_tiny(

@@ -16,6 +16,8 @@ from mlx_lm.models.base import create_causal_mask
 
 from akunu_py.models.gguf.file import GgufFile
 from akunu_py.models.gguf.tokenizer import plan_tokenizer
+from akunu_py.models.mtp import HEAD_FILE
+from tests.support.family_table import DELTA
 from tests.support.tiny_gguf import TOKENIZER, vocabulary
 
 Array = npt.NDArray[np.float64]
@@ -38,20 +40,15 @@ _ROUTED: dict[str, Any] = {
     "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1,
     "topk_method": "noaux_tc", "scoring_func": "sigmoid",
 }  # fmt: skip
-_DELTA: dict[str, Any] = {
-    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "partial_rotary_factor": 0.5,
-    "full_attention_interval": 2,
-}  # fmt: skip
 _MIXED: dict[str, Any] = {
     **_EXPERTS, "num_experts": EXPERTS, "shared_expert_intermediate_size": INNER,
     "decoder_sparse_step": 1, "mlp_only_layers": [],
 }  # fmt: skip
-_QWEN3_5 = {**_COMMON, **_DELTA, "mtp_num_hidden_layers": 1, "rope_parameters": {
+_QWEN3_5 = {**_COMMON, **DELTA, "mtp_num_hidden_layers": 1, "rope_parameters": {
     "type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
 }}  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
-    "qwen3_next": {**_COMMON, **_DELTA, **_MIXED},
+    "qwen3_next": {**_COMMON, **DELTA, **_MIXED},
     "qwen3_5": {"text_config": _QWEN3_5},
     "qwen3_5_moe": {"text_config": {**_QWEN3_5, **_MIXED}},
     "glm4_moe": {**_COMMON, **_ROUTED, "use_qk_norm": True, "attention_bias": True,
@@ -78,11 +75,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "share_expert_dim": INNER, "swiglu_limits_shared": [0, 7.0, 7.0, 7.0],
         "num_nextn_predict_layers": 2,
     },
+    "exaone_moe": {
+        **_COMMON, **_EXPERTS, "num_experts": EXPERTS, "num_shared_experts": 1,
+        "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"],
+        "is_moe_layer": [False, True],
+    },
+    "ernie4_5_moe": {
+        **_COMMON, "use_bias": False, "moe_num_experts": EXPERTS, "moe_k": 2,
+        "moe_intermediate_size": INNER, "moe_layer_start_index": 0, "moe_layer_end_index": 0,
+        "moe_num_shared_experts": 1, "num_nextn_predict_layers": 1,
+    },
+    "nemotron_h": {
+        **_COMMON, **_ROUTED, "hybrid_override_pattern": ["M", "*", "E"], "num_hidden_layers": 3,
+        "mtp_hybrid_override_pattern": "*E", "layer_norm_epsilon": 1e-5, "use_bias": False,
+        "mamba_num_heads": 4, "mamba_head_dim": 8, "mamba_proj_bias": False, "ssm_state_size": 8,
+        "conv_kernel": 4, "n_groups": 2, "mlp_bias": False, "use_conv_bias": True,
+        "moe_shared_expert_intermediate_size": INNER, "moe_latent_size": INNER,
+    },
 }  # fmt: skip
 _NEXTN = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
 _QWEN = ("mtp.", "layers.0.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"))
-# Where a head's weights are: what its names begin with, what its layer's do behind that; the norm
-# of the embedding, of the hidden state, the projection, and the norm at the end.
+# Where a head's weights are: what its names begin with, what its layer's do behind that, {} for the
+# number; the norm of the embedding, of the hidden state, the projection, and the norm at the end.
 _PLACES: dict[str, tuple[str, str, tuple[str, str, str, str]]] = {
     "qwen3_next": _QWEN,
     "qwen3_5": _QWEN,
@@ -95,10 +109,17 @@ _PLACES: dict[str, tuple[str, str, tuple[str, str, str, str]]] = {
                       ("enorm", "hnorm", "eh_proj", "final_layernorm")),
     "step3p5": ("model.layers.2.", "",
                 ("enorm", "hnorm", "eh_proj", "transformer.shared_head.norm")),
+    "exaone_moe": _QWEN,
+    "ernie4_5_moe": ("model.", "mtp_block.0.",  # and the target's norm
+                     ("mtp_emb_norm.0", "mtp_hidden_norm.0", "mtp_linear_proj.0", "norm")),
+    "nemotron_h": ("mtp.", "layers.{}.", ("layers.0.enorm", "layers.0.hnorm", "layers.0.eh_proj",
+                                          "layers.1.final_layernorm")),
 }  # fmt: skip
+# The layers of a target that have the shapes of its head.
+_LIKE_HEAD = {"deepseek_v3": (60,), "exaone_moe": (0,), "nemotron_h": (1, 2)}
 
 
-_WINDOWED = ("mimo_v2_flash", "step3p5")
+_WINDOWED = ("mimo_v2_flash", "step3p5", "exaone_moe")
 
 
 def is_qwen(family: str) -> bool:
@@ -110,15 +131,27 @@ def has_offset_norms(family: str) -> bool:
     return is_qwen(family) or family == "step3p5"
 
 
-def write_checkpoint(directory: Path, family: str, *, head: bool = True, seed: int = 0) -> Weights:
+def write_checkpoint(directory: Path, family: str, *, head: bool = True) -> Weights:
     """Writes a model as it is published into `directory`. Returns the weights of its head."""
-    trunk = _published(family, _model(family, seed))
-    found = _head_weights(family, seed)
+    trunk = _published(family, _model(family, 0))
+    found = _head_weights(family, 0)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(CONFIGS[family] | {"model_type": family}))
     weights = trunk | found if head else trunk
     mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "pt"})
     return found
+
+
+def write_chain(directory: Path, family: str) -> None:
+    """Write a model whose head is the first of three in a chain."""
+    weights = write_checkpoint(directory, family)
+    for number in (1, 2):
+        before, after = ("layers.2.", f"layers.{2 + number}.")
+        if family == "mimo_v2_flash":
+            before, after = "layers.0.", f"layers.{number}."
+        other = _head_weights(family, number + 7)
+        weights |= {name.replace(before, after): value for name, value in other.items()}
+    mx.save_safetensors(str(directory / HEAD_FILE), weights)
 
 
 def perfect_weights(directory: Path, family: str) -> Weights:
@@ -179,7 +212,9 @@ def _published(family: str, model: Any) -> Weights:
             name = name.replace("switch_mlp", "experts").removesuffix(".weight")
         elif ".switch_mlp." in name:
             for index in range(EXPERTS):
-                published[name.replace("switch_mlp", f"experts.{index}")] = value[index]
+                expert = name.replace("switch_mlp", f"experts.{index}")
+                expert = expert.replace(".fc1.", ".up_proj.").replace(".fc2.", ".down_proj.")
+                published[expert] = value[index]
             continue
         elif has_offset_norms(family):
             value = value.moveaxis(2, 1) if "conv1d" in name else value
@@ -198,7 +233,10 @@ def _published(family: str, model: Any) -> Weights:
 
 
 def _head_weights(family: str, seed: int) -> Weights:
-    """Return a head's weights; gains minus one lie around -0.4, as in published heads."""
+    """Return a head's weights; gains minus one lie around -0.4, as in published heads.
+
+    So do the hidden norm's gains of other families: negative gains are no sign of an offset there.
+    """
     home, layer, (embedding, hidden, project, final) = _PLACES[family]
     draw = np.random.default_rng(seed)
     made: Weights = {}
@@ -206,29 +244,30 @@ def _head_weights(family: str, seed: int) -> Weights:
     def add(name: str, gain: float, scale: float, *shape: int) -> None:
         made[f"{home}{name}.weight"] = mx.array(draw.normal(gain, scale, shape).astype(np.float32))
 
-    for name in (embedding, hidden, final):
-        add(name, -0.4 if has_offset_norms(family) else 1.0, 0.1, WIDTH)
+    for name in (embedding, hidden, *([] if family == "ernie4_5_moe" else [final])):
+        is_negative = has_offset_norms(family) or name == hidden
+        add(name, -0.4 if is_negative else 1.0, 0.1, WIDTH)
     add(project, 0.0, 0.3, WIDTH, 2 * WIDTH)
     if family in ("glm4_moe", "deepseek_v3"):  # copies of the target's
         for name in ("embed_tokens", "shared_head.head"):
             add(name, 0.0, 0.3, VOCABULARY, WIDTH)
     if family == "step3p5":  # its own
         add("transformer.shared_head.output", 0.0, 0.3, VOCABULARY, WIDTH)
-    last = "layers.60." if family == "deepseek_v3" else "layers.1."
     for name, value in _published(family, _model(family, seed + 1)).items():
-        _, found, rest = name.partition(last)
-        if family == "mimo_v2_flash":
-            rest = rest.replace("post_attention_layernorm", "pre_mlp_layernorm")
-        if found:
-            made[f"{home}{layer}{rest}"] = value
+        for number, like in enumerate(_LIKE_HEAD.get(family, (1,))):
+            _, found, rest = name.partition(f"layers.{like}.")
+            if family == "mimo_v2_flash":
+                rest = rest.replace("post_attention_layernorm", "pre_mlp_layernorm")
+            if found:
+                made[f"{home}{layer.format(number)}{rest}"] = value
     return made
 
 
-def reference(
-    family: str, published: Weights, embeddings: Array, hidden: Array, seed: int = 0
-) -> Array:
+def reference(family: str, published: Weights, embeddings: Array, hidden: Array) -> Array:
     """Return the hidden states of a head for all rows at once; all states are [rows, width]."""
     home, _, (embedding, before, project, final) = _PLACES[family]
+    if family == "ernie4_5_moe":
+        published = _published(family, _model(family, 0)) | published
 
     def norm(x: Array, name: str) -> Array:
         gain = np.array(published[f"{home}{name}.weight"], np.float64) + has_offset_norms(family)
@@ -239,8 +278,10 @@ def reference(
     if family == "mimo":
         both.reverse()
     x = np.concatenate(both, -1) @ np.array(published[f"{home}{project}.weight"]).T
-    model = _model(family, seed + 1)
-    layer = getattr(model, "language_model", model).model.layers[-1]
+    model = _model(family, 1)
     mask = create_causal_mask(len(x), window_size=WINDOW if family in _WINDOWED else None)
-    state = np.array(layer(mx.array(x)[None], mask, None)[0], np.float64)
+    states = mx.array(x)[None]
+    for like in _LIKE_HEAD.get(family, (1,)):
+        states = model.layers[like](states, mask, None)
+    state = np.array(states[0], np.float64)
     return state if family == "step3p5" else norm(state, final)

@@ -7,16 +7,17 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from rich.cells import cell_len
 from textual.message import Message as TextualMessage
 from textual.pilot import Pilot
 from textual.strip import Strip
-from textual.widgets import Markdown
+from textual.widgets import Input, Markdown
 
 from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.engine.events import TextDelta
+from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.screens.conversation_list import ChosenConversation
@@ -25,7 +26,7 @@ from akunu_py.tui.transcript.turn import AnswerView, Notice, PromptView
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded, PieceArrived
 from akunu_py.tui.workers.store_thread import StoreThread
-from akunu_py.types import FinishReason, GenerateOptions, Message, Stats
+from akunu_py.types import NO_TOKEN_LIMIT, FinishReason, GenerateOptions, Message, Stats
 
 STATS = Stats(generated_tokens=11, target_passes=5, drafted=10, accepted=5, decode_s=0.5)
 SPEEDUP = 1.32
@@ -133,26 +134,21 @@ class Chat:
         await self.pilot.pause()
 
     async def resize(self, width: int, height: int) -> None:
-        await self.pilot.resize_terminal(width, height)
-        await self.pilot.pause()
+        await self.pilot.resize_terminal(width, height)  # and pause
 
     async def act(self, action: str) -> None:
         """Run an action of the app, such as `export('file')`."""
         await self.app.run_action(f"app.{action}")
         await self.pilot.pause()
 
-    # What the session does. `turn` is a request's number; by default that of the last request.
+    # What the session does
 
     async def post(self, *messages: TextualMessage) -> None:
         for message in messages:
             self.app.post_message(message)
-        for _ in range(2):  # A handler waits for Textual's parser threads, then moves the focus.
-            passed = asyncio.Event()
-            if self.app.call_later(passed.set):
-                await passed.wait()
         await self.pilot.pause()
         while not all(view.is_drawn for view in self.app.query(AnswerView)):
-            await self.pilot.pause()
+            await self.pilot.pause(0.01)
 
     def request(self) -> int:
         """Return the number of the last request."""
@@ -160,19 +156,16 @@ class Chat:
             self._request = self.app.answering.active.request
         return self._request
 
-    async def piece(self, text: str, *drafted: tuple[int, int], turn: int | None = None) -> None:
-        await self.post(PieceArrived(turn or self.request(), TextDelta(text, drafted, stats=STATS)))
+    async def piece(self, text: str, *drafted: tuple[int, int]) -> None:
+        await self.post(PieceArrived(self.request(), TextDelta(text, drafted, stats=STATS)))
 
-    async def finish(
-        self, reason: FinishReason = "stop", stats: Stats = STATS, turn: int | None = None
-    ) -> None:
-        await self.post(AnswerFinished(turn or self.request(), reason, stats))
+    async def finish(self, reason: FinishReason = "stop", stats: Stats = STATS) -> None:
+        await self.post(AnswerFinished(self.request(), reason, stats))
 
-    async def answer(self, text: str, turn: int | None = None) -> None:
+    async def answer(self, text: str) -> None:
         """Generate a whole answer."""
-        number = turn or self.request()
-        piece = PieceArrived(number, TextDelta(text, stats=STATS))
-        await self.post(piece, AnswerFinished(number, "stop", STATS))
+        await self.piece(text)
+        await self.finish()
 
     async def talk(self, *texts: str) -> None:
         """Send prompts and answer them, alternately."""
@@ -182,21 +175,35 @@ class Chat:
     async def open(self, conversation: str) -> None:
         """Open a saved conversation."""
         await self.app.library.open(ChosenConversation(conversation))
+        await self.pilot.pause()
 
-    async def show(self, tree: ConversationTree, message: str | None = None) -> None:
-        await self.app.library.show(tree, message)
+    async def show(self, tree: ConversationTree) -> None:
+        await self.app.library.show(tree)
         await self.rest()
 
     # Waiting for events
 
     async def until(self, holds: Callable[[], object]) -> None:
-        await until(self.pilot, holds)
+        """Wait until `holds` returns true, at most a minute."""
+        end = time.monotonic() + 60
+        while not holds():
+            assert time.monotonic() < end, "the expected event did not happen"
+            await self.pilot.pause(0.01)
 
     async def until_shown(self, text: str) -> None:
         await self.until(lambda: text in self.screen)
 
     async def rest(self) -> None:
-        await at_rest(self.pilot)
+        """Wait until the picture no longer changes."""
+        before: list[Strip] = []
+        for _ in range(600):
+            await self.pilot.pause(0.02)
+            await self.pilot.pause()
+            now = self.strips()
+            if now == before and all(view.is_drawn for view in self.app.query(AnswerView)):
+                return
+            before = now
+        raise AssertionError("the picture does not come to rest")
 
 
 @contextlib.asynccontextmanager
@@ -229,31 +236,23 @@ def tree_of(*pairs: tuple[str, str]) -> ConversationTree:
     return tree
 
 
-async def at_rest(pilot: Pilot[None]) -> None:
-    """Wait until the picture no longer changes."""
-    before: list[Strip] = []
-    for _ in range(600):
-        await pilot.pause(0.02)
-        await pilot.pause()
-        now = pilot.app.screen._compositor.render_strips()
-        if now == before and all(view.is_drawn for view in pilot.app.query(AnswerView)):
-            return
-        before = now
-    raise AssertionError("the picture does not come to rest")
+Compare = Callable[..., bool]  # the fixture `snap_compare`
 
 
-async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
-    """Wait until `holds` returns true, at most a minute."""
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end, "the expected event did not happen"
-        await pilot.pause(0.01)
+def has_picture(
+    compare: Compare, script: Callable[[Chat], Awaitable[None]], size: tuple[int, int] = (80, 24),
+    **config: Any,
+) -> bool:  # fmt: skip
+    """Compare the screen after `script` with the stored picture. config: fields of `ChatConfig`."""
 
+    async def run(pilot: Pilot[None]) -> None:
+        it = Chat(pilot)
+        it.box.cursor_blink = False
+        await script(it)
+        for field in it.app.screen.query(Input):
+            field.cursor_blink = False
+        await it.rest()
 
-class Compare(Protocol):
-    """The fixture `snap_compare`."""
-
-    def __call__(
-        self, app: ChatApp, *, terminal_size: tuple[int, int],
-        run_before: Callable[[Pilot[None]], Awaitable[None]],
-    ) -> bool: ...  # fmt: skip
+    config = {"settings": Settings(theme="dark", reduced_motion=True)} | config
+    app = ChatApp(ChatConfig("starter", GenerateOptions(NO_TOKEN_LIMIT), **config))
+    return compare(app, terminal_size=size, run_before=run)

@@ -53,12 +53,9 @@ class Crash(BaseException):
 
 
 def training(
-    engine: Engine,
-    steps: int = STEPS,
-    at: int = 0,
-    act: Callable[[], None] = lambda: None,
+    engine: Engine, steps: int = STEPS, at: int = 0, act: Callable[[], None] = lambda: None,
     cost: int = 3,
-) -> Training:
+) -> Training:  # fmt: skip
     """Return a training of so many passes and training steps. at, act: acts at this one.
 
     cost: of a training step, in passes.

@@ -14,66 +14,62 @@ from akunu_py.tui.transcript.turn import PromptView
 from akunu_py.tui.workers.chat_client import AnswerFailed, ModelLoaded, PrefillUpdate
 from akunu_py.tui.workers.downloads import DownloadEnded
 from akunu_py.types import Constraint, Message
-from tests.support.tui_chat import chat
+from tests.support.tui_chat import Chat, chat
 
 
-async def test_the_status_follows_a_request_from_prefill_to_its_end() -> None:
-    async with chat() as it:
-        assert it.phase() == "ready"
-        await it.press(*"why", "enter")
-        assert (it.prompts, it.text(), it.phase()) == (["why"], "", "prefill")
-        await it.post(PrefillUpdate(1, 40, 100))
-        assert "processing the prompt 40%" in it.status_line
-        await it.piece("Be")
-        await it.piece("cause")
-        assert it.markdown == ["Because"]
-        assert it.status_line == "◐ answering · 20 tokens/s"
-        await it.finish()
-        assert it.status_line == "● ready · 20 tokens/s"
+async def test_the_status_follows_a_request_from_prefill_to_its_end(it: Chat) -> None:
+    assert it.phase() == "ready"
+    await it.press(*"why", "enter")
+    assert (it.prompts, it.text(), it.phase()) == (["why"], "", "prefill")
+    await it.post(PrefillUpdate(1, 40, 100))
+    assert "processing the prompt 40%" in it.status_line
+    await it.piece("Be")
+    await it.piece("cause")
+    assert it.markdown == ["Because"]
+    assert it.status_line == "◐ answering · 20 tokens/s"
+    await it.finish()
+    assert it.status_line == "● ready · 20 tokens/s"
 
 
-async def test_escape_stops_at_once_and_keeps_the_text() -> None:
-    async with chat() as it:
-        await it.send("go")
-        await it.piece("Once upon")
-        await it.press("escape")
-        assert it.phase() == "stopped"
-        await it.answer(" a time")
-        assert (it.markdown, it.feet) == (["Once upon"], ["■ stopped; F9 continues"])
-        await it.send("more")
-        assert it.phase() == "prefill"
-        assert it.history == [
-            Message("user", "go"), Message("assistant", "Once upon"), Message("user", "more"),
-        ]  # fmt: skip
+async def test_escape_stops_at_once_and_keeps_the_text(it: Chat) -> None:
+    await it.send("go")
+    await it.piece("Once upon")
+    await it.press("escape")
+    assert it.phase() == "stopped"
+    await it.answer(" a time")
+    assert (it.markdown, it.feet) == (["Once upon"], ["■ stopped; F9 continues"])
+    await it.send("more")
+    assert it.phase() == "prefill"
+    assert it.history == [
+        Message("user", "go"), Message("assistant", "Once upon"), Message("user", "more"),
+    ]  # fmt: skip
 
 
-async def test_escape_before_an_answer_puts_the_prompts_back_in_order() -> None:
-    async with chat() as it:
-        await it.send("first")
-        await it.send("second")
-        await it.press("escape")
-        assert (it.text(), it.prompts) == ("second", ["first"])
-        await it.press("escape")
-        assert (it.text(), it.prompts, it.phase()) == ("first\n\nsecond", [], "ready")
-        await it.press("enter", *"third", "escape")
-        assert (it.text(), it.prompts) == ("first\n\nsecond\n\nthird", [])
+async def test_escape_before_an_answer_puts_the_prompts_back_in_order(it: Chat) -> None:
+    await it.send("first")
+    await it.send("second")
+    await it.press("escape")
+    assert (it.text(), it.prompts) == ("second", ["first"])
+    await it.press("escape")
+    assert (it.text(), it.prompts, it.phase()) == ("first\n\nsecond", [], "ready")
+    await it.press("enter", *"third", "escape")
+    assert (it.text(), it.prompts) == ("first\n\nsecond\n\nthird", [])
 
 
 @pytest.mark.parametrize("key", ["escape", "up"])
-async def test_escape_and_up_take_back_queued_prompts_first(key: str) -> None:
-    async with chat() as it:
-        for prompt in ("one", "two", "three"):
-            await it.send(prompt)
-        assert it.feet == ["", *["… queued; Esc takes it back"] * 2]
-        await it.piece("1")
-        for text in ("three", "two"):
-            await it.press(key)
-            assert (it.text(), it.phase()) == (text, "answering")
-            it.box.clear()
+async def test_escape_and_up_take_back_queued_prompts_first(it: Chat, key: str) -> None:
+    for prompt in ("one", "two", "three"):
+        await it.send(prompt)
+    assert it.feet == ["", *["… queued; Esc takes it back"] * 2]
+    await it.piece("1")
+    for text in ("three", "two"):
         await it.press(key)
-        assert it.prompts == ["one"]
-        expected = ("stopped", "") if key == "escape" else ("answering", "three")
-        assert (it.phase(), it.text()) == expected, "Up: then the earlier prompts"
+        assert (it.text(), it.phase()) == (text, "answering")
+        it.box.clear()
+    await it.press(key)
+    assert it.prompts == ["one"]
+    expected = ("stopped", "") if key == "escape" else ("answering", "three")
+    assert (it.phase(), it.text()) == expected, "Up: then the earlier prompts"
 
 
 async def test_prompts_wait_for_the_model_and_for_earlier_answers() -> None:
@@ -90,19 +86,18 @@ async def test_prompts_wait_for_the_model_and_for_earlier_answers() -> None:
         assert (it.markdown, it.phase()) == (["1", "2"], "ready")
 
 
-async def test_an_error_returns_the_prompt_and_keeps_the_text() -> None:
-    async with chat() as it:
-        await it.send("too long")
-        await it.post(AnswerFailed(1, "the prompt is too long"))
-        assert (it.text(), it.notices) == ("too long", ["the prompt is too long"])
-        assert it.phase() == "failed"
-        it.box.clear()
-        await it.send("short")
-        assert it.phase() == "prefill"
-        await it.piece("half of")
-        await it.post(AnswerFailed(2, "RuntimeError: out of memory"))
-        assert (it.markdown, it.text()) == (["half of"], "")
-        assert it.notices[-1] == "RuntimeError: out of memory"
+async def test_an_error_returns_the_prompt_and_keeps_the_text(it: Chat) -> None:
+    await it.send("too long")
+    await it.post(AnswerFailed(1, "the prompt is too long"))
+    assert (it.text(), it.notices) == ("too long", ["the prompt is too long"])
+    assert it.phase() == "failed"
+    it.box.clear()
+    await it.send("short")
+    assert it.phase() == "prefill"
+    await it.piece("half of")
+    await it.post(AnswerFailed(2, "RuntimeError: out of memory"))
+    assert (it.markdown, it.text()) == (["half of"], "")
+    assert it.notices[-1] == "RuntimeError: out of memory"
 
 
 async def test_a_model_that_cannot_be_loaded_loses_no_prompt() -> None:
@@ -144,80 +139,76 @@ async def test_a_bug_in_drawing_shows_plain_text(
     assert details
 
 
-async def test_ctrl_c_copies_then_stops_then_clears_then_quits() -> None:
-    async with chat() as it:
-        await it.send("go")
-        await it.piece("still")
-        it.app.query_one(PromptView).text_select_all()
-        await it.press("ctrl+c")
-        assert (it.app.clipboard, it.phase()) == ("go", "answering")
-        it.app.screen.clear_selection()
-        await it.press("ctrl+c")
-        assert (it.phase(), it.feet) == ("stopped", ["■ stopped; F9 continues"])
-        await it.press("a", "ctrl+j", "b", "ctrl+c")
-        assert it.text() == "", "more than one line, too"
-        await it.press("up")
-        assert it.text() == "a\nb", "nothing is lost"
-        await it.press("ctrl+d")
-        assert it.app.return_code != 0, "the box is not empty"
-        await it.press("ctrl+c", "ctrl+c")
-        assert it.notifications == ["Press Ctrl+C again to quit."]
-        await it.press("ctrl+c")
-        assert it.app.return_code == 0
+async def test_ctrl_c_copies_then_stops_then_clears_then_quits(it: Chat) -> None:
+    await it.send("go")
+    await it.piece("still")
+    it.app.query_one(PromptView).text_select_all()
+    await it.press("ctrl+c")
+    assert (it.app.clipboard, it.phase()) == ("go", "answering")
+    it.app.screen.clear_selection()
+    await it.press("ctrl+c")
+    assert (it.phase(), it.feet) == ("stopped", ["■ stopped; F9 continues"])
+    await it.press("a", "ctrl+j", "b", "ctrl+c")
+    assert it.text() == "", "more than one line, too"
+    await it.press("up")
+    assert it.text() == "a\nb", "nothing is lost"
+    await it.press("ctrl+d")
+    assert it.app.return_code != 0, "the box is not empty"
+    await it.press("ctrl+c", "ctrl+c")
+    assert it.notifications == ["Press Ctrl+C again to quit."]
+    await it.press("ctrl+c")
+    assert it.app.return_code == 0
 
 
 @pytest.mark.parametrize("command", ["/quit", "ctrl+d"])  # test_terminal.py: Ctrl+Q
-async def test_quitting_while_answering(command: str) -> None:
-    async with chat() as it:
-        await it.send("go")
-        await it.piece("on and on")
-        await (it.send if command == "/quit" else it.press)(command)
-        assert it.app.return_code == 0
+async def test_quitting_while_answering(it: Chat, command: str) -> None:
+    await it.send("go")
+    await it.piece("on and on")
+    await (it.send if command == "/quit" else it.press)(command)
+    assert it.app.return_code == 0
 
 
-async def test_the_message_line_shows_one_message_above_the_prompt() -> None:
-    async with chat() as it:
-        line, height = it.app.view.message, it.transcript.size.height
-        await it.send("/json")
-        assert (line.text.partition(".")[0], line.has_class("-error")) == (
-            "The next answer will be JSON",
-            False,
-        )
-        assert line.region.bottom == it.box.region.y == it.transcript.region.bottom + 1
-        await it.send("/json {1}")
-        assert "is not valid JSON" in line.text
-        assert line.has_class("-error")
-        assert it.text() == "/json {1}", "it can be corrected"
-        await it.press("f4")
-        it.app.notify("while a dialog is open")
-        assert it.app.screen.query_one(MessageLine).text == "while a dialog is open"
-        await it.press("escape")
-        await it.post(DownloadEnded("good-4b", error="the hub does not answer"))
-        assert it.notifications == ["the hub does not answer"], "though the list is closed"
-        line.clear()
-        await it.pilot.pause()
-        assert (line.display, it.transcript.size.height) == (False, height)
+async def test_the_message_line_shows_one_message_above_the_prompt(it: Chat) -> None:
+    line, height = it.app.view.message, it.transcript.size.height
+    await it.send("/json")
+    assert (line.text.partition(".")[0], line.has_class("-error")) == (
+        "The next answer will be JSON",
+        False,
+    )
+    assert line.region.bottom == it.box.region.y == it.transcript.region.bottom + 1
+    await it.send("/json {1}")
+    assert "is not valid JSON" in line.text
+    assert line.has_class("-error")
+    assert it.text() == "/json {1}", "it can be corrected"
+    await it.press("f4")
+    it.app.notify("while a dialog is open")
+    assert it.app.screen.query_one(MessageLine).text == "while a dialog is open"
+    await it.press("escape")
+    await it.post(DownloadEnded("good-4b", error="the hub does not answer"))
+    assert it.notifications == ["the hub does not answer"], "though the list is closed"
+    line.clear()
+    await it.pilot.pause()
+    assert (line.display, it.transcript.size.height) == (False, height)
 
 
 @pytest.mark.long
-async def test_the_transcript_follows_its_end_unless_scrolled_up() -> None:
-    async with chat() as it:
-        transcript = it.transcript
-        await it.send("go")
-        assert transcript.scroll_y == 0
-        await it.piece("line\n\n" * 25)
-        for back in ("end", "click"):
-            assert transcript.scroll_y == transcript.max_scroll_y > 20
-            await it.press("pageup", "pageup")
-            await it.rest()
-            above = transcript.scroll_y
-            assert above < transcript.max_scroll_y
-            await it.piece("line\n\n" * 9)
-            assert transcript.scroll_y == above
-            assert "↓ more below · End" in it.screen
-            await (it.press(back) if back == "end" else it.click_on("more below"))
-            await it.until(lambda: "more below" not in it.screen)
-            await it.piece("line\n\n" * 9)
+async def test_the_transcript_follows_its_end_unless_scrolled_up(it: Chat) -> None:
+    transcript = it.transcript
+    await it.send("go")
+    assert transcript.scroll_y == 0
+    await it.piece("line\n\n" * 25)
+    for back in ("end", "click"):
+        assert transcript.scroll_y == transcript.max_scroll_y > 20
+        await it.press("pageup", "pageup")
+        await it.rest()
+        above = transcript.scroll_y
+        assert above < transcript.max_scroll_y
+        await it.piece("line\n\n" * 9)
+        assert transcript.scroll_y == above
+        assert "↓ more below · End" in it.screen
+        await (it.press(back) if back == "end" else it.click_on("more below"))
+        await it.until(lambda: "more below" not in it.screen)
+        await it.piece("line\n\n" * 9)
 
 
 async def test_history_leaves_out_prompts_without_an_answer() -> None:
@@ -290,41 +281,39 @@ async def test_opening_other_chats_does_not_stop_the_answer(tmp_path: Path) -> N
         assert "• new" not in str(options.options[0].prompt)
 
 
-async def test_a_prompt_waits_for_the_answer_in_another_chat() -> None:
-    async with chat() as it:
-        await it.send("one")
-        first = it.conversation
-        await it.piece("1")
-        await it.press("ctrl+n")
-        await it.send("two")
-        assert it.feet == ["… queued; Esc takes it back"]
-        assert "answering another chat: one" in it.screen
-        await it.press("escape")
-        assert it.text() == "two", "Esc takes back the queued prompt and stops nothing else"
-        await it.press("enter")
-        await it.finish()
-        assert it.history == [Message("user", "two")]
-        assert first in it.app.answering.background
-        await it.app.library.open(ChosenConversation(first))  # without a store this does nothing
+async def test_a_prompt_waits_for_the_answer_in_another_chat(it: Chat) -> None:
+    await it.send("one")
+    first = it.conversation
+    await it.piece("1")
+    await it.press("ctrl+n")
+    await it.send("two")
+    assert it.feet == ["… queued; Esc takes it back"]
+    assert "answering another chat: one" in it.screen
+    await it.press("escape")
+    assert it.text() == "two", "Esc takes back the queued prompt and stops nothing else"
+    await it.press("enter")
+    await it.finish()
+    assert it.history == [Message("user", "two")]
+    assert first in it.app.answering.background
+    await it.app.library.open(ChosenConversation(first))  # without a store this does nothing
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("own_directories")
-async def test_errors_and_deletions_in_the_background() -> None:
-    async with chat() as it:
-        await it.send("one")
-        await it.send("one more")
-        background = it.app.conversation.tree
-        await it.press("ctrl+n")
-        await it.send("two")
-        await it.post(AnswerFailed(None, "the model is damaged"))
-        assert (it.text(), it.prompts) == ("two", [])
-        prompts = [each.text for each in background.active_branch() if each.role == "user"]
-        assert prompts == ["one", "one more"]
+async def test_errors_and_deletions_in_the_background(it: Chat) -> None:
+    await it.send("one")
+    await it.send("one more")
+    background = it.app.conversation.tree
+    await it.press("ctrl+n")
+    await it.send("two")
+    await it.post(AnswerFailed(None, "the model is damaged"))
+    assert (it.text(), it.prompts) == ("two", [])
+    prompts = [each.text for each in background.active_branch() if each.role == "user"]
+    assert prompts == ["one", "one more"]
 
-        it.box.clear()
-        await it.send("three")
-        deleted = it.conversation
-        await it.press("ctrl+n")
-        await it.app.library.on_deleted(deleted)
-        assert (it.app.answering.active, it.app.answering.progress()) == (None, {})
+    it.box.clear()
+    await it.send("three")
+    deleted = it.conversation
+    await it.press("ctrl+n")
+    await it.app.library.on_deleted(deleted)
+    assert (it.app.answering.active, it.app.answering.progress()) == (None, {})

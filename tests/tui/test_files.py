@@ -196,35 +196,33 @@ async def test_tab_and_enter_complete_a_file(directory: Path) -> None:
 
 
 @pytest.mark.long
-async def test_enter_runs_a_command_and_tab_inserts_it() -> None:
-    async with chat() as it:
-        await it.press("slash", *"fin")
-        assert str(popup(it).border_subtitle).startswith("Enter or Tab inserts it")
-        await it.press("tab")
-        assert it.text() == "/find "
-        it.box.clear()
-        await it.press("slash", *"colo")
-        assert offered(it) == ["/theme"], "by its effect, too"
-        assert str(popup(it).border_subtitle).startswith("Enter runs it · Tab inserts it")
-        it.box.clear()
-        await it.press("slash", *"he", "enter")
-        assert (type(it.app.screen).__name__, it.text()) == ("HelpScreen", "")
+async def test_enter_runs_a_command_and_tab_inserts_it(it: Chat) -> None:
+    await it.press("slash", *"fin")
+    assert str(popup(it).border_subtitle).startswith("Enter or Tab inserts it")
+    await it.press("tab")
+    assert it.text() == "/find "
+    it.box.clear()
+    await it.press("slash", *"colo")
+    assert offered(it) == ["/theme"], "by its effect, too"
+    assert str(popup(it).border_subtitle).startswith("Enter runs it · Tab inserts it")
+    it.box.clear()
+    await it.press("slash", *"he", "enter")
+    assert (type(it.app.screen).__name__, it.text()) == ("HelpScreen", "")
 
 
 @pytest.mark.long
-async def test_arrows_choose_a_suggestion_and_escape_closes_until_more_is_typed() -> None:
-    async with chat() as it:
-        await it.press("slash")
-        first = offered(it)[0]
-        await it.press("down", "up", "up")
-        assert popup(it).highlighted == len(offered(it)) - 1, "the list is a ring"
-        await it.press("escape")
-        assert (offered(it), it.text()) == ([], "/")
-        await it.press("n")
-        assert offered(it)[0] == first == "/new"
-        await it.press("left")
-        assert offered(it) == []
-        it.box.clear()
-        it.box.insert("/export a/b")
-        await it.press("enter", "up")
-        assert (it.text(), offered(it)) == ("/export a/b", []), "a recalled prompt opens nothing"
+async def test_arrows_choose_a_suggestion_and_escape_closes_until_more_is_typed(it: Chat) -> None:
+    await it.press("slash")
+    first = offered(it)[0]
+    await it.press("down", "up", "up")
+    assert popup(it).highlighted == len(offered(it)) - 1, "the list is a ring"
+    await it.press("escape")
+    assert (offered(it), it.text()) == ([], "/")
+    await it.press("n")
+    assert offered(it)[0] == first == "/new"
+    await it.press("left")
+    assert offered(it) == []
+    it.box.clear()
+    it.box.insert("/export a/b")
+    await it.press("enter", "up")
+    assert (it.text(), offered(it)) == ("/export a/b", []), "a recalled prompt opens nothing"

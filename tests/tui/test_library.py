@@ -1,23 +1,19 @@
 """The list of conversations, and /find in the open one."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
 from akunu_py.chats.conversation_store import ConversationStore
-from akunu_py.settings import Settings
-from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.screens.conversation_list import format_time
 from akunu_py.tui.transcript.find import plain_text
 from akunu_py.tui.workers.store_thread import StoreThread
-from akunu_py.types import GenerateOptions
 from tests.support.chats import T0, branched, exchange_of
-from tests.support.tui_chat import Chat, Compare, chat, tree_of
+from tests.support.tui_chat import Chat, Compare, chat, has_picture, tree_of
 
 pytestmark = pytest.mark.usefixtures("utc")
 
@@ -131,7 +127,9 @@ async def test_export(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-async def test_the_preview_opens_at_the_found_words_and_they_stay_marked(path: Path) -> None:
+async def test_the_preview_opens_at_the_found_words_and_they_stay_marked(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = ConversationStore.open(path)
     answer = "\n\n".join(["a line of **words**"] * 60 + ["the `nEEdle` and hÁy", "more\n\n" * 60])
     store.save_tree(exchange_of("long", "Go on", answer, T0))
@@ -142,10 +140,15 @@ async def test_the_preview_opens_at_the_found_words_and_they_stay_marked(path: P
         await it.until_shown("the nEEdle and hÁy")
         marked = [text for row in it.strips() for text, style, _ in row if style and style.bold]
         assert {"nEEdle", "hÁy"} <= {text.strip() for text in marked}
+        delayed, call = list[tuple[Callable[..., object], ...]](), it.transcript.call_after_refresh
+        monkeypatch.setattr(it.transcript, "call_after_refresh", lambda *each: delayed.append(each))
         await it.press("enter")
         await it.until(lambda: it.notifications)
         assert it.notifications[0].startswith("Found 1 of 1: hay needle")
-        await it.until_shown("the nEEdle and hÁy")
+        for each in reversed(delayed):  # as on a busy machine, where the list closes late
+            call(*each)
+        await it.rest()
+        assert "the nEEdle and hÁy" in it.screen
         await it.press("escape")
         assert it.app.find.marks.pattern is None
 
@@ -160,18 +163,15 @@ def test_picture(snap_compare: Compare, path: Path, monkeypatch: pytest.MonkeyPa
     clock = SimpleNamespace(time=lambda: NOW)
     monkeypatch.setattr("akunu_py.tui.screens.conversation_list.time", clock)
     store = StoreThread(path)
-    app = ChatApp(ChatConfig("starter", GenerateOptions(), Settings(theme="dark"), store=store))
 
-    async def opened(pilot: Pilot[None]) -> None:
-        it = Chat(pilot)
+    async def opened(it: Chat) -> None:
         await it.open("haiku")
         await it.press("ctrl+o")
         await it.until(lambda: lines(it))
-        app.screen.query_one("#words", Input).cursor_blink = False
         await it.rest()  # the list, then the preview
         store.close(10)
 
-    assert snap_compare(app, terminal_size=(120, 40), run_before=opened)
+    assert has_picture(snap_compare, opened, (120, 40), store=store)
 
 
 ANSWER = """\
@@ -196,14 +196,10 @@ HITS = 10
 
 
 @pytest.fixture
-def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("_SHORTEST_S", "_LONGEST_S"):  # A slow machine still sees the message.
+def sixteen_colors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Colors have names in the terminal's own theme. Messages stay: a slow machine sees them."""
+    for limit in ("_SHORTEST_S", "_LONGEST_S"):
         monkeypatch.setattr(f"akunu_py.tui.status.{limit}", 600.0)
-
-
-@pytest.fixture
-def sixteen_colors(_true_color: None, steady: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Colors have names in the terminal's own theme."""
     monkeypatch.setenv("COLORTERM", "")
     monkeypatch.setenv("TERM", "xterm")
 

@@ -26,7 +26,7 @@ from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection, sp
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.workers.chat_client import ModelLoaded, PieceArrived
 from akunu_py.types import GenerateOptions
-from akunu_py.workarounds import textual_frames
+from akunu_py.workarounds import textual_app
 from akunu_py.workarounds.textual_driver import SteadyDriver
 from tests.support.tui_chat import STATS, Chat, chat, tree_of
 
@@ -63,53 +63,49 @@ def test_answers_are_cut_between_blocks(text: str, sections: int) -> None:
 
 
 @pytest.mark.long
-async def test_a_long_answer_is_drawn_where_it_is_seen() -> None:
-    async with chat() as it:
-        await it.send("go")
-        text = paragraphs(300)
-        for start in range(0, len(text), 700):
-            it.app.post_message(PieceArrived(1, TextDelta(text[start : start + 700], stats=STATS)))
-            await it.pilot.pause()
-        await it.finish()
-        sections = list(it.app.query(MarkdownSection))
-        assert "".join(section.text for section in sections) == text
-        await it.until(lambda: sum(each.is_unmounted for each in sections) > 4)
-        await it.until(lambda: is_quiet(it))
-        assert not sections[-1].is_unmounted
-        assert len(it.app.query("*")) < 300
-        assert "Word 299." in it.screen
-        heights = [section.size.height for section in sections]
-        assert sum(heights) == 2 * 300
-        await it.press("tab", "home")
-        await it.until(lambda: "Word 0." in it.screen)
-        await it.until(lambda: is_quiet(it) and sections[-1].is_unmounted)
-        assert [section.size.height for section in sections] == heights
-        await it.press("f7")
-        assert it.app.clipboard == text.strip()
+async def test_a_long_answer_is_drawn_where_it_is_seen(it: Chat) -> None:
+    await it.send("go")
+    text = paragraphs(300)
+    for start in range(0, len(text), 700):
+        it.app.post_message(PieceArrived(1, TextDelta(text[start : start + 700], stats=STATS)))
+        await it.pilot.pause()
+    await it.finish()
+    sections = list(it.app.query(MarkdownSection))
+    assert "".join(section.text for section in sections) == text
+    await it.until(lambda: sum(each.is_unmounted for each in sections) > 4)
+    await it.until(lambda: is_quiet(it))
+    assert not sections[-1].is_unmounted
+    assert len(it.app.query("*")) < 300
+    assert "Word 299." in it.screen
+    heights = [section.size.height for section in sections]
+    assert sum(heights) == 2 * 300
+    await it.press("tab", "home")
+    await it.until(lambda: "Word 0." in it.screen)
+    await it.until(lambda: is_quiet(it) and sections[-1].is_unmounted)
+    assert [section.size.height for section in sections] == heights
+    await it.press("f7")
+    assert it.app.clipboard == text.strip()
 
 
 @pytest.mark.long
-async def test_reading_back_does_not_jump() -> None:
+async def test_reading_back_does_not_jump(it: Chat) -> None:
     """Every step up shows what stood above, whatever is mounted meanwhile."""
-    async with chat() as it:
-        await it.app.library.show(
-            tree_of(*((f"prompt {n}", f"# {n}\n\n{n}a\n") for n in range(12)))
-        )
-        await it.press("tab")
-        transcript = it.app.query_one(Transcript)
-        transcript.release_anchor()
-        before = seen(it)
-        for _ in range(40):
-            transcript.scroll_relative(y=-5, animate=False)
-            await it.pilot.pause()
-            await it.until(lambda: is_quiet(it))
-            now = seen(it)
-            if transcript.scroll_y == 0:
-                assert "prompt 0" in now[0]
-                return
-            assert now[5:] == before[: len(now) - 5]
-            before = now
-        raise AssertionError("the beginning was not reached")
+    await it.app.library.show(tree_of(*((f"prompt {n}", f"# {n}\n\n{n}a\n") for n in range(12))))
+    await it.press("tab")
+    transcript = it.app.query_one(Transcript)
+    transcript.release_anchor()
+    before = seen(it)
+    for _ in range(40):
+        transcript.scroll_relative(y=-5, animate=False)
+        await it.pilot.pause()
+        await it.until(lambda: is_quiet(it))
+        now = seen(it)
+        if transcript.scroll_y == 0:
+            assert "prompt 0" in now[0]
+            return
+        assert now[5:] == before[: len(now) - 5]
+        before = now
+    raise AssertionError("the beginning was not reached")
 
 
 def seen(it: Chat) -> list[str]:
@@ -231,7 +227,7 @@ class SlowTerminal:
 def slow_terminal(monkeypatch: pytest.MonkeyPatch) -> SlowTerminal:
     terminal = SlowTerminal()
     text = os.fdopen(os.dup(terminal.stream.fileno()), "w", encoding="utf-8")
-    monkeypatch.setattr(textual_frames, "_ANSWER_TIMEOUT_S", 60.0)  # on a busy machine, too
+    monkeypatch.setattr(textual_app, "_ANSWER_TIMEOUT_S", 60.0)  # on a busy machine, too
     monkeypatch.setattr(sys, "__stdin__", terminal.stream)
     monkeypatch.setattr(sys, "__stderr__", text)
     for name, value in (("COLUMNS", "80"), ("LINES", "24"), ("TERM", "xterm-256color")):

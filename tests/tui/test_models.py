@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from textual.message import Message
-from textual.pilot import Pilot
-from textual.widgets import Input, OptionList, Static
+from textual.widgets import OptionList, Static
 
 from akunu_py import paths
 from akunu_py.errors import Cancelled, FetchError, UnknownModel
@@ -21,13 +21,12 @@ from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.models.store.progress import Progress
 from akunu_py.settings import Settings
-from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.screens.main import Welcome
+from akunu_py.tui.status import MessageLine
 from akunu_py.tui.workers import downloads as downloads_module
 from akunu_py.tui.workers.chat_client import ModelLoaded
 from akunu_py.tui.workers.downloads import Downloads, DownloadUpdate
-from akunu_py.types import GenerateOptions
-from tests.support.tui_chat import Chat, Compare, chat
+from tests.support.tui_chat import Chat, Compare, chat, has_picture
 
 GB = 10**9
 _BASE = catalog.load_catalog()["starter"]
@@ -72,7 +71,8 @@ class Pulled:
 
 
 @pytest.fixture
-def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def pulled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pulled]:
+    """A replacement for the network, among few models."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(catalog, "load_catalog", lambda: ENTRIES)
     monkeypatch.setattr(
@@ -84,10 +84,6 @@ def few_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         StoredModel("torn", tmp_path, GB, damaged="model.safetensors is missing"),
     ]
     monkeypatch.setattr(model_store, "list_models", lambda: stored)
-
-
-@pytest.fixture
-def pulled(few_models: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pulled]:
     pulled = Pulled()
     monkeypatch.setattr(downloads_module, "_pull", pulled)
     yield pulled
@@ -161,6 +157,43 @@ async def test_a_model_that_is_too_large_is_downloaded_at_the_second_enter(pulle
         await it.until(lambda: about(it) == "The most capable.")
 
 
+async def test_ctrl_g_downloads_the_known_drafter_and_loads_the_model_with_it(
+    pulled: Pulled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafters = Pulled(Progress("download", GB, 2 * GB, 10**7, 185))
+    drafters.error = FetchError("the hub does not answer")
+    monkeypatch.setattr(downloads_module, "_pull_drafter", drafters)
+    known = replace(
+        ENTRIES["good-4b"], repository="x/y", drafter="x/drafter", drafter_bytes=1_080_000_000,
+        drafter_gain="x measured 2.2 times on an M4 Pro",
+    )  # fmt: skip
+    drafter = "x/drafter (about 1.1 GB; x measured 2.2 times on an M4 Pro)"
+    monkeypatch.setitem(ENTRIES, "good-4b", known)
+    monkeypatch.setattr(catalog, "find_repository", lambda *_: known)
+    async with picker() as it:
+        reloaded: list[str] = []
+        monkeypatch.setattr(it.app.answering, "_load", AsyncMock(side_effect=reloaded.append))
+        assert "Ctrl+G drafter · Ctrl+X stop" in it.screen
+        offer = f"the drafter {drafter}."
+        assert about(it) == f"Small. Makes facts up. Ctrl+G downloads {offer}"
+        await it.press("ctrl+g")
+        assert about(it) == f"Download the drafter {drafter}? Press Ctrl+G again to download."
+        await it.press("down", "up", "ctrl+g")
+        assert drafters.requested == [], "the question was left"
+        await it.press("ctrl+g")
+        await it.until(lambda: "50%" in "\n".join(lines(it)))
+        drafters.proceed.set()
+        await it.until(lambda: "Press Ctrl+G to try again" in about(it))
+        drafters.error = None
+        await it.press("ctrl+g", "ctrl+g")
+        await it.until(lambda: reloaded)
+        assert (drafters.requested, reloaded) == (["starter"] * 2, ["starter"])
+        assert it.app.screen.query_one(MessageLine).text == "starter drafts for starter."
+        await it.press(*"good", "ctrl+g", "ctrl+g")
+        assert about(it) == f"Good at most things. After the download, Ctrl+G adds {offer}"
+        assert (drafters.requested, pulled.requested) == (["starter"] * 2, [])
+
+
 async def test_a_failed_download_shows_the_reason(pulled: Pulled) -> None:
     why = "the hub does not answer"
     pulled.error = FetchError(why)
@@ -193,18 +226,14 @@ def test_progress_never_goes_backwards() -> None:
 
 def test_picture(snap_compare: Compare, pulled: Pulled) -> None:
     pulled.steps = [Progress("download", 6 * GB // 5, 2 * GB, 10**7, 80)]
-    app = ChatApp(ChatConfig("starter", GenerateOptions(), Settings(theme="dark")))
 
-    async def fetching(pilot: Pilot[None]) -> None:
-        it = Chat(pilot)
-        app._downloads.start("good-4b")
+    async def fetching(it: Chat) -> None:
+        it.app._downloads.start("good-4b")
         await it.press("f4")
         await it.until(lambda: "60%" in "\n".join(lines(it)))
         await it.press("down", "down")
-        app.screen.query_one(Input).cursor_blink = False
-        await it.rest()
 
-    assert snap_compare(app, terminal_size=(80, 24), run_before=fetching)
+    assert has_picture(snap_compare, fetching, settings=Settings(theme="dark"))
 
 
 @pytest.fixture

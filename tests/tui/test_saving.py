@@ -29,15 +29,19 @@ from akunu_py.tui.workers.chat_client import AnswerFinished
 from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread
 from tests.support.chats import T0, add_answer, add_prompt, branched, exchange_of
 from tests.support.command import until as until_now
-from tests.support.tui_chat import STATS, chat
+from tests.support.tui_chat import STATS, Chat, chat
 
 
 def saved(path: Path) -> list[ChatMessage]:
-    """The active branch of the only conversation."""
+    """What another program finds: the active branches of all conversations."""
     store = ConversationStore.open(path)
-    branch = store.load(store.list()[0].id).active_branch()
+    chats = [store.load(info.id) for info in store.list()]
     store.close()
-    return branch
+    return [message for chat in chats for message in chat.active_branch()]
+
+
+def texts_in(path: Path) -> list[str]:
+    return [message.text for message in saved(path)]
 
 
 def write_cache(name: str, conversation: str) -> Path:
@@ -46,7 +50,7 @@ def write_cache(name: str, conversation: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     about = CacheMetadata("m", "i", "t", "w", None, True, [1], [], [], conversation, 0.0)
     with path.open("wb") as file:
-        cache_file.write(file, about, {}, [], lambda: False)
+        cache_file.write(file, about, {}, [], "0", lambda: False)
     return path
 
 
@@ -66,10 +70,10 @@ async def test_a_chat_is_saved_while_it_grows_and_opens_again(path: Path) -> Non
         await it.press("tab", "left", "escape")
         await it.send("waits for ever")
         await it.store.call(lambda store: None)
-        assert [message.text for message in saved(path)] == ["one", "half", "waits for ever", ""]
+        assert texts_in(path) == ["one", "half", "waits for ever", ""]
         assert saved(path)[1].stats == STATS
         await it.press("escape")
-    assert [message.text for message in saved(path)] == ["one", "half"]
+    assert texts_in(path) == ["one", "half"]
 
     async with chat(store=path) as it:
         await it.store.call(lambda store: None)
@@ -78,14 +82,13 @@ async def test_a_chat_is_saved_while_it_grows_and_opens_again(path: Path) -> Non
         assert it.text() in ("one", "waits for ever"), "prompts of earlier chats are recalled"
         it.box.clear()
         await it.open((await it.store.call(lambda store: store.list()))[0].id)
-        await it.pilot.pause()
         assert (it.prompts, it.markdown) == (["one"], ["half"])
         await it.press("tab", "right")
         assert it.markdown == ["whole"]
         await it.press("escape")
         await it.act("rename_chat('Numbers')")
         assert await it.store.call(lambda store: store.list()[0].title) == "Numbers"
-    assert [message.text for message in saved(path)] == ["one", "whole"]
+    assert texts_in(path) == ["one", "whole"]
 
 
 @pytest.mark.long
@@ -206,14 +209,6 @@ async def started(
         it.close(10)
 
 
-def in_file(path: Path) -> list[str]:
-    """What another program finds, in the order of the active branch."""
-    store = ConversationStore.open(path)
-    chats = [store.load(info.id) for info in store.list()]
-    store.close()
-    return [message.text for chat in chats for message in chat.active_branch()]
-
-
 def begun() -> tuple[ChatMessage, ChatMessage]:
     """A prompt and an answer that grows."""
     tree = ConversationTree("c")
@@ -228,12 +223,12 @@ async def test_new_and_finished_messages_are_written_at_once_and_growing_ones_la
         prompt, answer = begun()
         it.save("c", prompt)
         it.save("c", answer)
-        until_now(lambda: in_file(path) == ["Why?", "Be"])
+        until_now(lambda: texts_in(path) == ["Why?", "Be"])
         it.save("c", replace(answer, text="Because"))
         time.sleep(0.2)
-        assert in_file(path) == ["Why?", "Be"]
+        assert texts_in(path) == ["Why?", "Be"]
         it.save("c", replace(answer, text="Because.", finish_reason="stop"))
-        until_now(lambda: in_file(path) == ["Why?", "Because."])
+        until_now(lambda: texts_in(path) == ["Why?", "Because."])
 
 
 async def test_calls_see_all_earlier_writes(path: Path) -> None:
@@ -267,11 +262,12 @@ async def test_a_locked_database_is_written_when_it_is_free(
         it.save("c", answer)
         it.activate_branch("c", answer.id)
         until_now(lambda: messages)
+        assert texts_in(path) == ["Why?"]  # reading needs no lock
         time.sleep(0.4)  # it is tried again, and reported once
         other.execute("ROLLBACK")
         other.close()
         until_now(lambda: len(messages) == 2)
-        assert in_file(path) == ["Why?", "Be"]
+        assert texts_in(path) == ["Why?", "Be"]
     failed, resumed = messages
     assert isinstance(failed, SavingFailed)
     assert "another program is writing" in failed.error
@@ -301,7 +297,7 @@ async def test_a_damaged_database_is_set_aside_with_a_notice(path: Path) -> None
         await it.send("Why?")
         await it.until(lambda: it.notices)
         assert "was set aside" in it.notices[0]
-    assert in_file(path)[:1] == ["Why?"]
+    assert texts_in(path)[:1] == ["Why?"]
 
 
 async def test_closing_does_not_wait_for_a_disk_that_does_not_respond(
@@ -370,14 +366,13 @@ async def test_deleting_the_chat_on_the_screen_clears_it_and_its_prompt_caches(p
         await it.until(lambda: [path.exists() for path in caches] == [False, True])
 
 
-async def test_failures_of_the_database_stop_no_answer() -> None:
-    async with chat() as it:
-        await it.send("one")
-        await it.post(SavingFailed("the disk is full"))
-        assert it.notices == ["This chat is not saved for now: the disk is full"]
-        await it.answer("first")
-        await it.post(SavingResumed())
-        assert "Everything is saved again." in it.notifications
+async def test_failures_of_the_database_stop_no_answer(it: Chat) -> None:
+    await it.send("one")
+    await it.post(SavingFailed("the disk is full"))
+    assert it.notices == ["This chat is not saved for now: the disk is full"]
+    await it.answer("first")
+    await it.post(SavingResumed())
+    assert "Everything is saved again." in it.notifications
 
 
 async def test_the_first_screen_offers_the_last_chat(store: StoreThread) -> None:

@@ -7,17 +7,15 @@ import pytest
 from rich.color import Color as RichColor
 from rich.color import ColorSystem
 from textual.color import Color
-from textual.pilot import Pilot
 from textual.strip import Strip
 
 from akunu_py.engine.events import TextDelta
 from akunu_py.settings import Settings
 from akunu_py.tui import themes
-from akunu_py.tui.app import ChatApp, ChatConfig
-from akunu_py.tui.prompt.box import PromptBox
+from akunu_py.tui.app import ChatApp
 from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded, PieceArrived
-from akunu_py.types import GenerateOptions, Stats
-from tests.support.tui_chat import SPEEDUP, Chat, Compare, at_rest, chat
+from akunu_py.types import Stats
+from tests.support.tui_chat import SPEEDUP, Chat, Compare, chat, has_picture
 
 ANSWER = """A **queue** keeps things in order:
 
@@ -33,61 +31,47 @@ To take from the left, use `collections.deque`.
 """
 STATS = Stats(130, 100, 121, 52, 160, 67, prefill_s=0.2, decode_s=1.9)
 
-Script = Callable[["Pilot[None]"], Awaitable[None]]
+
+async def loading(it: Chat) -> None:
+    """The first screen."""
 
 
-async def loaded(pilot: Pilot[None]) -> None:
-    pilot.app.query_one(PromptBox).cursor_blink = False
-    pilot.app.post_message(ModelLoaded("starter", 8192))
-    await pilot.pause()
-
-
-async def sent(pilot: Pilot[None]) -> None:
-    await loaded(pilot)
-    pilot.app.query_one(PromptBox).insert("What is a queue?\nShow me Python.")
-    await pilot.press("enter")
-    await pilot.pause()
-
-
-async def streaming(pilot: Pilot[None]) -> None:
+async def streaming(it: Chat) -> None:
     """The answer in pieces of five characters, the last two of every other piece drafted, and what
     was drafted in vain after some of them."""
-    await sent(pilot)
+    await it.post(ModelLoaded("starter", 8192))
+    await it.send("What is a queue?\nShow me Python.")
+    pieces = []
     for number, start in enumerate(range(0, len(ANSWER), 5)):
         text = ANSWER[start : start + 5]
         drafted = ((3, len(text)),) if number % 2 and len(text) > 3 else ()
         rejected = ((len(text), " wrong"),) if number % 8 == 5 else ()
         passes = (1 + number % 5,)
-        piece = PieceArrived(1, TextDelta(text, drafted, rejected, passes, STATS, SPEEDUP))
-        pilot.app.post_message(piece)
-    await at_rest(pilot)
+        delta = TextDelta(text, drafted, rejected, passes, STATS, SPEEDUP)
+        pieces.append(PieceArrived(1, delta))
+    await it.post(*pieces)
 
 
-async def loading(pilot: Pilot[None]) -> None:
-    pilot.app.query_one(PromptBox).cursor_blink = False
+async def finished(it: Chat) -> None:
+    await streaming(it)
+    await it.rest()
+    await it.post(AnswerFinished(1, "length", STATS, SPEEDUP))
 
 
-async def finished(pilot: Pilot[None]) -> None:
-    await streaming(pilot)
-    pilot.app.post_message(AnswerFinished(1, "length", STATS, SPEEDUP))
-    await at_rest(pilot)
+async def drafting(it: Chat) -> None:
+    await streaming(it)
+    await it.rest()
+    await it.press("f2")
 
 
-async def drafting(pilot: Pilot[None]) -> None:
-    await streaming(pilot)
-    await pilot.press("f2")
-    await at_rest(pilot)
+async def terminal_colors(it: Chat) -> None:
+    it.app.theme = "terminal-dark"
+    await finished(it)
 
 
-async def terminal_colors(pilot: Pilot[None]) -> None:
-    pilot.app.theme = "terminal-dark"
-    await finished(pilot)
-
-
-async def commands(pilot: Pilot[None]) -> None:
-    await loaded(pilot)
-    await pilot.press("/")
-    await at_rest(pilot)
+async def commands(it: Chat) -> None:
+    await it.post(ModelLoaded("starter", 8192))
+    await it.press("/")
 
 
 @pytest.mark.parametrize(
@@ -100,14 +84,10 @@ async def commands(pilot: Pilot[None]) -> None:
     ids=lambda value: value.__name__ if callable(value) else "x".join(map(str, value)),
 )
 def test_picture(
-    snap_compare: Compare, tmp_path: Path, script: Script, size: tuple[int, int]
-) -> None:
-    settings = Settings(theme="dark", reduced_motion=True)
-    app = ChatApp(ChatConfig("starter", GenerateOptions(), settings, directory=tmp_path))
-    assert snap_compare(app, terminal_size=size, run_before=script)
-
-
-LEAST = 4.5
+    snap_compare: Compare, tmp_path: Path, script: Callable[[Chat], Awaitable[None]],
+    size: tuple[int, int],
+) -> None:  # fmt: skip
+    assert has_picture(snap_compare, script, size, directory=tmp_path)
 
 
 def contrast(one: Color, other: Color) -> float:
@@ -218,7 +198,7 @@ async def test_all_text_can_be_read(
             await it.press(key)
             await it.rest()
             found |= contrasts(it)
-    assert not {pair: seen for pair, seen in found.items() if seen[0] < LEAST}
+    assert not {pair: seen for pair, seen in found.items() if seen[0] < 4.5}
     papers = {paper for _, paper in found}
     assert len(papers) >= 4, "page, prompt, slab of code and marks differ"
     assert "#000000" not in papers, "no gray is rounded to black"

@@ -4,16 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.pilot import Pilot
-from textual.widgets import Input, Static, TextArea
+from textual.widgets import Static, TextArea
 
 from akunu_py.chats.options import ChatOptions
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from akunu_py.tui import terminal, themes
-from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.screens.settings_form import SettingsScreen
 from akunu_py.types import NO_TOKEN_LIMIT, GenerateOptions, Message, SamplingOptions
-from tests.support.tui_chat import Chat, Compare, at_rest, chat
+from tests.support.tui_chat import Chat, Compare, chat, has_picture
 
 pytestmark = pytest.mark.usefixtures("own_directories")
 
@@ -153,12 +151,8 @@ def test_the_background_in_the_reply_of_a_terminal(answer: bytes, expected: str 
 
 
 def test_without_a_reply_the_environment_names_the_background() -> None:
-    for value, expected in (
-        ("15;0", "dark"),
-        ("0;15", "light"),
-        ("0;default;7", "light"),
-        ("", None),
-    ):
+    backgrounds = {"15;0": "dark", "0;15": "light", "0;default;7": "light", "": None}
+    for value, expected in backgrounds.items():
         assert terminal._from_environment({"COLORFGBG": value}) == expected
 
 
@@ -166,15 +160,11 @@ def test_picture(snap_compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None
     path = Path("/home/me/.config/akunu/settings.toml")
     monkeypatch.setattr("akunu_py.tui.screens.settings_form.settings_file", lambda: path)
     settings = Settings(theme="dark", personas=PERSONAS, persona="coder", reduced_motion=True)
-    app = ChatApp(ChatConfig("starter", GenerateOptions(NO_TOKEN_LIMIT), settings))
 
-    async def shown(pilot: Pilot[None]) -> None:
-        await pilot.press("ctrl+s", "tab", "tab")
-        for field in app.screen.query(Input):
-            field.cursor_blink = False
-        await at_rest(pilot)
+    async def shown(it: Chat) -> None:
+        await it.press("ctrl+s", "tab", "tab")
 
-    assert snap_compare(app, terminal_size=(80, 24), run_before=shown)
+    assert has_picture(snap_compare, shown, settings=settings)
 
 
 @pytest.mark.long

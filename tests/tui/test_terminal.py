@@ -1,20 +1,18 @@
 """The real `akunu chat` on the starter, in a real terminal."""
 
+import os
 import re
+import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from akunu_py.models.store.model_store import StoredModel
-from tests.support.command import akunu, until
+from tests.reliability.faults import RAW, Chat
+from tests.support.command import until
 from tests.support.terminal import Terminal, needs_tmux
 from tests.support.terminal import terminal as terminal  # a fixture
-
-# Greedy and without memory: the same answers every time.
-GREEDY_CHAT = f"{sys.executable} -m akunu_py chat --temperature 0 --no-answer-cache"
 
 
 @pytest.fixture
@@ -23,32 +21,18 @@ def home(tmp_path: Path, shallow_store: None) -> Path:
     return tmp_path / "data"
 
 
-@pytest.fixture
-def talking_home(home: Path, starter: StoredModel) -> Path:
-    """With the real starter, for tests of its words."""
-    model = home / "akunu" / "models" / "starter"
-    model.unlink()
-    model.symlink_to(starter.path)
-    return home
-
-
-def start(terminal: Terminal, home: Path, then: str = ":", options: str = "") -> None:
-    """The chat, which keeps its files in `home`; when it ended, its exit code is shown."""
-    keep = f"XDG_DATA_HOME={home} XDG_CONFIG_HOME={home}"
-    command = f'clear; A=$(stty -g); {keep} {GREEDY_CHAT} {options}; echo "code=$?"; {then}'
-    terminal.type(command, "Enter")
-    terminal.wait_for("Ask something")
-
-
-def children(process: str) -> list[str]:
-    """The ids of the processes that a process started."""
-    found = subprocess.run(["pgrep", "-P", process], check=True, capture_output=True, text=True)
-    return found.stdout.split()
+def start(terminal: Terminal, home: Path, tokens: int = 2000) -> Chat:
+    """Start the chat, which keeps its files in `home`. tokens: most tokens of an answer."""
+    directories = dict.fromkeys(("XDG_DATA_HOME", "XDG_CONFIG_HOME"), str(home))
+    return Chat(directories, terminal, f"--no-answer-cache --max-tokens {tokens}", "-m")
 
 
 @needs_tmux
-def test_a_conversation(terminal: Terminal, talking_home: Path) -> None:
-    start(terminal, talking_home, then='[ "$A" = "$(stty -g)" ] && echo terminal=same')
+def test_a_conversation(terminal: Terminal, home: Path, starter: StoredModel) -> None:
+    model = home / "akunu" / "models" / "starter"
+    model.unlink()
+    model.symlink_to(starter.path)
+    chat = start(terminal, home)
     terminal.type("Say hello.", "Enter")  # the model may still be loading
     screen = terminal.wait_for(r"● ready .* [1-9][0-9.]* tokens/s", seconds=150)
     words = screen.partition("Say hello.")[2].partition("╭")[0]
@@ -68,11 +52,10 @@ def test_a_conversation(terminal: Terminal, talking_home: Path) -> None:
 
     terminal.type("Write another one.", "Enter")
     terminal.wait_for("answering")
-    terminal.type("C-q")
-    screen = terminal.wait_for("code=[0-9]+\n")
+    screen = chat.quit()
     assert "code=0\n" in screen
     assert re.search(r"to continue this chat: (\S*/)?akunu --resume [0-9a-f]{8}\n", screen)
-    assert "terminal=same" in terminal.wait_for("terminal=|[$] $")
+    assert RAW not in screen
     assert "Traceback" not in screen
 
 
@@ -92,7 +75,7 @@ def test_an_answer_continues_while_the_editor_is_open(
     (tmp_path / "editor").write_text(EDITOR)
     (tmp_path / "editor").chmod(0o700)
     terminal.type(f"cd {tmp_path}; export EDITOR=./editor VISUAL=", "Enter")
-    start(terminal, home, '[ "$A" = "$(stty -g)" ] && echo terminal=same', "--max-tokens 40")
+    chat = start(terminal, home, tokens=40)
     terminal.type("Say something.", "Enter", "my words", "C-x", "C-e")
     terminal.wait_for("EDITING")
     database = sqlite3.connect(home / "akunu" / "conversations.db")
@@ -103,19 +86,12 @@ def test_an_answer_continues_while_the_editor_is_open(
     terminal.wait_for(r"\^C")
     (tmp_path / "done").touch()
     terminal.wait_for(r"my words and more(.*\n)*.*● ready")
-    terminal.type("C-q")
-    terminal.wait_for("code=0\n(.*\n)*terminal=same")
+    screen = chat.quit()
+    assert ("code=0" in screen, RAW in screen) == (True, False)
 
 
 @needs_tmux
 def test_a_signal_while_loading_restores_the_terminal(terminal: Terminal, home: Path) -> None:
-    start(terminal, home, then='[ "$A" = "$(stty -g)" ] && echo terminal=same')
-    subprocess.run(["kill", "-TERM", *children(terminal.shell())], check=True)
-    screen = terminal.wait_for("code=0\n(.*\n)*terminal=same")
-    assert "Traceback" not in screen
-
-
-def test_without_a_terminal() -> None:
-    done = akunu("chat", "--max-tokens", "5")
-    expected = "akunu: chat needs a terminal; for scripts use: akunu run\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
+    os.kill(start(terminal, home).process, signal.SIGTERM)
+    screen = terminal.wait_for("code=[0-9]+\n")
+    assert ("code=0" in screen, RAW in screen, "Traceback" in screen) == (True, False, False)

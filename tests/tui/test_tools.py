@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.message import Message as TextualMessage
@@ -63,11 +64,11 @@ async def call_tools(it: Chat, *calls: ToolCall, text: str = "Let me look.") -> 
 
 @contextlib.asynccontextmanager
 async def requesting(
-    *calls: ToolCall, text: str = "Let me look."
+    *calls: ToolCall, text: str = "Let me look.", **config: Any
 ) -> AsyncIterator[tuple[Chat, Recorded]]:
     """Start a chat in which the model has called tools."""
     servers = Recorded("files")
-    async with chat(tools=servers) as it:
+    async with chat(tools=servers, **config) as it:
         await started(it)
         await it.send("go")
         await call_tools(it, *calls, text=text)
@@ -80,11 +81,7 @@ async def result(it: Chat, text: str = "buy milk", call: str = "c1") -> None:
 
 @pytest.mark.long
 async def test_a_call_runs_after_enter_and_its_result_is_answered() -> None:
-    servers = Recorded("files")
-    async with chat(tools=servers) as it:
-        await started(it)
-        await it.send("what is in my notes?")
-        await call_tools(it)
+    async with requesting() as (it, servers):
         assert (servers.called, it.phase()) == ([], "asking")
         shown = it.screen
         assert "Run this tool?" in shown
@@ -99,7 +96,7 @@ async def test_a_call_runs_after_enter_and_its_result_is_answered() -> None:
         assert it.phase() == "prefill"
         answer = Message("assistant", "Let me look.", tool_calls=(CALL,))
         found = Message("tool", "buy\x1b[2J\nmilk", tool_call_id="c1", name="read")
-        assert it.history == [Message("user", "what is in my notes?"), answer, found]
+        assert it.history == [Message("user", "go"), answer, found]
         await it.answer("You need milk.")
         assert it.phase() == "ready"
         assert "✓  12 characters" in it.screen
@@ -223,11 +220,7 @@ async def test_tools_may_get_other_names_while_a_call_waits() -> None:
 
 @pytest.mark.long
 async def test_other_prompts_wait_and_other_chats_do_not(tmp_path: Path) -> None:
-    servers = Recorded("files")
-    async with chat(tools=servers, store=tmp_path / "c.db") as it:
-        await started(it)
-        await it.send("first")
-        await call_tools(it)
+    async with requesting(store=tmp_path / "c.db") as (it, _):
         await it.press(*"behind", "enter")
         assert it.app.answering.active is None
         first = it.conversation
@@ -238,7 +231,6 @@ async def test_other_prompts_wait_and_other_chats_do_not(tmp_path: Path) -> None
         await it.answer("Here.")
         assert it.app.answering.progress() == {first: "? waits for you"}
         await it.open(first)
-        await it.pilot.pause()
         assert "Run this tool" in it.screen
         await it.press("tab", "enter")
         await result(it)
@@ -250,15 +242,11 @@ async def test_other_prompts_wait_and_other_chats_do_not(tmp_path: Path) -> None
 @pytest.mark.long
 async def test_a_queued_answer_is_never_taken_back(tmp_path: Path) -> None:
     """While another chat is answered, results wait in the queue, and so does a resumed answer."""
-    async with chat(tools=Recorded("files"), store=tmp_path / "c.db") as it:
-        await started(it)
-        await it.send("go")
-        await call_tools(it)
+    async with requesting(store=tmp_path / "c.db") as (it, _):
         first = it.conversation
         await it.act("new_chat")
         await it.send("elsewhere")
         await it.open(first)
-        await it.pilot.pause()
         await it.press("tab", "enter")
         await result(it)
         (turn,) = it.app.conversation.turns
@@ -274,11 +262,8 @@ async def test_a_queued_answer_is_never_taken_back(tmp_path: Path) -> None:
 
 @pytest.mark.long
 async def test_saved_chats_have_their_calls_and_branches(tmp_path: Path) -> None:
-    servers, path = Recorded("files"), tmp_path / "c.db"
-    async with chat(tools=servers, store=path) as it:
-        await started(it)
-        await it.send("go")
-        await call_tools(it)
+    path = tmp_path / "c.db"
+    async with requesting(store=path) as (it, servers):
         await it.press("enter")
         await result(it)
         await it.answer("Milk.")
@@ -290,7 +275,6 @@ async def test_saved_chats_have_their_calls_and_branches(tmp_path: Path) -> None
     async with chat(tools=servers, store=path) as it:
         await started(it)
         await it.open(conversation)
-        await it.pilot.pause()
         assert it.feet[-1] == "… interrupted; F9 continues"
         await it.act("continue")
         assert it.history[-1].role == "tool"
@@ -353,13 +337,10 @@ async def test_tools_are_listed_searched_and_turned_off() -> None:
         assert [tool.name for tool in it.app.tools.offered.for_model()] == ["list"]
 
 
-@pytest.mark.parametrize("size", [(24, 8), (60, 15), (80, 24)])
+@pytest.mark.parametrize("size", [(24, 8), (80, 24)])
 async def test_the_question_shows_name_and_all_arguments(size: tuple[int, int]) -> None:
     text = "".join(f"row {number}\\n" for number in range(30))
-    async with chat(tools=Recorded("files"), size=size) as it:
-        await started(it)
-        await it.send("go")
-        await call_tools(it, ToolCall("read", f'{{"text": "{text}"}}', "c1"))
+    async with requesting(ToolCall("read", f'{{"text": "{text}"}}', "c1"), size=size) as (it, _):
         await it.rest()
         panel, box = it.app.view.consent, it.box.region
         assert all(words in it.screen for words in ("files · read", "Allow once", "Deny"))

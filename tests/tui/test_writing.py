@@ -42,51 +42,49 @@ async def burst(it: Chat, data: str) -> None:
 
 
 @pytest.mark.long
-async def test_keys_after_a_change_of_focus_reach_the_new_widget() -> None:
-    async with chat() as it:
-        await burst(it, "onf\x7fe\rwo\x01t\r\x12on")
-        assert isinstance(it.app.screen, HistoryScreen)
-        assert (it.app.screen.query_one(Input).value, it.text()) == ("on", "")
-        await burst(it, "\x1b[B\r more")
-        assert it.text() == "one more"
-        it.box.clear()
-        await burst(it, "\x1bOP\x1b[27uhello\x1b[27u\r")
-        # The second Esc takes the queued prompt back.
-        assert [turn.prompt.text for turn in it.app.conversation.turns] == ["one", "two\n\nhello"]
+async def test_keys_after_a_change_of_focus_reach_the_new_widget(it: Chat) -> None:
+    await burst(it, "onf\x7fe\rwo\x01t\r\x12on")
+    assert isinstance(it.app.screen, HistoryScreen)
+    assert (it.app.screen.query_one(Input).value, it.text()) == ("on", "")
+    await burst(it, "\x1b[B\r more")
+    assert it.text() == "one more"
+    it.box.clear()
+    await burst(it, "\x1bOP\x1b[27uhello\x1b[27u\r")
+    # The second Esc takes the queued prompt back.
+    assert [turn.prompt.text for turn in it.app.conversation.turns] == ["one", "two\n\nhello"]
 
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
 PERSIAN = "می\u200cخواهم"
 
 
-async def test_enter_sends_other_keys_break_the_line_and_joiners_stay() -> None:
-    async with chat() as it:
-        for typed, text in (("a\x1b\rb", "a\nb"), *((each, each) for each in (PERSIAN, FAMILY))):
-            await burst(it, typed)
-            assert it.text() == text
-            it.box.clear()
-        await it.press("a", "ctrl+j", "b", "shift+enter", "c")
-        assert it.text() == "a\nb\nc"
-        await it.press("enter", "enter", "space", "enter")
-        assert it.prompts == ["a\nb\nc"], "an empty prompt is not sent"
+async def test_enter_sends_other_keys_break_the_line_and_joiners_stay(it: Chat) -> None:
+    for typed, text in (("a\x1b\rb", "a\nb"), *((each, each) for each in (PERSIAN, FAMILY))):
+        await burst(it, typed)
+        assert it.text() == text
+        it.box.clear()
+    await it.press("a", "ctrl+j", "b", "shift+enter", "c")
+    assert it.text() == "a\nb\nc"
+    await it.press("enter", "enter", "space", "enter")
+    assert it.prompts == ["a\nb\nc"], "an empty prompt is not sent"
 
 
-async def test_earlier_prompts_are_browsed_and_searched() -> None:
-    async with chat() as it:
-        await it.press("ctrl+r")
-        assert "no earlier" in it.notifications[-1]
-        await it.talk("first", "1", "second", "2")
-        for key, text in (
-            ("up", "second"), ("up", "first"), ("up", "first"), ("down", "second"), ("down", ""),
-        ):  # fmt: skip
-            await it.press(key)
-            assert it.text() == text
-        await it.press(*"mine", "up")
-        assert it.text() == "mine", "typed text is not lost"
-        it.box.extend_history(["a red fox", "a blue\nwhale"])
-        for words in ("whale blue", "nothing"):
-            await it.press("ctrl+r", *words, "enter")
-            assert it.text() == "a blue\nwhale"
+@pytest.mark.long
+async def test_earlier_prompts_are_browsed_and_searched(it: Chat) -> None:
+    await it.press("ctrl+r")
+    assert "no earlier" in it.notifications[-1]
+    await it.talk("first", "1", "second", "2")
+    for key, text in (
+        ("up", "second"), ("up", "first"), ("up", "first"), ("down", "second"), ("down", ""),
+    ):  # fmt: skip
+        await it.press(key)
+        assert it.text() == text
+    await it.press(*"mine", "up")
+    assert it.text() == "mine", "typed text is not lost"
+    it.box.extend_history(["a red fox", "a blue\nwhale"])
+    for words in ("whale blue", "nothing"):
+        await it.press("ctrl+r", *words, "enter")
+        assert it.text() == "a blue\nwhale"
 
 
 @pytest.mark.long
@@ -108,57 +106,57 @@ async def test_the_box_grows_to_eight_rows_and_shows_the_cursor_at_any_size() ->
 # Pasted texts
 
 
-async def test_a_paste_has_no_control_characters_and_a_long_one_is_folded_and_sent_whole() -> None:
-    async with chat() as it:
-        await paste(it, "one\r\ntwo\x1b[2J\rthree\x07\ttab\x00")
-        assert it.text() == "one\ntwo[2J\nthree\ttab"
-        it.box.clear()
-        await paste(it, LONG)
-        assert it.text() == CHIP
-        assert "pasted text, about 12,222 tokens" in str(it.box.border_title)
-        unsent = it.app.turns.unsent_text
-        it.box.clear()
-        it.box.write(it.box.prompt_of(unsent))
-        assert it.text() == CHIP
-        it.box.count_tokens = AsyncMock(return_value=38_967)
-        it.box.use_model(8192)
-        await it.until_shown("pasted text, 38,967 tokens · too long for 8k of context")
-        it.box.use_model(38_968)
-        await it.until_shown("pasted text, 38,967 tokens ─")
-        await it.press("tab")
-        assert it.text() == LONG, "Tab unfolds it"
-        it.box.clear()
-        it.box.insert("Look: ")
-        await paste(it, LONG)
-        await it.press("enter")
-        assert it.history[-1].content == (
-            f"Look: {CHIP}\n\nPasted text: {CHIP} ({len(LONG)} bytes)\n```\n{LONG}\n```"
-        )
+async def test_a_paste_has_no_control_characters_and_is_sent_whole_if_it_is_folded(
+    it: Chat,
+) -> None:
+    await paste(it, "one\r\ntwo\x1b[2J\rthree\x07\ttab\x00")
+    assert it.text() == "one\ntwo[2J\nthree\ttab"
+    it.box.clear()
+    await paste(it, LONG)
+    assert it.text() == CHIP
+    assert "pasted text, about 12,222 tokens" in str(it.box.border_title)
+    unsent = it.app.turns.unsent_text
+    it.box.clear()
+    it.box.write(it.box.prompt_of(unsent))
+    assert it.text() == CHIP
+    it.box.count_tokens = AsyncMock(return_value=38_967)
+    it.box.use_model(8192)
+    await it.until_shown("pasted text, 38,967 tokens · too long for 8k of context")
+    it.box.use_model(38_968)
+    await it.until_shown("pasted text, 38,967 tokens ─")
+    await it.press("tab")
+    assert it.text() == LONG, "Tab unfolds it"
+    it.box.clear()
+    it.box.insert("Look: ")
+    await paste(it, LONG)
+    await it.press("enter")
+    assert it.history[-1].content == (
+        f"Look: {CHIP}\n\nPasted text: {CHIP} ({len(LONG)} bytes)\n```\n{LONG}\n```"
+    )
 
 
 @pytest.mark.long
-async def test_a_paste_stays_a_chip_when_it_is_edited_recalled_and_copied() -> None:
-    async with chat() as it:
-        await paste(it, LONG)
-        await it.send(" Which line is odd?")
-        (shown,) = it.prompts
-        assert shown.startswith(f"{CHIP} Which line is odd?\n… {len(LONG) - len(CHIP):,} more")
-        assert it.app.conversation.tree.title == "Which line is odd?"
-        await it.post(AnswerFailed(1, "the prompt has 12,000 tokens; shorten the prompt"))
-        assert it.text() == f"{CHIP} Which line is odd?"
-        assert it.box.full_text == f"{LONG} Which line is odd?"
-        await it.press("enter")
-        await it.answer("None.")
-        await it.press("f6")
-        assert it.text() == f"{CHIP} Which line is odd?"
-        await paste(it, LONG.replace("line", "row"))
-        assert it.text().endswith("[pasted 5,000 lines #2]")
-        await it.press("escape", "tab", "up", "c")
-        assert it.app.clipboard == f"{LONG} Which line is odd?"
-        await it.press("enter")
-        assert it.prompts[0].startswith("line 0\nline 1\n")
-        await it.press("escape", "up")
-        assert it.text() == f"{CHIP} Which line is odd?"
+async def test_a_paste_stays_a_chip_when_it_is_edited_recalled_and_copied(it: Chat) -> None:
+    await paste(it, LONG)
+    await it.send(" Which line is odd?")
+    (shown,) = it.prompts
+    assert shown.startswith(f"{CHIP} Which line is odd?\n… {len(LONG) - len(CHIP):,} more")
+    assert it.app.conversation.tree.title == "Which line is odd?"
+    await it.post(AnswerFailed(1, "the prompt has 12,000 tokens; shorten the prompt"))
+    assert it.text() == f"{CHIP} Which line is odd?"
+    assert it.box.full_text == f"{LONG} Which line is odd?"
+    await it.press("enter")
+    await it.answer("None.")
+    await it.press("f6")
+    assert it.text() == f"{CHIP} Which line is odd?"
+    await paste(it, LONG.replace("line", "row"))
+    assert it.text().endswith("[pasted 5,000 lines #2]")
+    await it.press("escape", "tab", "up", "c")
+    assert it.app.clipboard == f"{LONG} Which line is odd?"
+    await it.press("enter")
+    assert it.prompts[0].startswith("line 0\nline 1\n")
+    await it.press("escape", "up")
+    assert it.text() == f"{CHIP} Which line is odd?"
 
 
 @given(st.lists(st.text("ab\n[]", max_size=6).map(lambda text: text * 9), max_size=6))
@@ -222,13 +220,12 @@ async def test_the_hints_on_borders_can_be_clicked() -> None:
         assert it.phase() == "stopped"
 
 
-async def test_tab_writes_a_question_to_try_into_an_empty_box() -> None:
-    async with chat() as it:
-        questions = []
-        for _ in range(4):
-            await it.press("tab")
-            questions.append(it.text())
-        assert len(set(questions)) == 3
-        assert questions[3] == questions[0]
-        await it.press("x", "tab")
-        assert it.text() == f"{questions[0]}x"
+async def test_tab_writes_a_question_to_try_into_an_empty_box(it: Chat) -> None:
+    questions = []
+    for _ in range(4):
+        await it.press("tab")
+        questions.append(it.text())
+    assert len(set(questions)) == 3
+    assert questions[3] == questions[0]
+    await it.press("x", "tab")
+    assert it.text() == f"{questions[0]}x"

@@ -242,15 +242,19 @@ class AnswerController:
             return
         if model.name == self.model and self.context_length:
             self._view.inform(f"{model.name} is already in use.")
-            return
-        self.model = model.name
+        else:
+            await self._load(model.name)
+
+    async def _load(self, name: str) -> None:
+        """Load a stored model, or load it again, after the running answer."""
+        self.model = name
         self._is_missing = False
         self.context_length = self._tools.context_length = 0
         self._is_loading = True
         if self.active is None:
             self._view.status.phase = "loading"
         if self._session is not None:
-            self._session.switch(model.name)
+            self._session.switch(name)
         if not self._conversation.turns:
             await self._view.show_conversation()
         await self._answer_next()
@@ -387,6 +391,10 @@ class AnswerController:
             self._view.show_error(message.error)
         elif message.model and not is_listed:
             self._view.inform(f"{message.model} downloaded: /model {message.model}")
+        elif message.drafter:
+            self._view.inform(f"{message.drafter} drafts for {message.name}.")
+            if message.name == self.model:
+                await self._load(self.model)
 
     def _waits_for(self, model: str) -> bool:
         """Whether `model` is used as soon as it is downloaded."""

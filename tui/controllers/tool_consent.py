@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from textual.message import Message
 
-from akunu_py.chats.tool_rounds import Outcome, ToolUse, stopped
-from akunu_py.chats.tree import ConversationTree
+from akunu_py.chats.tree import ConversationTree, Outcome, ToolUse, stopped
 from akunu_py.mcp.output import ToolOutput, limit_for, shorten
 from akunu_py.text import collapse
 from akunu_py.tui.open_conversation import ChatTurn, Conversation

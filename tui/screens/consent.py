@@ -20,21 +20,17 @@ from textual.widget import Widget
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from akunu_py.chats.tool_rounds import ToolUse
+from akunu_py.chats.tree import ToolUse
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.transcript.turn import describe_call, readable_arguments
-from akunu_py.workarounds.textual_heights import SummedHeight
+from akunu_py.workarounds.textual_app import SummedHeight
 
 Consent = Literal["once", "always", "deny"]
 
 _QUIET_S = 0.7  # An earlier Enter was meant for something else.
 _LOW = 16  # rows; lower screens have no title
 _READ = {"read": "Read on (Page Down); not all of it fits"}
-_CHOICES = {
-    "once": "Allow once",
-    "always": "Always allow this tool in this chat",
-    "deny": "Deny",
-}
+_CHOICES = {"once": "Allow once", "always": "Always allow this tool in this chat", "deny": "Deny"}
 
 
 class ConsentPanel(SummedHeight):

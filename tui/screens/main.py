@@ -25,7 +25,7 @@ from akunu_py.tui.status import MessageLine, StatusLine, Unmarked, format_tokens
 from akunu_py.tui.transcript.drafting import PAYS, DraftingPanel, sparkline
 from akunu_py.tui.transcript.turn import Notice
 from akunu_py.tui.transcript.view import TEXT_WIDTH, Transcript, side_margin
-from akunu_py.workarounds.textual_heights import SummedHeight
+from akunu_py.workarounds.textual_app import SummedHeight
 
 _MAX_BARS = 20  # passes in the title row
 _MIN_TITLE = 16  # columns

@@ -50,6 +50,7 @@ class ModelRow:
     tokens_per_s: float = 0.0  # estimated, 0 if unknown
     good_for: str = ""
     drafter: str = ""  # in addition to n-grams
+    offered: str = ""  # a drafter to download, its size, and the gain that others measured
 
     @property
     def facts(self) -> str:
@@ -64,12 +65,17 @@ class ModelRow:
         ]
         return " · ".join(part for part in parts if part)
 
+    @property
+    def is_usable(self) -> bool:
+        return self.is_stored and not self.damaged
+
 
 class ModelsScreen(ListDialog[str]):
     """The list of models. The result is the model to use, None for no change."""
 
     CSS_PATH = [DIALOG_STYLE, "model_picker.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+g", "get_drafter", "Download the drafter", priority=True),
         Binding("ctrl+x", "stop", "Stop the download", priority=True),
     ]
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -77,7 +83,7 @@ class ModelsScreen(ListDialog[str]):
     }
 
     heading = "Models"
-    keys = "Enter use or download · Ctrl+X stop a download · Esc close"
+    keys = "Enter use or download · Ctrl+G drafter · Ctrl+X stop · Esc close"
     placeholder = "Search models, or enter owner/repository"
     none_found = "No matching model."
 
@@ -89,7 +95,7 @@ class ModelsScreen(ListDialog[str]):
         self._memory_limit = memory_limit  # bytes set by the user, in place of the measured ones
         self._rows: list[ModelRow] = []
         self._visible_rows: dict[str, ModelRow] = {}
-        self._confirming = ""  # the model whose download awaits confirmation
+        self._confirming = ("", "")  # the model whose download awaits confirmation, and the key
         self._machine: Machine | None = None
 
     def compose_list(self) -> ComposeResult:
@@ -119,19 +125,29 @@ class ModelsScreen(ListDialog[str]):
         if row := self._chosen():
             self._downloads.stop(row.name)
 
+    def action_get_drafter(self) -> None:
+        row = self._chosen()
+        if row is not None and row.is_usable and row.offered:
+            self._download(row, "Ctrl+G")
+
     def choose(self) -> None:
         row = self._chosen()
-        if row is None or row.name in self._downloads.running:
-            return
-        if row.is_stored and not row.damaged:
+        if row is not None and row.is_usable:
             self.dismiss(row.name)
-        elif self._confirming != row.name:
-            self._confirming = row.name
-            self._describe()
-        else:
-            self._confirming = ""
-            self._downloads.start(row.name)
+        elif row is not None:
+            self._download(row, "Enter")
+
+    def _download(self, row: ModelRow, key: str) -> None:
+        """Ask for confirmation, then download the model, or its drafter with Ctrl+G."""
+        if row.name in self._downloads.running:
+            return
+        if self._confirming == (row.name, key):
+            self._confirming = ("", "")
+            self._downloads.start(row.name, is_drafter=key == "Ctrl+G")
             self.draw()
+        else:
+            self._confirming = (row.name, key)
+            self._describe()
 
     # Messages of the downloads, forwarded by the app
 
@@ -206,25 +222,30 @@ class ModelsScreen(ListDialog[str]):
     @on(OptionList.OptionHighlighted)
     def _describe(self) -> None:
         row = self._chosen()
-        if row is None or row.name != self._confirming:
-            self._confirming = ""
+        if row is None or row.name != self._confirming[0]:
+            self._confirming = ("", "")
         title = facts = about = ""
         if row is not None:
             title, facts, about = row.title, row.facts, self._description(row)
-            self.query_one("#about").set_class(bool(self._confirming), "-asks")
+            self.query_one("#about").set_class(any(self._confirming), "-asks")
         for name, text in (("#title", title), ("#facts", facts), ("#description", about)):
             self.query_one(name, Static).update(Content(displayable(text)))
 
     def _description(self, row: ModelRow) -> str:
         if download := self._downloads.running.get(row.name):
             return download.progress.describe()
-        if self._confirming:
+        if self._confirming[1] == "Ctrl+G":
+            return f"Download the drafter {row.offered}? Press Ctrl+G again to download."
+        if any(self._confirming):
             return _question(row, self._downloads.rate)
         if error := self._downloads.failed.get(row.name):
-            return f"{error}. Press Enter to try again."
+            return f"{error}. Press {'Ctrl+G' if row.is_usable else 'Enter'} to try again."
         if row.damaged:
             return f"Damaged: {row.damaged}. Press Enter to download it again."
-        return row.description
+        if not row.offered:
+            return row.description
+        key = "Ctrl+G downloads" if row.is_stored else "After the download, Ctrl+G adds"
+        return f"{row.description} {key} the drafter {row.offered}."
 
     def _chosen(self) -> ModelRow | None:
         return self._visible_rows.get(self.highlighted_id)
@@ -295,6 +316,7 @@ def _stored_row(
         row = ModelRow(model.name, model.name, model.source)
     else:
         row = _catalog_row(entry, memory, machine)
+    offer = None if model.drafter else catalog.find_repository(model.repository)
     return replace(
         row,
         size=model.size,
@@ -302,7 +324,8 @@ def _stored_row(
         license=model.license,
         is_stored=True,
         damaged=model.damaged,
-        drafter=model.drafter or ("MTP heads draft" if head_files(model.path) else row.drafter),
+        drafter=model.drafter or ("MTP heads draft" if head_files(model.path) else ""),
+        offered=offer.drafter_facts if offer else "",
     )
 
 
@@ -317,5 +340,5 @@ def _catalog_row(entry: CatalogEntry, memory: int | None, machine: Machine | Non
         is_too_large=memory is not None and not entry.fits(memory),
         tokens_per_s=machine.tokens_per_s(entry) if machine else 0.0,
         good_for=", ".join(_GOOD_FOR[each] for each in entry.purpose if each in _GOOD_FOR),
-        drafter=f"models pull {entry.name} --with-drafter" if entry.drafter else "",
+        offered=entry.drafter_facts,
     )

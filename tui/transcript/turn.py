@@ -17,7 +17,7 @@ from textual.style import Style
 from textual.widget import Widget
 from textual.widgets import Static
 
-from akunu_py.chats.tool_rounds import Outcome, ToolUse
+from akunu_py.chats.tree import Outcome, ToolUse
 from akunu_py.text import displayable, human_size, on_one_line
 from akunu_py.tui.open_conversation import SUMMARY_PROMPT, ChatTurn
 from akunu_py.tui.prompt.attachments import expand_pastes, pasted_texts, split_files

@@ -291,7 +291,12 @@ class Transcript(SteadyScroll, can_focus=False):
             if message == (turn.prompt.id if isinstance(view, PromptView) else turn.reply_id):
                 if self._column.later:  # otherwise the last message is close enough
                     self._mark_chosen(view)
-                self.call_after_refresh(self._scroll_into_view, view)
+                self.call_after_refresh(self._scroll_after_reload, view)
+
+    def _scroll_after_reload(self, view: MessageView) -> None:
+        """Scroll to a message, unless a search has found text in the meantime."""
+        if self._hit is None:
+            self._scroll_into_view(view)
 
     async def add(self, *widgets: Widget) -> None:
         if self._column.later:

@@ -2,24 +2,17 @@
 
 import asyncio
 import contextlib
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from textual.message import Message as TextualMessage
 
+from akunu_py.engine import events
 from akunu_py.engine.answer import ChatJob
-from akunu_py.engine.events import (
-    Event,
-    Failed,
-    Finished,
-    PrefillProgress,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallArguments,
-    ToolCallFinished,
-    ToolCallStarted,
-)
 from akunu_py.engine.host import ModelHost, State
 from akunu_py.engine.job import JobHandle, ModelLoop
 from akunu_py.errors import AkunuError, PromptTooLong, describe
@@ -36,7 +29,8 @@ from akunu_py.types import (
 
 _INTERVAL_S = 1 / 16  # between two messages about one answer
 _NEW_SHARE = 0.5  # /compact makes room for a prompt of up to this share of the context
-_PARAGRAPH = TextDelta("\n\n")  # between a tool call and text
+_PARAGRAPH = events.TextDelta("\n\n")  # between a tool call and text
+_NICENESS = 4  # of the model's thread on Linux, above that of the thread that draws
 _TITLE_TOKENS = 40  # maximum; more than a title has in most languages
 
 
@@ -72,7 +66,7 @@ class PieceArrived(AnswerMessage):
     """More text of an answer, from one or more decode steps."""
 
     request: int
-    delta: TextDelta
+    delta: events.TextDelta
     thinking: str = ""
     calling: ToolCall | None = None  # with the arguments so far
 
@@ -111,13 +105,11 @@ class ChatClient:
         unload_s: float | None = None,
     ) -> None:
         self._model = model
+        self._load = load
         self._post: Callable[[AnswerMessage], object] = lambda message: None
         self._handles: dict[int, JobHandle] = {}  # by request
         self._host = ModelHost(
-            lambda: load(self._model),
-            idle_s=unload_s,
-            retry_s=(0.0, 0.0),
-            on_state=self._on_state,
+            self._load_model, idle_s=unload_s, retry_s=(0.0, 0.0), on_state=self._on_state
         )
 
     def start(self, post: Callable[[AnswerMessage], object], *, load: bool = True) -> None:
@@ -163,10 +155,10 @@ class ChatClient:
         )
         parts: list[str] = []
 
-        def collect(event: Event) -> None:
-            if isinstance(event, TextDelta):
+        def collect(event: events.Event) -> None:
+            if isinstance(event, events.TextDelta):
                 parts.append(event.text)
-            elif isinstance(event, Finished) and event.reason == "stop":
+            elif isinstance(event, events.Finished) and event.reason == "stop":
                 self._post(TitleWritten(conversation, "".join(parts)))
 
         self._host.submit(ChatJob(messages, options, tools=tools), collect, idle=True)
@@ -178,6 +170,13 @@ class ChatClient:
                 counts = self._host.call(lambda engine: len(engine.tokens.encode_text(text)))
                 return await asyncio.wrap_future(counts)
         return None
+
+    def _load_model(self) -> ModelLoop:
+        """Load the model, in its thread."""
+        if sys.platform == "linux":  # also for threads that it starts, to answer keys first
+            niceness = os.getpriority(os.PRIO_PROCESS, os.getpid()) + _NICENESS
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+        return self._load(self._model)
 
     def switch(self, model: str) -> None:
         """Load `model`, or reload the current one, after the queued requests; unload first."""
@@ -214,43 +213,43 @@ class _AnswerPoster:
         self._request, self._post = request, post
         self._messages = messages
         self._posted = self._progress_posted = 0.0
-        self._text, self._thinking = TextDelta(""), ""  # not posted yet
+        self._text, self._thinking = events.TextDelta(""), ""  # not posted yet
         self._stats = Stats()
         self._speedup: float | None = None
         self._calls: list[ToolCall] = []  # complete ones
         self._calling: ToolCall | None = None
         self._after_call = False
 
-    def add(self, event: Event) -> None:
+    def add(self, event: events.Event) -> None:
         """Post a message to the app for an event of the request, or collect the text."""
         match event:
-            case PrefillProgress(done, total):
+            case events.PrefillProgress(done, total):
                 if time.monotonic() - self._progress_posted >= _INTERVAL_S:
                     self._progress_posted = time.monotonic()
                     self._post(PrefillUpdate(self._request, done, total))
-            case ThinkingDelta(text):
+            case events.ThinkingDelta(text):
                 self._thinking += text
-            case TextDelta():
+            case events.TextDelta():
                 self._add_text(event)
-            case ToolCallStarted(id, name):
+            case events.ToolCallStarted(id, name):
                 self._calling = ToolCall(name, "", id)
-            case ToolCallArguments(text) if self._calling:
+            case events.ToolCallArguments(text) if self._calling:
                 arguments = self._calling.arguments + text
                 self._calling = replace(self._calling, arguments=arguments)
-            case ToolCallFinished() if self._calling:
+            case events.ToolCallFinished() if self._calling:
                 self._calls.append(self._calling)
                 self._calling, self._after_call = None, True
-            case Finished(reason, stats):
+            case events.Finished(reason, stats):
                 self._stats = stats
                 self._flush()
                 calls = tuple(self._calls)
                 self._post(AnswerFinished(self._request, reason, stats, self._speedup, calls))
-            case Failed(error):
+            case events.Failed(error):
                 self._flush()
                 hint = ", or /compact" if self._can_compact(error) else ""
                 self._post(AnswerFailed(self._request, describe(error) + hint))
 
-    def _add_text(self, delta: TextDelta) -> None:
+    def _add_text(self, delta: events.TextDelta) -> None:
         """Collect text; post it at once if it is the first, or the model is slow."""
         if delta.text and self._after_call:
             delta, self._after_call = _PARAGRAPH + delta, False
@@ -271,7 +270,7 @@ class _AnswerPoster:
         """Post all collected text."""
         delta, thinking = self._text, self._thinking
         if delta.text or thinking or delta.passes:
-            self._text, self._thinking = TextDelta(""), ""
+            self._text, self._thinking = events.TextDelta(""), ""
             self._posted = time.monotonic()
             delta = replace(delta, stats=self._stats, speedup=self._speedup)
             self._post(PieceArrived(self._request, delta, thinking, self._calling))

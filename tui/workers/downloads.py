@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from textual.message import Message
 
 from akunu_py.errors import AkunuError, Cancelled
+from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
 from akunu_py.models.store.progress import Progress
 
@@ -24,16 +25,18 @@ class DownloadUpdate(Message):
 
 @dataclass
 class DownloadEnded(Message):
-    """The download of `name` ended; without `model` and `error`, the user stopped it."""
+    """The download of `name` ended; with neither a result nor an error, the user stopped it."""
 
     name: str
     model: str = ""  # the stored model
+    drafter: str = ""  # the stored drafter of the model `name`
     error: str = ""
 
 
 @dataclass(slots=True)
 class Download:
     name: str
+    is_drafter: bool = False  # of the drafter of the model `name`
     fraction: float = 0.0  # of the bytes, from 0 to 1; never decreases
     progress: Progress = field(default_factory=lambda: Progress("starting"))
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -41,7 +44,7 @@ class Download:
 
 
 class Downloads:
-    """All running downloads, one per model, each in its own thread."""
+    """All running downloads, one per model or its drafter, each in its own thread."""
 
     def __init__(self, post: Callable[[Message], object], pull: Pull | None = None) -> None:
         self._post = post  # called from the downloads' threads
@@ -50,12 +53,12 @@ class Downloads:
         self.failed: dict[str, str] = {}  # error of the last attempt, by model
         self.rate: float | None = None  # bytes/s of the last download
 
-    def start(self, name: str) -> bool:
-        """Start a download. Return False if it is already running."""
+    def start(self, name: str, *, is_drafter: bool = False) -> bool:
+        """Start a download of a model or its drafter. Return False if one is already running."""
         if name in self.running:
             return False
         self.failed.pop(name, None)
-        download = self.running[name] = Download(name)
+        download = self.running[name] = Download(name, is_drafter)
         # A daemon: network reads cannot be interrupted, and downloads can be resumed.
         download.thread = threading.Thread(
             target=self._run, args=(download,), name=f"pull {name}", daemon=True
@@ -80,7 +83,7 @@ class Downloads:
         return not any(each.thread and each.thread.is_alive() for each in running)
 
     def _run(self, download: Download) -> None:
-        """Download a model in its thread and post the progress."""
+        """Download a model or its drafter in its thread, and post the progress."""
         posted = 0.0
 
         def report(progress: Progress) -> None:
@@ -96,7 +99,12 @@ class Downloads:
 
         ended = DownloadEnded(download.name)
         try:
-            ended.model = self._pull(download.name, report, download.stopped.is_set).name
+            pull = _pull_drafter if download.is_drafter else self._pull
+            stored = pull(download.name, report, download.stopped.is_set).name
+            if download.is_drafter:
+                ended.drafter = stored
+            else:
+                ended.model = stored
         except Cancelled:
             pass
         except AkunuError as error:
@@ -116,3 +124,11 @@ def _pull(
     from akunu_py.models.pull.pull import pull  # slow: imports the network libraries
 
     return pull(name, on_progress, cancelled)
+
+
+def _pull_drafter(
+    name: str, on_progress: Callable[[Progress], None], cancelled: Callable[[], bool]
+) -> StoredModel:
+    from akunu_py.models.pull.pull import pull_drafter  # slow: imports the network libraries
+
+    return pull_drafter(model_store.get(name), on_progress, cancelled)

@@ -286,17 +286,11 @@ def find_family(name: str, vocabulary: Container[str], model: str) -> FimFamily 
     if name not in families:
         known = ", ".join(["auto", "none", *families])
         raise UsageError(f"unknown fill-in-the-middle format {name!r}; formats: {known}")
-    check_tokens(name, families[name].tokens, vocabulary, model)
-    return families[name]
-
-
-def check_tokens(name: str, tokens: Sequence[str], vocabulary: Container[str], model: str) -> None:
-    """Raise UsageError if the vocabulary lacks a token of the format `name`."""
-    missing = [token for token in tokens if token not in vocabulary]
-    if missing:
+    if missing := [token for token in families[name].tokens if token not in vocabulary]:
         raise UsageError(
             f"{model} has no token {missing[0]}, which the format {name} needs; omit --fim"
         )
+    return families[name]
 
 
 def fill(family: FimFamily, template: str, values: Mapping[str, str]) -> list[PromptPart]:

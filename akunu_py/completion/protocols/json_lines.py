@@ -77,10 +77,7 @@ class JsonLines:
     """Connects a stream of lines to a queue of completions."""
 
     def __init__(
-        self,
-        queue: CompletionQueue,
-        write: Callable[[bytes], object],
-        defaults: CompletionRequest,
+        self, queue: CompletionQueue, write: Callable[[bytes], object], defaults: CompletionRequest
     ) -> None:
         """write: gets whole lines, from several threads, one at a time. defaults: limits."""
         self._queue = queue

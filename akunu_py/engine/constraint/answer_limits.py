@@ -11,51 +11,20 @@ from typing import Any
 from akunu_py.engine.constraint.masks import TokenMasks
 from akunu_py.engine.constraint.matcher import ConstraintMatcher, compile_ahead
 from akunu_py.engine.model.tokens import TokenCodec
-from akunu_py.engine.template.chat_template import cached_per_tokenizer
-from akunu_py.engine.text.thinking import (
-    HARMONY,
-    HARMONY_ANSWER,
-    HARMONY_NEXT,
-    channels_of,
-    marker_tokens,
-    unfinished_thinking,
-)
+from akunu_py.engine.text.thinking import marker_tokens, unfinished_thinking
 from akunu_py.types import DraftGuide, GenerateOptions
 
 _FAR = 512  # tokens; more than a pass and the pass launched behind it can yield
 
 
-@dataclass(frozen=True, slots=True)
-class _Markers:
-    """The tokens around thinking."""
-
-    start: tuple[int, ...]
-    end: tuple[int, ...]
-    forced_end: tuple[int, ...]  # begins with `end`; the answer follows
-    in_channels: bool = False
-
-
-@cached_per_tokenizer
-def _markers_of(tokenizer: Any) -> _Markers | None:
-    def encode(text: str) -> tuple[int, ...]:
-        return tuple(map(int, tokenizer.encode(text, add_special_tokens=False)))
-
-    start, end = marker_tokens(tokenizer)
-    if not start:
-        return None
-    if channels_of(tokenizer) is HARMONY:
-        return _Markers(start, end, end + encode(HARMONY_NEXT + HARMONY_ANSWER), in_channels=True)
-    return _Markers(start, end, end)
-
-
 def can_limit_thinking(tokenizer: Any) -> bool:
     """Return whether the model thinks, between markers that a budget can force."""
-    return _markers_of(tokenizer) is not None
+    return marker_tokens(tokenizer) is not None
 
 
 def forced_end(tokenizer: Any, known: Sequence[int]) -> tuple[int, ...]:
     """Return the tokens that end thinking if the tokens `known` end within it, else ()."""
-    markers = _markers_of(tokenizer)
+    markers = marker_tokens(tokenizer)
     thinks = markers and unfinished_thinking(tokenizer, known) is not None
     return markers.forced_end if markers and thinks else ()
 
@@ -75,7 +44,7 @@ class ThinkingBudget:
     """At most `limit` tokens of thinking, in all blocks together."""
 
     def __init__(self, codec: TokenCodec, limit: int, prompt: Sequence[int]) -> None:
-        markers = _markers_of(codec.tokenizer)
+        markers = marker_tokens(codec.tokenizer)
         assert markers is not None
         self._tokenizer, self._markers, self._limit = codec.tokenizer, markers, limit
         thought = unfinished_thinking(codec.tokenizer, prompt)
@@ -138,58 +107,57 @@ class AnswerLimits(TokenMasks):
         min_tokens: int,
     ) -> None:
         super().__init__(codec.vocabulary, codec.stop_tokens)
-        self._matcher, self._budget = matcher, budget
+        self._grammar = matcher or TokenMasks(codec.vocabulary, codec.stop_tokens)
+        self._budget = budget
         self._missing = min_tokens  # tokens before the answer may end
         self._saved: tuple[int, _Place | None] = (0, None)
 
     @property
     def complete(self) -> bool:
-        return self._matcher is not None and self._matcher.complete
+        return self._grammar.complete
 
     @property
     def free(self) -> bool:
-        near = self._missing > 0 or not (self._budget is None or self._budget.free)
-        return self._matcher is None and not near
+        far = self._missing <= 0 and (self._budget is None or self._budget.free)
+        return self._grammar.free and far
 
     def begin_draft(self) -> None:
         self._saved = self._missing, self._budget.place if self._budget else None
-        if self._matcher is not None:
-            self._matcher.begin_draft()
+        self._grammar.begin_draft()
 
     def end_draft(self) -> None:
         self._missing, place = self._saved
         if self._budget is not None and place is not None:
             self._budget.place = place
-        if self._matcher is not None:
-            self._matcher.end_draft()
+        self._grammar.end_draft()
+
+    def _end_of_thinking(self) -> tuple[int, ...]:
+        """Return the tokens that must follow at the limit of thinking, () elsewhere."""
+        return self._budget.forced() if self._budget is not None else ()
 
     def forced(self) -> tuple[list[int], bool]:
-        if self._budget is not None and (tokens := self._budget.forced()):
+        if tokens := self._end_of_thinking():
             return list(tokens), True
-        return self._matcher.forced() if self._matcher is not None else ([], True)
+        return self._grammar.forced()
 
     def ending(self) -> tuple[list[int], int]:
-        return self._matcher.ending() if self._matcher is not None else ([], 0)
+        return self._grammar.ending()
 
     def choices(self) -> list[int]:
-        if self._matcher is None or (self._budget is not None and self._budget.forced()):
-            return []
-        return self._matcher.choices()
+        return [] if self._end_of_thinking() else self._grammar.choices()
 
     def mask(self) -> bytes:
-        if self._budget is not None and (tokens := self._budget.forced()):
+        if tokens := self._end_of_thinking():
             return self._with(bytes(len(self._every_token)), tokens[:1])
-        mask = self._every_token if self._matcher is None else self._matcher.mask()
+        mask = self._grammar.mask()
         if not self._missing:
             return mask
         longer = self._without(mask, self._stop_tokens)
         return longer if any(longer) else mask  # a grammar may end the answer early
 
     def step(self, token: int) -> bool:
-        forced = self._budget.forced() if self._budget is not None else ()
-        if forced and token != forced[0]:
-            return False
-        if self._matcher is not None and not self._matcher.step(token):
+        forced = self._end_of_thinking()
+        if (forced and token != forced[0]) or not self._grammar.step(token):
             return False
         if self._budget is not None:
             self._budget.step(token)
@@ -197,7 +165,7 @@ class AnswerLimits(TokenMasks):
         return True
 
     def failure(self) -> str:
-        return self._matcher.failure() if self._matcher is not None else "thinking did not end"
+        return self._grammar.failure() or "thinking did not end"
 
 
 def compile_rules(codec: TokenCodec, options: GenerateOptions) -> None:
@@ -221,7 +189,7 @@ def answer_rules(
     matcher = ConstraintMatcher(codec, constraint, prompt) if constraint else None
     budget = None
     # A grammar for channels decides itself whether there is thinking.
-    markers = _markers_of(codec.tokenizer)
+    markers = marker_tokens(codec.tokenizer)
     if limit is not None and markers and not (matcher is not None and markers.in_channels):
         budget = ThinkingBudget(codec, limit, prompt)
     if budget is None and not options.min_tokens:

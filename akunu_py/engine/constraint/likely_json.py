@@ -93,7 +93,10 @@ class LikelyText:
         """
         if self._matcher is None or self._mismatch_at is not None:
             return []
-        return choices_after(self._matcher, self._decode, self._encode, self._encode)
+        return self._choices_after(self._matcher)
+
+    def _choices_after(self, matcher: LLMatcher) -> list[int]:
+        return choices_after(matcher, self._decode, self._encode, self._encode)
 
     def _encode_forced(self, tokens: Sequence[int], text: bytes) -> list[int]:
         """Return the tokens of the forced `text` behind `tokens`."""
@@ -165,12 +168,8 @@ class LikelyJson(LikelyText):
             text = _force_first(matcher, b",}]") if state.before in _DIGITS else b""
         return self._encode(self._spaced(text)) if text else [], self._tokens_written()
 
-    def choices(self) -> list[int]:
-        if self._matcher is None or self._mismatch_at is not None:
-            return []
-        return choices_after(
-            self._matcher, _byte, list, lambda text: self._encode(self._spaced(text))
-        )
+    def _choices_after(self, matcher: LLMatcher) -> list[int]:
+        return choices_after(matcher, _byte, list, lambda text: self._encode(self._spaced(text)))
 
     def _tokens_written(self) -> int:
         """Return the number of tokens of the current value, up to _MAX_VALUE_TOKENS."""

@@ -14,7 +14,7 @@ _MASK_WORD = 32  # tokens in a word of a mask
 
 
 class TokenMasks:
-    """Base of the rules for an answer's tokens, which know the position in the answer."""
+    """The rules for an answer's tokens, at a position in the answer. These allow every token."""
 
     def __init__(self, vocabulary: int, stop_tokens: Collection[int]) -> None:
         """vocabulary: width of the logits."""
@@ -29,31 +29,39 @@ class TokenMasks:
     @property
     def free(self) -> bool:
         """Whether no mask is needed for this pass and one launched behind it."""
-        return False
+        return True
 
     def begin_draft(self) -> None:
         """Save the position for `end_draft`."""
-        raise NotImplementedError
 
     def end_draft(self) -> None:
         """Return to the position of `begin_draft`."""
-        raise NotImplementedError
 
     def mask(self) -> bytes:
         """Return a bit for each token, the lowest first."""
-        raise NotImplementedError
+        return self._every_token
 
     def step(self, token: int) -> bool:
         """Consume a token; if it is forbidden, change nothing and return False."""
-        raise NotImplementedError
-
-    def advance(self, token: int) -> bool:
-        """Consume a draft token; return False if it is forbidden or the answer is complete."""
-        return not self.complete and self.step(token)
+        return True
 
     def failure(self) -> str:
         """Return why a sampled token could not be consumed."""
-        raise NotImplementedError
+        return ""
+
+    # For drafts; see `DraftGuide`.
+
+    def forced(self) -> tuple[list[int], bool]:
+        return [], True
+
+    def ending(self) -> tuple[list[int], int]:
+        return [], 0
+
+    def choices(self) -> list[int]:
+        return []
+
+    def advance(self, token: int) -> bool:
+        return not self.complete and self.step(token)
 
     def masked(self, logits: mx.array, draft: Sequence[int]) -> mx.array:
         """Return logits [1 + draft, vocab] with minus infinity for forbidden tokens.

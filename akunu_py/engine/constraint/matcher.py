@@ -15,10 +15,10 @@ import re
 import threading
 from bisect import bisect_left
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 from llguidance import LLMatcher, LLTokenizer
@@ -33,7 +33,7 @@ from akunu_py.engine.constraint.likely_json import (
 )
 from akunu_py.engine.constraint.masks import TokenMasks
 from akunu_py.engine.model.tokens import TokenCodec
-from akunu_py.engine.text.thinking import marker_tokens, thinking_markers, unfinished_thinking
+from akunu_py.engine.text.thinking import marker_tokens, unfinished_thinking
 from akunu_py.errors import SchemaError, UsageError
 from akunu_py.files import parse_json
 from akunu_py.json_schema import grammar as json_grammar
@@ -85,6 +85,10 @@ class ConstraintMatcher(TokenMasks):
     @property
     def complete(self) -> bool:
         return self._state == "structure" and self._matcher.is_stopped()
+
+    @property
+    def free(self) -> bool:
+        return False
 
     def begin_draft(self) -> None:
         # A copy takes 2 us. The rollback of llguidance 1.9.1 does not restore everything.
@@ -229,37 +233,21 @@ def _start_compiling(
     """Compile a constraint, or a grammar to draft from; JSON is drafted in bytes."""
     in_bytes = draft and constraint.kind != "grammar"
     tables = byte_tables() if in_bytes else token_tables(codec)
-    key = "bytes" if in_bytes else tables_key(codec)
-    what = replace(constraint, likely=()) if constraint.likely else constraint
-    return compiled((key, what, layout), lambda: _compile(tables, _grammar(constraint, layout)))
+    return _compiling(tables, replace(constraint, likely=()), layout)
 
 
-_MOST = 128  # grammars; a request with strict tools has three
-_grammars: OrderedDict[Hashable, Future[Compiled]] = OrderedDict()  # least recently used first
-_lock = threading.Lock()
+@lru_cache(128)  # a request with strict tools has three
+def _compiling(tables: LLTokenizer, constraint: Constraint, layout: Layout) -> Future[Compiled]:
+    """Compile a grammar in another thread. Copy the matcher before use.
 
-
-def compiled(key: Hashable, work: Callable[[], Compiled]) -> Future[Compiled]:
-    """Return the grammar `key`, which `work` compiles in another thread if it is new.
-
-    A failed compile is not kept. Copy the matcher before use. llguidance releases the GIL and
-    limits its own work, so a compile that is too slow ends later.
+    llguidance releases the GIL and limits its own work, so a compile that is too slow ends later.
     """
-    with _lock:
-        if (known := _grammars.get(key)) is not None:
-            _grammars.move_to_end(key)
-            return known
-        future = _grammars[key] = Future[Compiled]()
-        while len(_grammars) > _MOST:
-            _grammars.popitem(last=False)
+    future = Future[Compiled]()
 
     def run() -> None:
         try:
-            future.set_result(work())
+            future.set_result(_compile(tables, _grammar(constraint, layout)))
         except BaseException as error:  # noqa: BLE001  (a Rust panic is no Exception)
-            with _lock:
-                if _grammars.get(key) is future:
-                    del _grammars[key]
             future.set_exception(error)
 
     threading.Thread(target=run, name="grammar", daemon=True).start()
@@ -337,17 +325,17 @@ def _compile(tables: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
 
 def _thinking_tokens(codec: TokenCodec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return the opening token of thinking, if it is a single token, its end, and newlines."""
-    tokenizer = codec.tokenizer
-    if thinking_markers(tokenizer) is None:
+    markers = marker_tokens(codec.tokenizer)
+    if markers is None or markers.in_channels:
         return (), (), ()
-    start, end = marker_tokens(tokenizer)
-    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in ("\n", "\n\n")]
+    encoded = [codec.encode_text(text) for text in ("\n", "\n\n")]
     newlines = tuple(tokens[0] for tokens in encoded if len(tokens) == 1)
-    return start if len(start) == 1 else (), end, newlines
+    return markers.start if len(markers.start) == 1 else (), markers.end, newlines
 
 
 TablesKey = tuple[str, int, frozenset[int]]
 _TABLES = 8  # models and sets of stop tokens; making a table takes up to some seconds
+_lock = threading.Lock()
 _tables: OrderedDict[TablesKey, LLTokenizer] = OrderedDict()
 _key_tokens: OrderedDict[TablesKey, KeyTokens] = OrderedDict()
 
@@ -371,7 +359,7 @@ def _keep(cache: OrderedDict[TablesKey, Any], key: TablesKey, value: object) -> 
 
 def token_tables(codec: TokenCodec) -> LLTokenizer:
     """Return a model's tables. Raises UsageError for tokenizers that llguidance does not know."""
-    key = tables_key(codec)
+    key = codec.digest, codec.vocabulary, codec.stop_tokens
     if (tables := _tables.get(key)) is None:
         text, ends = codec.tokenizer.backend_tokenizer.to_str(), sorted(codec.stop_tokens)
         try:
@@ -383,11 +371,6 @@ def token_tables(codec: TokenCodec) -> LLTokenizer:
             ) from error
         _keep(_tables, key, tables)
     return tables
-
-
-def tables_key(codec: TokenCodec) -> TablesKey:
-    """Return what identifies a model's tables."""
-    return codec.digest, codec.vocabulary, codec.stop_tokens
 
 
 def forced_tokens(tables: LLTokenizer, text: bytes) -> list[int]:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, Literal
 
 from llguidance import LLTokenizer
@@ -145,7 +146,7 @@ class _GrammarWriter:
         self._likely: _Likely = likely
         self._special = tables.is_special_token
         self._lines: list[str] = []
-        self._count = 0
+        self._rule_names = (f"x{number}" for number in count(1))
         layout = FREE
         if calls.notation == "marked":
             quote = self._marker(calls.quote)
@@ -230,7 +231,7 @@ class _GrammarWriter:
         found = self._marker(end)
         if isinstance(found, Verbatim):
             return f"text {found.text}"
-        rule = self._new_rule()
+        rule = next(self._rule_names)
         self._lines.append(f"{rule}[suffix={literal(found)}]: {_TEXT}")
         return rule
 
@@ -246,7 +247,7 @@ class _GrammarWriter:
                 parts.append("/[0-9]{1,3}/")
             elif part:
                 parts.append(self._text(tool.name if part == "NAME" else part))
-        name = self._new_rule()
+        name = next(self._rule_names)
         self._lines.append(f"{name}: {' '.join(parts)}")
         return name
 
@@ -264,7 +265,7 @@ class _GrammarWriter:
 
         Raises Unsatisfiable if no value fits.
         """
-        prefix = self._new_rule()
+        prefix = next(self._rule_names)
         try:
             text = grammar(schema, layout, prefix)
         except Unsatisfiable:
@@ -339,10 +340,6 @@ class _GrammarWriter:
         if text or not symbols:
             symbols.append(literal(text))
         return " ".join(symbols)
-
-    def _new_rule(self) -> str:
-        self._count += 1
-        return f"x{self._count}"
 
 
 def _opening_tags(tool: Tool, tags: Tags, name: str) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -7,7 +7,6 @@ from akunu_py.engine.drafters.neural import ExitDrafter, ModelDrafter, NeuralDra
 from akunu_py.engine.drafters.states import MtpDrafter, published_drafter
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.model.drafters import PublishedDrafter
-from akunu_py.engine.model.exact_rows import ExactRows
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.target import Target
 from akunu_py.errors import UsageError
@@ -30,16 +29,11 @@ class TrackedDrafter:
         create: Callable[[], tuple[Drafter, Drafter]] = lambda: (NoDrafter(), NoDrafter()),
         neural: Sequence[NeuralDrafterBase] = (),
         made_for: tuple[DraftMode, int] = ("off", 0),
-        exact: ExactRows | None = None,
     ) -> None:
-        """create: returns a drafter, and the same one, wrapped. made_for: mode and draft tokens.
-
-        exact: limits the rows of passes.
-        """
-        self._exact = exact
-        self._target: Target | None = None  # of the request
+        """create: returns a drafter, and the same one, wrapped. made_for: mode and draft tokens."""
         self.made_for = made_for
         self.neural = neural
+        self.context: list[int] = []  # draft context of the request
         # Conversation and number of tokens of the last request that must not be stored.
         self._private: tuple[str, int] | None = None
         self._seconds_before = 0.0
@@ -52,15 +46,8 @@ class TrackedDrafter:
         self.tokens: list[int] = []
         self.draft_only = 0  # leading tokens of the draft context
         self._drafter = drafter
-        self.offer, self.take = drafter.offer, drafter.take
+        self.propose, self.offer, self.take = drafter.propose, drafter.offer, drafter.take
         self.observe = drafter.observe
-
-    def propose(self, limit: int, *, ahead: bool = False) -> list[int]:
-        if self._exact is not None and self._target is not None:
-            context, known = len(self._target.tokens), max(1, len(self._target.pending))
-            rows = min(self._exact.at(context + more) for more in (0, 2 * ahead))
-            limit = max(0, min(limit, rows - known))
-        return self._drafter.propose(limit, ahead=ahead)
 
     @property
     def pipelines(self) -> bool:
@@ -76,11 +63,6 @@ class TrackedDrafter:
         if self.auto is not None:
             self.auto.can_pipeline = allowed
 
-    def allow_branches(self, can_branch: Callable[[], bool] | None) -> None:
-        """See `AutoDrafter.allow_branches`."""
-        if self.auto is not None:
-            self.auto.allow_branches(can_branch)
-
     def plan_neural(self, limit: int, known: PassCosts) -> DraftPlan | None:
         """Return the best neural draft after the last `offer`, without drafting."""
         return self.auto.plan_neural(limit, known) if self.auto and self.neural else None
@@ -90,10 +72,9 @@ class TrackedDrafter:
             self._drafter.extend(tokens)
             self.tokens += tokens
 
-    def follow(
-        self, options: GenerateOptions, history: Sequence[int], draft_only: int, known: int
-    ) -> None:
-        """Learn the first `known` tokens of `history`. draft_only: of these, draft context only."""
+    def follow(self, options: GenerateOptions, prompt: Sequence[int], known: int) -> None:
+        """Learn the draft context and the first `known` tokens of `prompt`."""
+        history = [*self.context, *prompt]
         shared = common_prefix(self.tokens, history)
         if shared < len(self.tokens):
             if self.auto is None:
@@ -101,12 +82,12 @@ class TrackedDrafter:
             else:
                 self.auto.rewind(shared)
                 del self.tokens[shared:]
-        self.draft_only = draft_only
+        self.draft_only = len(self.context)
         if self.auto is not None:
-            self.auto.draft_only_tokens = draft_only
+            self.auto.draft_only_tokens = self.draft_only
             if not self._may_use_texts(options, shared):
                 self.auto.forget_texts()
-        self.extend(history[len(self.tokens) : known])
+        self.extend(history[len(self.tokens) : self.draft_only + known])
         is_private = options.side_request or not options.may_store
         self._private = (options.conversation, len(self.tokens)) if is_private else None
 
@@ -129,10 +110,12 @@ class TrackedDrafter:
         shared = common_prefix(known, prompt)
         return shared - (len(known) - shared)
 
-    def set_guide(self, guide: DraftGuide | None) -> None:
-        """Set the grammar of the next answer, or None."""
+    def begin_answer(self, guide: DraftGuide | None, can_branch: Callable[[], bool] | None) -> None:
+        """Set the grammar of the next answer. can_branch: see `AutoDrafter.allow_branches`."""
         if isinstance(self._inner, AutoDrafter | FixedDrafter):
             self._inner.guide = guide
+        if self.auto is not None:
+            self.auto.allow_branches(can_branch)
 
     @property
     def neural_seconds(self) -> float:
@@ -146,7 +129,6 @@ class TrackedDrafter:
     def attach(self, target: Target) -> None:
         """Draft for another request from now on."""
         self._seconds_before = self._total_seconds
-        self._target = target if self._exact else None
         for each in self.neural:
             each.attach(target)
         target.followers = self.neural
@@ -168,11 +150,16 @@ class DrafterPool:
         self.wrap: Callable[[Drafter, Target], Drafter] = lambda drafter, target: drafter
 
     def take(
-        self, target: Target, options: GenerateOptions, prompt: Sequence[int]
+        self,
+        target: Target,
+        options: GenerateOptions,
+        prompt: Sequence[int],
+        draft_context: Sequence[Sequence[int]] = (),
     ) -> TrackedDrafter:
         """Return a drafter for these options: the free one that knows `prompt` best, or a new one.
 
-        Call before the prefill, because neural drafters observe it.
+        Call before the prefill, because neural drafters observe it. draft_context: token sequences
+        to draft from, placed before the prompt.
         """
         # Without rollback the model answers without drafts; front ends show the reason.
         mode: DraftMode = "off" if self._engine.no_draft_reason else options.draft
@@ -184,6 +171,7 @@ class DrafterPool:
         else:
             drafter = self._create(target, mode, options.draft_tokens)
         drafter.attach(target)
+        drafter.context = self._join_context(draft_context) if mode != "off" else []
         return drafter
 
     def give_back(self, drafter: TrackedDrafter) -> None:
@@ -196,22 +184,12 @@ class DrafterPool:
         del self._free[: len(self._free) - most]
 
     def follow(
-        self,
-        drafter: TrackedDrafter,
-        options: GenerateOptions,
-        history: Sequence[int],
-        known_tokens: int | None = None,
-        draft_context: Sequence[Sequence[int]] = (),
+        self, drafter: TrackedDrafter, options: GenerateOptions, prompt: Sequence[int], known: int
     ) -> None:
-        """Let a drafter learn `history`, or only its first `known_tokens` tokens.
-
-        draft_context: token sequences to draft from, placed before the history.
-        """
-        context = self._join_context(draft_context) if drafter.made_for[0] != "off" else []
+        """Let a drafter learn the first `known` tokens of `prompt`, with the newest weights."""
         if drafter.auto is not None:
             self._learned.weights.load_into(drafter.auto.model)
-        known = len(history) if known_tokens is None else known_tokens
-        drafter.follow(options, [*context, *history], len(context), len(context) + known)
+        drafter.follow(options, prompt, known)
 
     def learn(self, drafter: TrackedDrafter) -> None:
         """Share the weights of the acceptance model after an answer."""
@@ -249,7 +227,7 @@ class DrafterPool:
                 )
             return drafter, self.wrap(drafter, target)
 
-        return TrackedDrafter(create, neural, (mode, draft_tokens), self._engine.exact)
+        return TrackedDrafter(create, neural, (mode, draft_tokens))
 
 
 # By the draft mode that uses only this one.

@@ -118,7 +118,6 @@ class LearnedState(UnsavedState):
             self._last_write = self._writer.submit(self._store_answer, list(tokens))
 
     def flush(self) -> None:
-        """Wait until everything is on disk."""
         if self._last_write is not None:
             self._last_write.result()
 

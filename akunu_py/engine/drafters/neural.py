@@ -13,7 +13,7 @@ from akunu_py.engine.batched_pass import PassFollower
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.histories.history import NO_OWNER, TokenHistory
 from akunu_py.engine.model.drafters import DraftModel
-from akunu_py.engine.model.output_rows import cached_per_model, find_layers, with_part
+from akunu_py.engine.model.output_rows import find_layers, with_part
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.target import Target
 from akunu_py.errors import UnsupportedModel
@@ -21,17 +21,15 @@ from akunu_py.models.load.fit import PREFILL_ROWS
 from akunu_py.models.load.model_files import as_error
 from akunu_py.ngram.cost import PRIOR_SHAPE, interpolate
 from akunu_py.ngram.neural_plan import TokenView
+from akunu_py.types import NeuralDrafter
+from akunu_py.weak_cache import cached_weakly
 
 _LEAST_REST = 1e-6  # probability of all tokens but the sampled one
 
 
-class NeuralDrafterBase(PassFollower):
+class NeuralDrafterBase(PassFollower, NeuralDrafter):
     """Base class of neural drafters, which sample with the target's sampler."""
 
-    name: str
-    key: str
-    relative_cost: float
-    longest: int
     parallel = False
     most_others = 0
     in_auto = True  # whether `--draft auto` uses it
@@ -55,18 +53,8 @@ class NeuralDrafterBase(PassFollower):
         """Draft for another target, of the same model, from now on."""
         self._target = target
 
-    @property
-    def prefilled(self) -> int:
-        raise NotImplementedError
-
-    def start_draft(self, known: Sequence[int]) -> bool:
-        raise NotImplementedError
-
-    def draft_token(self) -> tuple[int, float]:
-        raise NotImplementedError
-
     def release(self) -> None:
-        """Release state that does not belong to the target's history."""
+        """By default, all state belongs to the target's history."""
 
     def clock(self) -> float:
         return self._target.clock()
@@ -273,7 +261,7 @@ class ExitDrafter(NeuralDrafterBase):
         self._ahead = 0
 
 
-@cached_per_model
+@cached_weakly
 def find_exit(model: Any, engine: Engine) -> int | str:
     """Return the layers before the best early exit of the engine's model, or why there is none.
 
@@ -283,7 +271,7 @@ def find_exit(model: Any, engine: Engine) -> int | str:
     tried = {count * part // _CANDIDATES for part in range(1, _CANDIDATES)} - {0}
     others = [each for each in _new_cache(engine) if type(each) not in kv_cache.GROWING]
     if others or not tried:
-        kinds = ", ".join(sorted({type(each).__name__ for each in others})) or f"{count} layer"
+        kinds = kv_cache.kinds(others) or f"{count} layer"
         return f"{engine.name} ({kinds}) cannot draft with its first layers"
     tokens, gains = mx.array(engine.tokens.encode_text(_TEXT)[:_MEASURED]), dict[int, float]()
     try:

@@ -16,12 +16,11 @@ from akunu_py.engine.drafters.neural import NeuralDrafterBase
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.model import output_rows
 from akunu_py.engine.model.drafters import PublishedDrafter
-from akunu_py.engine.model.output_rows import cached_per_model
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.target import Target
-from akunu_py.models.mtp import Trunk
-from akunu_py.models.mtp.chain import HeadChain
+from akunu_py.models.mtp import HeadChain, Trunk
 from akunu_py.ngram.neural_plan import TokenView
+from akunu_py.weak_cache import cached_weakly
 
 _KEPT = 512  # hidden states to keep of a prompt
 _PASS = 33  # maximum rows of a decode pass
@@ -93,11 +92,15 @@ class StateHistory:
 class HiddenStateDrafter(NeuralDrafterBase):
     """A `NeuralDrafter` of hidden states. Its rows stay with the target's history."""
 
-    def __init__(self, target: Target, taps: Sequence[int], kept: int = _KEPT) -> None:
-        """kept: hidden states to keep of a prompt."""
+    name = "model"
+    _kept = _KEPT  # hidden states to keep of a prompt
+
+    def __init__(self, network: Any, target: Target, key: str, share: float) -> None:
+        """network: see `state_drafter.py`. share: see `relative_cost`."""
         super().__init__(target)
-        self.taps = taps
-        self._kept = kept
+        self._network, self.longest = network, network.longest
+        self.key, self.relative_cost = key, share
+        self.taps = (len(target.model.layers),) if network.needs_final else network.taps
         self._overlap = 0  # rows to process again
         self._position = 0  # of the first row of the target's pass
         self._draft: Any = None
@@ -105,11 +108,7 @@ class HiddenStateDrafter(NeuralDrafterBase):
 
     def make_cache(self, first: int) -> kv_cache.Cache:
         """Return an empty cache of the drafter. first: position of its first row."""
-        raise NotImplementedError
-
-    def states(self, hidden: mx.array) -> mx.array:
-        """Return what to keep of hidden states [1, rows, width of all taps], [1, rows, width]."""
-        return hidden
+        return self._network.make_cache()
 
     def keep_rows(self, cache: kv_cache.Cache, rows: int, kept: int) -> None:
         """Keep the first `kept` of `rows` rows in `cache`."""
@@ -144,10 +143,10 @@ class HiddenStateDrafter(NeuralDrafterBase):
     def keep_states(self, hidden: mx.array) -> None:
         end = self._position + hidden.shape[1]
         if hidden.shape[1] > _PASS:  # of a prompt, whose logits are not computed
-            states = mx.contiguous(self.states(hidden[:, -self._kept :]))
+            states = mx.contiguous(self._network.states(hidden[:, -self._kept :]))
             mx.async_eval(states)
         else:
-            states = self.states(hidden)
+            states = self._network.states(hidden)
         self._history.states.write(end - states.shape[1], states)
 
     def move_rows(self, rows: Sequence[int]) -> None:
@@ -208,31 +207,19 @@ class HeadDrafter(HiddenStateDrafter):
     computed again once the target's states exist.
     """
 
-    def __init__(
-        self, head: Any, target: Target, name: str, key: str, share: float, kept: int = _KEPT
-    ) -> None:
-        """head: see `state_drafter.py`. share: see `relative_cost`. kept: see the base."""
+    def __init__(self, network: Any, target: Target, key: str, share: float) -> None:
+        super().__init__(network, target, key, share)
         trunk = Trunk(target.model)
-        taps = (len(target.model.layers),) if head.needs_final else head.taps
-        super().__init__(target, taps, kept)
-        self.name, self.key, self.relative_cost = name, key, share
-        self.longest, self._head = head.longest, head
-        self._overlap = getattr(head, "overlap", 0)
-        self.parallel = getattr(head, "is_parallel", False)
-        self._embed = getattr(head, "own_embedding", None) or trunk.embed
+        self._overlap = getattr(network, "overlap", 0)
+        self.parallel = getattr(network, "is_parallel", False)
+        self._embed = getattr(network, "own_embedding", None) or trunk.embed
         self._lm_head = trunk.logits
 
-    def make_cache(self, first: int) -> kv_cache.Cache:
-        return self._head.make_cache()
-
-    def states(self, hidden: mx.array) -> mx.array:
-        return self._head.states(hidden)
-
     def keep_rows(self, cache: kv_cache.Cache, rows: int, kept: int) -> None:
-        self._head.keep(cache, kept)
+        self._network.keep(cache, kept)
 
     def begin(self, states: mx.array, tokens: Sequence[int]) -> Any:
-        head, history, rows = self._head, self._history, states.shape[1]
+        head, history, rows = self._network, self._history, states.shape[1]
         embeddings = self._embed(mx.array([tokens[:rows]], mx.int32))
         made = head.extend(states, embeddings, history.cache)
         draft = head.start(self._embed, self._lm_head, made, self._attended(history.cache))
@@ -263,9 +250,10 @@ class HeadDrafter(HiddenStateDrafter):
 class AssistantDrafter(HeadDrafter):
     """A `HeadDrafter` without its own keys: an assistant of Gemma 4."""
 
-    def __init__(self, published: PublishedDrafter, target: Target) -> None:
-        share = published.relative_cost
-        super().__init__(published.model, target, "model", published.key, share, _PASS)
+    _kept = _PASS
+
+    def __init__(self, network: Any, target: Target, key: str, share: float) -> None:
+        super().__init__(network, target, key, share)
         self._embed = _parts_of(target.model).embed
 
     def keep_rows(self, cache: kv_cache.Cache, rows: int, kept: int) -> None:
@@ -278,6 +266,8 @@ class AssistantDrafter(HeadDrafter):
 class MtpDrafter(HeadDrafter):
     """A `HeadDrafter` of the target's MTP head."""
 
+    name = "mtp"
+
     @classmethod
     def unavailable(cls, engine: Engine) -> str:
         return engine.no_mtp_head_reason
@@ -286,7 +276,7 @@ class MtpDrafter(HeadDrafter):
     def create(cls, engine: Engine, target: Target) -> MtpDrafter:
         assert engine.mtp_head is not None
         chain = HeadChain(engine.mtp_head.head, len(target.model.layers))
-        return cls(chain, target, "mtp", "mtp", engine.mtp_head.relative_cost)
+        return cls(chain, target, "mtp", engine.mtp_head.relative_cost)
 
 
 _WINDOW = 4096  # positions of the context that a block drafter sees; longer ones lose acceptance
@@ -295,27 +285,22 @@ _WINDOW = 4096  # positions of the context that a block drafter sees; longer one
 class ParallelDrafter(HiddenStateDrafter):
     """Drafts a block of tokens in one pass: DFlash, DFlash2 and DSpark."""
 
-    name = "model"
     parallel = True
+    _kept = _WINDOW
 
-    def __init__(self, published: PublishedDrafter, target: Target) -> None:
-        super().__init__(target, published.model.taps, _WINDOW)
-        self.key, self.relative_cost = published.key, published.relative_cost
-        self.longest, self._drafter = published.model.longest, published.model
+    def __init__(self, network: Any, target: Target, key: str, share: float) -> None:
+        super().__init__(network, target, key, share)
         self._parts = _parts_of(target.model)
 
     def make_cache(self, first: int) -> kv_cache.Cache:
-        return self._drafter.make_cache(_WINDOW, first)
-
-    def states(self, hidden: mx.array) -> mx.array:
-        return self._drafter.states(hidden)
+        return self._network.make_cache(self._kept, first)
 
     def begin(self, states: mx.array, tokens: Sequence[int]) -> Any:
-        self._drafter.extend(states, None, self._history.cache)
+        self._network.extend(states, None, self._history.cache)
         if len(tokens) > states.shape[1]:  # the anchor's predecessors have no states
             return None
         parts, anchor = self._parts, self._known[-1]
-        return self._drafter.start(parts.embed, parts.lm_head, anchor, self._history.cache)
+        return self._network.start(parts.embed, parts.lm_head, anchor, self._history.cache)
 
     def draft_token(self) -> tuple[int, float]:
         previous = self._known[-1]
@@ -328,12 +313,9 @@ class ParallelDrafter(HiddenStateDrafter):
 
 def published_drafter(published: PublishedDrafter, target: Target) -> HiddenStateDrafter:
     """Return the drafter of its kind."""
-    if published.model.kind == "gemma4-assistant":
-        return AssistantDrafter(published, target)
-    if published.model.kind == "eagle3":
-        share = published.relative_cost
-        return HeadDrafter(published.model, target, "model", published.key, share)
-    return ParallelDrafter(published, target)
+    kinds = {"gemma4-assistant": AssistantDrafter, "eagle3": HeadDrafter}
+    kind = kinds.get(published.model.kind, ParallelDrafter)
+    return kind(published.model, target, published.key, published.relative_cost)
 
 
 class TargetParts:
@@ -357,6 +339,6 @@ class TargetParts:
         return self._trunk.logits(hidden)
 
 
-@cached_per_model
+@cached_weakly
 def _parts_of(model: Any) -> TargetParts:
     return TargetParts(model)

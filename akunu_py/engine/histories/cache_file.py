@@ -1,7 +1,7 @@
 """The prompt cache file format: mlx-lm's safetensors with akunu's header and a digest.
 
-Checkpoints follow the layers as further layers, which mlx-lm ignores. Needs neither a model nor
-MLX.
+Checkpoints follow the layers as further layers, which mlx-lm ignores. The last tensor is the digest
+of all bytes before it. Needs neither a model nor MLX.
 """
 
 import hashlib
@@ -15,17 +15,14 @@ from typing import Any, BinaryIO
 
 from akunu_py.engine.model.token_ids import reusable_prefix, shared_prefix
 from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError, one_line
-from akunu_py.files import disk_errors as disk_errors
 from akunu_py.files import open_regular, parse_json
 from akunu_py.models.load.safetensors import Entry, read_header, write_safetensors
 
 SUFFIX = ".safetensors"  # MLX selects the format by it
-FORMAT = 3
+FORMAT = 4
 MAX_CHECKPOINTS = 64  # far more than a history has
-# Keys of mlx-lm's metadata: akunu's header, its digest, class names by layer.
-_KEY, _DIGEST, _CLASSES = "akunu", "akunu_digest", "1."
-_NO_DIGEST = "0" * 64
-_DIGEST_PREFIX = f'"0.{_DIGEST}":"'.encode()
+_KEY, _CLASSES = "0.akunu", "1."  # keys of mlx-lm's metadata: akunu's header, classes by layer
+_DIGEST_BYTES = 32
 _BLOCK_BYTES = 4 << 20  # bytes per read
 
 Stopped = Callable[[], bool]
@@ -72,28 +69,24 @@ class CacheHeader:
 
     metadata: CacheMetadata
     classes: list[str]
-    tensors: list[str]  # names in the order of their bytes
+    tensors: list[str]  # names in the order of their bytes; the last one is the digest
 
 
 def write(
     file: BinaryIO, metadata: CacheMetadata, mlx_metadata: Mapping[str, str],
-    tensors: Sequence[Entry], stopped: Stopped,
+    tensors: Sequence[Entry], digest_name: str, stopped: Stopped,
 ) -> None:  # fmt: skip
     """Write a complete file. Raises SaveStopped if `stopped`, OSError."""
     akunu = json.dumps({"format": FORMAT, **asdict(metadata)})
-    digest, head = hashlib.sha256(), b""
+    digest = hashlib.sha256()
 
     def before(block: memoryview) -> None:
-        nonlocal head
         if stopped():
             raise SaveStopped(file.tell())
-        head = head or bytes(block)
         digest.update(block)
 
-    own = {f"0.{_KEY}": akunu, f"0.{_DIGEST}": _NO_DIGEST}
-    write_safetensors(file, {**own, **mlx_metadata}, tensors, before)
-    file.seek(_digest_offset(head))
-    file.write(digest.hexdigest().encode())
+    last = Entry(digest_name, "U8", (_DIGEST_BYTES,), digest.digest)
+    write_safetensors(file, {_KEY: akunu, **mlx_metadata}, [*tensors, last], before)
     file.flush()
 
 
@@ -106,7 +99,7 @@ def read(path: Path) -> CacheHeader:
         header = read_header(path)
         metadata = header.pop("__metadata__")
         tensors = sorted(header, key=lambda name: header[name]["data_offsets"])
-        found = parse_json(metadata[f"0.{_KEY}"])
+        found = parse_json(metadata[_KEY])
         version = found.pop("format")
         if type(version) is not int:
             raise TypeError("format")
@@ -115,12 +108,8 @@ def read(path: Path) -> CacheHeader:
                 f"{path} was saved by another version of akunu (its format is not {FORMAT}); "
                 "delete it, and it is made again"
             )
-        layers = {
-            int(key.removeprefix(_CLASSES)): value
-            for key, value in metadata.items()
-            if key.startswith(_CLASSES)
-        }
-        classes = [layers[at] for at in sorted(layers)]
+        layers = sorted(int(key[len(_CLASSES) :]) for key in metadata if key.startswith(_CLASSES))
+        classes = [metadata[f"{_CLASSES}{layer}"] for layer in layers]
         return CacheHeader(_parsed_metadata(found), classes, tensors)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
@@ -130,71 +119,41 @@ def read(path: Path) -> CacheHeader:
         ) from error
 
 
-def digest_in(metadata: Mapping[str, str]) -> str:
-    """Return the digest in a file's metadata. Raises KeyError."""
-    return metadata[f"0.{_DIGEST}"]
-
-
 def damaged(path: Path) -> DamagedCache:
     """Return the error for a file with wrong bytes."""
     return DamagedCache(f"{path} is damaged; delete it, and it is made again")
 
 
-class Verifier:
-    """Compares the bytes of a file, in their order, with the digest in its header."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        """Read the header of `file`. Raises ValueError, struct.error or OSError."""
-        length = struct.unpack("<Q", file.read(8))[0]
-        if length > os.fstat(file.fileno()).st_size:
-            raise ValueError("it is cut off")
-        head = struct.pack("<Q", length) + file.read(length)
-        at = _digest_offset(head)
-        self.expected = head[at : at + len(_NO_DIGEST)].decode()
-        self._digest = hashlib.sha256(head[:at] + _NO_DIGEST.encode())
-        self._digest.update(head[at + len(_NO_DIGEST) :])
-
-    def add(self, block: bytes | memoryview) -> None:
-        """Add bytes after the header."""
-        self._digest.update(block)
-
-    def check(self) -> None:
-        """Raise ValueError unless the bytes so far are those of a complete file."""
-        if self._digest.hexdigest() != self.expected:
-            raise ValueError("other bytes than were written")
+def header_bytes(path: Path) -> bytes:
+    """Return the bytes of a file before its first tensor. Raises struct.error and OSError."""
+    with open_regular(path) as file:
+        length = file.read(8)
+        return length + file.read(struct.unpack("<Q", length)[0])
 
 
 def verify(path: Path) -> None:
     """Check every byte. Raises DamagedCache or StoreError."""
+    digest = hashlib.sha256()
     try:
         with open_regular(path) as file:
-            verifier = Verifier(file)
-            while block := file.read(_BLOCK_BYTES):
-                verifier.add(block)
-            verifier.check()
+            left = os.fstat(file.fileno()).st_size - _DIGEST_BYTES
+            while left > 0 and (block := file.read(min(left, _BLOCK_BYTES))):
+                digest.update(block)
+                left -= len(block)
+            if file.read() != digest.digest():
+                raise damaged(path)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, struct.error) as error:
-        raise damaged(path) from error
-
-
-def _digest_offset(head: bytes) -> int:
-    """Return the digest's offset. Raises ValueError unless there is exactly one."""
-    at = head.index(_DIGEST_PREFIX) + len(_DIGEST_PREFIX)
-    if head.find(_DIGEST_PREFIX, at) >= 0:
-        raise ValueError("two digests")
-    return at
 
 
 def _parsed_metadata(found: Any) -> CacheMetadata:
     """Validate the header. Raises TypeError, KeyError or ValueError."""
     texts = ("model", "identity", "tokenizer", "weights", "conversation")
-    kinds = dict.fromkeys(texts, str) | {"trims": bool, "requested_at": float}
-    for name, kind in kinds.items():
-        if type(found[name]) is not kind:
+    kinds: dict[str, tuple[type, ...]] = dict.fromkeys(texts, (str,))
+    kinds |= {"trims": (bool,), "requested_at": (float,), "kv_bits": (int, type(None))}
+    for name, allowed in kinds.items():
+        if type(found[name]) not in allowed:
             raise TypeError(name)
-    if found["kv_bits"] is not None and type(found["kv_bits"]) is not int:
-        raise TypeError("kv_bits")
     for name in ("tokens", "pending", "checkpoints"):
         if type(found[name]) is not list or not all(type(each) is int for each in found[name]):
             raise TypeError(name)

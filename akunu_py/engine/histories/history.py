@@ -77,12 +77,6 @@ class TokenHistory:
         ):
             del self.checkpoints[0]
 
-    @property
-    def to_next_mark(self) -> int | None:
-        """Tokens up to the next mark, or None."""
-        length = len(self.tokens)
-        return min((mark - length for mark in self.marks if mark > length), default=None)
-
     def shared(self, prompt: Sequence[int]) -> int:
         """See `shared_prefix`."""
         return shared_prefix(self.tokens, prompt)

@@ -62,6 +62,17 @@ class PromptCaches:
         spare = [] if self.spare is None else [self.spare]
         return [*spare, *(each.history for each in self._cached)]
 
+    def best(
+        self, prompt: Sequence[int], *, in_use: bool = False
+    ) -> tuple[int, TokenHistory | None]:
+        """Return how many tokens of `prompt` need no prefill, and the history that has them.
+
+        in_use: count also the histories in use.
+        """
+        histories = [*self.histories(), *(self.in_use if in_use else ())]
+        found = [(each.reach(each.shared(prompt)), each) for each in histories]
+        return max(found, key=lambda each: each[0], default=(0, None))
+
     def add(self, history: TokenHistory) -> None:
         """Cache a history no longer in use, if it has at least MIN_CACHED tokens.
 
@@ -114,10 +125,6 @@ class PromptCaches:
             if entry.history is history:
                 self._remove(entry)
                 return
-
-    def replace_in_use(self, old: TokenHistory | None, new: TokenHistory) -> None:
-        """Replace a target's history in use."""
-        self.in_use = [each for each in self.in_use if each is not old] + [new]
 
     def others(self, history: TokenHistory | None) -> list[TokenHistory]:
         """Return the histories in use except `history`."""

@@ -1,12 +1,13 @@
 """Prompt caches on disk: `prompt-caches/MODEL/*.safetensors` in the cache directory.
 
 Files are renamed into place and never changed. Only the process that holds `lock` writes and cleans
-up. `written.json` lists recent writes, `forgotten` deleted conversations.
+up. `written.json` lists recent writes. `deleted` has an empty file for each deleted conversation.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -22,7 +23,7 @@ from akunu_py.engine.histories import cache_file
 from akunu_py.engine.histories.cache_file import SUFFIX, CacheMetadata, SaveStopped, Stopped
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
-from akunu_py.files import locked, read_bounded, read_json, remove_unfinished, write_atomically
+from akunu_py.files import disk_errors, locked, read_json, remove_unfinished, write_atomically
 from akunu_py.ngram.cost import PRIOR_PREFILL_RATE, CostCurve
 from akunu_py.types import NotCached
 
@@ -36,11 +37,12 @@ _WORTH = 1.0  # minimum prefill seconds that a file saves
 _SHARE = 8  # a history is saved again after growing by 1/8
 _LOAD_RATE = 400e6  # bytes per second, before any measurement
 _TRUST = 1.1  # growth of a slow disk's assumed rate per prompt
-_LOCK, _LEDGER = "lock", "written.json"
+_LOCK, _LEDGER, _FORGOTTEN = "lock", "written.json", "deleted"
 _HOUR = 3600.0
 _MAX_LEDGER_BYTES = 1 << 20
 _RETRY_AFTER = 600.0  # seconds without writes after a disk error
 _MAX_FILES = 64  # of a model
+_MAX_FORGOTTEN = 2048  # deleted conversations
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,7 @@ class PromptCacheStore:
     """The prompt caches of one model on disk. Disk errors count as cache misses."""
 
     def __init__(
-        self,
-        model: Path,
-        limits: DiskLimits | None = None,
-        clock: Callable[[], float] = time.time,
+        self, model: Path, limits: DiskLimits | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self.directory = paths.prompt_caches_dir() / paths.model_directory_name(model)
         self.limits = limits or DiskLimits()
@@ -298,7 +297,7 @@ def all_files() -> list[Path]:
 
 def remove(path: Path) -> int:
     """Delete a file; return the bytes freed. Raises StoreError."""
-    with cache_file.disk_errors(f"cannot delete {path}"), contextlib.suppress(FileNotFoundError):
+    with disk_errors(f"cannot delete {path}"), contextlib.suppress(FileNotFoundError):
         size = path.stat().st_size
         path.unlink()
         return size
@@ -308,13 +307,13 @@ def remove(path: Path) -> int:
 def forget(model: Path | None = None) -> int:
     """Delete all files of `model` or of every model; return the bytes freed. Raises StoreError."""
     directories = [_root() / paths.model_directory_name(model)] if model else _directories()
-    with cache_file.disk_errors("cannot read the prompt caches"):
+    with disk_errors("cannot read the prompt caches"):
         return sum(remove(path) for each in directories if each.is_dir() for path in each.iterdir())
 
 
 def forget_conversation(conversation: str) -> None:
     """Delete a conversation's prompt caches and prevent new ones. Raises StoreError."""
-    with cache_file.disk_errors("cannot delete the prompt caches of the conversation"):
+    with disk_errors("cannot delete the prompt caches of the conversation"):
         record_forgotten(conversation)
     for path in all_files():
         metadata = _read_metadata(path)
@@ -326,6 +325,9 @@ def sweep(limits: DiskLimits, now: float) -> None:
     """Delete unfinished, old and excess files. The caller must be the only writer."""
     with contextlib.suppress(OSError):
         remove_unfinished(_root() / _LEDGER)
+        marks = sorted((_root() / _FORGOTTEN).glob("*"), key=lambda each: each.stat().st_mtime)
+        for each in marks[:-_MAX_FORGOTTEN]:
+            each.unlink()
     found: list[tuple[float, int, Path]] = []
     for directory in _directories():
         with contextlib.suppress(OSError):
@@ -349,7 +351,8 @@ def _root() -> Path:
 
 def _directories() -> list[Path]:
     try:
-        return [path for path in _root().iterdir() if path.is_dir() and not path.is_symlink()]
+        found = [path for path in _root().iterdir() if path.name != _FORGOTTEN]
+        return [path for path in found if path.is_dir() and not path.is_symlink()]
     except OSError:
         return []
 
@@ -388,38 +391,22 @@ def _recent_writes(now: float) -> list[tuple[float, int]]:
     return [(at, size) for at, size in found if now - _HOUR < at <= now and size >= 0]
 
 
-_MAX_FORGOTTEN_BYTES = 1 << 17  # above it, half of the lines are dropped
-_APPEND_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
 def record_forgotten(conversation: str) -> None:
-    """Record a deleted conversation. Raises OSError."""
-    path = paths.prompt_caches_dir() / "forgotten"
+    """Record a deleted conversation: the time of an empty file. Raises OSError."""
+    path = _forgotten_mark(conversation)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lines = _forgotten_lines()
-    if sum(map(len, lines)) > _MAX_FORGOTTEN_BYTES:
-        write_atomically(path, b"\n".join(lines[len(lines) // 2 :]) + b"\n")
-    with open(os.open(path, _APPEND_FLAGS, 0o600), "ab", buffering=0) as file:
-        file.write(f"{time.time()} {conversation}\n".encode())  # atomic, even if others append
+    path.touch(mode=0o600)
+    now = time.time()  # the time of `touch` may be some milliseconds old
+    os.utime(path, (now, now))
 
 
 def is_forgotten(conversation: str, requested_at: float) -> bool:
     """Return whether the conversation was deleted after the time `requested_at`."""
-    if not conversation:
-        return False
-    for line in _forgotten_lines():
-        deleted_at, _, deleted = line.partition(b" ")
-        try:
-            if deleted == conversation.encode() and float(deleted_at) >= requested_at:
-                return True
-        except ValueError:  # damaged
-            continue
-    return False
-
-
-def _forgotten_lines() -> list[bytes]:
     try:
-        path = paths.prompt_caches_dir() / "forgotten"
-        return read_bounded(path, 2 * _MAX_FORGOTTEN_BYTES).splitlines()
+        return _forgotten_mark(conversation).stat().st_mtime >= requested_at
     except OSError:
-        return []
+        return False
+
+
+def _forgotten_mark(conversation: str) -> Path:
+    return _root() / _FORGOTTEN / hashlib.sha256(conversation.encode()).hexdigest()

@@ -1,6 +1,5 @@
 """Split a model over ranks by layers' width (mlx-lm's `shard`) or by layers (its `pipeline`)."""
 
-import copy
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from akunu_py.engine import kv_cache
 from akunu_py.engine.model import device
@@ -40,46 +38,23 @@ def choose_split(path: Path, name: str, size: int) -> SplitMode:
 
 def split(model: Any, mode: SplitMode, group: Any) -> None:
     """Keep only this rank's partition in `model`, which is lazily loaded."""
-    if mode == "shard":
-        model.shard(group)
-    else:
-        model.model.pipeline(group)
-
-
-def stand_ins_for(model: Any, full_cache: list[Any]) -> list[Any]:
-    """Return a new cache entry for each kind that only other ranks have.
-
-    All ranks must agree on what can be rolled back.
-    """
-    own = {_kind_of_entry(entry) for entry in kv_cache.leaves(kv_cache.new_cache(model))}
-    others = {_kind_of_entry(entry): entry for entry in kv_cache.leaves(full_cache)}
-    return [copy.deepcopy(entry) for kind, entry in others.items() if kind not in own]
-
-
-def _kind_of_entry(entry: Any) -> tuple[object, ...]:
-    return type(entry), getattr(entry, "max_size", 0), getattr(entry, "chunk_size", 0)
+    getattr(model if mode == "shard" else model.model, mode)(group)
 
 
 def _try_split(model: Any, mode: SplitMode, size: int) -> str:
     """Return why `model` cannot be split in this mode, "" if it can. Splits it if possible."""
-    if mode == "shard" and not hasattr(model, "shard"):
-        return "mlx-lm does not shard this architecture"
-    if mode == "pipeline" and not hasattr(getattr(model, "model", None), "pipeline"):
-        return "mlx-lm does not pipeline it"
-    before = _head_counts(model)
+    if not hasattr(model if mode == "shard" else getattr(model, "model", None), mode):
+        return f"mlx-lm does not {mode} this architecture"
+    before, reason = _head_counts(model), ""
     try:
         split(model, mode, SimpleNamespace(rank=lambda: 0, size=lambda: size))
     except Exception as error:  # noqa: BLE001 - model classes raise whatever Python raises
-        after = {key: 0 for key, count in before.items() if mode == "shard" and count % size}
         reason = f"{mode}: {one_line(error)}"
-    else:
-        after, reason = _head_counts(model), ""
-    if mode == "shard":
-        for key, heads in after.items():
-            count = before.get(key, heads)
-            if heads == 0 or (count % size and heads == count // size):
-                kind = "key-value" if "kv" in key[-1] or "key_value" in key[-1] else "attention"
-                return f"its {count} {kind} heads do not divide by {size}"
+    after = _head_counts(model)
+    for key, count in before.items() if mode == "shard" else ():
+        if count % size and (reason or after.get(key) == count // size):
+            kind = "key-value" if "kv" in key[-1] or "key_value" in key[-1] else "attention"
+            return f"its {count} {kind} heads do not divide by {size}"
     return reason
 
 
@@ -123,13 +98,19 @@ def keep_partition(
     """Keep this rank's partition in lazily loaded `model`, in the format `weights`.
 
     Returns stand-ins for its cache, a description, and the item size; see `device.convert_weights`.
+    Stand-ins are cache entries of each kind that only other ranks have, because all ranks must
+    agree on what can be rolled back.
     """
-    full_cache = kv_cache.new_cache(model)
+    whole = {_kind_of_entry(entry): entry for entry in kv_cache.leaves(kv_cache.new_cache(model))}
     itemsize = device.convert_weights(model, weights)
     split(model, mode, group)
-    stand_ins = stand_ins_for(model, full_cache)
+    own = {_kind_of_entry(entry) for entry in kv_cache.leaves(kv_cache.new_cache(model))}
+    stand_ins = [entry for kind, entry in whole.items() if kind not in own]
     part = f"1/{group.size()} of each layer"
     if mode == "pipeline":
         part = f"layers {model.model.start_idx + 1} to {model.model.end_idx}"
-    nbytes = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
-    return stand_ins, f"{part}, {human_size(nbytes)}", itemsize
+    return stand_ins, f"{part}, {human_size(device.weight_bytes(model))}", itemsize
+
+
+def _kind_of_entry(entry: Any) -> tuple[object, ...]:
+    return type(entry), getattr(entry, "max_size", 0), getattr(entry, "chunk_size", 0)

@@ -46,16 +46,13 @@ class HostCommand(IntEnum):
 Command = tuple[int, ...]
 
 
-def encode(commands: Sequence[Command], tokens: mx.array | None) -> list[mx.array]:
+def encode(commands: Sequence[Command], tokens: mx.array) -> list[mx.array]:
     """Return the one or two arrays of a message. tokens [rows] may not be computed yet."""
-    rows = 0 if tokens is None else tokens.shape[0]
-    head = [len(commands), rows]
+    head = [len(commands), tokens.size]
     for command in commands:
         head += [*command, *[0] * (_WIDTH - len(command))]
-    parts = [mx.array(head, mx.int32)]
-    if tokens is not None:
-        parts.append(tokens.astype(mx.int32))
-    length = len(head) + rows
+    parts = [mx.array(head, mx.int32), tokens.astype(mx.int32)]
+    length = len(head) + tokens.size
     if length < MESSAGE_LENGTH:
         parts.append(mx.zeros(MESSAGE_LENGTH - length, mx.int32))
     whole = mx.concatenate(parts)
@@ -109,10 +106,10 @@ class Coordinator:
         wake: Callable[[], None],
         check: Callable[[], None],
     ) -> None:
-        """stand_ins: see `stand_ins_for`. check: raises HostLost if a host is gone."""
+        """stand_ins: see `keep_partition`. check: raises HostLost if a host is gone."""
         self._model, self._stand_ins, self._launch = model, stand_ins, send
         self._wake, self._check = wake, check
-        self._idle = True
+        self.busy = False  # the workers wait for messages
         self._keys = count(1)
         # By key:
         self.caches = weakref.WeakValueDictionary[int, ReplicatedCache]()
@@ -138,16 +135,11 @@ class Coordinator:
 
     def pause_workers(self) -> None:
         """Put the workers to sleep until the next message."""
-        if not self._idle:
+        if self.busy:
             self.queue(HostCommand.IDLE)
             with contextlib.suppress(HostLost, RuntimeError):  # raised again by the next pass
-                self._send(None)
-            self._idle = True
-
-    @property
-    def busy(self) -> bool:
-        """Whether the workers wait for messages."""
-        return not self._idle
+                self._send(mx.array([], mx.int32))
+            self.busy = False
 
     def queue(self, command: HostCommand, *numbers: int) -> None:
         """Add a command to the next message."""
@@ -171,18 +163,14 @@ class Coordinator:
         cache.write_stand_ins(tokens.shape[1])
         return logits
 
-    def _send(self, tokens: mx.array | None) -> None:
+    def _send(self, tokens: mx.array) -> None:
         self._check()
-        if self._idle:
+        if not self.busy:
             self._wake()
-            self._idle = False
+            self.busy = True
         commands = [self._commands.popleft() for _ in range(len(self._commands))]
         for part in encode(commands, tokens):
             self._launch(part)
-
-
-class CacheMismatch(Exception):
-    """This rank's cache differs from rank 0's."""
 
 
 class PartitionRunner:
@@ -191,14 +179,17 @@ class PartitionRunner:
     def __init__(
         self, model: Any, stand_ins: list[Any], receive: Callable[[int], list[int]]
     ) -> None:
-        """stand_ins: see `partition.stand_ins_for`. receive: returns integers from rank 0."""
+        """stand_ins: see `keep_partition`. receive: returns integers from rank 0."""
         self._model, self._stand_ins, self._receive = model, stand_ins, receive
         self.caches: dict[int, kv_cache.Cache] = {}  # by rank 0's keys
         self.checkpoints: dict[int, kv_cache.Checkpoint] = {}
         self._last_pass: Any = None  # state to roll back to
 
     def run_until_idle(self) -> None:
-        """Run commands until IDLE. Raises RuntimeError if the connection breaks, CacheMismatch."""
+        """Run commands until IDLE.
+
+        Raises RuntimeError if the connection breaks or a cache differs from that of rank 0.
+        """
         while True:
             message = self._receive(MESSAGE_LENGTH)
             if missing := remaining_length(message):
@@ -242,7 +233,7 @@ class PartitionRunner:
         self, cache: kv_cache.SharedCache, held: int, tokens: list[int], *, need_logits: bool
     ) -> None:
         if kv_cache.row_count(cache) != held:
-            raise CacheMismatch(
+            raise RuntimeError(
                 f"a cache holds {kv_cache.row_count(cache)} tokens, that of rank 0 {held}"
             )
         # Holding the state would prevent in-place writes of plain steps.

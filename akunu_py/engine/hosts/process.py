@@ -39,6 +39,7 @@ class RankProcess:
         env = [f"{name}={value}" for name, value in hosts.env.items()]
         self._remote = RemoteProcess(rank, self.host, python, None, hosts.files, env, command)
         self._process = self._remote.process
+        self.pid = int(self._process.pid)  # of the rank's own process, or of ssh
         self._messages: SimpleQueue[dict[str, Any]] = SimpleQueue()
         self._errors: deque[str] = deque(maxlen=_LAST_LINES)
         self._pidfile = ""
@@ -64,11 +65,6 @@ class RankProcess:
         with contextlib.suppress(Empty):
             return self._messages.get(timeout=seconds)
         return None
-
-    @property
-    def pid(self) -> int:
-        """The local process: the rank's own, or ssh's."""
-        return int(self._process.pid)
 
     def exit_reason(self) -> str:
         """Return why the process ended, "" while it runs."""

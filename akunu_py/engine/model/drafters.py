@@ -33,15 +33,14 @@ _MIN_SHARED = 0.9  # minimum share of the target's tokens in a draft model's voc
 
 
 @dataclass(frozen=True, slots=True)
-class DraftModel:
-    """A smaller model that drafts for a target."""
+class SeparateDrafter:
+    """A neural drafter in another directory than its target."""
 
     name: str
     path: Path
     model: Any
-    vocabulary: int  # width of its logits
     needs: MemoryNeeds
-    relative_cost: float  # of a pass, in passes of the target: the ratio of their weights
+    relative_cost: float  # of a draft's first pass, in passes of the target
 
     @property
     def key(self) -> str:
@@ -50,19 +49,15 @@ class DraftModel:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedDrafter:
-    """A drafter that was trained for a target and lies in a directory; see `models.drafters`."""
+class PublishedDrafter(SeparateDrafter):
+    """A drafter that was trained for a target; its `model` is one of `models.drafters`."""
 
-    name: str
-    path: Path
-    model: Any  # see `models.drafters.state_drafter`
-    needs: MemoryNeeds
-    relative_cost: float  # of a draft's first pass, in passes of the target
 
-    @property
-    def key(self) -> str:
-        """Identifies its learned state."""
-        return f"model {self.name}"
+@dataclass(frozen=True, slots=True)
+class DraftModel(SeparateDrafter):
+    """A smaller model that drafts for a target. Its cost is the ratio of their weights."""
+
+    vocabulary: int  # width of its logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +100,10 @@ def open_drafter(
     hidden = mx.zeros((1, 2, width * len(taps)))
     model.extend(model.states(hidden), hidden[..., :width], cache)  # lazy: only for the shapes
     own = _needs(model, cache, needs)
-    size = own.weights + device.weight_bytes(Trunk(target.model).lm_head)
-    share = size / max(1, needs.weights) * interpolate(PRIOR_SHAPE, 1 + model.longest)
+    size, rows = own.weights, 1 + model.longest if model.is_parallel else 1
+    if "lm_head" not in model:
+        size += device.weight_bytes(Trunk(target.model).lm_head)
+    share = size / max(1, needs.weights) * interpolate(PRIOR_SHAPE, rows)
     return PublishedDrafter(name, path, model, own, share)
 
 
@@ -137,7 +134,7 @@ def _open_draft_model(
         raise UsageError(f"{name} cannot draft: {why}; use another --draft-model")
     needs = plan.needs(opened, itemsize=device.convert_weights(opened.model, weights))
     share = needs.weights / max(1, target.weights)
-    return DraftModel(name, path, opened.model, opened.vocabulary, needs, share)
+    return DraftModel(name, path, opened.model, needs, share, opened.vocabulary)
 
 
 def open_head(
@@ -177,24 +174,17 @@ def _needs(drafter: nn.Module, cache: Any, target: MemoryNeeds) -> MemoryNeeds:
     return replace(target, weights=device.weight_bytes(drafter), cache=CacheGrowth(per_token))
 
 
-def check_draft_model(small: DraftModel | PublishedDrafter, target: TokenCodec) -> None:
+def check_draft_model(small: DraftModel, target: TokenCodec) -> None:
     """Raise UsageError if a draft model's vocabulary differs from the target's."""
-    if isinstance(small, PublishedDrafter):  # has the target's tokens; `load_drafter` checked it
-        return
     files = [each / "tokenizer.json" for each in (small.path, target.path)]
     both = all(file.exists() for file in files)
     if not both or len({read_bounded(file, MAX_TOKENIZER_BYTES) for file in files}) > 1:
         codec = TokenCodec.load(small.name, ModelFiles.read(small.path), small.vocabulary)
-        check_tokens(codec, target)
-
-
-def check_tokens(small: TokenCodec, target: TokenCodec) -> None:
-    """Raise UsageError if a draft model's tokens differ from the target's."""
-    if why := difference(target.tokenizer.get_vocab(), small.tokenizer.get_vocab()):
-        raise UsageError(
-            f"{small.name} cannot draft for {target.name}: {why}; use a smaller model of the same "
-            "family as --draft-model"
-        )
+        if why := difference(target.tokenizer.get_vocab(), codec.tokenizer.get_vocab()):
+            raise UsageError(
+                f"{small.name} cannot draft for {target.name}: {why}; use a smaller model of the "
+                "same family as --draft-model"
+            )
 
 
 def difference(target: dict[str, int], draft: dict[str, int]) -> str:

@@ -13,24 +13,45 @@ from typing import Any
 import mlx.core as mx
 
 from akunu_py.engine import kv_cache
+from akunu_py.engine.model import device
 from akunu_py.kernels.probe import same_bits
 
 MOST_ROWS = 8  # of MLX's attention kernel for few rows, and of our kernels
+_MOST = 32  # rows times query heads per KV head, of the same kernel
+_plain = mx.fast.scaled_dot_product_attention
 _PREFIX = 40  # tokens before the measured passes
 _STEP = 1024  # keys; every change of MLX's attention is at a multiple
 _BANDS = (1024, 4096, 8192, 16384, 32768, 65536)  # keys at which it changes
-_LENGTHS = (2560, 6144, 12288, 24576, 49152, 98304)  # keys to measure at, above each of them
-
-
 # Query heads per KV head, width of queries and keys, width of values, type: they choose the kernel.
 _AttentionShape = tuple[int, int, int, mx.Dtype]
+
+
+def attend(
+    queries: mx.array, keys: mx.array, values: mx.array, *, mask: Any = None, **options: Any
+) -> mx.array:
+    """Call MLX's attention, twice for a causal pass of too many rows for its vector kernel.
+
+    That kernel (mlx/backend/metal/scaled_dot_product_attention.cpp) computes each row alone. Other
+    kernels add in another order.
+    """
+    rows, most = queries.shape[2], _MOST * keys.shape[1] // queries.shape[1]
+    causal = isinstance(mask, str)  # MLX knows no other word than "causal"
+    if not (causal and most < rows <= min(2 * most, MOST_ROWS)):
+        return _plain(queries, keys, values, mask=mask, **options)
+    half = -(-rows // 2)
+    end = keys.shape[2] - (rows - half)  # the first rows attend to no later keys
+    first = _plain(queries[:, :, :half], keys[:, :, :end], values[:, :, :end], mask=mask, **options)
+    second = _plain(queries[:, :, half:], keys, values, mask=mask, **options)
+    return mx.concatenate([first, second], axis=2)
 
 
 class ExactRows:
     """The largest exact passes of a model."""
 
     def __init__(self, model: Any, kv_bits: int | None = None) -> None:
-        """Runs about 50 passes of a few rows."""
+        """Runs about 50 passes of a few rows. On Metal, splits attention in this process."""
+        if device.on_metal():
+            setattr(mx.fast, "scaled_dot_product_attention", attend)  # noqa: B010
         cache = kv_cache.leaves(kv_cache.new_cache(model, kv_bits))
         # Beyond its window, a cache places the rows of a pass in another order than single rows.
         sizes = [getattr(each, name, 0) for each in cache for name in ("max_size", "chunk_size")]
@@ -46,8 +67,10 @@ class ExactRows:
             return 1
         band = bisect(_BANDS, context)
         if band not in self._known:
-            self._known[band] = self._measure_attention(_LENGTHS[band - 1])
-        to_change = _STEP - (context + 1) % _STEP if (context + 1) % _STEP else 0
+            length = _BANDS[band - 1] * 3 // 2  # below the next band
+            found = [_exact_attention(each, length) for each in self._attention]
+            self._known[band] = 1 if self._unknown else min(self._known[0], *found)
+        to_change = -(context + 1) % _STEP
         return max(1, min(self._known[band], to_change - 1))
 
     def _measure(self, model: Any, kv_bits: int | None) -> int:
@@ -79,14 +102,9 @@ class ExactRows:
         # Two passes: the second one shows whether the first one left the same states.
         return _largest(lambda rows: same_bits(logits(rows, 2 * rows), alone[: 2 * rows]))
 
-    def _measure_attention(self, length: int) -> int:
-        """Compare attention of several rows to `length` keys with one row at a time."""
-        if self._unknown:
-            return 1
-        return min([self._known[0], *(_exact_attention(each, length) for each in self._attention)])
-
 
 def _exact_attention(layer: _AttentionShape, length: int) -> int:
+    """Compare attention of several rows to `length` keys with one row at a time."""
     group, width, value_width, kind = layer
     queries, keys, values = (
         mx.random.normal((1, *shape), key=mx.random.key(shape[2])).astype(kind)

@@ -6,11 +6,11 @@ the shapes in its KV cache show the cost of each token, for every architecture o
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, RotatingKVCache
 
 from akunu_py.engine import kv_cache
@@ -69,9 +69,7 @@ def make_plan(
     """
 
     def with_drafters(total: MemoryNeeds) -> MemoryNeeds:
-        for each in drafters:
-            total = total.with_draft(each)
-        return total
+        return reduce(MemoryNeeds.with_draft, drafters, total)
 
     def with_8_bits() -> MemoryNeeds | None:
         try:
@@ -83,12 +81,7 @@ def make_plan(
 
     limit, total = memory_limit(options), with_drafters(target)
     fit = choose_context(
-        name,
-        total,
-        limit,
-        requested=options.context,
-        force=options.force,
-        with_8_bits=with_8_bits,
+        name, total, limit, requested=options.context, force=options.force, with_8_bits=with_8_bits
     )
     if options.reserved:  # with the context that the model has alone
         try:
@@ -177,9 +170,9 @@ def _filled_cache(model: Any, kv_bits: int | None, rows: int) -> list[Any]:
 
 def bytes_per_row(entry: Any) -> int:
     """Return the bytes of one position's keys and values; 0 if the layer uses another layer's."""
-    parts = [part for _, part in tree_flatten([entry.keys, entry.values]) if part is not None]
-    return sum(_nbytes(part) // part.shape[-2] for part in parts)
+    parts = kv_cache.arrays_in([entry.keys, entry.values])
+    return sum(part.nbytes // part.shape[-2] for part in parts)
 
 
 def _nbytes(tree: Any) -> int:
-    return sum(part.nbytes for _, part in tree_flatten(tree) if isinstance(part, mx.array))
+    return sum(part.nbytes for part in kv_cache.arrays_in(tree))

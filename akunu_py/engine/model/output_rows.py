@@ -6,18 +6,16 @@ drafters continue from hidden states that mlx-lm's models do not return.
 """
 
 import copy
-import functools
-import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from akunu_py.errors import UnsupportedModel, one_line
+from akunu_py.weak_cache import cached_weakly
 
-_Result = TypeVar("_Result")
 Select = Callable[[mx.array], mx.array]  # selects rows of [requests, rows, width]
 
 
@@ -169,22 +167,7 @@ def with_part(module: Any, path: Sequence[str], part: Any) -> Any:
     return copied
 
 
-def cached_per_model(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Cache the result of `function` for the lifetime of its first argument, a model."""
-    results: dict[int, tuple[weakref.ref[Any], _Result]] = {}  # by id
-
-    @functools.wraps(function)
-    def cached(model: Any, *others: Any) -> _Result:
-        number = id(model)  # models have no hash
-        if number not in results or results[number][0]() is not model:
-            reference = weakref.ref(model, lambda _: results.pop(number, None))
-            results[number] = reference, function(model, *others)
-        return results[number][1]
-
-    return cached
-
-
-@cached_per_model
+@cached_weakly
 def _narrow_model(model: Any) -> _NarrowModel | None:
     """Return the narrow model, None if all rows have to be computed."""
     try:
@@ -193,7 +176,7 @@ def _narrow_model(model: Any) -> _NarrowModel | None:
         return None
 
 
-@cached_per_model
+@cached_weakly
 def _tapped_models(model: Any) -> dict[tuple[int, ...], _TappedModel]:
     """Return the tapped copies of a model, by their taps."""
     return {}

@@ -16,11 +16,6 @@ def first_invalid(tokens: Sequence[int], vocabulary: int) -> int | None:
     return next(at for at, token in enumerate(tokens) if not 0 <= token < vocabulary)
 
 
-def in_vocabulary(tokens: Sequence[int], vocabulary: int) -> list[int]:
-    """Return the tokens that are in the vocabulary."""
-    return [token for token in tokens if 0 <= token < vocabulary]
-
-
 def common_prefix(left: Sequence[int], right: Sequence[int], known: int = 0) -> int:
     """Return the length of the common prefix of two sequences, at least `known`."""
     length = min(len(left), len(right))

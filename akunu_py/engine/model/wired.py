@@ -49,8 +49,11 @@ def wire(model: nn.Module, mode: WireMode, parts: Sequence[Any], unused: int) ->
         mx.set_cache_limit(max(MIN_UNUSED, unused))
     if not device.on_metal():
         return
+    arrays = {id(each): each for _, each in tree_flatten([part.parameters() for part in parts])}
+    # Each array once, as a head shares some with its model.
+    weights = sum(-(-each.nbytes // _PAGE) * _PAGE for each in arrays.values())
     with _lock:
-        _models[id(model)] = _Model(mode, _allocated([part.parameters() for part in parts]))
+        _models[id(model)] = _Model(mode, weights)
         _apply()
     weakref.finalize(model, _unwire, id(model))
 
@@ -88,9 +91,3 @@ def _unwire(key: int) -> None:
             mx.synchronize()
             mx.set_wired_limit(_original)
             _limit = None
-
-
-def _allocated(parameters: Any) -> int:
-    """Return the bytes that Metal allocates for arrays; a head shares some with its model."""
-    arrays = {id(array): array.nbytes for _, array in tree_flatten(parameters)}
-    return sum(-(-nbytes // _PAGE) * _PAGE for nbytes in arrays.values())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import functools
 import importlib.util
 import json
 import os
@@ -18,33 +17,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
 from akunu_py.errors import UnsupportedModel, one_line
 
-_Result = TypeVar("_Result")
-
-TIME_LIMIT_S = 10.0  # long conversations take milliseconds
-MEMORY_LIMIT = 512 << 20  # bytes, of which Python and Jinja use 30 million
 MAX_EXTRA_CHARACTERS = 2_000_000  # characters of output in addition to the conversation
 _START_S = 60.0  # on a busy machine
 _POLL_S = 0.05  # between two checks of the memory of the process
-
-
-def cached_per_tokenizer(function: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
-    """Cache the result of `function` for the lifetime of the tokenizer."""
-    results: WeakKeyDictionary[Any, _Result] = WeakKeyDictionary()
-
-    @functools.wraps(function)
-    def cached(tokenizer: Any) -> _Result:
-        if tokenizer not in results:
-            results[tokenizer] = function(tokenizer)
-        return results[tokenizer]
-
-    return cached
 
 
 def render(
@@ -53,12 +34,10 @@ def render(
     model: str,
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] = {},
-    process: TemplateProcess | None = None,
 ) -> str:
     """Render a conversation, up to the start of the model's answer.
 
     turns, tools: in the format of OpenAI's API. variables: further ones of the template.
-    process: the process that renders, instead of the one of all models.
     Raises UnsupportedModel if the template fails, takes too long or writes too much.
     """
     try:
@@ -66,7 +45,7 @@ def render(
             options = {"add_generation_prompt": True, "tokenize": False, **variables}
             text = tokenizer.apply_chat_template(list(turns), tools=list(tools) or None, **options)
         else:
-            text = (process or _process).render(
+            text = _process.render(
                 tokenizer.get_chat_template(tools=list(tools) or None),
                 tokenizer.special_tokens_map
                 | {"enable_thinking": tokenizer.has_thinking, "add_generation_prompt": True}
@@ -101,16 +80,11 @@ def start() -> None:
 class TemplateProcess:
     """Runs `template_process`: starts it on demand, ends it after a failure and at exit."""
 
-    def __init__(
-        self,
-        *,
-        time_limit_s: float = TIME_LIMIT_S,
-        memory_limit: int = MEMORY_LIMIT,
-        limits_itself: bool = True,
-    ) -> None:
-        """limits_itself: set the memory limit in the process, which macOS does not support."""
-        self._time_limit_s, self._memory_limit = time_limit_s, memory_limit
-        self._limits_itself = limits_itself
+    time_limit_s = 10.0  # long conversations take milliseconds
+    memory_limit = 512 << 20  # bytes, of which Python and Jinja use 30 million
+    limits_itself = True  # set the memory limit in the process, which macOS does not support
+
+    def __init__(self) -> None:
         self.lock = threading.Lock()
         self._running: subprocess.Popen[bytes] | None = None
         self._ready = False
@@ -121,7 +95,7 @@ class TemplateProcess:
         self.end()
         directories = {_import_directory(name) for name in ("jinja2", "markupsafe")}
         program = Path(__file__).with_name("template_process.py")
-        limit = self._memory_limit if self._limits_itself else 1 << 40
+        limit = self.memory_limit if self.limits_itself else 1 << 40
         self._running = subprocess.Popen(
             [sys.executable, "-I", "-S", str(program), str(limit), *sorted(directories)],
             stdin=subprocess.PIPE,
@@ -149,7 +123,7 @@ class TemplateProcess:
                 assert self._running.stdin is not None
                 self._running.stdin.write(line)
                 self._running.stdin.flush()
-                reply = json.loads(self._read(self._time_limit_s))
+                reply = json.loads(self._read(self.time_limit_s))
             except BaseException:  # after an interrupt, the next request would get this reply
                 self.end()
                 raise
@@ -167,7 +141,7 @@ class TemplateProcess:
         while not output.poll(_POLL_S * 1000):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"it did not finish within {seconds:g} seconds")
-            if _resident_bytes(self._running.pid) > self._memory_limit:  # macOS sets no limit
+            if _resident_bytes(self._running.pid) > self.memory_limit:  # macOS sets no limit
                 raise RuntimeError("it requests more memory than a template needs")
         line = self._running.stdout.readline()
         if not line.endswith(b"\n"):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from akunu_py.engine.template import chat_template
 from akunu_py.errors import UnsupportedModel
+from akunu_py.weak_cache import cached_weakly
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 
@@ -75,7 +76,7 @@ def choose_thinking(
     return ThinkingChoice(variables, budget, bool(variables) or has_budget)
 
 
-@chat_template.cached_per_tokenizer
+@cached_weakly
 def thinking_variables(tokenizer: Any) -> ThinkingVariables:
     """Return the variables that control thinking in a tokenizer's chat template."""
     thinks = bool(tokenizer.has_thinking)

@@ -5,6 +5,7 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
+from akunu_py.engine.events import Span
 from akunu_py.engine.text.stop_sequences import StopText, TextRun
 from akunu_py.engine.text.thinking import special_tokens_in, splitter_for
 from akunu_py.errors import DamagedModel
@@ -29,13 +30,8 @@ class StreamDecoder:
         self._detokenizer = Detokenizer(tokenizer, prompt[-1])
         self._splitter, needed = splitter_for(tokenizer, prompt)
         self._markers = special_tokens_in(tokenizer, (*needed, *markers))
-        self._stop = StopText(stops)
+        self.stop = StopText(stops)
         self._stop_tokens = stop_tokens
-
-    @property
-    def stop_sequence(self) -> str:
-        """The stop sequence that ended the answer, "" for none."""
-        return self._stop.found or ""
 
     def add(self, piece: Piece) -> tuple[TextPiece, int]:
         """Return the text of a piece, and the number of its tokens that belong to the answer."""
@@ -49,10 +45,11 @@ class StreamDecoder:
                 text = self._detokenizer.finish() + self._markers[token]
             else:
                 text = self._detokenizer.add(token)
-            added = self._split(self._splitter.add(text, index < piece.accepted))
+            drafted = [(0, len(text))] if index < piece.accepted else ()
+            added = self._split(self._splitter.add(text, drafted))
             runs += added
             ends[-1] += sum(len(run.text) for run in added if run.kind == "answer")
-            if self.stop_sequence:
+            if self.stop.found:
                 used = index + 1
                 cut = Piece(piece.tokens[:used], min(piece.accepted, used), (), piece.seconds)
                 return _text_piece(runs, cut, ends), used
@@ -60,30 +57,29 @@ class StreamDecoder:
 
     def finish(self) -> TextPiece:
         """Return the text held back at the end of the answer."""
-        if self.stop_sequence:
+        if self.stop.found:
             return TextPiece("", Piece(()))
         rest = self._splitter.add(self._detokenizer.finish()) + self._splitter.finish()
-        return _text_piece([*self._split(rest), *self._stop.finish()], Piece(()))
+        return _text_piece([*self._split(rest), *self.stop.finish()], Piece(()))
 
     def _split(self, runs: Sequence[TextRun]) -> list[TextRun]:
         """Pass thinking unchanged, and the answer up to a stop sequence."""
         return [
             part
             for run in runs
-            for part in ([run] if run.kind == "thinking" else self._stop.add(run.text, run.drafted))
+            for part in ([run] if run.kind == "thinking" else self.stop.add(run.text, run.drafted))
         ]
 
 
 def _text_piece(runs: Sequence[TextRun], piece: Piece, ends: Sequence[int] = ()) -> TextPiece:
     text = thinking = ""
-    drafted: list[tuple[int, int]] = []
+    drafted = list[Span]()
     for run in runs:
         if run.kind == "thinking":
             thinking += run.text
-            continue
-        if run.drafted and run.text:
-            drafted.append((len(text), len(text) + len(run.text)))
-        text += run.text
+        else:
+            drafted += [(len(text) + start, len(text) + end) for start, end in run.drafted]
+            text += run.text
     return TextPiece(text, piece, tuple(drafted), thinking, tuple(ends))
 
 

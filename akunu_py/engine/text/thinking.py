@@ -11,12 +11,14 @@ OpenAI, "OpenAI Harmony Response Format" (2025); mlx-lm, chat_templates/muse_spa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from akunu_py.engine.template.chat_template import cached_per_tokenizer
-from akunu_py.engine.text.stop_sequences import Finder, Kind, TextRun, merge_runs
+from akunu_py.engine.text.reader import CutOff, ParserSteps
+from akunu_py.engine.text.stop_sequences import Kind, TextRun, TextSplitter
+from akunu_py.weak_cache import cached_weakly
 
 _NEWLINES = "\r\n"
 _PROMPT_END = 16  # tokens; enough for a marker and the newlines behind it
@@ -71,9 +73,9 @@ def unfinished_thinking(tokenizer: Any, prompt: Sequence[int]) -> int | None:
     end = tokenizer.decode(list(prompt[-_PROMPT_END:]), skip_special_tokens=False)
     if opens_thinking(end, thinking_markers(tokenizer)):
         return 0
-    start, close = marker_tokens(tokenizer)
-    if not start:
+    if (markers := marker_tokens(tokenizer)) is None:
         return None
+    start, close = markers.start, markers.end
     boundaries = _added_tokens(tokenizer)
     for place in range(len(prompt), 0, -1):
         if tuple(prompt[max(0, place - len(start)) : place]) == start:
@@ -85,25 +87,40 @@ def unfinished_thinking(tokenizer: Any, prompt: Sequence[int]) -> int | None:
     return None
 
 
-@cached_per_tokenizer
-def marker_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the tokens that open and close thinking; () for both if they are unknown."""
+@dataclass(frozen=True, slots=True)
+class MarkerTokens:
+    """The tokens around thinking."""
+
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+    forced_end: tuple[int, ...]  # begins with `end`; the answer follows
+    in_channels: bool
+
+
+@cached_weakly
+def marker_tokens(tokenizer: Any) -> MarkerTokens | None:
+    """Return the tokens around thinking, None if they are unknown."""
+
+    def encode(text: str) -> tuple[int, ...]:
+        return tuple(map(int, tokenizer.encode(text, add_special_tokens=False)))
+
     texts = thinking_markers(tokenizer)
-    if texts is None and channels_of(tokenizer) is HARMONY:
+    in_channels = channels_of(tokenizer) is HARMONY
+    if texts is None and in_channels:
         texts = HARMONY_THINKING, HARMONY.ends[0]
     if texts is None:
-        return (), ()
-    found = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
-    start, end = (tuple(map(int, tokens)) for tokens in found)
-    return start, end
+        return None
+    start, end = map(encode, texts)
+    answer = encode(HARMONY_NEXT + HARMONY_ANSWER) if in_channels else ()
+    return MarkerTokens(start, end, end + answer, in_channels) if start else None
 
 
-@cached_per_tokenizer
+@cached_weakly
 def _added_tokens(tokenizer: Any) -> frozenset[int]:
     return frozenset(tokenizer.backend_tokenizer.get_added_tokens_decoder())
 
 
-class ThinkingSplitter:
+class ThinkingSplitter(TextSplitter):
     """Separates thinking between markers from the answer, as early as is certain.
 
     Leaves out markers, the newlines directly after them, and whitespace before an opening one. A
@@ -118,58 +135,33 @@ class ThinkingSplitter:
         trim: drop newlines at the start of that block; False if the prompt has a part of it.
         """
         self._start, self._end = start or "", end or ""
-        self._thinking = inside
-        self._trim = inside and trim  # whether to drop newlines at the current position
-        self._whitespace: list[TextRun] = []  # whitespace before the answer or an opening marker
-        # None: only answer from here on.
-        self._finder = Finder([end if inside else start]) if start and end else None
+        self._inside, self._trim = inside, inside and trim
+        super().__init__()
 
-    def add(self, text: str, drafted: bool = False) -> list[TextRun]:
-        """Return the text that became certain, in order, each run with its kind."""
-        runs: list[TextRun] = []
-        position = 0
-        while self._finder and position < len(text):
-            if self._trim and text[position] in _NEWLINES:
-                position += 1
-                continue
-            self._trim = False
-            found, position = self._finder.search(text, drafted, position)
-            if self._thinking:
-                runs += _as_thinking(found)
-                if self._finder.found is not None:
-                    self._switch(thinking=False)
-            else:
-                runs += self._before_answer(found)
-        runs.append(TextRun(text[position:], drafted))
-        return merge_runs(runs)
+    def _parse(self) -> ParserSteps[None]:
+        inside, trim = self._inside, self._trim
+        while self._start and self._end:
+            if trim:
+                yield from self._reader.skip(_NEWLINES)
+            if inside:
+                emit = partial(self._emit, kind="thinking")
+                yield from self._reader.emit_until((self._end,), emit)
+            elif not (yield from self._accept_start()):
+                break
+            inside, trim = not inside, True
+        yield from self._reader.emit_until((), self._emit)
 
-    def finish(self) -> list[TextRun]:
-        """Return the text held back at the end."""
-        if self._finder is None:
-            return []
-        rest = self._finder.flush()
-        self._finder = None
-        return _as_thinking(rest) if self._thinking else merge_runs([*self._whitespace, *rest])
-
-    def _before_answer(self, found: list[TextRun]) -> list[TextRun]:
-        """Hold whitespace back until the answer begins or a block opens."""
-        assert self._finder is not None
-        self._whitespace += found
-        if any(not run.text.isspace() for run in found):
-            return self.finish()
-        if self._finder.found is not None:
-            self._whitespace = []
-            self._switch(thinking=True)
-        return []
-
-    def _switch(self, *, thinking: bool) -> None:
-        self._thinking = thinking
-        self._trim = True
-        self._finder = Finder([self._end if thinking else self._start])
-
-
-def _as_thinking(runs: Iterable[TextRun]) -> list[TextRun]:
-    return [replace(run, kind="thinking") for run in runs]
+    def _accept_start(self) -> ParserSteps[bool]:
+        """Read the opening marker with the whitespace before it; False if there is none."""
+        while True:
+            unread = self._reader.unread
+            text = unread.lstrip()
+            if text.startswith(self._start):
+                self._reader.consume(len(unread) - len(text) + len(self._start))
+                return True
+            if self._reader.closed or not self._start.startswith(text):
+                return False
+            yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +203,7 @@ def channel_markers(channels: Channels) -> tuple[str, ...]:
     return (_START, _MESSAGE, *channels.ends, *channels.markers)
 
 
-class ChannelSplitter:
+class ChannelSplitter(TextSplitter):
     """Separates thinking in channels from the answer.
 
     Calls stay unchanged from `<|start|>` on, for the parser of tool calls.
@@ -219,67 +211,37 @@ class ChannelSplitter:
 
     def __init__(self, channels: Channels, *, thinking: bool = False) -> None:
         """thinking: whether the prompt ends inside a message of thinking."""
-        self._channels = channels
-        self._header: str | None = None if thinking else ""  # None: in a message
-        # Held back until the first header is certain.
-        self._start_buffer: list[TextRun] | None = None if thinking else []
-        self._kind: Kind = "thinking" if thinking else "answer"
-        self._finder = Finder(channels.ends if thinking else [_MESSAGE])
+        self._channels, self._inside = channels, thinking
+        super().__init__()
 
-    def add(self, text: str, drafted: bool = False) -> list[TextRun]:
-        """Return the text that became certain, in order, each run with its kind."""
-        if self._start_buffer is not None:
-            self._start_buffer.append(TextRun(text, drafted))
-            return self._check_start()
-        runs: list[TextRun] = []
-        position = 0
-        while position < len(text):
-            found, position = self._finder.search(text, drafted, position)
-            runs += self._route(found)
-            if self._finder.found is not None:
-                runs += self._switch()
-        return merge_runs(runs)
+    def _parse(self) -> ParserSteps[None]:
+        channels, header = self._channels, ""
+        if self._inside:
+            yield from self._read_message("thinking")
+        elif not (header := (yield from self._reader.accept(*channels.headers))):
+            yield from self._read_message("answer")  # a grammar may exclude headers
+        while True:
+            header = yield from self._read_header(header)
+            calls = channels.call is not None and channels.call in header
+            if calls:
+                header = header.removeprefix(_START).removeprefix("assistant")
+                self._output.append(TextRun(f"{_START}assistant{header}{_MESSAGE}"))
+            thinks = channels.thinking in header and not calls
+            yield from self._read_message("thinking" if thinks else "answer")
+            header = ""
 
-    def finish(self) -> list[TextRun]:
-        """Return the text held back at the end."""
-        runs = self._check_start(certain=True)
-        runs += self._route(self._finder.flush())
-        begins = self._channels.headers
-        if header := self._header:
-            self._header = ""
-            if not any(each.startswith(header[: len(each)]) for each in begins):
-                runs.append(TextRun(header))
-        return merge_runs(runs)
+    def _read_message(self, kind: Kind) -> ParserSteps[str]:
+        """Emit the rest of a message."""
+        return self._reader.emit_until(self._channels.ends, partial(self._emit, kind=kind))
 
-    def _check_start(self, *, certain: bool = False) -> list[TextRun]:
-        """Release the start, once a header is certain or excluded, as by some grammars."""
-        if self._start_buffer is None:
-            return []
-        text = "".join(run.text for run in self._start_buffer)
-        if not certain and any(each.startswith(text) for each in self._channels.headers):
-            return []
-        if not text.startswith(self._channels.headers):
-            self._header, self._finder = None, Finder(self._channels.ends)
-        buffered, self._start_buffer = self._start_buffer, None
-        return [made for run in buffered for made in self.add(run.text, run.drafted)]
-
-    def _route(self, found: list[TextRun]) -> list[TextRun]:
-        """Add text to the open header, or return it with the kind of its message."""
-        if self._header is None:
-            return [TextRun(run.text, run.drafted, self._kind) for run in found]
-        self._header += "".join(run.text for run in found)
-        return []
-
-    def _switch(self) -> list[TextRun]:
-        """Switch from a header to its message, or from a message to the next header."""
-        if self._header is None:
-            self._header, self._finder = "", Finder([_MESSAGE])
-            return []
-        header, self._header = self._header, None
-        self._kind, self._finder = "answer", Finder(self._channels.ends)
-        if self._channels.call and self._channels.call in header:
-            header = header.removeprefix(_START).removeprefix("assistant")
-            return [TextRun(f"{_START}assistant{header}{_MESSAGE}")]
-        if self._channels.thinking in header:
-            self._kind = "thinking"
-        return []
+    def _read_header(self, begin: str) -> ParserSteps[str]:
+        """Return a header. Raises CutOff, and emits what cannot be a header. begin: known part."""
+        parts = [begin]
+        try:
+            yield from self._reader.emit_until((_MESSAGE,), parts.append)
+        except CutOff:
+            text, begins = "".join(parts), self._channels.headers
+            if text and not any(each.startswith(text[: len(each)]) for each in begins):
+                self._emit(text)
+            raise
+        return "".join(parts)

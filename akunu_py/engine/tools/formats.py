@@ -7,8 +7,6 @@ rendering of earlier calls (`rendering`) use the table.
 
 import hashlib
 import re
-import secrets
-import string
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -34,7 +32,7 @@ def _long_id() -> str:
 
 
 def _short_id() -> str:
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+    return uuid.uuid4().hex[:9]
 
 
 def _mistral_id(call_id: str, name: str, index: int) -> str:

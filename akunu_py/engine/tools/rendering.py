@@ -16,6 +16,7 @@ from akunu_py.engine.text import thinking
 from akunu_py.engine.tools.formats import FORMATS, HARMONY, HERMES, UNKNOWN, ToolFormat
 from akunu_py.errors import UnsupportedModel
 from akunu_py.types import Message, Tool, ToolCall
+from akunu_py.weak_cache import cached_weakly
 
 _THINKING = re.compile(r"""(?:\.|\[\s*['"]|\(\s*['"])(reasoning_content|thinking|reasoning)\b""")
 _PLACEHOLDERS = re.compile('"NAME"|NAME|ARGUMENTS')
@@ -62,7 +63,7 @@ class TemplateFeatures:
     thinking: str = ""  # its key for a message's thinking, "" if it shows none
 
 
-@chat_template.cached_per_tokenizer
+@cached_weakly
 def template_features(tokenizer: Any) -> TemplateFeatures:
     """Return the features of a tokenizer's chat template."""
     if not tokenizer.has_chat_template:
@@ -84,13 +85,11 @@ def template_features(tokenizer: Any) -> TemplateFeatures:
         return text if all(each in text for each in texts) else ""
 
     system = Message("system", "probe_system")
-    features = replace(
-        features, system=bool(rendered([system, _PROBED[0]], features, system.content))
-    )
+    shows_system = bool(rendered([system, _PROBED[0]], features, system.content))
     late = [_PROBED[0], Message("assistant", "probe_answer"), system, _PROBED[0]]
     text = rendered(late, features, system.content)
     in_place = text.find("probe_answer") < text.find(system.content) < text.rfind("probe_user")
-    features = replace(features, late_system=bool(text) and in_place)
+    features = replace(features, system=shows_system, late_system=bool(text) and in_place)
     if rendered(_PROBED[:1], features, _PROBE.name):
         for as_text in (False, True):
             tried = replace(features, tools=True, arguments_as_text=as_text)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from akunu_py.engine.events import Event, ToolCallArguments, ToolCallFinished, ToolCallStarted
-from akunu_py.engine.tools.reader import SPACE, CutOff, Emit, Malformed, ParserSteps, Reader
+from akunu_py.engine.text.reader import SPACE, CutOff, Emit, Malformed, ParserSteps
+from akunu_py.engine.tools.reader import CallReader
 from akunu_py.types import Tool
 
 STRING = frozenset({"string"})
@@ -89,7 +90,7 @@ class Calls:
         return types_of(self.parameters_of(tool), parameter)
 
 
-Syntax = Callable[[Reader, Calls], ParserSteps[None]]
+Syntax = Callable[[CallReader, Calls], ParserSteps[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class CallLayout:
     quote: str = ""  # around the strings of "marked"
 
 
-def json_calls(reader: Reader, calls: Calls) -> ParserSteps[None]:
+def json_calls(reader: CallReader, calls: Calls) -> ParserSteps[None]:
     """Read `{"name": ..., "arguments": {...}}`, or an array of such objects."""
     if not (yield from reader.accept("[", skip=SPACE)):
         yield from _read_json_call(reader, calls)
@@ -132,7 +133,7 @@ def json_calls(reader: Reader, calls: Calls) -> ParserSteps[None]:
         yield from _read_items(reader, calls, _read_json_call)
 
 
-def _read_items(reader: Reader, calls: Calls, call: Syntax) -> ParserSteps[None]:
+def _read_items(reader: CallReader, calls: Calls, call: Syntax) -> ParserSteps[None]:
     """Read calls between commas, up to the bracket that closes the array."""
     while True:
         yield from reader.skip()
@@ -141,7 +142,7 @@ def _read_items(reader: Reader, calls: Calls, call: Syntax) -> ParserSteps[None]
             return
 
 
-def _read_json_call(reader: Reader, calls: Calls) -> ParserSteps[None]:
+def _read_json_call(reader: CallReader, calls: Calls) -> ParserSteps[None]:
     """Read a call; its arguments stream if its name precedes them."""
     yield from reader.expect("{")
     name = ""
@@ -173,7 +174,7 @@ def _read_json_call(reader: Reader, calls: Calls) -> ParserSteps[None]:
         calls.end()
 
 
-def _has_next_key(reader: Reader) -> ParserSteps[bool]:
+def _has_next_key(reader: CallReader) -> ParserSteps[bool]:
     if (yield from reader.skip(SPACE + ",")) == '"':
         return True
     yield from reader.expect("}")
@@ -198,7 +199,7 @@ def _as_object(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _read_arguments(reader: Reader, calls: Calls, name: str) -> ParserSteps[None]:
+def _read_arguments(reader: CallReader, calls: Calls, name: str) -> ParserSteps[None]:
     """Read the JSON object that completes a call."""
     if (yield from reader.skip()) != "{":
         yield from reader.expect("{")
@@ -207,13 +208,13 @@ def _read_arguments(reader: Reader, calls: Calls, name: str) -> ParserSteps[None
     calls.end()
 
 
-def keyed_json(reader: Reader, calls: Calls) -> ParserSteps[None]:
+def keyed_json(reader: CallReader, calls: Calls) -> ParserSteps[None]:
     """Read an array of objects whose only key is the function's name."""
     yield from reader.expect("[", skip=SPACE)
     yield from _read_items(reader, calls, _read_keyed_call)
 
 
-def _read_keyed_call(reader: Reader, calls: Calls) -> ParserSteps[None]:
+def _read_keyed_call(reader: CallReader, calls: Calls) -> ParserSteps[None]:
     yield from reader.expect("{")
     if (yield from reader.skip()) != '"':
         raise Malformed
@@ -223,7 +224,7 @@ def _read_keyed_call(reader: Reader, calls: Calls) -> ParserSteps[None]:
     yield from reader.expect("}", skip=SPACE)
 
 
-def mistral(reader: Reader, calls: Calls) -> ParserSteps[None]:
+def mistral(reader: CallReader, calls: Calls) -> ParserSteps[None]:
     """Read `[{"name": ..., "arguments": ...}, ...]`, or `NAME[CALL_ID]ID[ARGS]{...}`, repeated."""
     if (yield from reader.skip()) in ("[", "{"):
         yield from json_calls(reader, calls)
@@ -254,7 +255,7 @@ class NamedJson:
     fenced: bool = False  # whether there may be `function`, the name and a fence instead
     text_name: str = ""  # name in the header of a text; then `begin` may be in the prompt
 
-    def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
+    def __call__(self, reader: CallReader, calls: Calls) -> ParserSteps[None]:
         if self.text_name:
             yield from reader.accept(self.begin)
             while not reader.closed and _NAME_SO_FAR.fullmatch(reader.unread):
@@ -308,7 +309,7 @@ class Xml:
     extra: str = ""  # further attributes of a call
     parameter_head: str = ""  # ends the opening tag of a parameter; "": `head`
 
-    def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
+    def __call__(self, reader: CallReader, calls: Calls) -> ParserSteps[None]:
         if self.call:
             yield from reader.expect(self.call, skip=SPACE)
         head, _ = yield from reader.read_until(self.head)
@@ -348,7 +349,7 @@ class Xml:
 
 
 def _read_value(
-    reader: Reader, calls: Calls, types: frozenset[str], end: str, newline: str = ""
+    reader: CallReader, calls: Calls, types: frozenset[str], end: str, newline: str = ""
 ) -> ParserSteps[None]:
     """Read a value and the tag `end`. A string streams; `newline` at both ends is left out."""
     if (yield from reader.accept(_CDATA[0])):
@@ -393,7 +394,7 @@ class Elements:
 
     mark: str  # before every tag
 
-    def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
+    def __call__(self, reader: CallReader, calls: Calls) -> ParserSteps[None]:
         begin = f"{self.mark}<"
         yield from reader.expect(f"{begin}invoke", skip=SPACE)
         head, _ = yield from reader.read_until(">")
@@ -418,7 +419,7 @@ class Elements:
         return CallLayout(f"{opener}\n", call, "", closer, tags, opener)
 
     def _value(
-        self, reader: Reader, tag: str, schema: Any, root: Any, depth: int = _MAX_DEPTH
+        self, reader: CallReader, tag: str, schema: Any, root: Any, depth: int = _MAX_DEPTH
     ) -> ParserSteps[Any]:
         """Read the rest of an element: text, or the elements of an object or an array."""
         text, _ = yield from reader.read_until(self.mark)
@@ -452,7 +453,7 @@ class KeyValue:
     prefix: str = ""
     suffixes: tuple[str, ...] = ()
 
-    def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
+    def __call__(self, reader: CallReader, calls: Calls) -> ParserSteps[None]:
         suffix = ""
         if self.suffixes:
             begin = "<tool_call"
@@ -501,7 +502,7 @@ class Gemma:
 
     quote: str
 
-    def __call__(self, reader: Reader, calls: Calls) -> ParserSteps[None]:
+    def __call__(self, reader: CallReader, calls: Calls) -> ParserSteps[None]:
         yield from reader.expect("call:", skip=SPACE)
         name, _ = yield from reader.read_until("{")
         calls.begin(name)
@@ -512,7 +513,9 @@ class Gemma:
         call = f"{opener}call:NAMEARGUMENTS{closer}"
         return CallLayout("", call, "", opener=opener, notation="marked", quote=self.quote)
 
-    def _members(self, reader: Reader, emit: Emit, bracket: str, depth: int) -> ParserSteps[None]:
+    def _members(
+        self, reader: CallReader, emit: Emit, bracket: str, depth: int
+    ) -> ParserSteps[None]:
         """Read the rest of an object or an array, after its opening bracket."""
         close = "}" if bracket == "{" else "]"
         emit(bracket)
@@ -527,7 +530,7 @@ class Gemma:
             yield from self._read_value(reader, emit, depth)
         emit(close)
 
-    def _read_key(self, reader: Reader, emit: Emit) -> ParserSteps[None]:
+    def _read_key(self, reader: CallReader, emit: Emit) -> ParserSteps[None]:
         if (yield from reader.accept(self.quote, skip=SPACE)):
             key, _ = yield from reader.read_until(self.quote)
             yield from reader.expect(":", skip=SPACE)
@@ -535,7 +538,7 @@ class Gemma:
             key, _ = yield from reader.read_until(":")
         emit(to_json(key.strip().strip('"')) + ": ")
 
-    def _read_value(self, reader: Reader, emit: Emit, depth: int) -> ParserSteps[None]:
+    def _read_value(self, reader: CallReader, emit: Emit, depth: int) -> ParserSteps[None]:
         if not depth:
             raise Malformed
         if (yield from reader.accept(self.quote, skip=SPACE)):
@@ -556,7 +559,7 @@ class Gemma:
             emit(json_from_text(text.strip(), frozenset()))
 
 
-def pythonic(reader: Reader, calls: Calls) -> ParserSteps[None]:
+def pythonic(reader: CallReader, calls: Calls) -> ParserSteps[None]:
     """Read `NAME(key=value, ...)`, or a list of such calls. Parameters stream one by one."""
     if (yield from reader.accept("[", skip=SPACE)):
         yield from _read_items(reader, calls, _read_python_call)
@@ -565,7 +568,7 @@ def pythonic(reader: Reader, calls: Calls) -> ParserSteps[None]:
         yield from reader.skip()
 
 
-def _read_python_call(reader: Reader, calls: Calls) -> ParserSteps[None]:
+def _read_python_call(reader: CallReader, calls: Calls) -> ParserSteps[None]:
     name, _ = yield from reader.read_until("(")
     calls.begin(name)
     while not (yield from reader.accept(")", skip=SPACE)):
@@ -591,7 +594,7 @@ class _Literals(ast.NodeTransformer):
         return ast.Constant(_PYTHON_JSON[node.id]) if node.id in _PYTHON_JSON else node
 
 
-def _read_expression(reader: Reader) -> ParserSteps[str]:
+def _read_expression(reader: CallReader) -> ParserSteps[str]:
     """Return the text of a value, up to the comma or bracket that ends it."""
     text = quote = ""
     depth = 0

@@ -8,7 +8,7 @@ streamed by then, but it has no ToolCallFinished.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from akunu_py.engine.events import (
@@ -19,16 +19,17 @@ from akunu_py.engine.events import (
     ToolCallStarted,
     append_event,
 )
-from akunu_py.engine.text.stop_sequences import partial_match_length
-from akunu_py.engine.tools.formats import HERMES, ToolFormat
-from akunu_py.engine.tools.reader import (
+from akunu_py.engine.text.reader import (
     SPACE,
     CutOff,
     Malformed,
     ParserSteps,
-    Reader,
+    StreamParser,
     find_first,
+    partial_match_length,
 )
+from akunu_py.engine.tools.formats import HERMES, ToolFormat
+from akunu_py.engine.tools.reader import CallReader
 from akunu_py.engine.tools.rendering import format_of
 from akunu_py.engine.tools.syntaxes import Calls
 from akunu_py.types import Tool
@@ -51,29 +52,28 @@ def parser_for(
     return ToolCallParser(format, tools, allowed=allowed, exclusive=exclusive)
 
 
-class ToolCallParser:
+class ToolCallParser(StreamParser[Event]):
     """Text in, events out: Text, ToolCallStarted, ToolCallArguments, ToolCallFinished."""
+
+    _reader: CallReader
 
     def __init__(
         self,
         format: ToolFormat | None,
         tools: Sequence[Tool],
-        new_id: Callable[[], str] | None = None,
         *,
         allowed: bool = True,
         exclusive: bool = False,
     ) -> None:
-        """format: None if there are no calls. new_id: returns a new id for a call."""
+        """format: None if there are no calls."""
+        super().__init__(CallReader())
         self._format, self._exclusive = format, exclusive
-        self._reader = Reader()
-        self._events: list[Event] = []
         self._whitespace = ""  # whitespace that is text only if text follows
         self._had_text = False  # whether there was text
         self._after_call = False
         self._opened = format is not None and format.opened
-        make_id = new_id or (format or HERMES).new_id
-        self._calls = Calls(tools, self._emit, make_id, allowed=allowed)
-        self._steps = self._parse(format) if format else None
+        new_id = (format or HERMES).new_id
+        self._calls = Calls(tools, self._emit, new_id, allowed=allowed)
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -81,26 +81,9 @@ class ToolCallParser:
         return self._format.all_markers if self._format else ()
 
     def add(self, text: str, drafted: Sequence[Span] = ()) -> list[Event]:
-        """Return the events that `text` completes. drafted: its ranges from accepted drafts."""
-        if self._steps is None:
-            return [TextDelta(text, tuple(drafted))] if text else []
-        self._reader.feed(text, drafted)
-        return self._resume()
-
-    def finish(self) -> list[Event]:
-        """Return the events held back at the end of the answer."""
-        if self._steps is None:
-            return []
-        self._reader.closed = True
-        events = self._resume()
-        self._steps = None
-        return events
-
-    def _resume(self) -> list[Event]:
-        assert self._steps is not None
-        next(self._steps, None)
-        events, self._events = self._events, []
-        return events
+        if self._format is not None:
+            return super().add(text, drafted)
+        return [TextDelta(text, tuple(drafted))] if text else []
 
     def _emit(self, event: Event) -> None:
         if isinstance(event, ToolCallStarted):
@@ -108,7 +91,7 @@ class ToolCallParser:
             self._after_call = True
         elif isinstance(event, ToolCallFinished):
             self._reader.start_recording()
-        append_event(self._events, event)
+        append_event(self._output, event)
 
     def _emit_text(self, text: str, *, marks_drafts: bool = True) -> None:
         """Emit text that was just read, without whitespace that may be next to a call."""
@@ -119,10 +102,12 @@ class ToolCallParser:
         self._whitespace = text[len(stripped) :]
         if stripped:
             drafted = self._reader.drafted(len(text), len(stripped)) if marks_drafts else ()
-            append_event(self._events, TextDelta(stripped, drafted))
+            append_event(self._output, TextDelta(stripped, drafted))
             self._had_text, self._after_call = True, False
 
-    def _parse(self, format: ToolFormat) -> ParserSteps[None]:
+    def _parse(self) -> ParserSteps[None]:
+        if (format := self._format) is None:
+            return
         while True:
             opener = yield from self._text_before_call(format)
             if opener is None:
@@ -132,7 +117,7 @@ class ToolCallParser:
             except Malformed:
                 yield from self._emit_malformed(format, opener)
         if self._whitespace:
-            append_event(self._events, TextDelta(self._whitespace))
+            append_event(self._output, TextDelta(self._whitespace))
 
     def _text_before_call(self, format: ToolFormat) -> ParserSteps[str | None]:
         """Emit the text before the next opener and return the opener.

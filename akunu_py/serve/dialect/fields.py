@@ -239,6 +239,17 @@ def schema_constraint(schema: Any) -> Constraint:
     return Constraint("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
 
 
+def format_constraint(kind: str, schema: Any, param: str) -> Constraint | None:
+    """Return the constraint for a `response_format`. param: the parameter with its schema."""
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return JSON_OBJECT
+    if schema is None:
+        raise invalid(param, "field required")
+    return schema_constraint(schema)
+
+
 def _only_constraint(body: SamplingFields, other: Constraint | None) -> Constraint | None:
     """Return the constraint of the body, or `other`. Raises RequestError for several."""
     outputs = body.structured_outputs or StructuredOutputs(json=None)

@@ -34,6 +34,10 @@ class Encoder(ABC):
 
     media_type: ClassVar[str] = "text/event-stream; charset=utf-8"
 
+    def __init__(self, body: Any, name: str) -> None:
+        """body: of the request. name: the model's. Raises RequestError."""
+        self._model = name
+
     @abstractmethod
     def encode(self, event: events.Event, choice: int) -> list[bytes]:
         """Return the frames of an event of job number `choice`; `Failed` goes to `fail`.
@@ -121,12 +125,11 @@ class Endpoint:
     # Raises RequestError or AkunuError. It runs in a worker thread, so it must not use arrays.
     prepare: Callable[[Any, Any], PreparedRequest | Mapping[str, Any]]  # body, see `needs`
     summary: str  # for the OpenAPI description
+    # Encodes the reply; made before the model is loaded. None: `prepare` returns the reply.
+    encoder: type[Encoder] | None = None
     # What `prepare` gets: the loaded model's `Service`, the `Embedder`, a description of the model,
     # loaded or not, or `ModelPool.ending`.
     needs: Literal["service", "embedder", "description", "ending"] = "service"
-    # Returns the encoder of a reply; gets the body and the model's name, before the model is
-    # loaded. Raises RequestError. None: `prepare` returns the reply.
-    encoder: Callable[[Any, str], Encoder] | None = None
 
 
 @dataclass(frozen=True, slots=True)

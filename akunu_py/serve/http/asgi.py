@@ -27,27 +27,17 @@ from akunu_py.engine.job import Job
 from akunu_py.errors import AkunuError
 from akunu_py.serve.dialect.bodies import parse
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest
-from akunu_py.serve.dialect.request_errors import (
-    STATUS,
-    RequestError,
-    gpu_is_lost,
-    request_error,
-)
+from akunu_py.serve.dialect.request_errors import STATUS, RequestError, gpu_is_lost, request_error
 from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules, Guard
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
-from akunu_py.serve.http.request_handler import (
-    HEARTBEAT_S,
-    JobEvents,
-    RequestHandler,
-    read_body,
-)
+from akunu_py.serve.http.request_handler import HEARTBEAT_S, JobEvents, RequestHandler, read_body
 from akunu_py.serve.llamacpp import LLAMACPP
 from akunu_py.serve.messages import MESSAGES
 from akunu_py.serve.ollama import OLLAMA, tags
 from akunu_py.serve.openai import OPENAI
+from akunu_py.serve.own.client import proof
 from akunu_py.serve.own.dialect import AKUNU
-from akunu_py.serve.own.discovery import proof
 from akunu_py.serve.responses import RESPONSES
 from akunu_py.version import __version__
 

@@ -23,7 +23,7 @@ from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
-from akunu_py.serve.own.discovery import RunningServer, announce
+from akunu_py.serve.own.client import RunningServer, announce
 from akunu_py.text import displayable, say
 from akunu_py.types import GenerateOptions, SamplingOptions
 

@@ -1,32 +1,124 @@
-"""A client of `akunu serve` for akunu's own programs; imports only the standard library."""
+"""Running servers on this machine, and a client of `akunu serve` for akunu's own programs.
+
+A server announces itself in a private file. This module imports no library.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import http.client
 import json
+import os
 import queue
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from akunu_py import paths
 from akunu_py.completion.completion_request import CompletionReason
 from akunu_py.engine.events import LoadedModelFacts
 from akunu_py.errors import AkunuError, ServerGone, UsageError
-from akunu_py.serve.own.discovery import proof, running_servers
+from akunu_py.files import read_json, write_atomically
 from akunu_py.types import LoadOptions
+from akunu_py.version import __version__
 
 _POLL_S = 0.01  # between two checks for cancellation
 _END_TIMEOUT_S = 2.0  # for an answer to end after `ServerClient.end`
 _CONNECT_TIMEOUT_S = 2.0
 _READ_TIMEOUT_S = 30.0  # a live server sends a heartbeat every few seconds
 _LOAD_TIMEOUT_S = 900.0  # for a server to unload other models and load one
+_MAX_BYTES = 64 << 10  # of a file that announces a server
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """The contents of a running server's file."""
+
+    url: str  # on this machine
+    token: str  # API key of akunu's own clients
+    models: dict[str, str]  # directories by name
+    weights: str = "auto"
+    kv_bits: int | None = None
+    version: str = __version__
+    process: int = field(default_factory=os.getpid)
+
+    def name_of(self, model: Path, options: LoadOptions) -> str | None:
+        """Return the name of a model if the server loads it as in `options`, else None.
+
+        Any context length matches. Options with a memory limit never match.
+        """
+        expected = LoadOptions(options.weights, self.kv_bits, options.context)
+        same = options.weights in ("auto", self.weights) and options == expected
+        if not same or self.version != __version__:
+            return None
+        found = (name for name, path in self.models.items() if path == str(model.resolve()))
+        return next(found, None)
+
+
+def loopback_url(url: str) -> str:
+    """Return the URL that this machine uses to reach a server; replaces wildcard addresses."""
+    for wildcard, loopback in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):
+        url = url.replace(wildcard, loopback)
+    return url
+
+
+def proof(token: str, challenge: str) -> str:
+    """Return the answer to a challenge, which proves the knowledge of the token."""
+    return hmac.new(token.encode(), challenge.encode(), hashlib.sha256).hexdigest()
+
+
+@contextlib.contextmanager
+def announce(server: RunningServer) -> Iterator[None]:
+    """Announce a server to this user's programs while the block runs; ignore write errors."""
+    directory = paths.servers_dir()
+    file = directory / f"{server.url.rpartition(':')[2]}.json"
+    with contextlib.suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(file, json.dumps(asdict(server)).encode())
+    try:
+        yield
+    finally:
+        if _read(file) == server:
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+
+def running_servers() -> list[RunningServer]:
+    """Return the running servers; delete the files of those that were killed."""
+    servers = []
+    for file in sorted(paths.servers_dir().glob("*.json")):
+        server = _read(file)
+        if server is not None and _is_running(server.process):
+            servers.append(server)
+        else:
+            with contextlib.suppress(OSError):
+                file.unlink()
+    return servers
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError, TypeError):
+        return False
+    return True
+
+
+def _read(file: Path) -> RunningServer | None:
+    try:
+        return RunningServer(**read_json(file, _MAX_BYTES))
+    except (OSError, TypeError, ValueError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,7 @@ from akunu_py.engine.answer import ChatJob
 from akunu_py.engine.engine import facts_of
 from akunu_py.engine.events import Event, Finished
 from akunu_py.serve.dialect.bodies import Body
-from akunu_py.serve.dialect.interface import (
-    Dialect,
-    Encoder,
-    Endpoint,
-    PreparedRequest,
-    frame,
-)
+from akunu_py.serve.dialect.interface import Dialect, Encoder, Endpoint, PreparedRequest, frame
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.own.remote_loop import SENT
@@ -122,14 +116,14 @@ AKUNU = Dialect(
             AkunuCompleteBody,
             prepare_complete,
             "Complete text, for akunu.",
-            encoder=lambda body, name: AkunuEncoder(),
+            AkunuEncoder,
         ),
         Endpoint(
             "/akunu/chat",
             AkunuChatBody,
             prepare_chat,
             "Answer a conversation, for akunu.",
-            encoder=lambda body, name: AkunuEncoder(),
+            AkunuEncoder,
         ),
         Endpoint(
             "/akunu/end",

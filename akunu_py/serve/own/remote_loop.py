@@ -16,20 +16,8 @@ from akunu_py.completion.completion_request import (
     CompletionReason,
     finished,
 )
+from akunu_py.engine import events
 from akunu_py.engine.answer import ChatJob
-from akunu_py.engine.events import (
-    Event,
-    Failed,
-    Finished,
-    LoadedModelFacts,
-    PrefillProgress,
-    SharedPasses,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallArguments,
-    ToolCallFinished,
-    ToolCallStarted,
-)
 from akunu_py.engine.job import JobHandle
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.types import Stats
@@ -42,13 +30,13 @@ class RemoteLoop:
     """Runs answers and completions on a server, one at a time; see `ModelLoop`."""
 
     engine = None
-    shared = SharedPasses()
+    shared = events.SharedPasses()
     slots = 1
 
     def __init__(
         self,
         client: ServerClient,
-        facts: LoadedModelFacts,
+        facts: events.LoadedModelFacts,
         options: CompleteOptions | None = None,
         *,
         may_store: bool = True,
@@ -58,9 +46,9 @@ class RemoteLoop:
         self._client = client
         self._options = options or CompleteOptions()
         self._may_store = may_store
-        self._events: Generator[Event | None] | None = None  # of the running job
+        self._events: Generator[events.Event | None] | None = None  # of the running job
 
-    def step(self, jobs: Sequence[JobHandle]) -> list[tuple[JobHandle, list[Event]]]:
+    def step(self, jobs: Sequence[JobHandle]) -> list[tuple[JobHandle, list[events.Event]]]:
         """Wait a moment for the next event."""
         handle = jobs[0]
         if self._events is None:
@@ -72,8 +60,8 @@ class RemoteLoop:
         try:
             event = next(self._events)
         except Exception as error:  # noqa: BLE001 - it ends the request
-            event = Failed(error)
-        if isinstance(event, Finished | Failed):
+            event = events.Failed(error)
+        if isinstance(event, events.Finished | events.Failed):
             self._events.close()
             self._events = None
         return [(handle, [event] if event is not None else [])]
@@ -85,7 +73,7 @@ class RemoteLoop:
     def close(self) -> None:
         """Do nothing: the server saves what it learned."""
 
-    def _answer(self, job: ChatJob, handle: JobHandle) -> Generator[Event | None]:
+    def _answer(self, job: ChatJob, handle: JobHandle) -> Generator[events.Event | None]:
         """Yield the events of an answer that the server generates; None while there is none."""
         options = replace(job.options, may_store=job.options.may_store and self._may_store)
         messages = [asdict(message) for message in job.messages]
@@ -96,12 +84,12 @@ class RemoteLoop:
         with contextlib.closing(frames):
             for frame in frames:
                 event = _decode(frame)
-                if isinstance(event, TextDelta):
+                if isinstance(event, events.TextDelta):
                     stats = event.stats or stats
                 yield event
-        yield Finished("cancelled", stats)
+        yield events.Finished("cancelled", stats)
 
-    def _complete(self, job: CompletionJob, handle: JobHandle) -> Generator[Event | None]:
+    def _complete(self, job: CompletionJob, handle: JobHandle) -> Generator[events.Event | None]:
         """Yield the events of a completion that the server makes; None while there is none."""
         text = ""
         reason: CompletionReason | None = None
@@ -118,7 +106,7 @@ class RemoteLoop:
         with contextlib.closing(self._frames("complete", body, end_reason)) as frames:
             for frame in frames:
                 event = _decode(frame)
-                if isinstance(event, TextDelta):
+                if isinstance(event, events.TextDelta):
                     text += event.text
                     job.on_text(event.text)
                 yield finished(event) if isinstance(event, Completion) else event
@@ -133,8 +121,8 @@ class RemoteLoop:
 
 # The events that a server sends; the last one of a completion is the `Completion`.
 SENT = (
-    *(PrefillProgress, ThinkingDelta, TextDelta, Finished, Completion),
-    *(ToolCallStarted, ToolCallArguments, ToolCallFinished),
+    *(events.PrefillProgress, events.ThinkingDelta, events.TextDelta, events.Finished, Completion),
+    *(events.ToolCallStarted, events.ToolCallArguments, events.ToolCallFinished),
 )
 
 

@@ -3,12 +3,12 @@
 import itertools
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import create_autospec
 
 import llguidance
 import mlx.core as mx
@@ -22,7 +22,7 @@ from tokenizers.pre_tokenizers import ByteLevel as Split
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
-from akunu_py.engine import kv_cache
+from akunu_py.engine import batched_pass, kv_cache, runner
 from akunu_py.engine.constraint import matcher as constraint_module
 from akunu_py.engine.constraint.answer_limits import compile_rules
 from akunu_py.engine.constraint.matcher import (
@@ -36,8 +36,9 @@ from akunu_py.engine.constraint.matcher import (
 from akunu_py.engine.drafters.learned_state import UnsavedState
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
+from akunu_py.engine.target import Target
 from akunu_py.errors import UsageError
-from akunu_py.json_schema.layouts import COMPACT, FREE, Layout
+from akunu_py.json_schema.layouts import COMPACT, FREE
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import (
@@ -51,7 +52,7 @@ from akunu_py.types import (
 )
 from tests.support.drafters import FixedCosts
 from tests.support.engines import altered
-from tests.support.identity import answers_in_all_modes, naive
+from tests.support.identity import Served, Submitted, answers_in_all_modes, naive
 from tests.support.json_schema import exactly, is_valid
 from tests.support.tiny import tiny_llama
 
@@ -208,11 +209,7 @@ def test_forced_text_is_drafted_and_verified(engine: Engine, mode: DraftMode) ->
     text = "the quick brown (fox|dog) jumps over the lazy (cat|cow) and never comes back"
     sampling = SamplingOptions(constraint=Constraint("regex", text))
     plain = answered(engine, [5, 6], GenerateOptions(200, "off", sampling=sampling))
-    loop = StepLoop(engine)
-    curve = loop.runner.curve
-    for rows, seconds in ((1, 1.0), (33, 1.1)):
-        for _ in range(20):
-            curve.observe(rows, seconds, 0)
+    loop = StepLoop(engine, UnsavedState(FixedCosts({1: 1.0, 33: 1.1})))
     answer = loop.answer([5, 6], GenerateOptions(200, mode, 4, sampling))
     assert answer.tokens == plain.tokens
     assert re.fullmatch(text, answer.text)
@@ -235,53 +232,64 @@ CHOICES = {
 }
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
 @pytest.mark.parametrize(
     "constraint",
     [Constraint("json_schema", json.dumps(CHOICES)), Constraint("regex", "((yes|no|costs) ){9}")],
     ids=["schema", "regex"],
 )
 def test_choices_are_verified_as_a_tree(
-    engine: Engine, constraint: Constraint, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, constraint: Constraint, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same tokens from fewer passes, with trees; accepted branches move in the KV cache."""
-    moved, move = list[object](), kv_cache.move_rows
-
-    def moving(cache: kv_cache.Cache, written: int, rows: Sequence[int]) -> None:
-        moved.append(rows)
-        move(cache, written, rows)
-
-    monkeypatch.setattr(kv_cache, "move_rows", moving)
+    moved = create_autospec(kv_cache.move_rows, side_effect=kv_cache.move_rows)
+    monkeypatch.setattr(kv_cache, "move_rows", moved)
+    monkeypatch.setattr(runner, "TREES_BEFORE_TRIAL", 1)
+    ticks = itertools.count(1)  # all passes take the same time
+    monkeypatch.setattr(Target, "clock", staticmethod(lambda: float(next(ticks))))
     wait(compile_ahead(engine.tokens, constraint))
-    passes = {"auto": 0, "off": 0}
-    for seed in range(2):
-        options = GenerateOptions(
-            64, sampling=SamplingOptions(1.0, seed=seed, constraint=constraint)
-        )
-        plain = answered(engine, [5, 6], replace(options, draft="off"))
-        for tree in SWITCH_MODES:
-            loop = StepLoop(engine, UnsavedState(FixedCosts({1: 1.0, 33: 1.01})))
-            answer = loop.answer([5, 6], replace(options, draft_tree=tree))
-            assert (answer.tokens, answer.text) == (plain.tokens, plain.text)
-            passes[tree] += answer.stats.target_passes
-            drafted = answer.stats.drafted
-            assert answer.stats.accepted < drafted <= 33 * answer.stats.target_passes
-    assert moved
+    sampling, passes = SamplingOptions(1.0, constraint=constraint), dict[str, int]()
+    for tree in SWITCH_MODES:
+        options = GenerateOptions(64, sampling=sampling, draft_tree=tree)
+        seeded = [replace(options, sampling=replace(sampling, seed=seed)) for seed in range(2)]
+        requests = [Submitted([5, 6], each) for each in seeded]
+        for group in [requests] if shared else [[each] for each in requests]:
+            served = Served(engine, learned=UnsavedState(FixedCosts({1: 1.0, 33: 1.01})))
+            served.serve(group)
+            assert bool(served.loop.runner.shared.passes) == shared
+        for each in requests:
+            plain, stats = answered(engine, [5, 6], replace(each.options, draft="off")), each.stats
+            assert (tuple(each.tokens), each.started.text) == (plain.tokens, plain.text)
+            assert stats.accepted < stats.drafted <= 33 * stats.target_passes
+        passes[tree] = sum(each.stats.target_passes for each in requests)
+    assert moved.called
     assert passes["auto"] < passes["off"]
 
 
-@pytest.mark.parametrize(
-    ("constraint", "before", "choices"),
-    [
-        (Constraint("json_schema", json.dumps(CHOICES)), '{"color": "', {"red", "green", "dark"}),
-        (Constraint("json_schema", json.dumps(CHOICES)), '{"color": "dark', set()),
-        (Constraint("json_schema", '{"type": ["boolean", "null"]}'), "", {"true", "false", "null"}),
-        (Constraint("json_schema", '{"type": "string"}'), '"', set()),
-        (Constraint("json_schema", '{"type": "integer"}'), "", set()),
-        (Constraint("choice", choices=("yes", "no", "maybe")), "", {"yes", "no", "maybe"}),
-        (Constraint("regex", "(yes|no)-(yes|no)"), "yes-", {"yes", "no"}),
-        (Constraint("regex", "[a-z]+"), "", set()),
-    ],
-)
+def test_short_answers_draft_no_trees_before_the_trial_is_worth_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = create_autospec(batched_pass.why_not_batched, return_value=None)
+    monkeypatch.setattr(batched_pass, "why_not_batched", trial)
+    constraint = Constraint("regex", "(yes|no|costs) (yes|no|costs) ")
+    loop = StepLoop(engine, UnsavedState(FixedCosts({1: 1.0, 33: 1.01})))
+    for seed in range(40):
+        sampling = SamplingOptions(1.0, seed=seed, constraint=constraint)
+        loop.answer([5, 6], GenerateOptions(64, sampling=sampling))
+        assert seed > 0 or not trial.called
+    assert trial.called
+
+
+@pytest.mark.parametrize(("constraint", "before", "choices"), [
+    (Constraint("json_schema", json.dumps(CHOICES)), '{"color": "', {"red", "green", "dark"}),
+    (Constraint("json_schema", json.dumps(CHOICES)), '{"color": "dark', set()),
+    (Constraint("json_schema", '{"type": ["boolean", "null"]}'), "", {"true", "false", "null"}),
+    (Constraint("json_schema", '{"type": "string"}'), '"', set()),
+    (Constraint("json_schema", '{"type": "integer"}'), "", set()),
+    (Constraint("choice", choices=("yes", "no", "maybe")), "", {"yes", "no", "maybe"}),
+    (Constraint("regex", "(yes|no)-(yes|no)"), "yes-", {"yes", "no"}),
+    (Constraint("regex", "[a-z]+"), "", set()),
+])  # fmt: skip
 def test_choices_of_a_grammar_are_found_where_they_are_few(
     shallow_starter: Engine, constraint: Constraint, before: str, choices: set[str]
 ) -> None:
@@ -387,24 +395,6 @@ def test_no_key_is_written_twice(
     assert allowed(end, []) is not repeats
 
 
-def test_an_answer_needs_no_grammar_to_draft_by(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rules of properties in a fixed order may be too many."""
-    options = GenerateOptions(TOKENS, sampling=SamplingOptions(constraint=CONSTRAINTS["schema"]))
-    expected = answered(engine, [5], options)
-    made = constraint_module._json_grammar
-
-    def only_free(constraint: Constraint, layout: Layout, prefix: str) -> str:
-        if layout is not FREE:
-            raise UsageError("its grammar becomes too large")
-        return made(constraint, layout, prefix)
-
-    monkeypatch.setattr(constraint_module, "_grammars", OrderedDict())
-    monkeypatch.setattr(constraint_module, "_json_grammar", only_free)
-    assert answered(engine, [5], options).tokens == expected.tokens
-
-
 @pytest.mark.parametrize("opened_by", ["prompt", "model"])
 def test_a_model_may_think_before_the_structure(engine: Engine, opened_by: str) -> None:
     engine = altered(engine, tokenizer=TokenizerWrapper(engine.tokens.tokenizer))
@@ -461,10 +451,11 @@ def test_tables_of_several_models_and_stop_tokens_are_made_once(engine: Engine) 
     assert all(token_tables(each) is tables for each, tables in zip(codecs, made, strict=True))
 
 
+@pytest.mark.parametrize("fails", [False, True])
 def test_the_thread_of_the_model_waits_for_no_grammar(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    fails: bool, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Grammars to draft from that never compile change no token."""
+    """Grammars to draft from that never compile, or are too large, change no token."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     constraint = Constraint("json_schema", json.dumps(schema | {"additionalProperties": False}))
     options = GenerateOptions(60, sampling=SamplingOptions(constraint=constraint))
@@ -473,7 +464,10 @@ def test_the_thread_of_the_model_waits_for_no_grammar(
     compile_rules(engine.tokens, options)
 
     def never(*args: Any, draft: bool = False) -> Any:
-        return Future() if draft else start(*args)
+        future = Future[Any]()
+        if fails:
+            future.set_exception(UsageError("its grammar becomes too large"))
+        return future if draft else start(*args)
 
     monkeypatch.setattr(constraint_module, "_start_compiling", never)
     monkeypatch.setattr(constraint_module, "_compile", lambda *args: pytest.fail("compiled again"))

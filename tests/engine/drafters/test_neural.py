@@ -4,38 +4,26 @@ Their caches follow the target's, their memory is planned, unsuitable models are
 """
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
 from akunu_py.engine import kv_cache
 from akunu_py.engine.drafters.learned_state import UnsavedState
-from akunu_py.engine.drafters.neural import (
-    ExitDrafter,
-    ModelDrafter,
-    find_exit,
-)
+from akunu_py.engine.drafters.neural import ExitDrafter, ModelDrafter, find_exit
 from akunu_py.engine.drafters.states import MtpDrafter
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
-from akunu_py.engine.model import output_rows
 from akunu_py.engine.model.drafters import DraftModel, difference
 from akunu_py.engine.sampling import Sampler
 from akunu_py.engine.target import Target
 from akunu_py.errors import UsageError
-from akunu_py.models.load.fit import Activations, CacheGrowth, MemoryNeeds
-from akunu_py.models.load.mlx_loader import open_directory
-from akunu_py.models.mtp import HEAD_FILE, Head, Trunk, load_head
-from akunu_py.models.mtp.chain import HeadChain
+from akunu_py.models.mtp import HEAD_FILE
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.types import Constraint, DraftMode, GenerateOptions, LoadOptions, SamplingOptions
@@ -44,60 +32,36 @@ from tests.support.engines import altered
 from tests.support.families import build, families_of_each_kind, kinds
 from tests.support.family_table import FAMILIES
 from tests.support.identity import plain_tokens, prompt_of
-from tests.support.targets import Counting, Timeless, drafted, read
+from tests.support.published_drafters import NEEDS
+from tests.support.targets import Counting, Timeless, read
 from tests.support.tiny import VOCABULARY, tiny_llama
-from tests.support.tiny_fim import byte_level, load_tiny, sentence_piece, write_model
-from tests.support.tiny_mtp import CONFIGS, perfect_weights, write_checkpoint, write_tokenizer
+from tests.support.tiny_fim import load_tiny, sentence_piece, write_model
 from tests.support.tiny_mtp import VOCABULARY as HEAD_VOCABULARY
+from tests.support.tiny_mtp import perfect_weights, write_checkpoint, write_tokenizer
 
 COUNT = 40
 FREE = {1: 1.0, 33: 1.01}  # a curve with which everything pays
-NEEDS = MemoryNeeds(1, CacheGrowth(1), Activations(1, 1, 1, 1), 4096)
 
 
 class Spoiled(ModelDrafter):
-    """One of whose guesses so many are replaced by wrong ones, which it goes on from."""
+    """Replaces 3 of 10 draft tokens by wrong ones. whole: the prompt and the answer."""
 
-    def __init__(self, model: Any, target: Target, share_wrong: float) -> None:
-        made = DraftModel("draft", Path(), model, VOCABULARY, NEEDS, 1e-6)
-        super().__init__(made, target)
-        self.share_wrong = share_wrong
-        self.random = random.Random(1)
-        self.guesses: list[tuple[list[int], int]] = []  # (what it knew, its own guess)
+    def __init__(self, model: Any, target: Target, whole: list[int]) -> None:
+        super().__init__(DraftModel("draft", Path(), model, NEEDS, 1e-6, VOCABULARY), target)
+        self.whole, self.random = whole, random.Random(1)
+        self.right: list[bool] = []  # of each token that follows a part of `whole`
 
     def draft_token(self) -> tuple[int, float]:
         known = list(self._known)
         token, sure = super().draft_token()
-        self.guesses.append((known, token))
-        if self.random.random() < self.share_wrong:
+        if known == self.whole[: len(known)] != self.whole:
+            self.right.append(token == self.whole[len(known)])
+        if self.random.random() < 0.3:
             token = self._known[-1] = (token + 1) % VOCABULARY
         return token, sure
 
     def clock(self) -> float:
         return 0.0  # no time is measured, so its stated share of a step counts
-
-
-def answer(name: str, sampling: SamplingOptions, wrong: float) -> tuple[list[int], Spoiled]:
-    """Return the tokens and the draft model."""
-    prompt, target = prompt_of(name), Timeless(build(name))
-    target.sampler = Sampler(sampling)
-    target.reuse_prefix(prompt)
-    read(target)
-    model = Spoiled(build(name), target, wrong)
-    drafter = AutoDrafter(CostCurve(FREE), neural_drafters=[model], ngrams=False)
-    drafter.extend(prompt)
-    pieces = list(decode(target, drafter, COUNT, ()))
-    return [token for piece in pieces for token in piece.tokens], model
-
-
-def right(prompt: Sequence[int], truth: Sequence[int], neural_drafter: Spoiled) -> list[bool]:
-    """Of each guess that was made behind the truth, whether it is the truth."""
-    whole = [*prompt, *truth]
-    return [
-        token == whole[len(known)]
-        for known, token in neural_drafter.guesses
-        if len(known) < len(whole) and known == whole[: len(known)]
-    ]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -108,11 +72,16 @@ def test_its_cache_goes_back_with_the_targets(name: str, temperature: float) -> 
     After each rejection it drafts the same as a model that never saw the wrong tokens.
     """
     sampling, prompt = SamplingOptions(temperature=temperature, seed=5), prompt_of(name)
-    truth = plain_tokens(build(name), prompt, COUNT, sampling)
-    tokens, model = answer(name, sampling, 0.3)
-    assert tokens == truth
-    found = right(prompt, truth, model)
-    assert sum(found) >= len(found) - 1 > 3  # a near-tie may fall otherwise
+    truth, target = plain_tokens(build(name), prompt, COUNT, sampling), Timeless(build(name))
+    target.sampler = Sampler(sampling)
+    target.reuse_prefix(prompt)
+    read(target)
+    model = Spoiled(build(name), target, [*prompt, *truth])
+    drafter = AutoDrafter(CostCurve(FREE), neural_drafters=[model], ngrams=False)
+    drafter.extend(prompt)
+    pieces = decode(target, drafter, COUNT, ())
+    assert [token for piece in pieces for token in piece.tokens] == truth
+    assert sum(model.right) >= len(model.right) - 1 > 3  # a near-tie may fall otherwise
 
 
 def test_vocabularies_are_compared() -> None:
@@ -127,22 +96,20 @@ def test_vocabularies_are_compared() -> None:
     assert "knows 50 of its 100" in difference(target, dict(list(target.items())[:50]))
 
 
-def test_memory_for_a_draft_model_is_planned(tmp_path: Path) -> None:
-    target = write_model(tmp_path / "target", byte_level(["<|end|>"]), end="<|end|>")
-    plain, engine = Engine.load(target), Engine.load(target, draft_model=("copy", target))
+def test_memory_for_a_draft_model_is_planned(tiny: Engine) -> None:
+    engine = Engine.load(tiny.path, draft_model=("copy", tiny.path))
     assert engine.draft_model is not None
     assert engine.draft_model.relative_cost == 1.0
-    assert engine.plan.fit.needs == plain.plan.fit.needs.with_draft(plain.plan.fit.needs)
-    assert engine.plan.fit.estimate.weights == 2 * plain.plan.fit.estimate.weights
+    assert engine.plan.fit.needs == tiny.plan.fit.needs.with_draft(tiny.plan.fit.needs)
+    assert engine.plan.fit.estimate.weights == 2 * tiny.plan.fit.estimate.weights
 
 
 @pytest.fixture
-def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+def copied(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Whose own copy always pays as its draft model."""
     monkeypatch.setattr(ModelDrafter, "clock", lambda neural_drafter: 0.0)
     monkeypatch.setattr(Target, "clock", staticmethod(Timeless.clock))
-    target = write_model(tmp_path / "target", byte_level(["<|end|>"]), end="<|end|>")
-    engine = Engine.load(target, draft_model=("copy", target))
+    engine = Engine.load(tiny.path, draft_model=("copy", tiny.path))
     assert engine.draft_model is not None
     return replace(engine, draft_model=replace(engine.draft_model, relative_cost=1e-6))
 
@@ -188,99 +155,18 @@ def test_its_prompt_cache_stays_for_the_next_request(copied: Engine) -> None:
     assert not cached.drafter_histories
 
 
-def test_a_model_of_other_tokens_is_refused(tmp_path: Path) -> None:
-    target = write_model(tmp_path / "target", byte_level(["<|end|>"]), end="<|end|>")
+def test_a_model_of_other_tokens_is_refused(tiny: Engine, tmp_path: Path) -> None:
     other = write_model(tmp_path / "other", sentence_piece(["<|end|>"]), end="<|end|>")
-    with pytest.raises(UsageError, match=r"other cannot draft for target: their tokens differ, "):
-        Engine.load(target, draft_model=("other", other))
+    with pytest.raises(UsageError, match=r"other cannot draft for tiny: their tokens differ, "):
+        Engine.load(tiny.path, name="tiny", draft_model=("other", other))
     modes: tuple[DraftMode, ...] = ("model", "mtp")
     for mode in modes:
         with pytest.raises(UsageError, match=f"--draft {mode}: "):
-            StepLoop(Engine.load(target)).request([1], GenerateOptions(draft=mode))
+            StepLoop(tiny).request([1], GenerateOptions(draft=mode))
 
 
-HEADS = [
-    pytest.param(family, marks=() if family in ("qwen3_5", "mimo") else pytest.mark.slow)
-    for family in CONFIGS
-]
 PROMPT = [random.Random(7).randrange(HEAD_VOCABULARY) for _ in range(40)]
 GREEDY = SamplingOptions()
-
-
-@cache
-def loaded(family: str) -> tuple[Any, Head]:
-    with TemporaryDirectory() as name:
-        write_checkpoint(Path(name), family)
-        opened = open_directory(Path(name))
-        model, config = opened.model, opened.config
-        head = load_head(Path(name), model, config)
-        assert head is not None
-        mx.eval(model.parameters(), head.parameters())
-    return model, head
-
-
-class Scripted(MtpDrafter):
-    """Drafts `whole`, and from some place on wrong tokens.
-
-    Compares its hidden states with those of a head that processes everything at once.
-    """
-
-    def __init__(self, head: Head, target: Target, whole: Sequence[int], kept: int) -> None:
-        chain = HeadChain(head, len(target.model.layers))
-        super().__init__(chain, target, "mtp", "mtp", 1e-6, kept)
-        self.head, self.whole, self.begun, self.compared = head, whole, 0, 0
-        cache, rows, (tap,) = kv_cache.new_cache(target.model), mx.array([list(whole)]), self.taps
-        self.hidden = output_rows.run(target.model, rows, cache, lambda x: x, self.taps)[1][tap]
-
-    def start_draft(self, known: Sequence[int]) -> bool:
-        self.right = len(known) + self.begun % (self.longest + 1)
-        self.begun += 1
-        return super().start_draft(known)
-
-    def draft_token(self) -> tuple[int, float]:
-        known = list(self._known)
-        token, sure = super().draft_token()
-        if token < 0:
-            return token, sure
-        self.compare(known)
-        token = self.whole[len(known)] if len(known) < len(self.whole) else 0
-        token = self._known[-1] = (token + (len(known) >= self.right)) % HEAD_VOCABULARY
-        return token, 0.99
-
-    def compare(self, known: list[int]) -> None:
-        draft: Any = self._draft
-        first, own = self._history.first, self.head.make_cache()
-        verified = len(self._target.tokens) + len(self._target.pending)
-        tokens = Trunk(self._target.model).embed(mx.array([known[first + 1 :]]))
-        real = verified - 1 - first
-        state = self.head(tokens[:, :real], self.hidden[:, first : verified - 1], own)[:, -1:]
-        for row in range(real, tokens.shape[1]):
-            state = self.head(tokens[:, row : row + 1], state, own)
-        np.testing.assert_allclose(np.array(draft._last[-1]), np.array(state), atol=5e-3)
-        self.compared += 1
-
-    def clock(self) -> float:
-        return 0.0  # no time is measured, so its stated share of a step counts
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kept", [512, 16])
-@pytest.mark.parametrize("family", HEADS)
-def test_its_cache_follows_the_targets(family: str, kept: int) -> None:
-    """After any number of rejected tokens, also if it never saw the beginning of the prompt.
-
-    kept: see `MtpDrafter`.
-    """
-    model, head = loaded(family)
-    truth = plain_tokens(model, PROMPT, COUNT)
-    target = Target(model)
-    drafts = Scripted(head, target, [*PROMPT, *truth], kept)
-    drafter = AutoDrafter(CostCurve(FREE), neural_drafters=[drafts], ngrams=False)
-    pieces = drafted(target, drafts, drafter, PROMPT, COUNT)
-    assert [token for piece in pieces for token in piece.tokens] == truth
-    assert drafts.compared > COUNT // 2
-    assert {piece.accepted for piece in pieces} >= set(range(drafts.longest))
-    assert drafts._history.first == (0 if kept == 512 else len(PROMPT) - 1 - kept)
 
 
 @pytest.fixture

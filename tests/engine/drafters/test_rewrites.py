@@ -2,14 +2,21 @@
 
 import json
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from akunu_py.bench.curve import parse_curve
-from akunu_py.bench.replay import ReplayCounts, replay_item, replay_trace, trace_rewrites
-from akunu_py.bench.trace import Trace, TraceItem
+from akunu_py.bench.replay import (
+    ReplayCounts,
+    Trace,
+    TraceItem,
+    replay_item,
+    replay_trace,
+    trace_rewrites,
+)
 from akunu_py.engine.answer import prompt_rewrites
 from akunu_py.engine.drafters.drafter import DrafterPool, TrackedDrafter
 from akunu_py.engine.drafters.learned_state import UnsavedState
@@ -72,35 +79,30 @@ def test_ordinary_text_is_not_rewritten() -> None:
     assert not list(rewrite(f'{CODE}\n12:30 lunch\n13:00 work\nHe said "no\\n" twice.\n'))
 
 
-def recorded_rewrites() -> tuple[PromptRewrites, list[str]]:
-    """Return rewrites with a token per letter, and the texts that they encode."""
-    encoded: list[str] = []
-
-    def encode(text: str) -> list[int]:
-        encoded.append(text)
-        return list(map(ord, text))
-
-    return PromptRewrites(encode, lambda tokens: "".join(map(chr, tokens))), encoded
+def recorded_rewrites() -> tuple[PromptRewrites, Mock]:
+    """Return rewrites with a token per letter, and their encoder."""
+    encode = Mock(side_effect=lambda text: list(map(ord, text)))
+    return PromptRewrites(encode, lambda tokens: "".join(map(chr, tokens))), encode
 
 
 def test_only_new_text_is_encoded() -> None:
-    rewrites, encoded = recorded_rewrites()
+    rewrites, encode = recorded_rewrites()
     first, second = (list(map(ord, numbered(code, "{}:{}"))) for code in (CODE, CODE.upper()))
     found = rewrites.of(first)
     assert found == rewrites.of([*first, ord("I")])
-    assert len(found) == len(encoded) == 2
+    assert len(found) == encode.call_count == 2
     both = rewrites.of([*first, *map(ord, "\nThis file too:\n"), *second])
     assert both[:2] == found
     assert rewrites.of(second) == both[2:]
-    assert len(both) == len(encoded) == 4
+    assert len(both) == encode.call_count == 4
 
 
 def test_too_long_text_is_encoded_once() -> None:
-    rewrites, encoded = recorded_rewrites()
+    rewrites, encode = recorded_rewrites()
     prompt = list(map(ord, numbered("x" * 20_000 + "\na\nb\n", "{}:{}")))
     assert rewrites.of(prompt) == []
     assert rewrites.of([*prompt, *map(ord, "y" * 200)]) == []
-    assert len(encoded) == 1
+    assert encode.call_count == 1
 
 
 def test_the_last_rewrites_count() -> None:
@@ -124,8 +126,8 @@ def drafter_of(
 ) -> TrackedDrafter:
     """Return a drafter that knows `prompt` and draft context."""
     pool, target = DrafterPool(engine, UnsavedState()), Target(engine.model)
-    drafter = pool.take(target, options, prompt)
-    pool.follow(drafter, options, prompt, draft_context=context)
+    drafter = pool.take(target, options, prompt, context)
+    pool.follow(drafter, options, prompt, len(prompt))
     return drafter
 
 

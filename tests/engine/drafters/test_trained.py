@@ -3,6 +3,7 @@
 A wrong tap or anchor raises nothing: only the acceptance of a drafter that was trained shows it.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 from mlx_lm.models import llama
 
@@ -20,9 +22,9 @@ from akunu_py.engine.model.drafters import PublishedDrafter
 from akunu_py.ngram.cost import CostCurve
 from tests.support.learned import (
     KEYS,
-    LENGTH,
     SYMBOLS,
     learn_texts,
+    random_texts,
     text,
     tokens_per_pass,
     train,
@@ -32,6 +34,8 @@ from tests.support.published_drafters import NEEDS, block_drafter, eagle3_drafte
 pytestmark = pytest.mark.slow
 
 WIDTH, VOCABULARY = 64, KEYS + SYMBOLS + 1
+# For measurements: beginnings of texts with every key.
+PROMPTS = [text(key, symbol, 10) for key in range(KEYS) for symbol in range(0, SYMBOLS, 7)]
 
 
 @cache
@@ -42,16 +46,14 @@ def trained_target() -> Any:
         "vocab_size": VOCABULARY, "intermediate_size": 128, "num_attention_heads": 4,
         "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
     }  # fmt: skip
-    model = llama.Model(llama.ModelArgs.from_dict(settings))
-
-    learn_texts(model, lambda: [text(LENGTH) for _ in range(16)], 150, 1)
+    model, draw = llama.Model(llama.ModelArgs.from_dict(settings)), np.random.default_rng(1)
+    learn_texts(model, lambda: random_texts(draw, 16), 150, 1)
     return model
 
 
-def drafter_loss(model: Any, drafter: Any) -> mx.array:
-    """Return the loss of drafts after a few places of a few texts."""
+def drafter_loss(model: Any, drafter: Any, texts: Sequence[list[int]]) -> mx.array:
+    """Return the loss of drafts after a few places of the texts."""
     parts, losses = TargetParts(model), []
-    texts = [text(LENGTH) for _ in range(6)]
     found = output_rows.run(
         model, mx.array(texts), kv_cache.new_cache(model), lambda rows: rows, drafter.taps
     )[1]
@@ -112,37 +114,32 @@ def trained_drafter(kind: str, steps: int) -> PublishedDrafter:
         else:
             drafter = block_drafter(kind, model, WIDTH, VOCABULARY).model
         mx.eval(drafter.parameters())
+    draw = np.random.default_rng(2)
     drafter.train()
-    train(drafter, lambda made: drafter_loss(model, made), steps)
+    train(drafter, lambda made: drafter_loss(model, made, random_texts(draw, 6)), steps)
     return PublishedDrafter(kind, Path(), drafter, NEEDS, 1e-6)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark", "eagle3"])
 def test_wrong_wiring_is_seen_in_the_acceptance(kind: str) -> None:
-    mx.random.seed(0)
-    model = trained_target()
-    published = trained_drafter(kind, 200)
-    prompts = [text(10) for _ in range(4)]
-    right = tokens_per_pass(model, published, prompts, 30)
-    assert right > 2.5
+    model, published = trained_target(), trained_drafter(kind, 200)
+    right = tokens_per_pass(model, published, PROMPTS, 30)
+    assert right > 2
     changes = [swap_taps, shift_positions]
     if kind != "dspark":  # which has its own embedding
         changes.append(confuse_tokens)
     for change in changes:
-        changed = tokens_per_pass(model, published, prompts, 30, change)
-        assert changed < 0.7 * right, change.__name__
+        changed = tokens_per_pass(model, published, PROMPTS, 30, change)
+        assert changed < 0.85 * right, change.__name__
 
 
 @pytest.mark.parametrize("kind", ["dspark", "eagle3"])
 def test_a_tree_yields_more_tokens_than_a_chain_of_as_many_rows(kind: str) -> None:
-    mx.random.seed(0)
-    published, prompts = trained_drafter(kind, 60), [text(10) for _ in range(4)]
+    model, published = trained_target(), trained_drafter(kind, 60)
     for rows in (5, 8):
-        costs = {1: 1.0, rows: 1.01, rows + 1: 50.0}
+        curve = CostCurve({1: 1.0, rows: 1.01, rows + 1: 50.0})
         chain, tree = (
-            tokens_per_pass(
-                trained_target(), published, prompts, 60, curve=CostCurve(costs), trees=trees
-            )
+            tokens_per_pass(model, published, PROMPTS, 30, curve=curve, trees=trees)
             for trees in (False, True)
         )
         assert tree > chain

@@ -21,6 +21,7 @@ from akunu_py.engine.text.stream_decoder import Detokenizer
 from akunu_py.engine.text.thinking import (
     HARMONY,
     MUSE,
+    Channels,
     ChannelSplitter,
     ThinkingSplitter,
     opens_thinking,
@@ -49,17 +50,26 @@ def pieces(alphabet: str) -> st.SearchStrategy[Pieces]:
 
 
 def marked(runs: Iterable[TextRun]) -> list[Marked]:
-    return [(c, run.drafted, run.kind) for run in runs for c in run.text]
+    found = list[Marked]()
+    for run in runs:
+        drafted = {at for start, end in run.drafted for at in range(start, end)}
+        found += [(c, at in drafted, run.kind) for at, c in enumerate(run.text)]
+    return found
 
 
-def before_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+def whole(text: str, drafted: bool) -> list[tuple[int, int]]:
+    """Return the drafted ranges of a text, which is all or nothing."""
+    return [(0, len(text))] if drafted else []
+
+
+def before_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
     """Return the text before the stop that is complete first, the longest of several."""
     for end in range(len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
             stop = max(complete, key=len)
             return text[: end - len(stop)], stop
-    return text, None
+    return text, ""
 
 
 def unsure(text: str, stops: Sequence[str]) -> int:
@@ -76,7 +86,7 @@ def test_text_before_a_stop_comes_out_as_early_as_it_is_certain(
 ) -> None:
     stopping, shown, seen = StopText(stops), list[TextRun](), ""
     for text, drafted in pieces:
-        shown += stopping.add(text, drafted)
+        shown += stopping.add(text, whole(text, drafted))
         seen += text
         before, stop = before_stop(seen, stops)
         assert stopping.found == stop
@@ -84,7 +94,7 @@ def test_text_before_a_stop_comes_out_as_early_as_it_is_certain(
         assert "".join(run.text for run in shown) == seen[:certain]
     shown += stopping.finish()
     before, _ = before_stop(seen, stops)
-    expected = marked(TextRun(text, drafted) for text, drafted in pieces)
+    expected = [(c, drafted, "answer") for text, drafted in pieces for c in text]
     assert marked(shown) == expected[: len(before)]
     assert stopping.finish() == []
 
@@ -132,14 +142,14 @@ def split_at_once(characters: Pieces, *, inside: bool) -> list[Marked]:
 def test_thinking_is_split_off_early_and_never_taken_back(pieces: Pieces, inside: bool) -> None:
     splitter, seen, shown = ThinkingSplitter(*SHORT, inside=inside), Pieces(), list[Marked]()
     for text, drafted in pieces:
-        runs = splitter.add(text, drafted)
+        runs = splitter.add(text, whole(text, drafted))
         assert all(run.text for run in runs)
         shown += marked(runs)
         seen += [(c, drafted) for c in text]
-        whole = split_at_once(seen, inside=inside)
-        assert whole[: len(shown)] == shown
+        split = split_at_once(seen, inside=inside)
+        assert split[: len(shown)] == shown
         # Held back: part of a marker, and whitespace where a marker may follow it.
-        late = "".join(c for c, _, _ in whole[len(shown) :]).lstrip()
+        late = "".join(c for c, _, _ in split[len(shown) :]).lstrip()
         assert len(late) < max(map(len, SHORT))
     shown += marked(splitter.finish())
     assert shown == split_at_once(seen, inside=inside)
@@ -148,41 +158,42 @@ def test_thinking_is_split_off_early_and_never_taken_back(pieces: Pieces, inside
 
 Splitter = ThinkingSplitter | ChannelSplitter
 Case = tuple[Callable[[], Splitter], str, str, str]
+
+
+def thinking(
+    start: str | None = START, end: str | None = END, *, inside: bool = False
+) -> Callable[[], Splitter]:
+    return lambda: ThinkingSplitter(start, end, inside=inside)
+
+
+def channels(kind: Channels) -> Callable[[], Splitter]:
+    return lambda: ChannelSplitter(kind)
+
+
 CALL = "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
-BY_ITSELF, OPENED = (lambda inside=inside: ThinkingSplitter(START, END, inside=inside)
-                     for inside in (False, True))  # fmt: skip
+UNMARKED = " <think>\n</think>"
 # A splitter, a text, its thinking and its answer.
 CASES: list[Case] = [
-    (BY_ITSELF, "<think>\nHm.\n</think>\n\nYes.", "Hm.\n", "Yes."),
-    (OPENED, "\nHm.</think>\n\n  Yes.\n", "Hm.", "  Yes.\n"),
-    *(
-        ((lambda start=start, end=end: ThinkingSplitter(start, end, inside=False)), text, "", text)
-        for start, end in ((None, None), (START, None), (None, END))
-        for text in (" <think>\n</think>",)
+    (thinking(), "<think>\nHm.\n</think>\n\nYes.", "Hm.\n", "Yes."),
+    (thinking(inside=True), "\nHm.</think>\n\n  Yes.\n", "Hm.", "  Yes.\n"),
+    *((thinking(start, end), UNMARKED, "", UNMARKED)
+      for start, end in ((None, None), (START, None), (None, END))),
+    (
+        channels(HARMONY),
+        "<|channel|>analysis<|message|>A.<|end|><|start|>assistant<|channel|>analysis"
+        "<|message|>B.<|end|><|start|>assistant<|channel|>final<|message|>C", "A.B.", "C",
     ),
-    *(
-        ((lambda channels=channels: ChannelSplitter(channels)), text, thinking, answer)
-        for channels, text, thinking, answer in (
-            (
-                HARMONY,
-                "<|channel|>analysis<|message|>A.<|end|><|start|>assistant<|channel|>analysis"
-                "<|message|>B.<|end|><|start|>assistant<|channel|>final<|message|>C",
-                "A.B.",
-                "C",
-            ),
-            (HARMONY, CALL.removeprefix("<|start|>assistant") + "{}<|call|>", "", CALL + "{}"),
-            (HARMONY, "<|channel|>analysis<|message|>A<|end|>" + CALL + "{}", "A", CALL + "{}"),
-            (
-                HARMONY, " to=functions.f<|channel|>commentary json<|message|>{}", "",
-                "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}",
-            ),
-            (
-                MUSE, " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Yes.",
-                "Hm.", "Yes.",
-            ),
-            *((HARMONY, text, "", text) for text in ("No header.", '{"a": "<|"}', "<", "")),
-        )
+    (channels(HARMONY), CALL.removeprefix("<|start|>assistant") + "{}<|call|>", "", CALL + "{}"),
+    (channels(HARMONY), "<|channel|>analysis<|message|>A<|end|>" + CALL + "{}", "A", CALL + "{}"),
+    (
+        channels(HARMONY), " to=functions.f<|channel|>commentary json<|message|>{}", "",
+        "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}",
     ),
+    (
+        channels(MUSE), " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Yes.",
+        "Hm.", "Yes.",
+    ),
+    *((channels(HARMONY), text, "", text) for text in ("No header.", '{"a": "<|"}', "<", "")),
 ]  # fmt: skip
 
 
@@ -215,8 +226,8 @@ def test_no_header_shows_where_an_answer_is_cut_off(case: Case) -> None:
 
 def test_drafted_text_of_channels_stays_marked() -> None:
     splitter = ChannelSplitter(HARMONY)
-    runs = splitter.add("<|channel|>final<|message|>a") + splitter.add("b", drafted=True)
-    assert [(run.text, run.drafted) for run in runs] == [("a", False), ("b", True)]
+    runs = splitter.add("<|channel|>final<|message|>a") + splitter.add("b", [(0, 1)])
+    assert marked(runs) == [("a", False, "answer"), ("b", True, "answer")]
 
 
 @pytest.mark.parametrize(("prompt", "markers", "opened"), [
@@ -371,7 +382,7 @@ def test_continued_thinking_equals_uninterrupted_thinking_and_its_budget(model: 
     options = GenerateOptions(45, "off", sampling=sampling, thinking_budget=budget)
     whole = chat_answer(StepLoop(model), partial(THOUGHT), options)
     assert len(whole.thinking) == 5
-    for end in range(1, len(whole.thinking)):
+    for end in (1, 4):
         left = replace(options, max_tokens=options.max_tokens - end)
         messages = partial(THOUGHT + whole.thinking[:end])
         rest = chat_answer(StepLoop(model), messages, left)

@@ -19,27 +19,17 @@ from akunu_py.engine.events import (
     TextDelta,
     ThinkingDelta,
 )
-from akunu_py.engine.job import BeginJob, RunningJob
+from akunu_py.engine.job import BeginJob
 from akunu_py.engine.loop import StepLoop
-from akunu_py.engine.request import Request, Status, Step
+from akunu_py.engine.request import Request
 from akunu_py.engine.text.thinking import ThinkingSplitter
 from akunu_py.engine.tools.formats import FORMATS
 from akunu_py.engine.tools.rendering import format_of
 from akunu_py.engine.tools.tool_call_parser import ToolCallParser
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.serve.dialect.interface import CollectedAnswer
-from akunu_py.types import (
-    FinishReason,
-    GenerateOptions,
-    Message,
-    Piece,
-    Stats,
-    TextPiece,
-    Tool,
-    ToolCall,
-    ToolChoice,
-)
-from tests.support.jobs import run_job
+from akunu_py.types import GenerateOptions, Message, Piece, TextPiece, Tool, ToolCall, ToolChoice
+from tests.support.jobs import ScriptedRequest, run_job
 from tests.support.tool_call_formats import calls_in
 from tests.support.tool_models import SIGNS, load_family, options
 
@@ -73,16 +63,11 @@ def text_of(events: Sequence[Event]) -> str:
 
 def run_request(engine: Engine, job: BeginJob) -> Request:
     """Run a job alone and return its request."""
-    requests = list[Request]()
-
-    def begin(loop: StepLoop) -> RunningJob:
-        running = job(loop)
-        assert running.request is not None
-        requests.append(running.request)
-        return running
-
-    run_job(begin, StepLoop(engine))
-    return requests[0]
+    loop = StepLoop(engine)
+    running = job(loop)
+    assert running.request is not None
+    run_job(lambda loop: running, loop)
+    return running.request
 
 
 def calls_of(events: Sequence[Event]) -> Calls:
@@ -145,31 +130,6 @@ def test_a_template_without_tools_still_has_calls(tmp_path: Path) -> None:
     required = ToolChoice("required")
     job = chat_job(engine, MESSAGES, options(engine), SWITCHES, required, parallel=False)
     assert len(calls_of(run_job(job, StepLoop(engine)))) == 1
-
-
-class ScriptedRequest:
-    """A request that yields the given steps, one in each pass."""
-
-    stop_sequence, stats, logprobs, tokens = "", Stats(), (), ()
-    dropped = 0  # tokens behind the end of the answer
-
-    def __init__(self, steps: Sequence[Step], reason: FinishReason = "stop") -> None:
-        self.steps, self._reason = list(steps), reason
-        self.status = Status.DECODING
-        self.finish_reason: FinishReason | None = None
-
-    def step(self) -> list[Step]:
-        found = self.steps[:1]
-        del self.steps[:1]
-        if not self.steps:
-            self.status, self.finish_reason = Status.FINISHED, self._reason
-        return found
-
-    def cancel(self) -> None:
-        self.steps.clear()
-
-    def drop(self, piece: Piece, used: int) -> None:
-        self.dropped = len(piece.tokens) - used
 
 
 CALL = '<tool_call>\n{"name": "other", "arguments": {"on": true}}\n</tool_call>'
@@ -238,15 +198,10 @@ TYPES = {
 EDITING = [Tool("edit", "", {"type": "object", "properties": TYPES}), Tool("now")]
 # By parameter: the text that models write, and the value that the schema requires.
 WRITTEN: dict[str, tuple[str, Any]] = {
-    "path": ("123", "123"),
-    "line": ("42", 42),
-    "all": ("True", True),
-    "edits": ('[{"a": 1}]', [{"a": 1}]),
-    "range": ("{'a': 1}", {"a": 1}),
-    "limit": ("None", None),
-    "note": ("null", None),
-    "part": ("1", 1),
-}
+    "path": ("123", "123"), "line": ("42", 42), "all": ("True", True),
+    "edits": ('[{"a": 1}]', [{"a": 1}]), "range": ("{'a': 1}", {"a": 1}),
+    "limit": ("None", None), "note": ("null", None), "part": ("1", 1),
+}  # fmt: skip
 
 
 def edit_call(*names: str) -> str:
@@ -264,26 +219,19 @@ SHORT_EDITED, NOW_CALLED = ("edit", {"line": 42}), ("now", dict[str, Any]())
 ANSWERS: dict[str, tuple[str, str, str, Calls]] = {
     "argument types": ("qwen3_coder", f"</think>\n\n{EDIT}", "", [EDITED]),
     "parallel calls": (
-        "qwen3_coder",
-        f"</think>\n\nSo.\n{SHORT_EDIT}\n{NOW}\n{SHORT_EDIT}",
-        "So.",
+        "qwen3_coder", f"</think>\n\nSo.\n{SHORT_EDIT}\n{NOW}\n{SHORT_EDIT}", "So.",
         [SHORT_EDITED, NOW_CALLED, SHORT_EDITED],
     ),
     "a call in thinking without an end": ("hermes", f"Hm.\n{HERMES_NOW}", "", [NOW_CALLED]),
     "calls before the end of thinking": (
-        "qwen3_coder",
-        f"Hm.\n{SHORT_EDIT}\n{NOW}\n</think>\n\n",
-        "",
-        [SHORT_EDITED, NOW_CALLED],
+        "qwen3_coder", f"Hm.\n{SHORT_EDIT}\n{NOW}\n</think>\n\n", "", [SHORT_EDITED, NOW_CALLED],
     ),
     "a planned call that follows": (
-        "qwen3_coder",
-        f"Hm.\n{NOW}\n</think>\n{SHORT_EDIT}{NOWS}",
-        "",
+        "qwen3_coder", f"Hm.\n{NOW}\n</think>\n{SHORT_EDIT}{NOWS}", "",
         [SHORT_EDITED, NOW_CALLED, NOW_CALLED],
     ),
     "half a call in thinking": ("hermes", f"Hm.\n{HERMES_NOW[:-20]}", "", []),
-}
+}  # fmt: skip
 
 
 def events_of(format: str, pieces: Sequence[str], *, one_call: bool = False) -> list[Event]:

@@ -14,20 +14,30 @@ steps follow these implementations:
 - MiMo: vllm/model_executor/models/mimo_mtp.py. The hidden state comes first, and from before the
   target's norm (mimo.py there).
 - MiMo-V2: vllm/model_executor/models/mimo_v2_mtp.py; a dense layer with sliding-window attention.
-
 - Step 3.5: sgl-project/sglang, python/sglang/srt/models/step3p5_mtp.py. Three heads in a chain,
   each with a dense layer and an lm_head. Hidden states come from before the norms.
+- K-EXAONE: vllm/model_executor/models/exaone_moe_mtp.py; a dense layer. Without `mtp_layer_types`
+  its attention is that of the target's first layer (sglang/srt/models/exaone_moe.py).
+- ERNIE 4.5: PaddlePaddle/FastDeploy, fastdeploy/model_executor/models/ernie4_5_mtp.py. A dense
+  layer, then the target's own norm; vLLM's ernie_mtp.py leaves this norm out.
+- Nemotron-H: vllm/model_executor/models/nemotron_h_mtp.py; an attention layer and a layer of
+  experts.
 
 All others take the hidden state after the target's norm, and pass on their own after theirs:
 ggml-org/llama.cpp#24025, ROCm/ATOM#1764 and vllm-project/vllm#47448 measured higher acceptance.
-`chain.py` drafts with one head or several.
+
+A single head drafts every token: it takes its own state for each further one. In a chain, head k
+drafts token k: at every position it takes the state of head k - 1 there (or the target's), and the
+token k + 1 positions later. So its keys and values end k positions before those of the first head.
+DeepSeek-V3 (arXiv:2412.19437), section 2.2; sgl-project/sglang, srt/models/step3p5_mtp.py and
+srt/speculative/multi_layer_eagle_worker_v2.py.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,9 +46,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, RotatingKVCache
-from mlx_lm.utils import infer_quant_config
 
 from akunu_py.errors import UnsupportedModel
+from akunu_py.models.drafters.state_drafter import quantize_packed
 from akunu_py.models.load import safetensors
 from akunu_py.models.load.model_files import (
     as_error,
@@ -51,8 +61,14 @@ from akunu_py.models.load.model_files import (
 HEAD_FILE = "mtp.safetensors"
 _PUBLISHED = re.compile(r"^mtp_layers\.0\.|\.moe\.gate_proj\.")  # names that mlx-lm changes
 _EXPERT = re.compile(r"(.+\.mlp)\.experts\.(\d+)\.(\w+)\.(\w+)")
+_LONGEST = 8  # heads trained for one token are rarely right further on
 
 Weights = dict[str, mx.array]
+Rows = list[mx.array]
+"""For each head, the states that it passed on, [1, rows, width], fewer for each further head.
+
+If further heads take the target's states, those come last.
+"""
 
 
 def load_head(directory: Path, model: Any, config: dict[str, Any]) -> Head | None:
@@ -79,10 +95,13 @@ def load_head(directory: Path, model: Any, config: dict[str, Any]) -> Head | Non
         with as_error(f"the MTP head of {directory} does not belong to {whose}", UnsupportedModel):
             head = Head(family, text_config(config), layers + len(heads))
             weights = _convert(head, weights, zero_centered=family.zero_centered, raw=raw)
-            quantize = _prepare_quantization(config.get("quantization"), head, weights)
+            if family.shared_norm:
+                weights.setdefault("body.model.norm.weight", model.model.norm.weight)
+            is_packed = quantize_packed(head, weights)
             head.load_weights(list(weights.items()))
             head.eval()
-            quantize()
+            if not is_packed:
+                _quantize(head, config.get("quantization"))
         heads.append(head)
     if not heads:
         return None
@@ -179,7 +198,8 @@ def _convert(head: Head, weights: Weights, *, zero_centered: bool, raw: bool) ->
         rest[f"{mlp}.switch_mlp.up_proj.weight"] = up
         rest[f"{mlp}.switch_mlp.down_proj.weight"] = rest.pop(f"{mlp}.experts.down_proj")
     rest = _stack_experts(head.body.sanitize(rest))
-    return norms | {f"body.{k}" if k.startswith("model.") else k: v for k, v in rest.items()}
+    in_body = ("model.", "backbone.")
+    return norms | {f"body.{k}" if k.startswith(in_body) else k: v for k, v in rest.items()}
 
 
 def _stack_experts(weights: Weights) -> Weights:
@@ -197,23 +217,10 @@ def _stack_experts(weights: Weights) -> Weights:
     return stacked
 
 
-def _prepare_quantization(settings: Any, head: Head, weights: Weights) -> Any:
-    """Prepare `head` for weights that are quantized already.
-
-    Returns a function to call after the weights are loaded: it quantizes plain weights by
-    `settings`.
-    """
-    if any(name.endswith(".scales") for name in weights):
-
-        def is_packed(path: str, module: Any) -> Any:
-            if f"{path}.scales" not in weights or not hasattr(module, "to_quantized"):
-                return False
-            return infer_quant_config(path, module, weights)
-
-        nn.quantize(head, class_predicate=is_packed)
-        return lambda: None
+def _quantize(head: Head, settings: Any) -> None:
+    """Quantize `head` by the settings of the target, if there are any."""
     if not isinstance(settings, dict) or not settings.get("bits"):
-        return lambda: None
+        return
     group = int(settings["group_size"])
     predicate = getattr(head.body, "quant_predicate", None)
 
@@ -223,13 +230,11 @@ def _prepare_quantization(settings: Any, head: Head, weights: Weights) -> Any:
         return predicate(path, module) if predicate else True
 
     mode = settings.get("mode", "affine")
-    return lambda: nn.quantize(
-        head, group, int(settings["bits"]), mode=mode, class_predicate=is_quantizable
-    )
+    nn.quantize(head, group, int(settings["bits"]), mode=mode, class_predicate=is_quantizable)
 
 
 class Head(nn.Module):
-    """An MTP head. Its layer is the only layer of an mlx-lm model of the family.
+    """An MTP head. Its layers are those of an mlx-lm model of the family.
 
     That model handles masks and positions. It has no embedding and no lm_head, since the target's
     are used.
@@ -239,18 +244,17 @@ class Head(nn.Module):
         """config: the text configuration of the target. layer: number of its layer there."""
         super().__init__()
         module = importlib.import_module(f"mlx_lm.models.{family.module}")
-        single_layer = {"num_hidden_layers": 1, "vocab_size": 1, **family.config}
-        for name in family.lists:  # values by layer
-            if isinstance(values := config.get(name), list):
-                value = values[min(layer, len(values) - 1)]
-                single_layer[name] = value if name == "rope_theta" else [value]
-        args = getattr(module, f"{family.model}Args").from_dict(config | single_layer)
+        own = {"num_hidden_layers": 1, "vocab_size": 1, **family.config}
+        if family.choose is not None:
+            own |= family.choose(config, layer)
+        args = getattr(module, f"{family.model}Args").from_dict(config | own)
         self.body = getattr(module, family.model)(args)
         self.body.pop("lm_head", None)
-        self.body.model.embed_tokens = nn.Identity()
-        if "ssm_idx" in vars(self.body.model):  # index of the first recurrent layer; here none
-            self.body.model.ssm_idx = 1
-        norm = self.body.model.norm
+        decoder = _decoder(self.body)
+        decoder[_embedding_name(decoder)] = nn.Identity()
+        if "ssm_idx" in vars(decoder):  # index of the first recurrent layer; here none
+            decoder.ssm_idx = 1
+        norm = decoder.norm_f if "norm_f" in decoder else decoder.norm
         width = norm.weight.shape[0]
         self.embedding_norm = nn.RMSNorm(width, eps=norm.eps)
         self.hidden_norm = nn.RMSNorm(width, eps=norm.eps)
@@ -282,7 +286,7 @@ class Head(nn.Module):
         inputs = [self.embedding_norm(embeddings), self.hidden_norm(hidden)]
         if not self._embedding_first:
             inputs.reverse()
-        return self.body.model(self.project(mx.concatenate(inputs, -1)), [*cache, None])
+        return _decoder(self.body)(self.project(mx.concatenate(inputs, -1)), [*cache, None])
 
     def logits(self, state: mx.array, lm_head: Callable[[mx.array], mx.array]) -> mx.array:
         """Return the logits of a state [..., width] that the head returned.
@@ -298,19 +302,33 @@ class Trunk:
     def __init__(self, model: Any) -> None:
         self._text = getattr(model, "language_model", model)
 
+    @property
+    def _embedding(self) -> nn.Module:
+        decoder = _decoder(self._text)
+        return decoder[_embedding_name(decoder)]
+
     def embed(self, tokens: mx.array) -> mx.array:
         """Return the embeddings [1, rows, width] of `tokens` [1, rows]."""
-        return self._text.model.embed_tokens(tokens)
+        return self._embedding(tokens)
 
     @property
     def lm_head(self) -> nn.Module:
         """The module that computes logits, often the embedding."""
-        return self._text.lm_head if "lm_head" in self._text else self._text.model.embed_tokens
+        return self._text.lm_head if "lm_head" in self._text else self._embedding
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return the logits [..., vocab] of hidden states [..., width]."""
         head = self.lm_head
         return head(hidden) if "lm_head" in self._text else head.as_linear(hidden)
+
+
+def _decoder(model: Any) -> Any:
+    """Return the part of an mlx-lm model without its lm_head."""
+    return model.backbone if "backbone" in model else model.model
+
+
+def _embedding_name(decoder: nn.Module) -> str:
+    return "embeddings" if "embeddings" in decoder else "embed_tokens"
 
 
 def _own_prefix(number: int) -> str:
@@ -327,7 +345,6 @@ _SEPARATE_NAMES = {  # in files of the head alone, and the names of checkpoints
     _SPECULATORS: "layers.0.",
     "shared_head_norm": "shared_head.norm",
 }
-_LAYER_PREFIX = "body.model.layers.0."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,9 +357,12 @@ class HeadFamily:
     prefix: str
     modules: Mapping[str, str]  # published names, and `Head`'s; all but the layer
     layer: str = ""  # prefix of the layer's names after `prefix`
+    own_layer: str = "body.model.layers.0."  # prefix of `Head`'s names of the layer
     renamed: Mapping[str, str] = field(default_factory=dict)  # names in the layer, and mlx-lm's
     config: Mapping[str, Any] = field(default_factory=dict)  # changes for a model of one layer
-    lists: tuple[str, ...] = ()  # names of settings that have a value for each layer
+    # Further changes. Takes the target's text configuration and the number of the head's layer.
+    choose: Callable[[Mapping[str, Any], int], dict[str, Any]] | None = None
+    shared_norm: bool = False  # its last norm is the target's
     own_lm_head: bool = False  # it has one, and passes its state on before its norm
     embedding_first: bool = True  # order of the inputs of the projection
     normed: bool = True  # hidden states come from after the target's norm
@@ -376,7 +396,7 @@ class HeadFamily:
         rest = rest.removeprefix(self.layer)
         for published, renamed in self.renamed.items():
             rest = rest.replace(published, renamed)
-        return _LAYER_PREFIX + rest
+        return self.own_layer + rest
 
 
 _QWEN3_NEXT = HeadFamily(
@@ -407,7 +427,24 @@ _DEEPSEEK = HeadFamily(
     modules=_NEXTN | {"shared_head.norm": "body.model.norm"},
     config={"first_k_dense_replace": 0, "moe_layer_freq": 1},
 )
-_STEP_LISTS = ("layer_types", "partial_rotary_factors", "swiglu_limits_shared", "rope_theta")
+
+
+def _step_layer(config: Mapping[str, Any], layer: int) -> dict[str, Any]:
+    """Return the values of the head's layer in lists by layer; the last one is for all others."""
+    chosen = {}
+    for name in ("layer_types", "partial_rotary_factors", "swiglu_limits_shared", "rope_theta"):
+        if isinstance(values := config.get(name), list):
+            value = values[min(layer, len(values) - 1)]
+            chosen[name] = value if name == "rope_theta" else [value]
+    return chosen
+
+
+def _exaone_layer(config: Mapping[str, Any], layer: int) -> dict[str, Any]:
+    """Return the type of attention; mlx-lm finds in the others whether full attention has RoPE."""
+    types = config["layer_types"]
+    return {"layer_types": [(config.get("mtp_layer_types") or types)[0], *types]}
+
+
 _LIKE_DEEPSEEK = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa")
 # By mlx-lm's module of the target.
 FAMILIES = {
@@ -442,9 +479,139 @@ FAMILIES = {
         prefix=r"model\.layers\.{layer}\.(?:transformer\.)?",
         modules=_NEXTN | {"shared_head.norm": "output_norm", "shared_head.output": "lm_head"},
         config={"moe_layers_enum": ""},
-        lists=_STEP_LISTS,
+        choose=_step_layer,
         normed=False,
         own_lm_head=True,
         zero_centered=True,
     ),
+    "exaone_moe": replace(
+        _QWEN3_NEXT,
+        module="exaone_moe",
+        config={"tie_word_embeddings": True, "is_moe_layer": [False]},
+        choose=_exaone_layer,
+        zero_centered=False,
+    ),
+    "ernie4_5_moe": HeadFamily(
+        module="ernie4_5_moe",
+        prefix=r"model\.mtp_",
+        modules={
+            "linear_proj.0": "project",
+            "emb_norm.0": "embedding_norm",
+            "hidden_norm.0": "hidden_norm",
+        },
+        layer="block.0.",
+        config={"tie_word_embeddings": True, "moe_layer_start_index": 1},
+        shared_norm=True,
+    ),
+    "nemotron_h": HeadFamily(
+        module="nemotron_h",
+        # The norms and the projection are stored with the first and the last layer.
+        prefix=r"mtp\.(?:layers\.\d+\.(?=enorm|hnorm|eh_proj|final_layernorm))?",
+        modules=_NEXTN | {"final_layernorm": "body.backbone.norm_f"},
+        layer="layers.",
+        own_layer="body.backbone.layers.",
+        config={"hybrid_override_pattern": "*E"},  # the default in transformers
+    ),
 }
+
+
+class HeadChain:
+    """The heads of a model, as drafters with a directory of their own behave."""
+
+    kind = "mtp"
+
+    def __init__(self, head: Head, layers: int) -> None:
+        """layers: of the target."""
+        self.heads = [head, *head.following]
+        self.needs_final = head.normed  # the state after the target's final norm, not `taps`
+        self.taps = () if head.normed else (layers - 1,)
+        self.longest = len(self.heads) if head.following else _LONGEST
+        self.overlap = len(self.heads) - 1  # positions that each `extend` repeats
+
+    def make_cache(self) -> list[Any]:
+        """Return an empty cache of the committed positions, with one entry for each head."""
+        return [entry for head in self.heads for entry in head.make_cache()]
+
+    def states(self, hidden: mx.array) -> mx.array:
+        """Return `hidden`: a head keeps it as it is."""
+        return hidden
+
+    def extend(self, states: mx.array, embeddings: mx.array, cache: list[Any]) -> Rows:
+        """Append positions to `cache`, and return what `start` needs.
+
+        states: of the positions, [1, rows, width]. embeddings: of the token after each. All calls
+        but the first begin with the last `overlap` positions again, behind `keep`.
+        """
+        rows = [self.heads[0](embeddings, states, cache[:1])]
+        for number, head in enumerate(self.heads[1:], 1):
+            known = max(0, states.shape[1] - number)  # rows whose tokens are known
+            made = (rows[-1] if head.chained else states)[:, :known]
+            if known:
+                made = head(embeddings[:, number:], made, cache[number : number + 1])
+            rows.append(made)
+        return rows if self.heads[-1].chained else [*rows, states]
+
+    def keep(self, cache: Sequence[Any], positions: int) -> None:
+        """Remove all but the first `positions` from `cache`."""
+        for entry in cache:
+            length = entry[0].offset if hasattr(entry, "caches") else entry.offset
+            entry.trim(max(0, length - positions))
+
+    def start(
+        self,
+        embed: Callable[[mx.array], mx.array],
+        lm_head: Callable[[mx.array], mx.array],
+        rows: Rows,
+        cache: list[Any],
+    ) -> HeadDraft:
+        """Begin a draft. embed, lm_head: of the target. rows: from the last `extend`."""
+        return HeadDraft(self, embed, lm_head, rows, cache)
+
+
+class HeadDraft:
+    """One draft. `end` removes it from the cache."""
+
+    def __init__(
+        self,
+        chain: HeadChain,
+        embed: Callable[[mx.array], mx.array],
+        lm_head: Callable[[mx.array], mx.array],
+        rows: Rows,
+        cache: list[Any],
+    ) -> None:
+        """See `HeadChain.start`."""
+        self.appended = [0] * len(chain.heads)  # rows of each entry of the cache
+        self._heads, self._embed, self._lm_head, self._cache = chain.heads, embed, lm_head, cache
+        self._rows = list(rows)
+        self._embeddings: Rows = []  # of the draft, [1, 1, width] each
+        self._last = [rows[0][:, -1:]]  # states by depth
+
+    def logits(self, depth: int, previous: int | mx.array) -> mx.array:
+        """Return the logits [1, vocabulary] of draft token `depth`.
+
+        previous: the preceding draft token; without effect at depth 0.
+        """
+        heads = len(self._heads)
+        if depth == len(self._last) and (heads == 1 or depth < heads):
+            self._embeddings.append(self._embed(mx.array(previous).reshape(1, 1)))
+            self._last.append(self._run(depth))
+        last = self._last[min(depth, len(self._last) - 1)]  # chains repeat their last token
+        return self._heads[min(depth, heads - 1)].logits(last[:, -1], self._lm_head)
+
+    def _run(self, depth: int) -> mx.array:
+        """Run the head of draft token `depth`. Returns its last state, [1, 1, width]."""
+        if len(self._heads) == 1:
+            self.appended[0] += 1
+            return self._heads[0](self._embeddings[-1], self._last[-1], self._cache)
+        head, entry = self._heads[depth], self._cache[depth : depth + 1]
+        before = self._rows[depth - 1 if head.chained else -1][:, -depth:]
+        rows = before.shape[1]
+        made = head(mx.concatenate(self._embeddings[-rows:], axis=1), before, entry)
+        self.appended[depth] = rows
+        self._rows[depth] = mx.concatenate([self._rows[depth], made], axis=1)
+        return made[:, -1:]
+
+    def end(self) -> None:
+        """Remove the draft from the cache."""
+        for entry, count in zip(self._cache, self.appended, strict=True):
+            entry.trim(count)

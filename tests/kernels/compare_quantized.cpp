@@ -1,14 +1,9 @@
 // Compares the bits of our kernel for several rows with those of MLX's kernels for one row.
 // Usage: compare OUTPUTS INPUTS float16|bfloat16. Prints for each group size, number of rows and
 // words of a lane how many values differ from `qmv_fast` (-1: not possible) and from `qmv`.
-#include <bit>
-#include <cstdio>
-#include <cstring>
-#include <random>
-
 namespace ours {
 template <typename T, int BITS, int GROUP, int ROWS, int WORDS, bool FUSED>
-void multiply(
+Lane multiply(
     const T* x, const uint32_t* w, const T* scales, const T* biases, T* y, const int* w_shape,
     uint3 threadgroup_position_in_grid, uint simdgroup_index_in_threadgroup,
     uint thread_index_in_simdgroup) {
@@ -16,27 +11,10 @@ void multiply(
 }
 } // namespace ours
 
-float round_to(const char* kind, float value) {
-  if (std::strcmp(kind, "float16") == 0) {
-    return float(_Float16(value));
-  }
-  const uint32_t bits = std::bit_cast<uint32_t>(value); // to nearest, ties to even
-  return std::bit_cast<float>((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000);
-}
-
-// Values are rounded to 16 bits, but computed and stored in float32, so that comparisons see every
-// bit of a sum.
 template <int GROUP, int ROWS, int WORDS>
 void compare(int outputs, int inputs, const char* kind) {
-  std::mt19937 dice(7);
-  std::normal_distribution<float> normal;
-  auto random = [&](int count, float scale) {
-    std::vector<float> values(count);
-    for (auto& each : values) {
-      each = round_to(kind, scale * normal(dice));
-    }
-    return values;
-  };
+  Dice dice;
+  auto random = [&](int count, float scale) { return random_values(dice, kind, count, scale); };
   const auto x = random(ROWS * inputs, 3), scales = random(outputs * inputs / GROUP, 0.05);
   const auto biases = random(scales.size(), 0.5);
   std::vector<uint32_t> w(outputs * inputs * CODE_BITS / 32);
@@ -46,32 +24,25 @@ void compare(int outputs, int inputs, const char* kind) {
   const int shape[] = {outputs, inputs * CODE_BITS / 32};
   const uint blocks = (outputs + 7) / 8;
   std::vector<float> together(ROWS * outputs), fast(together), plain(together);
-  dispatch(1, blocks, [&](uint3 at, uint group, uint lane) {
-    ours::multiply<float, CODE_BITS, GROUP, ROWS, WORDS, FUSED_SUM>(
+  dispatch(1, blocks, 2, [&](uint3 at, uint group, uint lane) {
+    return ours::multiply<float, CODE_BITS, GROUP, ROWS, WORDS, FUSED_SUM>(
         x.data(), w.data(), scales.data(), biases.data(), together.data(), shape, at, group, lane);
   });
-  const auto difference = [&](const std::vector<float>& other) {
-    int count = 0;
-    for (size_t at = 0; at < other.size(); at++) {
-      count += std::memcmp(&together[at], &other[at], sizeof(float)) != 0;
-    }
-    return count;
-  };
   int from_fast = -1;
   if (inputs % (2 * 32 * 32 / CODE_BITS) == 0) {
-    dispatch(ROWS, blocks, [&](uint3 at, uint group, uint lane) {
-      qmv_fast_impl<float, GROUP, CODE_BITS, true>(
+    dispatch(ROWS, blocks, 2, [&](uint3 at, uint group, uint lane) {
+      return qmv_fast_impl<float, GROUP, CODE_BITS, true>(
           w.data(), scales.data(), biases.data(), x.data(), fast.data(), inputs, outputs, at, group,
           lane);
     });
-    from_fast = difference(fast);
+    from_fast = differences(together, fast);
   }
-  dispatch(ROWS, blocks, [&](uint3 at, uint group, uint lane) {
-    qmv_impl<float, GROUP, CODE_BITS>(
+  dispatch(ROWS, blocks, 2, [&](uint3 at, uint group, uint lane) {
+    return qmv_impl<float, GROUP, CODE_BITS>(
         w.data(), scales.data(), biases.data(), x.data(), plain.data(), inputs, outputs, at, group,
         lane);
   });
-  std::printf("%d %d %d %d %d\n", GROUP, ROWS, WORDS, from_fast, difference(plain));
+  std::printf("%d %d %d %d %d\n", GROUP, ROWS, WORDS, from_fast, differences(together, plain));
 }
 
 template <int GROUP, int WORDS, int... ROWS>

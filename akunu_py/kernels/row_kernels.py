@@ -1,0 +1,267 @@
+"""Products of 2 to 16 rows with a matrix, on Apple GPUs.
+
+On M1 and M2, MLX loads quantized weights again for each of a few rows. Elsewhere, and for matrices
+of 16 bits, it adds in another order than for one row. These kernels load the weights once for up to
+8 rows, and add each row in the order of MLX's kernels for one row: `qmv_fast`, `qmv` and `gemv` in
+mlx/backend/metal/kernels/quantized.h and gemv.h. A row then has the same bits alone and among
+others. `probe` checks both claims on each machine.
+"""
+
+import functools
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+ROWS = range(2, 17)
+_TOGETHER = 8  # more rows would not fit into the registers of a lane
+_BITS, _GROUPS = (4, 8), (32, 64, 128)
+_QUAD_INPUTS = 64, 128  # MLX has another kernel for them, which is exact and fast enough
+_OUTPUTS = 4  # matrix rows of a lane
+QUANTIZED_SIMDGROUPS, DENSE_SIMDGROUPS = 2, 8  # of a threadgroup
+
+# A lane multiplies WORDS packed words at a time, and a SIMD group 32 times that. Activations times
+# codes are exact in float32, so only the order of additions and FUSED decide the bits.
+QUANTIZED_SOURCE = """
+constexpr int PACK = 32 / BITS;      // values in a packed word
+constexpr int VALUES = WORDS * PACK; // consecutive values of a lane
+const int outputs = w_shape[0], words = w_shape[1];
+const int inputs = words * PACK, groups = inputs / GROUP;
+const int lane = thread_index_in_simdgroup;
+const int first =
+    (threadgroup_position_in_grid.y * SIMDGROUPS + simdgroup_index_in_threadgroup) * OUTPUTS;
+if (first >= outputs) return;
+float result[OUTPUTS][ROWS] = {};
+for (int k = lane * VALUES; k < inputs; k += 32 * VALUES) {
+  uint packed[OUTPUTS][WORDS];
+  UNROLL for (int out = 0; out < OUTPUTS; out++) {
+    const int at = min(first + out, outputs - 1) * words + k / PACK;
+    UNROLL for (int word = 0; word < WORDS; word++) packed[out][word] = w[at + word];
+  }
+  float dot[OUTPUTS][ROWS] = {};
+  float sum[ROWS] = {};
+  UNROLL for (int unit = 0; unit < VALUES; unit += 4) {
+    float v[ROWS][4];
+    UNROLL for (int row = 0; row < ROWS; row++) {
+      const vec<T, 4> values = *(const device vec<T, 4>*)(x + row * inputs + k + unit);
+      UNROLL for (int i = 0; i < 4; i++) v[row][i] = static_cast<float>(values[i]);
+      sum[row] = plus<BITS>(sum[row], v[row][0], v[row][1], v[row][2], v[row][3]);
+    }
+    UNROLL for (int out = 0; out < OUTPUTS; out++) {
+      const uint word = packed[out][unit / PACK] >> (unit % PACK * BITS);
+      float code[4];
+      UNROLL for (int i = 0; i < 4; i++) {
+        code[i] = static_cast<float>((word >> (i * BITS)) & ((1 << BITS) - 1));
+      }
+      UNROLL for (int row = 0; row < ROWS; row++) {
+        dot[out][row] = plus<BITS>(dot[out][row], v[row][0] * code[0], v[row][1] * code[1],
+                                   v[row][2] * code[2], v[row][3] * code[3]);
+      }
+    }
+  }
+  UNROLL for (int out = 0; out < OUTPUTS; out++) {
+    const int at = min(first + out, outputs - 1) * groups + k / GROUP;
+    const float scale = static_cast<float>(scales[at]), bias = static_cast<float>(biases[at]);
+    UNROLL for (int row = 0; row < ROWS; row++) {
+      result[out][row] += FUSED ? fma(scale, dot[out][row], sum[row] * bias)
+                                : scale * dot[out][row] + sum[row] * bias;
+    }
+  }
+}
+UNROLL for (int out = 0; out < OUTPUTS; out++) {
+  UNROLL for (int row = 0; row < ROWS; row++) {
+    const float total = simd_sum(result[out][row]);
+    if (lane == 0 && first + out < outputs) y[row * outputs + first + out] = static_cast<T>(total);
+  }
+}
+"""
+
+# Products of two values of 16 bits are exact in float32, so only the order of additions decides the
+# bits: in a lane, then over LANES, then over the SPLIT SIMD groups that share a matrix row.
+DENSE_SOURCE = """
+const int outputs = w_shape[0], inputs = w_shape[1];
+const int lane = thread_index_in_simdgroup % LANES;
+const int part = simdgroup_index_in_threadgroup % SPLIT;
+const int group = threadgroup_position_in_grid.y * (SIMDGROUPS / SPLIT) +
+    simdgroup_index_in_threadgroup / SPLIT;
+const int first = (group * (32 / LANES) + thread_index_in_simdgroup / LANES) * OUTPUTS;
+float result[OUTPUTS][ROWS] = {};
+for (int k = (part * LANES + lane) * 4; k < inputs; k += SPLIT * LANES * 4) {
+  vec<T, 4> v[ROWS];
+  UNROLL for (int row = 0; row < ROWS; row++) {
+    v[row] = *(const device vec<T, 4>*)(x + row * inputs + k);
+  }
+  UNROLL for (int out = 0; out < OUTPUTS; out++) {
+    const long at = static_cast<long>(min(first + out, outputs - 1)) * inputs + k;
+    const vec<T, 4> weights = *(const device vec<T, 4>*)(w + at);
+    UNROLL for (int i = 0; i < 4; i++) {
+      UNROLL for (int row = 0; row < ROWS; row++) {
+        result[out][row] += static_cast<float>(weights[i]) * static_cast<float>(v[row][i]);
+      }
+    }
+  }
+}
+threadgroup float shared[SIMDGROUPS][OUTPUTS][ROWS];
+UNROLL for (int out = 0; out < OUTPUTS; out++) {
+  UNROLL for (int row = 0; row < ROWS; row++) {
+    thread float& sum = result[out][row];
+    UNROLL for (int below = LANES / 2; below > 0; below /= 2) {
+      sum += simd_shuffle_down(sum, below);
+    }
+    if (SPLIT > 1 && lane == 0) shared[simdgroup_index_in_threadgroup][out][row] = sum;
+  }
+}
+if (SPLIT > 1) threadgroup_barrier(mem_flags::mem_threadgroup);
+if (lane != 0 || part != 0) return;
+UNROLL for (int out = 0; out < OUTPUTS; out++) {
+  UNROLL for (int row = 0; row < ROWS; row++) {
+    float total = result[out][row];
+    for (int other = 1; other < SPLIT; other++) {
+      total += shared[simdgroup_index_in_threadgroup + other][out][row];
+    }
+    if (first + out < outputs) y[row * outputs + first + out] = static_cast<T>(total);
+  }
+}
+"""
+
+HEADER = """
+#define UNROLL _Pragma("clang loop unroll(full)")
+constant constexpr int OUTPUTS = 4; // matrix rows of a lane
+template <int BITS>
+inline float plus(float total, float a, float b, float c, float d) {
+  return BITS == 4 ? total + (a + b + c + d) : total + a + b + c + d;
+}
+"""
+
+
+class MatrixShape(NamedTuple):
+    """What kernels depend on."""
+
+    outputs: int
+    inputs: int
+    bits: int
+    group: int  # 0: not quantized
+    kind: str  # data type of the activations
+
+    def __str__(self) -> str:
+        group = f"/{self.group}" if self.group else ""
+        return f"{self.outputs}x{self.inputs} {self.bits}-bit{group} {self.kind}"
+
+
+class Order(NamedTuple):
+    """The order of additions of MLX's kernel for one row."""
+
+    words: int = 0  # quantized: packed words of a lane: 2 in `qmv_fast`, 1 in `qmv`
+    fused: bool = False  # quantized: whether the compiler fuses a multiplication with its addition
+    lanes: int = 32  # that share a matrix row
+    split: int = 1  # SIMD groups that share a matrix row
+
+
+# The most likely order is first.
+QUANTIZED_ORDERS = (Order(2, True), Order(2, False), Order(1, True), Order(1, False))
+
+
+def orders_of(shape: MatrixShape) -> list[Order]:
+    """Return the orders that MLX may have for a shape, none if no kernel supports it."""
+    outputs, inputs, bits, group, _ = shape
+    if not group:  # as `gemv_axbpy` in matmul.cpp chooses; one output has another kernel
+        split = 8 if inputs >= 16 * outputs else 1
+        order = Order(lanes=4) if inputs <= 64 else Order(split=split)
+        return [order] if outputs > 1 and inputs % 4 == 0 else []
+    known = bits in _BITS and group in _GROUPS and inputs not in _QUAD_INPUTS
+    if not known or outputs < QUANTIZED_SIMDGROUPS * _OUTPUTS:
+        return []
+    whole = inputs % (2 * 32 * 32 // bits) == 0  # `qmv_fast` needs whole blocks of inputs
+    return [each for each in QUANTIZED_ORDERS if whole or each.words == 1]
+
+
+def multiply(layer: nn.Module, x: mx.array, order: Order) -> mx.array:
+    """Return `x` [..., inputs], of 2 to 16 rows, times the matrix of `layer`, without its bias."""
+    outputs, rows = layer["weight"].shape[0], x.size // x.shape[-1]
+    if rows > _TOGETHER:
+        halves = mx.split(x.reshape(rows, -1), [rows // 2])
+        product = mx.concatenate([multiply(layer, half, order) for half in halves])
+        return product.reshape(*x.shape[:-1], outputs)
+    inputs = [x, layer["weight"]]
+    template = [("LANES", order.lanes), ("SPLIT", order.split)]
+    simdgroups, quantized = DENSE_SIMDGROUPS, "scales" in layer
+    if quantized:
+        inputs += [layer["scales"], layer["biases"]]
+        template = [("BITS", layer.bits), ("GROUP", layer.group_size), ("WORDS", order.words),
+                    ("FUSED", order.fused)]  # fmt: skip
+        simdgroups = QUANTIZED_SIMDGROUPS
+    covered = simdgroups // order.split * (32 // order.lanes) * _OUTPUTS
+    found: list[mx.array] = _kernel(quantized)(
+        inputs=inputs,
+        template=[("T", x.dtype), ("ROWS", rows), ("SIMDGROUPS", simdgroups), *template],
+        grid=(32, simdgroups * -(-outputs // covered), 1),
+        threadgroup=(32, simdgroups, 1),
+        output_shapes=[(*x.shape[:-1], outputs)],
+        output_dtypes=[x.dtype],
+    )
+    return found[0]
+
+
+@functools.cache
+def _kernel(quantized: bool) -> Any:
+    kind, source = ("quantized", QUANTIZED_SOURCE) if quantized else ("dense", DENSE_SOURCE)
+    names = ["x", "w", "scales", "biases"] if quantized else ["x", "w"]
+    return mx.fast.metal_kernel(f"akunu_{kind}_rows", names, ["y"], source, HEADER)
+
+
+def _with_kernel(plain: Any) -> Any:
+    """Return a subclass of an MLX layer that multiplies by a kernel for some numbers of rows."""
+    method = "as_linear" if hasattr(plain, "as_linear") else "__call__"
+
+    def call(self: nn.Module, x: mx.array) -> Any:
+        order, rows = self._kernel
+        if x.size // x.shape[-1] not in rows or x.dtype != type_of(self):
+            return getattr(plain, method)(self, x)
+        product = multiply(self, x, order)
+        # MLX's kernels for one row, too, round the product before they add the bias.
+        return product + self["bias"] if "bias" in self else product
+
+    return type(f"Row{plain.__name__}", (plain,), {method: call})
+
+
+_SUPPORTED = (nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding)
+_LAYERS = {plain: _with_kernel(plain) for plain in _SUPPORTED}
+
+
+def install(layer: nn.Module, order: Order, rows: Collection[int]) -> None:
+    """Let `layer` use a kernel for these numbers of rows."""
+    layer.__class__ = _LAYERS.get(type(layer), type(layer))
+    # A module would list a tuple as a parameter.
+    object.__setattr__(layer, "_kernel", (order, rows))
+
+
+def shape_of(layer: nn.Module) -> MatrixShape | None:
+    """Return the shape of a layer, None if no kernel supports it."""
+    known = type(layer) in {*_LAYERS, *_LAYERS.values()}
+    if not known or type_of(layer) not in (mx.float16, mx.bfloat16):
+        return None
+    (outputs, inputs), bits, group = layer["weight"].shape, 16, 0
+    if "scales" in layer:
+        if layer.mode != "affine":
+            return None
+        bits, group, inputs = layer.bits, layer.group_size, inputs * 32 // layer.bits
+    kind = str(type_of(layer)).removeprefix("mlx.core.")
+    shape = MatrixShape(outputs, inputs, bits, group, kind)
+    return shape if orders_of(shape) else None
+
+
+def type_of(layer: nn.Module) -> mx.Dtype:
+    """Return the data type of the activations of a layer."""
+    kind: mx.Dtype = layer["scales" if "scales" in layer else "weight"].dtype
+    return kind
+
+
+def mlx_product(layer: nn.Module, x: mx.array) -> mx.array:
+    """Return MLX's product of `x` and the matrix of `layer`, without its bias."""
+    if "scales" not in layer:
+        return x @ layer["weight"].T
+    return mx.quantized_matmul(
+        x, layer["weight"], layer["scales"], layer["biases"],
+        transpose=True, group_size=layer.group_size, bits=layer.bits,
+    )  # fmt: skip
