@@ -37,7 +37,6 @@ def _same_everywhere_and_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("akunu_py.tui.transcript.view._UPDATE_DELAY_S", 0.005)
     monkeypatch.setattr("akunu_py.tui.transcript.view._LAYOUT_S", 60.0)  # on a busy machine
     monkeypatch.setattr("akunu_py.tui.screens.conversation_list._PREVIEW_DELAY_S", 0.005)
-    monkeypatch.setattr("akunu_py.tui.screens.conversation_list._PREVIEW_TRIES", 1000)
     monkeypatch.setattr("textual.pilot.wait_for_idle", until_idle)
     monkeypatch.setattr("textual.app.wait_for_idle", until_idle)
     monkeypatch.setattr(Pilot, "_wait_for_screen", until_processed)

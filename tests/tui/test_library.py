@@ -168,7 +168,8 @@ def test_picture(snap_compare: Compare, path: Path, monkeypatch: pytest.MonkeyPa
         await it.open("haiku")
         await it.press("ctrl+o")
         await it.until(lambda: lines(it))
-        await it.rest()  # the list, then the preview
+        await it.until(lambda: it.app.screen.query("#preview AnswerMarkdown"))
+        await it.rest()
         store.close(10)
 
     assert has_picture(snap_compare, opened, (120, 40), store=store)

@@ -46,7 +46,6 @@ MATCH = "$text-accent bold"  # the style of found words
 _PREVIEWED = 6  # messages
 _PREVIEWED_CHARACTERS = 2000  # per message; longer layouts would delay keys
 _PROGRESS_S = 0.5  # between two updates of the answers' progress
-_PREVIEW_TRIES = 50  # to find the words
 _PREVIEW_DELAY_S = 0.1  # before a highlighted row is previewed
 
 
@@ -313,14 +312,19 @@ class PreviewPane(VerticalScroll, can_focus=False):
                 await self.mount_all(shown)
                 for section in self.query(MarkdownSection):
                     await section.restore()
-        self.call_after_refresh(self.scroll_end, animate=False)
-        for _ in range(_PREVIEW_TRIES if found and found.hit.message else 0):
-            await asyncio.sleep(_PREVIEW_DELAY_S)  # until Markdown is laid out
-            wanted = self._wanted == (found, words)
-            if hit := wanted and next(hits_in(self, pattern_of(words, each=True)), None):
-                top = hit.widget.content_region.y + hit.row - self.region.y + self.scroll_y
-                self.scroll_to(y=max(0, top - self.size.height // 3), animate=False)
-                break
+        self.call_after_refresh(self._scroll_to_match)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._scroll_to_match)  # Markdown is laid out step by step.
+
+    def _scroll_to_match(self) -> None:
+        found, words = self._wanted
+        is_match = found is not None and found.hit.message is not None
+        if hit := is_match and next(hits_in(self, pattern_of(words, each=True)), None):
+            top = hit.widget.content_region.y + hit.row - self.region.y + self.scroll_y
+            self.scroll_to(y=max(0, top - self.size.height // 3), animate=False)
+        else:
+            self.scroll_end(animate=False)
 
 
 def _marked(text: str | Content, words: str) -> Content:
