@@ -319,8 +319,8 @@ class PreviewPane(VerticalScroll, can_focus=False):
 
     def _scroll_to_match(self) -> None:
         found, words = self._wanted
-        is_match = found is not None and found.hit.message is not None
-        if hit := is_match and next(hits_in(self, pattern_of(words, each=True)), None):
+        hits = hits_in(self, pattern_of(words, each=True)) if found and found.hit.message else ()
+        if hit := next(iter(hits), None):
             top = hit.widget.content_region.y + hit.row - self.region.y + self.scroll_y
             self.scroll_to(y=max(0, top - self.size.height // 3), animate=False)
         else:
