@@ -230,7 +230,7 @@ def test_picture(snap_compare: Compare, pulled: Pulled) -> None:
     async def fetching(it: Chat) -> None:
         it.app._downloads.start("good-4b")
         await it.press("f4")
-        await it.until(lambda: "60%" in "\n".join(lines(it)))
+        await it.until(lambda: all(each in "\n".join(lines(it)) for each in ("60%", "too large")))
         await it.press("down", "down")
 
     assert has_picture(snap_compare, fetching, settings=Settings(theme="dark"))
