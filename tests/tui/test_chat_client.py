@@ -142,7 +142,7 @@ def test_a_title_is_words_and_leaves_the_cached_prompt(recorder: Recorder) -> No
     while True:  # until the model with random layers ends a title
         recorder.answered.clear()
         recorder.thread.request_title("a chat", [*turn, prompt], title_options, tools)
-        until(lambda: recorder.answered)
+        until(lambda: recorder.thread._host.call(lambda _: bool(recorder.answered)).result(60))
         if not recorder.messages.empty():
             break
         prompt = Message("user", f"{prompt.content} Really.")
