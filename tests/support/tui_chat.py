@@ -147,8 +147,7 @@ class Chat:
         for message in messages:
             self.app.post_message(message)
         await self.pilot.pause()
-        while not all(view.is_drawn for view in self.app.query(AnswerView)):
-            await self.pilot.pause(0.01)
+        await self.until(lambda: all(view.is_drawn for view in self.app.query(AnswerView)))
 
     def request(self) -> int:
         """Return the number of the last request."""
@@ -184,11 +183,12 @@ class Chat:
     # Waiting for events
 
     async def until(self, holds: Callable[[], object]) -> None:
-        """Wait until `holds` returns true, at most a minute."""
-        end = time.monotonic() + 60
+        """Wait until `holds` returns true, at most two minutes, and for what follows from it."""
+        end = time.monotonic() + 120
         while not holds():
             assert time.monotonic() < end, "the expected event did not happen"
             await self.pilot.pause(0.01)
+        await self.pilot.pause()
 
     async def until_shown(self, text: str) -> None:
         await self.until(lambda: text in self.screen)

@@ -267,7 +267,7 @@ class AnswerView(Vertical):
         self._rounds = RoundsView(turn, thinking=thinking) if turn.rounds else None
         self._calling = Static(classes="calling")  # the call that the model is writing
         self._footer = Static(classes="foot")
-        self._drawn = len(text)  # characters of the answer passed to `_text`
+        self._drawn = len(text)  # characters of the answer in `_text`
         self._drawing: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
 
@@ -356,15 +356,15 @@ class AnswerView(Vertical):
         # The `stop` of Textual's MarkdownStream may start a second append while one runs.
         while isinstance(self._text, AnswerMarkdown):
             started = time.monotonic()
-            start = self._drawn
-            self._drawn = min(len(self.turn.answer), start + _MAX_DRAWN)
-            if start == self._drawn:
+            end = min(len(self.turn.answer), self._drawn + _MAX_DRAWN)
+            if end == self._drawn:
                 self._text.end()
                 break
             try:
-                await self._text.append(displayable(self.turn.answer[start : self._drawn]))
+                await self._text.append(displayable(self.turn.answer[self._drawn : end]))
             except Exception as error:  # noqa: BLE001 - a bug must not hide the answer
                 await self._switch_to_plain_text(error)
+            self._drawn = end
             if self.turn.state == "answering":
                 pause = min(_PAUSE_FACTOR * (time.monotonic() - started), _MAX_PAUSE_S)
                 with contextlib.suppress(TimeoutError):
