@@ -35,7 +35,9 @@ def _same_everywhere_and_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StatusLine, "clock", lambda: 0.0)  # snapshots must not depend on load
     monkeypatch.setattr(Stylesheet, "_parse_rules", _parse_once)
     monkeypatch.setattr("akunu_py.tui.transcript.view._UPDATE_DELAY_S", 0.005)
-    monkeypatch.setattr("akunu_py.tui.transcript.view._LAYOUT_S", 60.0)  # on a busy machine
+    limits = ("transcript.view._LAYOUT_S", "terminal._CLIPBOARD_TIMEOUT_S", "app._QUIT_WINDOW_S")
+    for limit in (*limits, "status._SHORTEST_S", "status._LONGEST_S"):  # of messages
+        monkeypatch.setattr(f"akunu_py.tui.{limit}", 600.0)  # on a busy machine
     monkeypatch.setattr("akunu_py.tui.screens.conversation_list._PREVIEW_DELAY_S", 0.005)
     monkeypatch.setattr("textual.pilot.wait_for_idle", until_idle)
     monkeypatch.setattr("textual.app.wait_for_idle", until_idle)
@@ -50,7 +52,7 @@ async def it() -> AsyncIterator[Chat]:
         yield running
 
 
-async def until_idle(min_sleep: float = 0, max_sleep: float = 10) -> None:
+async def until_idle(min_sleep: float = 0, max_sleep: float = 60) -> None:
     """Wait, at most `max_sleep` seconds; resize and draw without waiting for Textual's timers."""
     loop: Any = asyncio.get_running_loop()
     app: Any = active_app.get()
@@ -66,7 +68,7 @@ async def until_idle(min_sleep: float = 0, max_sleep: float = 10) -> None:
             idle_rounds = 0
 
 
-async def until_processed(pilot: Pilot[Any], timeout: float = 30.0) -> bool:
+async def until_processed(pilot: Pilot[Any], timeout: float = 60.0) -> bool:
     """Send callbacks to all widgets, as Textual does, only if one waits, such as for a thread."""
     await until_idle()
     widgets = (pilot.app, *pilot.app.screen.walk_children(with_self=True))

@@ -198,9 +198,7 @@ HITS = 10
 
 @pytest.fixture
 def sixteen_colors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Colors have names in the terminal's own theme. Messages stay: a slow machine sees them."""
-    for limit in ("_SHORTEST_S", "_LONGEST_S"):
-        monkeypatch.setattr(f"akunu_py.tui.status.{limit}", 600.0)
+    """Colors have names in the terminal's own theme."""
     monkeypatch.setenv("COLORTERM", "")
     monkeypatch.setenv("TERM", "xterm")
 
