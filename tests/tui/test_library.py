@@ -170,7 +170,7 @@ def test_picture(snap_compare: Compare, path: Path, monkeypatch: pytest.MonkeyPa
         await it.until(lambda: lines(it))
         await it.until(lambda: it.app.screen.query("#preview AnswerMarkdown"))
         await it.rest()
-        store.close(10)
+        store.close(60)
 
     assert has_picture(snap_compare, opened, (120, 40), store=store)
 

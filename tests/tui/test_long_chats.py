@@ -213,7 +213,7 @@ class SlowTerminal:
 
     async def wait_for(self, found: Callable[[], object], *, answer: bool = False) -> None:
         """Read the output until `found`; `answer`: reply to pings."""
-        for _ in range(3000):
+        for _ in range(12_000):
             new = self.read()
             if answer and new.count(PING):
                 self.type(PONG * new.count(PING))

@@ -219,7 +219,7 @@ def test_progress_never_goes_backwards() -> None:
     downloads = Downloads(note, pulled)
     pulled.proceed.set()
     downloads.start("x")
-    downloads.close(10)
+    downloads.close(60)
     assert posted == sorted(posted)
     assert 0.9 <= posted[-1] <= 1
 
@@ -270,7 +270,7 @@ async def first_run() -> AsyncIterator[Chat]:
         try:
             yield it
         finally:
-            it.app.close_downloads(10)
+            it.app.close_downloads(60)
 
 
 @pytest.mark.long

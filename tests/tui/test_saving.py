@@ -118,7 +118,7 @@ def store(tmp_path: Path) -> Iterator[StoreThread]:
     kept.close()
     thread = StoreThread(path)
     yield thread
-    assert thread.close(10)
+    assert thread.close(60)
 
 
 @pytest.mark.parametrize(("resume", "opened", "listed"), [
@@ -206,7 +206,7 @@ async def started(
     try:
         yield it, messages
     finally:
-        it.close(10)
+        it.close(60)
 
 
 def begun() -> tuple[ChatMessage, ChatMessage]:
@@ -287,7 +287,7 @@ async def test_without_a_database_saving_fails_with_the_reason(path: Path) -> No
             it.save("queue", message)
         with pytest.raises(ConversationError, match="newer akunu"):
             await it.call(lambda store: store.list())
-        assert not it.close(10)
+        assert not it.close(60)
         assert it.error == failed.error
 
 
