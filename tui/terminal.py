@@ -20,11 +20,10 @@ from rich.cells import cell_len, split_graphemes
 
 from akunu_py.text import on_one_line, typeable
 from akunu_py.tui.themes import Background
-from akunu_py.workarounds.textual_driver import SteadyDriver
+from akunu_py.workarounds.textual_driver import ANSWERS, SteadyDriver
 
 _QUERY = b"\x1b]11;?\x1b\\\x1b[c"
 _COLOR = re.compile(rb"\x1b\]11;rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
-_ANSWERS = re.compile(rb"\x1b\]11;[^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[\?[0-9;]*c")
 _ATTRIBUTES = re.compile(rb"\x1b\[\?[0-9;]*c")
 _ANSWER_TIMEOUT_S = 1.0  # for slow connections; only a terminal without any answer takes so long
 _NO_QUERIES = ("", "dumb", "linux", "unknown")  # values of TERM without queries and titles
@@ -45,7 +44,7 @@ def background(environ: Mapping[str, str] = os.environ) -> Background | None:
         return None
     try:
         answer = _query_terminal(terminal)
-        ChatDriver.typed_ahead = _ANSWERS.sub(b"", answer)
+        ChatDriver.typed_ahead = re.sub(ANSWERS.pattern.encode(), b"", answer)
         return parse_answer(answer) or _from_environment(environ)
     except (OSError, termios.error):
         return _from_environment(environ)

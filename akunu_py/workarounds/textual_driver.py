@@ -21,6 +21,7 @@ Remove when: these pass with `LinuxDriver` and `XTermParser`: in tests/reliabili
 """
 
 import os
+import re
 import selectors
 import signal
 from codecs import getincrementaldecoder
@@ -35,6 +36,8 @@ from textual.message import Message
 from akunu_py.text import typeable
 
 _ALT_ENTER, _ALT_ENTER_CODE = "\x1b\r", "\x1b[13;3u"
+# Answers to the query of the terminal's background. Late ones are not typed text.
+ANSWERS = re.compile(r"\x1b\]11;[^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[\?[0-9;]*c")
 _PASTE_START, _PASTE_END = "\x1b[200~", "\x1b[201~"
 
 
@@ -56,7 +59,7 @@ class PasteParser(XTermParser):
             part, data = data[:end], data[end:]
             self._before = (self._before + part)[1 - len(mark) :] if place < 0 else ""
             if self._pasted is None:
-                yield from super().feed(part.replace(_ALT_ENTER, _ALT_ENTER_CODE))
+                yield from super().feed(ANSWERS.sub("", part).replace(_ALT_ENTER, _ALT_ENTER_CODE))
                 self._pasted = None if place < 0 else []
             else:
                 self._pasted.append(part)
