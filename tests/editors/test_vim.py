@@ -221,8 +221,8 @@ def test_a_ghost_grows_and_loading_is_shown(terminal: Terminal, tmp_path: Path) 
     for shown in (r"another \(2 of 2\)", r"one two \(1 of 2\)", r"another \(2 of 2\)"):
         vim.type("C-j", shows=rf"first *\none two{shown} *\n")
     vim.type("C-f")
+    until(lambda: (tmp_path / "accepted").read_text() == "0|0|0|")  # the helper ends with Vim
     assert vim.written() == "first\none twoanother\n"
-    assert (tmp_path / "accepted").read_text() == "0|0|0|"
 
 
 def test_ghosts_by_key(terminal: Terminal, tmp_path: Path) -> None:
@@ -265,6 +265,7 @@ def test_only_after_a_change_the_place_where_the_cursor_rests_is_read_ahead(
     for keys in ("j", "k", "l"):  # the cursor rests each time
         vim.type(keys)
         time.sleep(0.2)
+        until((tmp_path / "log").exists)  # the helper has started, as it does at the first rest
     vim.type("x")
     (read,) = requests(tmp_path, 1)
     assert (read["prefix"], read["max_tokens"]) == ("f", 0)
