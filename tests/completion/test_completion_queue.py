@@ -406,9 +406,7 @@ def test_while_the_user_types_nothing_is_made_ahead(patient: Host) -> None:
     assert all(request.prefix in text for request in patient.made)
 
 
-def test_an_acceptance_makes_the_next_completion_once(
-    patient: Host, accepted: CompletionRequest
-) -> None:
+def test_an_acceptance_makes_the_next_one_once(patient: Host, accepted: CompletionRequest) -> None:
     patient.answer(REQUESTED)
     patient.queue.accepted()
     until(lambda: len(patient.made) == 2)

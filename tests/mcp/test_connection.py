@@ -220,9 +220,7 @@ def test_a_long_output_keeps_its_start_and_its_end() -> None:
 
 
 @pytest.mark.long
-def test_without_a_file_there_are_no_servers_and_a_broken_one_is_one_problem(
-    tmp_path: Path,
-) -> None:
+def test_no_file_means_no_servers_and_a_broken_one_is_one_problem(tmp_path: Path) -> None:
     path = tmp_path / "mcp.json"
     assert read_servers(path) == ([], [])
     for content in ("", "[]", '{"mcpServers": []}', "[" * 100_000, "\udcff"):

@@ -223,7 +223,7 @@ async def chat(
             await chat.post(ModelLoaded("starter", 8192))
         yield chat
     if thread is not None and thread is not store:
-        assert await asyncio.to_thread(thread.close, 10)
+        assert await asyncio.to_thread(thread.close, 60)
 
 
 def tree_of(*pairs: tuple[str, str]) -> ConversationTree:
