@@ -161,7 +161,7 @@ def test_chat_handles_keys_typed_before_the_start_and_ends_with_its_terminal() -
         while b"all chats" not in screen:
             screen += os.read(terminal, 65536)
         os.close(terminal)
-        assert chat.wait(30) == -signal.SIGHUP
+        assert chat.wait(60) == -signal.SIGHUP
     finally:
         with contextlib.suppress(ProcessLookupError):
             chat.kill()

@@ -145,9 +145,10 @@ def test_damaged_database_in_use_is_not_set_aside(path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
+from akunu_py.chats import database
 from akunu_py.chats.conversation_store import ConversationStore
-from akunu_py.chats.options import ChatOptions
 from akunu_py.chats.tree import ChatMessage
+database._BUSY_TIMEOUT_S = 60.0  # on a busy machine
 store = ConversationStore.open(Path(sys.argv[1]))
 parent = None
 for number in range(int(sys.argv[3])):

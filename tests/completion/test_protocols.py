@@ -160,9 +160,9 @@ def test_garbage_is_named_and_survived(helper: Helper) -> None:
 
 
 def test_an_id_that_is_being_answered_is_refused(helper: Helper) -> None:
-    helper.send(*[{"id": "twice", "prefix": "numbers = [1, ", "max_tokens": 1000}] * 2)
+    twice = {"id": "twice", "prefix": "numbers = [1, ", "max_tokens": 1000}
+    helper.send(twice, twice, {"cancel": "twice"}, {"cancel": "unknown"})
     assert "still being answered" in helper.read()["error"]
-    helper.send({"cancel": "twice"}, {"cancel": "unknown"})
     assert helper.read()["finish_reason"] == "cancelled"
 
 

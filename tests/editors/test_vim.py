@@ -110,9 +110,7 @@ OPTIONS = (
 )
 
 
-def test_an_accepted_block_is_what_was_shown_and_is_repeated(
-    terminal: Terminal, tmp_path: Path
-) -> None:
+def test_an_accepted_block_is_as_shown_and_is_repeated(terminal: Terminal, tmp_path: Path) -> None:
     settings = helper(tmp_path) + OPTIONS
     vim = Vim(terminal, tmp_path, "first\n  last\n", settings)
     vim.type("G", "o", shows="one two")
@@ -221,8 +219,8 @@ def test_a_ghost_grows_and_loading_is_shown(terminal: Terminal, tmp_path: Path) 
     for shown in (r"another \(2 of 2\)", r"one two \(1 of 2\)", r"another \(2 of 2\)"):
         vim.type("C-j", shows=rf"first *\none two{shown} *\n")
     vim.type("C-f")
+    until(lambda: (tmp_path / "accepted").read_text() == "0|0|0|")  # the helper ends with Vim
     assert vim.written() == "first\none twoanother\n"
-    assert (tmp_path / "accepted").read_text() == "0|0|0|"
 
 
 def test_ghosts_by_key(terminal: Terminal, tmp_path: Path) -> None:
@@ -256,15 +254,14 @@ def requests(directory: Path, count: int) -> list[dict[str, Any]]:
     return found
 
 
-def test_only_after_a_change_the_place_where_the_cursor_rests_is_read_ahead(
-    terminal: Terminal, tmp_path: Path
-) -> None:
+def test_a_resting_cursor_prefills_only_after_a_change(terminal: Terminal, tmp_path: Path) -> None:
     settings = helper(tmp_path) + "let g:akunu_rest = 50\n"
     settings += "let g:akunu_filetypes = {'text': v:false}\nset ft=python\n"
     vim = Vim(terminal, tmp_path, "first\nlast\n", settings)
     for keys in ("j", "k", "l"):  # the cursor rests each time
         vim.type(keys)
         time.sleep(0.2)
+        until((tmp_path / "log").exists)  # the helper has started, as it does at the first rest
     vim.type("x")
     (read,) = requests(tmp_path, 1)
     assert (read["prefix"], read["max_tokens"]) == ("f", 0)
@@ -281,9 +278,7 @@ def test_only_after_a_change_the_place_where_the_cursor_rests_is_read_ahead(
     vim.type(":set ft=gitcommit", "Enter", ":echo akunu#Status()", "Enter", shows=r"\noff")
 
 
-def test_requests_have_other_files_recent_texts_and_the_root(
-    terminal: Terminal, tmp_path: Path
-) -> None:
+def test_requests_have_files_recent_texts_and_the_root(terminal: Terminal, tmp_path: Path) -> None:
     """With 'nohidden', buffers are unloaded; large ones are sent in part."""
     project = tmp_path / "project"
     (project / ".git").mkdir(parents=True)

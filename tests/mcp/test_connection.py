@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-import socket
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -31,12 +31,10 @@ def stdio(**more: object) -> ServerConfig:
 
 @contextlib.contextmanager
 def http_server() -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, *SERVER, str(port)]
+    command = [sys.executable, *SERVER, "0"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        assert any("Uvicorn running" in line for line in process.stderr or ())
-        yield f"http://127.0.0.1:{port}/mcp"
+        found = (re.search(r"running on (http://127\S+)", line) for line in process.stderr or ())
+        yield f"{next(filter(None, found))[1]}/mcp"
         process.kill()
 
 
@@ -157,7 +155,8 @@ async def test_a_call_has_a_time_limit(
 async def test_start_errors_give_the_reason(
     config: ServerConfig, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("akunu_py.mcp.connection.START_S", 3)
+    seconds = 3 if problem == "did not answer within 3 s" else 60
+    monkeypatch.setattr("akunu_py.mcp.connection.START_S", seconds)
     with pytest.raises(AkunuError) as found:
         await Connection(config).start()
     assert problem in str(found.value)
@@ -221,9 +220,7 @@ def test_a_long_output_keeps_its_start_and_its_end() -> None:
 
 
 @pytest.mark.long
-def test_without_a_file_there_are_no_servers_and_a_broken_one_is_one_problem(
-    tmp_path: Path,
-) -> None:
+def test_no_file_means_no_servers_and_a_broken_one_is_one_problem(tmp_path: Path) -> None:
     path = tmp_path / "mcp.json"
     assert read_servers(path) == ([], [])
     for content in ("", "[]", '{"mcpServers": []}', "[" * 100_000, "\udcff"):

@@ -139,8 +139,8 @@ async def chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]:
                 while len(app.conversation.tree) < 2 * number or status.phase not in ENDED:
                     await asyncio.sleep(0.01)  # the pilot would look at every widget
             watch.step(number)
-    store_thread.close(10)
-    assert client.close(10)
+    store_thread.close(60)
+    assert client.close(60)
     return watch.samples
 
 

@@ -172,6 +172,7 @@ def test_a_large_paste_takes_linear_time() -> None:
 
 def test_keys_typed_while_the_terminal_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ChatDriver, "typed_ahead", b"")
+    monkeypatch.setattr("akunu_py.tui.terminal._ANSWER_TIMEOUT_S", 60.0)
     reply = b"a\x1b]11;rgb:ffff/ffff/ffff\x1b\\b\x1b[?62;4c"
     with pseudo_terminal() as (leader, follower):
         monkeypatch.setattr(os, "open", lambda *_: os.dup(follower))

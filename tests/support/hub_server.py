@@ -27,6 +27,7 @@ class Fault:
     no_range: bool = False  # ignore the requested range
     short: int = 0  # omit this number of bytes of the file
     longer: int = 0  # append this number of bytes
+    together: int = 0  # first wait until the server sends this number of files at once
     raw: Callable[[Any], None] | None = None  # write the whole answer, then end the connection
 
 
@@ -188,6 +189,8 @@ class _Handler(BaseHTTPRequestHandler):
         step = 1000 if fault.pause else max(1, int(hub.rate / 50)) if hub.rate else 1 << 18
         hub.sending += 1
         hub.most_sending = max(hub.most_sending, hub.sending)
+        while hub.most_sending < fault.together:
+            time.sleep(0.01)
         started, rate = time.monotonic(), hub.rate
         for at in range(0, len(sent), step):
             early = started + at / rate - time.monotonic() if rate else 0

@@ -1,6 +1,6 @@
 """A small MCP server for tests: `python -m tests.support.mcp_server [PORT]`.
 
-It uses standard streams, or streamable HTTP at a port of this machine.
+It uses standard streams, or streamable HTTP at a port of this machine (0: any free one).
 """
 
 import asyncio

@@ -253,9 +253,9 @@ def Start(): bool
     mode: 'nl', noblock: 1, stoponexit: 'term',
     out_cb: (_, line) => Answered(line),
     err_cb: (_, line) => {
-      last_error = line->substitute('^akunu: ', '', '')
+      last_error = line
     },
-    exit_cb: (_, code) => Ended(code),
+    exit_cb: (ended, code) => Ended(ended, code),
   })
   return job_status(job) ==# 'run'
 enddef
@@ -266,13 +266,20 @@ def Send(message: dict<any>)
   endif
 enddef
 
-def Ended(code: number)
+def Ended(ended: job, code: number)
+  # Vim may notice the end before it reads the last lines.
+  var line = 'unread'
+  while line !=# '' && ch_status(ended, {part: 'err'}) ==# 'open'
+    line = ch_read(ended, {part: 'err', timeout: 0})
+    last_error = line ==# '' ? last_error : line
+  endwhile
   asked = {}
   Loaded()
   if code != 0
     start_at = localtime() + min([60, float2nr(pow(2, failures))])
     failures += 1
-    Notify($'the helper ended with {code}: {last_error}  (it is tried again)')
+    const why = last_error->substitute('^akunu: ', '', '')
+    Notify($'the helper ended with {code}: {why}  (it is tried again)')
   endif
 enddef
 
