@@ -20,14 +20,13 @@ from mlx_lm.utils import infer_quant_config
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.drafters.drafter_config import DrafterConfig
 from akunu_py.models.load import safetensors
-from akunu_py.models.load.model_files import ADVICE, as_error
+from akunu_py.models.load.model_files import as_error, no_weights
 
 Embed = Callable[[mx.array], mx.array]
 """The target's embedding: tokens [1, n] to [1, n, target width], scaled as its layers take it."""
 Project = Callable[[mx.array], mx.array]
 """The target's lm_head: [..., target width] to logits [..., vocabulary], without a softcap."""
 
-_PICKLES = ("*.bin", "*.pt", "*.pth")
 _UNUSED = re.compile(r"t2d|verifier_|.*\brotary_emb\.")  # for training, or computed again
 
 
@@ -39,13 +38,7 @@ def read_weights(config: DrafterConfig) -> dict[str, mx.array]:
     path = config.path
     files = sorted(file for file in path.glob("*.safetensors") if file.is_file())
     if not files:
-        pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
-        if not pickles:
-            raise UnsupportedModel(f"{path}: expected a *.safetensors file, found none; {ADVICE}")
-        raise UnsupportedModel(
-            f"the drafter in {path} has its weights as pickle ({pickles[0]}), which can run code; "
-            "akunu reads safetensors only: use a repository that has them, or convert this one"
-        )
+        raise no_weights(path, "*.safetensors")
     method = config.settings.get("quantization_config") or {}
     if isinstance(method, dict) and (name := method.get("quant_method")):
         raise UnsupportedModel(

@@ -30,7 +30,7 @@ _JSON_OBJECTS = (  # besides config.json
     "added_tokens.json",
     "hf_quant_config.json",
 )
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _READ = (".json", ".jsonl", ".jinja", ".model", ".tiktoken", ".txt")  # by mlx-lm or transformers
 _MOST_LAYERS = 4096  # the deepest known models have fewer than 200
 _LAYERS = re.compile(r"n_layers?|num(_\w+)?_layers|\w+_num_layers")
@@ -240,20 +240,25 @@ def head_files(source: Path) -> list[Path]:
     return sorted(path for path in source.glob("mtp*.safetensors") if path.is_file())
 
 
+def no_weights(source: Path, expected: str) -> UnsupportedModel:
+    """Return the error for a directory without the `expected` files, which names what it has."""
+    names = sorted(path.name for path in source.iterdir() if path.is_file())
+    if pickles := [name for name in names if name.endswith(PICKLES)]:
+        return UnsupportedModel(
+            f"{source} has its weights as pickle ({pickles[0]}), which can run code; akunu reads "
+            "safetensors only: use a repository that has them, or convert these if you trust them"
+        )
+    example = next((name for name in names if name.endswith(".safetensors")), "none")
+    return UnsupportedModel(f"{source}: expected {expected}, found {example}")
+
+
 def weight_files(source: Path) -> list[Path]:
     """Return the files of weights. Raises DamagedModel if the index names a missing one."""
     found = sorted(source.glob("model*.safetensors"))  # all of which mlx-lm opens
     if other := [path for path in found if not path.is_file()]:
         raise DamagedModel(f"{other[0]} is not a file; {ADVICE}")
     if not found:
-        others = sorted(path.name for path in source.iterdir() if path.is_file())
-        if pickles := [name for name in others if name.endswith(_PICKLES)]:
-            raise UnsupportedModel(
-                f"{source} has its weights as pickle ({pickles[0]}), which can run code; akunu "
-                "reads safetensors only: download those, or convert the model if you trust it"
-            )
-        example = next((name for name in others if name.endswith(".safetensors")), "none")
-        raise UnsupportedModel(f"{source}: expected model*.safetensors, found {example}")
+        raise no_weights(source, "model*.safetensors")
     index = source / "model.safetensors.index.json"
     if not index.exists():
         return found

@@ -17,6 +17,7 @@ from typing import Any
 
 from akunu_py.errors import FetchError, StoreError, UnsupportedModel
 from akunu_py.files import open_regular, read_blocks, read_bounded
+from akunu_py.models.load.model_files import PICKLES
 from akunu_py.models.store.directories import open_writable
 from akunu_py.models.store.progress import no_callback
 from akunu_py.text import on_one_line
@@ -33,7 +34,6 @@ _NEEDED = re.compile(
     r"|tokenizer|tokenizer_config|special_tokens_map|added_tokens|chat_template|vocab)\.json"
     r"|chat_template\.jinja|tokenizer\.model|merges\.txt|vocab\.txt|[A-Za-z0-9_-]+\.tiktoken"
 )
-_PICKLE = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_WEIGHT_BYTES = 1 << 50
 _MAX_OTHER_BYTES = 1 << 30
 _MAX_REF_BYTES = 1000
@@ -147,7 +147,7 @@ def _no_weights_message(names: list[str]) -> str:
             "the repository contains only GGUF files; download one, then run "
             "`akunu models import FILE`"
         )
-    if pickles := [name for name in names if name.endswith(_PICKLE)]:
+    if pickles := [name for name in names if name.endswith(PICKLES)]:
         return (
             f"the repository has its weights as pickle only ({pickles[0][:60]!r}), a format that "
             "can run any code; use a safetensors conversion, for example from mlx-community"

@@ -155,6 +155,13 @@ def test_the_wire_option_comes_before_the_setting(limits: list[int], model: Path
     assert load_stored(stored, LoadOptions()).plan.wire == "off"
 
 
+@pytest.mark.usefixtures("own_directories")
+def test_a_missing_draft_model_of_the_settings_is_noted(model: Path) -> None:
+    save_settings({"draft_model": "no-such-model"})
+    engine = load_stored(model_store.resolve(str(model)), LoadOptions())
+    assert "the draft model no-such-model is not used: " in (engine.plan.fit.note or "")
+
+
 # --- Threads for matrix products: one for each idle core. ---
 
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -326,7 +326,7 @@ def cancelled(cell: Cell) -> None:
 def edited(cell: Cell) -> None:
     """The second question of a conversation is edited, and then it is as before."""
     served = Served(cell.engine)
-    first = cell.submit(some(50, 8), NEW)
+    first = cell.submit(some(50, 18), NEW)
     served.serve([first])
     known = [*first.prompt, *first.tokens]
     for question in (9, 10, 9):

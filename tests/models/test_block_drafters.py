@@ -294,7 +294,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a pickle": (as_pickle, r"weights as pickle \(pytorch_model.bin\).*safetensors only: use"),
     "no weights": (
         lambda directory: (directory / "model.safetensors").unlink(),
-        "expected a .*safetensors file, found none",
+        r"expected \*.safetensors, found none",
     ),
     "damaged weights": (
         lambda directory: (directory / "model.safetensors").write_bytes(b"\x20" * 64),
