@@ -112,6 +112,7 @@ def first_problem(error: ValidationError) -> str:
     """Return the first problem that pydantic found, after its place."""
     first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"]))
+    where = "".join(letter if letter.isprintable() else "?" for letter in where[:100])
     return f"{where}: {first['msg']}" if where else first["msg"]
 
 

@@ -157,7 +157,8 @@ def test_keys_outside_of_pastes_are_parsed_as_by_textual(examples: int) -> None:
         plain = messages(XTermParser(), [sent])
         assert messages(PasteParser(), cut(sent, places)) == plain
 
-    sent = _text.filter(lambda text: "200~" not in text)
+    # Textual ignores Alt+Enter.
+    sent = _text.filter(lambda text: "200~" not in text and "\x1b\r" not in text)
     explore(check, examples, st.tuples(sent, st.lists(st.integers(0, 10_000), max_size=6)))
 
 

@@ -77,13 +77,13 @@ def drafter_loss(model: Any, drafter: Any, texts: Sequence[list[int]]) -> mx.arr
 
 
 def swap_taps(drafts: Any) -> None:
-    states = drafts.states
+    keep_states = drafts.keep_states
 
-    def swapped(hidden: mx.array) -> mx.array:
+    def swapped(hidden: mx.array) -> None:
         parts = mx.split(hidden, len(drafts.taps), -1)
-        return states(mx.concatenate(parts[::-1], -1))
+        keep_states(mx.concatenate(parts[::-1], -1))
 
-    drafts.states = swapped
+    drafts.keep_states = swapped
 
 
 def shift_positions(drafts: Any) -> None:
