@@ -3,13 +3,6 @@
 Each message is one line that says what was expected, what was found and what to do.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
-
 INTERRUPTED = 130  # the exit code after an interrupt
 _LONGEST = 1000  # characters of a message
 
@@ -106,14 +99,6 @@ class StoreError(AkunuError):
 
 class ConversationError(AkunuError):
     """Conversations cannot be saved, found or read."""
-
-
-def first_problem(error: ValidationError) -> str:
-    """Return the first problem that pydantic found, after its place."""
-    first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    where = "".join(letter if letter.isprintable() else "?" for letter in where[:100])
-    return f"{where}: {first['msg']}" if where else first["msg"]
 
 
 def one_line(error: object, longest: int = 200) -> str:

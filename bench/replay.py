@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from akunu_py.bench import command
 from akunu_py.bench.curve import Curve, add_curve_option, parse_curve
+from akunu_py.bench.result import first_problem
 from akunu_py.bench.workloads import Workload, WorkloadTurn, load_workloads
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.text.prompt_rewrites import PromptRewrites
-from akunu_py.errors import UnsupportedModel, UsageError, first_problem
+from akunu_py.errors import UnsupportedModel, UsageError
 from akunu_py.files import disk_errors
 from akunu_py.models.catalog import load_catalog
 from akunu_py.models.load.model_files import as_error
