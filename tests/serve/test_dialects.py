@@ -2,44 +2,22 @@
 cached prompts, structured answers, continued answers."""
 
 import asyncio
-import copy
 import itertools
 import random
-import threading
-from collections.abc import Callable
-from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
-from starlette.types import ASGIApp
 
 from akunu_py.serve.http.guard import IGNORED_HEADER
-from akunu_py.serve.http.model_pool import ModelPool
 from akunu_py.types import DraftMode, Message
 from tests.support.dialects import CONVERSATIONS, DIALECTS, DialectClient, DialectRequest, ReplyData
-from tests.support.jobs import open_jobs
 from tests.support.serving import Served, fetch
 
 DRAFTS: tuple[DraftMode, ...] = ("off", "fixed", "auto")
 SEEDS = [(0.0, 0), (0.9, 1), (0.9, 2**32 - 1)]
 MODES = [*itertools.product((False, True), DRAFTS)]  # streamed or not, with drafts or without
 USER = {"role": "user", "content": "x"}
-
-
-@pytest.fixture(scope="module")
-def app_with(tiny: Served) -> Callable[[DraftMode], ASGIApp]:
-    """Applications on the same model, by draft mode."""
-
-    @cache
-    def app(draft: DraftMode) -> ASGIApp:
-        service = tiny.model.service()
-        changed = replace(service, defaults=replace(service.defaults, draft=draft))
-        model = copy.copy(tiny.model)
-        model.service = lambda: changed  # type: ignore[method-assign]
-        return tiny.application(pool=ModelPool([model]))
-
-    return app
 
 
 def new_request(dialect: DialectClient, rng: random.Random, draft: DraftMode) -> DialectRequest:
@@ -51,9 +29,7 @@ def new_request(dialect: DialectClient, rng: random.Random, draft: DraftMode) ->
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", DIALECTS)
-async def test_text_equals_run_without_drafts(
-    tiny: Served, app_with: Callable[[DraftMode], ASGIApp], name: str
-) -> None:
+async def test_text_equals_run_without_drafts(tiny: Served, name: str) -> None:
     """Streamed or not, with and without drafts, alone and in a batch with other clients."""
     rng, dialect = random.Random(f"{name} 1"), DIALECTS[name]
 
@@ -64,20 +40,16 @@ async def test_text_equals_run_without_drafts(
     async def send(stream: bool, request: DialectRequest, expected: ReplyData) -> int:
         """Check the reply to a request and return its drafted tokens."""
         body = dialect.request_body(request, stream=stream)
-        reply = dialect.parse(await fetch(app_with(request.draft), dialect.path, body))
+        reply = dialect.parse(await fetch(tiny.drafting(request.draft), dialect.path, body))
         assert (reply.text, reply.prompt) == (expected.text, expected.prompt)
         return reply.drafted
-
-    def hold(engine: object) -> None:
-        while open_jobs(tiny.scheduler)[0] < len(MODES):
-            threading.Event().wait(0.001)
 
     before = tiny.model.host.shared.passes
     drafted = [await send(stream, *expected("fixed")) for stream in (False, True) * 3]
     assert any(drafted)  # completions may end before their first draft
     assert tiny.model.host.shared.passes == before
     requests = [(stream, *expected(draft)) for stream, draft in MODES]
-    tiny.scheduler.call(hold)
+    tiny.hold(len(MODES))
     drafted = await asyncio.gather(*itertools.starmap(send, requests))
     assert tiny.model.host.shared.passes > before
     # The measured costs decide which drafts shared passes have, with "fixed" too.

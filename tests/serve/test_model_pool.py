@@ -29,6 +29,7 @@ from akunu_py.settings import ServeSettings, serve_settings, settings_file
 from akunu_py.types import GenerateOptions
 from tests.support.command import until
 from tests.support.dialects import DIALECTS, DialectRequest
+from tests.support.jobs import open_jobs
 from tests.support.serving import Reply, fetch, write_served_model
 from tests.support.tiny import write_tiny_llama
 
@@ -229,7 +230,11 @@ async def test_ollamas_clients_unload_a_model_with_keep_alive(
         body = {"messages": [{"role": "user", "content": "x"}], "stream": False}
         for loads, zero in enumerate((0, "0", "0s"), 1):
             requests = [fetch(app, "/api/chat", body | {"keep_alive": zero}) for _ in range(3)]
-            assert [reply.status for reply in await asyncio.gather(*requests)] == [200] * 3
+            async with pool.use(model):
+                replies = asyncio.gather(*requests)
+                all_wait = model.host.call(lambda _: until(lambda: open_jobs(model.host)[0] == 3))
+                await asyncio.wrap_future(all_wait)
+            assert [reply.status for reply in await replies] == [200] * 3
             await asyncio.gather(*filter(None, [pool._loader]))
             assert (model.loads, model.memory > 0) == (
                 (1, True) if idle_s is None else (loads, False)

@@ -32,6 +32,7 @@ async def test_sampling_fields_set_the_options(tiny: Served) -> None:
     options = generate_options(parsed, tiny.model.service(), 7)
     assert options.sampling == SamplingOptions(**fields)
     before = tiny.scheduler.shared.requests
+    tiny.hold(2)
     both, *each = [
         (await fetch(tiny.app, CHAT, body | more)).json()
         for more in ({"seed": 5, "n": 2}, {"seed": 5}, {"seed": 6})
@@ -71,20 +72,20 @@ async def test_suffix_uses_fill_in_the_middle_format(tiny: Served) -> None:
 
 
 async def test_prediction_saves_steps_and_changes_no_text(tiny: Served) -> None:
+    app = tiny.drafting("fixed")  # with "auto", a busy machine may draft less
     body = {"messages": [{"role": "user", "content": "say it"}], "max_tokens": 40}
-    plain = (await fetch(tiny.app, CHAT, body)).json()
+    plain = (await fetch(app, CHAT, body)).json()
     text = plain["choices"][0]["message"]["content"]
     other = {"messages": [{"role": "user", "content": "another"}], "max_tokens": 1}
-    await fetch(tiny.app, CHAT, other)
+    await fetch(app, CHAT, other)
     parts = [{"type": "text", "text": text[:15]}, {"type": "text", "text": text[15:]}]
     accepted = []
     for content in (text, parts):
         prediction = {"prediction": {"type": "content", "content": content}}
-        drafted = (await fetch(tiny.app, CHAT, body | prediction)).json()
+        drafted = (await fetch(app, CHAT, body | prediction)).json()
         assert drafted["choices"] == plain["choices"]
         accepted.append(drafted["akunu"]["accepted"])
-    # A busy machine may make the planner draft less in one of them.
-    assert max(accepted) > plain["akunu"]["accepted"]
+    assert min(accepted) > plain["akunu"]["accepted"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

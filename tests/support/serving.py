@@ -1,6 +1,7 @@
 """A served tiny model, and clients that need no socket and can disconnect at any moment."""
 
 import asyncio
+import copy
 import json
 import socket
 import threading
@@ -23,7 +24,9 @@ from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecords
 from akunu_py.serve.http.server import ServeOptions
-from akunu_py.types import GenerateOptions
+from akunu_py.types import DraftMode, GenerateOptions
+from tests.support.command import until
+from tests.support.jobs import open_jobs
 from tests.support.tiny import write_like_starter
 from tests.support.tiny_fim import byte_level, write_model
 
@@ -83,9 +86,21 @@ class Served:
         backend = replace(self.backend(records or RequestRecords()), **more)
         return create_app(backend, access or AccessRules(), heartbeat_s=60)
 
+    def drafting(self, draft: DraftMode) -> ASGIApp:
+        """Return an application on this model with a draft mode."""
+        service = self.model.service()
+        changed = replace(service, defaults=replace(service.defaults, draft=draft))
+        model = copy.copy(self.model)
+        model.service = lambda: changed  # type: ignore[method-assign]
+        return self.application(pool=ModelPool([model]))
+
     def in_thread(self, function: Callable[[Engine], Any]) -> Any:
         """Call a function in the model's thread and return its result."""
         return self.scheduler.call(function).result(60)
+
+    def hold(self, jobs: int) -> None:
+        """Let the model do nothing until so many jobs wait."""
+        self.scheduler.call(lambda _: until(lambda: open_jobs(self.scheduler)[0] >= jobs))
 
 
 @contextmanager
