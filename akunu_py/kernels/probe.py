@@ -162,7 +162,8 @@ def describe() -> str:
 
 def _machine() -> str:
     """Return what the results depend on."""
-    source = adler32((row_kernels.QUANTIZED_SOURCE + row_kernels.DENSE_SOURCE).encode())
+    parts = (row_kernels.HEADER, row_kernels.QUANTIZED_SOURCE, row_kernels.DENSE_SOURCE)
+    source = adler32("".join(parts).encode())
     chip = mx.device_info().get("architecture")
     return f"{chip}, macOS {platform.mac_ver()[0]}, mlx {version('mlx')}, {source}"
 
