@@ -175,7 +175,8 @@ async def _pass_through(pumps: Sequence[MessagePump]) -> None:
         passed = asyncio.Event()
         waits = pump.call_later(passed.set)
         while waits and not passed.is_set():
-            await asyncio.wait([asyncio.ensure_future(passed.wait())], timeout=_CHECK_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(passed.wait(), _CHECK_S)
             waits = pump.is_running
 
 
