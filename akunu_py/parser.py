@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-from akunu_py.text import on_one_line
+from akunu_py.text import did_you_mean, on_one_line
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -46,6 +46,15 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Suggest the nearest command or choice."""
+        if action.choices is not None and value not in action.choices:
+            names = list(map(str, action.choices))
+            known = f"; known: {', '.join(names)}"
+            raise argparse.ArgumentError(
+                action, f"no such choice: {value!r}{did_you_mean(str(value), names) or known}"
+            )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown arguments here: the parser of all commands would name its own help."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from akunu_py.bench.command import add_count, add_model, show
+from akunu_py.bench.command import add_count, add_model, progress, show
 from akunu_py.errors import UsageError
 from akunu_py.ngram.cost import interpolate
 from akunu_py.ngram.planner import best_draft
@@ -116,7 +116,10 @@ def parse_curve(text: str) -> Curve:
 def measure_curve(
     engine: Engine, rows: Sequence[int], repeats: int, context: int = CONTEXT
 ) -> dict[int, float]:
-    """Return the median seconds of a pass by rows, interleaved over `repeats` rounds."""
+    """Return the median seconds of a pass by rows, interleaved over `repeats` rounds.
+
+    Shows the rounds as progress.
+    """
     import mlx.core as mx
 
     from akunu_py.engine import kv_cache
@@ -130,6 +133,7 @@ def measure_curve(
         pass
     seconds: dict[int, list[float]] = {count: [] for count in rows}
     for round_ in range(-1, repeats):  # the first round warms up
+        progress(f"cost of passes: {'warming up' if round_ < 0 else f'{round_ + 1}/{repeats}'}")
         for count in rows:
             before = kv_cache.pass_state(target.cache)
             started = time.perf_counter()
@@ -140,6 +144,7 @@ def measure_curve(
             kv_cache.roll_back(target.cache, before, count, 0)
             if round_ >= 0:
                 seconds[count].append(elapsed)
+    progress("")
     target.pause_workers()
     mx.clear_cache()
     return {count: statistics.median(times) for count, times in seconds.items()}

@@ -139,7 +139,6 @@ def run_speed(engine: Engine, plan: SpeedPlan, command_line: str) -> Result:
     try:
         run_tests(engine, tests, plan.repeats, result.throughput)
         if plan.workloads:
-            command.progress("cost curve")
             result.curve_s = measure_curve(engine, CURVE_ROWS, _CURVE_REPEATS)
             for rows, seconds in [*result.curve_s.items()] * _CURVE_OBSERVATIONS:
                 curve.observe(rows, seconds, 0)  # the planner's start; it keeps learning

@@ -55,10 +55,8 @@ def curve_table(result: Result) -> Table:
     curve = result.curve_s
     if 1 not in curve:
         return [], []
-    headings = ["positions in a pass", *map(str, curve)]
-    times = ["ms", *(f"{seconds * 1e3:.1f}" for seconds in curve.values())]
-    shares = ["x one position", *(f"{seconds / curve[1]:.2f}" for seconds in curve.values())]
-    return headings, [times, shares]
+    cells = [[str(n), f"{s * 1e3:.1f}", f"{s / curve[1]:.2f}"] for n, s in curve.items()]
+    return ["positions in a pass", "ms", "x one position"], cells
 
 
 def throughput_table(result: Result) -> Table:
@@ -75,7 +73,10 @@ def throughput_table(result: Result) -> Table:
 
 
 def speed_table(result: Result) -> Table:
-    """Return one row per series; `x` is the speedup over its baseline."""
+    """Return one row per series; `x` is the speedup over its baseline.
+
+    The temperature is a column unless all are 0.
+    """
     headings = ["test", "temp", "loop", "tokens", "t/s", "x", "tokens/pass", "accepted", "score",
                 "first token", "memory", "identical"]  # fmt: skip
     cells = []
@@ -99,6 +100,9 @@ def speed_table(result: Result) -> Table:
                 {None: "", True: "yes", False: "NO"}[series.identical],
             ]
         )
+    if not any(series.temperature for series in result.runs):
+        for row in (headings, *cells):
+            del row[1]
     return headings, cells
 
 

@@ -377,7 +377,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     def get_line_filters(self) -> Sequence[LineFilter]:
         marks = self.find.marks if len(self.screen_stack) == 1 else None
         # Before Textual's filters: they convert the color by which the current hit is recognized.
-        return [*([marks] if marks and marks.pattern else []), *super().get_line_filters()]
+        return [*([marks] if marks and marks.find else []), *super().get_line_filters()]
 
     def action_find(self, words: str = "", message: str = "") -> None:
         """Find text in the open chat, or start typing it; see `FindController.find`."""

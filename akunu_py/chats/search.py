@@ -122,8 +122,8 @@ def _snippet(text: str, terms: Sequence[str]) -> tuple[str, tuple[tuple[int, int
 
 def _marks(text: str, terms: Sequence[str]) -> Iterator[tuple[int, int, str]]:
     """Yield the start, end and term of each match in a text."""
-    phrases = [([_fold(word[0]) for word in _WORD.finditer(term)], term) for term in terms]
-    words = [(word.start(), word.end(), _fold(word[0])) for word in _WORD.finditer(text)]
+    phrases = [([fold(word[0]) for word in _WORD.finditer(term)], term) for term in terms]
+    words = [(word.start(), word.end(), fold(word[0])) for word in _WORD.finditer(text)]
     for number, (start, _, _) in enumerate(words):
         for phrase, term in phrases:
             candidate = words[number : number + len(phrase)]
@@ -135,7 +135,7 @@ def _marks(text: str, terms: Sequence[str]) -> Iterator[tuple[int, int, str]]:
                 break
 
 
-def _fold(word: str) -> str:
+def fold(word: str) -> str:
     """Remove case and accents, as the FTS5 index does."""
     if word.isascii():
         return word.lower()

@@ -135,7 +135,7 @@ def _warn_without_fim(args: argparse.Namespace, name: str) -> None:
     from akunu_py.engine.model import device
 
     machine = device.machine()
-    best = recommend(machine.memory, machine.suits)[1].entry
+    best = recommend(machine.memory, machine.tokens_per_s)[1].entry
     line = f"{name} is not known to fill in the middle, so it ignores text after the cursor"
     advice = f"; for a model that can, run: akunu models pull {best.name}" if best else ""
     print_warnings([line + advice])

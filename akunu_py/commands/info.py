@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
             ("server", describe_server(server) or f"{server.url} (does not answer)")
             for server in running_servers()
         ),
-        ("store", f"{paths.models_dir()} ({len(models)} models, {size})"),
+        ("store", f"{paths.models_dir()} (models: {len(models)}, {size})"),
         ("chats", str(paths.conversations_file())),
         ("cache", str(paths.cache_dir())),
         ("settings", _settings()),

@@ -145,7 +145,7 @@ def recommend_models(args: argparse.Namespace) -> None:
 
         machine = device.machine()
         usable = machine.memory
-        found = recommend(usable, machine.suits)
+        found = recommend(usable, machine.tokens_per_s)
     if args.format == "json":
         print(json.dumps({"usable_bytes": usable, **{r.purpose: _as_dict(r) for r in found}}))
         return

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
+import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -49,7 +51,7 @@ MAX_PROMPT = 64 << 20  # bytes, more than any context length
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="Prompt; - reads stdin (default: piped stdin)"
+        "prompt", nargs="?", metavar="PROMPT", help="Prompt; text piped in goes before it"
     )
     add_model(parser)
     add_flags(parser, ("--raw", "Continue PROMPT without the chat template"))
@@ -68,6 +70,10 @@ def run(args: argparse.Namespace) -> int:
     options = options_from(args)
     constraint = constraint_from(args)
     options = replace(options, sampling=replace(options.sampling, constraint=constraint))
+    if args.prompt_cache:
+        from akunu_py.engine.histories.disk import check_path
+
+        check_path(args.prompt_cache)
     keep = not args.no_answer_cache
     engine, learned = open_model(args.model, loading_from(args), answer_cache=keep)
     # Slow imports, so after all usage errors.
@@ -113,24 +119,39 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_prompt(argument: str | None) -> str:
-    """Return the prompt: the argument, or stdin if it is `-` or missing. Raises UsageError."""
+    """Return the text on stdin, an empty line, and the argument. Raises UsageError.
+
+    Without an argument, or with `-`, it is stdin alone.
+    """
     if argument is None and sys.stdin.isatty():
         raise UsageError('no prompt; run: akunu run "your question", or pipe the prompt in')
-    if argument is not None and argument != "-":
-        prompt = argument
-        if any("\ud800" <= character <= "\udfff" for character in prompt):
-            raise UsageError("the prompt is not UTF-8 text; convert it first")
-    else:
-        try:
-            with disk_errors("cannot read the prompt on stdin", UsageError):
-                prompt = read_stream(sys.stdin.buffer, MAX_PROMPT).decode()
-        except UnicodeDecodeError as error:
-            raise UsageError(
-                f"the prompt on stdin is not UTF-8 text (byte {error.start}); convert it first"
-            ) from error
+    typed = "" if argument in (None, "-") else str(argument)
+    if any("\ud800" <= character <= "\udfff" for character in typed):
+        raise UsageError("the prompt is not UTF-8 text; convert it first")
+    piped = _read_stdin() if argument in (None, "-") or _is_piped() else ""
+    prompt = f"{piped}\n\n{typed}" if piped.strip() and typed else piped or typed
     if not prompt.strip():
         raise UsageError('the prompt is empty; run: akunu run "your question"')
     return prompt
+
+
+def _read_stdin() -> str:
+    try:
+        with disk_errors("cannot read the prompt on stdin", UsageError):
+            return read_stream(sys.stdin.buffer, MAX_PROMPT).decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"the prompt on stdin is not UTF-8 text (byte {error.start}); convert it first"
+        ) from error
+
+
+def _is_piped() -> bool:
+    """Return True if stdin is a pipe or a file: sockets and devices may never end."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except OSError:  # not a file of the system
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ active weight once per token, so the speed is estimated as bandwidth over bytes 
 "Efficiently Scaling Transformer Inference", section 2). Imports neither MLX nor numpy.
 """
 
+import math
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,10 +80,6 @@ class Machine:
         size = active * _FLOAT32 if self.float32 else entry.weight_bytes * active / entry.parameters
         return _EFFICIENCY * self.bandwidth / size
 
-    def suits(self, entry: CatalogEntry) -> bool:
-        """Return True if the model fits and is fast enough for a chat."""
-        return entry.fits(self.memory) and self.tokens_per_s(entry) >= MIN_TOKENS_PER_S
-
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
@@ -106,12 +103,12 @@ def load_catalog() -> dict[str, CatalogEntry]:
 
 
 def find(name: str) -> CatalogEntry:
-    """Return the entry called `name`. Raises UnknownModel with the known names."""
+    """Return the entry called `name`. Raises UnknownModel."""
     entries = load_catalog()
     if name not in entries:
         raise UnknownModel(
             f"no model called {name[:80]!r} is in the catalog"
-            f"{did_you_mean(name, entries)}; known: {', '.join(entries)}; "
+            f"{did_you_mean(name, entries)}; to see it, run: akunu models list; "
             "for a model from the hub use owner/repository"
         )
     return entries[name]
@@ -127,21 +124,23 @@ def default_name(repository: str) -> str:
 
 
 def recommend(
-    memory: int, is_fast: Callable[[CatalogEntry], bool] = lambda entry: True
+    memory: int, speed: Callable[[CatalogEntry], float] = lambda entry: math.inf
 ) -> list[Recommendation]:
-    """Return the best model for chat and the best for code within `memory` bytes."""
+    """Return the best model for chat and the best for code within `memory` bytes.
+
+    speed: tokens/s of a model. If all are slow, the fastest is the best.
+    """
     entries = load_catalog().values()
     chat = [e for e in entries if "chat" in e.purpose and "code" not in e.purpose]
     code = [e for e in entries if "fim" in e.purpose]
     groups = (("chat", chat), ("code", code))
-    return [_best_of(purpose, pool, memory, is_fast) for purpose, pool in groups]
+    return [_best_of(purpose, pool, memory, speed) for purpose, pool in groups]
 
 
 def _best_of(
-    purpose: str, pool: list[CatalogEntry], memory: int, is_fast: Callable[[CatalogEntry], bool]
+    purpose: str, pool: list[CatalogEntry], memory: int, speed: Callable[[CatalogEntry], float]
 ) -> Recommendation:
     """Recommend the best model in `pool` that fits and is fast, or explain why none is."""
-    pool = sorted(pool, key=lambda entry: entry.grade)
     fitting = [entry for entry in pool if entry.fits(memory)]
     if not fitting:
         smallest = min(pool, key=lambda entry: entry.memory_8k)
@@ -150,16 +149,18 @@ def _best_of(
             f"{human_size(smallest.memory_8k)}; {human_size(memory)} are available here"
         )
         return Recommendation(purpose, None, why)
-    fast = [entry for entry in fitting if is_fast(entry)]
+    fast = [entry for entry in fitting if speed(entry) >= MIN_TOKENS_PER_S]
     if not fast:
-        why = f"no model is fast enough here: {len(fitting)} fit, all slower than reading speed"
-        return Recommendation(purpose, None, why)
-    best = fast[-1]
+        why = f"the fastest of {len(fitting)} that fit; all are slower than reading speed here"
+        return Recommendation(purpose, max(fitting, key=speed), why)
+    best = max(fast, key=lambda entry: entry.grade)
+    slow = any(entry.grade > best.grade for entry in fitting)
     why = (
-        f"the most capable model that fits: it needs {human_size(best.memory_8k)} with 8,192 "
-        f"tokens of context, and {human_size(memory)} are available here"
+        f"the most capable model that fits{' and is fast enough' if slow else ''}: it needs "
+        f"{human_size(best.memory_8k)} with 8,192 tokens of context, and {human_size(memory)} are "
+        "available here"
     )
-    if better := [entry for entry in pool if entry.grade > best.grade]:
+    if better := [entry for entry in pool if entry.grade > best.grade and entry not in fitting]:
         smallest = min(better, key=lambda entry: entry.memory_8k)
         why += f"; a better one, {smallest.name}, would need {human_size(smallest.memory_8k)}"
     return Recommendation(purpose, best, why)

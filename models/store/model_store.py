@@ -198,8 +198,8 @@ def _unknown_error(name: str) -> UnknownModel:
         )
     shown = ", ".join(installed_names[:8]) + (", ..." if len(installed_names) > 8 else "")
     return UnknownModel(
-        f"no model called {name!r}{hint}; installed: {shown}; run `akunu models list`, or "
-        "`akunu models pull starter` for the starter"
+        f"no model called {name!r}{hint}; installed: {shown}; run `akunu models list` to see "
+        "what can be downloaded"
     )
 
 

@@ -6,14 +6,18 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from akunu_py.commands.chat import check_draft_model
+from akunu_py.commands.run import read_prompt
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.load import with_settings
 from akunu_py.models.store.model_store import StoredModel
@@ -66,13 +70,16 @@ MISTAKES = {
     "chat --temperature hot": ["expected a number from 0 to 5, got 'hot'"],
     "run hi --max-tokens 0": ["1 or more"],
     "run hi --max-tokens many": ["1 or more"],
-    "wibble": ["wibble"],
-    "completions tcsh": ["tcsh", "bash", "fish", "zsh"],
+    "wibble": ["wibble", "complete"],
+    "runn hi": ["'runn' (did you mean 'run'?)"],
+    "models recomend": ["(did you mean 'recommend'?)"],
+    "completions klingon": ["klingon", "bash", "fish", "zsh"],
     "run hi --draft wild": ["wild"],
     "run": ["empty"],
     "bench --workload wibble": ["wibble", "multi-turn"],
     "chat": ["terminal", "akunu run"],
     "models rm starter": ["--yes"],
+    "run hi --model /no --prompt-cache c.bin": [".safetensors"],
     "run hi --model /no --json --open-objects": ["--open-objects requires --json-schema"],
     "run hi --model /no --regex a --compact": ["--compact requires --json-schema or --json"],
     "run hi --model /no --json --choice a": ["not allowed with argument --json"],
@@ -91,6 +98,22 @@ def test_wrong_usage_is_one_line_with_exit_code_2(words: str, starter: StoredMod
 def test_a_prompt_without_text_is_refused() -> None:
     assert_one_line_error(run_here("run", "   "), 2, "empty")
     assert_one_line_error(run_here("run", "-", stdin=b"\xff\xfe\x00"), 2, "UTF-8")
+
+
+@pytest.mark.parametrize(("kind", "prompt"), [
+    (socket.socketpair, "sum up"),  # as from a program, which may never close it
+    (os.pipe, "some text\n\n\nsum up"),
+])  # fmt: skip
+def test_piped_text_goes_before_the_prompt(
+    kind: Callable[[], tuple[Any, Any]], prompt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [end if isinstance(end, int) else end.detach() for end in kind()]
+    with os.fdopen(ends[0]) as stdin, os.fdopen(ends[1], "w") as writer:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        writer.write("some text\n")
+        writer.close()
+        assert read_prompt("sum up") == prompt
+        assert read_prompt("sum up") == "sum up", "nothing is left in the pipe"
 
 
 @pytest.mark.usefixtures("loaded_shallow_starter")

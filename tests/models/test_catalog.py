@@ -142,15 +142,24 @@ def test_recommended_models_are_fast_enough_by_estimate() -> None:
     grades = [0]
     for bandwidth, plain in ((20e9, True), (68e9, False), (400e9, False), (800e9, False)):
         machine = Machine(usable_memory(64 * GIB), bandwidth, plain)
-        best = recommend(machine.memory, machine.suits)[0].entry
+        best = recommend(machine.memory, machine.tokens_per_s)[0].entry
         assert best is not None
         assert machine.tokens_per_s(best) >= MIN_TOKENS_PER_S
         grades.append(best.grade)
     assert grades == sorted(grades)
     assert grades[1] < ENTRIES["qwen3-30b-a3b"].grade, "no 30B on two cores, though it fits"
-    nothing = recommend(64 * GIB, Machine(64 * GIB, 1e6).suits)[0]
-    assert nothing.entry is None
-    assert "slower than reading speed" in nothing.why
+    slow = Machine(usable_memory(64 * GIB), 1e6)
+    for found in recommend(slow.memory, slow.tokens_per_s):
+        assert found.entry is not None
+        assert found.entry.parameters < 2e9
+        assert "slower than reading speed" in found.why
+
+
+def test_memory_is_no_reason_where_better_models_are_too_slow() -> None:
+    cores = Machine(usable_memory(64 * GIB), 20e9, float32=True)
+    chat = recommend(cores.memory, cores.tokens_per_s)[0]
+    assert "fast enough" in chat.why
+    assert "would need" not in chat.why
 
 
 def test_documented_table_equals_the_catalog() -> None:

@@ -1,11 +1,11 @@
 """Actions on turns: send, edit, regenerate, continue, stop, copy, switch branches, find."""
 
 import asyncio
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from akunu_py.chats.search import fold
 from akunu_py.errors import UsageError
 from akunu_py.text import typeable
 from akunu_py.tui.controllers.answering import AnswerController
@@ -19,7 +19,7 @@ from akunu_py.tui.prompt.attachments import (
     missing_files,
 )
 from akunu_py.tui.screens.main import ChatView
-from akunu_py.tui.transcript.find import HitMarks, pattern_of, plain_text
+from akunu_py.tui.transcript.find import Finder, HitMarks, phrase_finder, plain_text, search_finder
 from akunu_py.tui.transcript.markdown_parser import parse
 from akunu_py.tui.transcript.view import Part
 
@@ -253,13 +253,13 @@ class FindController:
         return bool(self._words)
 
     @property
-    def _pattern(self) -> re.Pattern[str]:
-        return self.marks.pattern or pattern_of(self._words)
+    def _finder(self) -> Finder:
+        return self.marks.find or phrase_finder(self._words)
 
     async def find(self, words: str, message: str = "") -> None:
         """Mark `words` and go to the last hit; for a search, mark each, and go to `message`."""
         self._words, self._current = words, None
-        self.marks.pattern = pattern_of(words, each=bool(message))
+        self.marks.find = search_finder(words) if message else phrase_finder(words)
         self._view.transcript.redraw()
         hits = self._hits()
         if not hits:
@@ -284,24 +284,24 @@ class FindController:
 
     def end(self) -> None:
         if self._words:
-            self._words, self._current, self.marks.pattern = "", None, None
+            self._words, self._current, self.marks.find = "", None, None
             self._view.transcript.mark_hit(None)
             self._view.transcript.redraw()
 
     async def _go_to(self, hits: list[FoundText], place: int) -> None:
         turn, part, index = self._current = hits[place]
-        await self._view.transcript.show_hit(turn, part, index, self._pattern)
+        await self._view.transcript.show_hit(turn, part, index, self._finder)
         count = f"{place + 1:,} of {len(hits):,}"
         self._view.inform(f"Found {count}: {self._words} · n next · N previous · Esc ends")
 
     def _hits(self) -> list[FoundText]:
-        words = self._words.casefold().replace('"', " ").split()
+        words = fold(self._words).replace('"', " ").split()
         hits: list[FoundText] = []
         for turn in self._conversation.turns:
             texts: dict[Part, str] = {"prompt": full_prompt(turn.prompt.text)}
             # Parsing takes long, so only where there may be a hit.
-            if any(word in turn.answer.casefold() for word in words):
+            if any(word in fold(turn.answer) for word in words):
                 texts["answer"] = plain_text(turn.answer)
             for part, text in texts.items():
-                hits += [(turn, part, at) for at, _ in enumerate(self._pattern.finditer(text))]
+                hits += [(turn, part, at) for at, _ in enumerate(self._finder(text))]
         return hits

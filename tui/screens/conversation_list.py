@@ -33,7 +33,7 @@ from akunu_py.tui.prompt.attachments import full_prompt
 from akunu_py.tui.screens.dialog import DIALOG_STYLE, ListDialog
 from akunu_py.tui.status import report_errors
 from akunu_py.tui.transcript.drafting import Mark
-from akunu_py.tui.transcript.find import hits_in, pattern_of
+from akunu_py.tui.transcript.find import hits_in, search_finder
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection
 from akunu_py.tui.workers.store_thread import StoreThread
 
@@ -43,6 +43,7 @@ _KEYS = (
     "Enter open · Ctrl+R rename · Ctrl+D delete · F1 keys · Ctrl+Z undo · Ctrl+S export · Esc close"
 )
 MATCH = "$text-accent bold"  # the style of found words
+_MATCHING = "-matching"  # the class of the matching message in a preview
 _PREVIEWED = 6  # messages
 _PREVIEWED_CHARACTERS = 2000  # per message; longer layouts would delay keys
 _PROGRESS_S = 0.5  # between two updates of the answers' progress
@@ -319,8 +320,9 @@ class PreviewPane(VerticalScroll, can_focus=False):
 
     def _scroll_to_match(self) -> None:
         found, words = self._wanted
-        hits = hits_in(self, pattern_of(words, each=True)) if found and found.hit.message else ()
-        if hit := next(iter(hits), None):
+        matching = self.query(f".{_MATCHING}") if found else ()
+        hits = (hit for view in matching for hit in hits_in(view, search_finder(words)))
+        if hit := next(hits, None):
             top = hit.widget.content_region.y + hit.row - self.region.y + self.scroll_y
             self.scroll_to(y=max(0, top - self.size.height // 3), animate=False)
         else:
@@ -350,13 +352,14 @@ def _preview(tree: ConversationTree, message: str | None, words: str) -> list[Wi
         marks = find_words(whole, words) if each.id == message else []
         start = max(0, marks[0][0] - _PREVIEWED_CHARACTERS // 2) if marks else 0
         text = "… " * bool(start) + whole[start:][:_PREVIEWED_CHARACTERS]
-        if more := len(whole) - start - _PREVIEWED_CHARACTERS:
-            text += f" … {more:,} more characters" if more > 0 else ""
+        if (more := len(whole) - start - _PREVIEWED_CHARACTERS) > 0:
+            text += f" … {more:,} more characters"
         if each.role == "user":
             shown.append(Static(_marked(full_prompt(text), words), classes="prompt"))
         else:
             mark: Mark = lambda texts, *_: [_marked(text, words) for text in texts]  # noqa: E731
             shown.append(AnswerMarkdown(text, mark))
+        shown[-1].set_class(each.id == message, _MATCHING)
     return shown
 
 

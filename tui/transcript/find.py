@@ -2,9 +2,9 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from rich.segment import Segment
 from rich.style import Style
@@ -14,6 +14,7 @@ from textual.geometry import Offset
 from textual.selection import Selection
 from textual.widget import Widget
 
+from akunu_py.chats.search import find_words
 from akunu_py.text import displayable
 from akunu_py.tui.transcript.code import TAB_SIZE
 from akunu_py.tui.transcript.markdown import MarkdownSection
@@ -23,11 +24,19 @@ _HIT = Style(color="black", bgcolor="yellow")
 _CURRENT = Style(color="black", bgcolor="bright_cyan", bold=True)
 
 
-def pattern_of(words: str, *, each: bool = False) -> re.Pattern[str]:
-    """Return a pattern for `words` in any case: with any whitespace between, or for each word."""
-    between = "|" if each else r"\s+"
-    words = words.replace('"', " ") if each else words
-    return re.compile(between.join(map(re.escape, words.split())), re.IGNORECASE)
+Finder = Callable[[str], Sequence[tuple[int, int]]]
+"""Returns the half-open ranges of the hits in a text, in order."""
+
+
+def phrase_finder(words: str) -> Finder:
+    """Return a finder of `words` in this order, in any case, with any whitespace between."""
+    pattern = re.compile(r"\s+".join(map(re.escape, words.split())), re.IGNORECASE)
+    return lambda text: [found.span() for found in pattern.finditer(text)]
+
+
+def search_finder(words: str) -> Finder:
+    """Return a finder of each word as the search in all conversations finds it."""
+    return lru_cache(maxsize=4096)(partial(find_words, words=words))  # lines are drawn often
 
 
 @lru_cache(maxsize=512)  # Parsing takes long, and each step through the hits needs it.
@@ -80,19 +89,19 @@ class ShownHit:
     row: int  # of its first character, in the widget's content
 
 
-def hits_in(view: Widget, pattern: re.Pattern[str]) -> Iterator[ShownHit]:
+def hits_in(view: Widget, find: Finder) -> Iterator[ShownHit]:
     """Yield the hits in the widgets of a message, in order."""
     for widget in view.walk_children(with_self=True):
         if not isinstance(widget, Widget) or widget.children or not widget.display:
             continue
         shown = characters(widget)
-        for found in pattern.finditer("".join(each.text for each in shown)):
-            first, last = shown[found.start()], shown[found.end() - 1]
+        for start, end in find("".join(each.text for each in shown)):
+            first, last = shown[start], shown[end - 1]
             yield ShownHit(widget, Selection(first.offset, _after(last.offset)), first.row)
 
 
 def section_of_hit(
-    view: Widget, sections: Sequence[MarkdownSection], index: int, pattern: re.Pattern[str]
+    view: Widget, sections: Sequence[MarkdownSection], index: int, find: Finder
 ) -> tuple[Widget, int]:
     """Return the section with hit number `index` of an answer, and the number of the hit there.
 
@@ -100,7 +109,7 @@ def section_of_hit(
     """
     left = index
     for section in sections:
-        count = len(pattern.findall(plain_text(section.text)))
+        count = len(find(plain_text(section.text)))
         if left < count:
             return section, left
         left -= count
@@ -110,11 +119,11 @@ def section_of_hit(
 class HitMarks(LineFilter):
     """Marks found text in each line; text that continues on the next line is not marked."""
 
-    pattern: re.Pattern[str] | None = None
+    find: Finder | None = None
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         text = "".join(segment.text for segment in segments)
-        spans = [found.span() for found in self.pattern.finditer(text)] if self.pattern else []
+        spans = self.find(text) if self.find else ()
         return _styled(segments, spans, _HIT) if spans else segments
 
 
@@ -139,7 +148,9 @@ class CurrentMark(LineFilter):
         return _styled(segments, [span for span in spans if span[0] < span[1]], _CURRENT)
 
 
-def _styled(segments: list[Segment], spans: list[tuple[int, int]], style: Style) -> list[Segment]:
+def _styled(
+    segments: list[Segment], spans: Sequence[tuple[int, int]], style: Style
+) -> list[Segment]:
     """Return the segments with `style` on ranges of their text."""
     result: list[Segment] = []
     place = 0

@@ -4,7 +4,6 @@ Only turns and answer sections near the viewport are mounted: layout cost does n
 """
 
 import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, Literal
@@ -23,6 +22,7 @@ from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.find import (
     CurrentMark,
+    Finder,
     ShownHit,
     clicked_text,
     hits_in,
@@ -347,9 +347,7 @@ class Transcript(SteadyScroll, can_focus=False):
 
     # Found text
 
-    async def show_hit(
-        self, turn: ChatTurn, part: Part, index: int, pattern: re.Pattern[str]
-    ) -> None:
+    async def show_hit(self, turn: ChatTurn, part: Part, index: int, find: Finder) -> None:
         """Mount a message, scroll to a hit in it, and mark the hit."""
         turns = self._conversation.turns
         self.mark_hit(None)
@@ -365,7 +363,7 @@ class Transcript(SteadyScroll, can_focus=False):
         if isinstance(view, PromptView):
             view.unfold()
         else:
-            where, index = section_of_hit(view, view.sections, index, pattern)
+            where, index = section_of_hit(view, view.sections, index, find)
         hits, deadline = list[ShownHit](), time.monotonic() + _LAYOUT_S
         while len(hits) <= index and time.monotonic() < deadline:
             if isinstance(where, MarkdownSection) and where.is_unmounted:
@@ -373,7 +371,7 @@ class Transcript(SteadyScroll, can_focus=False):
                 self.scroll_to_widget(where, animate=False, top=True, immediate=True)
                 async with self._mounting:
                     await where.restore()
-            hits = list(hits_in(where, pattern))
+            hits = list(hits_in(where, find))
             if len(hits) <= index:  # not laid out yet
                 await asyncio.sleep(_UPDATE_DELAY_S)
         if hits:

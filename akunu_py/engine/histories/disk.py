@@ -5,6 +5,7 @@ A file's header and digest are checked before use. The digest detects damage, no
 
 import copy
 import hashlib
+import tempfile
 from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,7 @@ def save(
     """Write a history to `path`. Raises UsageError, StoreError, SaveStopped."""
     _check_name(path)
     if history is None or not history.tokens:
-        raise UsageError("nothing to save: the session has not processed a prompt yet")
+        raise UsageError("nothing to save: no prompt was processed yet")
     if why := kv_cache.no_prompt_cache_reason(history.cache):
         raise UsageError(f"a session of {engine.name} cannot be saved: {why}")
     metadata = CacheMetadata(
@@ -216,6 +217,13 @@ def _data(array: mx.array) -> memoryview:
     return memoryview(mx.contiguous(array).reshape(-1).view(mx.uint8))
 
 
+def check_path(path: Path) -> None:
+    """Raise UsageError or StoreError if no history can be written to `path`."""
+    _check_name(path)
+    with disk_errors(f"cannot write {path}"), tempfile.TemporaryFile(dir=path.parent):
+        pass
+
+
 def _check_name(path: Path) -> None:
     if path.suffix != SUFFIX:
-        raise UsageError(f"the name of a saved session must end in {SUFFIX}, got {path}")
+        raise UsageError(f"the name of a prompt cache must end in {SUFFIX}, got {path}")

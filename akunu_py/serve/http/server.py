@@ -98,6 +98,7 @@ def serve(pool: ModelPool, listening: socket.socket, options: ServeOptions, url:
 
     records = RequestRecords(_printer(options), keep_content=options.log_content)
     try:
+        say(f"loading {pool.models[0].name} ...", error=True)
         pool.models[0].service()
         names = ", ".join(model.name for model in pool.models)
         backend = Backend(pool, records, options.strict, on_lost_gpu=on_lost_gpu)

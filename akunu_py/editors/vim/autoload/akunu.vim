@@ -524,7 +524,7 @@ export def Command(name: string)
     start_at = 0
     shown_messages = {}
     asked = {}
-  elseif name ==# 'status'
+  elseif name ==# 'status' || name ==# ''
     echo $'akunu: {Status()}'
   else
     echohl ErrorMsg

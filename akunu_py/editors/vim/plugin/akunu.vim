@@ -10,7 +10,7 @@ endif
 
 highlight default link AkunuGhost NonText
 
-command! -nargs=1 -complete=customlist,akunu#Subcommands Akunu call akunu#Command(<q-args>)
+command! -nargs=? -complete=customlist,akunu#Subcommands Akunu call akunu#Command(<q-args>)
 
 inoremap <Plug>(akunu-accept) <Cmd>call akunu#Accept('')<CR>
 inoremap <Plug>(akunu-accept-word) <Cmd>call akunu#Accept('word')<CR>
