@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
+from typing import Annotated
 from zlib import adler32
 
 import mlx.core as mx
 import mlx.nn as nn
+from pydantic import Field, PositiveFloat, TypeAdapter
 
 from akunu_py import paths
 from akunu_py.errors import one_line
@@ -32,6 +34,8 @@ _MAX_SECONDS = 1.0  # of all probes in a load; the next load probes the rest
 _STALLING = 17  # GPU generation: on an M5, such kernels have stalled for minutes
 _MAX_FILE = 1 << 20
 _NOT_COMPILED = ("Unable to build", "Unable to load")  # in MLX's errors
+_Rows = Annotated[int, Field(ge=min(ROWS), le=max(ROWS))]
+_Times = tuple[PositiveFloat, PositiveFloat]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,8 @@ class Probe:
     """What was found for one matrix shape."""
 
     order: Order | None = None  # of MLX's kernel for one row
-    equal: tuple[int, ...] = ()  # numbers of rows that have the bits of each row alone
-    times: dict[int, tuple[float, float]] = field(default_factory=dict)  # rows: MLX's s, ours
+    equal: tuple[_Rows, ...] = ()  # numbers of rows that have the bits of each row alone
+    times: dict[_Rows, _Times] = field(default_factory=dict)  # MLX's seconds, ours
     error: str = ""
     again: bool = False  # whether the next load probes again: memory was short, for example
 
@@ -50,6 +54,9 @@ class Probe:
         below = {rows: max(each for each in _TIMED if each <= rows) for rows in self.equal}
         above = {rows: min(each for each in _TIMED if each >= rows) for rows in self.equal}
         return [each for each in self.equal if exact or {below[each], above[each]} <= faster]
+
+
+_SAVED = TypeAdapter(dict[str, Probe])
 
 
 def why_off() -> str:
@@ -155,7 +162,7 @@ def describe() -> str:
     if not used:
         errors = {each.error or "it is slower than MLX's" for each in known}
         return f"off ({'; '.join(sorted(errors)) or 'no supported model was loaded yet'})"
-    rates = [theirs / ours for each in used for theirs, ours in each.times.values()]
+    rates = [a / b for each in used for a, b in each.times.values() if b < _FASTER * a]
     speed = f"{min(rates):.1f} to {max(rates):.1f} times as fast as MLX's"
     return f"used for {len(used)} of {len(known)} matrix shapes, {speed}"
 
@@ -170,17 +177,8 @@ def _machine() -> str:
 
 def _load() -> dict[str, Probe]:
     """Return the saved results by shape; none if they are of another machine, or damaged."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        return {
-            shape: Probe(
-                each["order"] and Order(*each["order"]),
-                tuple(rows for rows in ROWS if rows in each["equal"]),
-                {int(rows): (max(a, 1e-9), max(b, 1e-9)) for rows, (a, b) in each["times"].items()},
-                str(each["error"]),
-                bool(each["again"]),
-            )
-            for shape, each in read_json(paths.kernels_file(), _MAX_FILE)[_machine()].items()
-        }
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        return _SAVED.validate_python(read_json(paths.kernels_file(), _MAX_FILE)[_machine()])
     return {}
 
 

@@ -125,13 +125,13 @@ UNROLL for (int out = 0; out < OUTPUTS; out++) {
 }
 """
 
-HEADER = """
+HEADER = f"""
 #define UNROLL _Pragma("clang loop unroll(full)")
-constant constexpr int OUTPUTS = 4; // matrix rows of a lane
+constant constexpr int OUTPUTS = {_OUTPUTS}; // matrix rows of a lane
 template <int BITS>
-inline float plus(float total, float a, float b, float c, float d) {
+inline float plus(float total, float a, float b, float c, float d) {{
   return BITS == 4 ? total + (a + b + c + d) : total + a + b + c + d;
-}
+}}
 """
 
 
