@@ -15,6 +15,7 @@ from akunu_py.tui import themes
 from akunu_py.tui.app import ChatApp
 from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded, PieceArrived
 from akunu_py.types import Stats
+from tests.support.slow import slow
 from tests.support.tui_chat import SPEEDUP, Chat, Compare, chat, has_picture
 
 ANSWER = """A **queue** keeps things in order:
@@ -179,7 +180,7 @@ KEYS = "f3 tab escape f6 escape f2 f2 f1 escape f4 escape ctrl+s escape ctrl+o e
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("theme", ["dark", "light-256"])
+@pytest.mark.parametrize("theme", ["dark", *slow("light-256")])
 async def test_all_text_can_be_read(
     theme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def test_interrupts_and_kills_leave_no_processes(model: Path, whole: str) -> Non
         assert all_gone(others, 5)
 
 
+@pytest.mark.slow
 def test_a_server_restarts_after_losing_a_host(model: Path, whole: str) -> None:
     (port,) = _free_ports(1)
     address = f"http://127.0.0.1:{port}/v1/completions"
