@@ -314,7 +314,10 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     "noise levels": (changed(log_snr_conditioning=True), "with log_snr_conditioning = True"),
     "another Markov head": (changed(markov_head_type="lstm"), "rnn, found 'lstm'"),
     "layer types": (changed(layer_types=["linear"] * 3, is_causal=True), "expected 3 layer_types"),
-    "no window": (changed(layer_types=["sliding_attention"] * 3), "sliding_window, found None"),
+    "no window": (
+        changed(layer_types=["sliding_attention"] * 3, is_causal=True),
+        "expected a sliding_window, found None",
+    ),
     "no table": (changed(draft_vocab_size=30), r"vocabulary of 30 tokens, and no table .*d2t"),
     "a table too many": (
         changed_weights(lambda weights: weights.update(d2t=mx.zeros(30, mx.int32))),
