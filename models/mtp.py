@@ -140,14 +140,14 @@ def _check_target(directory: Path, target: dict[str, Any], family: HeadFamily | 
         for key in ("hidden_size", "num_hidden_layers", "vocab_size", "num_experts")
         if key in own and key in other and own[key] != other[key]
     ]
-    if family is None:
-        kind = str(target.get("model_type"))
-        differences.append(f"akunu knows no MTP heads of the architecture {kind!r:.40}")
     if differences:
         raise UnsupportedModel(
             f"the MTP head in {directory} is for another model: {differences[0]}; use the head of "
             "this model"
         )
+    if family is None:
+        kind = str(target.get("model_type"))
+        raise UnsupportedModel(f"akunu knows no MTP heads for the architecture {kind!r:.40}")
 
 
 def _find_weights(

@@ -434,9 +434,11 @@ class BlockDrafter(nn.Module):
         if (table := weights.pop("d2t", None)) is not None:  # differences
             self._targets = mx.arange(table.size) + table.astype(mx.int32)
         if (table is None) != (config.draft_vocabulary is None):
+            which = f"{drafted} of the model's tokens, and misses the table of them"
+            if table is not None:
+                which = "all tokens of the model, and has a table of some"
             raise UnsupportedModel(
-                f"the drafter in {config.path} has a vocabulary of {drafted} tokens, and "
-                f"{'no' if table is None else 'a'} table of them (d2t); download it again"
+                f"the drafter in {config.path} drafts {which} (d2t); download it again"
             )
 
     def make_cache(self, window: int | None = None, position: int = 0) -> list[ContextCache]:

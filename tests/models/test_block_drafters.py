@@ -318,10 +318,10 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
         changed(layer_types=["sliding_attention"] * 3, is_causal=True),
         "expected a sliding_window, found None",
     ),
-    "no table": (changed(draft_vocab_size=30), r"vocabulary of 30 tokens, and no table .*d2t"),
+    "no table": (changed(draft_vocab_size=30), r"drafts 30 of the model's tokens.*d2t"),
     "a table too many": (
         changed_weights(lambda weights: weights.update(d2t=mx.zeros(30, mx.int32))),
-        r"vocabulary of 61 tokens, and a table .*d2t",
+        r"drafts all tokens of the model, and has a table of some \(d2t",
     ),
     "a missing tensor": (
         changed_weights(lambda weights: weights.pop("layers.1.self_attn.q_proj.weight")),

@@ -308,7 +308,7 @@ def test_head_of_another_model_is_rejected(key: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=f"its {key} is .*, the model's is 7; use the head"):
         load_head(directory, model, other)
     module: Any = importlib.import_module("mlx_lm.models.llama")
-    with pytest.raises(UnsupportedModel, match="no MTP heads of the architecture 'llama'"):
+    with pytest.raises(UnsupportedModel, match="no MTP heads for the architecture 'llama'"):
         load_head(directory, module.Model.__new__(module.Model), {"model_type": "llama"})
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     with pytest.raises(UnsupportedModel, match=r"pytorch_model\.bin"):
