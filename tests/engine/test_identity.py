@@ -414,31 +414,22 @@ def accepted(monkeypatch: pytest.MonkeyPatch) -> dict[bool, int]:
 
 @pytest.mark.usefixtures("timeless")
 @pytest.mark.parametrize(
-    ("family", "drafter", "sampling", "tree"),
-    [("llama", "model", "sampled", "auto"), ("llama-kv8", "model", "greedy", "auto"),
-     ("mimo", "mtp", "greedy", "auto"), ("llama", "dspark", "constrained", "auto"),
-     ("qwen3_next", "dflash", "greedy", "auto"), ("llama", "dspark", "constrained", "off")],
+    "case",
+    [Case("llama", "model", "alone", "sampled"), Case("llama-kv8", "model", "alone", "greedy"),
+     Case("mimo", "mtp", "alone", "greedy"), Case("llama", "dspark", "alone", "constrained"),
+     Case("qwen3_next", "dflash", "alone", "greedy"),
+     Case("llama", "dspark", "alone", "constrained", "off"),
+     Case("llama", "model", "shared_passes", "sampled"),
+     Case("mimo", "mtp", "shared_passes", "sampled"),
+     Case("llama-kv8", "trees", "shared_passes", "greedy")], ids=str,
 )  # fmt: skip
-def test_second_choices_of_neural_drafters_are_accepted(
-    family: str, drafter: str, sampling: str, tree: SwitchMode, tiny: Engine, tmp_path: Path,
-    accepted: dict[bool, int],
-) -> None:  # fmt: skip
-    run_case(Case(family, drafter, "alone", sampling, tree), tiny, tmp_path)
-    can_branch = family != "qwen3_next"  # which has recurrent layers
-    assert bool(accepted[False]) == (tree == "auto" and can_branch)
-
-
-@pytest.mark.usefixtures("timeless")
-@pytest.mark.parametrize(
-    ("family", "drafter", "sampling"),
-    [("llama", "model", "sampled"), ("mimo", "mtp", "sampled"), ("llama-kv8", "trees", "greedy")],
-)
-def test_trees_are_accepted_in_shared_passes(
-    family: str, drafter: str, sampling: str, tiny: Engine, tmp_path: Path,
-    accepted: dict[bool, int],
-) -> None:  # fmt: skip
-    run_case(Case(family, drafter, "shared_passes", sampling), tiny, tmp_path)
-    assert accepted[True] > 0
+def test_branches_of_trees_are_accepted(
+    case: Case, tiny: Engine, tmp_path: Path, accepted: dict[bool, int]
+) -> None:
+    run_case(case, tiny, tmp_path)
+    can_branch = case.family != "qwen3_next"  # which has recurrent layers
+    found = accepted[case.situation == "shared_passes"]
+    assert bool(found) == (case.tree == "auto" and can_branch)
 
 
 @pytest.mark.slow

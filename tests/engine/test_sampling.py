@@ -42,10 +42,8 @@ FILTERS = {
     "presence": replace(WARM, presence_penalty=1.0, penalty_window=8),
     "frequency": replace(WARM, frequency_penalty=0.7, penalty_window=8),
     "bias": replace(WARM, logit_bias=((3, 2.0), (5, -4.0))),
-    "everything": SamplingOptions(
-        0.7, 0.95, 0.02, 8, 1.2, 0.3, 0.2, 6, logit_bias=((1, 1.0),)
-    ),
-}  # fmt: skip
+    "everything": SamplingOptions(0.7, 0.95, 0.02, 8, 1.2, 0.3, 0.2, 6, logit_bias=((1, 1.0),)),
+}
 
 SMALL = 12  # tokens in the small vocabulary
 ROWS = 4
@@ -94,15 +92,10 @@ def fit(counts: np.ndarray, expected: np.ndarray) -> float:
     return p_value(counts[possible], expected[possible] * counts.sum())
 
 
-def accepted(sampler: Sampler, logits: mx.array, prompt: list[int], draft: list[int]) -> list[int]:
-    """Return what the loop accepts of a pass over the draft."""
-    before = mx.array([*prompt, *draft])
-    sampled = [int(token) for token in sampler.sample(logits, before, len(prompt)).tolist()]
-    return sampled[: common_prefix(draft, sampled) + 1]
-
-
-def p_values(name: str) -> list[float]:
-    """One for each position of the draft, over the runs that got there, and one for the bonus."""
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["temperature", "all", "everything"])
+def test_the_distribution_is_that_of_plain_sampling(name: str) -> None:
+    """At each position of a draft, over the runs that got there, and after it."""
     generator = np.random.default_rng(7)
     logits = generator.normal(size=(ROWS, SMALL)).astype(np.float32) * 1.5
     prompt = [3, 1, 4, 1, 5]
@@ -113,20 +106,15 @@ def p_values(name: str) -> list[float]:
         draft.append(int(plain_distribution(logits[row], [*prompt, *draft], options).argmax()))
     counts = np.zeros((ROWS, SMALL))
     for seed in range(SEEDS):
-        sampler = Sampler(replace(options, seed=seed))
-        for row, token in enumerate(accepted(sampler, mx.array(logits), prompt, draft)):
-            counts[row, token] += 1
-    return [
+        sampler, before = Sampler(replace(options, seed=seed)), mx.array([*prompt, *draft])
+        sampled = sampler.sample(mx.array(logits), before, len(prompt)).tolist()
+        for row in range(common_prefix(draft, sampled) + 1):
+            counts[row, sampled[row]] += 1
+    values = [
         fit(counts[row], plain_distribution(logits[row], [*prompt, *draft[:row]], options))
         for row in range(ROWS)
         if counts[row].sum() > 100
     ]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["temperature", "all", "everything"])
-def test_the_distribution_is_that_of_plain_sampling(name: str) -> None:
-    values = p_values(name)
     assert len(values) >= 2
     assert min(values) > 1e-4
 
@@ -174,26 +162,10 @@ def test_seeds_differ_and_no_seed_is_a_new_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["greedy", *FILTERS])
-def test_a_row_is_sampled_as_it_would_be_alone(name: str) -> None:
-    rows, vocabulary = 32, 301
-    generator = np.random.default_rng(rows)
-    logits = mx.array(generator.normal(size=(rows, vocabulary)).astype(np.float32) * 3)
-    options = replace(FILTERS.get(name, SamplingOptions()), seed=5)
-    # The first rows have fewer tokens before them than the penalties look at.
-    before = mx.array(generator.integers(0, 9, rows + 2).astype(np.int32))
-    together = Sampler(options).sample(logits, before, 1000).tolist()
-    alone = [
-        Sampler(options).sample(logits[row : row + 1], before[: row + 3], 1000 + row).item()
-        for row in range(rows)
-    ]
-    assert together == alone
-
-
-@pytest.mark.parametrize("name", ["greedy", *FILTERS])
 def test_requests_with_equal_options_are_sampled_together(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their seeds may differ. Tokens are the same as alone, in fewer calls."""
+    """Their seeds may differ. Tokens are those of each row alone, in fewer calls."""
     generator = np.random.default_rng(3)
     options = FILTERS.get(name, SamplingOptions())
     samplers = [Sampler(replace(options, seed=seed)) for seed in (1, 2, 3)]
@@ -201,18 +173,25 @@ def test_requests_with_equal_options_are_sampled_together(
     parts = [
         RowsToSample(
             sampler,
-            mx.array(generator.normal(size=(1 + number, 301)).astype(np.float32) * 3),
-            mx.array(generator.integers(0, 9, 70).astype(np.int32)),
-            100 + number,
+            mx.array(generator.normal(size=(rows, 301)).astype(np.float32) * 3),
+            # The first rows have fewer tokens before them than the penalties look at.
+            mx.array(generator.integers(0, 9, rows + 2).astype(np.int32)),
+            100 + rows,
         )
-        for number, sampler in enumerate(samplers)
+        for sampler, rows in zip(samplers, (1, 2, 3, 32), strict=True)
     ]
-    alone = [p.sampler.sample(p.logits, p.before, p.position).tolist() for p in parts]
+    alone = [
+        [
+            p.sampler.sample(p.logits[row : row + 1], p.before[: 3 + row], p.position + row).item()
+            for row in range(len(p.logits))
+        ]
+        for p in parts
+    ]
     draw = create_autospec(Sampler._process_and_draw, side_effect=Sampler._process_and_draw)
     monkeypatch.setattr(Sampler, "_process_and_draw", draw)
     assert [each.tolist() for each in sample_together(parts)] == alone
     calls = [len(call.args[1]) for call in draw.call_args_list]
-    assert calls == ([1 + 3 + 4, 2] if samplers[0].group else [1, 2, 3, 4])
+    assert calls == ([1 + 3 + 32, 2] if samplers[0].group else [1, 2, 3, 32])
 
 
 def test_noise_is_right_down_to_its_smallest_values() -> None:

@@ -25,6 +25,7 @@ FREE = {1: 1.0, 33: 1.01}  # every draft pays
 NEWLINE, END, START, USER, ASSISTANT = range(5)
 AFTER_ANSWER = [END, NEWLINE, START, USER, NEWLINE]
 BEFORE_ANSWER = [END, NEWLINE, START, ASSISTANT, NEWLINE]
+REPEATED = [1, 2, 3, 4, 5, 6, 7, 8] * 10
 
 
 def drive(drafter: Drafter, prompt: Sequence[int], output: Sequence[int]) -> tuple[int, int, int]:
@@ -48,10 +49,6 @@ def drive(drafter: Drafter, prompt: Sequence[int], output: Sequence[int]) -> tup
 
 def cheap(**options: Any) -> AutoDrafter:
     return AutoDrafter(CostCurve(CHEAP), **options)
-
-
-def repeating() -> list[int]:
-    return [1, 2, 3, 4, 5, 6, 7, 8] * 10
 
 
 def copy_of(count: int, change: Callable[[int, int], Sequence[int]], seed: int) -> TraceItem:
@@ -175,7 +172,7 @@ def test_nothing_is_drafted_without_matches_or_where_it_cannot_pay() -> None:
 def test_drafts_keep_the_limit_and_end_with_a_stop_token() -> None:
     drafter, stopping = cheap(), cheap(stop_tokens=[4])
     for each in (drafter, stopping):
-        each.extend(repeating())
+        each.extend(REPEATED)
     assert drafter.propose(2) == [1, 2]
     assert drafter.propose(0) == []
     assert 2 < len(drafter.propose(100)) <= MAX_DRAFT
@@ -229,7 +226,7 @@ def test_a_curve_that_forbids_drafting_is_probed_ever_more_rarely(ahead: bool) -
 def test_seconds_teach_the_curve_by_the_rows_of_the_pass() -> None:
     curve = CostCurve()
     drafter = AutoDrafter(curve, rerun_on_reject=True)
-    drafter.extend(repeating())
+    drafter.extend(REPEATED)
     draft = drafter.propose(8)
     assert draft
     for _ in range(2):  # the first time of a row count is dropped
@@ -326,9 +323,6 @@ def test_a_forgotten_text_is_not_drafted(forget: bool) -> None:
     assert (secret in drafted) == (not forget)
 
 
-RIGHT = DrafterFigures("mtp", 0.06, (0.99,))  # its first token, and no more
-
-
 def drafter_of(text: Sequence[int], **options: object) -> AutoDrafter:
     drafter = AutoDrafter(CostCurve(FREE), **options)  # type: ignore[arg-type]
     drafter.extend(text[:-1])
@@ -367,15 +361,12 @@ def test_nothing_follows_a_stop_token_or_the_longest_draft() -> None:
         behind.end()
 
 
-def with_head(text: list[int]) -> AutoDrafter:
-    drafters = SimulatedDrafters([RIGHT])
-    drafters.item = TraceItem(tuple(text), tuple(range(40, 60)))
-    return drafter_of(text, neural_drafters=drafters.make("auto"))
-
-
 def test_ahead_draft_is_verified_against_its_own_tokens() -> None:
     """And not against the token of the running step, which comes first."""
-    drafter = with_head([*range(100), *range(40)])
+    drafters = SimulatedDrafters([DrafterFigures("mtp", 0.06, (0.99,))])  # only its first is right
+    text = [*range(100), *range(40)]
+    drafters.item = TraceItem(tuple(text), tuple(range(40, 60)))
+    drafter = drafter_of(text, neural_drafters=drafters.make("auto"))
     chooser = drafter._chooser
     predicted, correct = chooser._predicted, chooser._correct
     draft = drafter.propose(8, ahead=True)

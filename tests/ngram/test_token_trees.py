@@ -1,9 +1,10 @@
-"""Token trees: acceptance by walking, and which alternatives are drafted."""
+"""Token trees: acceptance, by walking and in theory, and which alternatives are drafted."""
 
 from collections.abc import Sequence
 from itertools import accumulate, product
 from operator import mul
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +33,44 @@ def test_a_target_accepts_its_own_text_in_any_branch(
     after = [token for token, parent in zip(tree, parents, strict=True) if parent == last]
     assert text[len(accepted)] not in after
     assert (tree.first(5), tree.first(5).parents) == (tree[:5], parents[:5])
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_rejection_as_in_specinfer_keeps_the_distribution(normalized: bool) -> None:
+    target, *drafts = np.random.default_rng(1).dirichlet(np.ones(4), 4)
+
+    def output(rest: np.ndarray, rejected: list[int]) -> np.ndarray:
+        if len(rejected) == len(drafts):
+            return rest
+        draft = drafts[len(rejected)] * ~np.isin(range(4), rejected)  # without replacement
+        both: np.ndarray = np.minimum(draft / draft.sum(), rest)  # token drafted and accepted
+        missed = draft / draft.sum() - both
+        after = (rest - both) / (missed.sum() if normalized else 1)
+        return sum((p * output(after, [*rejected, n]) for n, p in enumerate(missed) if p), both)
+
+    assert np.allclose(output(target, []), target, rtol=0, atol=1e-12) == normalized
+
+
+def joint(draft: np.ndarray, target: np.ndarray, one: int, other: int) -> float:
+    """Return the chance that Gumbel-max draws `one` and `other`, with the same noise for both."""
+    by_draft, by_target = draft / draft[one], target / target[other]
+    # Two races with exponential times: integrate over the ratio of the winners' times.
+    ratios = np.sort(np.clip(by_draft / by_target, by_draft[other], 1 / by_target[one]))
+    rates = np.maximum(by_draft, np.outer(ratios, by_target)).sum(1)  # linear between the ratios
+    return float((one == other) / rates[0] + (np.diff(ratios) / rates[1:] / rates[:-1]).sum())
+
+
+def test_noise_by_position_keeps_the_distribution_of_two_tokens() -> None:
+    q, p = np.random.default_rng(1).dirichlet(np.ones(3), (2, 4))  # draft, target; [3]: first token
+    output, expected = np.zeros((3, 3)), p[3][:, None] * p[:3]
+    for root, token, child, second in product(range(3), repeat=4):
+        tree = TokenTree([root, (root + 1) % 3, child, child], [-1, -1, 0, 1])
+        found = [tree[node] for node in tree.accepted([token, *[second] * 4])]
+        chance = joint(q[3], p[3], root, token) * joint(q[token], p[token], child, second)
+        output[(*found, *(token, second)[len(found) :])] += chance
+    assert np.allclose(output, expected, rtol=0, atol=1e-12)
+    reused = [[joint(p[3], p[one], one, other) for other in range(3)] for one in range(3)]
+    assert not np.allclose(reused, expected, atol=1e-3)
 
 
 @given(
