@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 from textual import on
 from textual.app import ComposeResult, SuspendNotSupported
 from textual.binding import Binding, BindingType
-from textual.driver import Driver
 from textual.events import Resize
 from textual.filter import LineFilter
 from textual.message import Message
@@ -131,7 +130,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high"), (32, "-tall")]  # noqa: RUF012
 
     def __init__(self, config: ChatConfig) -> None:
-        super().__init__()
+        super().__init__(driver_class=ChatDriver)
         session, store, directory = config.session, config.store, config.directory
         self._config = config
         self._store = store
@@ -204,9 +203,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.theme_variables = themes.with_derived_colors(super().get_css_variables())
         return self.theme_variables
 
-    def get_driver_class(self) -> type[Driver]:
-        return ChatDriver
-
     def notify(self, message: str, *, title: str = "", **options: Any) -> None:
         """Show a message in the open dialog's message line, else above the prompt."""
         text = f"{title}: {message}" if title else message
@@ -240,7 +236,8 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         yield from self.view.compose()
 
     async def on_mount(self) -> None:
-        themes.install(self)
+        for theme in themes.OURS:
+            self.register_theme(theme)
         self.show_theme(self.settings.current.theme)
         themes.set_motion(self, reduced=self.settings.current.reduced_motion)
         self.view.prompt.focus()
@@ -277,7 +274,8 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         return self._downloads.close(timeout)
 
     def show_theme(self, setting: str) -> None:
-        themes.apply(self, setting, self._config.background)
+        colors = self.console.color_system
+        self.theme = themes.theme_name(setting, self._config.background, colors)
 
     def copy_to_clipboard(self, text: str) -> None:
         """Copy `text`. Textual calls this for selected text, too."""
@@ -294,11 +292,10 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
 
     def _state(self) -> ChatState:
         settings = self.settings.current
-        has_options = self.conversation.tree.options != ChatOptions()
         labels = (
             "private" if self.conversation.is_private else "",
             settings.persona or ("system prompt" if settings.system_prompt else ""),
-            "options" if has_options else "",
+            "options" if self.conversation.tree.options != ChatOptions() else "",
         )
         return ChatState(
             self.answering.model,
@@ -455,11 +452,10 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     def action_focus_next(self) -> None:
         """Move the focus from the prompt box to the question about a tool call, if there is one."""
         prompt, welcome = self.view.prompt, self.view.welcome
+        question = welcome.question_after(prompt.text) if welcome else None
         if self.view.consent.is_asking and self.focused is prompt:
             self.view.consent.take_focus()
-        elif (
-            welcome and self.focused is prompt and (question := welcome.question_after(prompt.text))
-        ):
+        elif question and self.focused is prompt:
             prompt.write(question)
         else:
             super().action_focus_next()

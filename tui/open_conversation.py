@@ -10,7 +10,7 @@ import copy
 import itertools
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -273,19 +273,14 @@ class Conversation:
         return siblings.index(message) + 1, len(siblings)
 
     def _load_branch(self) -> None:
-        self.turns = [
-            self._turns.setdefault(reply.id, ChatTurn.from_messages(prompt, reply))
-            for prompt, reply in self._pairs()
-        ]
-
-    def _pairs(self) -> Iterator[tuple[ChatMessage, ChatMessage]]:
-        """Yield each prompt of the active branch with its reply, adding one if it is missing."""
+        self.turns = []
         path = [message for message in self.tree.active_branch() if message.role != "system"]
         for prompt, reply in itertools.zip_longest(path[::2], path[1::2]):
-            if reply is None:
+            if reply is None:  # missing for the last prompt
                 reply = ChatMessage("assistant", "", prompt.id)
                 self.tree.add(reply)
-            yield prompt, reply
+            turn = ChatTurn.from_messages(prompt, reply)
+            self.turns.append(self._turns.setdefault(reply.id, turn))
 
     def _add(self, prompt: ChatMessage) -> ChatTurn:
         turn = ChatTurn(prompt)

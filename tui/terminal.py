@@ -144,25 +144,21 @@ def _pin_text(text: str, row: int, column: int) -> str:
     return "".join(parts)
 
 
-def _clusters(text: str) -> Iterator[tuple[str, int]]:
-    """Yield grapheme clusters with their widths; two regional indicators are one flag."""
-    half, half_width = "", 0  # a pending regional indicator
+def _clusters(text: str) -> list[tuple[str, int]]:
+    """Return grapheme clusters with their widths; two regional indicators are one flag."""
+    clusters: list[tuple[str, int]] = []
+    is_flag_open = False  # The last cluster is the first half of a flag.
     while text.startswith("\u200d"):
         text = text[2:]  # a leading joiner hides the next character
     for start, end, width in split_graphemes(text)[0]:
         cluster = text[start:end]
         is_half = len(cluster) == 1 and "\U0001f1e6" <= cluster <= "\U0001f1ff"
-        if half and is_half:
-            yield half + cluster, half_width + width
-            half = ""
-            continue
-        if half:
-            yield half, half_width
-        half, half_width = (cluster, width) if is_half else ("", 0)
-        if not is_half:
-            yield cluster, width
-    if half:
-        yield half, half_width
+        if is_half and is_flag_open:
+            half, half_width = clusters.pop()
+            cluster, width = half + cluster, half_width + width
+        is_flag_open = is_half and not is_flag_open
+        clusters.append((cluster, width))
+    return clusters
 
 
 # Only the attributes that change between two pieces of text. Rich resets all attributes behind each

@@ -123,7 +123,7 @@ def _terminal_theme(name: Background, function: str, number: str) -> Theme:
 
 TERMINAL_DARK = _terminal_theme("dark", "ansi_bright_blue", "ansi_yellow")
 TERMINAL_LIGHT = _terminal_theme("light", "ansi_blue", "ansi_red")
-_OURS = (DARK, LIGHT, DARK_256, LIGHT_256, TERMINAL_DARK, TERMINAL_LIGHT)
+OURS = (DARK, LIGHT, DARK_256, LIGHT_256, TERMINAL_DARK, TERMINAL_LIGHT)
 _EXCLUDED = ("textual-dark", "textual-light", "textual-ansi", "ansi-dark", "ansi-light")
 
 
@@ -136,11 +136,6 @@ def choices() -> list[str]:
 def describe(name: str) -> str:
     follows = {AUTO: "auto: like the terminal", TERMINAL: "terminal: its own colors"}
     return follows.get(name, name)
-
-
-def install(app: App[Any]) -> None:
-    for theme in _OURS:
-        app.register_theme(theme)
 
 
 def theme_name(setting: str, background: Background | None, colors: str | None) -> str:
@@ -159,11 +154,6 @@ def theme_name(setting: str, background: Background | None, colors: str | None) 
         setting = background
     own = {DARK.name: DARK_256.name, LIGHT.name: LIGHT_256.name}
     return own.get(setting, setting) if colors == "256" else setting
-
-
-def apply(app: App[Any], setting: str, background: Background | None) -> None:
-    """Apply the theme `setting` to `app`. Call after `install`."""
-    app.theme = theme_name(setting, background, app.console.color_system)
 
 
 def set_motion(app: App[Any], *, reduced: bool) -> None:

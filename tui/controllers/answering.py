@@ -130,12 +130,6 @@ class AnswerController:
             await self._put_back(self._end_or_remove(queued[-1:], "done", "cancelled"))
             self._view.show_state()
 
-    @property
-    def background_chat(self) -> Conversation | None:
-        if self.active is None or self.active in self._conversation:
-            return None
-        return self._conversation_of(self.active)
-
     def progress(self) -> dict[str, str]:
         progress: dict[str, str] = {}
         for turn in self._pending():
@@ -173,16 +167,13 @@ class AnswerController:
         """Stop the answers of a deleted conversation."""
         self.unread.discard(conversation)
         if deleted := self.background.get(conversation):
-            await self._stop([turn for turn in self._pending() if turn in deleted])
+            for turn in self._pending():
+                if turn in deleted:
+                    self._stop_work(turn)
+                    self._end_turn(turn, "done", "cancelled")
+            self._show_phase("ready")
+            await self._answer_next()
             del self.background[conversation]
-
-    async def _stop(self, turns: Sequence[ChatTurn]) -> None:
-        """Stop the answers of `turns`; unanswered prompts stay in place."""
-        for turn in turns:
-            self._stop_work(turn)
-            self._end_turn(turn, "done", "cancelled")
-        self._show_phase("ready")
-        await self._answer_next()
 
     def _stop_work(self, turn: ChatTurn) -> None:
         """Stop the model or the tool that works for a turn."""
@@ -270,15 +261,12 @@ class AnswerController:
                 if turn is not None and turn in self._conversation and message.total:
                     self._view.status.phase = "prefill"
                     self._view.status.progress = message.done / message.total
-            case PieceArrived():
-                if turn := self._turn_of(message.request):
-                    self._on_piece_arrived(turn, message)
-            case AnswerFinished():
-                if turn := self._turn_of(message.request):
-                    await self._on_finished(turn, message)
-            case AnswerFailed():
-                if message.request is None or self._turn_of(message.request):
-                    await self._fail(message.error)
+            case PieceArrived(request) if turn := self._turn_of(request):
+                self._on_piece_arrived(turn, message)
+            case AnswerFinished(request) if turn := self._turn_of(request):
+                await self._on_finished(turn, message)
+            case AnswerFailed(request, error) if request is None or self._turn_of(request):
+                await self._fail(error)
 
     async def _on_loaded(self, message: ModelLoaded) -> None:
         """Show what the loaded model can do, and start the next answer."""
@@ -504,8 +492,9 @@ class AnswerController:
             phase = "asking" if self._tools.asked else "calling"
         elif phase == "ready" and self._queue and self._tools.is_starting:
             phase = "calling"
-        chat = self.background_chat
-        self._view.status.background_title = collapse(chat.tree.title) if chat else ""
+        title = self._conversation_of(self.active).tree.title if self.active else ""
+        is_background = self.active is not None and self.active not in self._conversation
+        self._view.status.background_title = collapse(title) if is_background else ""
         if self._is_missing:
             phase = "missing" if self.needs_download else "downloading"
         elif not self.context_length:

@@ -8,6 +8,7 @@ copies of the latest turns. If one answer fills half of the context, the branch 
 without its middle instead. The original stays.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -170,8 +171,7 @@ class CompactionController:
         name = conversation.tree.conversation
         if share >= _FULL and name not in self._hinted:
             self._hinted.add(name)
-            why = f"The context is {min(share, 1):.0%} full."
-            self._view.inform(f"{why} /compact makes room.")
+            self._view.inform(f"The context is {min(share, 1):.0%} full. /compact makes room.")
 
 
 def _length(turn: ChatTurn) -> int:
@@ -180,13 +180,8 @@ def _length(turn: ChatTurn) -> int:
 
 def _last_that_fit(turns: Sequence[ChatTurn], room: float) -> int:
     """Return how many of the last turns have at most `room` characters, but not all turns."""
-    count = used = 0
-    for turn in reversed(turns[1:]):
-        used += _length(turn)
-        if used > room:
-            break
-        count += 1
-    return count
+    lengths = itertools.accumulate(map(_length, reversed(turns[1:])))
+    return sum(length <= room for length in lengths)
 
 
 def _messages(turns: Sequence[ChatTurn], room: int) -> list[Message]:

@@ -204,8 +204,7 @@ class ToolController:
 
     def _waiting(self, turn: ChatTurn) -> ToolUse | None:
         """Return the next call of a turn if it waits for the user's decision."""
-        pending = (use for use in turn.rounds[-1].uses if not use.has_ended)
-        use = next(pending, None)
+        use = next((use for use in turn.rounds[-1].uses if not use.has_ended), None)
         return use if use is not None and use.outcome == "waiting" else None
 
 

@@ -9,8 +9,9 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 
 from akunu_py.errors import UsageError
@@ -19,7 +20,7 @@ from akunu_py.tui.prompt.file_index import list_files
 
 _SNIFF_BYTES = 1024  # bytes checked to detect binary files
 # At the start or after a space or bracket: me@example.com is not a mention. Quotes allow spaces.
-_MENTION = re.compile(r'(?<![^\s(\[])@(?:"([^"\n]+)"|([^\s"@][^\s"]*))')
+MENTION = re.compile(r'(?<![^\s(\[])@(?:"([^"\n]+)"|([^\s"@][^\s"]*))')
 _MAX_FILES = 32  # files in one prompt
 _MAX_FILES_IN_LISTING = 500
 _TRAILING = ".,;:!?)]}'"
@@ -50,7 +51,7 @@ class Attachment:
 
 def mentions(prompt: str) -> list[str]:
     """Return the unique paths mentioned with an @, whether or not they exist."""
-    return list(dict.fromkeys(quoted or bare for quoted, bare in _MENTION.findall(prompt)))
+    return list(dict.fromkeys(quoted or bare for quoted, bare in MENTION.findall(prompt)))
 
 
 def attach(prompt: str, directory: Path, context_length: int) -> list[Attachment]:
@@ -69,11 +70,6 @@ def attach(prompt: str, directory: Path, context_length: int) -> list[Attachment
         max_bytes = max(0, context_length * _MAX_BYTES_PER_TOKEN - used) if context_length else None
         files[path] = read_attachment(found[0], path, max_bytes)
     return list(files.values())
-
-
-def mention_spans(line: str) -> list[tuple[int, int, str]]:
-    """Return the start, end and name of each mention, including the @ and quotes."""
-    return [(found.start(), found.end(), found[1] or found[2]) for found in _MENTION.finditer(line)]
 
 
 def looks_like_a_file(name: str) -> bool:
@@ -98,26 +94,21 @@ def missing_files(prompt: str, directory: Path) -> list[str]:
 def is_text(path: Path) -> bool:
     """Return whether a file starts with UTF-8 text, or is a directory or unreadable."""
     try:
-        with _open_file(path) as descriptor:
-            kind = os.fstat(descriptor).st_mode
-            if not stat.S_ISREG(kind):
-                return stat.S_ISDIR(kind)
-            head = os.read(descriptor, _SNIFF_BYTES)
+        with _open_file(path) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return False
+            head = file.read(_SNIFF_BYTES)
             codecs.getincrementaldecoder("utf-8")().decode(head)  # accepts an incomplete character
             return b"\0" not in head
     except OSError:
-        return True  # `read_attachment` reports the error
+        return True  # a directory, or an error that `read_attachment` reports
     except UnicodeDecodeError:
         return False
 
 
-@contextlib.contextmanager
-def _open_file(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for a pipe's writer
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def _open_file(path: Path) -> BufferedReader:
+    """Open a file without waiting for a pipe's writer. Raises OSError, also for a directory."""
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 def find_file(name: str, directory: Path) -> tuple[str, Path] | None:
@@ -140,11 +131,11 @@ def read_attachment(name: str, path: Path, max_bytes: int | None = None) -> Atta
         if path.is_dir():
             text = _listing(path)
             return Attachment(f"{name.rstrip('/')}/", len(text.encode()), text)
-        with _open_file(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
-            status = os.fstat(descriptor)
+        with _open_file(path) as file:
+            status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise UsageError(f"{name} is a device or a pipe; attach a text file")
-            if b"\0" in os.pread(descriptor, _SNIFF_BYTES, 0):
+            if b"\0" in os.pread(file.fileno(), _SNIFF_BYTES, 0):
                 raise _binary_error(name, status.st_size)
             if max_bytes is not None and status.st_size > max_bytes:
                 tokens = round(status.st_size / BYTES_PER_TOKEN)

@@ -57,13 +57,7 @@ class PromptBox(Unmarked, TextArea):
     COMPONENT_CLASSES: ClassVar[set[str]] = {"prompt--file", "prompt--no-file"}
 
     def __init__(self, placeholder: str, popup: SuggestionPopup, directory: Path, id: str) -> None:
-        super().__init__(
-            id=id,
-            placeholder=placeholder,
-            show_line_numbers=False,
-            highlight_cursor_line=False,
-            soft_wrap=True,
-        )
+        super().__init__(id=id, placeholder=placeholder, highlight_cursor_line=False)
         self._popup = popup
         self.count_tokens: Callable[[str], Awaitable[int | None]] | None = None
         self._context_length = 0  # tokens, 0 if unknown
@@ -229,15 +223,16 @@ class PromptBox(Unmarked, TextArea):
     def action_cursor_up(self, select: bool = False) -> None:
         if not select and self.has_queued_prompt and not self.text:
             self.call_later(self.run_action, "app.take_back")
-        elif not select and self.sent_prompts and (not self.text or self._is_browsing):
-            newest = len(self.sent_prompts)
-            self._recall(max(0, (self._history_index if self._is_browsing else newest) or 0) - 1)
+        elif not select and (recalled := self._recalled) is not None:
+            self._recall(max(0, recalled - 1))
+        elif not select and self.sent_prompts and not self.text:
+            self._recall(len(self.sent_prompts) - 1)
         else:
             super().action_cursor_up(select)
 
     def action_cursor_down(self, select: bool = False) -> None:
-        if not select and self._is_browsing and self._history_index is not None:
-            self._recall(self._history_index + 1)
+        if not select and (recalled := self._recalled) is not None:
+            self._recall(recalled + 1)
         else:
             super().action_cursor_down(select)
 
@@ -254,11 +249,10 @@ class PromptBox(Unmarked, TextArea):
             self.call_later(self.run_action, "app.follow")
 
     @property
-    def _is_browsing(self) -> bool:
-        """Whether the box shows an unchanged recalled prompt."""
-        return (
-            self._history_index is not None and self.text == self.sent_prompts[self._history_index]
-        )
+    def _recalled(self) -> int | None:
+        """The index of the recalled prompt that the box shows unchanged, if any."""
+        index = self._history_index
+        return index if index is not None and self.text == self.sent_prompts[index] else None
 
     def send(self) -> None:
         """Post the text as a prompt and empty the box."""
@@ -277,7 +271,6 @@ class PromptBox(Unmarked, TextArea):
 
     def _recall(self, index: int) -> None:
         """Show the sent prompt at `index`; empty the box after the last."""
-        index = max(0, index)
         if index >= len(self.sent_prompts):
             self._history_index = None
             self.clear()
@@ -307,11 +300,12 @@ class MentionedFiles:
 
     def spans(self, line: str) -> list[tuple[int, int, bool]]:
         """Return start, end and existence of mentions, except words that do not look like files."""
-        return [
-            (start, end, name in self.tokens)
-            for start, end, name in attachments.mention_spans(line)
-            if name in self.tokens or attachments.looks_like_a_file(name)
-        ]
+        spans: list[tuple[int, int, bool]] = []
+        for found in attachments.MENTION.finditer(line):
+            name = found[1] or found[2]
+            if name in self.tokens or attachments.looks_like_a_file(name):
+                spans.append((*found.span(), name in self.tokens))
+        return spans
 
 
 class PastedTexts:

@@ -111,7 +111,6 @@ def key_name(key: str) -> str:
 def keys_of_actions(app: App[Any]) -> dict[str, str]:
     """Return the first key of each app action."""
     found: dict[str, str] = {}
-    for binding in app._bindings.key_to_bindings.values():
-        for each in binding:
-            found.setdefault(each.action.removeprefix("app."), key_name(each.key))
+    for _, binding in app._bindings:
+        found.setdefault(binding.action.removeprefix("app."), key_name(binding.key))
     return found

@@ -49,9 +49,9 @@ class Suggester:
 
     def suggest(self, before: str) -> Suggestions | None:
         typed, suggestions = "", list[Suggestion]()
-        if "\n" not in before and (found := _NAME.fullmatch(before)):
+        if found := _NAME.fullmatch(before):
             typed, suggestions = before, _commands(found[1].lower())
-        elif "\n" not in before and (found := _WORDS.fullmatch(before)):
+        elif found := _WORDS.fullmatch(before):
             typed, names = found[2], argument_choices(found[1].lower())
             suggestions = [
                 Suggestion(match.path, match.path, match.places, runs=True)
@@ -86,13 +86,10 @@ class Suggester:
 
 def _commands(typed: str) -> list[Suggestion]:
     """Return commands whose name starts with `typed`, or else contains it, or else the title."""
-    ranks = {
-        command: 0 if command.name.startswith(typed) else 1 if typed in command.name else 2
-        for command in COMMANDS
-        if typed in command.name or typed in command.title.lower()
-    }
+    found = [each for each in COMMANDS if typed in each.name or typed in each.title.lower()]
+    found.sort(key=lambda each: (not each.name.startswith(typed), typed not in each.name))
     suggestions = []
-    for command in sorted(ranks, key=ranks.__getitem__):
+    for command in found:
         start = command.name.find(typed) + 1
         suggestions.append(
             Suggestion(
@@ -134,7 +131,6 @@ class SuggestionPopup(OptionList, can_focus=False):
         super().__init__(id=id, compact=True)
         self._suggester = Suggester(directory)
         self._suggestions: Suggestions | None = None
-        self._box: TextArea | None = None
         self._typing = False
         self.display = False
         self.border_subtitle = "Tab insert · Esc close"
@@ -184,10 +180,11 @@ class SuggestionPopup(OptionList, can_focus=False):
         self._refill(self.highlighted)
 
     def _update(self) -> None:
-        if not self._typing or self._box is None:
+        if not self._typing:
             self.close()
             return
-        before = self._text_before_cursor()
+        start, end = self._box.selection
+        before = self._box.get_text_range((0, 0), end) if start == end else ""
         if _MENTION.search(before) and not self._suggester.index.is_fresh:
             self.run_worker(self._list_files(), group="files", exclusive=True)
         self._suggestions = found = self._suggester.suggest(before)
@@ -200,12 +197,6 @@ class SuggestionPopup(OptionList, can_focus=False):
     async def _list_files(self) -> None:
         await asyncio.to_thread(self._suggester.index.refresh)
         self._update()
-
-    def _text_before_cursor(self) -> str:
-        """Return the text before the cursor ("" with a selection)."""
-        assert self._box is not None
-        start, end = self._box.selection
-        return self._box.get_text_range((0, 0), end) if start == end else ""
 
     def _refill(self, highlighted: int | None = 0) -> None:
         """Replace the list's lines with the suggestions, at the width of the window."""
@@ -239,7 +230,7 @@ class SuggestionPopup(OptionList, can_focus=False):
 
     def _choose(self, key: str) -> bool:
         """Insert the highlighted suggestion; return whether the key was consumed."""
-        if self._suggestions is None or self._box is None or self.highlighted is None:
+        if self._suggestions is None or self.highlighted is None:
             return False
         suggestion = self._suggestions.suggestions[self.highlighted]
         typed = self._suggestions.typed

@@ -331,7 +331,11 @@ class PreviewPane(VerticalScroll, can_focus=False):
 
 def _marked(text: str | Content, words: str) -> Content:
     content = Content(displayable(text)) if isinstance(text, str) else text
-    for start, end in find_words(content.plain, words) if words.strip() else ():
+    return _stylized(content, find_words(content.plain, words) if words.strip() else ())
+
+
+def _stylized(content: Content, marks: Sequence[tuple[int, int]]) -> Content:
+    for start, end in marks:
         content = content.stylize(MATCH, start, end)
     return content
 
@@ -366,10 +370,7 @@ def _preview(tree: ConversationTree, message: str | None, words: str) -> list[Wi
 def _snippet(found: SearchResult) -> Content:
     if found.hit.message is None:
         return Content(collapse(found.info.preview))
-    content = Content(displayable(found.hit.snippet).replace("\n", " "))
-    for start, end in found.hit.marks:
-        content = content.stylize(MATCH, start, end)
-    return content
+    return _stylized(Content(displayable(found.hit.snippet).replace("\n", " ")), found.hit.marks)
 
 
 def format_time(then: float, now: float) -> str:

@@ -184,13 +184,10 @@ class SettingsScreen(Dialog[tuple[ChatOptions, Settings]]):
         prompts.pop(_NEW_PERSONA, None)
         if persona == _NEW_PERSONA:
             persona = typeable(self.query_one("#name", Input).value).strip()
-            if not (persona and text) or persona in prompts:
-                taken = persona in self._settings.personas
-                raise ValueError(
-                    f"Persona {persona!r} already exists."
-                    if taken
-                    else "Enter a name and a system prompt for the new persona."
-                )
+            if persona in self._settings.personas:
+                raise ValueError(f"Persona {persona!r} already exists.")
+            if not (persona and text):
+                raise ValueError("Enter a name and a system prompt for the new persona.")
             prompts[persona] = text
         values["system_prompt"] = prompts.pop(_NO_PERSONA)
         values["personas"] = {name: text for name, text in prompts.items() if text}

@@ -231,30 +231,28 @@ class TableBlock(MarkdownBlock):
         self.set_class(has_gap(token), "-gap", update=False)
         cells: TableCells = token.meta["cells"]
         self._alignment = cells.alignment
-        rows = [cells.header, *cells.rows]
-        self._set_rows([[self._token_to_content(cell) for cell in row] for row in rows])
+        self._set_rows([[self._token_to_content(cell) for cell in row] for row in cells.rows])
 
     def _set_rows(self, rows: list[list[Content]]) -> None:
-        self._header, *self._rows = rows
+        self._rows = rows  # the first: the header
         self._natural = sum(natural_widths(rows)[0])
         self._lines: tuple[int, list[Content]] = -1, []  # width, drawn lines
 
     def mark(self, mark: Mark, source: str, offset: int) -> None:
         """Mark the text; see `Mark`."""
-        rows = [self._header, *self._rows]
-        cells = iter(mark([cell for row in rows for cell in row], source, offset))
-        self._set_rows([list(itertools.islice(cells, len(row))) for row in rows])
+        cells = iter(mark([cell for row in self._rows for cell in row], source, offset))
+        self._set_rows([list(itertools.islice(cells, len(row))) for row in self._rows])
 
     async def _update_from_block(self, block: MarkdownBlock) -> None:
         if isinstance(block, TableBlock):
-            self._set_rows([block._header, *block._rows])
+            self._set_rows(block._rows)
             self._alignment, self._token = block._alignment, block._token
             self.refresh(layout=True)
         else:
             await super()._update_from_block(block)
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
-        return min(container.width, self._natural + len(_GAP) * (len(self._header) - 1))
+        return min(container.width, self._natural + len(_GAP) * (len(self._rows[0]) - 1))
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return len(self._drawn_lines(width))
@@ -270,8 +268,8 @@ class TableBlock(MarkdownBlock):
         if self._lines[0] != width:
             header = self.get_visual_style("table--header", partial=True)
             rule = self.get_visual_style("table--rule", partial=True)
-            heads = [cell.stylize(header) for cell in self._header]
-            self._lines = width, draw_table(heads, self._rows, self._alignment, width, rule)
+            heads = [cell.stylize(header) for cell in self._rows[0]]
+            self._lines = width, draw_table(heads, self._rows[1:], self._alignment, width, rule)
         return self._lines[1]
 
 
@@ -339,13 +337,12 @@ def _row_lines(
         cell.wrap(width) if cell.cell_length > width or "\n" in cell.plain else [cell]
         for cell, width in zip(row, widths, strict=False)
     ]
+    cells += [[Content()]] * (len(widths) - len(cells))  # of a short row
     lines: list[Content] = []
-    for number in range(max(map(len, cells), default=1)):
+    for line in itertools.zip_longest(*cells, fillvalue=Content()):
         parts: list[Content | tuple[str, Style]] = []
-        for place, width in enumerate(widths):
-            cell = cells[place] if place < len(cells) else []
-            part = cell[number] if number < len(cell) else Content()
-            parts += [_aligned(part, width, alignment[place]), gap]
+        for part, width, side in zip(line, widths, alignment, strict=True):
+            parts += [_aligned(part, width, side), gap]
         lines.append(Content.assemble(*parts[:-1]))
     return lines
 

@@ -56,9 +56,8 @@ def highlight(code: str, language: str) -> Content:
     """Return `code` in colors; a language that Pygments does not know has none."""
     spans: list[Span] = []
     start = 0
-    tokens = list(_lexer(language).get_tokens(code))
-    for place, (kind, text) in enumerate(tokens):
-        following = tokens[place + 1][1] if place + 1 < len(tokens) else ""
+    tokens = [*_lexer(language).get_tokens(code), (Token, "")]
+    for (kind, text), (_, following) in itertools.pairwise(tokens):
         if style := _style(kind, text, following):
             spans.append(Span(start, min(start + len(text), len(code)), style))
         start += len(text)
@@ -161,18 +160,8 @@ class CodeBlock(MarkdownFence):
     def _is_wrapped(self) -> bool:
         return self.styles.text_wrap == "wrap"
 
-    @property
-    def has_keys(self) -> bool:
-        """Whether the block is under the mouse or in the chosen message, where keys act on it."""
-        return self.mouse_hover or any(each.has_class("-chosen") for each in self.ancestors)
-
     def watch_mouse_hover(self) -> None:
         self.refresh()
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether a line is wider than the widget, so that it is truncated or wrapped."""
-        return self._max_width > self.size.width
 
     def render(self) -> Content:
         return Content("\n").join([self._head(), *self._lines(self.size.width)])
@@ -184,16 +173,18 @@ class CodeBlock(MarkdownFence):
         parts: list[Content | str | tuple[str, Style]] = [
             (f"{self.lexer} · {lines}" if self.lexer else lines, head),
         ]
-        if self.has_keys:
+        # Keys act on the chosen message; their names are clickable under the mouse.
+        has_keys = self.mouse_hover or any(each.has_class("-chosen") for each in self.ancestors)
+        has_long_line = self._max_width > self.size.width
+        if has_keys:
             parts += [(" · ", head), *_clickable("b", " copy", "copy", key, head)]
-        if self.is_cut and self.has_keys:
+        if has_keys and has_long_line:
             wrap = " unwrap" if self._is_wrapped else " wrap"
             parts += [(" · ", head), *_clickable("w", wrap, "app.wrap_code", key, head)]
         shown = Content.assemble(*parts)
-        scroll = Content.styled(_SCROLL, head)
-        can_scroll = self.has_keys and self.is_cut and not self._is_wrapped
-        if can_scroll and len(shown) + len(scroll) <= self.size.width:
-            shown += scroll
+        can_scroll = has_keys and has_long_line and not self._is_wrapped
+        if can_scroll and len(shown) + len(_SCROLL) <= self.size.width:
+            shown += Content.styled(_SCROLL, head)
         return shown.truncate(self.size.width, ellipsis=True)
 
     def _lines(self, width: int) -> list[Content]:

@@ -22,6 +22,7 @@ from akunu_py.tui.transcript.markdown_parser import parse
 
 _HIT = Style(color="black", bgcolor="yellow")
 _CURRENT = Style(color="black", bgcolor="bright_cyan", bold=True)
+_NEXT = Offset(1, 0)  # to the next character; the end of a selection is exclusive
 
 
 Finder = Callable[[str], Sequence[tuple[int, int]]]
@@ -46,9 +47,8 @@ def plain_text(markdown: str) -> str:
     for token in parse(displayable(markdown)):
         if token.type in ("fence", "code_block"):
             parts.append(token.content.expandtabs(TAB_SIZE))
-        cells = token.meta.get("cells")
-        rows = [cells.header, *cells.rows] if cells else []
-        for inline in [token, *(cell for row in rows for cell in row)]:
+        rows = token.meta["cells"].rows if "cells" in token.meta else []
+        for inline in [token, *itertools.chain(*rows)]:
             parts += ["".join(child.content or "\n" for child in inline.children or ())]
     return "\n".join(filter(None, parts))
 
@@ -97,7 +97,7 @@ def hits_in(view: Widget, find: Finder) -> Iterator[ShownHit]:
         shown = characters(widget)
         for start, end in find("".join(each.text for each in shown)):
             first, last = shown[start], shown[end - 1]
-            yield ShownHit(widget, Selection(first.offset, _after(last.offset)), first.row)
+            yield ShownHit(widget, Selection(first.offset, last.offset + _NEXT), first.row)
 
 
 def section_of_hit(
@@ -160,8 +160,7 @@ def _styled(
         cuts = {0, size}
         for span in spans:
             cuts |= {cut - place for cut in span if 0 < cut - place < size}
-        ordered = sorted(cuts)
-        for first, last in itertools.pairwise(ordered):
+        for first, last in itertools.pairwise(sorted(cuts)):
             inside = any(start <= place + first < end for start, end in spans)
             is_current = own is not None and own.bgcolor == _CURRENT.bgcolor
             marked = (own or Style()) + style if inside and not is_current else own
@@ -170,19 +169,15 @@ def _styled(
     return result
 
 
-def _after(offset: Offset) -> Offset:
-    return Offset(offset.x + 1, offset.y)
-
-
 def clicked_text(widget: Widget, offset: Offset, *, line: bool) -> Selection | None:
     """Return the word, or the line, at a place in the text of a widget."""
     found = [each for each in characters(widget) if each.offset.y == offset.y]
     shown = [each for each in found if each.text not in ("\n", "")]
     if line and shown:
-        return Selection(shown[0].offset, _after(shown[-1].offset))
+        return Selection(shown[0].offset, shown[-1].offset + _NEXT)
     text = "".join(each.text for each in shown)
     for word in re.finditer(r"\w+|[^\w\s]+", text):
         first, last = shown[word.start()].offset, shown[word.end() - 1].offset
         if first.x <= offset.x <= last.x:
-            return Selection(first, _after(last))
+            return Selection(first, last + _NEXT)
     return None

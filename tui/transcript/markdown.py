@@ -179,8 +179,7 @@ class AnswerMarkdown(Vertical):
 
     def __init__(self, text: str, mark: Mark | None = None, offset: int = 0) -> None:
         self._mark = mark
-        parts = split_sections(text)
-        *sections, self._last = self._sections(parts, 0, offset)
+        *sections, self._last = self._sections(split_sections(text), 0, offset)
         super().__init__(*sections)
 
     def compose(self) -> ComposeResult:
@@ -193,11 +192,10 @@ class AnswerMarkdown(Vertical):
     def _sections(self, parts: list[str], first: int, offset: int) -> list[MarkdownSection]:
         """Return sections from part `first` on, which starts at `offset` in the answer."""
         sections = []
-        for place in range(first, len(parts)):
+        for place, part in enumerate(parts[first:], first):
             cut = _is_list_cut(parts, place)
             # A newly opened conversation shows its end, so only the last sections are mounted.
             far = not first and place < len(parts) - 2
-            part = parts[place]
             sections.append(MarkdownSection(part, self._mark, offset, unmounted=far, in_list=cut))
             offset += len(part)
         return sections

@@ -29,8 +29,7 @@ _MATH = re.compile(r"[\\^_={}<>+*|]|^-?\w$|^\w\(\w+\)$")
 class TableCells(NamedTuple):
     """The inline tokens of a table."""
 
-    header: list[Token]
-    rows: list[list[Token]]
+    rows: list[list[Token]]  # the first: the header
     alignment: list[str]  # per column: left, center or right
 
 
@@ -179,19 +178,17 @@ def _mark_gaps(state: StateCore) -> None:
 
 
 def _cells(tokens: list[Token]) -> TableCells:
-    header: list[Token] = []
     rows: list[list[Token]] = []
     alignment: list[str] = []
     for opened, token in itertools.pairwise(tokens):
         if opened.type == "tr_open":
             rows.append([])
+        elif opened.type in ("th_open", "td_open"):
+            rows[-1].append(token)
         if opened.type == "th_open":
-            header.append(token)
             style = str(opened.attrGet("style") or "")
             alignment.append(style.removeprefix("text-align:") or "left")
-        elif opened.type == "td_open":
-            rows[-1].append(token)
-    return TableCells(header, [row for row in rows if row], alignment)
+    return TableCells(rows, alignment)
 
 
 _LETTERS = """

@@ -317,7 +317,6 @@ class AnswerView(Vertical):
             self._rounds.sync()
 
     def action_unfold(self) -> None:
-        """Open all tool calls, or fold them."""
         if self._rounds is not None:
             self._rounds.toggle()
 

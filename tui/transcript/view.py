@@ -52,12 +52,6 @@ def side_margin(width: int) -> int:
 Part = Literal["prompt", "answer"]
 
 
-def _show_chosen(view: MessageView, chosen: bool) -> None:
-    view.set_class(chosen, "-chosen")
-    for block in view.query(CodeBlock):
-        block.refresh()  # its header names the keys
-
-
 class HiddenTurns(Static, can_focus=False):
     """Placeholder for the turns before or after the mounted ones."""
 
@@ -100,8 +94,7 @@ class TurnColumn(Vertical):
         await self._show_counts()
 
     async def unmount_from(self, turn: ChatTurn) -> None:
-        children = list(self.children)
-        await self.remove_children(children[self._index(children, turn) :])
+        await self.remove_children(self.children[self._index(turn) :])
 
     async def trim(self) -> None:
         """Unmount all but the last turns if too many are mounted."""
@@ -139,13 +132,12 @@ class TurnColumn(Vertical):
 
     async def _unmount_first(self, turns: list[ChatTurn], count: int) -> None:
         if count:
-            children = list(self.children)
             self.earlier += turns[:count]
-            await self.remove_children(children[: self._index(children, turns[count])])
+            await self.remove_children(self.children[: self._index(turns[count])])
 
-    def _index(self, children: list[Widget], turn: ChatTurn) -> int:
-        views = (each for each in children if isinstance(each, PromptView) and each.turn is turn)
-        return children.index(next(views))
+    def _index(self, turn: ChatTurn) -> int:
+        """Return the index of the first view of a mounted turn."""
+        return self.children.index(self.message(turn, "prompt"))
 
     async def _show_counts(self) -> None:
         await self.query_children(HiddenTurns).remove()
@@ -444,15 +436,14 @@ class Transcript(SteadyScroll, can_focus=False):
                 self._mark_chosen(most)  # nothing moves
             elif views:
                 self._choose(views[-1])
-        elif self._chosen is not None:
-            _show_chosen(self._chosen, True)
+        else:
+            self._show_chosen(True)
 
     def _visible_lines(self, view: MessageView) -> int:
         return view.region.intersection(self.content_region).height
 
     def on_blur(self) -> None:
-        if self._chosen is not None:
-            _show_chosen(self._chosen, False)
+        self._show_chosen(False)
 
     def on_click(self, event: events.Click) -> None:
         """Select the word at a double click, the line at a triple click."""
@@ -528,10 +519,15 @@ class Transcript(SteadyScroll, can_focus=False):
                 block.scroll_code(steps)
 
     def _mark_chosen(self, view: MessageView) -> None:
-        if self._chosen is not None:
-            _show_chosen(self._chosen, False)
+        self._show_chosen(False)
         self._chosen = view
-        _show_chosen(view, True)
+        self._show_chosen(True)
+
+    def _show_chosen(self, shown: bool) -> None:
+        if self._chosen is not None:
+            self._chosen.set_class(shown, "-chosen")
+            for block in self._chosen.query(CodeBlock):
+                block.refresh()  # its header names the keys
 
     def _choose_visible(self) -> None:
         """Choose the first visible message if the chosen one is not visible."""
@@ -554,9 +550,8 @@ class Transcript(SteadyScroll, can_focus=False):
 
     def _scroll_into_view(self, view: MessageView) -> None:
         self.release_anchor()
-        self.scroll_to_widget(
-            view, animate=False, top=view.size.height > self.size.height, immediate=True
-        )
+        is_higher = view.size.height > self.size.height
+        self.scroll_to_widget(view, animate=False, top=is_higher, immediate=True)
 
     def _views(self, turn: ChatTurn) -> list[Widget]:
         number = self._conversation.branch_number

@@ -40,7 +40,7 @@ class Download:
     fraction: float = 0.0  # of the bytes, from 0 to 1; never decreases
     progress: Progress = field(default_factory=lambda: Progress("starting"))
     stopped: threading.Event = field(default_factory=threading.Event)
-    thread: threading.Thread | None = None
+    thread: threading.Thread = field(init=False)
 
 
 class Downloads:
@@ -78,9 +78,8 @@ class Downloads:
             download.stopped.set()
         end = time.monotonic() + timeout
         for download in running:
-            if download.thread is not None:
-                download.thread.join(max(0.0, end - time.monotonic()))
-        return not any(each.thread and each.thread.is_alive() for each in running)
+            download.thread.join(max(0.0, end - time.monotonic()))
+        return not any(each.thread.is_alive() for each in running)
 
     def _run(self, download: Download) -> None:
         """Download a model or its drafter in its thread, and post the progress."""
