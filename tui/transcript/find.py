@@ -49,7 +49,11 @@ def plain_text(markdown: str) -> str:
             parts.append(token.content.expandtabs(TAB_SIZE))
         rows = token.meta["cells"].rows if "cells" in token.meta else []
         for inline in [token, *itertools.chain(*rows)]:
-            parts += ["".join(child.content or "\n" for child in inline.children or ())]
+            drawn = (
+                "\n" if child.type in ("softbreak", "hardbreak") else child.content
+                for child in inline.children or ()
+            )
+            parts.append("".join(drawn))
     return "\n".join(filter(None, parts))
 
 
