@@ -13,6 +13,8 @@ from akunu_py.engine.model.exact_rows import MOST_ROWS, ExactRows
 from akunu_py.types import GenerateOptions, LoadOptions
 from tests.support.families import build
 
+pytestmark = pytest.mark.long
+
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8] * 6
 
 

@@ -19,9 +19,11 @@ _MLX = Path(mx.__file__).parent / "include/mlx/backend/metal/kernels"
 _COMPILER = shutil.which("g++") or shutil.which("clang++")
 _FLAGS = ("-std=c++20", "-O0", "-w", "-ffp-contract=off", "-fsanitize=address")
 
-pytestmark = pytest.mark.skipif(
-    _COMPILER is None or not _MLX.exists(), reason="needs a C++ compiler and the headers of MLX"
-)
+_MISSING = _COMPILER is None or not _MLX.exists()
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(_MISSING, reason="needs a C++ compiler and the headers of MLX"),
+]
 
 
 def quantized_kernels(*, fused: bool) -> str:
@@ -76,10 +78,7 @@ def run(program: Path, outputs: int, inputs: int, kind: str) -> list[list[int]]:
     return [[int(word) for word in line.split()] for line in found.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("bits", "fused", "kind"),
-    [(4, True, "float16"), pytest.param(8, False, "bfloat16", marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize(("bits", "fused", "kind"), [(4, True, "float16"), (8, False, "bfloat16")])
 def test_each_quantized_row_has_the_bits_of_the_row_alone(
     bits: int, *, fused: bool, kind: str, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from akunu_py.tui.workers.store_thread import StoreThread
 from tests.support.chats import T0, branched, exchange_of
 from tests.support.tui_chat import Chat, Compare, chat, has_picture, tree_of
 
-pytestmark = pytest.mark.usefixtures("utc")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("utc")]
 
 DAY = 86400.0
 NOW = T0 + 1000
@@ -126,7 +126,6 @@ async def test_export(path: Path, tmp_path: Path) -> None:
         assert "You are welcome." in file.read_text("utf-8")
 
 
-@pytest.mark.long
 async def test_the_preview_opens_at_the_found_words_and_they_stay_marked(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +219,6 @@ async def found(it: Chat, what: str) -> None:
     await it.rest()
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("sixteen_colors")
 async def test_every_hit_is_marked_and_reached_in_order() -> None:
     assert plain_text(ANSWER).lower().count("queue") == HITS
@@ -244,7 +242,6 @@ async def test_every_hit_is_marked_and_reached_in_order() -> None:
         assert it.app.focused is it.box
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("sixteen_colors")
 async def test_a_hit_far_away_is_scrolled_to() -> None:
     """In turns and sections that are not mounted, in a folded prompt, across a line's end."""
@@ -288,7 +285,6 @@ async def test_missing_words_are_reported_and_only_messages_are_marked() -> None
         assert len({style.bgcolor for style in shown if style}) == 2, "the current hit is distinct"
 
 
-@pytest.mark.long
 async def test_a_double_click_selects_a_word_and_a_triple_click_a_line() -> None:
     answer = "Der schöne Wörter-Salat (ja).\n\n```py\nfirst = 1\nsecond = first\n```\n"
     async with chat(size=(60, 24)) as it:

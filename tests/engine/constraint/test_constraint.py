@@ -232,6 +232,7 @@ CHOICES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
 @pytest.mark.parametrize(
     "constraint",

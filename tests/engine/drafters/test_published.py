@@ -40,11 +40,13 @@ from tests.support.drafters import Mixture
 from tests.support.families import build
 from tests.support.identity import plain_tokens
 from tests.support.published_drafters import NEEDS, block_drafter, save_drafter, write_drafter
-from tests.support.slow import cover
+from tests.support.slow import cover, slow
 from tests.support.targets import Timeless, drafted, some
 from tests.support.tiny import LLAMA, VOCABULARY, TreeAdversary, tiny_llama
 from tests.support.tiny_mtp import CONFIGS, write_checkpoint
 from tests.support.tiny_mtp import VOCABULARY as HEAD_VOCABULARY
+
+pytestmark = pytest.mark.long
 
 COUNT = 24
 PROMPT = some(40, 7)
@@ -139,7 +141,7 @@ class Scripted:
         return token, 0.99
 
 
-@pytest.mark.parametrize("kept", [pytest.param(512, marks=pytest.mark.long), 16])
+@pytest.mark.parametrize("kept", [*slow(512), 16])
 @pytest.mark.parametrize(("kind", "family"), [
     *product(BLOCKS, ("llama", "qwen3_next")),
     *((kind, "llama") for kind in EAGLE3),

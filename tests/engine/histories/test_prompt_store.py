@@ -48,7 +48,7 @@ from tests.support.targets import answer, fresh, last_tokens, some
 from tests.support.tiny import VOCABULARY, write_tiny_llama
 from tests.support.tiny_fim import byte_level, write_chat_model, write_model
 
-pytestmark = pytest.mark.usefixtures("own_directories")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("own_directories")]
 
 LENGTH = 400
 OPTIONS = GenerateOptions(max_tokens=2, draft="off")
@@ -503,7 +503,6 @@ def random_request(draw: random.Random, sent: list[Sent]) -> Sent:
     return Sent(prompt, options, cancel_after=draw.choice([2, 9, None, None]))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("seed", [2, *slow(0, 1)])
 def test_only_stored_requests_of_existing_conversations_reach_the_disk(
     tiny: Engine, seed: int
