@@ -116,7 +116,8 @@ class HostGroup:
 
     def explain(self, error: RuntimeError) -> AkunuError | None:
         """Return a HostLost if the loss of a host made a pass fail with `error`, else None."""
-        deadline = time.monotonic() + _NOTICE_TIMEOUT
+        # A hung rank counts as lost after `HEARTBEAT_TIMEOUT`.
+        deadline = time.monotonic() + HEARTBEAT_TIMEOUT + _NOTICE_TIMEOUT
         while not self._failure and "[ring]" in str(error) and time.monotonic() < deadline:
             time.sleep(_POLL)
         self._noticed.set()
