@@ -109,7 +109,7 @@ def workers(process: int, module: str = WORKER) -> list[int]:
     return [pid for pid, _, args in rows if pid in found and module in args]
 
 
-def all_gone(pids: Sequence[int], seconds: float) -> bool:
+def all_gone(pids: Sequence[int], seconds: float = 60) -> bool:
     """Return True once the processes have ended, False after `seconds`."""
     ends = time.monotonic() + seconds
     while any(pid in pids for pid, _, args in _processes() if "python" in args):

@@ -16,7 +16,7 @@ from akunu_py.engine.engine import Engine
 from akunu_py.engine.hosts.hostfile import _free_ports
 from akunu_py.engine.loop import StepLoop
 from akunu_py.types import GenerateOptions
-from tests.support.command import AKUNU
+from tests.support.command import AKUNU, until
 from tests.support.hosts import (
     PROMPT,
     SPLIT_FAMILIES,
@@ -65,18 +65,8 @@ def test_every_family_answers_on_several_hosts_as_on_one(
     assert answer(tmp_path, hosts, "--draft", "fixed", tokens=40) == expected
 
 
-# While rank 0 waits for a rank, it uses a core.
-IMPATIENT = """
-from akunu_py.cli import entry
-from akunu_py.engine.hosts import host_group
-
-host_group.HEARTBEAT_TIMEOUT = 3.0
-entry()
-"""
-
-
 def test_a_hung_rank_ends_the_answer(model: Path, whole: str) -> None:
-    with running(model, "2", [sys.executable, "-c", IMPATIENT]) as process:
+    with running(model, "2") as process:
         assert process.stdout is not None
         begun = process.stdout.read(20)
         others = workers(process.pid)
@@ -85,10 +75,10 @@ def test_a_hung_rank_ends_the_answer(model: Path, whole: str) -> None:
         out, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     (error,) = [line for line in errors.decode().splitlines() if "holds" not in line]
-    assert error.startswith("akunu: rank 1 on 127.0.0.1 sent nothing for 3 seconds")
+    assert error.startswith("akunu: rank 1 on 127.0.0.1 sent nothing for 7 seconds")
     text = (begun + out).decode().rstrip()
     assert whole.startswith(text) or text.startswith(whole)
-    assert all_gone([process.pid, *others], 2)
+    assert all_gone([process.pid, *others])
 
 
 def test_interrupts_and_kills_leave_no_processes(model: Path, whole: str) -> None:
@@ -100,7 +90,7 @@ def test_interrupts_and_kills_leave_no_processes(model: Path, whole: str) -> Non
             process.send_signal(number)
             process.communicate(timeout=60)
         assert process.returncode == code
-        assert all_gone(others, 5)
+        assert all_gone(others)
 
 
 @pytest.mark.slow
@@ -131,7 +121,7 @@ def test_a_server_restarts_after_losing_a_host(model: Path, whole: str) -> None:
         finally:
             process.kill()
     assert len(others) == 2
-    assert all_gone(others, 5)
+    assert all_gone(others)
 
 
 @pytest.mark.slow
@@ -161,13 +151,14 @@ def test_a_chat_continues_after_losing_a_host(terminal: Terminal, tmp_path: Path
     terminal.type(f'clear; {keep} {chat} {options}; echo "code=$?"', "Enter")
     terminal.wait_for("rank 1 on 127.0.0.1 holds 1/2 of each layer")
     terminal.type("1 2 3", "Enter")
-    terminal.wait_for(r"1 2 3\n\s+[0-9]+")
+    terminal.wait_for("answering")
     before = workers(int(terminal.shell()))
     assert len(before) == 1
     os.kill(before[0], signal.SIGKILL)
     screen = terminal.wait_for("was killed by SIGKILL")
     assert re.search(r"[0-9]+[^╭]*interrupted", screen)  # the answer so far stays
     terminal.type("4 5", "Enter")
+    until(lambda: {*workers(int(terminal.shell()))} - {*before})  # of the restarted server
     terminal.wait_for("answering")
     after = workers(int(terminal.shell()))
     assert len(after) == 1
@@ -177,7 +168,7 @@ def test_a_chat_continues_after_losing_a_host(terminal: Terminal, tmp_path: Path
     assert "[ring]" not in terminal.screen()
     terminal.type("C-q")
     assert "code=0\n" in terminal.wait_for("code=[0-9]+\n")
-    assert all_gone(after, 2)
+    assert all_gone(after)
 
 
 def _wait_for(stream: IO[str], words: str) -> None:
