@@ -351,7 +351,7 @@ def test_a_model_saves_all_prompt_caches_then_unloads(idle_s: float | None) -> N
     host.save_after_s = 60.0 * (idle_s is None)
     host.start()
     if idle_s is None:
-        host.unload()
+        host.unload(60.0)
     seen: list[str] = []
     while "unloaded" not in seen:
         seen.append(log.get(timeout=60))
