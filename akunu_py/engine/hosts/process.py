@@ -72,7 +72,7 @@ class RankProcess:
         if code is None:
             return ""
         for reader in self._readers:
-            reader.join(0.5)
+            reader.join(3.0)  # until its pipe ends; a child of ssh may keep it open
         last_error = next((line for line in reversed(self._errors) if "[ring]" not in line), "")
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
