@@ -21,8 +21,9 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from akunu_py.bench.command import FAILED, progress, show
-from akunu_py.bench.curve import measure_curve
+from akunu_py.bench.command import FAILED, print_line, progress, show
+from akunu_py.bench.curve import Curve, measure_curve
+from akunu_py.bench.replay import load_trace, replay_trace
 from akunu_py.bench.result import (
     CHECK_FORMAT,
     Result,
@@ -48,7 +49,9 @@ from akunu_py.parser import add_format, number
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions, LoadOptions, Message
 from tests.measure import mac_checks
 from tests.measure.tool import run_akunu, run_tool, was_interrupted
+from tests.support.paths import ROOT
 
+_TRACES = ROOT / "bench/results/starter-traces.json.gz"
 NEAR_TIE = 0.5  # logits: two roundings of bfloat16 for logits of 32 to 64; a bug exceeds it
 MIN_OFF, MIN_AUTO, MIN_PREFILL = 0.98, 0.99, 0.95  # of mlx-lm's speed; medians vary by 1 %
 COST_PER_ROW = 0.5  # of 32 rows, in plain steps; above it no draft saves time
@@ -350,7 +353,11 @@ def _check_curves(engine: Engine, check: Check, *, before: int) -> None:
             peak, estimate = mx.get_peak_memory() - before, engine.plan.fit.at(context).total
             curves[str(context)] = {str(rows): seconds for rows, seconds in costs.items()}
             cost = costs[32] / costs[1] / 32
-            note = ", ".join(f"{rows}: {costs[rows] / costs[1]:.2f}" for rows in costs)
+            curve = Curve({rows: seconds / costs[1] for rows, seconds in costs.items()})
+            note = ", ".join(f"{rows}: {share:.2f}" for rows, share in curve.points.items())
+            replayed = replay_trace(load_trace(_TRACES), curve, "auto")
+            scores = [f"{name} {row['score']:.2f}" for name, row in replayed.items()]
+            note += f"; replay: {', '.join(scores)}"
             if context:
                 name = f"memory at {context:,} tokens, of the estimate"
                 size = f"{peak / 2**30:.2f} GiB"
@@ -366,7 +373,10 @@ def _check_row_kernels(engine: Engine, check: Check) -> None:
     progress(f"{about}: kernels for a few rows")
     found = mac_checks.row_kernels(engine.model)
     wrong = [shape for shape, each in found.items() if not each["equal"]]
-    note = f"{len(found)} shapes"
+    for shape, each in found.items():
+        gains = {rows: round(theirs / ours, 2) for rows, (theirs, ours) in each["times"].items()}
+        print_line(f"{shape}: equal rows {each['equal']}, times as fast as MLX {gains}")
+    note = f"{len(found)} shapes; {mx.device_info().get('architecture')}, with NAX from g17 on"
     name = "matrix shapes where the kernel for a few rows has no equal rows"
     check.add(about, name, len(wrong), 0, here=here, note=note)
     check.figures[about]["row_kernels"] = found

@@ -50,7 +50,7 @@ pytestmark = pytest.mark.long
 
 COUNT = 24
 PROMPT = some(40, 7)
-FREE = CostCurve({1: 1.0, 33: 1.01})  # a curve with which everything pays
+FREE = {1: 1.0, 33: 1.01}  # costs with which everything pays
 MOST = 4  # right tokens of a draft
 MTP_QUICK = ("qwen3_5", "mimo")
 BLOCKS = ("dflash", "dflash2", "dspark")
@@ -163,7 +163,7 @@ def test_drafts_equal_those_of_new_caches(
     monkeypatch.setattr(base, "_kept", kept)
     drafts: Any = type("Scripted", (Scripted, base), {})(drafter, target, "x", 1e-6)
     drafts.whole, drafts.vocabulary = [*prompt, *truth], vocabulary
-    proposals = AutoDrafter(FREE, neural_drafters=[drafts], ngrams=False)
+    proposals = AutoDrafter(CostCurve(FREE), neural_drafters=[drafts], ngrams=False)
     pieces = drafted(target, drafts, proposals, prompt, COUNT)
     assert [token for piece in pieces for token in piece.tokens] == truth
     assert drafts.begun > COUNT // 5
@@ -204,8 +204,8 @@ def test_a_drafter_from_disk_drafts_in_both_modes(
     prompt = engine.tokens.encode_text("The quick brown fox")
     modes: tuple[DraftMode, ...] = ("off", "model", "auto")
     answers = [
-        StepLoop(engine, UnsavedState(FREE)).answer(prompt, GenerateOptions(COUNT, draft=mode))
-        for mode in modes
+        StepLoop(engine, UnsavedState(CostCurve(FREE))).answer(prompt, options)
+        for options in (GenerateOptions(COUNT, draft=mode) for mode in modes)
     ]
     assert len({answer.tokens for answer in answers}) == 1
     assert answers[1].stats.drafted > 0
@@ -253,7 +253,7 @@ def test_a_quantized_drafter_drafts() -> None:
     target = Timeless(model)
     drafts = published_drafter(published, target)
     drafts.clock = lambda: 0.0  # type: ignore[method-assign]
-    drafter = AutoDrafter(FREE, neural_drafters=[drafts], ngrams=False)
+    drafter = AutoDrafter(CostCurve(FREE), neural_drafters=[drafts], ngrams=False)
     pieces = drafted(target, drafts, drafter, PROMPT, 40)
     tokens = [token for piece in pieces for token in piece.tokens]
     assert tokens == plain_tokens(model, PROMPT, 40)
