@@ -357,7 +357,7 @@ def _check_curves(engine: Engine, check: Check, *, before: int) -> None:
             note = ", ".join(f"{rows}: {share:.2f}" for rows, share in curve.points.items())
             replayed = replay_trace(load_trace(_TRACES), curve, "auto")
             scores = [f"{name} {row['score']:.2f}" for name, row in replayed.items()]
-            note += f"; replay: {', '.join(scores)}"
+            print_line(f"scores of the starter's traces at these costs: {', '.join(scores)}")
             if context:
                 name = f"memory at {context:,} tokens, of the estimate"
                 size = f"{peak / 2**30:.2f} GiB"
