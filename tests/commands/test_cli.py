@@ -235,9 +235,9 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert process.wait(timeout=60) == 0
 
 
-def test_info_names_what_a_bug_report_needs() -> None:
-    shown = printed("info")
-    words = ("akunu", "device", "memory", "blas", "mlx-lm", "store", "python")
+def test_models_list_show_and_info(starter: StoredModel) -> None:
+    shown = printed("models", "list") + printed("models", "show", starter.name) + printed("info")
+    words = ("8,192", "Apache-2.0", "device", "memory", "blas", "mlx-lm", "store", "python")
     assert [word for word in words if word not in shown] == []
 
 
