@@ -125,11 +125,11 @@ def read_prompt(argument: str | None) -> str:
     """
     if argument is None and sys.stdin.isatty():
         raise UsageError('no prompt; run: akunu run "your question", or pipe the prompt in')
-    typed = "" if argument in (None, "-") else str(argument)
-    if any("\ud800" <= character <= "\udfff" for character in typed):
+    typed = None if argument == "-" else argument
+    if any("\ud800" <= character <= "\udfff" for character in typed or ""):
         raise UsageError("the prompt is not UTF-8 text; convert it first")
-    piped = _read_stdin() if argument in (None, "-") or _is_piped() else ""
-    prompt = f"{piped}\n\n{typed}" if piped.strip() and typed else piped or typed
+    piped = _read_stdin() if typed is None or _is_piped() else ""
+    prompt = f"{piped}\n\n{typed}" if piped.strip() and typed else piped or typed or ""
     if not prompt.strip():
         raise UsageError('the prompt is empty; run: akunu run "your question"')
     return prompt

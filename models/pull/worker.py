@@ -146,7 +146,7 @@ def _run(work: list[Callable[[], Any]], repository: str, revision: str | None) -
         return [job.result() for job in jobs if job.done()]
     except AkunuError:
         raise
-    except Exception as error:
+    except Exception as error:  # anything that huggingface-hub raises
         if isinstance(error, OSError) and error.errno is not None:
             with store_errors(f"cannot keep {repository} in the hub's cache", "HF_HOME"):
                 raise
@@ -287,7 +287,7 @@ def _transfer(model: HubModel, file: HubFile, output: _LimitedFile) -> None:
     try:
         path = CachedRepository(model.repository).partial_path(file)
         xet_get(incomplete_path=path, xet_file_data=xet, **common)
-    except Exception as error:
+    except Exception as error:  # anything that hf_xet raises
         message = f"cannot fetch {file.name} over Xet: {_reason(error)}; pull again"
         raise TransientError(message) from error
 

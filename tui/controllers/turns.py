@@ -300,7 +300,8 @@ class FindController:
         for turn in self._conversation.turns:
             texts: dict[Part, str] = {"prompt": full_prompt(turn.prompt.text)}
             # Parsing takes long, so only where there may be a hit.
-            if any(word in fold(turn.answer) for word in words):
+            folded = fold(turn.answer)
+            if any(word in folded for word in words):
                 texts["answer"] = plain_text(turn.answer)
             for part, text in texts.items():
                 hits += [(turn, part, at) for at, _ in enumerate(self._finder(text))]
