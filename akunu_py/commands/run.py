@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_prompt(argument: str | None) -> str:
-    """Return the text on stdin, an empty line, and the argument. Raises UsageError.
+    """Return piped text and the argument, with two newlines between. Raises UsageError.
 
     Without an argument, or with `-`, it is stdin alone.
     """
@@ -129,7 +129,7 @@ def read_prompt(argument: str | None) -> str:
     if any("\ud800" <= character <= "\udfff" for character in typed or ""):
         raise UsageError("the prompt is not UTF-8 text; convert it first")
     piped = _read_stdin() if typed is None or _is_piped() else ""
-    prompt = f"{piped}\n\n{typed}" if piped.strip() and typed else piped or typed or ""
+    prompt = "\n\n".join(part for part in (piped, typed) if part and part.strip())
     if not prompt.strip():
         raise UsageError('the prompt is empty; run: akunu run "your question"')
     return prompt

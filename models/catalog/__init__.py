@@ -160,7 +160,8 @@ def _best_of(
         f"{human_size(best.memory_8k)} with 8,192 tokens of context, and {human_size(memory)} are "
         "available here"
     )
-    if better := [entry for entry in pool if entry.grade > best.grade and entry not in fitting]:
+    larger = [entry for entry in pool if entry.grade > best.grade and entry not in fitting]
+    if better := [entry for entry in larger if speed(entry) >= MIN_TOKENS_PER_S]:
         smallest = min(better, key=lambda entry: entry.memory_8k)
         why += f"; a better one, {smallest.name}, would need {human_size(smallest.memory_8k)}"
     return Recommendation(purpose, best, why)
