@@ -301,7 +301,7 @@ class FindController:
             texts: dict[Part, str] = {"prompt": full_prompt(turn.prompt.text)}
             # Parsing takes long, so only where there may be a hit.
             folded = fold(turn.answer)
-            if any(word in folded for word in words):
+            if any(word in folded for word in words) or self._finder(turn.answer):
                 texts["answer"] = plain_text(turn.answer)
             for part, text in texts.items():
                 hits += [(turn, part, at) for at, _ in enumerate(self._finder(text))]
