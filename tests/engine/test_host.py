@@ -22,7 +22,6 @@ from akunu_py import files
 from akunu_py.completion.completion_queue import CompletionJob
 from akunu_py.completion.completion_request import Completion, CompletionRequest
 from akunu_py.engine.answer import ChatJob, chat_job
-from akunu_py.engine.answer import text_job as job_of
 from akunu_py.engine.constraint import matcher
 from akunu_py.engine.drafters.learned_state import LearnedState
 from akunu_py.engine.engine import Engine
@@ -39,6 +38,7 @@ from tests.support.command import until
 from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.jobs import Events, ScriptedAnswer, all_of, end_of, open_jobs, scripted, submit
+from tests.support.jobs import text_job as job_of
 from tests.support.scripted_loop import ScriptedLoop
 from tests.support.tiny_fim import load_tiny
 
