@@ -159,11 +159,6 @@ class Request:
         return self.status is Status.DECODING
 
     @property
-    def blocked(self) -> bool:
-        """Whether it has to wait."""
-        return bool(self.waits_for and self.waits_for[0]())
-
-    @property
     def joining_tokens(self) -> int:
         """Prompt tokens that run in the first decode pass, at least one; 0 after it."""
         first = self.status is Status.DECODING and not self.answering
@@ -215,9 +210,8 @@ class Request:
 
         seconds: time of the pass.
         """
-        target, done = self.target, self.launched[0]
-        sampled = [int(token) for token in done.sampled.tolist()]
-        del self.launched[0]
+        target, done = self.target, self.launched.pop(0)
+        sampled: list[int] = done.sampled.tolist()
         path = TokenTree.of(done.drafted).accepted(sampled)
         found = [sampled[row] for row in (0, *[node + 1 for node in path])]
         tokens = found = cut(found, self.engine.tokens.stop_tokens)
