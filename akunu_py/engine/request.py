@@ -112,10 +112,9 @@ class Request:
         self.answering = False  # its first token was sampled; no drafts before that
         self.started = 0.0
         self.prefilled: float | None = None  # time of the first token
-        self.logprob_sampler: LogprobSampler | None = None
+        target.sampler = Sampler(options.sampling)
         if options.sampling.logprobs is not None:
-            self.logprob_sampler = LogprobSampler(options.sampling, engine.tokens.tokenizer)
-        target.sampler = self.logprob_sampler or Sampler(options.sampling)
+            target.sampler = LogprobSampler(options.sampling, engine.tokens.tokenizer)
         target.constraint, self.guide = answer_rules(engine.tokens, options, self.prompt)
         self.room = engine.plan.context_length - len(self.prompt)
         self.tokens_left = min(options.max_tokens, self.room)
@@ -240,13 +239,13 @@ class Request:
             self._complete = True
         decoded, used = self._decoder.add(piece)
         self.stats.add(decoded.piece, from_prefill=not self.tokens)
-        if self.logprob_sampler is not None:  # of all tokens but a stop token
+        if isinstance(self.target.sampler, LogprobSampler):  # of all tokens but a stop token
             stop = self.engine.tokens.stop_tokens
             chosen = piece.tokens[: min(used, len(piece.tokens) - self._forced)]
             shown = [token for token in chosen if token not in stop]
             last = (self.tokens or self.prompt)[-1]
             position = len(self.prompt) + len(self.tokens)
-            self.logprobs += self.logprob_sampler.pop_logprobs(position, shown, last)
+            self.logprobs += self.target.sampler.pop_logprobs(position, shown, last)
         before = len(self.tokens)
         self.tokens += piece.tokens[:used]
         # Every few tokens, because it takes 0.2 ms.
