@@ -113,7 +113,7 @@ class Completer:
         files = [(relative(file.path, names.root), file.text) for file in others]
         prompt = self._make_prompt(request, names, files)
         if files and self.options.file_tokens and self.family and self.family.reads_files:
-            cached = (loop or self.loop).reach(prompt.tokens)
+            cached, _ = (loop or self.loop).runner.caches.best(prompt.tokens)
             if self._choose_related(request, files, prompt.ahead, cached):
                 prompt = self._make_prompt(request, names, files)
         return prompt

@@ -127,7 +127,7 @@ class Engine:
             raise UsageError(f"dimensions: expected at most {hidden.size}, got {dimensions}")
         hidden = hidden[:dimensions]
         values = hidden * mx.rsqrt(mx.sum(hidden * hidden) + 1e-12)
-        return Embedding([float(each) for each in values.tolist()], len(tokens))
+        return Embedding(values.tolist(), len(tokens))
 
 
 def facts_of(engine: Engine) -> LoadedModelFacts:

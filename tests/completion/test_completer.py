@@ -139,9 +139,9 @@ def test_a_prefill_ends_in_time_and_the_next_one_continues_it(
     now = [0.0]
     forward = Target.forward
 
-    def timed(target: Target, tokens: mx.array, wanted: int | None = None) -> mx.array:
+    def timed(target: Target, tokens: mx.array) -> mx.array:
         now[0] += max(0.02, tokens.size / 400)
-        return forward(target, tokens, wanted)
+        return forward(target, tokens)
 
     monkeypatch.setattr(Target, "forward", timed)
     monkeypatch.setattr("akunu_py.engine.target.time.perf_counter", lambda: now[0])

@@ -12,7 +12,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from akunu_py.bench.result import median
-from akunu_py.engine.answer import text_job
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Failed
 from akunu_py.engine.host import ModelHost
@@ -22,7 +21,7 @@ from akunu_py.kernels import probe
 from akunu_py.kernels.probe import Probe
 from akunu_py.kernels.row_kernels import ROWS, mlx_product, type_of
 from akunu_py.types import GenerateOptions
-from tests.support.jobs import end_of, submit
+from tests.support.jobs import end_of, submit, text_job
 
 _REPEATS = 5
 

@@ -24,7 +24,6 @@ import pytest
 from akunu_py import paths
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_request import CompletionRequest
-from akunu_py.engine.answer import text_job
 from akunu_py.engine.drafters.learned_state import LearnedState
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Finished
@@ -38,7 +37,7 @@ from akunu_py.tui.workers.chat_client import ChatClient
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, LoadOptions, Message, SamplingOptions
 from tests.support.complete import complete
-from tests.support.jobs import chat_answer, end_of, submit
+from tests.support.jobs import chat_answer, end_of, submit, text_job
 from tests.support.serving import fetch, served
 from tests.support.tiny_fim import byte_level, write_model
 

@@ -246,12 +246,13 @@ class Served:
     def __init__(
         self, engine: Engine, slots: int = 4, *, clock: Callable[[], float] = time.perf_counter,
         learned: UnsavedState | None = None, chunk_s: float | None = None,
-        reserved_tokens: int | None = None,
+        reserved_tokens: int = 1024,
     ) -> None:  # fmt: skip
         """chunk_s: time of a prefill chunk while other requests run."""
         self.engine = engine
-        more = {"reserved_tokens": reserved_tokens} if reserved_tokens else {}
-        self.loop = StepLoop(engine, learned, slots, clock=clock, **more)
+        self.loop = StepLoop(engine, learned, slots)
+        self.loop.scheduler.clock = clock
+        self.loop.runner.reserved_tokens = reserved_tokens
         if chunk_s is not None:
             self.loop.scheduler.chunk_s = self.loop.scheduler.patience_s = chunk_s
         self.loop.runner.drafters.wrap = self._wrap

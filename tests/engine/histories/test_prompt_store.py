@@ -544,7 +544,7 @@ def saved(tiny: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     loop = StepLoop(tiny)
     loop.answer(PROMPT, OPTIONS)
     path = tmp_path_factory.mktemp("saved") / "session.safetensors"
-    loop.save_prompt_cache(path)
+    disk.save(loop.runner.caches.last, loop.engine, path)
     return path
 
 
@@ -573,10 +573,10 @@ def test_a_family_that_mlx_lm_cannot_save_is_refused(tiny: Engine, tmp_path: Pat
     loop = StepLoop(altered(tiny, model=build("deepseek_v41"), vocabulary=VOCABULARY))
     path = tmp_path / "x.safetensors"
     with pytest.raises(UsageError, match="nothing to save"):
-        loop.save_prompt_cache(path)
+        disk.save(loop.runner.caches.last, loop.engine, path)
     loop.answer(PROMPT, GenerateOptions(2))
     with pytest.raises(UsageError, match="LayerCache"):
-        loop.save_prompt_cache(path)
+        disk.save(loop.runner.caches.last, loop.engine, path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -602,7 +602,7 @@ def test_unusable_files_are_refused_and_the_session_is_unchanged(
         loop.engine = engine
         before = list(last_tokens(loop))
         with pytest.raises(error) as raised:
-            loop.load_prompt_cache(path)
+            loop.runner.caches.release(disk.load(loop.engine, path))
         assert "\n" not in str(raised.value)
         assert words in str(raised.value)
         assert last_tokens(loop) == before
@@ -634,14 +634,14 @@ def test_models_differ_by_each_tensor_and_by_versions_and_device(
 
 def test_a_full_disk_leaves_the_older_file(tiny: Engine, saved: Path) -> None:
     loop = StepLoop(tiny)
-    loop.load_prompt_cache(saved)
+    loop.runner.caches.release(disk.load(loop.engine, saved))
     content = saved.read_bytes()
     with full_disk(1000), pytest.raises(StoreError, match="cannot write"):
-        loop.save_prompt_cache(saved)
+        disk.save(loop.runner.caches.last, loop.engine, saved)
     assert saved.read_bytes() == content
     assert list(saved.parent.iterdir()) == [saved]
     with pytest.raises(StoreError, match="cannot write"):
-        loop.save_prompt_cache(saved.parent / "none" / "x.safetensors")
+        disk.save(loop.runner.caches.last, loop.engine, saved.parent / "none" / "x.safetensors")
 
 
 @pytest.mark.usefixtures("own_directories")
