@@ -72,9 +72,11 @@ class LikelyText:
                 return []  # the thread of the model waits for no other thread
             del self._grammars[0]
             matcher, problem = (None, "") if future.exception() else future.result()
+            self._matcher = None
+            self.rewind(0)
             self._matcher = None if matcher is None or problem else matcher.deep_copy()
-            if self._matcher is not None:
-                self._restart(tokens)
+            for token in tokens:
+                self._add(token)
         if self._mismatch_at is not None or self._matcher.is_stopped():
             return []
         return self._encode_forced(tokens, self._matcher.compute_ff_bytes())
@@ -101,12 +103,6 @@ class LikelyText:
     def _encode_forced(self, tokens: Sequence[int], text: bytes) -> list[int]:
         """Return the tokens of the forced `text` behind `tokens`."""
         return self._encode(text) if text else []
-
-    def _restart(self, tokens: Sequence[int]) -> None:
-        self._tokens, self._consumed = [], []
-        self._mismatch_at = None
-        for token in tokens:
-            self._add(token)
 
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
@@ -150,10 +146,6 @@ class LikelyJson(LikelyText):
     def rewind(self, length: int) -> None:
         super().rewind(length)
         del self._states[length + 1 :]
-
-    def _restart(self, tokens: Sequence[int]) -> None:
-        self._states = [JsonState()]
-        super()._restart(tokens)
 
     def ending(self) -> tuple[list[int], int]:
         state = self._states[-1]

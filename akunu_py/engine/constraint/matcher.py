@@ -74,7 +74,7 @@ class ConstraintMatcher(TokenMasks):
         self._saved: tuple[Any, ...] = ()
         self._structure: list[int] = []  # tokens consumed by the matcher
         is_json = constraint.kind in ("json", "json_schema")
-        self._key_tokens = key_tokens(codec) if is_json else None
+        self._key_tokens = key_tokens(self._tables) if is_json else None
         self._json = JsonState()
         self._start, self._end, self._newlines = _thinking_tokens(codec)
         self._state: _State = "structure" if not self._end else "start"
@@ -221,7 +221,7 @@ def compile_ahead(codec: TokenCodec, constraint: Constraint) -> list[Future[Comp
     """
     compile_constraint(codec, constraint)
     if constraint.kind in ("json", "json_schema"):
-        key_tokens(codec)
+        key_tokens(token_tables(codec))
     drafts = [_start_compiling(codec, *each, draft=True) for each in _draft_grammars(constraint)]
     wait(drafts[:1])
     return drafts
@@ -246,7 +246,8 @@ def _compiling(tables: LLTokenizer, constraint: Constraint, layout: Layout) -> F
 
     def run() -> None:
         try:
-            future.set_result(_compile(tables, _grammar(constraint, layout)))
+            grammar = LLMatcher.grammar_from_lark(lark(constraint, layout))
+            future.set_result(_compile(tables, grammar))
         except BaseException as error:  # noqa: BLE001  (a Rust panic is no Exception)
             future.set_exception(error)
 
@@ -261,26 +262,19 @@ def matches(codec: TokenCodec, constraint: Constraint, text: str) -> bool:
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
-def _grammar(constraint: Constraint, layout: Layout) -> str:
-    """Return the grammar in llguidance's own format. layout: of JSON. Raises UsageError."""
-    kind = constraint.kind
-    if constraint.compact and kind not in ("json_schema", "json"):
-        raise UsageError("compact is for JSON only: use a JSON schema, or any JSON")
-    if kind == "regex":
-        return LLMatcher.grammar_from_regex(constraint.text)
-    return LLMatcher.grammar_from_lark(lark(constraint, layout))
-
-
 def lark(constraint: Constraint, layout: Layout, prefix: str = "") -> str:
     """Return the grammar in llguidance's dialect of Lark. Raises UsageError.
 
-    prefix: of all rule names, except those of a constraint that is a grammar itself.
+    layout: of JSON. prefix: of all rule names, except those of a constraint that is a grammar
+    itself.
     """
     kind = constraint.kind
-    if kind == "grammar":
-        return constraint.text
     if kind in ("json_schema", "json"):
         return _json_grammar(constraint, layout, prefix)
+    if constraint.compact:
+        raise UsageError("compact is for JSON only: use a JSON schema, or any JSON")
+    if kind == "grammar":
+        return constraint.text
     if kind == "regex":
         escaped = _ESCAPE_OR_SLASH.sub(lambda match: match[1] or r"\x{2f}", constraint.text)
         text = escaped.replace("\n", r"\n")
@@ -333,28 +327,9 @@ def _thinking_tokens(codec: TokenCodec) -> tuple[tuple[int, ...], tuple[int, ...
     return markers.start if len(markers.start) == 1 else (), markers.end, newlines
 
 
-TablesKey = tuple[str, int, frozenset[int]]
 _TABLES = 8  # models and sets of stop tokens; making a table takes up to some seconds
 _lock = threading.Lock()
-_tables: OrderedDict[TablesKey, LLTokenizer] = OrderedDict()
-_key_tokens: OrderedDict[TablesKey, KeyTokens] = OrderedDict()
-
-
-def key_tokens(codec: TokenCodec) -> KeyTokens:
-    """Return a model's tokens that can end a key. Raises UsageError as `token_tables` does."""
-    key = codec.digest, codec.vocabulary, frozenset[int]()  # for any stop tokens
-    tables = token_tables(codec)
-    if (found := _key_tokens.get(key)) is None:
-        found = KeyTokens([tables.decode_bytes([token]) for token in range(codec.vocabulary)])
-        _keep(_key_tokens, key, found)
-    return found
-
-
-def _keep(cache: OrderedDict[TablesKey, Any], key: TablesKey, value: object) -> None:
-    with _lock:
-        cache[key] = value
-        while len(cache) > _TABLES:
-            cache.popitem(last=False)
+_tables: OrderedDict[tuple[str, int, frozenset[int]], LLTokenizer] = OrderedDict()
 
 
 def token_tables(codec: TokenCodec) -> LLTokenizer:
@@ -369,8 +344,17 @@ def token_tables(codec: TokenCodec) -> LLTokenizer:
             raise UsageError(
                 f"constrained answers do not support the tokenizer of {codec.name}: {reason}"
             ) from error
-        _keep(_tables, key, tables)
+        with _lock:
+            _tables[key] = tables
+            while len(_tables) > _TABLES:
+                _tables.popitem(last=False)
     return tables
+
+
+@lru_cache(_TABLES)
+def key_tokens(tables: LLTokenizer) -> KeyTokens:
+    """Return a model's tokens that can end a key."""
+    return KeyTokens([tables.decode_bytes([token]) for token in range(tables.vocab_size)])
 
 
 def forced_tokens(tables: LLTokenizer, text: bytes) -> list[int]:
