@@ -100,7 +100,8 @@ def raw_text(text: str) -> Expr:
 
 def characters(ranges: Ranges) -> Expr:
     """Return one character of a string, as JSON writes it."""
-    raw = subtract(ranges, ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF)))
+    escapes_and_surrogates = (0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF)
+    raw = complement(union(complement(ranges), escapes_and_surrogates))
     members = [
         _class_char(low) if low == high else f"{_class_char(low)}-{_class_char(high)}"
         for low, high in raw
@@ -147,10 +148,6 @@ def complement(ranges: Ranges) -> Ranges:
             result.append((start, low - 1))
         start = high + 1
     return (*result, (start, MAX_CODE)) if start <= MAX_CODE else tuple(result)
-
-
-def subtract(ranges: Ranges, others: Ranges) -> Ranges:
-    return complement(union(complement(ranges), others))
 
 
 _QUOTE = Expr("\\x{22}")

@@ -85,7 +85,7 @@ def test_grammar_allows_the_values_that_fit_and_nothing_else(
     try:
         grammar(schema)
     except SchemaError as refused:
-        if "no value can fit" in str(refused) or "nothing that it allows" in str(refused):
+        if "no value can fit" in str(refused):
             assert not any(is_valid(schema, each) for each in instances)
             return
         assume(False)
