@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from llguidance import LLMatcher
 
-Compiled = tuple[LLMatcher, str]  # at its start; and why it cannot be used, "" if it can
 _SPACE = b" \t\r\n"
 _OPEN, _CLOSE = b"{[", b"}]"
 _DIGITS, _STRUCTURE = b"0123456789", b"{}[],:"
@@ -46,7 +45,7 @@ class LikelyText:
 
     def __init__(
         self,
-        grammars: Sequence[Callable[[], Future[Compiled]]],
+        grammars: Sequence[Callable[[], Future[LLMatcher]]],
         decode: Callable[[int], bytes],
         encode: Callable[[bytes], list[int]],
     ) -> None:
@@ -71,10 +70,9 @@ class LikelyText:
             if not self._grammars or not (future := self._grammars[0]()).done():
                 return []  # the thread of the model waits for no other thread
             del self._grammars[0]
-            matcher, problem = (None, "") if future.exception() else future.result()
             self._matcher = None
             self.rewind(0)
-            self._matcher = None if matcher is None or problem else matcher.deep_copy()
+            self._matcher = None if future.exception() else future.result().deep_copy()
             for token in tokens:
                 self._add(token)
         if self._mismatch_at is not None or self._matcher.is_stopped():
@@ -132,7 +130,7 @@ class LikelyJson(LikelyText):
 
     def __init__(
         self,
-        grammars: Sequence[Callable[[], Future[Compiled]]],
+        grammars: Sequence[Callable[[], Future[LLMatcher]]],
         decode: Callable[[int], bytes],
         encode: Callable[[bytes], list[int]],
         *,

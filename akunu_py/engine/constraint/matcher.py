@@ -24,7 +24,6 @@ from typing import Any, Literal
 from llguidance import LLMatcher, LLTokenizer
 
 from akunu_py.engine.constraint.likely_json import (
-    Compiled,
     JsonState,
     LikelyJson,
     LikelyText,
@@ -189,9 +188,7 @@ def _draft_grammars(constraint: Constraint) -> list[tuple[Constraint, Layout]]:
     ]
 
 
-def compile_constraint(
-    codec: TokenCodec, constraint: Constraint, seconds: float = COMPILE_SECONDS
-) -> LLMatcher:
+def compile_constraint(codec: TokenCodec, constraint: Constraint) -> LLMatcher:
     """Compile a constraint. Raises UsageError if it is too large, too slow, or unsatisfiable."""
     name = _NAMES[constraint.kind]
     size = len(constraint.text) + sum(map(len, constraint.choices))
@@ -201,19 +198,16 @@ def compile_constraint(
         raise UsageError(f"{codec.name} has no token that ends an answer, so {name} cannot be used")
     layout = COMPACT if constraint.compact else FREE
     future = _start_compiling(codec, constraint, layout)
-    if not wait([future], seconds).done:
-        raise UsageError(f"{name} took longer than {seconds:g} s; make it simpler")
+    if not wait([future], COMPILE_SECONDS).done:
+        raise UsageError(f"{name} took longer than {COMPILE_SECONDS:g} s; make it simpler")
     if isinstance(failure := future.exception(), UsageError):
         raise failure
     if failure is not None:
         raise UsageError(f"{name} cannot be used: {on_one_line(str(failure))}") from failure
-    matcher, error = future.result()
-    if error:
-        raise UsageError(f"{name} cannot be used: {on_one_line(error)}")
-    return matcher.deep_copy()
+    return future.result().deep_copy()
 
 
-def compile_ahead(codec: TokenCodec, constraint: Constraint) -> list[Future[Compiled]]:
+def compile_ahead(codec: TokenCodec, constraint: Constraint) -> list[Future[LLMatcher]]:
     """Compile all grammars of a constraint, so that the model's thread need not.
 
     Returns those to draft from when the first one is ready. Raises UsageError as
@@ -229,7 +223,7 @@ def compile_ahead(codec: TokenCodec, constraint: Constraint) -> list[Future[Comp
 
 def _start_compiling(
     codec: TokenCodec, constraint: Constraint, layout: Layout, *, draft: bool = False
-) -> Future[Compiled]:
+) -> Future[LLMatcher]:
     """Compile a constraint, or a grammar to draft from; JSON is drafted in bytes."""
     in_bytes = draft and constraint.kind != "grammar"
     tables = byte_tables() if in_bytes else token_tables(codec)
@@ -237,17 +231,16 @@ def _start_compiling(
 
 
 @lru_cache(128)  # a request with strict tools has three
-def _compiling(tables: LLTokenizer, constraint: Constraint, layout: Layout) -> Future[Compiled]:
+def _compiling(tables: LLTokenizer, constraint: Constraint, layout: Layout) -> Future[LLMatcher]:
     """Compile a grammar in another thread. Copy the matcher before use.
 
     llguidance releases the GIL and limits its own work, so a compile that is too slow ends later.
     """
-    future = Future[Compiled]()
+    future = Future[LLMatcher]()
 
     def run() -> None:
         try:
-            grammar = LLMatcher.grammar_from_lark(lark(constraint, layout))
-            future.set_result(_compile(tables, grammar))
+            future.set_result(_compile(tables, lark(constraint, layout)))
         except BaseException as error:  # noqa: BLE001  (a Rust panic is no Exception)
             future.set_exception(error)
 
@@ -307,14 +300,15 @@ def refusal(what: str, error: SchemaError) -> UsageError:
     return UsageError(f"{what} cannot be used{place}: {on_one_line(str(error))}")
 
 
-def _compile(tables: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
-    """Return the matcher, and why it cannot be used, "" if it can."""
+def _compile(tables: LLTokenizer, text: str) -> LLMatcher:
+    """Compile a grammar in llguidance's dialect of Lark. Raises ValueError if it is unusable."""
+    grammar = LLMatcher.grammar_from_lark(text)
     matcher = LLMatcher(tables, grammar, log_level=0, limits=limits())
-    if not matcher.is_error():
-        mask = matcher.compute_bitmask()  # the first mask is the slowest to compute
-        if not matcher.is_error() and not any(mask):
-            return matcher, "it allows no text"
-    return matcher, matcher.get_error()
+    # The first mask is the slowest to compute.
+    mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+    if matcher.is_error() or not any(mask):
+        raise ValueError(matcher.get_error() or "it allows no text")
+    return matcher
 
 
 def _thinking_tokens(codec: TokenCodec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

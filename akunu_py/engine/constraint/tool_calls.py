@@ -20,6 +20,7 @@ from akunu_py.engine.tools.rendering import format_of, template_features
 from akunu_py.engine.tools.syntaxes import STRING, CallLayout, Tags, types_of
 from akunu_py.errors import SchemaError, Unsatisfiable, UsageError
 from akunu_py.json_schema import grammar
+from akunu_py.json_schema.formula import TYPES
 from akunu_py.json_schema.layouts import COMPACT, FREE, ONE_LINE, UNORDERED, Layout, Notation
 from akunu_py.json_schema.regex import (
     SHORT_ESCAPES,
@@ -37,7 +38,6 @@ from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
 _ANY_OBJECT = {"type": "object"}
 _PLACEHOLDERS = re.compile(r"(NAME|ARGUMENTS|INDEX)")
 _TEXT = r"/(.|\n)*/"
-_TYPES = ("string", "number", "boolean", "null", "object", "array")
 _Likely = Literal["", "closed", "open"]  # "": the grammar itself, which comes first
 _DEFINITIONS = ("$defs", "definitions")
 _BANNED = -1e9  # added to a logit
@@ -342,7 +342,7 @@ def _opening_tags(tool: Tool, tags: Tags, name: str) -> Iterator[tuple[str, tupl
     declared = types_of(tool.parameters, name)
     possible = [
         each
-        for each in _TYPES
+        for each in TYPES
         if not declared or each in declared or (each == "number" and "integer" in declared)
     ]
     quoted = '"KEY"' in tags.value_start
@@ -421,19 +421,16 @@ class QuotedNotation(Notation):
 
     def string(self, content: Expr | None) -> tuple[Symbol, ...]:
         expr = _ANY if content is None else unescaped(content)
-        begin = raw_text(self.begin) if isinstance(self.begin, str) else None
+        behind = self.line
         if isinstance(self.end, str):
             # One terminal, so that the text stops at the end marker.
-            end = raw_text(self.end)
-            ended = without(expr, concat(_ANY, end, _ANY), inhabited=content is None)
-            parts: tuple[Symbol, ...] = (concat(ended, raw_text(self.line + self.end)),)
-        else:
-            parts = (concat(expr, raw_text(self.line)), self.end)
-        if begin is None:
-            assert isinstance(self.begin, Verbatim)
-            return (self.begin, *parts)
-        assert isinstance(parts[0], Expr)
-        return (concat(begin, parts[0]), *parts[1:])
+            ending = concat(_ANY, raw_text(self.end), _ANY)
+            expr, behind = without(expr, ending, inhabited=content is None), behind + self.end
+        text = concat(expr, raw_text(behind))
+        ends = (self.end,) if isinstance(self.end, Verbatim) else ()
+        if isinstance(self.begin, Verbatim):
+            return (self.begin, text, *ends)
+        return (concat(raw_text(self.begin), text), *ends)
 
     def key(self, name: str | None, content: Expr | None) -> tuple[Symbol, ...]:
         if name is None:
