@@ -142,11 +142,7 @@ class MatrixShape(NamedTuple):
     inputs: int
     bits: int
     group: int  # 0: not quantized
-    kind: str  # data type of the activations
-
-    def __str__(self) -> str:
-        group = f"/{self.group}" if self.group else ""
-        return f"{self.outputs}x{self.inputs} {self.bits}-bit{group} {self.kind}"
+    kind: mx.Dtype  # of the activations
 
 
 class Order(NamedTuple):
@@ -192,15 +188,14 @@ def multiply(layer: nn.Module, x: mx.array, order: Order) -> mx.array:
                     ("FUSED", order.fused)]  # fmt: skip
         simdgroups = QUANTIZED_SIMDGROUPS
     covered = simdgroups // order.split * (32 // order.lanes) * _OUTPUTS
-    found: list[mx.array] = _kernel(quantized)(
+    return _kernel(quantized)(
         inputs=inputs,
         template=[("T", x.dtype), ("ROWS", rows), ("SIMDGROUPS", simdgroups), *template],
         grid=(32, simdgroups * -(-outputs // covered), 1),
         threadgroup=(32, simdgroups, 1),
         output_shapes=[(*x.shape[:-1], outputs)],
         output_dtypes=[x.dtype],
-    )
-    return found[0]
+    )[0]
 
 
 @functools.cache
@@ -239,22 +234,19 @@ def install(layer: nn.Module, order: Order, rows: Collection[int]) -> None:
 def shape_of(layer: nn.Module) -> MatrixShape | None:
     """Return the shape of a layer, None if no kernel supports it."""
     known = type(layer) in {*_LAYERS, *_LAYERS.values()}
-    if not known or type_of(layer) not in (mx.float16, mx.bfloat16):
+    affine = getattr(layer, "mode", "affine") == "affine"
+    if not (known and affine and type_of(layer) in (mx.float16, mx.bfloat16)):
         return None
     (outputs, inputs), bits, group = layer["weight"].shape, 16, 0
     if "scales" in layer:
-        if layer.mode != "affine":
-            return None
         bits, group, inputs = layer.bits, layer.group_size, inputs * 32 // layer.bits
-    kind = str(type_of(layer)).removeprefix("mlx.core.")
-    shape = MatrixShape(outputs, inputs, bits, group, kind)
+    shape = MatrixShape(outputs, inputs, bits, group, type_of(layer))
     return shape if orders_of(shape) else None
 
 
 def type_of(layer: nn.Module) -> mx.Dtype:
     """Return the data type of the activations of a layer."""
-    kind: mx.Dtype = layer["scales" if "scales" in layer else "weight"].dtype
-    return kind
+    return layer["scales" if "scales" in layer else "weight"].dtype
 
 
 def mlx_product(layer: nn.Module, x: mx.array) -> mx.array:
