@@ -24,7 +24,7 @@ from akunu_py import paths
 from akunu_py.errors import one_line
 from akunu_py.files import read_bounded, write_atomically
 from akunu_py.kernels import row_kernels
-from akunu_py.kernels.row_kernels import ROWS, MatrixShape, Order, mlx_product
+from akunu_py.kernels.row_kernels import ROWS, MatrixShape, Order, mlx_product, orders_of
 
 _TIMED = (2, 4, 5, 6, 8, 12, 16)  # rows; those between follow both neighbors
 _FASTER = 0.97  # of MLX's time; timings vary by less
@@ -78,13 +78,9 @@ def use_kernels(model: nn.Module, *, exact: bool = False) -> bool:
     """
     if why_off():
         return False
-    by_shape = defaultdict[MatrixShape, list[nn.Module]](list)
-    for _, module in model.named_modules():
-        if (shape := row_kernels.shape_of(module)) is not None:
-            by_shape[shape].append(module)
     known, used = _load(), False
     deadline = time.monotonic() + _MAX_SECONDS
-    for shape, layers in by_shape.items():
+    for shape, layers in layers_by_shape(model).items():
         found = known.get(str(shape), Probe(again=True))
         if found.again and time.monotonic() < deadline:
             found = known[str(shape)] = probe(layers, shape)
@@ -93,8 +89,17 @@ def use_kernels(model: nn.Module, *, exact: bool = False) -> bool:
         if found.order is not None and rows:
             used = True
             for layer in layers:
-                row_kernels.install(layer, found.order, rows)
+                row_kernels.install(layer, shape.kind, found.order, rows)
     return used
+
+
+def layers_by_shape(model: nn.Module) -> dict[MatrixShape, list[nn.Module]]:
+    """Return the layers that the kernels support."""
+    found = defaultdict[MatrixShape, list[nn.Module]](list)
+    for _, module in model.named_modules():
+        if (shape := row_kernels.shape_of(module)) is not None:
+            found[shape].append(module)
+    return found
 
 
 def probe(layers: Sequence[nn.Module], shape: MatrixShape) -> Probe:
@@ -109,8 +114,7 @@ def probe(layers: Sequence[nn.Module], shape: MatrixShape) -> Probe:
         def equals(order: Order, rows: int) -> bool:
             return same_bits(row_kernels.multiply(layers[0], x[:rows], order), alone[:rows])
 
-        fitting = (each for each in row_kernels.orders_of(shape) if equals(each, min(ROWS)))
-        order = next(fitting, None)
+        order = next((each for each in orders_of(shape) if equals(each, min(ROWS))), None)
         if order is None:
             return Probe(error="its bits differ from those of one row")
         equal = tuple(rows for rows in ROWS if equals(order, rows))
