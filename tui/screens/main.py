@@ -200,7 +200,8 @@ class ChatView:
         self.title_row.title, self.title_row.model = title, state.model
 
     def toggle_drafting(self) -> None:
-        self.transcript.drafting = self.panel.display = not self.transcript.drafting
+        self.panel.shown = self.transcript.drafting = self.panel.next_shown
+        self.panel.display = self.panel.shown != "hidden"
 
     def toggle_thinking(self) -> None:
         self.transcript.thinking = not self.transcript.thinking
