@@ -81,7 +81,6 @@ class NeuralDrafter(Protocol):
     with the target's noise at each position, so similar distributions usually give equal tokens.
     """
 
-    name: str  # the draft mode that uses it alone
     key: str  # identifies its learned state
     relative_cost: float  # assumed cost of a token in plain steps, until measured
     longest: int  # maximum tokens per draft

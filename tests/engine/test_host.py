@@ -23,6 +23,7 @@ from akunu_py.completion.completion_queue import CompletionJob
 from akunu_py.completion.completion_request import Completion, CompletionRequest
 from akunu_py.engine.answer import ChatJob, chat_job
 from akunu_py.engine.constraint import matcher
+from akunu_py.engine.drafters import learned_state
 from akunu_py.engine.drafters.learned_state import LearnedState
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Event, Failed, Finished, PrefillProgress, TextDelta
@@ -504,9 +505,11 @@ def threads_of(*functions: Any) -> Iterator[dict[str, list[str]]]:
 @pytest.mark.long
 @pytest.mark.parametrize("job", [chat_job, lambda engine, *args: ChatJob(*args)])
 def test_the_models_thread_renders_no_turn_and_writes_no_file(
-    job: Callable[[Engine, list[Message], GenerateOptions], Job], engine: Engine, tmp_path: Path
-) -> None:
-    learned = LearnedState(tmp_path, "t", "l", answer_cache=True, journal_tokens=20)
+    job: Callable[[Engine, list[Message], GenerateOptions], Job], engine: Engine, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(learned_state, "JOURNAL_TOKENS", 20)
+    learned = LearnedState(tmp_path, "t", "l", answer_cache=True)
     slow = [TokenCodec.stable_prefix, TokenCodec.encode_chat, PromptRewrites.of, AnswerCache.dump]
     disk = [files.locked, files.read_bounded, files.write_atomically]
     with threads_of(*slow, *disk) as threads:
