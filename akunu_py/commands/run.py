@@ -71,9 +71,9 @@ def run(args: argparse.Namespace) -> int:
     constraint = constraint_from(args)
     options = replace(options, sampling=replace(options.sampling, constraint=constraint))
     if args.prompt_cache:
-        from akunu_py.engine.histories.disk import check_path
+        from akunu_py.engine.histories.disk import check_writable
 
-        check_path(args.prompt_cache)
+        check_writable(args.prompt_cache)
     keep = not args.no_answer_cache
     engine, learned = open_model(args.model, loading_from(args), answer_cache=keep)
     # Slow imports, so after all usage errors.

@@ -115,7 +115,7 @@ def read(path: Path) -> CacheHeader:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
     except (DamagedModel, KeyError, ValueError, TypeError, AttributeError) as error:
         raise DamagedCache(
-            f"{path} is not a session that akunu saved, or is cut off; use another file"
+            f"{path} is not a prompt cache that akunu saved, or is cut off; use another file"
         ) from error
 
 

@@ -41,7 +41,7 @@ def save(
     if history is None or not history.tokens:
         raise UsageError("nothing to save: no prompt was processed yet")
     if why := kv_cache.no_prompt_cache_reason(history.cache):
-        raise UsageError(f"a session of {engine.name} cannot be saved: {why}")
+        raise UsageError(f"a prompt cache of {engine.name} cannot be saved: {why}")
     metadata = CacheMetadata(
         model=engine.name,
         identity=engine.identity,
@@ -217,8 +217,8 @@ def _data(array: mx.array) -> memoryview:
     return memoryview(mx.contiguous(array).reshape(-1).view(mx.uint8))
 
 
-def check_path(path: Path) -> None:
-    """Raise UsageError or StoreError if no history can be written to `path`."""
+def check_writable(path: Path) -> None:
+    """Raise UsageError or StoreError if no prompt cache can be written to `path`."""
     _check_name(path)
     with disk_errors(f"cannot write {path}"), tempfile.TemporaryFile(dir=path.parent):
         pass

@@ -37,7 +37,7 @@ class LoadPlan:
     name: str
     path: Path
     weights: str  # format in memory, in words
-    context_length: int  # maximum tokens of a session
+    context_length: int  # maximum tokens of prompt and answer
     kv_bits: int | None  # of the KV cache; None: not quantized
     fit: FittedContext  # memory of the model and its drafters, with a note for the user
     prompt_cache_memory: int  # bytes for prompt caches

@@ -585,7 +585,7 @@ def test_unusable_files_are_refused_and_the_session_is_unchanged(
 ) -> None:
     content, weights = saved.read_bytes(), tiny.path / "model.safetensors"
     cases: list[tuple[Engine, Path, type[AkunuError], str]] = [
-        (tiny, weights, DamagedCache, "not a session"),
+        (tiny, weights, DamagedCache, "not a prompt cache"),
         (tiny, tiny.path / "config.json", UsageError, ".safetensors"),
         (tiny, tmp_path / "none.safetensors", StoreError, "No such file"),
         (altered(tiny, kv_bits=8), saved, UsageError, "--kv-bits"),
@@ -658,5 +658,5 @@ def test_the_run_command_saves_and_loads_a_prompt_cache(tmp_path: Path) -> None:
     assert left[0] > len(document)
     assert left[1] <= 4
     file.write_bytes(b"something else")
-    assert_one_line_error(run_here(*command, "hi"), 1, str(file), "not a session")
+    assert_one_line_error(run_here(*command, "hi"), 1, str(file), "not a prompt cache")
     assert file.read_bytes() == b"something else"
