@@ -20,7 +20,7 @@ from akunu_py.models.load.safetensors import Entry, read_header, write_safetenso
 
 SUFFIX = ".safetensors"  # MLX selects the format by it
 FORMAT = 4
-_KEY, _CLASSES = "0.akunu", "1."  # keys of mlx-lm's metadata: akunu's header, classes by layer
+_KEY = "0.akunu"  # of mlx-lm's metadata: akunu's header
 _DIGEST_BYTES = 32
 _BLOCK_BYTES = 4 << 20  # bytes per read
 
@@ -63,7 +63,6 @@ class CacheHeader:
     """A file's header."""
 
     metadata: CacheMetadata
-    classes: list[str]
     tensors: list[str]  # names in the order of their bytes; the last one is the digest
 
 
@@ -100,9 +99,7 @@ def read(path: Path) -> CacheHeader:
                 f"{path} was saved by another version of akunu (its format is not {FORMAT}); "
                 "delete it, and it is made again"
             )
-        layers = sorted(int(key[len(_CLASSES) :]) for key in metadata if key.startswith(_CLASSES))
-        classes = [metadata[f"{_CLASSES}{layer}"] for layer in layers]
-        return CacheHeader(_parsed_metadata(found), classes, tensors)
+        return CacheHeader(_parsed_metadata(found), tensors)
     except (DamagedModel, KeyError, ValueError, TypeError, AttributeError) as error:
         raise DamagedCache(
             f"{path} is not a prompt cache that akunu saved, or is cut off; use another file"

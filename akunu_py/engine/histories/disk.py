@@ -94,9 +94,7 @@ def load_in_steps(engine: Engine, path: Path) -> Generator[None, None, TokenHist
             f"{path} belongs to {metadata.model}, or to other weights of it than {engine.name} "
             f"has here ({engine.plan.weights}), or to another version of MLX; use another file"
         )
-    empty = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
-    classes = [type(entry).__name__ for entry in empty]
-    if (metadata.kv_bits, header.classes) != (engine.plan.kv_bits, classes):
+    if metadata.kv_bits != engine.plan.kv_bits:
         raise UsageError(f"{path} was saved with another --kv-bits; use the same, or another file")
     if len(metadata.tokens) >= engine.plan.context_length:
         raise UsageError(
@@ -104,7 +102,7 @@ def load_in_steps(engine: Engine, path: Path) -> Generator[None, None, TokenHist
             f"here holds {engine.plan.context_length}; use another file, or raise --context"
         )
     try:
-        return (yield from _load(path, engine, header, empty))
+        return (yield from _load(path, engine, header))
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # any error of MLX, mlx-lm or the model
@@ -112,24 +110,23 @@ def load_in_steps(engine: Engine, path: Path) -> Generator[None, None, TokenHist
 
 
 def _load(
-    path: Path, engine: Engine, header: cache_file.CacheHeader, empty: kv_cache.Cache
+    path: Path, engine: Engine, header: cache_file.CacheHeader
 ) -> Generator[None, None, TokenHistory]:
-    """Load the history of a file with this header. Raises ValueError, or errors of MLX.
-
-    empty: a new cache of the engine's model.
-    """
+    """Load the history of a file with this header. Raises ValueError, or errors of MLX."""
     metadata, vocabulary = header.metadata, engine.tokens.vocabulary
     known = [*metadata.tokens, *metadata.pending]
     if not metadata.tokens or first_invalid(known, vocabulary) is not None:
         raise ValueError("expected tokens of this model")
     states = yield from _read_states(path, header)
-    entries = [type(new).from_state(state) for new, state in zip(empty, states, strict=False)]
+    empty = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
+    layers = zip(empty, states[: len(empty)], strict=True)
+    entries = [type(new).from_state(state) for new, state in layers]
     if not kv_cache.has_length(entries, len(metadata.tokens)):
         raise ValueError("expected a cache of these tokens")
     owner = Owner(metadata.conversation, metadata.requested_at, may_store=True)
     history = TokenHistory(entries, owner, metadata.tokens, metadata.pending)
-    for at, layers in zip(metadata.checkpoints, states[len(entries) :], strict=True):
-        history.checkpoints.append(_checkpoint(at, layers, entries))
+    for length, saved in zip(metadata.checkpoints, states[len(entries) :], strict=True):
+        history.checkpoints.append(_checkpoint(length, saved, entries))
     return history
 
 

@@ -67,7 +67,7 @@ class _TappedModel:
         path, layers = find_layers(model)
         self.layers = len(layers)
         self._states: dict[int, mx.array] = {}
-        noted = {*taps, *([0] if -1 in taps else [])}
+        noted = {max(0, tap) for tap in taps}  # the first layer notes its input, too
         tapped = [
             _TappedLayer(layer, at, self._states) if at in noted else layer
             for at, layer in enumerate(layers)
