@@ -120,22 +120,6 @@ class PromptCacheStore:
                 found.append(SavedCache(path, metadata, status.st_size))
         return found
 
-    def _load(self, saved: SavedCache) -> Generator[None, None, TokenHistory | NotCached]:
-        """Load a file's history in steps, or return why it cannot be used; delete bad files."""
-        from akunu_py.engine.histories import disk
-
-        try:
-            history = yield from disk.load_in_steps(self._engine, saved.path)
-        except (DamagedCache, UsageError) as error:  # UsageError: of another model
-            with contextlib.suppress(OSError):
-                saved.path.unlink()
-            return "damaged file" if isinstance(error, DamagedCache) else "other weights"
-        except StoreError:
-            return "damaged file"
-        with contextlib.suppress(OSError):
-            os.utime(saved.path)
-        return history
-
     def _may_write(self, nbytes: int) -> bool:
         """Return whether the limits allow writing `nbytes` bytes now."""
         now, limits = self._clock(), self._limits
@@ -199,7 +183,12 @@ class PromptCacheStore:
     def _read_best(
         self, prompt: Sequence[int], reached: int, caches: PromptCaches, empty: TokenHistory
     ) -> Generator[None, None, _Read]:
-        """Load the file that saves the most prefill, and measure the time. Returns as `read`."""
+        """Load the file that saves the most prefill, and measure the time. Returns as `read`.
+
+        Deletes the file if it is bad.
+        """
+        from akunu_py.engine.histories import disk
+
         saved = max(self.saved(), key=lambda each: each.metadata.reach(prompt), default=None)
         if saved is None:
             return None, 0, ""
@@ -210,20 +199,26 @@ class PromptCacheStore:
         if self._load_s(saved.size) >= self._prefill_s(more):
             return None, shared, "slow disk"
         caches.reserve(saved.size, empty)
-        loading, seconds = self._load(saved), 0.0
-        history: TokenHistory | NotCached
+        loading, seconds = disk.load_in_steps(self._engine, saved.path), 0.0
         while True:
             started = time.perf_counter()
             try:
                 next(loading)
             except StopIteration as end:
-                history = end.value
+                history: TokenHistory = end.value
                 break
+            except (DamagedCache, UsageError) as error:  # UsageError: of another model
+                with contextlib.suppress(OSError):
+                    saved.path.unlink()
+                is_damaged = isinstance(error, DamagedCache)
+                return None, shared, "damaged file" if is_damaged else "other weights"
+            except StoreError:
+                return None, shared, "damaged file"
             finally:
                 seconds += time.perf_counter() - started  # without other requests' passes
             yield
-        if isinstance(history, str):
-            return None, shared, history
+        with contextlib.suppress(OSError):
+            os.utime(saved.path)
         self._costs.load_rate = saved.size / seconds
         return history, shared, ""
 
