@@ -121,7 +121,8 @@ def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
             f"{name} has a tokenizer of kind {model!r:.40}; akunu imports byte-level BPE ('gpt2') "
             "and SentencePiece ('llama')"
         )
-    if model == "gpt2" and (not isinstance(pre, str) or pre not in PRE_TOKENIZERS):
+    pre_tokenizer = PRE_TOKENIZERS.get(pre) if model == "gpt2" and isinstance(pre, str) else None
+    if model == "gpt2" and pre_tokenizer is None:
         known = ", ".join(PRE_TOKENIZERS)
         raise UnsupportedModel(f"{name} has the pre-tokenizer {pre!r:.40}; akunu imports {known}")
     if metadata.get("tokenizer.ggml.add_eos_token", False) is not False:
@@ -134,18 +135,17 @@ def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
         raise damaged(file.path, f"expected token_type for {len(tokens)} tokens")
     control = np.flatnonzero((kinds == _CONTROL) | (kinds == _UNKNOWN)).tolist()
     roles = _read_roles(file, tokens, control, _SENTENCEPIECE_ROLES if model == "llama" else {})
-    add_bos = metadata.get(
-        "tokenizer.ggml.add_bos_token", model == "llama" or PRE_TOKENIZERS[str(pre)].add_bos
-    )
+    default = pre_tokenizer.add_bos if pre_tokenizer else True
+    add_bos = metadata.get("tokenizer.ggml.add_bos_token", default)
     template = metadata.get("tokenizer.chat_template")
     if not isinstance(add_bos, bool) or not isinstance(template, str | None):
         raise damaged(file.path, "add_bos_token or chat_template is of the wrong type")
     if add_bos and "bos" not in roles:
         raise damaged(file.path, "it has no beginning-of-text token")
     with as_error(f"{name} is damaged: its tokenizer cannot be built"):
-        if model == "gpt2":
+        if pre_tokenizer:
             merges = _read_merges(file, set(tokens))
-            tokenizer = build_byte_pairs(tokens, merges, PRE_TOKENIZERS[str(pre)])
+            tokenizer = build_byte_pairs(tokens, merges, pre_tokenizer)
         else:
             tokenizer = _build_sentence_pieces(file, tokens, kinds, tokens[roles["unk"]])
         user_defined = np.flatnonzero(kinds == _USER_DEFINED).tolist()
