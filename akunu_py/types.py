@@ -261,7 +261,7 @@ class Stats:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     known_tokens: int = 0  # prompt tokens prefilled at some time before
-    not_cached: NotCached = ""  # why `cached_tokens` is lower; see `Reuse`, `DiskPromptCaches.read`
+    not_cached: NotCached = ""  # why `cached_tokens` is lower; see `Reuse`, `PromptCacheStore.read`
 
     def add(self, piece: Piece, *, from_prefill: bool) -> None:
         self.generated_tokens += len(piece.tokens)

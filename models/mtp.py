@@ -132,16 +132,14 @@ def _find_weights(
     for files, separate in ((head_files(directory), True), (weight_files(directory), alone)):
         found: Weights = {}
         for path in files:
-            header = safetensors.read_header(path)
+            header, _ = safetensors.read_header(path)
             raw |= any(
                 (name.endswith("conv1d.weight") and entry["shape"][-1] != 1)
                 or _PUBLISHED.search(name)
                 for name, entry in header.items()
             )
             names = {
-                name: family.head_name(name, layers, number, separate=separate)
-                for name in header
-                if name != "__metadata__"
+                name: family.head_name(name, layers, number, separate=separate) for name in header
             }
             if any(names.values()):
                 tensors = mx.load(str(path))

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if args.prompt_cache:
         from akunu_py.engine.histories import disk
 
-        disk.check_path(args.prompt_cache)
+        disk.check_writable(args.prompt_cache)
     keep = not args.no_answer_cache
     engine, learned = open_model(args.model, loading_from(args), answer_cache=keep)
     # Slow imports, so after all usage errors.

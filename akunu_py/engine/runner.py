@@ -18,7 +18,7 @@ from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import PrefillProgress, SharedPasses
 from akunu_py.engine.histories.history import Owner
 from akunu_py.engine.histories.memory import PromptCaches
-from akunu_py.engine.histories.prompt_cache_store import DiskPromptCaches
+from akunu_py.engine.histories.prompt_cache_store import PromptCacheStore
 from akunu_py.engine.model import blas_threads
 from akunu_py.engine.prefill import (
     ChunkSizes,
@@ -64,9 +64,9 @@ class ModelRunner:
         self.curve = learned.curve
         self.caches = PromptCaches(engine.plan.prompt_cache_memory)
         self.drafters = DrafterPool(engine, learned)
-        self.disk_caches: DiskPromptCaches | None = None
-        if learned.caches is not None:
-            self.disk_caches = DiskPromptCaches(engine, learned.caches, self.curve)
+        self.disk_caches: PromptCacheStore | None = None
+        if learned.disk_limits is not None:
+            self.disk_caches = PromptCacheStore(engine, learned.disk_limits, self.curve)
         self.not_batched: str | None = None  # why requests take turns, once that is tried
         self._last = 0.0  # end of the previous pass, or start of this one
         self._joint: batched_pass.Joint = {}  # recurrent states of the last shared pass

@@ -13,7 +13,7 @@ from akunu_py.engine.batched_pass import Part, PassFollower
 from akunu_py.engine.constraint.masks import TokenMasks
 from akunu_py.engine.histories.history import NO_OWNER, Owner, TokenHistory
 from akunu_py.engine.histories.memory import MIN_CACHED, PromptCaches
-from akunu_py.engine.model.token_ids import common_prefix
+from akunu_py.engine.model.token_ids import common_prefix, shared_prefix
 from akunu_py.engine.sampling import RowsToSample, Sampler
 from akunu_py.ngram.token_tree import TokenTree
 from akunu_py.types import NotCached, SamplingOptions
@@ -189,7 +189,7 @@ class Target:
         assert kv_cache.has_length(self.cache, len(self.tokens)), "the cache is not what was booked"
         others = self.caches.others(self.history)
         histories = [self.history, *self.caches.histories(), *others]
-        shared = [each.shared(prompt) for each in histories]
+        shared = [shared_prefix(each.tokens, prompt) for each in histories]
         reached = [each.reach(tokens) for each, tokens in zip(histories, shared, strict=True)]
         for index in range(len(histories) - len(others), len(histories)):
             reached[index] *= reached[index] >= MIN_CACHED  # fewer are not worth a copy

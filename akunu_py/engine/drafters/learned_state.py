@@ -18,7 +18,7 @@ from typing import TypeVar
 from zlib import adler32
 
 from akunu_py import paths
-from akunu_py.engine.histories.prompt_cache_store import PromptCacheStore
+from akunu_py.engine.histories.prompt_cache_store import DiskLimits
 from akunu_py.files import (
     disk_errors,
     locked,
@@ -47,7 +47,7 @@ _LearnedCosts = tuple[CostCurve, dict[str, LearnedDrafter], SharedWeights]
 class UnsavedState:
     """What the requests of one model learn and share. It never touches the disk."""
 
-    caches: PromptCacheStore | None = None  # on disk
+    disk_limits: DiskLimits | None = None  # of prompt caches; None: none on disk
 
     def __init__(
         self,
@@ -86,12 +86,13 @@ class LearnedState(UnsavedState):
         layout: str,
         *,
         answer_cache: bool,
-        caches: PromptCacheStore | None = None,
+        disk_limits: DiskLimits | None = None,
         warnings: list[str] | None = None,
     ) -> None:
-        """tokenizer: its digest. layout: device and weights format. caches: None for no disk.
+        """tokenizer: its digest. layout: device and weights format.
 
-        warnings: receives the warnings; it may be shared by several states.
+        disk_limits: of prompt caches; None for no disk. warnings: receives the warnings; it may be
+        shared by several states.
         """
         self.directory = directory_of(model)
         self._curve_file = self.directory / f"curve-{_digest(layout)}.json"
@@ -102,7 +103,7 @@ class LearnedState(UnsavedState):
         self._writer = ThreadPoolExecutor(1, "learned state")
         self.curve, self.neural_drafters, self.weights = self._load_costs()
         self.answer_cache = self._load_answers() if answer_cache else None
-        self.caches = caches
+        self.disk_limits = disk_limits
 
     def save_costs(self) -> None:
         """Save the costs for the next run, in another thread. Ignores disk errors."""
