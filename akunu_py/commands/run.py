@@ -50,9 +50,8 @@ MAX_PROMPT = 64 << 20  # bytes, more than any context length
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="Prompt; text piped in goes before it"
-    )
+    about = "Prompt, after any piped text; - reads only stdin"
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=about)
     add_model(parser)
     add_flags(parser, ("--raw", "Continue PROMPT without the chat template"))
     add_format(parser)
@@ -146,7 +145,10 @@ def _read_stdin() -> str:
 
 
 def _is_piped() -> bool:
-    """Return True if stdin is a pipe or a file: sockets and devices may never end."""
+    """Return True if stdin is a pipe or a file, which is then read to its end.
+
+    A parent that never closes the pipe, or a loop with `read`, needs `akunu run ... < /dev/null`.
+    """
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except OSError:  # not a file of the system
