@@ -51,10 +51,10 @@ class Parser(argparse.ArgumentParser):
         """Suggest the nearest command or choice."""
         if action.choices is not None and value not in action.choices:
             names = list(map(str, action.choices))
-            known = f"; known: {', '.join(names)}"
-            raise argparse.ArgumentError(
-                action, f"no such choice: {value!r}{did_you_mean(str(value), names) or known}"
-            )
+            hint = did_you_mean(str(value), names) or f"; known: {', '.join(names)}"
+            if isinstance(action, argparse._SubParsersAction):
+                raise argparse.ArgumentError(None, f"unknown command {value!r}{hint}")
+            raise argparse.ArgumentError(action, f"unknown value {value!r}{hint}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown arguments here: the parser of all commands would name its own help."""
