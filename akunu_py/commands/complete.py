@@ -24,7 +24,7 @@ from akunu_py.completion.completion_request import (
     CompletionRequest,
 )
 from akunu_py.errors import UsageError
-from akunu_py.models.catalog import recommend
+from akunu_py.models.catalog.recommend import recommend
 from akunu_py.models.store import model_store
 from akunu_py.parser import Parser, add_flags, add_values, count, positive
 from akunu_py.paths import program_words
@@ -134,8 +134,7 @@ def _warn_without_fim(args: argparse.Namespace, name: str) -> None:
         return
     from akunu_py.engine.model import device
 
-    machine = device.machine()
-    best = recommend(machine.memory, machine.tokens_per_s)[1].entry
+    best = recommend(device.machine())[1].entry
     line = f"{name} is not known to fill in the middle, so it ignores text after the cursor"
     advice = f"; for a model that can, run: akunu models pull {best.name}" if best else ""
     print_warnings([line + advice])

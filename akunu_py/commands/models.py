@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import math
 import shutil
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from akunu_py.errors import DamagedModel, UnknownModel, UsageError
 from akunu_py.models import catalog
-from akunu_py.models.catalog import Recommendation, describe_speed, recommend
+from akunu_py.models.catalog.recommend import Machine, Recommendation, describe_speed, recommend
 from akunu_py.models.drafters.drafter_config import TRAINING_KEY
 from akunu_py.models.load.fit import usable_memory
 from akunu_py.models.load.model_files import read_settings
@@ -136,18 +137,16 @@ def pull_model(args: argparse.Namespace) -> None:
 
 
 def recommend_models(args: argparse.Namespace) -> None:
-    machine = None
     if args.memory:
-        usable = usable_memory(parse_memory(args.memory))
-        found = recommend(usable)
+        machine = Machine(usable_memory(parse_memory(args.memory)), math.inf)
     else:
         from akunu_py.engine.model import device  # loads MLX, which knows the limit of the GPU
 
         machine = device.machine()
-        usable = machine.memory
-        found = recommend(usable, machine.tokens_per_s)
+    found = recommend(machine)
     if args.format == "json":
-        print(json.dumps({"usable_bytes": usable, **{r.purpose: _as_dict(r) for r in found}}))
+        facts = {each.purpose: _as_dict(each) for each in found}
+        print(json.dumps({"usable_bytes": machine.memory, **facts}))
         return
     for number, recommendation in enumerate(found):
         if number:
@@ -159,7 +158,7 @@ def recommend_models(args: argparse.Namespace) -> None:
         say(f"{recommendation.purpose}: {entry.name}  ({entry.title}, {entry.license})")
         say(f"  {entry.description}")
         say(f"  why: {recommendation.why}")
-        if machine is not None:
+        if not args.memory:
             say(f"  speed: {describe_speed(machine.tokens_per_s(entry))}, without drafting")
         say(f"  akunu models pull {entry.name}  ({human_size(entry.download_bytes)})")
 
