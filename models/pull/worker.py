@@ -297,15 +297,8 @@ def _verify_download(file: HubFile, path: Path, resumed: bool) -> None:
 
     The beginning of a resumed file may come from an earlier pull, so it is fetched once more.
     """
-    reported = 0
-
-    def progress(done: int) -> None:
-        nonlocal reported
-        _ACTIVITY.add(moved=done - reported)
-        reported = done
-
     try:
-        verify(file, path, progress, "the download was deleted, pull again")
+        verify(file, path, _ACTIVITY.add, "the download was deleted, pull again")
     except FetchError as error:
         path.unlink()
         if resumed:

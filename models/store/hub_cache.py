@@ -19,7 +19,6 @@ from akunu_py.errors import FetchError, StoreError, UnsupportedModel
 from akunu_py.files import open_regular, read_blocks, read_bounded
 from akunu_py.models.load.model_files import PICKLES
 from akunu_py.models.store.directories import open_writable
-from akunu_py.models.store.progress import no_callback
 from akunu_py.text import on_one_line
 
 _OWNER = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*"
@@ -98,13 +97,12 @@ def is_commit(text: str) -> bool:
 
 
 def is_valid_metadata(file: HubFile) -> bool:
-    """Return True if a hub file's name, size and digest are well-formed and safe as names."""
-    if not isinstance(file.name, str) or not isinstance(file.digest, str) or len(file.name) > 200:
+    """Return True if size and digest are well-formed, and the name is not too long."""
+    if type(file.size) is not int or not isinstance(file.digest, str) or len(file.name) > 200:
         return False
     digest = _SHA256 if file.large else _COMMIT
     largest = _MAX_WEIGHT_BYTES if file.name.endswith(".safetensors") else _MAX_OTHER_BYTES
-    valid = _NEEDED.fullmatch(file.name) is not None and digest.fullmatch(file.digest) is not None
-    return valid and type(file.size) is int and 0 <= file.size <= largest
+    return 0 <= file.size <= largest and digest.fullmatch(file.digest) is not None
 
 
 def read_listing(repository: str, revision: str | None, listing: Any) -> HubModel:
@@ -256,9 +254,6 @@ def cached_model(repository: str, revision: str) -> HubModel | None:
         digest = digest_of(snapshot / name)
         size = (snapshot / name).stat().st_size
         files.append(HubFile(name, size, digest, len(digest) == 64))
-    # File systems without links have no digests.
-    if not all(is_valid_metadata(file) or not file.digest for file in files):
-        return None
     return HubModel(repository, revision, commit, tuple(files), "")
 
 
@@ -287,9 +282,7 @@ def delete(snapshot: Path) -> int:
     return plan.expected_freed_size
 
 
-def verify(
-    file: HubFile, path: Path, progress: Callable[[int], None] = no_callback, advice: str = ""
-) -> None:
+def verify(file: HubFile, path: Path, progress: Callable[[int], None], advice: str = "") -> None:
     """Hash a file of the cache. Raises FetchError for a wrong hash."""
     if (found := hash_file(path, progress, git=not file.large)) != file.digest:
         raise FetchError(
@@ -298,13 +291,11 @@ def verify(
         )
 
 
-def hash_file(
-    path: Path, progress: Callable[[int], None] = no_callback, *, git: bool = False
-) -> str:
+def hash_file(path: Path, progress: Callable[[int], None], *, git: bool = False) -> str:
     """Return the file's SHA-256, or git's SHA-1 of it, in hex. Raises OSError.
 
-    The hub names large files by the first, others by the second. `progress` is called with the
-    bytes read so far.
+    The hub names large files by the first, others by the second. progress: gets the length of each
+    block.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size

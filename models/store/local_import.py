@@ -33,7 +33,7 @@ from akunu_py.models.store.directories import (
 from akunu_py.models.store.hub_cache import hash_file
 from akunu_py.models.store.mlx_directory import DirectoryPlan, plan_directory
 from akunu_py.models.store.names import NameEntry, save_entry
-from akunu_py.models.store.progress import ProgressCallback, after, no_callback
+from akunu_py.models.store.progress import ProgressCallback, counting, no_callback
 
 if TYPE_CHECKING:
     from akunu_py.models.gguf.convert import ImportPlan
@@ -87,12 +87,8 @@ def _build(build: Builder, directory: Path, progress: ProgressCallback) -> NameE
     entry = build(work, model)
     shutil.rmtree(work)
     files = sorted(model.iterdir())
-    total, done = sum(path.stat().st_size for path in files), 0
-    hashes = {}
-    for path in files:
-        hashes[path.name] = hash_file(path, after(done, progress, "record", total))
-        done += path.stat().st_size
-    return replace(entry, sha256=hashes)
+    count = counting(progress, "record", sum(path.stat().st_size for path in files))
+    return replace(entry, sha256={path.name: hash_file(path, count) for path in files})
 
 
 def _publish(directory: Path, target: Path) -> None:
@@ -188,12 +184,13 @@ def _plan(source: Path) -> DirectoryPlan | ImportPlan:
 
 
 def _copy(files: list[Path], directory: Path, progress: ProgressCallback) -> None:
-    total, done = sum(path.stat().st_size for path in files), 0
+    expected, copied = sum(path.stat().st_size for path in files), 0
+    count = counting(progress, "copy", expected)
     for path in files:
         with open_regular(path) as source, (directory / path.name).open("xb") as target:
-            target.writelines(read_blocks(source, after(done, progress, "copy", total)))
-            done += source.tell()
-    if done != total:
+            target.writelines(read_blocks(source, count))
+            copied += source.tell()
+    if copied != expected:
         raise DamagedModel(f"{files[0].parent} changed during the copy; import it again")
 
 

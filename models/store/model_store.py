@@ -17,7 +17,7 @@ from akunu_py.models.store.directories import is_name, lock_model, remove_direct
 from akunu_py.models.store.hub_cache import digest_of, hash_file, parse_reference
 from akunu_py.models.store.migration import migrate
 from akunu_py.models.store.names import NameEntry, read_names, remove_entry
-from akunu_py.models.store.progress import ProgressCallback, after, no_callback
+from akunu_py.models.store.progress import ProgressCallback, counting, no_callback
 from akunu_py.models.store.scan import StoredModel as StoredModel
 from akunu_py.models.store.scan import find_models, find_problem, read_model
 from akunu_py.text import did_you_mean
@@ -117,13 +117,11 @@ def verify(model: StoredModel, progress: ProgressCallback = no_callback) -> None
     Files without known hashes only pass `check`.
     """
     check(model)
-    done = 0
+    count = counting(progress, f"verifying {model.name}", model.size)
     for name, expected in known_hashes(model).items():
         path = model.path / name
-        report = after(done, progress, f"verifying {model.name}", model.size)
         try:
-            found = hash_file(path, report, git=len(expected) == _GIT_DIGITS)
-            done += path.stat().st_size
+            found = hash_file(path, count, git=len(expected) == _GIT_DIGITS)
         except OSError as error:
             raise _damaged_error(model, f"{name} is unreadable ({error.strerror})") from error
         if found != expected:

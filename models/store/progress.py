@@ -84,9 +84,16 @@ class ProgressMeter:
         self._on_progress(Progress(phase, done, total, rate, left))
 
 
-def after(start: int, progress: ProgressCallback, phase: str, total: int) -> Callable[[int], None]:
-    """Return a callback for the bytes of one file, which follow `start` bytes of other files."""
-    return lambda done: progress(phase, start + done, total)
+def counting(progress: ProgressCallback, phase: str, total: int) -> Callable[[int], None]:
+    """Return a callback for the bytes of each block of files, which reports their sum."""
+    done = 0
+
+    def count(length: int) -> None:
+        nonlocal done
+        done += length
+        progress(phase, done, total)
+
+    return count
 
 
 def no_callback(*_: object) -> None:
