@@ -24,7 +24,7 @@ from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.files import write_atomically
 from akunu_py.models.store import model_store
 from akunu_py.models.store.directories import store_errors
-from akunu_py.parser import add_values, positive
+from akunu_py.parser import add_flags, add_values, positive
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.settings import DEFAULT_PORT, load_settings, serve_settings
 from akunu_py.text import for_output, print_warnings, say
@@ -93,13 +93,14 @@ def _codex(served: ModelEndpoint) -> Launch:
         catalog = _file("codex.json")
         values["model_catalog_json"] = str(catalog)
         files[catalog] = json.dumps({"models": [_codex_model(served)]})
+    environment = {}
     if served.key:
         values[f"{provider}.env_key"] = KEY_VARIABLE
-    options = [
-        part for name, value in values.items() for part in ("-c", f"{name}={json.dumps(value)}")
-    ]
-    environment = {KEY_VARIABLE: served.key} if served.key else {}
-    return Launch(["codex", *options], environment, files=files)
+        environment[KEY_VARIABLE] = served.key
+    command = ["codex"]
+    for name, value in values.items():
+        command += ["-c", f"{name}={json.dumps(value)}"]
+    return Launch(command, environment, files=files)
 
 
 def _codex_model(served: ModelEndpoint) -> dict[str, Any]:
@@ -252,10 +253,8 @@ def _continue(served: ModelEndpoint) -> Launch:
         model["defaultCompletionOptions"] = options
     config = {"name": "akunu", "version": "1.0.0", "schema": "v1", "models": [model]}
     file = _file("continue.yaml")  # JSON is YAML
-    environment = {"CONTINUE_METRICS_ENABLED": "0"}
-    return Launch(
-        ["cn", "--config", str(file)], defaults=environment, files={file: json.dumps(config)}
-    )
+    command, defaults = ["cn", "--config", str(file)], {"CONTINUE_METRICS_ENABLED": "0"}
+    return Launch(command, defaults=defaults, files={file: json.dumps(config)})
 
 
 def _answer_limit(served: ModelEndpoint) -> int:
@@ -277,9 +276,9 @@ CLIENTS: dict[str, Callable[[ModelEndpoint], Launch]] = {
 
 # Tokens of the first prompt without arguments, as measured for docs/serve.md.
 FIRST_PROMPTS = {
-    **{"claude": 12_500, "codex": 4_900, "opencode": 7_600, "pi": 1_500},
-    **{"qwen": 14_000, "gptme": 9_600, "continue": 1_900},
-}
+    "claude": 12_500, "codex": 4_900, "opencode": 7_600, "pi": 1_500,
+    "qwen": 14_000, "gptme": 9_600, "continue": 1_900,
+}  # fmt: skip
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -287,12 +286,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_model(parser, "that of the running server, or as in the settings")
     port = f"Port of the server (default: as for akunu serve, or {DEFAULT_PORT})"
     add_values(parser, ("--port", "N", positive, None, port))
-    parser.add_argument(
-        "--print", action="store_true", dest="show", help="Print the command without running it"
-    )
-    parser.add_argument(
-        "arguments", nargs="*", metavar="ARGUMENT", help="Arguments of the agent, after --"
-    )
+    add_flags(parser, ("--print", "Print the command without running it"))
+    about = "Arguments of the agent, after --"
+    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help=about)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -304,9 +300,8 @@ def run(args: argparse.Namespace) -> int:
     if not wanted:
         first = (settings.models or [load_settings().model])[0]
         wanted = found.model if found else model_store.resolve(first).name
-    launch = _launch(args, found or ModelEndpoint(url, wanted, key=key))
-    if args.show:
-        _write(launch)
+    launch = _prepare(args, found or ModelEndpoint(url, wanted, key=key))
+    if args.print:
         print(for_output(shell_command(launch)))
         return 0
     if found is not None and found.model != wanted:
@@ -324,28 +319,22 @@ def run(args: argparse.Namespace) -> int:
                 f"{served.context:,}: its first prompt will not fit; use another model"
             ]
         print_warnings(warnings)
-        launch = _launch(args, served)
-        _write(launch)
-        code = _wait(launch)
+        code = _wait(_prepare(args, served))
         print_warnings(warnings)  # The client may have covered the first one, and shown nothing.
         return code
 
 
-def _write(launch: Launch) -> None:
-    """Write the client's files. Raises StoreError."""
+def _prepare(args: argparse.Namespace, served: ModelEndpoint) -> Launch:
+    """Write the client's files, and return its command with the user's. Raises StoreError."""
+    launch = CLIENTS[args.client](served)
     for path, text in launch.files.items():
         with store_errors("cannot write the client's configuration", "XDG_CACHE_HOME"):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, text.encode())
-
-
-def _launch(args: argparse.Namespace, served: ModelEndpoint) -> Launch:
-    launch = CLIENTS[args.client](served)
     names = {argument.partition("=")[0] for argument in args.rest}
     mode = () if names.intersection(_CLAUDE_MODES) else launch.mode
     defaults = {name: value for name, value in launch.defaults.items() if name not in os.environ}
-    environment = launch.environment | defaults
-    return Launch([*launch.command, *mode, *args.rest], environment, files=launch.files)
+    return Launch([*launch.command, *mode, *args.rest], launch.environment | defaults)
 
 
 def shell_command(launch: Launch) -> str:

@@ -42,23 +42,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     suited = add("recommend", "Recommend models for this machine's memory", recommend_models)
     this = "Memory of the machine, such as 16G (default: this machine's)"
-    add_values(suited, ("--memory", "SIZE", str, None, this))
+    add_values(suited, ("--memory", "SIZE", parse_memory, None, this))
     add_format(suited)
-    imported = add("import", "Import a model from a local directory or GGUF file", import_model)
+    imported = add("import", "Import a model from a local directory or GGUF file", import_local)
     imported.add_argument("path", metavar="PATH", help="Directory with config.json, or GGUF file")
     imported.add_argument("--name", metavar="NAME", help="Local name (default: the name of PATH)")
-    imported.add_argument(
-        "--quantize",
-        type=int,
-        choices=(4, 8),
-        metavar="4|8",
-        help="Quantize the weights to 4 or 8 bits (default: not quantized)",
-    )
+    quantize = "Quantize the weights to 4 or 8 bits (default: not quantized)"
+    imported.add_argument("--quantize", type=int, choices=(4, 8), metavar="4|8", help=quantize)
     shown = add("show", "Show details of a model", show)
     shown.epilog = "To check the hashes of its files, run: akunu models verify NAME"
-    shown.add_argument("name", metavar="NAME", help="Installed model or catalog name")
     verified = add("verify", "Verify the hashes of one model or all models", verify)
     verified.add_argument("name", nargs="?", metavar="NAME", help="Model (default: all models)")
+    shown.add_argument("name", metavar="NAME", help="Installed model or catalog name")
     clean = add("gc", "Delete files of interrupted downloads and removed models", remove_leftovers)
     add_flags(clean, ("--dry-run", "Only list the files"))
     forgotten = add("forget", "Delete the answer cache and prompt caches of a model", forget)
@@ -138,7 +133,7 @@ def pull_model(args: argparse.Namespace) -> None:
 
 def recommend_models(args: argparse.Namespace) -> None:
     if args.memory:
-        machine = Machine(usable_memory(parse_memory(args.memory)), math.inf)
+        machine = Machine(usable_memory(args.memory), math.inf)
     else:
         from akunu_py.engine.model import device  # loads MLX, which knows the limit of the GPU
 
@@ -163,13 +158,12 @@ def recommend_models(args: argparse.Namespace) -> None:
         say(f"  akunu models pull {entry.name}  ({human_size(entry.download_bytes)})")
 
 
-def import_model(args: argparse.Namespace) -> None:
-    from akunu_py.models.store import local_import
+def import_local(args: argparse.Namespace) -> None:
+    from akunu_py.models.store.local_import import import_model
 
-    with progress_bar() as progress:
-        model = local_import.import_model(
-            Path(args.path), name=args.name, bits=args.quantize, progress=progress
-        )
+    with progress_display() as on_progress:
+        progress, path = ProgressMeter(on_progress), Path(args.path)
+        model = import_model(path, name=args.name, bits=args.quantize, progress=progress)
     say(f"{model.name} is ready ({human_size(model.size)}): {model.path}", error=True)
 
 
@@ -190,8 +184,8 @@ def verify(args: argparse.Namespace) -> None:
     damaged = []
     for model in models:
         try:
-            with progress_bar() as progress:
-                model_store.verify(model, progress)
+            with progress_display() as on_progress:
+                model_store.verify(model, ProgressMeter(on_progress))
         except DamagedModel as error:
             if args.name:
                 raise
@@ -226,15 +220,15 @@ def forget(args: argparse.Namespace) -> None:
 
 def remove(args: argparse.Namespace) -> None:
     """Remove a model after confirmation, and its files in the hub's cache if requested."""
-    for other in model_store.all_models() if "/" in args.name else ():
-        if other.program and other.name == args.name:
-            removal = REMOVAL[other.program].format(name=other.name)
-            raise UsageError(
-                f"model {other.name!r} is managed by {other.program}: {other.path}; {removal}"
-            )
     stored = model_store.list_models()
-    model = next((each for each in stored if each.name == args.name), None)
+    others = model_store.external_models(stored) if "/" in args.name else []
+    model = next((each for each in (*stored, *others) if each.name == args.name), None)
     model = model or model_store.get(args.name)  # raises UnknownModel
+    if model.program:
+        removal = REMOVAL[model.program].format(name=model.name)
+        raise UsageError(
+            f"model {model.name!r} is managed by {model.program}: {model.path}; {removal}"
+        )
     shared = any(other.path == model.path for other in stored if other.name != model.name)
     in_hub_cache = bool(model.repository) and not shared and model.path.exists()
     delete_hub_files, size = bool(args.hub_files), human_size(model.size)
@@ -260,14 +254,11 @@ def remove(args: argparse.Namespace) -> None:
 
 
 def parse_memory(text: str) -> int:
-    """Return the bytes of a machine's memory, such as 16G. Raises UsageError."""
-    try:
-        size = parse_size(text, 1024)
-    except ValueError:
-        size = 0
-    if size <= 0:
-        raise UsageError(f"--memory: expected a size such as 16G, got {text!r}")
-    return size
+    """Parse the value of an option that must be a machine's memory, such as 16G."""
+    with contextlib.suppress(ValueError):
+        if size := parse_size(text, 1024):
+            return size
+    raise argparse.ArgumentTypeError(f"expected a size such as 16G, got {text!r}")
 
 
 def _named(name: str) -> model_store.StoredModel:
@@ -332,13 +323,6 @@ def _print_facts(facts: Sequence[tuple[str, str]]) -> None:
 
 
 _INTERVAL_S, _LIVE_S = 10.0, 0.1  # between two lines of progress, and on a terminal
-
-
-@contextlib.contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that shows (phase, bytes done, total bytes)."""
-    with progress_display() as on_progress:
-        yield ProgressMeter(on_progress)
 
 
 @contextlib.contextmanager
