@@ -4,6 +4,7 @@
 """
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -102,13 +103,10 @@ def add_format(parser: argparse.ArgumentParser, *others: str) -> None:
 
 def _integer(least: int, text: str) -> int:
     """Parse the value of an option that must be an integer of `least` or more."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise argparse.ArgumentTypeError(f"expected an integer of {least} or more, got {text!r}")
-    return value
+    with contextlib.suppress(ValueError):
+        if (value := int(text)) >= least:
+            return value
+    raise argparse.ArgumentTypeError(f"expected an integer of {least} or more, got {text!r}")
 
 
 positive, count = partial(_integer, 1), partial(_integer, 0)
@@ -116,13 +114,10 @@ positive, count = partial(_integer, 1), partial(_integer, 0)
 
 def number(text: str, allowed: Callable[[float], bool], expected: str) -> float:
     """Parse the value of an option that must be a number that is `allowed`."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not allowed(value):
-        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
-    return value
+    with contextlib.suppress(ValueError):
+        if allowed(value := float(text)):
+            return value
+    raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
 
 
 Option = tuple[str, str | None, Any, Any, str]  # name, metavar, type or choices, default, help

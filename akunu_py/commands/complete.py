@@ -26,7 +26,7 @@ from akunu_py.completion.completion_request import (
 from akunu_py.errors import UsageError
 from akunu_py.models.catalog.recommend import recommend
 from akunu_py.models.store import model_store
-from akunu_py.parser import Parser, add_flags, add_values, count, positive
+from akunu_py.parser import add_flags, add_values, count, positive
 from akunu_py.paths import program_words
 from akunu_py.settings import load_settings
 from akunu_py.text import print_warnings
@@ -59,7 +59,14 @@ def run(args: argparse.Namespace) -> int:
     settings = load_settings()
     requested, server = args.model, args.server or settings.server
     args.model = requested or settings.completion_model or settings.model
-    load, base = partial(load_completer, args, requested, server), base_request(args)
+    load = partial(load_completer, args, requested, server)
+    base = CompletionRequest(
+        "",
+        max_tokens=args.max_tokens,
+        max_lines=args.max_lines,
+        seconds=args.time_ms / 1000 if args.time_ms else None,
+        temperature=args.temperature,
+    )
     options = QueueOptions(settings.unload_s, settings.completion_exclude)
     if settings.save_battery:
         options = replace(options, saves_power=Power().on_battery)
@@ -67,14 +74,9 @@ def run(args: argparse.Namespace) -> int:
         from akunu_py.completion.protocols.filter import run_filter
 
         base = replace(base, path=args.path)
+        exclude, files = settings.completion_exclude, args.file or ()
         run_filter(
-            load,
-            base,
-            args.cursor,
-            args.offset,
-            files=args.file or (),
-            whole=args.whole,
-            exclude=settings.completion_exclude,
+            load, base, args.cursor, args.offset, files=files, whole=args.whole, exclude=exclude
         )
     elif args.lsp:
         from akunu_py.completion.protocols.lsp import serve_lsp
@@ -140,26 +142,13 @@ def _warn_without_fim(args: argparse.Namespace, name: str) -> None:
     print_warnings([line + advice])
 
 
-def base_request(args: argparse.Namespace) -> CompletionRequest:
-    """Return an empty request with the limits in `args`."""
-    return CompletionRequest(
-        "",
-        max_tokens=args.max_tokens,
-        max_lines=args.max_lines,
-        seconds=args.time_ms / 1000 if args.time_ms else None,
-        temperature=args.temperature,
-    )
-
-
 def changed_options(args: argparse.Namespace) -> list[str]:
     """Return the options that differ from their defaults, for the editor's configuration."""
-    parser = Parser()
-    add_options(parser)
     others = argparse.Namespace(**vars(args) | {"print_config": None})
     for name in ("model", "draft_model"):
         if (value := getattr(args, name)) and Path(value).exists():
             setattr(others, name, str(Path(value).resolve()))  # editors start in any directory
-    return as_arguments(parser, others)
+    return as_arguments(others, add_options)
 
 
 def _add_modes(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ from akunu_py.errors import HostLost, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
-from akunu_py.parser import Parser, add_flags, add_values, count, positive
+from akunu_py.parser import add_flags, add_values, count, positive
 from akunu_py.serve.own.client import RunningServer, ServerClient, loopback_url, running_servers
 from akunu_py.serve.own.system_service import (
     ServiceCommand,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 
 KEY_VARIABLE = "AKUNU_API_KEY"
-_OTHER_MODELS = ("embedding_model", "draft_model")  # options
 _END_S = 9.0  # for shutdown after --grace, once stdin is closed
 
 
@@ -203,7 +202,7 @@ def _pool(
     idle_s: float | None,
     warnings: list[str],
     on_lost: Callable[[HostLost, bool], None],
-    embedding: StoredModel | None = None,
+    embedding: StoredModel | None,
 ) -> ModelPool:
     """Return the models, not loaded, with their aliases. Raises UsageError."""
     from akunu_py.serve.http.model_pool import ModelPool, ServedModel
@@ -334,15 +333,13 @@ def _install(manager: ServiceManager, args: argparse.Namespace) -> None:
     models = served_models(args, settings)
     # A service has another working directory.
     args.model = [_absolute(name) for name in args.model or ()] or None
-    for name in _OTHER_MODELS:
+    for name in ("embedding_model", "draft_model"):
         if value := getattr(args, name):
             setattr(args, name, _absolute(value))
     if args.hosts and Path(args.hosts).exists():
         args.hosts = str(Path(args.hosts).resolve())
     args.install = False
-    parser = Parser()
-    add_options(parser)
-    manager.install(ServiceCommand(tuple(as_arguments(parser, args)), own_environment()))
+    manager.install(ServiceCommand(tuple(as_arguments(args, add_options)), own_environment()))
     host = args.host or settings.host
     port = settings.port if args.port is None else args.port
     say(f"installed {manager.file}")
