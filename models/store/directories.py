@@ -22,8 +22,6 @@ from akunu_py.text import human_size
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,95}")
 PARTIAL = ".partial-"
 _POLL_S = 0.1
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def is_name(name: str) -> bool:
@@ -143,11 +141,11 @@ def store_errors(doing: str, env_variable: str = "XDG_DATA_HOME") -> Iterator[No
         yield
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        if error.errno in _FULL:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             hint = _space_hint(env_variable)
         elif error.errno == errno.ELOOP:
             hint = "expected a file, found a link; check where it leads, and delete it"
-        elif error.errno in _FORBIDDEN:
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             hint = f"give yourself write access, or set {env_variable} to a directory of your own"
         else:
             hint = f"run `akunu info` to see the store's directory; {env_variable} moves it"

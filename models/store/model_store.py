@@ -74,17 +74,15 @@ def resolve(name_or_path: str) -> StoredModel:
         in_store = is_name(name_or_path) and _find(name_or_path) is not None
         if in_store or not (path / "config.json").is_file():
             return get(name_or_path)
-    if path.resolve().parent == paths.models_dir().resolve() and is_name(path.resolve().name):
-        return get(path.resolve().name)
+    target = path.resolve()
+    if target.parent == paths.models_dir().resolve() and is_name(target.name):
+        return get(target.name)
     if not path.exists() and (reference := parse_reference(name_or_path)):
         return _find_by_repository(*reference)
-    if path.is_file():
-        raise UnknownModel(f"expected a directory with config.json, found the file {path}")
     if not (path / "config.json").is_file():
-        found = "no config.json there" if path.is_dir() else "nothing there"
-        raise UnknownModel(f"expected a model directory at {path}, found {found}; {_HINT}")
-    name = path.resolve().name
-    model = read_model(StoredModel(name, path, source=f"folder {path}", outside=True))
+        found = "no config.json" if path.is_dir() else "a file" if path.is_file() else "nothing"
+        raise UnknownModel(f"expected a model directory at {path}, found {found} there; {_HINT}")
+    model = read_model(StoredModel(target.name, path, source=f"folder {path}", outside=True))
     if model.damaged:
         raise _damaged_error(model, model.damaged)
     return model
