@@ -39,8 +39,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         formatter = partial(_HelpFormatter, max_help_position=32)
-        defaults: dict[str, Any] = {"allow_abbrev": False, "formatter_class": formatter}
-        super().__init__(add_help=False, **(defaults | options))
+        super().__init__(add_help=False, allow_abbrev=False, formatter_class=formatter, **options)
         self._positionals.title = "arguments"
         self.add_argument("-h", "--help", action="help", help="Show this help and exit")
         # Without SUPPRESS, a command's parser would reset the value of its parent's parser.

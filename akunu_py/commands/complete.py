@@ -156,7 +156,7 @@ def _add_modes(parser: argparse.ArgumentParser) -> None:
     modes = parser.add_argument_group("modes", "Default: JSON lines on stdin and stdout.")
     config = "Print the configuration for an editor, with the other options in its command"
     add_flags(modes, ("--lsp", "Run as a language server"))
-    add_values(modes, ("--print-config", None, EDITORS, None, config))
+    add_values(modes, ("--print-config", None, tuple(_EDITORS), None, config))
     add_flags(modes, ("--filter", "Complete the text on stdin, then exit"))
     group = parser.add_argument_group("filter options")
     add_values(
@@ -243,11 +243,10 @@ _EDITORS = {
     "emacs": ("init.el.in", " "),
     "vscode": ("settings.json.in", ", "),
 }
-EDITORS = tuple(_EDITORS)
 
 
 def editor_config(editor: str, options: Sequence[str] = ()) -> str:
-    """Return the snippet for one of EDITORS, whose command passes `options`.
+    """Return the snippet for an editor, whose command passes `options`.
 
     The command has an absolute path, because editors started from a desktop have another PATH.
     """

@@ -302,7 +302,8 @@ def run(args: argparse.Namespace) -> int:
         wanted = found.model if found else model_store.resolve(first).name
     launch = _prepare(args, found or ModelEndpoint(url, wanted, key=key))
     if args.print:
-        print(for_output(shell_command(launch)))
+        values = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]
+        print(for_output(" ".join([*values, shlex.join(launch.command)])))
         return 0
     if found is not None and found.model != wanted:
         raise UsageError(
@@ -335,11 +336,6 @@ def _prepare(args: argparse.Namespace, served: ModelEndpoint) -> Launch:
     mode = () if names.intersection(_CLAUDE_MODES) else launch.mode
     defaults = {name: value for name, value in launch.defaults.items() if name not in os.environ}
     return Launch([*launch.command, *mode, *args.rest], launch.environment | defaults)
-
-
-def shell_command(launch: Launch) -> str:
-    values = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]
-    return " ".join([*values, shlex.join(launch.command)])
 
 
 def _wait(launch: Launch) -> int:

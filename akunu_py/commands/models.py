@@ -219,7 +219,6 @@ def forget(args: argparse.Namespace) -> None:
 
 
 def remove(args: argparse.Namespace) -> None:
-    """Remove a model after confirmation, and its files in the hub's cache if requested."""
     stored = model_store.list_models()
     others = model_store.external_models(stored) if "/" in args.name else []
     model = next((each for each in (*stored, *others) if each.name == args.name), None)
