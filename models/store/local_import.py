@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 GROUP_SIZE = 64  # mlx-lm's default
 
-
 Builder = Callable[[Path, Path], NameEntry]
 """Writes the model's files to the second directory, and temporary files to the first."""
 
@@ -111,10 +110,8 @@ def import_model(
 ) -> model_store.StoredModel:
     """Import the directory or GGUF file `source` as `name` (default: derived from the file name).
 
-    bits: quantize float weights to this width. progress: called with a phase ("import", "copy",
-    "quantize", "record"), the bytes done and in total.
-    Raises UnknownModel for a missing source, UsageError for a name in use or weights that are
-    quantized already, UnsupportedModel, DamagedModel, StoreError.
+    bits: quantize float weights to this width. Raises UnknownModel for a missing source, UsageError
+    for a name in use or quantized weights, UnsupportedModel, DamagedModel, StoreError.
     """
     source = source.expanduser()
     if not source.exists():
@@ -195,10 +192,7 @@ def _copy(files: list[Path], directory: Path, progress: ProgressCallback) -> Non
 
 
 def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallback) -> None:
-    """Quantize the model in `source` with mlx-lm into `directory`, shard by shard.
-
-    Its MTP head, which mlx-lm drops, goes into its own file.
-    """
+    """Quantize a model with mlx-lm. Its MTP head, which mlx-lm drops, goes into its own file."""
     from mlx_lm.utils import quantize_model, save_config, save_model
 
     from akunu_py.models import mtp

@@ -44,10 +44,7 @@ class DirectoryPlan:
 
 
 def plan_directory(source: Path) -> DirectoryPlan:
-    """Check the model in the directory `source`: headers and settings, not the weights.
-
-    Raises UnknownModel without a model, UnsupportedModel, DamagedModel.
-    """
+    """Check a model's headers and settings. Raises UnknownModel, UnsupportedModel, DamagedModel."""
     from mlx_lm.utils import get_total_parameters
 
     if read_config(source) is not None:
