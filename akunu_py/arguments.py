@@ -27,14 +27,13 @@ from akunu_py.types import (
     SamplingOptions,
 )
 
+MAX_CONSTRAINT_FILE = 4 << 20  # bytes of a schema or a grammar
+
 
 def as_arguments(
     args: argparse.Namespace, *adders: Callable[[argparse.ArgumentParser], None]
 ) -> list[str]:
-    """Return the options in `args` that differ from their defaults, for another process.
-
-    adders: functions that add these options to a parser.
-    """
+    """Return the options of `adders` that differ from their defaults, for another process."""
     parser, arguments = Parser(), list[str]()
     for add in adders:
         add(parser)
@@ -136,10 +135,7 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
 
 
 def check_hosts(hosts: str | None, drafts: Iterable[str] = (), **others: object) -> None:
-    """Raise UsageError if --hosts conflicts with another option.
-
-    drafts: values of --draft. others: values of other options, by name.
-    """
+    """Raise UsageError if --hosts conflicts with values of --draft or of other options."""
     conflicts = [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
     conflicts += [f"--draft {mode}" for mode in drafts if mode in NEURAL_MODES]
     if hosts and conflicts:
@@ -167,9 +163,6 @@ def options_from(args: argparse.Namespace) -> GenerateOptions:
 def _values(options: Any, args: argparse.Namespace) -> dict[str, Any]:
     """Return the values in `args` that have the names of fields of `options`."""
     return {each.name: vars(args)[each.name] for each in fields(options) if each.name in args}
-
-
-MAX_CONSTRAINT_FILE = 4 << 20  # bytes of a schema or a grammar
 
 
 def add_constraint(parser: argparse.ArgumentParser) -> None:
@@ -211,10 +204,7 @@ def constraint_from(args: argparse.Namespace) -> Constraint | None:
 
 
 def json_constraint(schema: str, option: str) -> Constraint:
-    """Return the constraint of a JSON schema. Raises UsageError.
-
-    schema: JSON text or the path of a file. option: its name, for errors.
-    """
+    """Return the constraint of a schema: JSON text, or the path of a file. Raises UsageError."""
     text = schema.strip()
     if not text.startswith(("{", "[")):
         text = _text_of(schema, option)

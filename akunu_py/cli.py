@@ -106,10 +106,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _parser(*wanted: str, actions: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return a parser of all command names; only the `wanted` commands are imported.
-
-    actions: of bench, to be imported (default: all).
-    """
+    """Return a parser of all commands; imports the `wanted` ones, and only `actions` of bench."""
     parser = Parser(
         prog="akunu",
         description="Chat with local models, complete code in your editor, and serve models over "

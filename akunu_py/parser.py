@@ -71,10 +71,7 @@ class Parser(argparse.ArgumentParser):
         (file or sys.stderr).write(message)
 
 
-AddAction = Callable[[str, str, Callable[..., None]], argparse.ArgumentParser]
-
-
-def add_actions(parser: argparse.ArgumentParser) -> AddAction:
+def add_actions(parser: argparse.ArgumentParser) -> Callable[..., argparse.ArgumentParser]:
     """Return a function that adds a subcommand, given its name, summary and `args.act`."""
     actions = parser.add_subparsers(
         title="commands", dest="action", metavar="COMMAND", required=True, parser_class=Parser

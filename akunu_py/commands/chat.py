@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from akunu_py.tui.workers.chat_client import ChatClient
     from akunu_py.tui.workers.store_thread import StoreThread
 
-
 _ID_DIGITS = 8  # shown of a conversation's id, as in `akunu chats list`
 _TIMEOUT_S = 2.0  # for a running decode step; loading a model takes longer
 
@@ -148,8 +147,7 @@ def usable_model(
     name = requested or settings.model
     try:
         if name != DEFAULT_MODEL:
-            model = model_store.resolve(name)
-            model_store.check(model)
+            model = model_store.check(model_store.resolve(name))
             return model.name, model
     except AkunuError as error:
         unknown = isinstance(error, UnknownModel)
@@ -170,10 +168,8 @@ def chat_client(
 ) -> ChatClient:
     """Return the client whose models are loaded here or run on a server.
 
-    name, model: the first model, and its files if installed.
-    server: the value of --server. An address serves the first model only; the others use "auto".
-    warnings: receives those of each model loaded in this process.
-    hosts_server: serves all models, with --hosts.
+    name, model: the first model, and its files if installed. server: the value of --server; an
+    address serves the first model only, the others use "auto". hosts_server: serves all models.
     """
     from akunu_py.tui.workers.chat_client import ChatClient
 

@@ -34,6 +34,19 @@ _ANSWER, _CONTEXT = 8192, 32_768  # tokens; the context if it is unknown
 _CLAUDE_ANSWER = 32_000  # tokens; the default of Claude Code
 _CLAUDE_LEAST_WINDOW = 100_000  # tokens; Claude Code warns about a smaller auto-compact window
 _CLAUDE_MODES = ("--permission-mode", "--dangerously-skip-permissions")
+# Tokens of the first prompt without arguments, as measured for docs/serve.md.
+FIRST_PROMPTS = {
+    "claude": 12_500, "codex": 4_900, "opencode": 7_600, "pi": 1_500,
+    "qwen": 14_000, "gptme": 9_600, "continue": 1_900,
+}  # fmt: skip
+# Codex requires instructions with the metadata of a model.
+_CODEX_INSTRUCTIONS = """\
+You are a coding agent in the user's terminal. Work on the user's task until it is done.
+Inspect files with shell commands before you change them. Prefer rg for searches. Make the smallest
+change that solves the task, in the style of the code around it, and run the tests that cover it.
+Never revert changes that are not yours. Do not commit unless the user requests it.
+At the end, say in a few sentences what you changed, and what you could not check.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,46 +74,30 @@ def _file(name: str) -> Path:
     return paths.cache_dir() / "launch" / name
 
 
-# Codex requires instructions with the metadata of a model.
-_CODEX_INSTRUCTIONS = """\
-You are a coding agent in the user's terminal. Work on the user's task until it is done.
-Inspect files with shell commands before you change them. Prefer rg for searches. Make the smallest
-change that solves the task, in the style of the code around it, and run the tests that cover it.
-Never revert changes that are not yours. Do not commit unless the user requests it.
-At the end, say in a few sentences what you changed, and what you could not check.
-"""
-
-
 def _codex(served: ModelEndpoint) -> Launch:
-    """Configure Codex. Only OpenAI's servers run its web search.
-
-    Sources: docs/config.md, ModelInfo in codex-rs/protocol/src/openai_models.rs.
-    """
-    provider = "model_providers.akunu"
+    """Configure Codex. Source: its docs/config.md, codex-rs/protocol/src/openai_models.rs."""
+    launch, provider = Launch(["codex"]), "model_providers.akunu"
     values: dict[str, Any] = {
         "model": served.model,
         "model_provider": "akunu",
         f"{provider}.name": "akunu",
         f"{provider}.base_url": f"{served.url}/v1",
         f"{provider}.wire_api": "responses",
-        "web_search": "disabled",
+        "web_search": "disabled",  # only OpenAI's servers run it
         "analytics.enabled": False,
     }
-    files: dict[Path, str] = {}
     if served.context:
         values["model_context_window"] = served.context
         # Without metadata, Codex warns at each start.
         catalog = _file("codex.json")
         values["model_catalog_json"] = str(catalog)
-        files[catalog] = json.dumps({"models": [_codex_model(served)]})
-    environment = {}
+        launch.files[catalog] = json.dumps({"models": [_codex_model(served)]})
     if served.key:
         values[f"{provider}.env_key"] = KEY_VARIABLE
-        environment[KEY_VARIABLE] = served.key
-    command = ["codex"]
+        launch.environment[KEY_VARIABLE] = served.key
     for name, value in values.items():
-        command += ["-c", f"{name}={json.dumps(value)}"]
-    return Launch(command, environment, files=files)
+        launch.command.extend(["-c", f"{name}={json.dumps(value)}"])
+    return launch
 
 
 def _codex_model(served: ModelEndpoint) -> dict[str, Any]:
@@ -218,16 +215,14 @@ def _pi(served: ModelEndpoint) -> Launch:
 def _qwen(served: ModelEndpoint) -> Launch:
     """Configure Qwen Code. Source: its docs, "Settings" and "Model providers"."""
     environment = {"OPENAI_BASE_URL": f"{served.url}/v1", "OPENAI_API_KEY": served.key or _NO_KEY}
-    defaults: dict[str, str] = {}
-    files: dict[Path, str] = {}
+    launch = Launch(["qwen", "--auth-type", "openai", "--model", served.model], environment)
     if served.context:
         settings = _file("qwen.json")
         window = {"contextWindowSize": served.context}
-        files[settings] = json.dumps({"model": {"generationConfig": window}})
-        defaults["QWEN_CODE_SYSTEM_DEFAULTS_PATH"] = str(settings)
-        defaults["QWEN_CODE_MAX_OUTPUT_TOKENS"] = str(_answer_limit(served))
-    command = ["qwen", "--auth-type", "openai", "--model", served.model]
-    return Launch(command, environment, defaults, files=files)
+        launch.files[settings] = json.dumps({"model": {"generationConfig": window}})
+        launch.defaults["QWEN_CODE_SYSTEM_DEFAULTS_PATH"] = str(settings)
+        launch.defaults["QWEN_CODE_MAX_OUTPUT_TOKENS"] = str(_answer_limit(served))
+    return launch
 
 
 def _gptme(served: ModelEndpoint) -> Launch:
@@ -272,13 +267,6 @@ CLIENTS: dict[str, Callable[[ModelEndpoint], Launch]] = {
     "gptme": _gptme,
     "continue": _continue,
 }
-
-
-# Tokens of the first prompt without arguments, as measured for docs/serve.md.
-FIRST_PROMPTS = {
-    "claude": 12_500, "codex": 4_900, "opencode": 7_600, "pi": 1_500,
-    "qwen": 14_000, "gptme": 9_600, "continue": 1_900,
-}  # fmt: skip
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -348,10 +336,7 @@ def _wait(launch: Launch) -> int:
 
 
 def find_server(url: str, key: str, name: str = "") -> ModelEndpoint | None:
-    """Return the server at `url`, or None. Raises UsageError for a wrong key or another program.
-
-    name: the model to use, if the server has it (default: its first).
-    """
+    """Return the server at `url`, with model `name` or its first, or None. Raises UsageError."""
     try:
         models = ServerClient(url, key).models()
         model = next((each for each in models if each["id"] == name), models[0])

@@ -23,6 +23,8 @@ from akunu_py.models.store.scan import REMOVAL
 from akunu_py.parser import add_actions, add_flags, add_format, add_values
 from akunu_py.text import confirm, human_size, on_one_line, parse_size, say, table
 
+_INTERVAL_S, _LIVE_S = 10.0, 0.1  # between two lines of progress, and on a terminal
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = add_actions(parser)
@@ -273,7 +275,6 @@ def _as_dict(recommendation: Recommendation) -> dict[str, object]:
 
 
 def print_stored(model: model_store.StoredModel) -> None:
-    """Print the facts of an installed model or drafter."""
     from akunu_py.engine.drafters import learned_state
 
     where = [("path", str(model.path))]
@@ -319,9 +320,6 @@ def _catalog_facts(entry: catalog.CatalogEntry) -> list[tuple[str, str]]:
 
 def _print_facts(facts: Sequence[tuple[str, str]]) -> None:
     print(*table([(name, value or "unknown") for name, value in facts]), sep="\n")
-
-
-_INTERVAL_S, _LIVE_S = 10.0, 0.1  # between two lines of progress, and on a terminal
 
 
 @contextlib.contextmanager

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from akunu_py.serve.http.model_pool import ModelPool
     from akunu_py.serve.http.server import ServeOptions
 
-
 KEY_VARIABLE = "AKUNU_API_KEY"
 _END_S = 9.0  # for shutdown after --grace, once stdin is closed
 
@@ -107,9 +106,9 @@ def run(args: argparse.Namespace) -> int:
     args.host = settings.host if args.host is None else args.host
     args.port = settings.port if args.port is None else args.port
     models = served_models(args, settings)
-    embedding = model_store.resolve(args.embedding_model) if args.embedding_model else None
-    if embedding is not None:
-        model_store.check(embedding)
+    embedding = None
+    if args.embedding_model:
+        embedding = model_store.check(model_store.resolve(args.embedding_model))
     loading_from(args)  # fail before taking the port
     if args.until_eof:
         threading.Thread(target=_exit_on_eof, args=(args.grace,), name="stdin", daemon=True).start()
@@ -151,14 +150,10 @@ def run(args: argparse.Namespace) -> int:
 def served_models(args: argparse.Namespace, settings: ServeSettings) -> list[StoredModel]:
     """Return the models to serve, without duplicates. Raises UsageError, UnknownModel."""
     names = args.model or settings.models or [load_settings().model]
-    found = [model_store.resolve(name) for name in names]
-    for model in found:
-        model_store.check(model)
+    found = [model_store.check(model_store.resolve(name)) for name in names]
     models = {model.name: model for model in found}
-    paths = {model.path.resolve() for model in found}
-    if len(paths) > len(models):
-        names = ", ".join(dict.fromkeys(model.name for model in found))
-        raise UsageError(f"two of the models have the same name: {names}")
+    if len({model.path.resolve() for model in found}) > len(models):
+        raise UsageError(f"two of the models have the same name: {', '.join(models)}")
     if len(models) > 1 and args.hosts:
         raise UsageError("--hosts serves one model; leave out the other --model options")
     return list(models.values())
@@ -209,8 +204,7 @@ def _pool(
 
     names = {model.name: [model.name] for model in models}
     for alias in args.alias or ():
-        name, separator, owner = alias.rpartition("=")
-        name, owner = (name, owner) if separator else (alias, models[0].name)
+        name, owner = alias.rsplit("=", 1) if "=" in alias else (alias, models[0].name)
         if owner not in names:
             raise UsageError(
                 f"--alias {alias}: unknown model {owner!r}; models: {', '.join(names)}"
@@ -240,11 +234,7 @@ def _load(
     has_others: bool,
     reserved: int,
 ) -> StepLoop:
-    """Load a model; call in the thread of its host.
-
-    on_lost: called if a host is lost. has_others: the server has other models. reserved: see
-    `LoadOptions`.
-    """
+    """Load a model; call in the thread of its host. reserved: see `LoadOptions`."""
     from akunu_py.engine.load import open_model
 
     options, settings = replace(loading_from(args), reserved=reserved), load_settings()

@@ -32,6 +32,8 @@ _LOAD_S = 600.0  # for loading a model on all hosts
 _POLL_S = 0.1
 _END_S = 30.0  # for a child process to exit
 _MAX_STDERR = 64 << 10  # bytes
+# Only this process needs the server, whatever the settings of a service say.
+_SERVE = ["-m", "akunu_py", "serve", "--host", "127.0.0.1", "--until-eof", "--quiet"]
 
 Found = TypeVar("Found")
 
@@ -68,10 +70,6 @@ def model_name_at(url: str, requested: str | None) -> str:
     found = server_for(url, requested, None, LoadOptions())
     assert found is not None
     return found[1].name
-
-
-# Only this process needs the server, whatever the settings of a service say.
-_SERVE = ["-m", "akunu_py", "serve", "--host", "127.0.0.1", "--until-eof", "--quiet"]
 
 
 class ServeProcess:
@@ -112,7 +110,6 @@ class ServeProcess:
         return lines[restarts[-1] + 1 :] if restarts else lines
 
     def stop(self) -> None:
-        """Stop the server with all its hosts."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
