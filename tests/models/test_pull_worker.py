@@ -75,13 +75,14 @@ def test_cancelled_pull_keeps_received_bytes(server: Hub, home: Path) -> None:
     """Finished files are not fetched again; partial files are continued."""
     _add_large_files(server)
     server.rate = 200_000
+    reached = False
 
     def on_progress(progress: Progress) -> None:
-        if progress.phase == "download" and progress.share > 0.6:
-            raise Cancelled
+        nonlocal reached
+        reached |= progress.phase == "download" and progress.share > 0.6
 
     with pytest.raises(Cancelled):
-        pull(REPOSITORY, on_progress)
+        pull(REPOSITORY, on_progress, lambda: reached)
     assert workers(os.getpid(), WORKER) == []
     assert model_store.list_models() == []
     kept = everything(home / "hub")

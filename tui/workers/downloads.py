@@ -13,7 +13,7 @@ from akunu_py.models.store.model_store import StoredModel
 from akunu_py.models.store.progress import Progress
 
 _INTERVAL_S = 0.1
-Pull = Callable[[str, Callable[[Progress], None]], StoredModel]
+Pull = Callable[[str, Callable[[Progress], None], Callable[[], bool]], StoredModel]
 
 
 @dataclass
@@ -87,8 +87,6 @@ class Downloads:
 
         def report(progress: Progress) -> None:
             nonlocal posted
-            if download.stopped.is_set():
-                raise Cancelled
             new_phase = progress.phase != download.progress.phase
             download.progress = progress
             download.fraction = max(download.fraction, progress.share)
@@ -101,7 +99,7 @@ class Downloads:
         ended = DownloadEnded(download.name)
         try:
             pull = _pull_drafter if download.is_drafter else self._pull
-            stored = pull(download.name, report).name
+            stored = pull(download.name, report, download.stopped.is_set).name
             if download.is_drafter:
                 ended.drafter = stored
             else:
@@ -119,13 +117,17 @@ class Downloads:
             self._post(ended)
 
 
-def _pull(name: str, on_progress: Callable[[Progress], None]) -> StoredModel:
+def _pull(
+    name: str, on_progress: Callable[[Progress], None], cancelled: Callable[[], bool]
+) -> StoredModel:
     from akunu_py.models.pull.pull import pull  # slow: imports the network libraries
 
-    return pull(name, on_progress)
+    return pull(name, on_progress, cancelled)
 
 
-def _pull_drafter(name: str, on_progress: Callable[[Progress], None]) -> StoredModel:
+def _pull_drafter(
+    name: str, on_progress: Callable[[Progress], None], cancelled: Callable[[], bool]
+) -> StoredModel:
     from akunu_py.models.pull.pull import pull_drafter  # slow: imports the network libraries
 
-    return pull_drafter(model_store.get(name), on_progress)
+    return pull_drafter(model_store.get(name), on_progress, cancelled)
