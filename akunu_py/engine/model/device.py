@@ -18,7 +18,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
-from akunu_py.models.catalog import Machine
+from akunu_py.models.catalog.recommend import Machine
 from akunu_py.types import WeightMode
 from akunu_py.workarounds.private_kernels import keep_kernels_private
 
