@@ -12,7 +12,6 @@ from akunu_py.completion.completion_request import (
     CompletionReason,
     CompletionRequest,
     EndCheck,
-    check_request,
     finished,
     has_crlf,
     with_crlf,
@@ -89,9 +88,8 @@ class Completer:
         """Begin the completion.
 
         ended: polled around every step. on_text: gets the final parts. sampling: options except
-        the temperature. Raises UsageError for an invalid request.
+        the temperature. Raises UsageError for a temperature out of range.
         """
-        check_request(request)
         crlf = has_crlf(request)
         unix = with_unix_newlines(request) if crlf else request
         known = self.cache.find(request) if request.max_tokens else None

@@ -58,9 +58,7 @@ class Ticket:
 
     def is_covered_by(self, other: Ticket) -> bool:
         """Return True if the completion made ahead for `other` also serves this ticket."""
-        mine, its = self.request, other.request
-        same = (mine.path, mine.suffix, mine.prefix) == (its.path, its.suffix, its.prefix)
-        return same and bool(its.max_tokens or not mine.max_tokens)
+        return typed_since(other.request, self.request) == ""
 
 
 @dataclass(slots=True, eq=False)
