@@ -136,28 +136,26 @@ def imported_files(request: CompletionRequest) -> tuple[SourceFile, ...]:
             if not os.path.isfile(candidate):  # most candidates; resolving links takes longer
                 continue
             real = os.path.realpath(candidate)
-            head = head_of_file(candidate, _CHARACTERS) if real.startswith(within) else None
-            if head is not None:
-                if real not in seen and head:
-                    seen.add(real)
-                    found.append(SourceFile(os.path.normpath(candidate), head))
-                break
+            if not real.startswith(within):
+                continue
+            if real not in seen and (head := head_of_file(candidate, _CHARACTERS)):
+                seen.add(real)
+                found.append(SourceFile(os.path.normpath(candidate), head))
+            break
         if len(found) == _FILES:
             break
     return tuple(found)
 
 
-def head_of_file(path: str, characters: int) -> str | None:
-    """Return whole lines of the head of a file, "" if it is no text, None if there is no file."""
+def head_of_file(path: str, characters: int) -> str:
+    """Return whole lines of the head of a file, "" if it is missing, too large or no text."""
     try:
         status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        if status.st_size > _LARGEST:
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
             return ""
         return _read_head(path, characters, (status.st_mtime_ns, status.st_size))
     except (OSError, ValueError):  # ValueError: a NUL character in the path
-        return None
+        return ""
 
 
 @lru_cache(_KEPT)
