@@ -69,9 +69,6 @@ class QueueOptions:
     saves_power: Callable[[], bool] = lambda: False  # True: nothing is made ahead
 
 
-DEFAULT_QUEUE_OPTIONS = QueueOptions()
-
-
 class CompletionQueue:
     """Requests to the model that `load` returns, one after the other.
 
@@ -81,7 +78,7 @@ class CompletionQueue:
     def __init__(
         self,
         load: LoadModel,
-        options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
+        options: QueueOptions = QueueOptions(),
         *,
         on_state: Callable[[State], None] = lambda state: None,
         clock: Callable[[], float] = time.monotonic,

@@ -14,7 +14,6 @@ from typing import Any, BinaryIO
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from akunu_py.completion.completion_queue import (
-    DEFAULT_QUEUE_OPTIONS,
     CompletionQueue,
     LoadModel,
     QueueOptions,
@@ -153,10 +152,7 @@ class JsonLines:
 
 
 def serve_jsonl(
-    load: LoadModel,
-    base: CompletionRequest,
-    options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
-    model: str = "",
+    load: LoadModel, base: CompletionRequest, options: QueueOptions, model: str
 ) -> None:
     """Answer the lines of stdin on stdout until stdin ends.
 

@@ -21,7 +21,6 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from akunu_py.completion.completion_queue import (
-    DEFAULT_QUEUE_OPTIONS,
     CompletionQueue,
     LoadModel,
     QueueOptions,
@@ -218,12 +217,7 @@ class LanguageServer(JsonRpc):
     The model loads after the answer to initialize, because importing MLX blocks Python.
     """
 
-    def __init__(
-        self,
-        load: LoadModel,
-        base: CompletionRequest,
-        options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
-    ) -> None:
+    def __init__(self, load: LoadModel, base: CompletionRequest, options: QueueOptions) -> None:
         """base: the limits of all requests."""
         super().__init__()
         self.base = replace(base, seconds=base.seconds or _SECONDS)
@@ -441,9 +435,7 @@ class LanguageServer(JsonRpc):
         return True
 
 
-def serve_lsp(
-    load: LoadModel, base: CompletionRequest, options: QueueOptions = DEFAULT_QUEUE_OPTIONS
-) -> None:
+def serve_lsp(load: LoadModel, base: CompletionRequest, options: QueueOptions) -> None:
     """Speak LSP on stdin and stdout until the client sends exit.
 
     base: the limits (default: 3 seconds). Output of libraries goes to stderr. Raises AkunuError if
