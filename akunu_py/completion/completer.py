@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from akunu_py.completion.completion_cache import CompletionCache
 from akunu_py.completion.completion_request import (
     CompleteOptions,
     Completion,
@@ -50,7 +49,7 @@ _SLICE_S = 0.1  # maximum duration of a prefill chunk, to notice time limits and
 
 
 class Completer:
-    """Completes one request after the other, with a prompt cache and a completion cache."""
+    """Completes one request after the other, with a prompt cache."""
 
     def __init__(
         self,
@@ -73,7 +72,6 @@ class Completer:
         self.engine = replace(engine, tokens=replace(engine.tokens, stop_tokens=stops))
         self.conversation = secrets.token_hex(8)  # of its requests, for the drafter
         self.options = _fitting(options, engine.plan.context_length)
-        self.cache = CompletionCache()
         self._related = RelatedFiles()
         self.loop = loop or StepLoop(self.engine, learned, 1, chunk_seconds=_SLICE_S)
 
@@ -92,16 +90,11 @@ class Completer:
         """
         crlf = has_crlf(request)
         unix = with_unix_newlines(request) if crlf else request
-        known = self.cache.find(request) if request.max_tokens else None
         text = unix.prefix + (unix.suffix if self.family else "")
         if ended() == "cancelled":
-            known = Completion("", "cancelled", Stats())
-        elif known is None and not text.strip():
-            known = Completion("", "stop", Stats())  # without text, models invent some
-        if known is not None:
-            if known.text:
-                on_text(known.text)
-            return KnownCompletion(known)
+            return EmptyCompletion("cancelled")
+        if not text.strip():  # models would invent some
+            return EmptyCompletion("stop")
         return CompletionRun(self, loop, unix, ended, on_text, sampling, crlf=crlf)
 
     def prompt(self, request: CompletionRequest, loop: StepLoop | None = None) -> Prompt:
@@ -154,15 +147,14 @@ class Completer:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownCompletion:
+class EmptyCompletion:
     """A completion that needs no pass, as a `RunningJob`."""
 
-    completion: Completion
+    reason: CompletionReason
     request: ClassVar[None] = None
 
     def add(self, steps: Sequence[Step]) -> list[Event]:
-        text = [TextDelta(self.completion.text)] if self.completion.text else []
-        return [*text, finished(self.completion)]
+        return [finished(Completion("", self.reason, Stats()))]
 
 
 class CompletionRun:
@@ -311,7 +303,6 @@ class CompletionRun:
         assert self._reason is not None
         draft_only = sum(len(tokens) for tokens in self._prompt.draft_context)
         made = Completion(self._cut.text, self._reason, self._stats, draft_only)
-        self._completer.cache.add(self._request, made)
         return with_crlf(made) if self._crlf else made
 
 
