@@ -65,9 +65,8 @@ class Completer:
         self.code = CodeTokens(engine.tokens.tokenizer, engine.tokens.vocabulary)
         # None if the model was not trained to fill in the middle.
         self.family = find_family(options.fim, self.code, engine.name)
-        others = [family.stop for family in load_families().values()]
-        ends = [self.family.stop] if self.family else others
-        markers = tuple(token for stop in ends for token in stop)
+        families = [self.family] if self.family else load_families().values()
+        markers = [token for family in families for token in family.stop]
         stops = engine.tokens.stop_tokens | self.code.marker_ids(markers)
         self.engine = replace(engine, tokens=replace(engine.tokens, stop_tokens=stops))
         self.conversation = secrets.token_hex(8)  # of its requests, for the drafter
@@ -129,11 +128,10 @@ class Completer:
             return False
         budget = self.options.file_tokens
         fresh = min(budget, self.options.fresh_tokens) if waits else budget
-        related.update(files, near, self._section_tokens, budget, fresh, cached)
+        related.update(
+            files, near, lambda text: len(self.code.encode(text)) + _SECTION, budget, fresh, cached
+        )
         return True
-
-    def _section_tokens(self, text: str) -> int:
-        return len(self.code.encode(text)) + _SECTION
 
     def _make_prompt(
         self, request: CompletionRequest, names: Names, files: list[tuple[str, str]]
