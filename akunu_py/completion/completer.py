@@ -87,14 +87,12 @@ class Completer:
         ended: polled around every step. on_text: gets the final parts. sampling: options except
         the temperature. Raises UsageError for a temperature out of range.
         """
-        crlf = has_crlf(request)
-        unix = with_unix_newlines(request) if crlf else request
-        text = unix.prefix + (unix.suffix if self.family else "")
+        text = request.prefix + (request.suffix if self.family else "")
         if ended() == "cancelled":
             return EmptyCompletion("cancelled")
         if not text.strip():  # models would invent some
             return EmptyCompletion("stop")
-        return CompletionRun(self, loop, unix, ended, on_text, sampling, crlf=crlf)
+        return CompletionRun(self, loop, request, ended, on_text, sampling)
 
     def prompt(self, request: CompletionRequest, loop: StepLoop | None = None) -> Prompt:
         """Return the prompt for `request`. loop: has the cached prefix (default: own)."""
@@ -166,15 +164,14 @@ class CompletionRun:
         ended: EndCheck,
         on_text: Callable[[str], None],
         sampling: SamplingOptions,
-        *,
-        crlf: bool,
     ) -> None:
-        """request: with LF newlines. crlf: the completion gets CRLF newlines."""
         self._completer = completer
         self._loop = loop
+        self._crlf = has_crlf(request)  # models get LF newlines
+        request = with_unix_newlines(request) if self._crlf else request
         self._request = request
         self._ended = ended
-        self._on_text, self._crlf = on_text, crlf
+        self._on_text = on_text
         self._new: list[Event] = []  # text since the last step
         self._sampling = replace(sampling, temperature=request.temperature)
         self._prompt = completer.prompt(request, loop)
