@@ -161,8 +161,9 @@ class Tickets:
             left, run.end = ticket, None
             ticket = run.ticket = newest
         ticket.status = TicketStatus.RUNNING
-        idle_over = ticket.ahead and self._is_idle_over(ticket)
-        if idle_over or self.closing or ticket.cancelled.is_set():
+        waiting = self._with(TicketStatus.WAITING, TicketStatus.QUEUED, ahead=False)
+        idle_over = waiting or self.draining or self._running_ahead()[-1:] != [ticket]
+        if (ticket.ahead and idle_over) or self.closing or ticket.cancelled.is_set():
             return "cancelled", left
         if run.text and run.end is None:  # no limit for the prefill, or no text would come
             run.end = now + (ticket.request.seconds or math.inf)
@@ -175,11 +176,6 @@ class Tickets:
             if current and each.channel == channel != "" and not each.ahead:
                 return each
         return None
-
-    def _is_idle_over(self, ticket: Ticket) -> bool:
-        """Return True if the work ahead for `ticket` must end."""
-        waiting = self._with(TicketStatus.WAITING, TicketStatus.QUEUED, ahead=False)
-        return bool(waiting or self.draining or self._running_ahead()[-1:] != [ticket])
 
     def _running_ahead(self) -> list[Ticket]:
         running = self._with(TicketStatus.QUEUED, TicketStatus.RUNNING, ahead=True)
