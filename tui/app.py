@@ -372,9 +372,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.view.show_error("There are no earlier prompts yet.")
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        marks = self.find.marks if len(self.screen_stack) == 1 else None
+        is_marking = self.find.is_active and len(self.screen_stack) == 1
         # Before Textual's filters: they convert the color by which the current hit is recognized.
-        return [*([marks] if marks and marks.find else []), *super().get_line_filters()]
+        return [*([self.find.marks] if is_marking else []), *super().get_line_filters()]
 
     def action_find(self, words: str = "", message: str = "") -> None:
         """Find text in the open chat, or start typing it; see `FindController.find`."""

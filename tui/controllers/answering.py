@@ -492,10 +492,10 @@ class AnswerController:
             phase = "asking" if self._tools.asked else "calling"
         elif phase == "ready" and self._queue and self._tools.is_starting:
             phase = "calling"
-        title = ""  # of another chat, if the model answers there
+        background_title = ""
         if self.active is not None and self.active not in self._conversation:
-            title = collapse(self._conversation_of(self.active).tree.title)
-        self._view.status.background_title = title
+            background_title = collapse(self._conversation_of(self.active).tree.title)
+        self._view.status.background_title = background_title
         if self._is_missing:
             phase = "missing" if self.needs_download else "downloading"
         elif not self.context_length:

@@ -19,7 +19,7 @@ from akunu_py.tui.prompt.attachments import (
     missing_files,
 )
 from akunu_py.tui.screens.main import ChatView
-from akunu_py.tui.transcript.find import Finder, HitMarks, phrase_finder, plain_text, search_finder
+from akunu_py.tui.transcript.find import HitMarks, phrase_finder, plain_text, search_finder
 from akunu_py.tui.transcript.markdown_parser import parse
 from akunu_py.tui.transcript.view import Part
 
@@ -252,10 +252,6 @@ class FindController:
     def is_active(self) -> bool:
         return bool(self._words)
 
-    @property
-    def _finder(self) -> Finder:
-        return self.marks.find or phrase_finder(self._words)
-
     async def find(self, words: str, message: str = "") -> None:
         """Mark `words` and go to the last hit; for a search, mark each, and go to `message`."""
         self._words, self._current = words, None
@@ -284,13 +280,13 @@ class FindController:
 
     def end(self) -> None:
         if self._words:
-            self._words, self._current, self.marks.find = "", None, None
+            self._words, self._current = "", None
             self._view.transcript.mark_hit(None)
             self._view.transcript.redraw()
 
     async def _go_to(self, hits: list[FoundText], place: int) -> None:
         turn, part, index = self._current = hits[place]
-        await self._view.transcript.show_hit(turn, part, index, self._finder)
+        await self._view.transcript.show_hit(turn, part, index, self.marks.find)
         count = f"{place + 1:,} of {len(hits):,}"
         self._view.inform(f"Found {count}: {self._words} · n next · N previous · Esc ends")
 
@@ -301,8 +297,8 @@ class FindController:
             texts: dict[Part, str] = {"prompt": full_prompt(turn.prompt.text)}
             # Parsing takes long, so only where there may be a hit.
             folded = fold(turn.answer)
-            if any(word in folded for word in words) or self._finder(turn.answer):
+            if any(word in folded for word in words) or self.marks.find(turn.answer):
                 texts["answer"] = plain_text(turn.answer)
             for part, text in texts.items():
-                hits += [(turn, part, at) for at, _ in enumerate(self._finder(text))]
+                hits += [(turn, part, at) for at, _ in enumerate(self.marks.find(text))]
         return hits

@@ -123,11 +123,10 @@ def section_of_hit(
 class HitMarks(LineFilter):
     """Marks found text in each line; text that continues on the next line is not marked."""
 
-    find: Finder | None = None
+    find: Finder
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        text = "".join(segment.text for segment in segments)
-        spans = self.find(text) if self.find else ()
+        spans = self.find("".join(segment.text for segment in segments))
         return _styled(segments, spans, _HIT) if spans else segments
 
 

@@ -29,7 +29,7 @@ _MATH = re.compile(r"[\\^_={}<>+*|]|^-?\w$|^\w\(\w+\)$")
 class TableCells(NamedTuple):
     """The inline tokens of a table."""
 
-    rows: list[list[Token]]  # the first: the header
+    rows: list[list[Token]]  # header row first; all rows have the same length
     alignment: list[str]  # per column: left, center or right
 
 

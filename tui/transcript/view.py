@@ -550,8 +550,8 @@ class Transcript(SteadyScroll, can_focus=False):
 
     def _scroll_into_view(self, view: MessageView) -> None:
         self.release_anchor()
-        is_higher = view.size.height > self.size.height
-        self.scroll_to_widget(view, animate=False, top=is_higher, immediate=True)
+        is_taller = view.size.height > self.size.height
+        self.scroll_to_widget(view, animate=False, top=is_taller, immediate=True)
 
     def _views(self, turn: ChatTurn) -> list[Widget]:
         number = self._conversation.branch_number
