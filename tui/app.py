@@ -316,9 +316,10 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             if call is None:
                 await self.turns.send(event.text, event.pastes)
                 return
-            arguments = (call.argument,) if call.command.argument else ()
-            await self.run_action(("app", call.command.action, arguments))
-        if self.view.error_count > errors_before and (call is None or call.argument):
+            command, argument = call
+            arguments = (argument,) if command.argument else ()
+            await self.run_action(("app", command.action, arguments))
+        if self.view.error_count > errors_before and (call is None or argument):
             self.view.prompt.put_back(event.text)
 
     def action_edit_prompt(self) -> None:
