@@ -30,7 +30,7 @@ from akunu_py.tui.controllers.library import LibraryController, Resume
 from akunu_py.tui.controllers.side_requests import CompactionController, TitleController
 from akunu_py.tui.controllers.tool_consent import ToolController
 from akunu_py.tui.controllers.turns import FindController, TurnController
-from akunu_py.tui.open_conversation import ChatTurn, Conversation
+from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.slash_commands import parse as parse_command
 from akunu_py.tui.screens.consent import ConsentPanel
@@ -172,7 +172,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.view.prompt.count_tokens = session.count_tokens
         self.compaction = CompactionController(self.conversation, self.answering, self.view)
         self.titles = TitleController(self.answering, self.view, self.settings, session, store)
-        self.answering.on_end = self._on_answer_end
+        self.answering.on_end = (self.titles.on_end, self.compaction.on_end)
 
         self.find = FindController(self.conversation, self.view, HitMarks())
 
@@ -425,10 +425,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         await self.answering.receive(message)
         if isinstance(message, AnswerFinished):
             self._focus_question()
-
-    def _on_answer_end(self, conversation: Conversation, turn: ChatTurn) -> None:
-        self.titles.on_end(conversation, turn)
-        self.compaction.on_end(conversation, turn)
 
     # Tools
 

@@ -57,12 +57,7 @@ class AnswerController:
     _is_loading: bool = True
     _requests: int = 0
     _constraint: Constraint | None = None  # on the next answer
-    on_end: Callable[[Conversation, ChatTurn], None] = lambda conversation, turn: None
-
-    def __post_init__(self) -> None:
-        self._tools.on_started = self._answer_next
-        self._tools.on_results = self._continue_with_results
-        self._tools.save = lambda turn: self._conversation_of(turn).save(turn)
+    on_end: Sequence[Callable[[Conversation, ChatTurn], None]] = ()
 
     def start(self, post: Callable[[TextualMessage], object]) -> None:
         """Start loading the model, or offer its download. `post` is called from another thread."""
@@ -81,7 +76,7 @@ class AnswerController:
     @property
     def is_busy(self) -> bool:
         """Whether the open conversation has a running or queued turn."""
-        return any(turn in self._conversation for turn in self._pending())
+        return any(turn in self._conversation for turn in self.pending())
 
     def refuse_while_busy(self) -> bool:
         """Show why an action must wait; return False if the open conversation is not busy."""
@@ -92,11 +87,6 @@ class AnswerController:
     @property
     def has_queued_prompt(self) -> bool:
         return any(turn in self._conversation for turn in self._queue)
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether any conversation has a running or queued turn."""
-        return bool(self._pending())
 
     def side_request(
         self, conversation: Conversation, prompt: str
@@ -132,7 +122,7 @@ class AnswerController:
 
     def progress(self) -> dict[str, str]:
         progress: dict[str, str] = {}
-        for turn in self._pending():
+        for turn in self.pending():
             name = self._conversation_of(turn).tree.conversation
             asks = self._tools.is_waiting(turn)
             progress.setdefault(name, "? waits for you" if asks else _describe_progress(turn))
@@ -167,7 +157,7 @@ class AnswerController:
         """Stop the answers of a deleted conversation."""
         self.unread.discard(conversation)
         if deleted := self.background.get(conversation):
-            for turn in self._pending():
+            for turn in self.pending():
                 if turn in deleted:
                     self._stop_work(turn)
                     self._end_turn(turn, "done", "cancelled")
@@ -212,7 +202,7 @@ class AnswerController:
 
         Unanswered prompts return to the prompt box, except that of `discard`.
         """
-        turns = [turn for turn in self._pending() if turn in self._conversation]
+        turns = [turn for turn in self.pending() if turn in self._conversation]
         for turn in turns:
             self._stop_work(turn)
         unanswered = self._end_or_remove(turns, "done", "cancelled")
@@ -329,29 +319,29 @@ class AnswerController:
         self._show_stats(turn)
         self.active = None
         await self._tools.begin(turn, self._conversation_of(turn).tree, message.calls)
-        self._conversation_of(turn).save(turn)
         if self._tools.is_waiting(turn) and self._settings.current.bell:
             self._view.ring_bell(is_seen=turn in self._conversation)
-        if self.active is None:
-            self._show_phase("ready")
-        await self._answer_next()
-
-    async def _continue_with_results(self, turn: ChatTurn) -> None:
-        """Answer on, with the results of the tools, before other prompts."""
-        turn.state = "queued"
-        self._queue.appendleft(turn)
-        await self._answer_next()
+        await self._continue_with_results()
 
     async def decide(self, consent: Consent) -> None:
-        await self._tools.decide(consent)
-        if self.active is None:
-            self._show_phase("ready")
-        self._view.show_state()
+        self._tools.decide(consent)
+        await self._continue_with_results()
 
     async def receive_from_tools(self, message: ToolServerMessage) -> None:
         await self._tools.receive(message)
+        await self._continue_with_results()
+
+    async def _continue_with_results(self) -> None:
+        """Save the calls, and continue answers whose calls have all ended, before other prompts."""
+        for turn in list(self._tools.turns):
+            self._conversation_of(turn).save(turn)
+            if all(use.has_ended for use in turn.rounds[-1].uses):
+                del self._tools.turns[turn]
+                turn.state = "queued"
+                self._queue.appendleft(turn)
         if self.active is None:
             self._show_phase("ready")
+        await self._answer_next()
 
     # Messages of the downloads
 
@@ -391,7 +381,7 @@ class AnswerController:
     async def _fail(self, error: str) -> None:
         """Show an error; unanswered prompts on the screen return to the prompt box."""
         # The next request of a turn that calls tools tries again.
-        turns = [turn for turn in self._pending() if turn not in self._tools.turns]
+        turns = [turn for turn in self.pending() if turn not in self._tools.turns]
         unanswered = self._end_or_remove(turns, "failed", None)
         self._is_loading = False
         self._view.status.phase = "failed"
@@ -399,7 +389,7 @@ class AnswerController:
         await self._view.add_notice(error, "error")
         self._view.show_state()
 
-    def _pending(self) -> list[ChatTurn]:
+    def pending(self) -> list[ChatTurn]:
         """Return the running turns, those that call tools, and the queued ones, in order."""
         running = [self.active] if self.active else []
         return [*running, *self._tools.turns, *self._queue]
@@ -442,7 +432,8 @@ class AnswerController:
         self._conversation_of(turn).save(turn)
         if answer := self._view.transcript.answer(turn):
             answer.show_state()
-        self.on_end(self._conversation_of(turn), turn)
+        for on_end in self.on_end:
+            on_end(self._conversation_of(turn), turn)
 
     async def _answer_next(self) -> None:
         """Request the next queued answer, unless the model is busy."""

@@ -64,7 +64,7 @@ class TitleController:
             and self._settings.current.model_titles
             and is_answered
             and not turn.summarizes
-            and not self._answering.has_pending
+            and not self._answering.pending()
             and len(conversation.turns) <= _ATTEMPTS
             and tree.conversation not in self._renamed
             and tree.title == title_of(title_text(tree.messages[0].text))
