@@ -458,11 +458,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             super().action_focus_next()
 
     def action_tools(self) -> None:
-        def warn() -> None:
-            if notice := self.tools.offered.explain_room(self.tools.context_length):
-                self.notify(notice, markup=False)
-
-        self.push_screen(ToolsScreen(self.tools.offered, warn))
+        self.push_screen(ToolsScreen(self.tools.offered, self.tools.context_length))
 
     # Conversations
 
