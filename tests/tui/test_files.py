@@ -13,7 +13,6 @@ from textual.events import Paste
 from akunu_py.errors import UsageError
 from akunu_py.text import typeable
 from akunu_py.tui.prompt.attachments import Attachment, attach, join_files, mentions, split_files
-from akunu_py.tui.prompt.box import MentionedFiles
 from akunu_py.tui.prompt.file_index import FileIndex, best_matches
 from akunu_py.tui.prompt.suggestions import SuggestionPopup, suggest
 from tests.support.tui_chat import Chat, chat
@@ -119,9 +118,6 @@ async def test_missing_files_are_reported_once_before_they_are_sent_as_text(
 
 
 async def test_mentioned_files_are_marked_and_counted(directory: Path) -> None:
-    named = MentionedFiles(directory, {}).look_up(["notes.md", "x"])
-    assert dict(named.tokens) == {"notes.md": 2}
-    assert named.spans("@notes.md @x @y.z") == [(0, 9, True), (13, 17, False)]
     (directory / "notes.md").write_text("word " * 800)
     async with chat(directory=directory) as it:
         it.box.insert("see @notes.md, @none.txt and @src/ says @john")

@@ -77,12 +77,16 @@ def looks_like_a_file(name: str) -> bool:
     return re.search(r"/|[^.]\.\w{1,8}$", name.rstrip(_TRAILING)) is not None
 
 
-def estimate_tokens(path: Path) -> int:
-    try:
-        size = len(_listing(path)) if path.is_dir() else path.stat().st_size
-        return max(1, size // BYTES_PER_TOKEN)
-    except OSError:
-        return 0
+def estimate_tokens(names: Sequence[str], directory: Path) -> dict[str, int]:
+    """Return the estimated tokens of each existing file or directory listing. Blocks."""
+    tokens: dict[str, int] = {}
+    for name in names:
+        if found := find_file(name, directory):
+            path, tokens[name] = found[1], 0
+            with contextlib.suppress(OSError):
+                size = len(_listing(path)) if path.is_dir() else path.stat().st_size
+                tokens[name] = max(1, size // BYTES_PER_TOKEN)
+    return tokens
 
 
 def missing_files(prompt: str, directory: Path) -> list[str]:
