@@ -63,10 +63,9 @@ class AnswerController:
         """Start loading the model, or offer its download. `post` is called from another thread."""
         if self._session is not None:
             self._session.start(post, load=not self._is_missing)
-        if self._is_missing:
-            self._view.status.phase = "missing"
-            if welcome := self._view.welcome:
-                welcome.offer_download()
+        self._show_phase()
+        if self._is_missing and (welcome := self._view.welcome):
+            welcome.offer_download()
 
     @property
     def needs_download(self) -> bool:
@@ -161,7 +160,7 @@ class AnswerController:
                 if turn in deleted:
                     self._stop_work(turn)
                     self._end_turn(turn, "done", "cancelled")
-            self._show_phase("ready")
+            self._show_phase()
             await self._answer_next()
             del self.background[conversation]
 
@@ -232,8 +231,7 @@ class AnswerController:
         self._is_missing = False
         self.context_length = self._tools.context_length = 0
         self._is_loading = True
-        if self.active is None:
-            self._view.status.phase = "loading"
+        self._show_phase()
         if self._session is not None:
             self._session.switch(name)
         if not self._conversation.turns:
@@ -249,7 +247,7 @@ class AnswerController:
             case PrefillUpdate():
                 turn = self._turn_of(message.request)
                 if turn is not None and turn in self._conversation and message.total:
-                    self._view.status.phase = "prefill"
+                    self._show_phase()
                     self._view.status.progress = message.done / message.total
             case PieceArrived(request) if turn := self._turn_of(request):
                 self._on_piece_arrived(turn, message)
@@ -265,7 +263,7 @@ class AnswerController:
         self._tools.context_length = message.context_length
         self._view.prompt.use_model(message.context_length)
         self._is_loading = False
-        self._show_phase("prefill" if self.active else "ready")
+        self._show_phase()
         is_off = self._settings.options.draft == "off"
         self._view.panel.off = "drafting is off (--draft off)" if is_off else message.no_draft or ""
         if message.server != status.server:
@@ -294,7 +292,7 @@ class AnswerController:
         self._conversation_of(turn).save(turn)
         if answer := self._view.transcript.answer(turn):
             answer.sync()
-        self._show_phase("answering")
+        self._show_phase()
         self._show_stats(turn)
 
     async def _on_finished(self, turn: ChatTurn, message: AnswerFinished) -> None:
@@ -339,8 +337,7 @@ class AnswerController:
                 del self._tools.turns[turn]
                 turn.state = "queued"
                 self._queue.appendleft(turn)
-        if self.active is None:
-            self._show_phase("ready")
+        self._show_phase()
         await self._answer_next()
 
     # Messages of the downloads
@@ -348,7 +345,7 @@ class AnswerController:
     def on_download_update(self, message: DownloadUpdate) -> None:
         download = self._downloads.running.get(message.name)
         if download is not None and self._waits_for(message.name):
-            self._view.status.phase = "downloading"
+            self._show_phase()
             self._view.status.progress = download.fraction
             if welcome := self._view.welcome:
                 welcome.show_download(download.progress.describe())
@@ -452,45 +449,45 @@ class AnswerController:
             turn.request = self._requests
             # The request also retries a failed load.
             self._view.status.restart_timer()
-            self._show_phase("prefill")
+            self._show_phase()
             self._show_stats(turn)
             if answer := self._view.transcript.answer(turn):
                 answer.show_state()
             if self._session is not None:
                 request = self._request_for(self._conversation_of(turn), turn)
                 self._session.request(turn.request, *request)
-        elif self.active is None and self._queue and not self._is_loading:
-            self._show_phase("ready")
+        elif self.active is None and self._queue:
+            self._show_phase()
         self._view.show_state()
 
     def download_missing(self) -> None:
         """Download the model, which prompts then wait for."""
         if self._downloads.start(self.model):
             self._view.status.progress = 0.0
-        self._view.status.phase = "downloading"
+        self._show_phase()
 
     def show_status(self) -> None:
         turns = self._conversation.turns
         self._show_stats(turns[-1] if turns else None)
         self._tools.show_asked()
-        if self._view.status.phase not in ("missing", "loading", "downloading", "failed"):
-            is_prefill = self.active is not None and self.active.state == "prefill"
-            self._show_phase("prefill" if is_prefill else "answering" if self.active else "ready")
+        self._show_phase()
 
-    def _show_phase(self, phase: Phase) -> None:
-        """Show the phase, or why there is no model yet, or that a tool is called."""
-        if phase == "ready" and any(turn in self._conversation for turn in self._tools.turns):
-            phase = "asking" if self._tools.asked else "calling"
-        elif phase == "ready" and self._queue and self._tools.is_starting:
-            phase = "calling"
-        background_title = ""
-        if self.active is not None and self.active not in self._conversation:
-            background_title = collapse(self._conversation_of(self.active).tree.title)
-        self._view.status.background_title = background_title
+    def _show_phase(self, idle: Phase = "ready") -> None:
+        """Show what the model or a tool does, or why there is no model; otherwise `idle`."""
+        here, phase, background_title = self._conversation, idle, ""
         if self._is_missing:
             phase = "missing" if self.needs_download else "downloading"
         elif not self.context_length:
-            phase = "loading"
+            phase = "loading" if self._is_loading or self.active else "failed"
+        elif self.active is not None:
+            phase = "prefill" if self.active.state == "prefill" else "answering"
+            if self.active not in here:
+                background_title = collapse(self._conversation_of(self.active).tree.title)
+        elif idle == "ready" and any(turn in here for turn in self._tools.turns):
+            phase = "asking" if self._tools.asked else "calling"
+        elif idle == "ready" and self._queue and self._tools.is_starting:
+            phase = "calling"
+        self._view.status.background_title = background_title
         self._view.status.phase = phase
 
     def _show_stats(self, turn: ChatTurn | None) -> None:
