@@ -163,10 +163,15 @@ class TurnController:
             if sibling in (turn.prompt.id, turn.reply_id):
                 self._view.transcript.choose(turn, part)
 
-    def copy_answer(self) -> None:
-        """Copy the last answer as Markdown."""
-        answered = [turn for turn in self._conversation.turns if turn.answer]
-        self._copy_answer(answered[-1] if answered else None)
+    def copy_answer(self, turn: ChatTurn | None = None) -> None:
+        """Copy the answer of `turn`, or the last answer, as Markdown."""
+        turns = [turn] if turn else self._conversation.turns
+        answers = [each.answer for each in turns if each.answer]
+        if answers:
+            self._copy(answers[-1].strip())
+            self._view.inform("Copied the answer.")
+        else:
+            self._view.show_error("There is no answer to copy yet.")
 
     def copy_message(self) -> None:
         """Copy the chosen message, else the last answer."""
@@ -174,7 +179,7 @@ class TurnController:
         if chosen is None:
             self.copy_answer()
         elif chosen[1] == "answer":
-            self._copy_answer(chosen[0])
+            self.copy_answer(chosen[0])
         else:
             self._copy(full_prompt(chosen[0].prompt.text))
             self._view.inform("Copied the prompt.")
@@ -207,13 +212,6 @@ class TurnController:
         if chosen := self._view.transcript.chosen:
             return chosen[0]
         return self._conversation.turns[-1] if self._conversation.turns else None
-
-    def _copy_answer(self, turn: ChatTurn | None) -> None:
-        if turn is None or not turn.answer:
-            self._view.show_error("There is no answer to copy yet.")
-            return
-        self._copy(turn.answer.strip())
-        self._view.inform("Copied the answer.")
 
     def copy_block(self, code: str, language: str, which: int = 1, count: int = 1) -> None:
         """Copy a code block, number `which` of `count`."""

@@ -137,7 +137,7 @@ class ToolServers:
         self._post: Callable[[TextualMessage], object] = lambda message: None
         self._loop: asyncio.AbstractEventLoop | None = None  # while the thread runs
         self._closed = threading.Event()
-        self._wake: asyncio.Event | None = None  # set when `_closed` is
+        self._wake = asyncio.Event()  # set in the loop when `_closed` is
         self._connections: dict[str, Connection] = {}
         self._calls: dict[str, asyncio.Task[None]] = {}
         # A daemon, because a server may refuse to end.
@@ -167,8 +167,7 @@ class ToolServers:
     def close(self, timeout: float) -> bool:
         """End all servers. Return False if one still runs after `timeout` seconds."""
         self._closed.set()
-        if self._wake is not None:
-            self._in_loop(self._wake.set)
+        self._in_loop(self._wake.set)
         if self._thread.ident is not None:
             self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -188,7 +187,6 @@ class ToolServers:
     async def _serve(self) -> None:
         from akunu_py.mcp.connection import Connection
 
-        self._wake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._connections = {config.name: Connection(config) for config in self._configs}
         starts = [asyncio.create_task(self._start(name)) for name in self._connections]
