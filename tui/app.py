@@ -50,7 +50,7 @@ from akunu_py.tui.terminal import ChatDriver, clipboard_command, copy_with, edit
 from akunu_py.tui.themes import Background
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.find import HitMarks
-from akunu_py.tui.transcript.turn import AnswerView
+from akunu_py.tui.transcript.markdown import AnswerText
 from akunu_py.tui.workers.chat_client import AnswerFinished, AnswerMessage, ChatClient, TitleWritten
 from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
 from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
@@ -406,7 +406,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     def on_code_block_copy_requested(self, event: CodeBlock.CopyRequested) -> None:
         self.turns.copy_block(f"{event.block.code}\n", event.block.lexer)
 
-    def on_answer_view_markdown_failed(self, event: AnswerView.MarkdownFailed) -> None:
+    def on_answer_text_drawing_failed(self, event: AnswerText.DrawingFailed) -> None:
         file = crashes.save_report(event.error)
         where = f"; the details are in {file}" if file else ""
         error = type(event.error).__name__
