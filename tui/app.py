@@ -301,7 +301,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.answering.model,
             " · ".join(filter(None, labels)),
             self.answering.is_busy,
-            self.turns.is_editing,
+            self.turns.edited is not None,
             self.answering.has_queued_prompt,
             self.answering.needs_download,
         )

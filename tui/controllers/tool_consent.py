@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from textual.message import Message
 
 from akunu_py.chats.tree import ConversationTree, Outcome, ToolUse, stopped
-from akunu_py.mcp.output import ToolOutput, limit_for, shorten
+from akunu_py.mcp.output import limit_for, shorten
 from akunu_py.text import collapse
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.screens.consent import Consent
@@ -93,7 +93,12 @@ class ToolController:
 
     async def receive(self, message: ToolServerMessage) -> None:
         if isinstance(message, ToolCalled):
-            self._on_called(message.call, message.output)
+            for turn in self.turns:
+                if any(use.call.id == message.call for use in turn.rounds[-1].uses):
+                    text = shorten(message.output.text, limit_for(self.context_length))
+                    outcome: Outcome = "failed" if message.output.is_error else "done"
+                    self._set(turn, message.call, outcome, text)
+                    self._advance(turn)
             return
         was_starting = self.is_starting
         if isinstance(message, ToolServersOverdue):
@@ -114,13 +119,6 @@ class ToolController:
         notice = self.offered.explain_room(self.context_length)
         if notice and was_starting and not self.is_starting:
             await self._view.add_notice(notice)
-
-    def _on_called(self, call: str, output: ToolOutput) -> None:
-        for turn in self.turns:
-            if any(use.call.id == call for use in turn.rounds[-1].uses):
-                text = shorten(output.text, limit_for(self.context_length))
-                self._set(turn, call, "failed" if output.is_error else "done", text)
-                self._advance(turn)
 
     def _advance(self, turn: ChatTurn) -> None:
         """Run the next call, or ask for it."""

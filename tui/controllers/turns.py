@@ -33,23 +33,19 @@ class TurnController:
     _view: ChatView
     _directory: Path  # for @file names
     _copy: Callable[[str], None]  # copies text to the clipboard
-    _edited: ChatTurn | None = None  # the turn whose prompt is in the box
+    edited: ChatTurn | None = None  # the turn whose prompt is in the box
     _draft: str = ""  # previous contents of the box
     _warned_prompt: str = ""  # a prompt with missing files, after the warning
     _copied_block: tuple[str, int] = "", -1  # reply id and index of the last copied block
 
     @property
-    def is_editing(self) -> bool:
-        return self._edited is not None
-
-    @property
     def unsent_text(self) -> str:
         """The unsent text of the prompt box; an unchanged edited prompt does not count."""
         box = self._view.prompt
-        prompt = box.prompt_of(self._edited.prompt.text) if self._edited else ""
+        prompt = box.prompt_of(self.edited.prompt.text) if self.edited else ""
         if self._conversation.is_private:
             return ""
-        return self._draft if self._edited and box.text == typeable(prompt) else box.message
+        return self._draft if self.edited and box.text == typeable(prompt) else box.message
 
     async def send(self, text: str, pastes: Sequence[Attachment] = ()) -> None:
         """Send a prompt with its attached files, in place of the prompt being edited, if any."""
@@ -72,7 +68,7 @@ class TurnController:
         text = join_files(text, attached)
         if welcome := self._view.welcome:
             await welcome.remove()
-        edited = self._edited
+        edited = self.edited
         self.stop_editing()
         if edited is not None:
             await self._answering.interrupt(discard=edited)
@@ -86,7 +82,7 @@ class TurnController:
         turn = self._changeable_turn("There is no message to edit yet.")
         if turn is None:
             return
-        if self._edited is None:
+        if self.edited is None:
             self._draft = self._view.prompt.text
         self._mark_edited(turn)
         self._view.prompt.write(self._view.prompt.prompt_of(turn.prompt.text))
@@ -94,12 +90,12 @@ class TurnController:
         self._view.show_state()
 
     def stop_editing(self) -> None:
-        if self._edited is not None:
+        if self.edited is not None:
             self._mark_edited(None)
             self._view.prompt.write(self._draft)
 
     def _mark_edited(self, turn: ChatTurn | None) -> None:
-        self._edited = turn
+        self.edited = turn
         self._view.transcript.mark_edited(turn)
 
     async def stop(self) -> None:

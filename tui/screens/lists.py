@@ -116,8 +116,8 @@ class ToolsScreen(ListDialog[None]):
             tools = self._tools_of(chosen.removeprefix(_SERVER))
         else:
             tools = [each for each in self._tools.all_tools() if each.name == chosen]
-        off = self._tools.off
-        self._tools.switch(tools, on=bool(tools) and all(each.key in off for each in tools))
+        keys, off = {each.key for each in tools}, self._tools.off
+        self._tools.off = off - keys if keys <= off else off | keys
         if notice := self._tools.explain_room(self._context_length):
             self.notify(notice, markup=False)
         self.draw()

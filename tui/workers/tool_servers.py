@@ -79,11 +79,6 @@ class OfferedTools:
         """Return the tools for the next answer."""
         return [each.tool for each in self.all_tools() if each.key not in self.off]
 
-    def switch(self, tools: Sequence[ServerTool], *, on: bool) -> None:
-        """Offer tools from now on, or do not."""
-        keys = {each.key for each in tools}
-        self.off = self.off - keys if on else self.off | keys
-
     def explain_room(self, context_length: int) -> str:
         """Return a notice if the offered tools take much of the context, else ""."""
         offered = [each for each in self.all_tools() if each.key not in self.off]
