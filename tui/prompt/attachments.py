@@ -110,15 +110,12 @@ def is_text(path: Path) -> bool:
 
 def find_file(name: str, directory: Path) -> tuple[str, Path] | None:
     """Return a mentioned file or directory, and its name without trailing punctuation."""
-    for candidate in (name, name.rstrip(_TRAILING)):
-        if not candidate:
-            continue
-        try:
+    for candidate in filter(None, (name, name.rstrip(_TRAILING))):
+        # The name may be too long, have a NUL or an unknown home directory.
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
             path = directory / Path(candidate).expanduser()
             if path.exists():
                 return candidate, path
-        except (OSError, RuntimeError, ValueError):
-            continue  # too long, unknown home directory, a NUL
     return None
 
 

@@ -98,9 +98,8 @@ class TurnColumn(Vertical):
 
     async def trim(self) -> None:
         """Unmount all but the last turns if too many are mounted."""
-        if len(turns := self.turns) > self._max_mounted:
-            await self._unmount_first(turns, len(turns) - PAGE)
-            await self._show_counts()
+        if len(self.turns) > self._max_mounted:
+            await self._keep_last(PAGE)
 
     async def mount_earlier(self) -> None:
         more = self.earlier[-_STEP:]
@@ -118,9 +117,7 @@ class TurnColumn(Vertical):
         del self.later[:_STEP]
         await self.query_children(HiddenTurns).remove()
         await self.mount_all(self.views_of(more))
-        turns = self.turns
-        await self._unmount_first(turns, max(0, len(turns) - self._max_mounted))
-        await self._show_counts()
+        await self._keep_last(self._max_mounted)
 
     @property
     def _max_mounted(self) -> int:
@@ -130,10 +127,12 @@ class TurnColumn(Vertical):
     def views_of(self, turns: Sequence[ChatTurn]) -> list[Widget]:
         return [view for turn in turns for view in self._create_views(turn)]
 
-    async def _unmount_first(self, turns: list[ChatTurn], count: int) -> None:
-        if count:
-            self.earlier += turns[:count]
-            await self.remove_children(self.children[: self._index(turns[count])])
+    async def _keep_last(self, count: int) -> None:
+        turns = self.turns
+        if earlier := turns[:-count]:
+            self.earlier += earlier
+            await self.remove_children(self.children[: self._index(turns[-count])])
+        await self._show_counts()
 
     def _index(self, turn: ChatTurn) -> int:
         """Return the index of the first view of a mounted turn."""
