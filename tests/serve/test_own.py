@@ -224,7 +224,7 @@ class Chat(RecordedClient):
         self.loaded = self.next()
 
     def send(self, options: GenerateOptions) -> list[Any]:
-        self.thread.request(1, QUESTION, options)
+        self.thread.request(1, ChatJob(QUESTION, options))
         return self.until_end()
 
 
@@ -275,7 +275,7 @@ def test_tool_calls_cross_the_connection(
     sampling = SamplingOptions(temperature=1.0, seed=3)
     options = replace(CHAT, max_tokens=1000, sampling=sampling)
     chat = Chat(lambda: remote(client))
-    chat.thread.request(1, QUESTION, options, tools)
+    chat.thread.request(1, ChatJob(QUESTION, options, tools))
     (call,) = chat.until_end()[-1].calls
     assert chat.thread.close(60)
     assert (call.name, set(json.loads(call.arguments))) == ("switch", {"on"})
@@ -294,7 +294,7 @@ def test_chat_survives_server_stop(tiny: Served) -> None:
 
     with at_a_socket(tiny.application(AccessRules(token=TOKEN))) as url:
         chat = Chat(load)
-        chat.thread.request(1, QUESTION, replace(CHAT, max_tokens=3000))
+        chat.thread.request(1, ChatJob(QUESTION, replace(CHAT, max_tokens=3000)))
         while not isinstance(chat.next(), PieceArrived):
             pass
     assert "does not answer" in chat.until_end()[-1].error

@@ -12,6 +12,7 @@ from textual.message import Message as TextualMessage
 
 from akunu_py.arguments import json_constraint
 from akunu_py.chats.tree import ChatMessage
+from akunu_py.engine.answer import ChatJob
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
 from akunu_py.text import collapse
@@ -32,7 +33,7 @@ from akunu_py.tui.workers.chat_client import (
 )
 from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
 from akunu_py.tui.workers.tool_servers import ToolServerMessage
-from akunu_py.types import Constraint, FinishReason, GenerateOptions, Message, Tool
+from akunu_py.types import Constraint, FinishReason
 
 _BELL_AFTER_S = 15.0  # Longer answers ring the bell.
 
@@ -87,20 +88,15 @@ class AnswerController:
     def has_queued_prompt(self) -> bool:
         return any(turn in self._conversation for turn in self._queue)
 
-    def side_request(
-        self, conversation: Conversation, prompt: str
-    ) -> tuple[list[Message], GenerateOptions, Sequence[Tool]]:
-        """Return a request after all turns of a conversation, which does not become one of them.
+    def side_job(self, conversation: Conversation, prompt: str) -> ChatJob:
+        """Return a job after all turns of a conversation, which does not become one of them.
 
         It shares the prefix of the next turn, in the prompt cache.
         """
-        turn = ChatTurn(ChatMessage("user", prompt))
-        messages, options, tools = self._request_for(conversation, turn)
-        return messages, replace(options, side_request=True), tools
+        job = self.job_for(conversation, ChatTurn(ChatMessage("user", prompt)))
+        return replace(job, options=replace(job.options, side_request=True))
 
-    def _request_for(
-        self, conversation: Conversation, turn: ChatTurn
-    ) -> tuple[list[Message], GenerateOptions, Sequence[Tool]]:
+    def job_for(self, conversation: Conversation, turn: ChatTurn) -> ChatJob:
         messages = conversation.history(turn, self._settings.current.system)
         options = conversation.tree.options.apply(self._settings.options)
         sampling = replace(options.sampling, constraint=turn.constraint)
@@ -108,9 +104,9 @@ class AnswerController:
         may_store = options.may_store and not conversation.is_private
         options = replace(options, sampling=sampling, conversation=name, may_store=may_store)
         if not turn.summarizes:
-            return messages, options, self._tools.offered.for_model()
+            return ChatJob(messages, options, self._tools.offered.for_model())
         limit, budget = self.context_length // 5, self.context_length // 10
-        return messages, replace(options, max_tokens=limit, thinking_budget=budget), ()
+        return ChatJob(messages, replace(options, max_tokens=limit, thinking_budget=budget))
 
     async def unqueue_last(self) -> None:
         """Return the last queued prompt to the prompt box; an answer that goes on ends instead."""
@@ -454,8 +450,8 @@ class AnswerController:
             if answer := self._view.transcript.answer(turn):
                 answer.show_state()
             if self._session is not None:
-                request = self._request_for(self._conversation_of(turn), turn)
-                self._session.request(turn.request, *request)
+                job = self.job_for(self._conversation_of(turn), turn)
+                self._session.request(turn.request, job)
         elif self.active is None and self._queue:
             self._show_phase()
         self._view.show_state()

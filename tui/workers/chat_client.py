@@ -16,16 +16,7 @@ from akunu_py.engine.answer import ChatJob
 from akunu_py.engine.host import ModelHost, State
 from akunu_py.engine.job import JobHandle, ModelLoop
 from akunu_py.errors import AkunuError, PromptTooLong, describe
-from akunu_py.types import (
-    Constraint,
-    FinishReason,
-    GenerateOptions,
-    Message,
-    SamplingOptions,
-    Stats,
-    Tool,
-    ToolCall,
-)
+from akunu_py.types import Constraint, FinishReason, Message, SamplingOptions, Stats, ToolCall
 
 _INTERVAL_S = 1 / 16  # between two messages about one answer
 _NEW_SHARE = 0.5  # /compact makes room for a prompt of up to this share of the context
@@ -122,32 +113,20 @@ class ChatClient:
     def is_loading(self) -> bool:
         return self._host.state == "loading"
 
-    def request(
-        self,
-        number: int,
-        messages: Sequence[Message],
-        options: GenerateOptions,
-        tools: Sequence[Tool] = (),
-    ) -> None:
+    def request(self, number: int, job: ChatJob) -> None:
         """Queue a request; messages about it carry `number`."""
-        poster = _AnswerPoster(number, lambda message: self._post(message), messages)
-        handle = self._host.submit(ChatJob(messages, options, tools=tools), poster.add)
+        poster = _AnswerPoster(number, lambda message: self._post(message), job.messages)
+        handle = self._host.submit(job, poster.add)
         unfinished = {key: each for key, each in self._handles.items() if not each.ended}
         self._handles = unfinished | {number: handle}
 
-    def request_title(
-        self,
-        conversation: str,
-        messages: Sequence[Message],
-        options: GenerateOptions,
-        tools: Sequence[Tool] = (),
-    ) -> None:
+    def request_title(self, conversation: str, job: ChatJob) -> None:
         """Let the model write a title once it is idle; the next request cancels that.
 
         The title is posted if the model ended it.
         """
         options = replace(
-            options,
+            job.options,
             max_tokens=_TITLE_TOKENS,
             thinking="off",
             thinking_budget=0,
@@ -161,7 +140,7 @@ class ChatClient:
             elif isinstance(event, events.Finished) and event.reason == "stop":
                 self._post(TitleWritten(conversation, "".join(parts)))
 
-        self._host.submit(ChatJob(messages, options, tools=tools), collect, idle=True)
+        self._host.submit(replace(job, options=options), collect, idle=True)
 
     async def count_tokens(self, text: str) -> int | None:
         """Return the tokens of a text, None if no model is loaded here."""

@@ -129,6 +129,7 @@ class ToolServers:
 
     def __init__(self, configs: Sequence[ServerConfig]) -> None:
         self._configs = configs
+        self.names = [config.name for config in configs]
         self._post: Callable[[TextualMessage], object] = lambda message: None
         self._loop: asyncio.AbstractEventLoop | None = None  # while the thread runs
         self._closed = threading.Event()
@@ -137,10 +138,6 @@ class ToolServers:
         self._calls: dict[str, asyncio.Task[None]] = {}
         # A daemon, because a server may refuse to end.
         self._thread = threading.Thread(target=self._run, name="tool servers", daemon=True)
-
-    @property
-    def names(self) -> Sequence[str]:
-        return [config.name for config in self._configs]
 
     def start(self, post: Callable[[TextualMessage], object]) -> None:
         """Start all servers. `post` is called from another thread."""
