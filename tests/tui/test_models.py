@@ -161,8 +161,8 @@ async def test_ctrl_g_downloads_the_known_drafter_and_loads_the_model_with_it(
 ) -> None:
     drafters = Pulled(Progress("download", GB, 2 * GB, 10**7, 185))
     drafters.error = FetchError("the hub does not answer")
-    pull = "akunu_py.models.pull.pull.pull_drafter"
-    monkeypatch.setattr(pull, lambda model, *rest: drafters(model.name, *rest))
+    monkeypatch.setattr("akunu_py.models.pull.pull.pull_drafter", drafters)
+    monkeypatch.setattr(model_store, "get", lambda name: name)
     known = replace(
         ENTRIES["good-4b"], repository="x/y", drafter="x/drafter", drafter_bytes=1_080_000_000,
         drafter_gain="x measured 2.2 times on an M4 Pro",
