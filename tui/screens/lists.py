@@ -112,11 +112,8 @@ class ToolsScreen(ListDialog[None]):
 
     def choose(self) -> None:
         chosen = self.highlighted_id
-        if chosen.startswith(_SERVER):
-            tools = self._tools_of(chosen.removeprefix(_SERVER))
-        else:
-            tools = [each for each in self._tools.all_tools() if each.name == chosen]
-        keys, off = {each.key for each in tools}, self._tools.off
+        tools, off = self._tools.all_tools(), self._tools.off
+        keys = {each.key for each in tools if chosen in (each.name, f"{_SERVER}{each.server}")}
         self._tools.off = off - keys if keys <= off else off | keys
         if notice := self._tools.explain_room(self._context_length):
             self.notify(notice, markup=False)
