@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from textual import on
+from textual import on, work
 from textual.app import ComposeResult, SuspendNotSupported
 from textual.binding import Binding, BindingType
 from textual.events import Resize
@@ -24,6 +24,7 @@ from akunu_py.chats.options import ChatOptions
 from akunu_py.errors import AkunuError
 from akunu_py.files import read_bounded, write_atomically
 from akunu_py.settings import Settings
+from akunu_py.text import collapse
 from akunu_py.tui import themes
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.library import LibraryController, Resume
@@ -42,7 +43,15 @@ from akunu_py.tui.screens.conversation_list import (
 )
 from akunu_py.tui.screens.help import HelpScreen, help_sections
 from akunu_py.tui.screens.lists import HistoryScreen, ThemesScreen, ToolsScreen
-from akunu_py.tui.screens.main import ChatState, ChatView, describe_privacy
+from akunu_py.tui.screens.main import (
+    BUSY_HINTS,
+    CHOOSING_HINTS,
+    EDITING_HINTS,
+    IDLE_HINTS,
+    ChatView,
+    Welcome,
+    describe_privacy,
+)
 from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.screens.settings_form import SettingsController, SettingsScreen
 from akunu_py.tui.status import MessageLine, report_errors
@@ -133,17 +142,11 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         super().__init__(driver_class=ChatDriver)
         session, store, directory = config.session, config.store, config.directory
         self._config = config
-        self._store = store
         self._last_ctrl_c = -_QUIT_WINDOW_S  # time of the last Ctrl+C that had nothing to stop
         self._downloads = Downloads(self.post_from_thread)
         self.conversation = Conversation(store=store)
         self.view = ChatView(
-            self.notify,
-            self._state,
-            self.conversation,
-            config.model,
-            directory,
-            privacy=describe_privacy(config.server, config.tools.names if config.tools else ()),
+            self.notify, self._show_state, self._make_welcome, self.conversation, directory
         )
         self.tools = ToolController(
             config.tools, self.view, self.conversation, config.state.get("failed", {})
@@ -241,11 +244,12 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.show_theme(self.settings.current.theme)
         themes.set_motion(self, reduced=self.settings.current.reduced_motion)
         self.view.prompt.focus()
+        await self.view.show_welcome()
         self.view.show_state()
         self.answering.start(self.post_from_thread)
         self.tools.start(self.post_from_thread)
-        if self._store is not None:
-            self._store.start(self.post_from_thread)
+        if self._config.store is not None:
+            self._config.store.start(self.post_from_thread)
             self.run_worker(self._open_initial_chat())
         self.view.prompt.write(self.view.prompt.prompt_of(self._config.state.get("unsent", "")))
         if self._config.problems:
@@ -290,21 +294,35 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         if not await asyncio.to_thread(copy_with, command, text):
             super().copy_to_clipboard(text)
 
-    def _state(self) -> ChatState:
-        settings = self.settings.current
+    def _make_welcome(self) -> Welcome:
+        tools = self._config.tools.names if self._config.tools else ()
+        welcome = Welcome(self.answering.model, describe_privacy(self._config.server, tools))
+        if self.answering.needs_download:
+            welcome.offer_download()
+        return welcome
+
+    def _show_state(self) -> None:
+        """Show the available keys, the model and the title."""
+        view, tree, settings = self.view, self.conversation.tree, self.settings.current
+        is_private, is_editing = self.conversation.is_private, self.turns.edited is not None
+        if view.is_choosing:
+            view.prompt.hints = CHOOSING_HINTS
+        elif is_editing:
+            view.prompt.hints = EDITING_HINTS
+        else:
+            view.prompt.hints = BUSY_HINTS if self.answering.is_busy else IDLE_HINTS
         labels = (
-            "private" if self.conversation.is_private else "",
+            "" if view.title_row.display else self.answering.model,  # The title row shows it.
+            "private" if is_private else "",
             settings.persona or ("system prompt" if settings.system_prompt else ""),
-            "options" if self.conversation.tree.options != ChatOptions() else "",
+            "options" if tree.options != ChatOptions() else "",
         )
-        return ChatState(
-            self.answering.model,
-            " · ".join(filter(None, labels)),
-            self.answering.is_busy,
-            self.turns.edited is not None,
-            self.answering.has_queued_prompt,
-            self.answering.needs_download,
-        )
+        heading = " · ".join(filter(None, labels))
+        view.prompt.heading = "editing an earlier prompt" if is_editing else heading
+        view.prompt.has_queued_prompt = self.answering.has_queued_prompt
+        title = "private chat" if is_private else collapse(tree.title)
+        self.title = title or self.TITLE
+        view.title_row.title, view.title_row.model = title, self.answering.model
 
     # Prompts and turns
 
@@ -322,11 +340,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         if self.view.error_count > errors_before and (call is None or argument):
             self.view.prompt.put_back(event.text)
 
-    def action_edit_prompt(self) -> None:
-        self.run_worker(self._edit_prompt(), group="editor")  # Answers continue meanwhile.
-
-    async def _edit_prompt(self) -> None:
-        """Edit the prompt in the user's editor, while the chat is suspended."""
+    @work(group="editor")
+    async def action_edit_prompt(self) -> None:
+        """Edit the prompt in the user's editor, while the chat is suspended; answers continue."""
         prompt, loop = self.view.prompt, asyncio.get_running_loop()
         before = text = prompt.full_text
         problem = ""
@@ -357,7 +373,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     async def action_accept_offer(self) -> None:
         """Handle Enter in an empty box: do what the start page offers, if anything."""
         welcome = self.view.welcome
-        if welcome and welcome.offers_download:
+        if welcome and self.answering.needs_download:
             self.answering.download_missing()
         elif welcome and welcome.offers_last_chat:
             await self.library.continue_last()
@@ -389,7 +405,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.run_worker(self.find.step(direction), group="find", exclusive=True)
 
     async def action_stop(self) -> None:
-        """End the search in the chat, else stop what runs."""
         self.workers.cancel_group(self, "find")
         ends_search = self.find.is_active and self.view.is_choosing
         self.find.end()
@@ -463,15 +478,13 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     # Conversations
 
     def action_conversations(self, words: str = "") -> None:
-        if self._store is None:
+        store, current = self._config.store, self.conversation.tree.conversation
+        if store is None:
             self.view.show_error("Conversations are not saved in this chat.")
             return
-        current = self.conversation.tree.conversation
-        answering = self.answering
-        self.push_screen(
-            ConversationsScreen(self._store, current, answering.progress, answering.unread, words),
-            self._open_chosen,
-        )
+        progress, unread = self.answering.progress, self.answering.unread
+        chats = ConversationsScreen(store, current, progress, unread, words)
+        self.push_screen(chats, self._open_chosen)
 
     async def _open_chosen(self, chosen: ChosenConversation | None) -> None:
         """Open a conversation of the list; the words of the search stay marked."""

@@ -61,12 +61,10 @@ class AnswerController:
     on_end: Sequence[Callable[[Conversation, ChatTurn], None]] = ()
 
     def start(self, post: Callable[[TextualMessage], object]) -> None:
-        """Start loading the model, or offer its download. `post` is called from another thread."""
+        """Start loading the model if it is installed. `post` is called from another thread."""
         if self._session is not None:
             self._session.start(post, load=not self._is_missing)
         self._show_phase()
-        if self._is_missing and (welcome := self._view.welcome):
-            welcome.offer_download()
 
     @property
     def needs_download(self) -> bool:
@@ -243,7 +241,6 @@ class AnswerController:
             case PrefillUpdate():
                 turn = self._turn_of(message.request)
                 if turn is not None and turn in self._conversation and message.total:
-                    self._show_phase()
                     self._view.status.progress = message.done / message.total
             case PieceArrived(request) if turn := self._turn_of(request):
                 self._on_piece_arrived(turn, message)

@@ -59,8 +59,8 @@ class HiddenTurns(Static, can_focus=False):
 class TurnColumn(Vertical):
     """The column of mounted message views."""
 
-    def __init__(self, make: Callable[[ChatTurn], list[Widget]], *first: Widget) -> None:
-        super().__init__(*first, classes="column")
+    def __init__(self, make: Callable[[ChatTurn], list[Widget]]) -> None:
+        super().__init__(classes="column")
         self._create_views = make  # creates the views of a turn
         self.earlier: list[ChatTurn] = []  # unmounted turns above
         self.later: list[ChatTurn] = []  # unmounted turns below
@@ -242,8 +242,8 @@ class Transcript(SteadyScroll, can_focus=False):
         async def on_click(self) -> None:
             await self.run_action("app.follow")
 
-    def __init__(self, conversation: Conversation, *first: Widget, id: str) -> None:
-        self._column = TurnColumn(self._views, *first)
+    def __init__(self, conversation: Conversation, id: str) -> None:
+        self._column = TurnColumn(self._views)
         super().__init__(self._column, id=id)
         self._conversation = conversation
         self.more_below = self.MoreBelow("↓ more below · End", id="more")
@@ -422,7 +422,6 @@ class Transcript(SteadyScroll, can_focus=False):
         return self._chosen.turn, "prompt" if isinstance(self._chosen, PromptView) else "answer"
 
     def choose(self, turn: ChatTurn, part: Part) -> None:
-        """Choose a message and scroll to it."""
         if view := self._column.message(turn, part):
             self._choose(view)
 
@@ -492,7 +491,6 @@ class Transcript(SteadyScroll, can_focus=False):
             self._mark_chosen(self._column.messages[0])
 
     async def action_follow(self) -> None:
-        """Scroll to the end and follow it."""
         async with self._mounting:
             if self._column.later:
                 await self._column.show(self._conversation.turns)
