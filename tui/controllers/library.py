@@ -142,7 +142,6 @@ class LibraryController:
                 self._view.inform(f"Renamed: {title}")
 
     async def export(self, file: str = "") -> None:
-        """Write the conversation to a new file; see `export` in chats/export.py."""
         if not self._conversation.turns:
             self._view.show_error("The chat is empty.")
             return

@@ -103,7 +103,6 @@ def key_name(key: str) -> str:
 
 
 def keys_of_actions(app: App[Any]) -> dict[str, str]:
-    """Return the first key of each app action."""
     found: dict[str, str] = {}
     for _, binding in app._bindings:
         found.setdefault(binding.action.removeprefix("app."), key_name(binding.key))

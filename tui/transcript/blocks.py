@@ -239,7 +239,6 @@ class TableBlock(MarkdownBlock):
         self._lines: tuple[int, list[Content]] = -1, []  # width, drawn lines
 
     def mark(self, mark: Mark, source: str, offset: int) -> None:
-        """Mark the text; see `Mark`."""
         cells = iter(mark([cell for row in self._rows for cell in row], source, offset))
         self._set_rows([list(itertools.islice(cells, len(row))) for row in self._rows])
 

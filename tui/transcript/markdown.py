@@ -167,7 +167,6 @@ class MarkdownSection(Vertical):
                 await drawn.remove()
 
     async def restore(self) -> None:
-        """Mount the blocks again."""
         if self._markdown is None:
             self._markdown = AnswerText(self.text, self._mark, self.start)
             with self.app.batch_update():

@@ -97,7 +97,6 @@ _MAX_HEAD = 300  # characters of the arguments in the first line
 
 
 def describe_call(use: ToolUse) -> str:
-    """Return the server and the tool of a call."""
     return on_one_line(f"{use.server} · {use.call.name}" if use.server else use.call.name)
 
 
