@@ -209,13 +209,10 @@ class Piece:
 
     tokens: tuple[int, ...]
     accepted: int = 0  # the first of `tokens` that were draft tokens
-    rejected: tuple[int, ...] = ()  # draft tokens
+    rejected: tuple[int, ...] = ()  # draft tokens after them
     seconds: float = 0.0  # wall time of the pass
-    rejected_nodes: int = 0  # draft tokens of a token tree, which are not shown
-
-    @property
-    def drafted(self) -> int:
-        return self.accepted + len(self.rejected) + self.rejected_nodes
+    branches: tuple[tuple[int, ...], ...] = ()  # alternatives to `rejected` in a token tree
+    drafted: int = 0  # draft tokens, those of all branches included
 
 
 @dataclass(frozen=True, slots=True)

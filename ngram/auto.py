@@ -235,16 +235,19 @@ class AutoDrafter:
         """Return the best neural draft after the last `offer`, and the limits of its plan."""
         predictions = [each for each in self._proposal.predictions if each.token >= 0]
         longest = min(limit, MAX_DRAFT, len(known.costs) - 1)
-        context = self._context
-        plain, timed = self.curve.table(context)[0], self.curve.timed
-        limits = PlanningLimits(
-            known.costs, known.rate, plain, timed, context, limit, False, self.rerun_on_reject,
-            branches=self._can_branch is not None,
-        )  # fmt: skip
+        limits = self._limits(known, limit)
         stops = bool(predictions) and predictions[-1].token in self.stop_tokens
         chances = [each.probability for each in predictions]
         choose = self._chooser.choose
         return choose(chances, limits, longest, stops=stops) if longest > 0 else None, limits
+
+    def _limits(self, known: PassCosts, limit: int, *, ongoing: bool = False) -> PlanningLimits:
+        """Return the limits of a draft of at most `limit` tokens with a neural drafter."""
+        context = self._context
+        return PlanningLimits(
+            known.costs, known.rate, self.curve.table(context)[0], self.curve.timed, context, limit,
+            ongoing, self.rerun_on_reject, branches=self._can_branch is not None,
+        )  # fmt: skip
 
     @property
     def drafting_cost(self) -> float:
@@ -297,11 +300,7 @@ class AutoDrafter:
         )
         choice = None
         if self.neural_drafters and longest and not (ahead and length):
-            plain, timed = self.curve.table(context)[0], self.curve.timed
-            limits = PlanningLimits(
-                costs, rate, plain, timed, context, limit, ongoing, self.rerun_on_reject,
-                branches=self._can_branch is not None,
-            )  # fmt: skip
+            limits = self._limits(PassCosts(costs, rate), limit, ongoing=ongoing)
             stops = bool(upcoming) and predictions[found - 1].token in self.stop_tokens
             choice = self._chooser.choose(upcoming, limits, longest, stops=stops)
         probe = 0 if length or choice else self._probe(predictions[ahead:found], longest)

@@ -47,6 +47,14 @@ class TokenTree(list[int]):
             node = self.parents[node]
         return found[::-1]
 
+    def continuations(self, node: int) -> list[list[int]]:
+        """Return the tokens of each branch after `node` (-1: after the history), in draft order."""
+        return [
+            [self[child], *next(iter(self.continuations(child)), [])]
+            for child, parent in enumerate(self.parents)
+            if parent == node
+        ]
+
     def accepted(self, sampled: Sequence[int]) -> list[int]:
         """Return the indexes of the accepted tokens.
 

@@ -122,7 +122,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop the answer; cancel editing"),
         Binding("f1", "help", "Keys and commands; also ? in an empty box"),
-        Binding("f2", "show_drafting", "Show or hide drafting"),
+        Binding("f2", "show_drafting", "Show or hide drafts and branches"),
         Binding("f3", "toggle_thinking", "Show or hide thinking"),
         Binding("f4", "models", "Models"),
         Binding("f5", "regenerate", "Regenerate the answer on a new branch"),

@@ -275,17 +275,19 @@ class AnswerDetails:
         decoded = bool(piece.tokens and self._request.stats.target_passes)
         if decoded:
             self._rows[1 + piece.drafted] += 1
-        rejected, place = self._rejected_text(step), text.drafted[-1][1] if text.drafted else 0
+        place = text.drafted[-1][1] if text.drafted else 0
+        rejected = [self._draft_text(step, draft) for draft in (piece.rejected, *piece.branches)]
         speedup = None
         if time.monotonic() - self._speedup_time >= _SPEEDUP_INTERVAL_S:
             self._speedup_time, speedup = time.monotonic(), self._speedup()
         events.append(
             replace(
                 text,
-                rejected=((place, rejected),) if rejected else (),
+                rejected=tuple((place, draft) for draft in rejected[:1] if draft),
                 passes=(len(piece.tokens),) if decoded else (),
                 stats=replace(self._request.stats),
                 speedup=speedup,
+                branches=tuple((place, draft) for draft in rejected[1:] if draft),
             )
         )
 
@@ -293,17 +295,17 @@ class AnswerDetails:
         """Return the details at the end of the answer."""
         return TextDelta("", stats=replace(self._request.stats), speedup=self._speedup())
 
-    def _rejected_text(self, step: TextPiece) -> str:
-        """Return the rejected draft as text after the accepted tokens, "" in thinking."""
+    def _draft_text(self, step: TextPiece, rejected: Sequence[int]) -> str:
+        """Return rejected tokens as text after the accepted ones, "" in thinking."""
         piece = step.piece
-        if not piece.rejected or (step.thinking and not step.text):
+        if not rejected or (step.thinking and not step.text):
             return ""
         tokenizer, tokens = self._loop.engine.tokens.tokenizer, self._request.tokens
         # A draft may reach beyond the end of the answer.
         decode = partial(tokenizer.decode, skip_special_tokens=True)
         before = len(tokens) - len(piece.tokens) + piece.accepted
         anchor = tokens[before - 1 : before]
-        return str(decode([*anchor, *piece.rejected]))[len(decode(anchor)) :]
+        return str(decode([*anchor, *rejected]))[len(decode(anchor)) :]
 
     def _speedup(self) -> float | None:
         """Return the plain cost of the tokens over the cost of the passes; None if unknown."""

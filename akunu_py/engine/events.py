@@ -51,6 +51,7 @@ class TextDelta:
     passes: tuple[int, ...] = ()  # tokens of each decode pass
     stats: Stats | None = None  # of the answer so far
     speedup: float | None = None  # over plain decoding, by the cost model; with some deltas
+    branches: tuple[Rejected, ...] = ()  # rejected alternatives to drafts, of token trees
 
     def __add__(self, more: TextDelta) -> TextDelta:
         offset, drafted = len(self.text), list(self.drafted)
@@ -58,11 +59,17 @@ class TextDelta:
         return TextDelta(
             self.text + more.text,
             tuple(drafted),
-            self.rejected + tuple((place + offset, text) for place, text in more.rejected),
+            self.rejected + shifted(more.rejected, offset),
             self.passes + more.passes,
             more.stats or self.stats,
             more.speedup or self.speedup,
+            self.branches + shifted(more.branches, offset),
         )
+
+
+def shifted(rejected: Iterable[Rejected], offset: int) -> tuple[Rejected, ...]:
+    """Return `rejected` for a text with `offset` more characters at its beginning."""
+    return tuple((place + offset, text) for place, text in rejected)
 
 
 @dataclass(frozen=True, slots=True)

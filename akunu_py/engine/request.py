@@ -231,9 +231,13 @@ class Request:
         self._commit(done, found[: kept + 1] if self.stale else tokens, path[:kept])
         self.answering = True
         self.limit = 0 if self._is_last(tokens[-1]) else self.limit - len(tokens)
+        branches = [done.drafted[accepted:]]
         if isinstance(done.drafted, TokenTree):
-            return Piece(tuple(tokens), accepted, (), seconds, len(done.drafted) - accepted)
-        return Piece(tuple(tokens), accepted, tuple(done.drafted[accepted:]), seconds)
+            branches = done.drafted.continuations(path[accepted - 1] if accepted else -1) or [[]]
+        rejected, *others = map(tuple, branches)
+        return Piece(
+            tuple(tokens), accepted, rejected, seconds, tuple(others), drafted=len(done.drafted)
+        )
 
     def add(self, piece: Piece, now: float) -> TextPiece:
         """Add a piece to the answer and return its text. now: the time."""

@@ -32,6 +32,8 @@ def test_a_target_accepts_its_own_text_in_any_branch(
     assert [tree[node] for node in accepted] == text[: len(accepted)]
     after = [token for token, parent in zip(tree, parents, strict=True) if parent == last]
     assert text[len(accepted)] not in after
+    assert [branch[0] for branch in tree.continuations(last)] == after
+    assert TokenTree.of(text).continuations(3) == [text[4:]]
     assert (tree.first(5), tree.first(5).parents) == (tree[:5], parents[:5])
 
 

@@ -235,7 +235,7 @@ def merged(messages: list[Any]) -> tuple[Any, ...]:
     thinking = "".join(each.thinking for each in pieces)
     stats = messages[-1].stats
     counts = stats.generated_tokens, stats.target_passes, stats.drafted, stats.accepted
-    drafts = whole.drafted, whole.rejected, whole.passes
+    drafts = whole.drafted, whole.rejected, whole.passes + whole.branches
     return whole.text, thinking, *drafts, messages[-1].reason, counts
 
 

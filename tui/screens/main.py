@@ -161,7 +161,8 @@ class ChatView:
         return next(iter(self.transcript.query(Welcome)), None)
 
     def toggle_drafting(self) -> None:
-        self.transcript.drafting = self.panel.display = not self.transcript.drafting
+        self.panel.shown = self.transcript.drafting = self.panel.next_shown
+        self.panel.display = self.panel.shown != "hidden"
 
     def toggle_thinking(self) -> None:
         self.transcript.thinking = not self.transcript.thinking

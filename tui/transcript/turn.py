@@ -20,7 +20,7 @@ from akunu_py.chats.tree import Outcome, ToolUse
 from akunu_py.text import displayable, human_size, on_one_line
 from akunu_py.tui.open_conversation import SUMMARY_PROMPT, ChatTurn
 from akunu_py.tui.prompt.attachments import expand_pastes, pasted_texts, split_files
-from akunu_py.tui.transcript.drafting import DraftMarks
+from akunu_py.tui.transcript.drafting import Drafting, DraftMarks
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection
 from akunu_py.types import FinishReason
 
@@ -244,14 +244,14 @@ class AnswerView(Vertical):
         """Posted when the answer starts or ends, or when its footer changes."""
 
     def __init__(
-        self, turn: ChatTurn, number: BranchNumber, *, drafting: bool, thinking: bool
+        self, turn: ChatTurn, number: BranchNumber, *, drafting: Drafting, thinking: bool
     ) -> None:
         super().__init__(id=f"answer-{turn.number}")
         self.turn = turn
         self._number = number
         self.thinking = ThinkingView(turn, is_open=thinking)
         text = displayable(turn.answer)
-        self._marks, prefix = DraftMarks(turn, shown=drafting), turn.markdown_prefix
+        self._marks, prefix = DraftMarks(turn, drafting), turn.markdown_prefix
         self._text = AnswerMarkdown(prefix + text, self._marks, -len(prefix))
         self._rounds = RoundsView(turn, thinking=thinking) if turn.rounds else None
         self._calling = Static(classes="calling")  # the call that the model is writing
@@ -318,7 +318,7 @@ class AnswerView(Vertical):
         self._footer.display = bool(foot)
         self.post_message(self.StateChanged())
 
-    async def show_drafting(self, drafting: bool) -> None:
+    async def show_drafting(self, drafting: Drafting) -> None:
         self._marks.shown = drafting
         await self._text.redraw()
 

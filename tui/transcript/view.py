@@ -20,6 +20,7 @@ from textual.widgets import Static
 
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.transcript.code import CodeBlock
+from akunu_py.tui.transcript.drafting import Drafting
 from akunu_py.tui.transcript.find import (
     CurrentMark,
     Finder,
@@ -233,7 +234,7 @@ class Transcript(SteadyScroll, can_focus=False):
         Binding("question_mark", "app.help", "Keys", show=False),
     ]
 
-    drafting: reactive[bool] = reactive(False, init=False)
+    drafting: reactive[Drafting] = reactive[Drafting]("hidden", init=False)
     thinking: reactive[bool] = reactive(False, init=False)
 
     class MoreBelow(Static, can_focus=False):
@@ -399,7 +400,7 @@ class Transcript(SteadyScroll, can_focus=False):
         for widget in self.query("*"):
             widget.refresh()
 
-    async def watch_drafting(self, drafting: bool) -> None:
+    async def watch_drafting(self, drafting: Drafting) -> None:
         with self.app.batch_update():
             await asyncio.gather(*(view.show_drafting(drafting) for view in self._column.answers))
 
