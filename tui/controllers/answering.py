@@ -289,7 +289,7 @@ class AnswerController:
         self._show_stats(turn)
 
     async def _on_finished(self, turn: ChatTurn, message: AnswerFinished) -> None:
-        turn.stats, turn.speedup = message.stats, message.speedup
+        turn.stats = message.stats
         if message.calls and message.reason == "stop":
             await self._call_tools(turn, message)
             return
@@ -438,6 +438,7 @@ class AnswerController:
             self._queue.remove(turn)
             self.active = turn
             turn.state, turn.finish_reason, turn.model = "prefill", None, self.model
+            turn.speedup = None
             self._requests += 1
             turn.request = self._requests
             # The request also retries a failed load.

@@ -67,7 +67,6 @@ class AnswerFinished(AnswerMessage):
     request: int
     reason: FinishReason
     stats: Stats
-    speedup: float | None = None  # see `TextDelta`
     calls: tuple[ToolCall, ...] = ()  # the tools that the model wants to call
 
 
@@ -193,8 +192,6 @@ class _AnswerPoster:
         self._messages = messages
         self._posted = self._progress_posted = 0.0
         self._text, self._thinking = events.TextDelta(""), ""  # not posted yet
-        self._stats = Stats()
-        self._speedup: float | None = None
         self._calls: list[ToolCall] = []  # complete ones
         self._calling: ToolCall | None = None
         self._after_call = False
@@ -219,10 +216,8 @@ class _AnswerPoster:
                 self._calls.append(self._calling)
                 self._calling, self._after_call = None, True
             case events.Finished(reason, stats):
-                self._stats = stats
                 self._flush()
-                calls = tuple(self._calls)
-                self._post(AnswerFinished(self._request, reason, stats, self._speedup, calls))
+                self._post(AnswerFinished(self._request, reason, stats, tuple(self._calls)))
             case events.Failed(error):
                 self._flush()
                 hint = ", or /compact" if self._can_compact(error) else ""
@@ -233,7 +228,6 @@ class _AnswerPoster:
         if delta.text and self._after_call:
             delta, self._after_call = _PARAGRAPH + delta, False
         self._text += delta
-        self._stats, self._speedup = delta.stats or self._stats, delta.speedup or self._speedup
         has_news = self._calling or self._text.text or self._thinking
         if delta.stats and has_news and time.monotonic() - self._posted >= _INTERVAL_S:
             self._flush()
@@ -251,5 +245,4 @@ class _AnswerPoster:
         if delta.text or thinking or delta.passes:
             self._text, self._thinking = events.TextDelta(""), ""
             self._posted = time.monotonic()
-            delta = replace(delta, stats=self._stats, speedup=self._speedup)
             self._post(PieceArrived(self._request, delta, thinking, self._calling))
