@@ -152,13 +152,10 @@ class Conversation:
     def open(self, tree: ConversationTree, *, private: bool = False) -> None:
         """Switch to the conversation `tree`; nothing of a private one is saved."""
         self.tree, self.is_private = tree, private
+        self._store = None if private else self._any_store
         self._turns: dict[str, ChatTurn] = {}  # by reply id; keeps drafting details per branch
         self.turns: list[ChatTurn] = []
         self._load_branch()
-
-    @property
-    def _store(self) -> StoreThread | None:
-        return None if self.is_private else self._any_store
 
     def __contains__(self, turn: ChatTurn) -> bool:
         return self._turns.get(turn.reply_id) is turn
@@ -169,8 +166,7 @@ class Conversation:
 
     def restore(self, other: Conversation) -> None:
         """Switch to a conversation returned by `detach`."""
-        self.tree, self.turns, self._turns = other.tree, other.turns, other._turns
-        self.is_private = False  # No private one is in the background.
+        vars(self).update(vars(other))
 
     def show(self, message: str) -> None:
         """Activate the branch with `message` until the conversation is closed."""

@@ -128,7 +128,6 @@ class CodeBlock(MarkdownFence):
             await MarkdownBlock._update_from_block(self, block)
 
     def mark(self, mark: Mark, source: str, offset: int) -> None:
-        """Mark the text; see `Mark`."""
         head = source.find("\n") + 1 if self._token.type == "fence" else 0
         self._marks = mark, source[head:], offset + head
 
