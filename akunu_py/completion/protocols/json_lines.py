@@ -31,7 +31,7 @@ from akunu_py.engine.events import Failed
 from akunu_py.engine.host import State
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError, describe
 from akunu_py.interrupts import exit_without_teardown, interruptible
-from akunu_py.text import print_warnings
+from akunu_py.text import first_problem, print_warnings
 from akunu_py.version import __version__
 
 MAX_LINE = 64 << 20  # bytes; longer lines are rejected without being stored
@@ -206,9 +206,7 @@ def parse(line: bytes | None) -> Line | None:
     try:
         found = Line.model_validate_json(line)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(each) for each in first["loc"] if each not in ("int", "str"))
-        raise UsageError(f"{place}: {first['msg']}" if place else first["msg"]) from error
+        raise UsageError(first_problem(error)) from error
     given = found.model_fields_set & Line.model_fields.keys()
     for name in ("cancel", "accepted"):
         if name in given and given != {name}:
