@@ -16,6 +16,8 @@ Ranges = tuple[tuple[int, int], ...]  # inclusive ranges of code points, sorted 
 MAX_CODE = 0x10FFFF
 SHORT_ESCAPES = {0x22: '"', 0x5C: "\\", 8: "b", 9: "t", 10: "n", 12: "f", 13: "r"}
 _FUEL = 10_000_000  # nodes of expressions; 14,000 or more are visited in a millisecond
+# Of llguidance: enough fuel for a whole draft, and short error messages.
+LIMITS = LLParserLimits(verbose_errors=False, initial_lexer_fuel=_FUEL, step_lexer_fuel=_FUEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +168,10 @@ def byte_tables() -> LLTokenizer:
     return LLTokenizer("byte", slices=[])
 
 
-def limits() -> LLParserLimits:
-    """Return the limits of llguidance: enough fuel for a whole draft, and short error messages."""
-    return LLParserLimits(verbose_errors=False, initial_lexer_fuel=_FUEL, step_lexer_fuel=_FUEL)
-
-
 @cache
 def _matcher(expr: Expr) -> LLMatcher:
     grammar = LLMatcher.grammar_from_lark(f"start: T\nT: {expr.atom}\n")
-    return LLMatcher(byte_tables(), grammar, log_level=0, limits=limits())
+    return LLMatcher(byte_tables(), grammar, log_level=0, limits=LIMITS)
 
 
 def matches(expr: Expr, text: bytes) -> bool:

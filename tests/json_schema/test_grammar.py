@@ -16,7 +16,7 @@ from akunu_py.errors import SchemaError, Unsatisfiable
 from akunu_py.json_schema import grammar, rules, scalars
 from akunu_py.json_schema.layouts import COMPACT, FREE, Layout
 from akunu_py.json_schema.patterns import content_matching, is_found
-from akunu_py.json_schema.regex import byte_tables, limits, matches, quoted
+from akunu_py.json_schema.regex import LIMITS, byte_tables, matches, quoted
 from tests.support.json_schema import is_valid, schemas, values
 
 ATOMS = ["a", "b", ".", r"\d", r"\w", r"\s", "[a-c]", '[^a"]', r"\n", r"\x41", "é"]
@@ -29,7 +29,7 @@ def matcher(schema: Any, layout: Layout = OPEN) -> LLMatcher:
     """Of bytes. Raises SchemaError."""
     written = grammar(schema, layout)
     return LLMatcher(
-        byte_tables(), LLMatcher.grammar_from_lark(written), log_level=0, limits=limits()
+        byte_tables(), LLMatcher.grammar_from_lark(written), log_level=0, limits=LIMITS
     )
 
 

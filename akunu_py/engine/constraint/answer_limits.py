@@ -11,7 +11,7 @@ from typing import Any
 from akunu_py.engine.constraint.masks import TokenMasks
 from akunu_py.engine.constraint.matcher import ConstraintMatcher, compile_ahead
 from akunu_py.engine.model.tokens import TokenCodec
-from akunu_py.engine.text.thinking import marker_tokens, unfinished_thinking
+from akunu_py.engine.text.thinking import MarkerTokens, marker_tokens, unfinished_thinking
 from akunu_py.types import DraftGuide, GenerateOptions
 
 _FAR = 512  # tokens; more than a pass and the pass launched behind it can yield
@@ -43,12 +43,12 @@ class _Place:
 class ThinkingBudget:
     """At most `limit` tokens of thinking, in all blocks together."""
 
-    def __init__(self, codec: TokenCodec, limit: int, prompt: Sequence[int]) -> None:
-        markers = marker_tokens(codec.tokenizer)
-        assert markers is not None
-        self._tokenizer, self._markers, self._limit = codec.tokenizer, markers, limit
+    def __init__(self, codec: TokenCodec, limit: int | None, prompt: Sequence[int]) -> None:
+        """limit: None for any number, as for a model that does not think."""
+        markers = marker_tokens(codec.tokenizer) or MarkerTokens((), (), (), False)
+        self._tokenizer, self._markers, self._limit = codec.tokenizer, markers, limit or 0
         thought = unfinished_thinking(codec.tokenizer, prompt)
-        self.place = _Place(thought is not None, used=thought or 0)
+        self.place = _Place(thought is not None, used=thought or 0, answered=limit is None)
 
     @property
     def free(self) -> bool:
@@ -58,7 +58,7 @@ class ThinkingBudget:
     def forced(self) -> tuple[int, ...]:
         """Return the tokens that must follow, () for any."""
         place = self.place
-        if not place.thinking or place.used < self._limit:
+        if place.answered or not place.thinking or place.used < self._limit:
             return ()
         return self._markers.forced_end[place.forced :]
 
@@ -103,14 +103,14 @@ class AnswerLimits(TokenMasks):
         self,
         codec: TokenCodec,
         matcher: ConstraintMatcher | None,
-        budget: ThinkingBudget | None,
+        budget: ThinkingBudget,
         min_tokens: int,
     ) -> None:
         super().__init__(codec.vocabulary, codec.stop_tokens)
         self._grammar = matcher or TokenMasks(codec.vocabulary, codec.stop_tokens)
         self._budget = budget
         self._missing = min_tokens  # tokens before the answer may end
-        self._saved: tuple[int, _Place | None] = (0, None)
+        self._saved = min_tokens, budget.place
 
     @property
     def complete(self) -> bool:
@@ -118,25 +118,18 @@ class AnswerLimits(TokenMasks):
 
     @property
     def free(self) -> bool:
-        far = self._missing <= 0 and (self._budget is None or self._budget.free)
-        return self._grammar.free and far
+        return self._grammar.free and self._budget.free and self._missing <= 0
 
     def begin_draft(self) -> None:
-        self._saved = self._missing, self._budget.place if self._budget else None
+        self._saved = self._missing, self._budget.place
         self._grammar.begin_draft()
 
     def end_draft(self) -> None:
-        self._missing, place = self._saved
-        if self._budget is not None and place is not None:
-            self._budget.place = place
+        self._missing, self._budget.place = self._saved
         self._grammar.end_draft()
 
-    def _end_of_thinking(self) -> tuple[int, ...]:
-        """Return the tokens that must follow at the limit of thinking, () elsewhere."""
-        return self._budget.forced() if self._budget is not None else ()
-
     def forced(self) -> tuple[list[int], bool]:
-        if tokens := self._end_of_thinking():
+        if tokens := self._budget.forced():
             return list(tokens), True
         return self._grammar.forced()
 
@@ -144,10 +137,10 @@ class AnswerLimits(TokenMasks):
         return self._grammar.ending()
 
     def choices(self) -> list[int]:
-        return [] if self._end_of_thinking() else self._grammar.choices()
+        return [] if self._budget.forced() else self._grammar.choices()
 
     def mask(self) -> bytes:
-        if tokens := self._end_of_thinking():
+        if tokens := self._budget.forced():
             return self._with(bytes(len(self._every_token)), tokens[:1])
         mask = self._grammar.mask()
         if not self._missing:
@@ -156,11 +149,10 @@ class AnswerLimits(TokenMasks):
         return longer if any(longer) else mask  # a grammar may end the answer early
 
     def step(self, token: int) -> bool:
-        forced = self._end_of_thinking()
+        forced = self._budget.forced()
         if (forced and token != forced[0]) or not self._grammar.step(token):
             return False
-        if self._budget is not None:
-            self._budget.step(token)
+        self._budget.step(token)
         self._missing = max(0, self._missing - 1)
         return True
 
@@ -187,12 +179,11 @@ def answer_rules(
     """
     constraint, limit = options.sampling.constraint, options.thinking_budget
     matcher = ConstraintMatcher(codec, constraint, prompt) if constraint else None
-    budget = None
-    # A grammar for channels decides itself whether there is thinking.
     markers = marker_tokens(codec.tokenizer)
-    if limit is not None and markers and not (matcher is not None and markers.in_channels):
-        budget = ThinkingBudget(codec, limit, prompt)
-    if budget is None and not options.min_tokens:
+    # A grammar for channels decides itself whether there is thinking.
+    if markers is None or (matcher is not None and markers.in_channels):
+        limit = None
+    if limit is None and not options.min_tokens:
         return matcher, matcher
-    limits = AnswerLimits(codec, matcher, budget, options.min_tokens)
+    limits = AnswerLimits(codec, matcher, ThinkingBudget(codec, limit, prompt), options.min_tokens)
     return limits, limits if matcher is not None else None

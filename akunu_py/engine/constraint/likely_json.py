@@ -40,21 +40,17 @@ class JsonState:
     repeated: bool = False  # an object has the same key twice
 
 
+@dataclass(eq=False)
 class LikelyText:
     """Draft tokens from grammars narrower than the answer's, until the answer violates them all."""
 
-    def __init__(
-        self,
-        grammars: Sequence[Callable[[], Future[LLMatcher]]],
-        decode: Callable[[int], bytes],
-        encode: Callable[[bytes], list[int]],
-    ) -> None:
-        """grammars: start to compile, the narrowest first. decode, encode: tokens and text."""
-        self._grammars, self._decode, self._encode = list(grammars), decode, encode
-        self._matcher: LLMatcher | None = None
-        self._tokens: list[int] = []
-        self._consumed: list[int] = []  # by the matcher, for each token
-        self._mismatch_at: int | None = None  # the first token that does not fit
+    grammars: Sequence[Callable[[], Future[LLMatcher]]]  # start to compile, the narrowest first
+    decode: Callable[[int], bytes]
+    encode: Callable[[bytes], list[int]]
+    _matcher: LLMatcher | None = field(default=None, init=False)
+    _tokens: list[int] = field(default_factory=list, init=False)
+    _consumed: list[int] = field(default_factory=list, init=False)  # by the matcher, per token
+    _mismatch_at: int | None = field(default=None, init=False)  # the first token that does not fit
 
     def forced(self, tokens: Sequence[int], accepted: int) -> list[int]:
         """Return the likely next tokens of the answer, none where the grammar has a choice.
@@ -67,9 +63,9 @@ class LikelyText:
         while self._matcher is None or (
             self._mismatch_at is not None and self._mismatch_at < accepted
         ):
-            if not self._grammars or not (future := self._grammars[0]()).done():
+            if not self.grammars or not (future := self.grammars[0]()).done():
                 return []  # the thread of the model waits for no other thread
-            del self._grammars[0]
+            self.grammars = self.grammars[1:]
             self._matcher = None
             self.rewind(0)
             self._matcher = None if future.exception() else future.result().deep_copy()
@@ -96,11 +92,11 @@ class LikelyText:
         return self._choices_after(self._matcher)
 
     def _choices_after(self, matcher: LLMatcher) -> list[int]:
-        return choices_after(matcher, self._decode, self._encode, self._encode)
+        return choices_after(matcher, self.decode, self.encode, self.encode)
 
     def _encode_forced(self, tokens: Sequence[int], text: bytes) -> list[int]:
         """Return the tokens of the forced `text` behind `tokens`."""
-        return self._encode(text) if text else []
+        return self.encode(text) if text else []
 
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
@@ -125,21 +121,12 @@ class LikelyText:
         self._consumed.append(consumed)
 
 
+@dataclass(eq=False)
 class LikelyJson(LikelyText):
     """Draft tokens of JSON, from byte matchers without whitespace."""
 
-    def __init__(
-        self,
-        grammars: Sequence[Callable[[], Future[LLMatcher]]],
-        decode: Callable[[int], bytes],
-        encode: Callable[[bytes], list[int]],
-        *,
-        compact: bool,
-    ) -> None:
-        """compact: the answer has no whitespace."""
-        super().__init__(grammars, decode, encode)
-        self._compact = compact
-        self._states = [JsonState()]  # behind no token, one, two, ...
+    compact: bool  # the answer has no whitespace
+    _states: list[JsonState] = field(default_factory=lambda: [JsonState()], init=False)  # per token
 
     def rewind(self, length: int) -> None:
         super().rewind(length)
@@ -156,10 +143,10 @@ class LikelyJson(LikelyText):
                 text += _force_first(matcher, b",}]")
         else:
             text = _force_first(matcher, b",}]") if state.before in _DIGITS else b""
-        return self._encode(self._spaced(text)) if text else [], self._tokens_written()
+        return self.encode(self._spaced(text)) if text else [], self._tokens_written()
 
     def _choices_after(self, matcher: LLMatcher) -> list[int]:
-        return choices_after(matcher, _byte, list, lambda text: self._encode(self._spaced(text)))
+        return choices_after(matcher, _byte, list, lambda text: self.encode(self._spaced(text)))
 
     def _tokens_written(self) -> int:
         """Return the number of tokens of the current value, up to _MAX_VALUE_TOKENS."""
@@ -171,13 +158,13 @@ class LikelyJson(LikelyText):
         return count
 
     def _add(self, token: int) -> None:
-        state, written = advanced(self._states[-1], self._decode(token))
+        state, written = advanced(self._states[-1], self.decode(token))
         self._consume(token, list(written))
         self._states.append(state)
 
     def _spaced(self, text: bytes) -> bytes:
         """Return `text` with the expected whitespace."""
-        if self._compact:
+        if self.compact:
             return text
         state = self._states[-1]
         result = b""
@@ -204,14 +191,14 @@ class LikelyJson(LikelyText):
         """
         text, state = self._spaced(text), self._states[-1]
         begins = bool(text) and len(tokens) == 1 and state.before in (b"{", b"[")
-        if begins and not (state.gap or self._compact):
-            whole = self._encode(self._decode(tokens[0]) + text)
+        if begins and not (state.gap or self.compact):
+            whole = self.encode(self.decode(tokens[0]) + text)
             if whole[:1] != list(tokens):
                 gaps = {**state.gaps, state.before: b"\n  "}
                 self._states[-1] = replace(state, gaps=gaps)
                 assert self._matcher is not None
                 text = self._spaced(self._matcher.compute_ff_bytes())
-        return self._encode(text) if text else []
+        return self.encode(text) if text else []
 
 
 def choices_after(

@@ -37,7 +37,7 @@ from akunu_py.errors import SchemaError, UsageError
 from akunu_py.files import parse_json
 from akunu_py.json_schema import grammar as json_grammar
 from akunu_py.json_schema.layouts import COMPACT, FREE, LIKELY, UNORDERED, Layout
-from akunu_py.json_schema.regex import byte_tables, limits
+from akunu_py.json_schema.regex import LIMITS, byte_tables
 from akunu_py.text import on_one_line
 from akunu_py.types import Constraint
 
@@ -66,10 +66,9 @@ class ConstraintMatcher(TokenMasks):
         """Raises UsageError if the constraint cannot be enforced."""
         super().__init__(codec.vocabulary, codec.stop_tokens)
         self._name = _NAMES[constraint.kind]
-        self._codec, self._constraint = codec, constraint
         self._matcher = compile_constraint(codec, constraint)
         self._tables = token_tables(codec)
-        self._likely = self._make_likely_text()
+        self._likely = self._make_likely_text(codec, constraint)
         self._saved: tuple[Any, ...] = ()
         self._structure: list[int] = []  # tokens consumed by the matcher
         is_json = constraint.kind in ("json", "json_schema")
@@ -129,16 +128,14 @@ class ConstraintMatcher(TokenMasks):
             if self._likely is not None:
                 self._likely.rewind(length)
 
-    def _make_likely_text(self) -> LikelyText | None:
-        constraint, tables = self._constraint, self._tables
-        made = _draft_grammars(constraint)
-        compile = partial(_start_compiling, self._codec, draft=True)
-        grammars = [partial(compile, *each) for each in made]
-        if not grammars or constraint.likely:
-            encode = partial(forced_tokens, tables)
-            return LikelyText(grammars, self._decode, encode) if grammars else None
-        compact = constraint.compact
-        return LikelyJson(grammars, self._decode, tables.tokenize_bytes, compact=compact)
+    def _make_likely_text(self, codec: TokenCodec, constraint: Constraint) -> LikelyText | None:
+        compile = partial(_start_compiling, codec, draft=True)
+        grammars = [partial(compile, *each) for each in _draft_grammars(constraint)]
+        if not grammars:
+            return None
+        if constraint.likely:
+            return LikelyText(grammars, self._decode, partial(forced_tokens, self._tables))
+        return LikelyJson(grammars, self._decode, self._tables.tokenize_bytes, constraint.compact)
 
     def mask(self) -> bytes:
         if self._state == "thinking":
@@ -303,7 +300,7 @@ def refusal(what: str, error: SchemaError) -> UsageError:
 def _compile(tables: LLTokenizer, text: str) -> LLMatcher:
     """Compile a grammar in llguidance's dialect of Lark. Raises ValueError if it is unusable."""
     grammar = LLMatcher.grammar_from_lark(text)
-    matcher = LLMatcher(tables, grammar, log_level=0, limits=limits())
+    matcher = LLMatcher(tables, grammar, log_level=0, limits=LIMITS)
     # The first mask is the slowest to compute.
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()
     if matcher.is_error() or not any(mask):

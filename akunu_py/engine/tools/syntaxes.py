@@ -8,7 +8,7 @@ import ast
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,23 +33,17 @@ _MAX_DEPTH = 60  # nested values without JSON
 _COMBINERS = ("anyOf", "oneOf", "allOf")
 
 
+@dataclass(slots=True)
 class Calls:
     """Receives the parts of calls that a syntax reads, and emits them as events."""
 
-    def __init__(
-        self,
-        tools: Sequence[Tool],
-        emit: Callable[[Event], None],
-        new_id: Callable[[], str],
-        *,
-        allowed: bool = True,
-    ) -> None:
-        self._tools = {tool.name: tool for tool in tools}
-        self._emit, self._new_id = emit, new_id
-        self.allowed = allowed  # whether the answer may call tools at all
-        self.known_only = False  # whether only `tools` can be called
-        self.in_call = False
-        self._first = True  # whether the next parameter is the first of its call
+    tools: Mapping[str, Tool]  # by name
+    emit: Callable[[Event], None]
+    new_id: Callable[[], str]
+    allowed: bool  # whether the answer may call tools at all
+    known_only: bool = False  # whether only `tools` can be called
+    in_call: bool = False
+    _first: bool = True  # whether the next parameter is the first of its call
 
     def begin(self, name: str) -> None:
         """Begin a call with a new id. Ids that models write are not unique in a conversation.
@@ -58,15 +52,15 @@ class Calls:
         allowed, or if another call is open.
         """
         name = name.strip()
-        known = not self.known_only or name in self._tools
+        known = not self.known_only or name in self.tools
         if not self.allowed or self.in_call or not known or not _NAME.fullmatch(name):
             raise Malformed
         self.in_call = self._first = True
-        self._emit(ToolCallStarted(self._new_id(), name))
+        self.emit(ToolCallStarted(self.new_id(), name))
 
     def add_arguments(self, text: str) -> None:
         """Append to the JSON object."""
-        self._emit(ToolCallArguments(text))
+        self.emit(ToolCallArguments(text))
 
     def begin_parameter(self, name: str) -> None:
         """Begin another member of the object; `add_arguments` adds its value."""
@@ -78,11 +72,11 @@ class Calls:
         if parameters:
             self.add_arguments("{}" if self._first else "}")
         self.in_call = False
-        self._emit(ToolCallFinished())
+        self.emit(ToolCallFinished())
 
     def parameters_of(self, tool: str) -> Mapping[str, Any]:
         """Return the schema of a tool's parameters, an empty one for an unknown tool."""
-        known = self._tools.get(tool.strip())
+        known = self.tools.get(tool.strip())
         return known.parameters if known else {}
 
 
@@ -623,14 +617,14 @@ def part_of(schema: Any, root: Mapping[str, Any], name: str) -> Any:
 
 def _alternatives(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return `schema`, a part of `root`, and the schemas that it combines or refers to."""
-    found: list[Mapping[str, Any]] = []
+    found: dict[int, Mapping[str, Any]] = {}  # by `id`
     pending = [schema]
     for part in pending:  # grows
-        if isinstance(part, Mapping) and not any(part is each for each in found):
-            found.append(part)
+        if isinstance(part, Mapping) and id(part) not in found:
+            found[id(part)] = part
             pending += [each for key in _COMBINERS for each in _listed(part, key)]
             pending.append(_referenced(part, root))
-    return found
+    return list(found.values())
 
 
 def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:

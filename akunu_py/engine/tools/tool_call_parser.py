@@ -73,7 +73,7 @@ class ToolCallParser(StreamParser[Event]):
         self._after_call = False
         self._opened = format is not None and format.opened
         new_id = (format or HERMES).new_id
-        self._calls = Calls(tools, self._emit, new_id, allowed=allowed)
+        self._calls = Calls({tool.name: tool for tool in tools}, self._emit, new_id, allowed)
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from akunu_py.engine.tools.formats import FORMATS
 from akunu_py.engine.tools.syntaxes import CallLayout
 from akunu_py.engine.tools.tool_call_parser import ToolCallParser
 from akunu_py.errors import UsageError
-from akunu_py.json_schema.regex import limits
+from akunu_py.json_schema.regex import LIMITS
 from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
 from tests.support.json_schema import is_valid
 from tests.support.tiny_fim import load_tiny
@@ -100,7 +100,7 @@ def tables(family: str, special: bool) -> tuple[Tables, LLTokenizer]:
 
 
 def matcher(tables: LLTokenizer, grammar: str) -> LLMatcher:
-    made = LLMatcher(tables, LLMatcher.grammar_from_lark(grammar), limits=limits())
+    made = LLMatcher(tables, LLMatcher.grammar_from_lark(grammar), limits=LIMITS)
     assert not made.is_error(), made.get_error()
     return made
 
