@@ -77,8 +77,7 @@ def load_heads(directory: Path, model: Any, config: dict[str, Any]) -> HeadChain
     target's quantization. model, config: from `mlx_loader.open_directory` for the model. Raises
     UnsupportedModel or DamagedModel for a head that does not fit the model.
     """
-    name = type(model).__module__.rpartition(".")[2]
-    family = FAMILIES.get(name)
+    family = FAMILIES.get(type(model).__module__.rpartition(".")[2])
     drafter = read_config(directory)
     if alone := drafter is not None and drafter.kind == "mtp":
         drafter.check(text_config(config))
@@ -90,13 +89,12 @@ def load_heads(directory: Path, model: Any, config: dict[str, Any]) -> HeadChain
     if family is None:
         return None
     heads: list[Head] = []
-    whose = "this model" if alone else "it"
     layers = len(model.layers)
     while not heads or "{" in family.prefix:  # with a number, which tells several heads apart
         weights, raw = _find_weights(directory, family, layers, len(heads), alone=alone)
         if not weights:
             break
-        with as_error(f"the MTP head of {directory} does not belong to {whose}", UnsupportedModel):
+        with as_error(f"the MTP head in {directory} does not fit the model", UnsupportedModel):
             head = Head(family, text_config(config), layers + len(heads))
             weights = _convert(head, weights, zero_centered=family.zero_centered, raw=raw)
             if family.shared_norm:

@@ -94,7 +94,8 @@ class AutoDrafter:
         self.guide: DraftGuide | None = None  # the grammar of the answer
         self.can_pipeline = True  # a pass may be launched while the previous one runs
         self.pipelines = False  # whether it is worth it, by the last proposal
-        self._can_branch: Callable[[], bool] | None = None
+        # Called before the first branches of a draft; None: no branches.
+        self.can_branch: Callable[[], bool] | None = None
         self._max_outcomes = max_outcomes  # per kind, after each answer
         self.model = AcceptanceModel()
         self.index = SuffixIndex()
@@ -114,10 +115,6 @@ class AutoDrafter:
         self._drafted = 0  # tokens drafted for the last observed pass
         self._answering = False
         self._recent = 0  # see `TokenPrediction.recent`
-
-    def allow_branches(self, can_branch: Callable[[], bool] | None) -> None:
-        """Set whether drafts may have branches. can_branch: called for the first ones; None: no."""
-        self._can_branch = can_branch
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append `tokens` to the history and learn from them.
@@ -184,7 +181,7 @@ class AutoDrafter:
 
     def offer(self, limit: int, known: PassCosts | None = None) -> list[float]:
         # For alternatives; the chain is planned with those of the other requests.
-        costs = known if self._can_branch is not None and self.guide is not None else None
+        costs = known if self.can_branch is not None and self.guide is not None else None
         least_doubt = inf if costs is None else 2.0 * costs.rate * _least_step(costs.costs, 0)
         self._proposal = Proposal(self._look_ahead(max(1, min(HORIZON, limit + 1)), least_doubt))
         self._answering = True
@@ -229,7 +226,7 @@ class AutoDrafter:
         context = self._context
         limits = PlanningLimits(
             known.costs, known.rate, self.curve.table(context)[0], self.curve.timed, context, limit,
-            ongoing, self.rerun_on_reject, branches=self._can_branch is not None,
+            ongoing, self.rerun_on_reject, branches=self.can_branch is not None,
         )  # fmt: skip
         stops = bool(predictions) and predictions[-1].token in self.stop_tokens
         chances = [each.probability for each in predictions]
@@ -264,7 +261,7 @@ class AutoDrafter:
         context = self._context
         costs, pipelined = self.curve.table(context), self.curve.pipelined(context)
         # Two choices or more share the doubt, and each takes a row.
-        may_branch = self._can_branch is not None and self.guide is not None and not ahead
+        may_branch = self.can_branch is not None and self.guide is not None and not ahead
         least_doubt = 2.0 * gain / pipelined * _least_step(costs, 0) if may_branch else inf
         most = max(1, min(HORIZON, limit + 1)) + ahead
         predictions = self._look_ahead(most, least_doubt)
@@ -315,7 +312,7 @@ class AutoDrafter:
             reached *= prediction.probability
         if branches:
             end, chosen, _ = best_tree(chain, branches, end, costs, rate)
-            if chosen and self._can_branch is not None and self._can_branch():
+            if chosen and self.can_branch is not None and self.can_branch():
                 proposal.end, proposal.branches = end, chosen
 
     def _follow(
@@ -369,7 +366,7 @@ class AutoDrafter:
         proposal.trailing = after.predictions[: neural_drafter.trailing]
         most = min(limits.tokens_left, MAX_DRAFT)
         tokens, branches = neural_drafter.alternatives(plan.reached, most, for_tree)
-        if branches and self._can_branch is not None and self._can_branch():
+        if branches and self.can_branch is not None and self.can_branch():
             proposal.neural_tokens, proposal.branches = tokens, branches
 
     def _end_answer(self) -> None:

@@ -440,12 +440,8 @@ class PredictionChain:
             ):
                 return [], sure
             if other or prediction.probability < chance:
-                prediction.token, prediction.source, prediction.bucket = (
-                    tokens[0],
-                    FROM_GRAMMAR,
-                    bucket,
-                )
-                prediction.probability = chance
+                prediction.token, prediction.probability = tokens[0], chance
+                prediction.source, prediction.bucket = FROM_GRAMMAR, bucket
         if prediction.token >= 0 and not guide.advance(prediction.token):
             prediction.token, prediction.probability = -1, 0.0
         if others:

@@ -194,7 +194,7 @@ def test_head_that_does_not_fit_is_rejected(tmp_path: Path) -> None:
     missing = {key: value for key, value in published.items() if key != name}
     for weights in (narrow, missing):
         mx.save_safetensors(str(file), weights)
-        with pytest.raises(UnsupportedModel, match="does not belong to it"):
+        with pytest.raises(UnsupportedModel, match="does not fit the model"):
             load_heads(tmp_path / "a", model, config)
     file.write_bytes(b"\0" * 100)
     with pytest.raises(DamagedModel):

@@ -148,9 +148,9 @@ def test_choices_of_a_grammar_are_drafted_together_where_their_rows_pay(curve: s
     texts = [11, 12], [21, 22]
     drafter = drafter_with(*texts, curve=curve)
     assert drafter.propose(16) == []
-    drafter.allow_branches(lambda: False)
+    drafter.can_branch = lambda: False
     assert drafter.propose(16) == []
-    drafter.allow_branches(lambda: True)
+    drafter.can_branch = lambda: True
     draft = drafter.propose(16)
     if curve in ("m1", "m2pro"):  # each row costs half a step
         assert draft == []
@@ -168,7 +168,7 @@ def test_choices_of_a_grammar_are_offered_to_a_shared_pass_where_their_rows_pay(
     texts = [11, 12, 13], [21, 22, 23]
     for step, pays in ((0.01, True), (0.5, False)):
         drafter = drafter_with(*texts, curve="m5max")
-        drafter.allow_branches(lambda: True)
+        drafter.can_branch = lambda: True
         known = PassCosts([1.0 + step * row for row in range(33)], 1.2)
         chances = drafter.offer(16, known)
         assert bool(chances) == pays
@@ -189,7 +189,7 @@ def test_choices_of_a_grammar_are_offered_to_a_shared_pass_where_their_rows_pay(
 
 def test_alternatives_that_are_never_right_are_no_longer_drafted() -> None:
     drafter = drafter_with([11, 12], [21, 22], curve="m5max")
-    drafter.allow_branches(lambda: True)
+    drafter.can_branch = lambda: True
     assert drafter.propose(8)
     for _ in range(200):
         drafter.observe(0, 0, 1, 1.0)
@@ -227,7 +227,7 @@ def test_alternatives_of_a_neural_drafter_are_drafted_while_they_are_right(curve
     chain = drafter.propose(16)
     assert type(chain) is list
     assert set(chain) <= {11}
-    drafter.allow_branches(lambda: True)
+    drafter.can_branch = lambda: True
     roots = list[set[int]]()
     known = PassCosts(costs.table(0)[:17], 1.0)
     for place, token in enumerate([*[21] * 60, *[11] * 60, *[5] * 120]):
@@ -249,7 +249,7 @@ def test_trees_of_a_neural_drafter_try_row_counts_whose_cost_is_unknown() -> Non
     """Here each further row turns out to cost a plain step, so that later drafts are short."""
     curve, sizes = CostCurve(), list[int]()
     drafter = AutoDrafter(curve, neural_drafters=[Hesitant()], ngrams=False)
-    drafter.allow_branches(lambda: True)
+    drafter.can_branch = lambda: True
     drafter.extend([1, 2, 3, 4])
     for token in [11, 21, 11] * 20:
         draft = TokenTree.of(drafter.propose(16))

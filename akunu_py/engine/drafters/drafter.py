@@ -117,11 +117,11 @@ class TrackedDrafter:
         return shared - (len(known) - shared)
 
     def begin_answer(self, guide: DraftGuide | None, can_branch: Callable[[], bool] | None) -> None:
-        """Set the grammar of the next answer. can_branch: see `AutoDrafter.allow_branches`."""
+        """Set the grammar of the next answer. can_branch: see `AutoDrafter`."""
         if isinstance(self._inner, AutoDrafter | FixedDrafter):
             self._inner.guide = guide
         if self.auto is not None:
-            self.auto.allow_branches(can_branch)
+            self.auto.can_branch = can_branch
 
     @property
     def neural_seconds(self) -> float:

@@ -22,17 +22,22 @@ from akunu_py.models.mtp import Trunk
 from akunu_py.ngram.neural_plan import TokenView
 from akunu_py.weak_cache import cached_weakly
 
-_KEPT = 512  # hidden states to keep of a prompt
 _PASS = 33  # maximum rows of a decode pass
 
 
-class HiddenStates:
-    """The last hidden states of a history, by position."""
+class StateHistory:
+    """What a drafter has of a history: the target's last hidden states, and its own rows."""
 
-    def __init__(self, kept: int = _KEPT) -> None:
-        """kept: minimum number of states to keep."""
+    def __init__(self, cache: kv_cache.Cache, kept: int) -> None:
+        """cache: of the drafter, empty. kept: minimum number of states to keep."""
         self._parts: list[tuple[int, mx.array]] = []  # (position of the first, [1, rows, width])
         self._kept = kept
+        self.restart(cache, 0)
+
+    def restart(self, cache: kv_cache.Cache, first: int) -> None:
+        """Begin with no rows. first: position of the first row of `cache`."""
+        self.cache, self.first = cache, first
+        self.seen: list[int] = []  # the token after each row
 
     @property
     def start(self) -> int:
@@ -46,7 +51,7 @@ class HiddenStates:
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for _, part in self._parts)
+        return sum(part.nbytes for _, part in self._parts) + kv_cache.nbytes(self.cache)
 
     def write(self, position: int, states: mx.array) -> None:
         """Write states [1, rows, width] from `position` on, replacing later ones."""
@@ -70,28 +75,10 @@ class HiddenStates:
         return mx.concatenate(found, axis=1) if len(found) > 1 else found[0]
 
 
-class StateHistory:
-    """What a drafter has of a history: hidden states of the target, and rows of the drafter."""
-
-    def __init__(self, cache: kv_cache.Cache, kept: int) -> None:
-        """cache: of the drafter, empty. kept: see `HiddenStates`."""
-        self.states = HiddenStates(kept)
-        self.restart(cache, 0)
-
-    def restart(self, cache: kv_cache.Cache, first: int) -> None:
-        """Begin with no rows. first: position of the first row of `cache`."""
-        self.cache, self.first = cache, first
-        self.seen: list[int] = []  # the token after each row
-
-    @property
-    def nbytes(self) -> int:
-        return self.states.nbytes + kv_cache.nbytes(self.cache)
-
-
 class HiddenStateDrafter(NeuralDrafterBase):
     """A `NeuralDrafter` of hidden states. Its rows stay with the target's history."""
 
-    _kept = _KEPT  # hidden states to keep of a prompt
+    _kept = 512  # hidden states to keep of a prompt
 
     def __init__(self, network: Any, target: Target, key: str, share: float) -> None:
         """network: see `state_drafter.py`. share: see `relative_cost`."""
@@ -129,7 +116,7 @@ class HiddenStateDrafter(NeuralDrafterBase):
     @property
     def prefilled(self) -> int:
         history = self._history
-        return max(history.first + len(history.seen), history.states.start)
+        return max(history.first + len(history.seen), history.start)
 
     def before_pass(self, cache: kv_cache.Cache) -> None:
         self._draft = None  # it may hold the target's keys, which the pass would have to copy
@@ -144,12 +131,11 @@ class HiddenStateDrafter(NeuralDrafterBase):
             mx.async_eval(states)
         else:
             states = self._network.states(hidden)
-        self._history.states.write(end - states.shape[1], states)
+        self._history.write(end - states.shape[1], states)
 
     def move_rows(self, rows: Sequence[int]) -> None:
-        states, first = self._history.states, self._position
-        made = states.read(first, states.end)
-        states.write(first, made[:, mx.array(rows)])
+        history, first = self._history, self._position
+        history.write(first, history.read(first, history.end)[:, mx.array(rows)])
 
     def start_draft(self, known: Sequence[int]) -> bool:
         self._known = TokenView.of(known)
@@ -183,21 +169,20 @@ class HiddenStateDrafter(NeuralDrafterBase):
     def _begin(self) -> Any:
         """Process the target's new hidden states of this history, and begin a draft."""
         target, history = self._target, self._history
-        states = history.states
         # Later states may belong to rejected drafts.
-        end = min(states.end, len(target.tokens) + len(target.pending) - 1, len(self._known) - 1)
+        end = min(history.end, len(target.tokens) + len(target.pending) - 1, len(self._known) - 1)
         # At least one row, for its output.
         begin = min(history.first + len(history.seen), end - 1) - self._network.overlap
         begin = max(history.first, begin)
-        if begin < states.start:
-            begin = states.start
+        if begin < history.start:
+            begin = history.start
             history.restart(self.make_cache(begin), begin)
         if begin >= end:
             return None
         self._keep(begin - history.first)
         after = self._known[begin + 1 :]
         history.seen += after[: end - begin]
-        return self.begin(states.read(begin, end), after)
+        return self.begin(history.read(begin, end), after)
 
 
 class HeadDrafter(HiddenStateDrafter):

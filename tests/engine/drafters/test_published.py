@@ -174,7 +174,7 @@ def test_hidden_states_follow_an_accepted_branch(tmp_path: Path) -> None:
     assert sum(each.accepted for each in trees) > COUNT // 3
     end = len(target.tokens)
     states = states_of(drafts, model, target.tokens, kv_cache.new_cache(model))
-    found = drafts._history.states.read(0, end)
+    found = drafts._history.read(0, end)
     np.testing.assert_allclose(np.array(found), np.array(states), atol=5e-3)
 
 
