@@ -78,7 +78,7 @@ class PacedApp(App[Result]):
             with contextlib.suppress(RuntimeError):  # The loop may be closed.
                 loop.call_soon_threadsafe(self._resume)
 
-        self._driver.on_flush = resume_soon
+        self._driver.output.on_flush = resume_soon
         self._timeout = loop.call_later(_ANSWER_TIMEOUT_S, self._forget_pings)
         self._resume()  # the terminal may have caught up just now
 

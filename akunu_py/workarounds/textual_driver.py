@@ -77,11 +77,11 @@ class PasteParser(XTermParser):
 class CountingFile:
     """The terminal's file for Textual's writer thread; counts the writes that it has taken."""
 
-    def __init__(self, file: IO[str], on_flush: Callable[[], None]) -> None:
+    def __init__(self, file: IO[str]) -> None:
         self._file = file
-        self._on_flush = on_flush
         self._written = 0
         self.flushed = 0
+        self.on_flush: Callable[[], None] = lambda: None  # called in the writer's thread
 
     def write(self, text: str) -> None:
         self._file.write(text)
@@ -90,7 +90,7 @@ class CountingFile:
     def flush(self) -> None:
         self._file.flush()
         self.flushed = self._written
-        self._on_flush()
+        self.on_flush()
 
 
 class SteadyDriver(LinuxDriver):
@@ -102,14 +102,13 @@ class SteadyDriver(LinuxDriver):
 
     def __init__(self, app: App[object], **options: Any) -> None:
         super().__init__(app, **options)
-        self.on_flush: Callable[[], None] = lambda: None  # called in the writer's thread
-        self._output = CountingFile(cast(IO[str], self._file), lambda: self.on_flush())
-        self._file = cast(Any, self._output)
+        self.output = CountingFile(cast(IO[str], self._file))
+        self._file = cast(Any, self.output)
 
     @property
     def is_behind(self) -> bool:
         """Whether the terminal has not yet taken all that was written."""
-        return self._output.flushed != self._writes
+        return self.output.flushed != self._writes
 
     def write(self, data: str) -> None:
         self._writes += 1

@@ -167,8 +167,7 @@ def _float_type(tensors: list[GgufTensor], slots: dict[str, TensorSlot], family:
 def _vector(tensor: GgufTensor, shift: float) -> weights.Array:
     """Return the values of a norm or a bias as float32."""
     values = weights.load(weights.convert_float(tensor, tensor.type.name), tensor.type.name)
-    shifted: weights.Array = values - np.float32(shift)
-    return shifted
+    return values - np.float32(shift)
 
 
 def _quantization(bits: dict[str, int]) -> dict[str, Any]:

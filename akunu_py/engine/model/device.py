@@ -158,13 +158,13 @@ def convert_weights(model: nn.Module, mode: WeightMode) -> int:
     float32 through OpenBLAS, so "auto" uses float32 on a CPU if memory allows. On a GPU the
     checkpoint's format stays. Returns the bytes per activation value.
     """
-    plain = plain_format(model, mode)
-    if plain is not None:
-        # Convert scales and biases first: dequantizing in half precision would round.
-        model.set_dtype(mx.float32)
-        dequantize_model(model)
-        model.set_dtype(plain)
-    return 4 if plain is not None and plain == mx.float32 else 2
+    if (plain := plain_format(model, mode)) is None:
+        return 2
+    # Convert scales and biases first: dequantizing in half precision would round.
+    model.set_dtype(mx.float32)
+    dequantize_model(model)
+    model.set_dtype(plain)
+    return plain.size
 
 
 def plain_format(model: nn.Module, mode: WeightMode) -> mx.Dtype | None:
