@@ -27,11 +27,11 @@ _BEFORE, _AFTER = 30, 120  # characters of a snippet around the start of its fir
 _LETTER = f"(?!{_UNSPACED})[^\\W_]"
 _WORD = re.compile(f"{_UNSPACED}|{_LETTER}(?:{_LETTER}|[\u0300-\u036f])*")
 
-_IN_MESSAGES = """
+_MATCHING = """
 SELECT m.conversation FROM message_index i JOIN messages m ON m.number = i.rowid
-WHERE message_index MATCH ?
+WHERE message_index MATCH ?1
+UNION SELECT rowid FROM title_index WHERE title_index MATCH ?1
 """
-_IN_TITLES = "SELECT rowid FROM title_index WHERE title_index MATCH ?"
 _RANKED = """
 SELECT m.conversation, m.number, m.id
 FROM message_index i JOIN messages m ON m.number = i.rowid
@@ -71,11 +71,8 @@ def find_words(text: str, words: str) -> list[tuple[int, int]]:
 
 def find_matches(database: sqlite3.Connection, terms: Sequence[str]) -> dict[int, SearchHit]:
     """Return the best match of each conversation with all `terms`, by conversation number."""
-    matching: set[int] | None = None
-    for term in terms:
-        numbers = {row[0] for row in database.execute(_IN_MESSAGES, (term,))}
-        numbers |= {row[0] for row in database.execute(_IN_TITLES, (term,))}
-        matching = numbers if matching is None else matching & numbers
+    found = [{number for (number,) in database.execute(_MATCHING, (term,))} for term in terms]
+    matching: set[int] = set.intersection(*found) if found else set()
     if not matching:
         return {}
     best: dict[int, tuple[int, str]] = {}  # conversation -> number and id of its message

@@ -21,14 +21,6 @@ _FOLLOWS: dict[Role, tuple[str | None, ...]] = {
 }
 Outcome = Literal["waiting", "running", "done", "failed", "denied", "stopped"]
 
-_NO_RESULT = "The call was stopped before it had a result."
-_RESULTS: dict[Outcome, str] = {  # for the model, instead of a result
-    "denied": "The user did not allow this call.",
-    "waiting": _NO_RESULT,
-    "running": _NO_RESULT,
-    "stopped": _NO_RESULT,
-}
-
 
 def new_id() -> str:
     """Return a unique id for a message or conversation: 32 hexadecimal digits."""
@@ -50,8 +42,12 @@ class ToolUse:
 
     @property
     def shown_result(self) -> str:
-        """The result for the model."""
-        return _RESULTS.get(self.outcome, self.result)
+        """The result for the model, or why there is none."""
+        if self.outcome in ("done", "failed"):
+            return self.result
+        if self.outcome == "denied":
+            return "The user did not allow this call."
+        return "The call was stopped before it had a result."
 
 
 @dataclass(frozen=True, slots=True)

@@ -512,20 +512,16 @@ class RepetitionStops:
             least = max(3 * period, _KEPT_LENGTH)
             loop = _CHARACTER_LOOP_LENGTH if period == 1 else _LOOP_LENGTH
             loop = max(loop, _LOOP_PERIODS * period)
-            length = period  # of the repetition that ends at `end`
-            counts = False  # this repetition, once it is long enough
-            for end in range(period, len(line)):
-                length = length + 1 if line[end] == line[end - period] else period
-                start = end + 1 - length
-                if length == least:
-                    counts = not self._may_repeat(line[start : start + period])
-                if length < least or not counts:
+            for found in re.finditer(rf"(.{{{period}}})\1{{2,}}", line):
+                start, end = found.span()
+                while end < len(line) and line[end] == line[end - period]:
+                    end += 1
+                if end - start < least or self._may_repeat(found[1]):
                     continue
-                kept = start + least
-                if length >= loop:
-                    return RepetitionEnd(kept, is_loop=True)
-                if end == len(line) - 1:
-                    pending = min(kept, pending)
+                if end - start >= loop:
+                    return RepetitionEnd(start + least, is_loop=True)
+                if end == len(line):
+                    pending = min(start + least, pending)
         return RepetitionEnd(pending)
 
     def _may_repeat(self, part: str) -> bool:
