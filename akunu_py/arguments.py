@@ -1,14 +1,15 @@
 """Options shared by several commands."""
 
 import argparse
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from akunu_py.errors import UsageError
 from akunu_py.files import disk_errors, parse_json, read_bounded
-from akunu_py.parser import add_flags, add_values, count, number, positive
+from akunu_py.parser import Parser, add_flags, add_values, count, number, positive
 from akunu_py.text import parse_size
 from akunu_py.types import (
     DEFAULT_DRAFT_TOKENS,
@@ -26,10 +27,16 @@ from akunu_py.types import (
     SamplingOptions,
 )
 
+MAX_CONSTRAINT_FILE = 4 << 20  # bytes of a schema or a grammar
 
-def as_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:
-    """Return the options in `args` that differ from the parser's defaults, for another process."""
-    arguments: list[str] = []
+
+def as_arguments(
+    args: argparse.Namespace, *adders: Callable[[argparse.ArgumentParser], None]
+) -> list[str]:
+    """Return the options of `adders` that differ from their defaults, for another process."""
+    parser, arguments = Parser(), list[str]()
+    for add in adders:
+        add(parser)
     for action in parser._actions:
         value = getattr(args, action.dest, action.default)
         if value == action.default or not action.option_strings:
@@ -59,14 +66,13 @@ def add_model(parser: argparse.ArgumentParser, default: str = "as in the setting
     add_values(parser, ("--model", "NAME_OR_PATH", str, None, f"Model to use (default: {default})"))
 
 
-def add_generation(
-    parser: argparse.ArgumentParser, *, top_p: float = 1.0, from_settings: bool = False
-) -> None:
-    """Add the options of one answer. from_settings: limits and temperature have no default."""
-    temperature, max_tokens = (None, None) if from_settings else (0.0, DEFAULT_MAX_TOKENS)
-    limit, budget = "Maximum tokens to generate", "Maximum thinking tokens"
-    limit += " (default: as in the settings)" if from_settings else ""
-    budget += f" (default: {'as in the settings' if from_settings else 'no limit'})"
+def add_generation(parser: argparse.ArgumentParser, *, chat: bool = False) -> None:
+    """Add the options of one answer. chat: the settings have limits and temperature."""
+    # A chat is not greedy: small models repeat themselves.
+    top_p, temperature, max_tokens = (0.95, None, None) if chat else (1.0, 0.0, DEFAULT_MAX_TOKENS)
+    as_set = "(default: as in the settings)"
+    limit = f"Maximum tokens to generate {as_set if chat else '(default: %(default)s)'}"
+    budget = f"Maximum thinking tokens {as_set if chat else '(default: no limit)'}"
     add_values(
         parser,
         ("--max-tokens", "N", positive, max_tokens, limit),
@@ -82,11 +88,11 @@ def add_generation(
         ("--lenience", "L", float, 1.0, f"{accept} below 1: lenient, 1: exact"),
         ("--typical", "E", float, 0.0, f"{accept} above 0: typical acceptance, 0: exact"),
     )
-    default = "as in the settings" if from_settings else "%(default)g, greedy"
-    about_temperature = f"Sampling temperature, 0 to {MAX_TEMPERATURE:g} (default: {default})"
+    default = as_set if chat else "(default: %(default)g, greedy)"
+    about = f"Sampling temperature, 0 to {MAX_TEMPERATURE:g} {default}"
     add_values(
         parser.add_argument_group("sampling"),
-        ("--temperature", "T", parse_temperature, temperature, about_temperature),
+        ("--temperature", "T", parse_temperature, temperature, about),
         ("--top-p", "P", float, top_p, "Sample from tokens up to this total probability; 1: all"),
         ("--top-k", "K", int, 0, "Sample from the K most likely tokens; 0: all"),
         ("--min-p", "P", float, 0.0, "Minimum probability relative to the most likely token"),
@@ -129,10 +135,7 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
 
 
 def check_hosts(hosts: str | None, drafts: Iterable[str] = (), **others: object) -> None:
-    """Raise UsageError if --hosts conflicts with another option.
-
-    drafts: values of --draft. others: values of other options, by name.
-    """
+    """Raise UsageError if --hosts conflicts with values of --draft or of other options."""
     conflicts = [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
     conflicts += [f"--draft {mode}" for mode in drafts if mode in NEURAL_MODES]
     if hosts and conflicts:
@@ -160,9 +163,6 @@ def options_from(args: argparse.Namespace) -> GenerateOptions:
 def _values(options: Any, args: argparse.Namespace) -> dict[str, Any]:
     """Return the values in `args` that have the names of fields of `options`."""
     return {each.name: vars(args)[each.name] for each in fields(options) if each.name in args}
-
-
-MAX_CONSTRAINT_FILE = 4 << 20  # bytes of a schema or a grammar
 
 
 def add_constraint(parser: argparse.ArgumentParser) -> None:
@@ -204,10 +204,7 @@ def constraint_from(args: argparse.Namespace) -> Constraint | None:
 
 
 def json_constraint(schema: str, option: str) -> Constraint:
-    """Return the constraint of a JSON schema. Raises UsageError.
-
-    schema: JSON text or the path of a file. option: its name, for errors.
-    """
+    """Return the constraint of a schema: JSON text, or the path of a file. Raises UsageError."""
     text = schema.strip()
     if not text.startswith(("{", "[")):
         text = _text_of(schema, option)
@@ -250,9 +247,7 @@ def add_drafting(group: argparse._ArgumentGroup, *, tree: bool = False) -> None:
 
 def _bias(text: str) -> tuple[int, float]:
     token, separator, bias = text.partition("=")
-    try:
+    with contextlib.suppress(ValueError):
         if separator and int(token) >= 0:
             return int(token), float(bias)
-    except ValueError:
-        pass
     raise argparse.ArgumentTypeError(f"expected a token id and a number, 42=-1.5, got {text!r}")

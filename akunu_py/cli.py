@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from akunu_py import crashes, exit_on_interrupt, raise_on_interrupt
 from akunu_py.errors import INTERRUPTED, AkunuError
-from akunu_py.parser import Parser, run_action
+from akunu_py.parser import Parser, add_flags, run_action
 from akunu_py.text import escape_unencodable, print_warnings
 from akunu_py.version import __version__, package_version
 
@@ -83,6 +83,10 @@ def _run(arguments: list[str]) -> int:
         arguments = [*arguments[1:2], "--debug", *arguments[2:]]  # move it after the command
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL):
         arguments = ["chat", *arguments]
+    if arguments[0] == "--version":  # with MLX and mlx-lm, which a bug report needs
+        libraries = ", ".join(f"{name} {package_version(name)}" for name in ("mlx", "mlx-lm"))
+        print(f"akunu {__version__} ({libraries})")
+        return 0
     ours, rest = arguments, list[str]()  # rest: for the program to launch
     if arguments[0] == "bench":
         from akunu_py.bench.command import with_action
@@ -101,23 +105,8 @@ def _run(arguments: list[str]) -> int:
     return code
 
 
-class _PrintVersions(argparse.Action):
-    """Print our version and those of MLX and mlx-lm, which a bug report needs."""
-
-    def __init__(self, option_strings: list[str], dest: str, **options: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, **options)  # type: ignore[arg-type]
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        libraries = ", ".join(f"{name} {package_version(name)}" for name in ("mlx", "mlx-lm"))
-        print(f"akunu {__version__} ({libraries})")
-        parser.exit()
-
-
 def _parser(*wanted: str, actions: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return a parser of all command names; only the `wanted` commands are imported.
-
-    actions: of bench, to be imported (default: all).
-    """
+    """Return a parser of all commands; imports the `wanted` ones, and only `actions` of bench."""
     parser = Parser(
         prog="akunu",
         description="Chat with local models, complete code in your editor, and serve models over "
@@ -125,7 +114,7 @@ def _parser(*wanted: str, actions: Sequence[str] = ()) -> argparse.ArgumentParse
         epilog="Without a command, akunu starts a chat. 'akunu COMMAND --help' shows the options "
         "of a command. Every command accepts --debug, which prints errors with tracebacks.",
     )
-    parser.add_argument("--version", action=_PrintVersions, help="Show the versions and exit")
+    add_flags(parser, ("--version", "Show the versions and exit"))
     commands = parser.add_subparsers(
         title="commands", dest="command", metavar="COMMAND", parser_class=Parser
     )

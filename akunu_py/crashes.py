@@ -54,10 +54,7 @@ def _details(error: BaseException) -> str:
     import platform
     import traceback
 
-    try:
-        text = "".join(traceback.format_exception(error))
-    except Exception as other:  # noqa: BLE001 - str() of the exception can fail
-        text = f"{type(error).__name__}, whose traceback failed: {type(other).__name__}\n"
+    text = "".join(traceback.format_exception(error))
     if len(text) > 2 * _MAX_PART:
         text = f"{text[:_MAX_PART]}\n[...]\n{text[-_MAX_PART:]}"
     return f"akunu {__version__}, Python {sys.version}, {platform.platform()}\n\n{text}"

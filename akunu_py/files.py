@@ -71,12 +71,10 @@ def read_stream(file: BinaryIO, limit: int, name: str = "stdin") -> bytes:
 
 
 def read_blocks(file: IO[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
-    """Yield the data of an open file in blocks; `progress` gets the bytes after each block."""
-    done = 0
+    """Yield the data of an open file in blocks; `progress` gets the length of each block."""
     while block := file.read(_BLOCK_BYTES):
         yield block
-        done += len(block)
-        progress(done)
+        progress(len(block))
 
 
 def parse_json(data: bytes | str, *, infinity: bool = False) -> Any:

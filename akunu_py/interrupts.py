@@ -7,7 +7,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, NoReturn
 
 from akunu_py.errors import INTERRUPTED
@@ -22,11 +22,11 @@ def exit_without_teardown(code: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def exit_after_interrupt(seconds: float) -> Iterator[None]:
-    """Exit if the block does not end within `seconds` of an interrupt; call in the main thread.
+def cancel_on_interrupt(cancel: Callable[[], object], seconds: float) -> Iterator[None]:
+    """Call `cancel` on the first interrupt; exit if the block does not end within `seconds` of it.
 
-    Python calls its handler only between its own instructions. A forward pass over hundreds of
-    tokens is one instruction; on a loaded machine it took 67 seconds.
+    For the main thread. The second interrupt raises. Python calls handlers only between its own
+    instructions: a forward pass over hundreds of tokens is one, which took 67 seconds once.
     """
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -38,12 +38,18 @@ def exit_after_interrupt(seconds: float) -> Iterator[None]:
                 os._exit(INTERRUPTED)  # without flushing, which may block
         os.close(read)
 
+    def on_interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, handler)
+        cancel()
+
+    handler = signal.signal(signal.SIGINT, on_interrupt)
     before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     threading.Thread(target=watch, name="interrupts", daemon=True).start()
     try:
         yield
     finally:
         ended.set()
+        signal.signal(signal.SIGINT, handler)
         signal.set_wakeup_fd(before)
         os.close(write)
 

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -38,8 +39,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         formatter = partial(_HelpFormatter, max_help_position=32)
-        defaults: dict[str, Any] = {"allow_abbrev": False, "formatter_class": formatter}
-        super().__init__(add_help=False, **(defaults | options))
+        super().__init__(add_help=False, allow_abbrev=False, formatter_class=formatter, **options)
         self._positionals.title = "arguments"
         self.add_argument("-h", "--help", action="help", help="Show this help and exit")
         # Without SUPPRESS, a command's parser would reset the value of its parent's parser.
@@ -51,10 +51,10 @@ class Parser(argparse.ArgumentParser):
         """Suggest the nearest command or choice."""
         if action.choices is not None and value not in action.choices:
             names = list(map(str, action.choices))
-            known = f"; known: {', '.join(names)}"
-            raise argparse.ArgumentError(
-                action, f"no such choice: {value!r}{did_you_mean(str(value), names) or known}"
-            )
+            hint = did_you_mean(str(value), names) or f"; known: {', '.join(names)}"
+            if isinstance(action, argparse._SubParsersAction):
+                raise argparse.ArgumentError(None, f"unknown command {value!r}{hint}")
+            raise argparse.ArgumentError(action, f"unknown value {value!r}{hint}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown arguments here: the parser of all commands would name its own help."""
@@ -71,10 +71,7 @@ class Parser(argparse.ArgumentParser):
         (file or sys.stderr).write(message)
 
 
-AddAction = Callable[[str, str, Callable[..., None]], argparse.ArgumentParser]
-
-
-def add_actions(parser: argparse.ArgumentParser) -> AddAction:
+def add_actions(parser: argparse.ArgumentParser) -> Callable[..., argparse.ArgumentParser]:
     """Return a function that adds a subcommand, given its name, summary and `args.act`."""
     actions = parser.add_subparsers(
         title="commands", dest="action", metavar="COMMAND", required=True, parser_class=Parser
@@ -102,13 +99,10 @@ def add_format(parser: argparse.ArgumentParser, *others: str) -> None:
 
 def _integer(least: int, text: str) -> int:
     """Parse the value of an option that must be an integer of `least` or more."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise argparse.ArgumentTypeError(f"expected an integer of {least} or more, got {text!r}")
-    return value
+    with contextlib.suppress(ValueError):
+        if (value := int(text)) >= least:
+            return value
+    raise argparse.ArgumentTypeError(f"expected an integer of {least} or more, got {text!r}")
 
 
 positive, count = partial(_integer, 1), partial(_integer, 0)
@@ -116,13 +110,10 @@ positive, count = partial(_integer, 1), partial(_integer, 0)
 
 def number(text: str, allowed: Callable[[float], bool], expected: str) -> float:
     """Parse the value of an option that must be a number that is `allowed`."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not allowed(value):
-        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
-    return value
+    with contextlib.suppress(ValueError):
+        if allowed(value := float(text)):
+            return value
+    raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
 
 
 Option = tuple[str, str | None, Any, Any, str]  # name, metavar, type or choices, default, help

@@ -10,12 +10,11 @@ from akunu_py.errors import INTERRUPTED
 
 # It is busy without looking at what handlers say, or ends as soon as one ran.
 _CODE = """
-import ctypes, signal, threading, time
-from akunu_py.interrupts import exit_after_interrupt
+import ctypes, threading, time
+from akunu_py.interrupts import cancel_on_interrupt
 interrupts = []
-signal.signal(signal.SIGINT, lambda *_: interrupts.append(1))
 libc = ctypes.CDLL(None)
-with exit_after_interrupt(0.2 if {busy} else 60):
+with cancel_on_interrupt(lambda: interrupts.append(1), 0.2 if {busy} else 60):
     print("ready", flush=True)
     end = time.monotonic() + 60
     while {busy} and time.monotonic() < end:

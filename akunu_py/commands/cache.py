@@ -30,7 +30,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def list_caches(args: argparse.Namespace) -> None:
-    """Print the prompt caches on disk as a table or JSON, then their total size to stderr."""
     found = [_facts(path) for path in all_files()]
     if args.format == "json":
         print(json.dumps(found, indent=2))

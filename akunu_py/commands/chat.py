@@ -15,7 +15,6 @@ from akunu_py.errors import AkunuError, UnknownModel, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.mcp.config import read_servers
 from akunu_py.models.store import model_store
-from akunu_py.models.store.model_store import find_intact
 from akunu_py.paths import shell_command
 from akunu_py.settings import Settings, read_settings, settings_file
 from akunu_py.text import print_warnings, say
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from akunu_py.tui.app import ChatApp
     from akunu_py.tui.workers.chat_client import ChatClient
     from akunu_py.tui.workers.store_thread import StoreThread
-
 
 _ID_DIGITS = 8  # shown of a conversation's id, as in `akunu chats list`
 _TIMEOUT_S = 2.0  # for a running decode step; loading a model takes longer
@@ -40,8 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     words = "Resume the chat with this id or these words; without words, choose from a list"
     parser.add_argument("--resume", nargs="*", metavar="WORD", help=words)
-    # Not greedy: small models repeat themselves.
-    add_generation(parser, top_p=0.95, from_settings=True)
+    add_generation(parser, chat=True)
     add_server(parser)
     add_hosts(parser)
 
@@ -54,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
     server = "off" if hosts_server else args.server or settings.server
     model: model_store.StoredModel | None = None
     if is_address(server):
-        model_name = model_name_at(server, args.model)
+        name = model_name_at(server, args.model)
     else:
-        model_name, model = usable_model(settings, problems, args.model)
+        name, model = usable_model(settings, problems, args.model)
     problems += check_draft_model(args)
     if args.temperature is None:
         args.temperature = settings.temperature
@@ -74,7 +71,6 @@ def run(args: argparse.Namespace) -> int:
     server_configs, wrong = read_servers()
     problems += wrong
     tools = ToolServers(server_configs) if server_configs else None
-    name = model.name if model else model_name
     warnings: list[str] = []  # of all models loaded in this process
     session = chat_client(args, settings, name, model, server, warnings, hosts_server)
     store_thread = StoreThread(paths.conversations_file())
@@ -148,15 +144,17 @@ def usable_model(
     An unusable model in the settings or on the command line (`requested`) is added to `problems`,
     and the default model replaces it.
     """
-    model_name = requested or settings.model
+    name = requested or settings.model
     try:
-        return model_name, find_model(model_name)
+        if name != DEFAULT_MODEL:
+            model = model_store.check(model_store.resolve(name))
+            return model.name, model
     except AkunuError as error:
         unknown = isinstance(error, UnknownModel)
-        why = f"model {model_name!r} is not installed" if unknown else str(error)
+        why = f"model {name!r} is not installed" if unknown else str(error)
         where = "" if requested else f"{settings_file()}: "
         problems.append(f"{where}{why}; using {DEFAULT_MODEL} instead; press F4 for other models")
-        return DEFAULT_MODEL, find_model(DEFAULT_MODEL)
+    return DEFAULT_MODEL, model_store.find_intact(DEFAULT_MODEL)
 
 
 def chat_client(
@@ -166,33 +164,33 @@ def chat_client(
     model: model_store.StoredModel | None,
     server: str,
     warnings: list[str],
-    hosts_server: HostsServer | None = None,
+    hosts_server: HostsServer | None,
 ) -> ChatClient:
     """Return the client whose models are loaded here or run on a server.
 
-    name, model: the first model, and its files if installed.
-    server: the value of --server. An address serves the first model only; the others use "auto".
-    warnings: receives those of each model loaded in this process.
-    hosts_server: serves all models, with --hosts.
+    name, model: the first model, and its files if installed. server: the value of --server; an
+    address serves the first model only, the others use "auto". hosts_server: serves all models.
     """
     from akunu_py.tui.workers.chat_client import ChatClient
 
     def load(model_name: str) -> ModelLoop:  # in the model's thread: MLX takes seconds to import
-        choice = server if model_name == name or not is_address(server) else "auto"
-        loading, stored = loading_from(args), None
-        if not is_address(choice):  # the server may have a model that is not installed
-            loaded = model and model_name == model.name
-            stored = model if loaded else model_store.resolve(model_name)
-        may_store = settings.answer_cache and not args.no_answer_cache
-        found = (
-            hosts_server.connect(stored or model_store.resolve(model_name))
-            if hosts_server is not None
-            else server_for(choice, model_name, stored, loading)
-        )
+        loading, stored = loading_from(args), model
+        if is_address(server) and model_name == name:  # it may not be installed here
+            found = server_for(server, model_name, None, loading)
+        else:
+            if stored is None or model_name != stored.name:
+                stored = model_store.resolve(model_name)
+            choice = "auto" if is_address(server) else server
+            found = (
+                hosts_server.connect(stored)
+                if hosts_server
+                else server_for(choice, model_name, stored, loading)
+            )
         if found is not None:
             from akunu_py.serve.own.remote_loop import RemoteLoop
 
             client, served = found
+            may_store = settings.answer_cache and not args.no_answer_cache
             return RemoteLoop(client, served.model, may_store=may_store)
         from akunu_py.engine.load import open_model
 
@@ -220,12 +218,3 @@ def check_draft_model(args: argparse.Namespace) -> list[str]:
             args.draft_model = ""
             return [f"--draft-model is not used: {error}"]
     return []
-
-
-def find_model(model_name: str) -> model_store.StoredModel | None:
-    """Return the model, or None if it is the default model and not installed."""
-    if model_name == DEFAULT_MODEL:
-        return find_intact(DEFAULT_MODEL)
-    model = model_store.resolve(model_name)
-    model_store.check(model)
-    return model

@@ -1,6 +1,7 @@
 """`akunu chats`: list, search, export, import and delete saved chats."""
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -35,9 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_flags(exported, ("--all", "Export all chats, as JSON only"))
     form = "Output format (default: by the suffix of FILE, otherwise markdown; json with --all)"
     exported.add_argument("--format", choices=("markdown", "json"), help=form)
-    exported.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="New file (default: standard output)"
-    )
+    new_file = "New file (default: standard output)"
+    exported.add_argument("-o", "--output", type=Path, metavar="FILE", help=new_file)
     imported = add("import", "Import chats that were exported as JSON", import_chats)
     imported.add_argument("file", metavar="FILE", help="JSON file of up to 256 MiB; - reads stdin")
     removed = add("rm", "Delete chats permanently", remove)
@@ -46,12 +46,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    store = ConversationStore.open(paths.conversations_file())
-    try:
+    with contextlib.closing(ConversationStore.open(paths.conversations_file())) as store:
         print_warnings(store.warnings)
         args.act(store, args)
-    finally:
-        store.close()
     return 0
 
 

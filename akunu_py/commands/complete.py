@@ -24,9 +24,9 @@ from akunu_py.completion.completion_request import (
     CompletionRequest,
 )
 from akunu_py.errors import UsageError
-from akunu_py.models.catalog import recommend
+from akunu_py.models.catalog.recommend import recommend
 from akunu_py.models.store import model_store
-from akunu_py.parser import Parser, add_flags, add_values, count, positive
+from akunu_py.parser import add_flags, add_values, count, positive
 from akunu_py.paths import program_words
 from akunu_py.settings import load_settings
 from akunu_py.text import print_warnings
@@ -35,13 +35,47 @@ if TYPE_CHECKING:
     from akunu_py.completion.completer import Completer
     from akunu_py.engine.job import ModelLoop
 
+_SUPPLIES = Path("/sys/class/power_supply")
+_POWER_S = 60.0  # between two checks of the power source
+_PMSET_S = 2.0  # time limit
+_DIRECTORY = Path(__file__).parents[1] / "editors"
+_EDITORS = {  # the template in each editor's directory, and the separator between string literals
+    "vim": ("vimrc.in", ", "),
+    "neovim": ("init.lua.in", ", "),
+    "emacs": ("init.el.in", " "),
+    "vscode": ("settings.json.in", ", "),
+}
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_model(parser, "completion_model or model in the settings")
     fim = "Fill-in-the-middle format of the model; none: use only the prefix"
     add_values(parser, ("--fim", "NAME", str, "auto", fim))
-    _add_modes(parser)
-    _add_limits(parser)
+    modes = parser.add_argument_group("modes", "Default: JSON lines on stdin and stdout.")
+    config = "Print the configuration for an editor, with the other options in its command"
+    add_flags(modes, ("--lsp", "Run as a language server"))
+    add_values(modes, ("--print-config", None, tuple(_EDITORS), None, config))
+    add_flags(modes, ("--filter", "Complete the text on stdin, then exit"))
+    filters = parser.add_argument_group("filter options")
+    add_values(
+        filters,
+        ("--cursor", "LINE:COL", str, None, "Cursor position in lines and characters, from 1"),
+        ("--offset", "N", str, None, "Cursor position in characters, from 0, instead of --cursor"),
+        ("--path", "PATH", str, "", "Path of the text (default: unknown)"),
+    )
+    add_flags(filters, ("--whole", "Print the whole text, not only the completion"))
+    file = "Another file of the project, for context and drafts; repeatable"
+    add_values(filters, ("--file", "PATH", Path, None, file), action="append")
+    add_values(
+        parser.add_argument_group("limits", "For requests that set no limits."),
+        ("--max-tokens", "N", positive, DEFAULT_COMPLETION_TOKENS, "Maximum tokens to generate"),
+        ("--max-lines", "N", positive, 0, "Maximum lines (default: inferred from the cursor)"),
+        ("--time-ms", "MS", positive, None, "Milliseconds from the first text (default: no limit)"),
+        ("--temperature", "T", float, 0.0, "Sampling temperature; 0: greedy"),
+        ("--prefix-tokens", "N", positive, 1536, "Maximum prompt tokens before the cursor"),
+        ("--suffix-tokens", "N", count, 512, "Maximum prompt tokens after the cursor"),
+        ("--file-tokens", "N", count, 3072, "Maximum prompt tokens from other files"),
+    )
     add_drafting(parser.add_argument_group("drafting"))
     add_server(parser)
     add_loading(parser)
@@ -59,7 +93,14 @@ def run(args: argparse.Namespace) -> int:
     settings = load_settings()
     requested, server = args.model, args.server or settings.server
     args.model = requested or settings.completion_model or settings.model
-    load, base = partial(load_completer, args, requested, server), base_request(args)
+    load = partial(load_completer, args, requested, server)
+    base = CompletionRequest(
+        "",
+        max_tokens=args.max_tokens,
+        max_lines=args.max_lines,
+        seconds=args.time_ms / 1000 if args.time_ms else None,
+        temperature=args.temperature,
+    )
     options = QueueOptions(settings.unload_s, settings.completion_exclude)
     if settings.save_battery:
         options = replace(options, saves_power=Power().on_battery)
@@ -67,14 +108,9 @@ def run(args: argparse.Namespace) -> int:
         from akunu_py.completion.protocols.filter import run_filter
 
         base = replace(base, path=args.path)
+        exclude, files = settings.completion_exclude, args.file or ()
         run_filter(
-            load,
-            base,
-            args.cursor,
-            args.offset,
-            files=args.file or (),
-            whole=args.whole,
-            exclude=settings.completion_exclude,
+            load, base, args.cursor, args.offset, files=files, whole=args.whole, exclude=exclude
         )
     elif args.lsp:
         from akunu_py.completion.protocols.lsp import serve_lsp
@@ -93,10 +129,7 @@ def run(args: argparse.Namespace) -> int:
 def load_completer(
     args: argparse.Namespace, requested: str | None, server: str
 ) -> Completer | ModelLoop:
-    """Return a client of a running server, or load the model; call in the model's thread.
-
-    requested: the model on the command line.
-    """
+    """Return a client of a running server, or load the model; call in the model's thread."""
     options = CompleteOptions(
         fim=args.fim,
         prefix_tokens=args.prefix_tokens,
@@ -134,74 +167,19 @@ def _warn_without_fim(args: argparse.Namespace, name: str) -> None:
         return
     from akunu_py.engine.model import device
 
-    machine = device.machine()
-    best = recommend(machine.memory, machine.tokens_per_s)[1].entry
+    best = recommend(device.machine())[1].entry
     line = f"{name} is not known to fill in the middle, so it ignores text after the cursor"
     advice = f"; for a model that can, run: akunu models pull {best.name}" if best else ""
     print_warnings([line + advice])
 
 
-def base_request(args: argparse.Namespace) -> CompletionRequest:
-    """Return an empty request with the limits in `args`."""
-    return CompletionRequest(
-        "",
-        max_tokens=args.max_tokens,
-        max_lines=args.max_lines,
-        seconds=args.time_ms / 1000 if args.time_ms else None,
-        temperature=args.temperature,
-    )
-
-
 def changed_options(args: argparse.Namespace) -> list[str]:
     """Return the options that differ from their defaults, for the editor's configuration."""
-    parser = Parser()
-    add_options(parser)
     others = argparse.Namespace(**vars(args) | {"print_config": None})
     for name in ("model", "draft_model"):
         if (value := getattr(args, name)) and Path(value).exists():
             setattr(others, name, str(Path(value).resolve()))  # editors start in any directory
-    return as_arguments(parser, others)
-
-
-def _add_modes(parser: argparse.ArgumentParser) -> None:
-    """Add the options that select the protocol, and those of --filter."""
-    modes = parser.add_argument_group("modes", "Default: JSON lines on stdin and stdout.")
-    config = "Print the configuration for an editor, with the other options in its command"
-    add_flags(modes, ("--lsp", "Run as a language server"))
-    add_values(modes, ("--print-config", None, EDITORS, None, config))
-    add_flags(modes, ("--filter", "Complete the text on stdin, then exit"))
-    group = parser.add_argument_group("filter options")
-    add_values(
-        group,
-        ("--cursor", "LINE:COL", str, None, "Cursor position in lines and characters, from 1"),
-        ("--offset", "N", str, None, "Cursor position in characters, from 0, instead of --cursor"),
-        ("--path", "PATH", str, "", "Path of the text (default: unknown)"),
-    )
-    add_flags(group, ("--whole", "Print the whole text, not only the completion"))
-    file = "Another file of the project, for context and drafts; repeatable"
-    add_values(group, ("--file", "PATH", Path, None, file), action="append")
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("limits", "For requests that set no limits.")
-    add_values(
-        group,
-        ("--max-tokens", "N", positive, DEFAULT_COMPLETION_TOKENS, "Maximum tokens to generate"),
-        ("--max-lines", "N", positive, 0, "Maximum lines (default: inferred from the cursor)"),
-        ("--time-ms", "MS", positive, None, "Milliseconds from the first text (default: no limit)"),
-        ("--temperature", "T", float, 0.0, "Sampling temperature; 0: greedy"),
-        ("--prefix-tokens", "N", positive, 1536, "Maximum prompt tokens before the cursor"),
-        ("--suffix-tokens", "N", count, 512, "Maximum prompt tokens after the cursor"),
-        ("--file-tokens", "N", count, 3072, "Maximum prompt tokens from other files"),
-    )
-
-
-# ---- the power source
-
-
-_SUPPLIES = Path("/sys/class/power_supply")
-_VALID_S = 60.0  # between two checks
-_PMSET_S = 2.0  # time limit
+    return as_arguments(others, add_options)
 
 
 class Power:
@@ -215,7 +193,7 @@ class Power:
     def on_battery(self) -> bool:
         """Return True if this machine runs on battery, False if that is unknown."""
         now = time.monotonic()
-        if now - self._checked >= _VALID_S:
+        if now - self._checked >= _POWER_S:
             self._checked = now
             self._on_battery = self._check()
         return self._on_battery
@@ -242,27 +220,8 @@ def _is_discharging(supply: Path) -> bool:
     return discharges and read("scope") != "Device"
 
 
-# ---- configurations of editors
-
-
-_DIRECTORY = Path(__file__).parents[1] / "editors"
-
-
-# The template in each editor's directory, and the separator between string literals.
-_EDITORS = {
-    "vim": ("vimrc.in", ", "),
-    "neovim": ("init.lua.in", ", "),
-    "emacs": ("init.el.in", " "),
-    "vscode": ("settings.json.in", ", "),
-}
-EDITORS = tuple(_EDITORS)
-
-
 def editor_config(editor: str, options: Sequence[str] = ()) -> str:
-    """Return the snippet for one of EDITORS, whose command passes `options`.
-
-    The command has an absolute path, because editors started from a desktop have another PATH.
-    """
+    """Return the snippet for an editor, whose command passes `options`."""
     name, separator = _EDITORS[editor]
     template = (_DIRECTORY / editor / name).read_text()
     words = [*program_words(), "complete", *options]

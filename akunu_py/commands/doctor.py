@@ -48,18 +48,15 @@ class Finding(NamedTuple):
     problem: str = ""  # with advice; "" if all is well
 
 
-Check = Callable[[], Iterator[Finding]]
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, ("--hub", "Connect to the Hugging Face hub (default: stay offline)"))
 
 
 def run(args: argparse.Namespace) -> int:
     checks = [_program, _hardware, _disk, _models, _drafting, _servers, _editors]
-    found = [finding for check in checks for finding in _run(check)]
     if args.hub:
-        found += _run(_hub)
+        checks.append(_hub)
+    found = [finding for check in checks for finding in _run(check)]
     rows = [
         (each.name, "problem" if each.problem else "ok", ": ".join(filter(None, each[1:])))
         for each in found
@@ -71,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _run(check: Check) -> Iterator[Finding]:
+def _run(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     """Yield the findings of a check; an error ends it as a problem."""
     try:
         yield from check()

@@ -24,7 +24,7 @@ from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.files import write_atomically
 from akunu_py.models.store import model_store
 from akunu_py.models.store.directories import store_errors
-from akunu_py.parser import add_values, positive
+from akunu_py.parser import add_flags, add_values, positive
 from akunu_py.serve.own.client import ServerClient
 from akunu_py.settings import DEFAULT_PORT, load_settings, serve_settings
 from akunu_py.text import for_output, print_warnings, say
@@ -34,6 +34,19 @@ _ANSWER, _CONTEXT = 8192, 32_768  # tokens; the context if it is unknown
 _CLAUDE_ANSWER = 32_000  # tokens; the default of Claude Code
 _CLAUDE_LEAST_WINDOW = 100_000  # tokens; Claude Code warns about a smaller auto-compact window
 _CLAUDE_MODES = ("--permission-mode", "--dangerously-skip-permissions")
+# Tokens of the first prompt without arguments, as measured for docs/serve.md.
+FIRST_PROMPTS = {
+    "claude": 12_500, "codex": 4_900, "opencode": 7_600, "pi": 1_500,
+    "qwen": 14_000, "gptme": 9_600, "continue": 1_900,
+}  # fmt: skip
+# Codex requires instructions with the metadata of a model.
+_CODEX_INSTRUCTIONS = """\
+You are a coding agent in the user's terminal. Work on the user's task until it is done.
+Inspect files with shell commands before you change them. Prefer rg for searches. Make the smallest
+change that solves the task, in the style of the code around it, and run the tests that cover it.
+Never revert changes that are not yours. Do not commit unless the user requests it.
+At the end, say in a few sentences what you changed, and what you could not check.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,45 +74,30 @@ def _file(name: str) -> Path:
     return paths.cache_dir() / "launch" / name
 
 
-# Codex requires instructions with the metadata of a model.
-_CODEX_INSTRUCTIONS = """\
-You are a coding agent in the user's terminal. Work on the user's task until it is done.
-Inspect files with shell commands before you change them. Prefer rg for searches. Make the smallest
-change that solves the task, in the style of the code around it, and run the tests that cover it.
-Never revert changes that are not yours. Do not commit unless the user requests it.
-At the end, say in a few sentences what you changed, and what you could not check.
-"""
-
-
 def _codex(served: ModelEndpoint) -> Launch:
-    """Configure Codex. Only OpenAI's servers run its web search.
-
-    Sources: docs/config.md, ModelInfo in codex-rs/protocol/src/openai_models.rs.
-    """
-    provider = "model_providers.akunu"
+    """Configure Codex. Source: its docs/config.md, codex-rs/protocol/src/openai_models.rs."""
+    launch, provider = Launch(["codex"]), "model_providers.akunu"
     values: dict[str, Any] = {
         "model": served.model,
         "model_provider": "akunu",
         f"{provider}.name": "akunu",
         f"{provider}.base_url": f"{served.url}/v1",
         f"{provider}.wire_api": "responses",
-        "web_search": "disabled",
+        "web_search": "disabled",  # only OpenAI's servers run it
         "analytics.enabled": False,
     }
-    files: dict[Path, str] = {}
     if served.context:
         values["model_context_window"] = served.context
         # Without metadata, Codex warns at each start.
         catalog = _file("codex.json")
         values["model_catalog_json"] = str(catalog)
-        files[catalog] = json.dumps({"models": [_codex_model(served)]})
+        launch.files[catalog] = json.dumps({"models": [_codex_model(served)]})
     if served.key:
         values[f"{provider}.env_key"] = KEY_VARIABLE
-    options = [
-        part for name, value in values.items() for part in ("-c", f"{name}={json.dumps(value)}")
-    ]
-    environment = {KEY_VARIABLE: served.key} if served.key else {}
-    return Launch(["codex", *options], environment, files=files)
+        launch.environment[KEY_VARIABLE] = served.key
+    for name, value in values.items():
+        launch.command.extend(["-c", f"{name}={json.dumps(value)}"])
+    return launch
 
 
 def _codex_model(served: ModelEndpoint) -> dict[str, Any]:
@@ -217,16 +215,14 @@ def _pi(served: ModelEndpoint) -> Launch:
 def _qwen(served: ModelEndpoint) -> Launch:
     """Configure Qwen Code. Source: its docs, "Settings" and "Model providers"."""
     environment = {"OPENAI_BASE_URL": f"{served.url}/v1", "OPENAI_API_KEY": served.key or _NO_KEY}
-    defaults: dict[str, str] = {}
-    files: dict[Path, str] = {}
+    launch = Launch(["qwen", "--auth-type", "openai", "--model", served.model], environment)
     if served.context:
         settings = _file("qwen.json")
         window = {"contextWindowSize": served.context}
-        files[settings] = json.dumps({"model": {"generationConfig": window}})
-        defaults["QWEN_CODE_SYSTEM_DEFAULTS_PATH"] = str(settings)
-        defaults["QWEN_CODE_MAX_OUTPUT_TOKENS"] = str(_answer_limit(served))
-    command = ["qwen", "--auth-type", "openai", "--model", served.model]
-    return Launch(command, environment, defaults, files=files)
+        launch.files[settings] = json.dumps({"model": {"generationConfig": window}})
+        launch.defaults["QWEN_CODE_SYSTEM_DEFAULTS_PATH"] = str(settings)
+        launch.defaults["QWEN_CODE_MAX_OUTPUT_TOKENS"] = str(_answer_limit(served))
+    return launch
 
 
 def _gptme(served: ModelEndpoint) -> Launch:
@@ -252,10 +248,8 @@ def _continue(served: ModelEndpoint) -> Launch:
         model["defaultCompletionOptions"] = options
     config = {"name": "akunu", "version": "1.0.0", "schema": "v1", "models": [model]}
     file = _file("continue.yaml")  # JSON is YAML
-    environment = {"CONTINUE_METRICS_ENABLED": "0"}
-    return Launch(
-        ["cn", "--config", str(file)], defaults=environment, files={file: json.dumps(config)}
-    )
+    command, defaults = ["cn", "--config", str(file)], {"CONTINUE_METRICS_ENABLED": "0"}
+    return Launch(command, defaults=defaults, files={file: json.dumps(config)})
 
 
 def _answer_limit(served: ModelEndpoint) -> int:
@@ -275,24 +269,14 @@ CLIENTS: dict[str, Callable[[ModelEndpoint], Launch]] = {
 }
 
 
-# Tokens of the first prompt without arguments, as measured for docs/serve.md.
-FIRST_PROMPTS = {
-    **{"claude": 12_500, "codex": 4_900, "opencode": 7_600, "pi": 1_500},
-    **{"qwen": 14_000, "gptme": 9_600, "continue": 1_900},
-}
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("client", choices=[*CLIENTS], help="Agent to start")
     add_model(parser, "that of the running server, or as in the settings")
     port = f"Port of the server (default: as for akunu serve, or {DEFAULT_PORT})"
     add_values(parser, ("--port", "N", positive, None, port))
-    parser.add_argument(
-        "--print", action="store_true", dest="show", help="Print the command without running it"
-    )
-    parser.add_argument(
-        "arguments", nargs="*", metavar="ARGUMENT", help="Arguments of the agent, after --"
-    )
+    add_flags(parser, ("--print", "Print the command without running it"))
+    about = "Arguments of the agent, after --"
+    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help=about)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -304,10 +288,10 @@ def run(args: argparse.Namespace) -> int:
     if not wanted:
         first = (settings.models or [load_settings().model])[0]
         wanted = found.model if found else model_store.resolve(first).name
-    launch = _launch(args, found or ModelEndpoint(url, wanted, key=key))
-    if args.show:
-        _write(launch)
-        print(for_output(shell_command(launch)))
+    launch = _prepare(args, found or ModelEndpoint(url, wanted, key=key))
+    if args.print:
+        values = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]
+        print(for_output(" ".join([*values, shlex.join(launch.command)])))
         return 0
     if found is not None and found.model != wanted:
         raise UsageError(
@@ -324,33 +308,22 @@ def run(args: argparse.Namespace) -> int:
                 f"{served.context:,}: its first prompt will not fit; use another model"
             ]
         print_warnings(warnings)
-        launch = _launch(args, served)
-        _write(launch)
-        code = _wait(launch)
+        code = _wait(_prepare(args, served))
         print_warnings(warnings)  # The client may have covered the first one, and shown nothing.
         return code
 
 
-def _write(launch: Launch) -> None:
-    """Write the client's files. Raises StoreError."""
+def _prepare(args: argparse.Namespace, served: ModelEndpoint) -> Launch:
+    """Write the client's files, and return its command with the user's. Raises StoreError."""
+    launch = CLIENTS[args.client](served)
     for path, text in launch.files.items():
         with store_errors("cannot write the client's configuration", "XDG_CACHE_HOME"):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, text.encode())
-
-
-def _launch(args: argparse.Namespace, served: ModelEndpoint) -> Launch:
-    launch = CLIENTS[args.client](served)
     names = {argument.partition("=")[0] for argument in args.rest}
     mode = () if names.intersection(_CLAUDE_MODES) else launch.mode
     defaults = {name: value for name, value in launch.defaults.items() if name not in os.environ}
-    environment = launch.environment | defaults
-    return Launch([*launch.command, *mode, *args.rest], environment, files=launch.files)
-
-
-def shell_command(launch: Launch) -> str:
-    values = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]
-    return " ".join([*values, shlex.join(launch.command)])
+    return Launch([*launch.command, *mode, *args.rest], launch.environment | defaults)
 
 
 def _wait(launch: Launch) -> int:
@@ -363,10 +336,7 @@ def _wait(launch: Launch) -> int:
 
 
 def find_server(url: str, key: str, name: str = "") -> ModelEndpoint | None:
-    """Return the server at `url`, or None. Raises UsageError for a wrong key or another program.
-
-    name: the model to use, if the server has it (default: its first).
-    """
+    """Return the server at `url`, with model `name` or its first, or None. Raises UsageError."""
     try:
         models = ServerClient(url, key).models()
         model = next((each for each in models if each["id"] == name), models[0])

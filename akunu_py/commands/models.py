@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import math
 import shutil
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from akunu_py.errors import DamagedModel, UnknownModel, UsageError
 from akunu_py.models import catalog
-from akunu_py.models.catalog import Recommendation, describe_speed, recommend
+from akunu_py.models.catalog.recommend import Machine, Recommendation, describe_speed, recommend
 from akunu_py.models.drafters.drafter_config import TRAINING_KEY
 from akunu_py.models.load.fit import usable_memory
 from akunu_py.models.load.model_files import read_settings
@@ -21,6 +22,8 @@ from akunu_py.models.store.progress import Progress, ProgressMeter
 from akunu_py.models.store.scan import REMOVAL
 from akunu_py.parser import add_actions, add_flags, add_format, add_values
 from akunu_py.text import confirm, human_size, on_one_line, parse_size, say, table
+
+_INTERVAL_S, _LIVE_S = 10.0, 0.1  # between two lines of progress, and on a terminal
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,23 +44,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     suited = add("recommend", "Recommend models for this machine's memory", recommend_models)
     this = "Memory of the machine, such as 16G (default: this machine's)"
-    add_values(suited, ("--memory", "SIZE", str, None, this))
+    add_values(suited, ("--memory", "SIZE", parse_memory, None, this))
     add_format(suited)
-    imported = add("import", "Import a model from a local directory or GGUF file", import_model)
+    imported = add("import", "Import a model from a local directory or GGUF file", import_local)
     imported.add_argument("path", metavar="PATH", help="Directory with config.json, or GGUF file")
     imported.add_argument("--name", metavar="NAME", help="Local name (default: the name of PATH)")
-    imported.add_argument(
-        "--quantize",
-        type=int,
-        choices=(4, 8),
-        metavar="4|8",
-        help="Quantize the weights to 4 or 8 bits (default: not quantized)",
-    )
+    quantize = "Quantize the weights to 4 or 8 bits (default: not quantized)"
+    imported.add_argument("--quantize", type=int, choices=(4, 8), metavar="4|8", help=quantize)
     shown = add("show", "Show details of a model", show)
     shown.epilog = "To check the hashes of its files, run: akunu models verify NAME"
-    shown.add_argument("name", metavar="NAME", help="Installed model or catalog name")
     verified = add("verify", "Verify the hashes of one model or all models", verify)
     verified.add_argument("name", nargs="?", metavar="NAME", help="Model (default: all models)")
+    shown.add_argument("name", metavar="NAME", help="Installed model or catalog name")
     clean = add("gc", "Delete files of interrupted downloads and removed models", remove_leftovers)
     add_flags(clean, ("--dry-run", "Only list the files"))
     forgotten = add("forget", "Delete the answer cache and prompt caches of a model", forget)
@@ -136,18 +134,16 @@ def pull_model(args: argparse.Namespace) -> None:
 
 
 def recommend_models(args: argparse.Namespace) -> None:
-    machine = None
     if args.memory:
-        usable = usable_memory(parse_memory(args.memory))
-        found = recommend(usable)
+        machine = Machine(usable_memory(args.memory), math.inf)
     else:
         from akunu_py.engine.model import device  # loads MLX, which knows the limit of the GPU
 
         machine = device.machine()
-        usable = machine.memory
-        found = recommend(usable, machine.tokens_per_s)
+    found = recommend(machine)
     if args.format == "json":
-        print(json.dumps({"usable_bytes": usable, **{r.purpose: _as_dict(r) for r in found}}))
+        facts = {each.purpose: _as_dict(each) for each in found}
+        print(json.dumps({"usable_bytes": machine.memory, **facts}))
         return
     for number, recommendation in enumerate(found):
         if number:
@@ -159,18 +155,17 @@ def recommend_models(args: argparse.Namespace) -> None:
         say(f"{recommendation.purpose}: {entry.name}  ({entry.title}, {entry.license})")
         say(f"  {entry.description}")
         say(f"  why: {recommendation.why}")
-        if machine is not None:
+        if not args.memory:
             say(f"  speed: {describe_speed(machine.tokens_per_s(entry))}, without drafting")
         say(f"  akunu models pull {entry.name}  ({human_size(entry.download_bytes)})")
 
 
-def import_model(args: argparse.Namespace) -> None:
-    from akunu_py.models.store import local_import
+def import_local(args: argparse.Namespace) -> None:
+    from akunu_py.models.store.local_import import import_model
 
-    with progress_bar() as progress:
-        model = local_import.import_model(
-            Path(args.path), name=args.name, bits=args.quantize, progress=progress
-        )
+    with progress_display() as on_progress:
+        progress, path = ProgressMeter(on_progress), Path(args.path)
+        model = import_model(path, name=args.name, bits=args.quantize, progress=progress)
     say(f"{model.name} is ready ({human_size(model.size)}): {model.path}", error=True)
 
 
@@ -191,8 +186,8 @@ def verify(args: argparse.Namespace) -> None:
     damaged = []
     for model in models:
         try:
-            with progress_bar() as progress:
-                model_store.verify(model, progress)
+            with progress_display() as on_progress:
+                model_store.verify(model, ProgressMeter(on_progress))
         except DamagedModel as error:
             if args.name:
                 raise
@@ -226,16 +221,15 @@ def forget(args: argparse.Namespace) -> None:
 
 
 def remove(args: argparse.Namespace) -> None:
-    """Remove a model after confirmation, and its files in the hub's cache if requested."""
-    for other in model_store.all_models() if "/" in args.name else ():
-        if other.program and other.name == args.name:
-            removal = REMOVAL[other.program].format(name=other.name)
-            raise UsageError(
-                f"model {other.name!r} is managed by {other.program}: {other.path}; {removal}"
-            )
     stored = model_store.list_models()
-    model = next((each for each in stored if each.name == args.name), None)
+    others = model_store.external_models(stored) if "/" in args.name else []
+    model = next((each for each in (*stored, *others) if each.name == args.name), None)
     model = model or model_store.get(args.name)  # raises UnknownModel
+    if model.program:
+        removal = REMOVAL[model.program].format(name=model.name)
+        raise UsageError(
+            f"model {model.name!r} is managed by {model.program}: {model.path}; {removal}"
+        )
     shared = any(other.path == model.path for other in stored if other.name != model.name)
     in_hub_cache = bool(model.repository) and not shared and model.path.exists()
     delete_hub_files, size = bool(args.hub_files), human_size(model.size)
@@ -261,14 +255,11 @@ def remove(args: argparse.Namespace) -> None:
 
 
 def parse_memory(text: str) -> int:
-    """Return the bytes of a machine's memory, such as 16G. Raises UsageError."""
-    try:
-        size = parse_size(text, 1024)
-    except ValueError:
-        size = 0
-    if size <= 0:
-        raise UsageError(f"--memory: expected a size such as 16G, got {text!r}")
-    return size
+    """Parse the value of an option that must be a machine's memory, such as 16G."""
+    with contextlib.suppress(ValueError):
+        if size := parse_size(text, 1024):
+            return size
+    raise argparse.ArgumentTypeError(f"expected a size such as 16G, got {text!r}")
 
 
 def _named(name: str) -> model_store.StoredModel:
@@ -284,7 +275,6 @@ def _as_dict(recommendation: Recommendation) -> dict[str, object]:
 
 
 def print_stored(model: model_store.StoredModel) -> None:
-    """Print the facts of an installed model or drafter."""
     from akunu_py.engine.drafters import learned_state
 
     where = [("path", str(model.path))]
@@ -330,16 +320,6 @@ def _catalog_facts(entry: catalog.CatalogEntry) -> list[tuple[str, str]]:
 
 def _print_facts(facts: Sequence[tuple[str, str]]) -> None:
     print(*table([(name, value or "unknown") for name, value in facts]), sep="\n")
-
-
-_INTERVAL_S, _LIVE_S = 10.0, 0.1  # between two lines of progress, and on a terminal
-
-
-@contextlib.contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that shows (phase, bytes done, total bytes)."""
-    with progress_display() as on_progress:
-        yield ProgressMeter(on_progress)
 
 
 @contextlib.contextmanager

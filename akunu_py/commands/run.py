@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import signal
 import stat
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +24,7 @@ from akunu_py.arguments import (
 from akunu_py.engine.load import open_model
 from akunu_py.errors import INTERRUPTED, UsageError
 from akunu_py.files import disk_errors, read_stream
-from akunu_py.interrupts import exit_after_interrupt
+from akunu_py.interrupts import cancel_on_interrupt
 from akunu_py.parser import add_flags, add_format, add_values
 from akunu_py.text import displayable, for_output, print_warnings, say
 from akunu_py.types import FinishReason, Message, TextPiece
@@ -50,9 +47,8 @@ MAX_PROMPT = 64 << 20  # bytes, more than any context length
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="Prompt; text piped in goes before it"
-    )
+    about = "Prompt, after any piped text; - reads only stdin"
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=about)
     add_model(parser)
     add_flags(parser, ("--raw", "Continue PROMPT without the chat template"))
     add_format(parser)
@@ -71,9 +67,9 @@ def run(args: argparse.Namespace) -> int:
     constraint = constraint_from(args)
     options = replace(options, sampling=replace(options.sampling, constraint=constraint))
     if args.prompt_cache:
-        from akunu_py.engine.histories.disk import check_path
+        from akunu_py.engine.histories import disk
 
-        check_path(args.prompt_cache)
+        disk.check_writable(args.prompt_cache)
     keep = not args.no_answer_cache
     engine, learned = open_model(args.model, loading_from(args), answer_cache=keep)
     # Slow imports, so after all usage errors.
@@ -87,14 +83,14 @@ def run(args: argparse.Namespace) -> int:
     if args.prompt_cache:
         loop.runner.disk_caches = None
         if args.prompt_cache.exists():
-            loop.load_prompt_cache(args.prompt_cache)
+            loop.runner.caches.release(disk.load(engine, args.prompt_cache))
     compile_rules(encoder, options)
     generation = loop.request(tokens, options, prompt_rewrites(engine, tokens, options))
     if options.draft != "off" and engine.no_draft_reason:
         print_warnings([f"{engine.name} runs without drafting: {engine.no_draft_reason}"])
     if options.thinking_budget is not None and not can_limit_thinking(encoder.tokenizer):
         print_warnings([f"--thinking-budget has no effect: {engine.name} does not think"])
-    with cancelled_by_interrupt(generation):
+    with cancel_on_interrupt(generation.cancel, _INTERRUPT_S):
         if args.format == "json":
             try:
                 for _ in loop.stream(generation):
@@ -110,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     if constraint and generation.finish_reason in ("length", "context"):
         print_warnings([f"the answer is incomplete: {_ENDINGS[generation.finish_reason]}"])
     if args.prompt_cache:
-        loop.save_prompt_cache(args.prompt_cache)
+        disk.save(loop.runner.caches.last, engine, args.prompt_cache)
     if not args.quiet and args.format == "text":
         say(f"[{summary(generation, args.draft)}]", error=True)
     if generation.finish_reason != "cancelled":
@@ -119,10 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_prompt(argument: str | None) -> str:
-    """Return piped text and the argument, with two newlines between. Raises UsageError.
-
-    Without an argument, or with `-`, it is stdin alone.
-    """
+    """Return piped text and the argument, with two newlines between. Raises UsageError."""
     if argument is None and sys.stdin.isatty():
         raise UsageError('no prompt; run: akunu run "your question", or pipe the prompt in')
     typed = None if argument == "-" else argument
@@ -146,31 +139,12 @@ def _read_stdin() -> str:
 
 
 def _is_piped() -> bool:
-    """Return True if stdin is a pipe or a file: sockets and devices may never end."""
+    """Return True if stdin is a pipe or a file: `run` waits for its end, even if none comes."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except OSError:  # not a file of the system
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
-
-
-@contextlib.contextmanager
-def cancelled_by_interrupt(generation: Request) -> Iterator[None]:
-    """Cancel the generation on the first Ctrl-C, and end the process on the second.
-
-    The process also ends if the running decode step does not finish in time.
-    """
-
-    def on_interrupt(*_: object) -> None:
-        signal.signal(signal.SIGINT, before)
-        generation.cancel()
-
-    before = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        with exit_after_interrupt(_INTERRUPT_S):
-            yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def stream(loop: StepLoop, generation: Request) -> None:

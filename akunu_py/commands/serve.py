@@ -21,7 +21,7 @@ from akunu_py.errors import HostLost, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
-from akunu_py.parser import Parser, add_flags, add_values, count, positive
+from akunu_py.parser import add_flags, add_values, count, positive
 from akunu_py.serve.own.client import RunningServer, ServerClient, loopback_url, running_servers
 from akunu_py.serve.own.system_service import (
     ServiceCommand,
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from akunu_py.serve.http.model_pool import ModelPool
     from akunu_py.serve.http.server import ServeOptions
 
-
 KEY_VARIABLE = "AKUNU_API_KEY"
-_OTHER_MODELS = ("embedding_model", "draft_model")  # options
 _END_S = 9.0  # for shutdown after --grace, once stdin is closed
 
 
@@ -108,9 +106,9 @@ def run(args: argparse.Namespace) -> int:
     args.host = settings.host if args.host is None else args.host
     args.port = settings.port if args.port is None else args.port
     models = served_models(args, settings)
-    embedding = model_store.resolve(args.embedding_model) if args.embedding_model else None
-    if embedding is not None:
-        model_store.check(embedding)
+    embedding = None
+    if args.embedding_model:
+        embedding = model_store.check(model_store.resolve(args.embedding_model))
     loading_from(args)  # fail before taking the port
     if args.until_eof:
         threading.Thread(target=_exit_on_eof, args=(args.grace,), name="stdin", daemon=True).start()
@@ -152,14 +150,10 @@ def run(args: argparse.Namespace) -> int:
 def served_models(args: argparse.Namespace, settings: ServeSettings) -> list[StoredModel]:
     """Return the models to serve, without duplicates. Raises UsageError, UnknownModel."""
     names = args.model or settings.models or [load_settings().model]
-    found = [model_store.resolve(name) for name in names]
-    for model in found:
-        model_store.check(model)
+    found = [model_store.check(model_store.resolve(name)) for name in names]
     models = {model.name: model for model in found}
-    paths = {model.path.resolve() for model in found}
-    if len(paths) > len(models):
-        names = ", ".join(dict.fromkeys(model.name for model in found))
-        raise UsageError(f"two of the models have the same name: {names}")
+    if len({model.path.resolve() for model in found}) > len(models):
+        raise UsageError(f"two of the models have the same name: {', '.join(models)}")
     if len(models) > 1 and args.hosts:
         raise UsageError("--hosts serves one model; leave out the other --model options")
     return list(models.values())
@@ -203,15 +197,14 @@ def _pool(
     idle_s: float | None,
     warnings: list[str],
     on_lost: Callable[[HostLost, bool], None],
-    embedding: StoredModel | None = None,
+    embedding: StoredModel | None,
 ) -> ModelPool:
     """Return the models, not loaded, with their aliases. Raises UsageError."""
     from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 
     names = {model.name: [model.name] for model in models}
     for alias in args.alias or ():
-        name, separator, owner = alias.rpartition("=")
-        name, owner = (name, owner) if separator else (alias, models[0].name)
+        name, owner = alias.rsplit("=", 1) if "=" in alias else (alias, models[0].name)
         if owner not in names:
             raise UsageError(
                 f"--alias {alias}: unknown model {owner!r}; models: {', '.join(names)}"
@@ -241,11 +234,7 @@ def _load(
     has_others: bool,
     reserved: int,
 ) -> StepLoop:
-    """Load a model; call in the thread of its host.
-
-    on_lost: called if a host is lost. has_others: the server has other models. reserved: see
-    `LoadOptions`.
-    """
+    """Load a model; call in the thread of its host. reserved: see `LoadOptions`."""
     from akunu_py.engine.load import open_model
 
     options, settings = replace(loading_from(args), reserved=reserved), load_settings()
@@ -334,15 +323,13 @@ def _install(manager: ServiceManager, args: argparse.Namespace) -> None:
     models = served_models(args, settings)
     # A service has another working directory.
     args.model = [_absolute(name) for name in args.model or ()] or None
-    for name in _OTHER_MODELS:
+    for name in ("embedding_model", "draft_model"):
         if value := getattr(args, name):
             setattr(args, name, _absolute(value))
     if args.hosts and Path(args.hosts).exists():
         args.hosts = str(Path(args.hosts).resolve())
     args.install = False
-    parser = Parser()
-    add_options(parser)
-    manager.install(ServiceCommand(tuple(as_arguments(parser, args)), own_environment()))
+    manager.install(ServiceCommand(tuple(as_arguments(args, add_options)), own_environment()))
     host = args.host or settings.host
     port = settings.port if args.port is None else args.port
     say(f"installed {manager.file}")

@@ -18,7 +18,7 @@ from akunu_py.commands.serve import KEY_VARIABLE
 from akunu_py.errors import AkunuError, ServerGone
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
-from akunu_py.parser import Parser, add_values
+from akunu_py.parser import add_values
 from akunu_py.serve.own.client import (
     ServerClient,
     ServerFacts,
@@ -32,6 +32,8 @@ _LOAD_S = 600.0  # for loading a model on all hosts
 _POLL_S = 0.1
 _END_S = 30.0  # for a child process to exit
 _MAX_STDERR = 64 << 10  # bytes
+# Only this process needs the server, whatever the settings of a service say.
+_SERVE = ["-m", "akunu_py", "serve", "--host", "127.0.0.1", "--until-eof", "--quiet"]
 
 Found = TypeVar("Found")
 
@@ -70,20 +72,13 @@ def model_name_at(url: str, requested: str | None) -> str:
     return found[1].name
 
 
-# Only this process needs the server, whatever the settings of a service say.
-_SERVE = (
-    sys.executable,
-    *["-m", "akunu_py", "serve", "--host", "127.0.0.1", "--until-eof", "--quiet"],
-)
-
-
 class ServeProcess:
     """`akunu serve` as a child process, which also exits when this process ends."""
 
     def __init__(self, options: Sequence[str], environment: Mapping[str, str] = {}) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
         self._process = subprocess.Popen(
-            [*_SERVE, *options],
+            [sys.executable, *_SERVE, *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._output,
@@ -115,7 +110,6 @@ class ServeProcess:
         return lines[restarts[-1] + 1 :] if restarts else lines
 
     def stop(self) -> None:
-        """Stop the server with all its hosts."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -135,10 +129,8 @@ class HostsServer:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._closing = threading.Event()
-        parser = Parser()
-        add_loading(parser)
-        add_hosts(parser)
-        self._options = [*as_arguments(parser, args), "--port", "0", "--grace", "0"]
+        options = as_arguments(args, add_loading, add_hosts)
+        self._options = [*options, "--port", "0", "--grace", "0"]
         self._options += ["--no-answer-cache"] if args.no_answer_cache else []
         self._model = ""
         self._process: ServeProcess | None = None

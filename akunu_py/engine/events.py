@@ -117,17 +117,9 @@ class Failed:
     error: Exception
 
 
-Call = ToolCallStarted | ToolCallArguments | ToolCallFinished
-Event = (
-    PrefillProgress
-    | PromptProcessed
-    | ThinkingDelta
-    | TextDelta
-    | Logprobs
-    | Call
-    | Finished
-    | Failed
-)
+_Output = ThinkingDelta | TextDelta | Logprobs
+_Call = ToolCallStarted | ToolCallArguments | ToolCallFinished
+Event = PrefillProgress | PromptProcessed | _Output | _Call | Finished | Failed
 
 
 def append_event(events: list[Any], event: Event) -> None:
@@ -138,14 +130,12 @@ def append_event(events: list[Any], event: Event) -> None:
     place, last = -1, events[-1] if events else None
     if isinstance(event, ThinkingDelta) and isinstance(last, TextDelta) and not last.text:
         place, last = -2, events[-2] if events[1:] else None
-    if type(last) is not type(event):
-        events.append(event)
-    elif isinstance(last, PrefillProgress):
+    if isinstance(event, PrefillProgress) and isinstance(last, PrefillProgress):
         events[place] = event
-    elif isinstance(last, TextDelta) and isinstance(event, TextDelta):
+    elif isinstance(event, TextDelta) and isinstance(last, TextDelta):
         events[place] = last + event
-    elif isinstance(event, ThinkingDelta | ToolCallArguments):
-        events[place] = replace(event, text=events[place].text + event.text)
+    elif isinstance(event, ThinkingDelta | ToolCallArguments) and type(last) is type(event):
+        events[place] = replace(event, text=last.text + event.text)
     else:
         events.append(event)
 

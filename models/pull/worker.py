@@ -229,7 +229,9 @@ def _headers() -> dict[str, str]:
 def _fetch(model: HubModel, file: HubFile) -> bool:
     """Fetch one file into the cache. Return False if the cache has the file."""
     cached = CachedRepository(model.repository)
-    with cached.locked(file, lambda step: _ACTIVITY.add(waiting=step)):
+    _ACTIVITY.add(waiting=1)
+    with cached.lock(file):
+        _ACTIVITY.add(waiting=-1)
         if cached.has(model, file):
             return False
         path = cached.partial_path(file)
@@ -281,8 +283,7 @@ def _transfer(model: HubModel, file: HubFile, output: _LimitedFile) -> None:
         xet = get_hf_file_metadata(url, headers=headers).xet_file_data
     common: dict[str, Any] = {"headers": headers, "expected_size": file.size, "tqdm_class": _Bar}
     if xet is None:
-        size = output.tell()
-        http_get(url, output, resume_size=size, displayed_filename=file.name, **common)
+        http_get(url, output, resume_size=output.tell(), displayed_filename=file.name, **common)
         return
     try:
         path = CachedRepository(model.repository).partial_path(file)
@@ -293,22 +294,12 @@ def _transfer(model: HubModel, file: HubFile, output: _LimitedFile) -> None:
 
 
 def _verify_download(file: HubFile, path: Path, resumed: bool) -> None:
-    """Hash the file, and delete it if it is wrong.
-
-    The beginning of a resumed file may come from an earlier pull, so it is fetched once more.
-    """
-    reported = 0
-
-    def progress(done: int) -> None:
-        nonlocal reported
-        _ACTIVITY.add(moved=done - reported)
-        reported = done
-
+    """Hash the file, and delete it if it is wrong."""
     try:
-        verify(file, path, progress, "the download was deleted, pull again")
+        verify(file, path, _ACTIVITY.add, "the download was deleted, pull again")
     except FetchError as error:
         path.unlink()
-        if resumed:
+        if resumed:  # its beginning may come from an earlier pull, so fetch it once more
             raise TransientError(str(error), "wrong answer") from None
         raise
 

@@ -22,8 +22,6 @@ from akunu_py.text import human_size
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,95}")
 PARTIAL = ".partial-"
 _POLL_S = 0.1
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def is_name(name: str) -> bool:
@@ -65,8 +63,7 @@ def partial_directory(name: str) -> Path:
 def remove_directory(name: str) -> int:
     """Remove the directory of the model `name`, or the link in its place, if there is one.
 
-    One rename hides it at once; `akunu models gc` finds what an interrupt leaves. Returns the bytes
-    freed. Raises OSError.
+    One rename hides it; `akunu models gc` finds leftovers. Returns the bytes freed. Raises OSError.
     """
     path = paths.models_dir() / name
     if path.is_symlink():
@@ -90,8 +87,7 @@ def directory_size(path: Path) -> int:
 def open_writable(path: Path) -> int:
     """Return a read-write descriptor of `path`, creating a missing file. Raises OSError.
 
-    Replaces a link, a FIFO and a file with more than one name, so that their targets are never
-    written.
+    Replaces links, FIFOs and files with several names, so that it never writes to their targets.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(FileNotFoundError):
@@ -103,7 +99,6 @@ def open_writable(path: Path) -> int:
 
 
 def sync(path: Path) -> None:
-    """Flush a file or directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -143,11 +138,11 @@ def store_errors(doing: str, env_variable: str = "XDG_DATA_HOME") -> Iterator[No
         yield
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        if error.errno in _FULL:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             hint = _space_hint(env_variable)
         elif error.errno == errno.ELOOP:
             hint = "expected a file, found a link; check where it leads, and delete it"
-        elif error.errno in _FORBIDDEN:
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             hint = f"give yourself write access, or set {env_variable} to a directory of your own"
         else:
             hint = f"run `akunu info` to see the store's directory; {env_variable} moves it"

@@ -10,16 +10,15 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from akunu_py.errors import FetchError, StoreError, UnsupportedModel
 from akunu_py.files import open_regular, read_blocks, read_bounded
 from akunu_py.models.load.model_files import PICKLES
 from akunu_py.models.store.directories import open_writable
-from akunu_py.models.store.progress import no_callback
 from akunu_py.text import on_one_line
 
 _OWNER = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*"
@@ -34,8 +33,7 @@ _NEEDED = re.compile(
     r"|tokenizer|tokenizer_config|special_tokens_map|added_tokens|chat_template|vocab)\.json"
     r"|chat_template\.jinja|tokenizer\.model|merges\.txt|vocab\.txt|[A-Za-z0-9_-]+\.tiktoken"
 )
-_MAX_WEIGHT_BYTES = 1 << 50
-_MAX_OTHER_BYTES = 1 << 30
+_MAX_BYTES = 1 << 50  # of one file; more than any disk has
 _MAX_REF_BYTES = 1000
 NOT_THE_HUB = "check the network (does it require you to sign in?) and HF_ENDPOINT"
 
@@ -72,17 +70,7 @@ def parse_reference(reference: str) -> tuple[str, str | None] | None:
 
 
 def choose_files(names: list[str]) -> list[str]:
-    """Return the files of a repository that a model needs.
-
-    Raises FetchError for a name outside the directory, and UnsupportedModel without safetensors.
-    """
-    for name in names:
-        parts = PurePosixPath(name).parts
-        if name.startswith(("/", "~")) or ".." in parts or "\\" in name or "\0" in name:
-            raise FetchError(
-                f"the repository names a file outside its directory: {name[:80]!r}; "
-                "do not use it, and report it to the hub"
-            )
+    """Return the files that a model needs, whose names have no slash. Raises UnsupportedModel."""
     chosen = [name for name in names if _NEEDED.fullmatch(name)]
     if not any(_WEIGHTS.fullmatch(name) for name in chosen):
         raise UnsupportedModel(_no_weights_message(names))
@@ -98,13 +86,11 @@ def is_commit(text: str) -> bool:
 
 
 def is_valid_metadata(file: HubFile) -> bool:
-    """Return True if a hub file's name, size and digest are well-formed and safe as names."""
-    if not isinstance(file.name, str) or not isinstance(file.digest, str) or len(file.name) > 200:
+    """Return True if size and digest are well-formed, and the name is not too long."""
+    if type(file.size) is not int or not isinstance(file.digest, str) or len(file.name) > 200:
         return False
     digest = _SHA256 if file.large else _COMMIT
-    largest = _MAX_WEIGHT_BYTES if file.name.endswith(".safetensors") else _MAX_OTHER_BYTES
-    valid = _NEEDED.fullmatch(file.name) is not None and digest.fullmatch(file.digest) is not None
-    return valid and type(file.size) is int and 0 <= file.size <= largest
+    return 0 <= file.size <= _MAX_BYTES and digest.fullmatch(file.digest) is not None
 
 
 def read_listing(repository: str, revision: str | None, listing: Any) -> HubModel:
@@ -156,10 +142,7 @@ def _no_weights_message(names: list[str]) -> str:
 
 
 class CachedRepository:
-    """One repository in the hub's cache.
-
-    cache: the cache's directory, if it is not the one of the library's settings.
-    """
+    """One repository in the hub's cache. cache: its directory (default: the library's)."""
 
     def __init__(self, repository: str, cache: Path | None = None) -> None:
         from huggingface_hub import constants
@@ -167,7 +150,6 @@ class CachedRepository:
         self.repository = repository
         self.cache = cache or Path(constants.HF_HUB_CACHE)
         self.root = self.cache / f"models--{repository.replace('/', '--')}"
-        self._locks = self.cache / ".locks" / self.root.name
 
     def blob_path(self, file: HubFile) -> Path:
         return self.root / "blobs" / file.digest
@@ -229,19 +211,13 @@ class CachedRepository:
         except OSError:  # a file system without links; the library moves the file, too
             os.replace(blob, link)
 
-    @contextlib.contextmanager
-    def locked(self, file: HubFile, waiting: Callable[[int], None]) -> Iterator[None]:
-        """Hold the library's lock of the file, which other programs respect too.
-
-        waiting: called with 1 when the wait begins, and with -1 when it ends.
-        """
+    def lock(self, file: HubFile) -> contextlib.AbstractContextManager[Any]:
+        """Return the library's lock of the file, which other programs respect too."""
         from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
-        self._locks.mkdir(parents=True, exist_ok=True)
-        waiting(1)
-        with WeakFileLock(self._locks / f"{file.digest}.lock"):
-            waiting(-1)
-            yield
+        directory = self.cache / ".locks" / self.root.name
+        directory.mkdir(parents=True, exist_ok=True)
+        return WeakFileLock(directory / f"{file.digest}.lock")
 
 
 def cached_model(repository: str, revision: str) -> HubModel | None:
@@ -256,9 +232,6 @@ def cached_model(repository: str, revision: str) -> HubModel | None:
         digest = digest_of(snapshot / name)
         size = (snapshot / name).stat().st_size
         files.append(HubFile(name, size, digest, len(digest) == 64))
-    # File systems without links have no digests.
-    if not all(is_valid_metadata(file) or not file.digest for file in files):
-        return None
     return HubModel(repository, revision, commit, tuple(files), "")
 
 
@@ -269,10 +242,7 @@ def digest_of(path: Path) -> str:
 
 
 def delete(snapshot: Path) -> int:
-    """Delete a commit's files from the hub's cache, for all programs.
-
-    Keeps files that other commits share. Returns the bytes freed. Raises StoreError.
-    """
+    """Delete the files that only this commit has, for all programs. Return the bytes freed."""
     if not snapshot.is_dir():
         return 0
     from huggingface_hub import scan_cache_dir
@@ -287,9 +257,7 @@ def delete(snapshot: Path) -> int:
     return plan.expected_freed_size
 
 
-def verify(
-    file: HubFile, path: Path, progress: Callable[[int], None] = no_callback, advice: str = ""
-) -> None:
+def verify(file: HubFile, path: Path, progress: Callable[[int], None], advice: str = "") -> None:
     """Hash a file of the cache. Raises FetchError for a wrong hash."""
     if (found := hash_file(path, progress, git=not file.large)) != file.digest:
         raise FetchError(
@@ -298,14 +266,8 @@ def verify(
         )
 
 
-def hash_file(
-    path: Path, progress: Callable[[int], None] = no_callback, *, git: bool = False
-) -> str:
-    """Return the file's SHA-256, or git's SHA-1 of it, in hex. Raises OSError.
-
-    The hub names large files by the first, others by the second. `progress` is called with the
-    bytes read so far.
-    """
+def hash_file(path: Path, progress: Callable[[int], None], *, git: bool = False) -> str:
+    """Return a file's SHA-256, or git's SHA-1, as the hub has it of small files. Raises OSError."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         git_digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)

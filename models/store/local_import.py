@@ -33,13 +33,12 @@ from akunu_py.models.store.directories import (
 from akunu_py.models.store.hub_cache import hash_file
 from akunu_py.models.store.mlx_directory import DirectoryPlan, plan_directory
 from akunu_py.models.store.names import NameEntry, save_entry
-from akunu_py.models.store.progress import ProgressCallback, after, no_callback
+from akunu_py.models.store.progress import ProgressCallback, counting, no_callback
 
 if TYPE_CHECKING:
     from akunu_py.models.gguf.convert import ImportPlan
 
 GROUP_SIZE = 64  # mlx-lm's default
-
 
 Builder = Callable[[Path, Path], NameEntry]
 """Writes the model's files to the second directory, and temporary files to the first."""
@@ -87,12 +86,8 @@ def _build(build: Builder, directory: Path, progress: ProgressCallback) -> NameE
     entry = build(work, model)
     shutil.rmtree(work)
     files = sorted(model.iterdir())
-    total, done = sum(path.stat().st_size for path in files), 0
-    hashes = {}
-    for path in files:
-        hashes[path.name] = hash_file(path, after(done, progress, "record", total))
-        done += path.stat().st_size
-    return replace(entry, sha256=hashes)
+    count = counting(progress, "record", sum(path.stat().st_size for path in files))
+    return replace(entry, sha256={path.name: hash_file(path, count) for path in files})
 
 
 def _publish(directory: Path, target: Path) -> None:
@@ -115,10 +110,8 @@ def import_model(
 ) -> model_store.StoredModel:
     """Import the directory or GGUF file `source` as `name` (default: derived from the file name).
 
-    bits: quantize float weights to this width. progress: called with a phase ("import", "copy",
-    "quantize", "record"), the bytes done and in total.
-    Raises UnknownModel for a missing source, UsageError for a name in use or weights that are
-    quantized already, UnsupportedModel, DamagedModel, StoreError.
+    bits: quantize float weights to this width. Raises UnknownModel for a missing source, UsageError
+    for a name in use or quantized weights, UnsupportedModel, DamagedModel, StoreError.
     """
     source = source.expanduser()
     if not source.exists():
@@ -188,20 +181,18 @@ def _plan(source: Path) -> DirectoryPlan | ImportPlan:
 
 
 def _copy(files: list[Path], directory: Path, progress: ProgressCallback) -> None:
-    total, done = sum(path.stat().st_size for path in files), 0
+    expected, copied = sum(path.stat().st_size for path in files), 0
+    count = counting(progress, "copy", expected)
     for path in files:
         with open_regular(path) as source, (directory / path.name).open("xb") as target:
-            target.writelines(read_blocks(source, after(done, progress, "copy", total)))
-            done += source.tell()
-    if done != total:
+            target.writelines(read_blocks(source, count))
+            copied += source.tell()
+    if copied != expected:
         raise DamagedModel(f"{files[0].parent} changed during the copy; import it again")
 
 
 def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallback) -> None:
-    """Quantize the model in `source` with mlx-lm into `directory`, shard by shard.
-
-    Its MTP head, which mlx-lm drops, goes into its own file.
-    """
+    """Quantize a model with mlx-lm. Its MTP head, which mlx-lm drops, goes into its own file."""
     from mlx_lm.utils import quantize_model, save_config, save_model
 
     from akunu_py.models import mtp
@@ -222,8 +213,8 @@ def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallba
         )
     config.pop("auto_map", None)
     with as_error(f"{source} cannot be quantized"):  # this reads the weights
-        if head := mtp.load_head(source, model, config):
-            mtp.write_head(head, directory / mtp.HEAD_FILE)
+        if heads := mtp.load_heads(source, model, config):
+            mtp.write_heads(heads, directory / mtp.HEAD_FILE)
         save_model(directory, model, donate_model=True)
     save_config(config, directory / "config.json")
 

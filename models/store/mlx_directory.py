@@ -44,10 +44,7 @@ class DirectoryPlan:
 
 
 def plan_directory(source: Path) -> DirectoryPlan:
-    """Check the model in the directory `source`: headers and settings, not the weights.
-
-    Raises UnknownModel without a model, UnsupportedModel, DamagedModel.
-    """
+    """Check a model's headers and settings. Raises UnknownModel, UnsupportedModel, DamagedModel."""
     from mlx_lm.utils import get_total_parameters
 
     if read_config(source) is not None:
@@ -63,49 +60,45 @@ def plan_directory(source: Path) -> DirectoryPlan:
                 f"{source} has no tokenizer: expected tokenizer.json or tokenizer.model; download "
                 "one from the source of the model"
             )
-        quantized, quantization = _quantization(model.config, model.tensors)
-        plan = DirectoryPlan(
-            settings={name: model.settings[name] for name in _SETTINGS if name in model.settings},
-            copies=[*model.weights, *head_files(source), *small],
-            facts=ModelFacts(
-                parameters=int(get_total_parameters(opened.model)),
-                quantized=quantized,
-                quantization=quantization,
-                license=_license(source),
-            ),
-        )
+        settings = {name: model.settings[name] for name in _SETTINGS if name in model.settings}
+        parameters = int(get_total_parameters(opened.model))
+        facts = _facts(source, model.config, model.tensors, parameters)
         load_tokenizer(model, opened.vocabulary, small)
-        return plan
+        return DirectoryPlan(settings, [*model.weights, *head_files(source), *small], facts)
 
 
 def _plan_drafter(source: Path) -> DirectoryPlan:
     """Check the headers of a drafter, which has no tokenizer; its target is not known here."""
     weights, tensors = sorted(source.glob("*.safetensors")), dict[str, Any]()
     for path in weights:
-        tensors |= safetensors.read_header(path)
-    tensors.pop("__metadata__", None)
+        tensors |= safetensors.read_header(path)[0]
     if not tensors:
         raise UnsupportedModel(f"the drafter in {source} has no *.safetensors files; use another")
     config = read_settings(source / "config.json")
-    quantized, quantization = _quantization(config, tensors)
-    facts = ModelFacts(
-        parameters=sum(math.prod(each["shape"]) for each in tensors.values()),
+    parameters = sum(math.prod(each["shape"]) for each in tensors.values())
+    facts = _facts(source, config, tensors, parameters)
+    return DirectoryPlan({"config.json": config}, weights, facts)
+
+
+def _facts(
+    source: Path, config: dict[str, Any], tensors: dict[str, Any], parameters: int
+) -> ModelFacts:
+    settings, other = config.get("quantization"), config.get("quantization_config")
+    quantized = True
+    if isinstance(settings, dict) and isinstance(settings.get("bits"), int):
+        quantization = f"{settings['bits']}-bit, groups of {settings.get('group_size')}"
+    elif isinstance(other, dict):
+        quantization = f"{other.get('quant_method')!s:.40}"
+    else:
+        quantized = False
+        types = Counter(each["dtype"] for each in tensors.values() if len(each["shape"]) > 1)
+        quantization = ", ".join(f"{name} x {count}" for name, count in types.most_common())
+    return ModelFacts(
+        parameters=parameters,
         quantized=quantized,
         quantization=quantization,
         license=_license(source),
     )
-    return DirectoryPlan({"config.json": config}, weights, facts)
-
-
-def _quantization(config: dict[str, Any], tensors: dict[str, Any]) -> tuple[bool, str]:
-    """Return whether the weights are quantized, and their format in words."""
-    settings = config.get("quantization")
-    if isinstance(settings, dict) and isinstance(settings.get("bits"), int):
-        return True, f"{settings['bits']}-bit, groups of {settings.get('group_size')}"
-    if isinstance(other := config.get("quantization_config"), dict):
-        return True, f"{other.get('quant_method')!s:.40}"
-    types = Counter(each["dtype"] for each in tensors.values() if len(each["shape"]) > 1)
-    return False, ", ".join(f"{name} x {count}" for name, count in types.most_common())
 
 
 def _license(source: Path) -> str:

@@ -17,10 +17,14 @@ from akunu_py.models.store.directories import is_name, lock_model, remove_direct
 from akunu_py.models.store.hub_cache import digest_of, hash_file, parse_reference
 from akunu_py.models.store.migration import migrate
 from akunu_py.models.store.names import NameEntry, read_names, remove_entry
-from akunu_py.models.store.progress import ProgressCallback, after, no_callback
+from akunu_py.models.store.progress import ProgressCallback, counting, no_callback
 from akunu_py.models.store.scan import StoredModel as StoredModel
 from akunu_py.models.store.scan import find_models, find_problem, read_model
 from akunu_py.text import did_you_mean
+
+_HINT = "run `akunu models list` to see the installed models"
+_GIT_DIGITS = 40
+TRAINED = "trained for "  # begins the source of a drafter that akunu trained, before the model
 
 
 def list_models() -> list[StoredModel]:
@@ -74,17 +78,15 @@ def resolve(name_or_path: str) -> StoredModel:
         in_store = is_name(name_or_path) and _find(name_or_path) is not None
         if in_store or not (path / "config.json").is_file():
             return get(name_or_path)
-    if path.resolve().parent == paths.models_dir().resolve() and is_name(path.resolve().name):
-        return get(path.resolve().name)
+    target = path.resolve()
+    if target.parent == paths.models_dir().resolve() and is_name(target.name):
+        return get(target.name)
     if not path.exists() and (reference := parse_reference(name_or_path)):
         return _find_by_repository(*reference)
-    if path.is_file():
-        raise UnknownModel(f"expected a directory with config.json, found the file {path}")
     if not (path / "config.json").is_file():
-        found = "no config.json there" if path.is_dir() else "nothing there"
-        raise UnknownModel(f"expected a model directory at {path}, found {found}; {_HINT}")
-    name = path.resolve().name
-    model = read_model(StoredModel(name, path, source=f"folder {path}", outside=True))
+        found = "no config.json" if path.is_dir() else "a file" if path.is_file() else "nothing"
+        raise UnknownModel(f"expected a model directory at {path}, found {found} there; {_HINT}")
+    model = read_model(StoredModel(target.name, path, source=f"folder {path}", outside=True))
     if model.damaged:
         raise _damaged_error(model, model.damaged)
     return model
@@ -93,8 +95,7 @@ def resolve(name_or_path: str) -> StoredModel:
 def remove(name: str) -> int:
     """Remove a model, damaged or not. Returns the bytes freed.
 
-    Files in the hub's cache stay, because other programs share them (see `hub_cache.delete`).
-    Raises UnknownModel, or StoreError if the disk refuses or another process is changing the model.
+    Files in the hub's cache stay (see `hub_cache.delete`). Raises UnknownModel, StoreError.
     """
     migrate()
     if not is_name(name) or _find(name) is None:
@@ -105,25 +106,21 @@ def remove(name: str) -> int:
     return freed
 
 
-def check(model: StoredModel) -> None:
-    """Check the names and sizes of the model's files. Raises DamagedModel with the repair."""
+def check(model: StoredModel) -> StoredModel:
+    """Return the model if names and sizes of its files are right. Raises DamagedModel."""
     if problem := find_problem(model):
         raise _damaged_error(model, problem)
+    return model
 
 
 def verify(model: StoredModel, progress: ProgressCallback = no_callback) -> None:
-    """Read all files again and compare their hashes. Raises DamagedModel.
-
-    Files without known hashes only pass `check`.
-    """
+    """Compare the hashes of all files; those without one only pass `check`. Raises DamagedModel."""
     check(model)
-    done = 0
+    count = counting(progress, f"verifying {model.name}", model.size)
     for name, expected in known_hashes(model).items():
         path = model.path / name
-        report = after(done, progress, f"verifying {model.name}", model.size)
         try:
-            found = hash_file(path, report, git=len(expected) == _GIT_DIGITS)
-            done += path.stat().st_size
+            found = hash_file(path, count, git=len(expected) == _GIT_DIGITS)
         except OSError as error:
             raise _damaged_error(model, f"{name} is unreadable ({error.strerror})") from error
         if found != expected:
@@ -131,22 +128,13 @@ def verify(model: StoredModel, progress: ProgressCallback = no_callback) -> None
 
 
 def known_hashes(model: StoredModel) -> dict[str, str]:
-    """Return the hashes of the model's files by name: SHA-256, or git's SHA-1 of small files.
-
-    The hub's cache has them in the names of its files. LM Studio has none.
-    """
+    """Return hashes by file name: SHA-256, or git's SHA-1 of small files. LM Studio has none."""
     if model.sha256:
         return model.sha256
     return {path.name: digest for path in model.path.iterdir() if (digest := digest_of(path))}
 
 
-_HINT = "run `akunu models list` to see the installed models"
-_GIT_DIGITS = 40
-TRAINED = "trained for "  # begins the source of a drafter that akunu trained, before the model
-
-
 def _find(name: str) -> StoredModel | None:
-    """Return the model `name`, damaged or not, None if there is none."""
     entry = read_names().get(name, NameEntry())
     path = paths.models_dir() / name
     if _is_model(entry) or path.is_dir() or path.is_symlink():
@@ -228,8 +216,6 @@ def _repair_advice(model: StoredModel) -> str:
 def find_intact(name: str) -> StoredModel | None:
     """Return the model `name` if it is in the store and passes `check`."""
     try:
-        model = get(name)
-        check(model)
+        return check(get(name))
     except (UnknownModel, DamagedModel):
         return None
-    return model

@@ -56,11 +56,8 @@ def read_names() -> dict[str, NameEntry]:
 
 @contextmanager
 def changing() -> Iterator[MutableMapping[str, Any]]:
-    """Yield the tables of models.toml, and write them after the block. Raises StoreError.
-
-    Other processes wait. Comments in the file stay.
-    """
-    import tomlkit
+    """Yield the tables of models.toml, and write them after the block. Raises StoreError."""
+    import tomlkit  # keeps the comments in the file
 
     path = paths.models_dir() / FILE_NAME
     with store_errors(f"cannot write {path}"), locked(path.parent / ".lock"):
@@ -85,10 +82,7 @@ def set_drafter(name: str, drafter: str) -> None:
 
 
 def remove_entry(name: str) -> None:
-    """Remove an entry from the file, if it is there; its models draft without it from then on.
-
-    Raises StoreError.
-    """
+    """Remove an entry, if it is there, and its use as a drafter. Raises StoreError."""
     if name in read_names():
         with changing() as document:
             document.pop(name, None)

@@ -40,19 +40,16 @@ class Progress:
     def describe(self, separator: str = " · ") -> str:
         """Return text such as "download: 120 MB of 2.3 GB · 12.4 MB/s · 3:05 left"."""
         whole = f": {human_size(self.done)} of {human_size(self.total)}" if self.total else ""
-        return separator.join([self.phase + whole, *self.speed()])
-
-    def speed(self) -> list[str]:
-        """Return rate and time left as text, or that the transfer stalled; [] if unknown."""
-        if self.stalled:
-            return ["stalled"]
-        parts = [] if self.rate is None else [f"{human_size(self.rate)}/s"]
-        if self.seconds_left is not None and self.seconds_left < _LONGEST_S:
-            minutes, seconds = divmod(round(self.seconds_left), 60)
+        parts = [self.phase + whole]
+        if self.rate is not None:
+            parts.append("stalled" if self.stalled else f"{human_size(self.rate)}/s")
+        left = self.seconds_left
+        if left is not None and left < _LONGEST_S and not self.stalled:
+            minutes, seconds = divmod(round(left), 60)
             hours, minutes = divmod(minutes, 60)
-            left = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-            parts.append(f"{left} left")
-        return parts
+            clock = f"{hours}:{minutes:02}" if hours else f"{minutes}"
+            parts.append(f"{clock}:{seconds:02} left")
+        return separator.join(parts)
 
 
 class ProgressMeter:
@@ -84,9 +81,16 @@ class ProgressMeter:
         self._on_progress(Progress(phase, done, total, rate, left))
 
 
-def after(start: int, progress: ProgressCallback, phase: str, total: int) -> Callable[[int], None]:
-    """Return a callback for the bytes of one file, which follow `start` bytes of other files."""
-    return lambda done: progress(phase, start + done, total)
+def counting(progress: ProgressCallback, phase: str, total: int) -> Callable[[int], None]:
+    """Return a callback for the bytes of each block of files, which reports their sum."""
+    done = 0
+
+    def count(length: int) -> None:
+        nonlocal done
+        done += length
+        progress(phase, done, total)
+
+    return count
 
 
 def no_callback(*_: object) -> None:

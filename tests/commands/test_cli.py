@@ -68,7 +68,7 @@ MISTAKES = {
     "chat --temperature hot": ["expected a number from 0 to 5, got 'hot'"],
     "run hi --max-tokens 0": ["1 or more"],
     "run hi --max-tokens many": ["1 or more"],
-    "wibble": ["wibble", "complete"],
+    "wibble": ["akunu: unknown command 'wibble'; known: chat", "complete"],
     "runn hi": ["'runn' (did you mean 'run'?)"],
     "models recomend": ["(did you mean 'recommend'?)"],
     "completions klingon": ["klingon", "bash", "fish", "zsh"],

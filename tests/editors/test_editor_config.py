@@ -83,4 +83,4 @@ def test_wrong_usage() -> None:
     done = run_here("complete", "--print-config", "vim", "--lsp")
     assert_one_line_error(done, 2, "expected one of --filter, --lsp and --print-config")
     done = run_here("complete", "--print-config", "ed")
-    assert_one_line_error(done, 2, "no such choice: 'ed'")
+    assert_one_line_error(done, 2, "unknown value 'ed'")

@@ -1,6 +1,7 @@
 """The catalog: schema, figures (computed again), recommendations."""
 
 import json
+import math
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +13,8 @@ from mlx_lm.utils import _get_classes
 from akunu_py.engine.model import load_plan as plan
 from akunu_py.errors import UnknownModel
 from akunu_py.models import catalog
-from akunu_py.models.catalog import MIN_TOKENS_PER_S, Machine, load_catalog, recommend
+from akunu_py.models.catalog import load_catalog
+from akunu_py.models.catalog.recommend import MIN_TOKENS_PER_S, Machine, recommend
 from akunu_py.models.load.fit import GIB, activations_from, soft_limit, usable_memory
 from akunu_py.models.store import directories, hub_cache
 from tests.support.paths import DOCS, GOLDEN
@@ -122,19 +124,19 @@ def test_recommendations_fit_and_grow_with_memory() -> None:
     grades: dict[str, int] = {"chat": 0, "code": 0}
     for size in MEMORY_SIZES:
         memory = usable_memory(size * GIB)
-        for found in recommend(memory):
+        for found in recommend(Machine(memory, math.inf)):
             assert found.entry is not None
             assert found.entry.fits(memory)
             assert found.entry.minimum_ram <= size
             assert f"{found.entry.memory_8k / 1e9:.1f} GB" in found.why
             assert found.entry.grade >= grades[found.purpose]
             grades[found.purpose] = found.entry.grade
-    chat, code = recommend(usable_memory(16 * GIB))
+    chat, code = recommend(Machine(usable_memory(16 * GIB), math.inf))
     assert chat.entry is not None
     assert code.entry is not None
     assert "code" not in chat.entry.purpose
     assert "fim" in code.entry.purpose
-    assert [found.entry for found in recommend(10_000_000)] == [None, None]
+    assert [found.entry for found in recommend(Machine(10_000_000, math.inf))] == [None, None]
 
 
 def test_recommended_models_are_fast_enough_by_estimate() -> None:
@@ -142,14 +144,14 @@ def test_recommended_models_are_fast_enough_by_estimate() -> None:
     grades = [0]
     for bandwidth, plain in ((20e9, True), (68e9, False), (400e9, False), (800e9, False)):
         machine = Machine(usable_memory(64 * GIB), bandwidth, plain)
-        best = recommend(machine.memory, machine.tokens_per_s)[0].entry
+        best = recommend(machine)[0].entry
         assert best is not None
         assert machine.tokens_per_s(best) >= MIN_TOKENS_PER_S
         grades.append(best.grade)
     assert grades == sorted(grades)
     assert grades[1] < ENTRIES["qwen3-30b-a3b"].grade, "no 30B on two cores, though it fits"
     slow = Machine(usable_memory(64 * GIB), 1e6)
-    for found in recommend(slow.memory, slow.tokens_per_s):
+    for found in recommend(slow):
         assert found.entry is not None
         assert found.entry.parameters < 2e9
         assert "slower than reading speed" in found.why
@@ -157,7 +159,7 @@ def test_recommended_models_are_fast_enough_by_estimate() -> None:
 
 def test_memory_is_no_reason_where_better_models_are_too_slow() -> None:
     cores = Machine(usable_memory(64 * GIB), 20e9, float32=True)
-    chat = recommend(cores.memory, cores.tokens_per_s)[0]
+    chat = recommend(cores)[0]
     assert "fast enough" in chat.why
     assert "would need" not in chat.why
 

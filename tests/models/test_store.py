@@ -129,7 +129,7 @@ def test_a_directory_may_be_named_by_its_path(
 
 def test_path_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_text("")
-    with pytest.raises(UnknownModel, match="found the file"):
+    with pytest.raises(UnknownModel, match="found a file there"):
         model_store.resolve(str(tmp_path / "x.gguf"))
     with pytest.raises(UnknownModel, match="nothing there"):
         model_store.resolve(str(tmp_path / "no"))

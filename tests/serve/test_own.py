@@ -150,7 +150,6 @@ def test_training_waits_while_a_server_answers(client: ServerClient) -> None:
 def test_invalid_options_are_usage_errors(client: ServerClient) -> None:
     request = CompletionRequest("a")
     for options, wrong in (
-        (OPTIONS, replace(request, max_tokens=4000)),
         (OPTIONS, replace(request, temperature=-1.0)),
         (CompleteOptions(fim="no such"), request),
     ):

@@ -15,7 +15,7 @@ from textual.widgets import OptionList, Static
 from akunu_py import paths
 from akunu_py.errors import Cancelled, FetchError, UnknownModel
 from akunu_py.models import catalog
-from akunu_py.models.catalog import Machine
+from akunu_py.models.catalog.recommend import Machine
 from akunu_py.models.load.fit import CacheGrowth
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel

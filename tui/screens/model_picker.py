@@ -19,7 +19,8 @@ from akunu_py import paths
 from akunu_py.engine.host import release_streams
 from akunu_py.errors import AkunuError
 from akunu_py.models import catalog
-from akunu_py.models.catalog import CatalogEntry, Machine, describe_speed
+from akunu_py.models.catalog import CatalogEntry
+from akunu_py.models.catalog.recommend import Machine, describe_speed
 from akunu_py.models.load.model_files import head_files
 from akunu_py.models.store import model_store
 from akunu_py.models.store.directories import free_space

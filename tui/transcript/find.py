@@ -36,7 +36,7 @@ def phrase_finder(words: str) -> Finder:
 
 
 def search_finder(words: str) -> Finder:
-    """Return a finder of each word as the search in all conversations finds it."""
+    """Return a finder of the words of a query, by the rules of the search in all conversations."""
     return lru_cache(maxsize=4096)(partial(find_words, words=words))  # lines are drawn often
 
 
