@@ -68,6 +68,7 @@ from akunu_py.types import GenerateOptions
 from akunu_py.workarounds.textual_app import OrderedInputApp, PacedApp
 
 _QUIT_WINDOW_S = 3.0  # A second Ctrl+C within this time quits.
+_WIDE, _HIGH = 60, 16  # columns and rows; a smaller screen has no title row
 _MAX_STATE_BYTES = 4 << 20  # of the state file
 _STATE: dict[str, type] = {"unsent": str, "failed": dict}
 
@@ -135,8 +136,8 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         Binding("ctrl+s", "settings", "Settings"),
         Binding("ctrl+q", "quit", "Quit", priority=True),
     ]
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-normal")]  # noqa: RUF012 - as in Textual
-    VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high"), (32, "-tall")]  # noqa: RUF012
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (_WIDE, "-normal")]  # noqa: RUF012 - as in Textual
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (_HIGH, "-high"), (32, "-tall")]  # noqa: RUF012
 
     def __init__(self, config: ChatConfig) -> None:
         super().__init__(driver_class=ChatDriver)
@@ -305,6 +306,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         """Show the available keys, the model and the title."""
         view, tree, settings = self.view, self.conversation.tree, self.settings.current
         is_private, is_editing = self.conversation.is_private, self.turns.edited is not None
+        has_title_row = self.size.width >= _WIDE and self.size.height >= _HIGH
         if view.is_choosing:
             view.prompt.hints = CHOOSING_HINTS
         elif is_editing:
@@ -312,7 +314,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         else:
             view.prompt.hints = BUSY_HINTS if self.answering.is_busy else IDLE_HINTS
         labels = (
-            "" if view.title_row.display else self.answering.model,  # The title row shows it.
+            "" if has_title_row else self.answering.model,
             "private" if is_private else "",
             settings.persona or ("system prompt" if settings.system_prompt else ""),
             "options" if tree.options != ChatOptions() else "",
@@ -573,6 +575,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
 
     def on_resize(self, event: Resize) -> None:
         self.view.align(event.size.width)
+        self.call_later(self._show_state)  # at the new size
 
     def on_descendant_focus(self) -> None:
         self.view.show_state()

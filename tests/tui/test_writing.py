@@ -101,6 +101,7 @@ async def test_the_box_grows_to_eight_rows_and_shows_the_cursor_at_any_size() ->
             visible = it.box.content_region.intersection(it.app.screen.region)
             assert visible.contains_point(it.box.cursor_screen_offset)
             assert it.box.region.bottom == it.status.region.y == rows - 1
+            assert str(it.box.border_title) == "starter", "there is no title row"
 
 
 # Pasted texts

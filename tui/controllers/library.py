@@ -152,12 +152,10 @@ class LibraryController:
 
     async def list(self) -> Sequence[ConversationInfo]:
         """Return the saved conversations, newest first; none if they cannot be read."""
-        if self._store is None:
-            return ()
-        try:
-            return await self._store.call(lambda store: store.list())
-        except ConversationError:
-            return ()  # `SavingFailed` reports the reason.
+        with contextlib.suppress(ConversationError):  # `SavingFailed` reports the reason.
+            if self._store is not None:
+                return await self._store.call(lambda store: store.list())
+        return ()
 
     async def load_earlier_prompts(self) -> None:
         if self._store is not None:

@@ -8,6 +8,7 @@ copies of the latest turns. If one answer fills half of the context, the branch 
 without its middle instead. The original stays.
 """
 
+import contextlib
 import itertools
 import re
 from collections.abc import Sequence
@@ -80,15 +81,12 @@ class TitleController:
         title = usable_title(message.text)
         if not (before and title) or conversation in self._renamed:
             return
+        is_replaced = self._store is None
         if self._store is not None:
-            try:
-                if not await self._store.call(
-                    lambda store: store.retitle(conversation, before, title)
-                ):
-                    return
-            except ConversationError:
-                return  # `SavingFailed` reports the reason.
-        if conversation not in self._renamed:
+            with contextlib.suppress(ConversationError):  # `SavingFailed` reports the reason.
+                retitle = self._store.call(lambda store: store.retitle(conversation, before, title))
+                is_replaced = await retitle
+        if is_replaced and conversation not in self._renamed:
             self._answering.set_title(conversation, title)
             self._view.show_state()
 

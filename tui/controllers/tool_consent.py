@@ -34,7 +34,7 @@ class ToolController:
     _conversation: Conversation  # the open one
     _noted: Mapping[str, str]  # errors of servers that the last run noted
     offered: OfferedTools = field(default_factory=OfferedTools)
-    # With calls, until the controller of answers continues them; and their conversations:
+    # Turns whose calls run or have just ended, with their conversations:
     turns: dict[ChatTurn, ConversationTree] = field(default_factory=dict)
     context_length: int = 0  # of the model, 0 if unknown
     _allowed: set[tuple[str, str, str]] = field(default_factory=set)  # conversation, server, tool

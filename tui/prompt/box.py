@@ -44,7 +44,7 @@ class PromptBox(Unmarked, TextArea):
         """Posted with the prompt to send; the box is already empty."""
 
         text: str  # with labels in place of long pasted texts
-        full_text: str
+        full_text: str  # with the pasted texts
         pastes: Sequence[attachments.Attachment]
 
     # Texts in the border, each with the app action that a click runs ("" for none).
@@ -224,16 +224,14 @@ class PromptBox(Unmarked, TextArea):
     def action_cursor_up(self, select: bool = False) -> None:
         if not select and self.has_queued_prompt and not self.text:
             self.call_later(self.run_action, "app.take_back")
-        elif not select and (recalled := self._recalled) is not None:
-            self._recall(max(0, recalled - 1))
-        elif not select and self.sent_prompts and not self.text:
-            self._recall(len(self.sent_prompts) - 1)
+        elif not select and self.sent_prompts and (place := self._place) is not None:
+            self._recall(max(0, place - 1))
         else:
             super().action_cursor_up(select)
 
     def action_cursor_down(self, select: bool = False) -> None:
-        if not select and (recalled := self._recalled) is not None:
-            self._recall(recalled + 1)
+        if not select and (place := self._place) is not None:
+            self._recall(place + 1)
         else:
             super().action_cursor_down(select)
 
@@ -250,9 +248,11 @@ class PromptBox(Unmarked, TextArea):
             self.call_later(self.run_action, "app.follow")
 
     @property
-    def _recalled(self) -> int | None:
-        """The index of the recalled prompt that the box shows unchanged, if any."""
+    def _place(self) -> int | None:
+        """The place in the history: of an unchanged recalled prompt, or the end if empty."""
         index = self._history_index
+        if not self.text:
+            return len(self.sent_prompts)
         return index if index is not None and self.text == self.sent_prompts[index] else None
 
     def send(self) -> None:

@@ -35,7 +35,7 @@ class Suggestion:
 
 
 def suggest(index: FileIndex, before: str) -> tuple[str, list[Suggestion]]:
-    """Return the end of the text before the cursor that a suggestion replaces, and suggestions."""
+    """Return the end of the text before the cursor, and suggestions that replace it."""
     if found := _NAME.fullmatch(before):
         return before, _commands(found[1].lower())
     if found := _WORDS.fullmatch(before):
@@ -111,7 +111,7 @@ class SuggestionPopup(OptionList, can_focus=False):
     def __init__(self, directory: Path, id: str | None = None) -> None:
         super().__init__(id=id, compact=True)
         self._index = FileIndex(directory)
-        self._typed = ""  # The suggestions replace it.
+        self._typed = ""  # text before the cursor that a suggestion replaces
         self._suggestions: list[Suggestion] = []
         self._typing = False
         self.display = False

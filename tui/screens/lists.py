@@ -119,13 +119,11 @@ class ToolsScreen(ListDialog[None]):
             self.notify(notice, markup=False)
         self.draw()
 
-    def _tools_of(self, server: str) -> list[ServerTool]:
-        return [each for each in self._tools.all_tools() if each.server == server]
-
     def _rows(self, server: str, words: Sequence[str]) -> list[Option]:
         """Return the row of a server and those of its tools that contain all words."""
-        rows = [Option(self._describe_server(server), id=f"{_SERVER}{server}")]
-        for tool in self._tools_of(server):
+        tools = [each for each in self._tools.all_tools() if each.server == server]
+        rows = [Option(self._describe_server(server, tools), id=f"{_SERVER}{server}")]
+        for tool in tools:
             about = f"{tool.name} {tool.server} {tool.listed.description}".casefold()
             if all(word in about for word in words):
                 mark = "[ ]" if tool.key in self._tools.off else "[x]"
@@ -133,8 +131,7 @@ class ToolsScreen(ListDialog[None]):
                 rows.append(Option(f"  {mark} {tool.name}  {description}", id=tool.name))
         return rows if len(rows) > 1 or not words else []
 
-    def _describe_server(self, server: str) -> Content:
-        tools = self._tools_of(server)
+    def _describe_server(self, server: str, tools: Sequence[ServerTool]) -> Content:
         on = [each for each in tools if each.key not in self._tools.off]
         if server in self._tools.failed:
             state = f"failed: {self._tools.failed[server]}"

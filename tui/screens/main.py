@@ -88,7 +88,7 @@ class ChatView:
         self,
         notify: Callable[..., None],  # `App.notify`
         show_state: Callable[[], None],
-        make_welcome: Callable[[], Welcome],
+        make_welcome: Callable[[], Welcome],  # for an empty chat
         conversation: Conversation,
         directory: Path,
     ) -> None:
@@ -123,7 +123,6 @@ class ChatView:
         right = width - TEXT_WIDTH - 3 - left
         self._below.styles.padding = (0, right, 0, left + 1) if left else 0
         self.consent.fit()
-        self.show_state()
 
     @property
     def is_choosing(self) -> bool:

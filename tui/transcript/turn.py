@@ -206,23 +206,19 @@ class PromptView(Widget, can_focus=False):
         is_summary = turn.prompt.text == SUMMARY_PROMPT
         self._short_text, self._files = split_files("/compact" if is_summary else turn.prompt.text)
         self._full_text = expand_pastes(self._short_text, pasted_texts(self._files))
-        self._is_open = False
+        self.is_open = False
         self._shown, more = shorten(self._short_text)
         self._hidden = more + len(self._full_text) - len(self._short_text)  # characters
 
     def action_unfold(self) -> None:
         """Show all of a long prompt, also its pasted texts, or fold it."""
-        self._is_open = not self._is_open and self._hidden > 0
+        self.is_open = not self.is_open and self._hidden > 0
         self.refresh(layout=True)
-
-    def unfold(self) -> None:
-        if not self._is_open:
-            self.action_unfold()
 
     def render(self) -> Content:
         style = self.get_visual_style("prompt--about", partial=True)
         action = self.get_visual_style("prompt--action", partial=True)
-        text, more = (self._full_text, 0) if self._is_open else (self._shown, self._hidden)
+        text, more = (self._full_text, 0) if self.is_open else (self._shown, self._hidden)
         lines = [Content(displayable(text))]
         if self._hidden:
             words = f"… {more:,} more characters · " if more else ""

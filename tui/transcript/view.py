@@ -352,10 +352,10 @@ class Transcript(SteadyScroll, can_focus=False):
             return
         self._mark_chosen(view)
         where: Widget = view
-        if isinstance(view, PromptView):
-            view.unfold()
-        else:
+        if isinstance(view, AnswerView):
             where, index = section_of_hit(view, view.sections, index, find)
+        elif not view.is_open:
+            view.action_unfold()
         hits, deadline = list[ShownHit](), time.monotonic() + _LAYOUT_S
         while len(hits) <= index and time.monotonic() < deadline:
             if isinstance(where, MarkdownSection) and where.is_unmounted:
