@@ -25,7 +25,6 @@ from akunu_py.serve.dialect.interface import (
     Encoder,
     Endpoint,
     PreparedRequest,
-    frame,
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import RequestError
@@ -202,12 +201,11 @@ class InfillEncoder(Encoder):
         values["has_new_line"] = "\n" in answer.text
         return values if self._fields is None else _select_fields(values, self._fields)
 
-    def encode(self, event: Event, choice: int) -> list[bytes]:
+    def add(self, event: Event, choice: int) -> None:
         if isinstance(event, TextDelta):
-            return [frame({"index": 0, "content": event.text, "stop": False, "id_slot": 0})]
-        if isinstance(event, Finished):
-            return [frame({"content": ""} | _end_fields(self._model, event))]
-        return []
+            self.emit({"index": 0, "content": event.text, "stop": False, "id_slot": 0})
+        elif isinstance(event, Finished):
+            self.emit({"content": ""} | _end_fields(self._model, event))
 
 
 LLAMACPP = Dialect(

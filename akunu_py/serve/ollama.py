@@ -276,29 +276,29 @@ class OllamaEncoder(Encoder):
             "akunu": statistics(event) | {"cached_tokens": stats.cached_tokens},
         }
 
-    def heartbeat(self) -> bytes:
-        return self.frame(self.line())
+    def heartbeat(self) -> None:
+        self.emit(self.line())
 
     def frame(self, value: Mapping[str, Any]) -> bytes:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
-    def encode(self, event: events.Event, choice: int) -> list[bytes]:
+    def add(self, event: events.Event, choice: int) -> None:
         match event:
             case events.TextDelta(text):
-                return [self._line(text)]
+                self._emit_line(text)
             case events.ThinkingDelta(text):
-                return [self._line(thinking=text)]
+                self._emit_line(thinking=text)
             case events.ToolCallFinished():
-                calls = _calls(self._held)
-                return [self._line(tool_calls=calls)] if calls else []
+                if calls := _calls(self._held):
+                    self._emit_line(tool_calls=calls)
             case events.Finished():
-                return [self._line(**self._end(event))]
-        self._held.add(event)
-        return []
+                self._emit_line(**self._end(event))
+            case _:
+                self._held.add(event)
 
-    def _line(self, text: str = "", thinking: str = "", **more: Any) -> bytes:
+    def _emit_line(self, text: str = "", thinking: str = "", **more: Any) -> None:
         logprobs, self._held = _logprobs(self._held.logprobs), CollectedAnswer()
-        return self.frame(self.line(text, thinking, **more, **logprobs))
+        self.emit(self.line(text, thinking, **more, **logprobs))
 
 
 def embed(body: OllamaEmbedBody, embedder: Embedder) -> Mapping[str, Any]:

@@ -40,7 +40,6 @@ from akunu_py.serve.dialect.interface import (
     Encoder,
     Endpoint,
     PreparedRequest,
-    frame,
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError, invalid
@@ -80,20 +79,19 @@ class ChunkEncoder(Encoder):
         total = usage(finished, self._count)
         return self._object(self.object_name, choices, usage=total, akunu=statistics(*finished))
 
-    def _frame(self, choice: Mapping[str, Any], **extra: Any) -> bytes:
+    def _emit_choice(self, choice: Mapping[str, Any], **extra: Any) -> None:
         none = {"usage": None} if self._usage else {}
-        return frame(self._object(self.chunk_name, [choice], **none, **extra))
+        self.emit(self._object(self.chunk_name, [choice], **none, **extra))
 
-    def _end(self, event: events.Finished, choice: Mapping[str, Any], total: int) -> list[bytes]:
-        """Return the last frame of a choice; after the last of `total` choices, also the end."""
+    def _end(self, event: events.Finished, choice: Mapping[str, Any], total: int) -> None:
+        """Emit the last frame of a choice; after the last of `total` choices, also the end."""
         self._finished.append(event)
-        frames = [self._frame(choice, akunu=statistics(event))]
-        if len(self._finished) < total:
-            return frames
-        if self._usage:
-            whole = usage(self._finished, self._count)
-            frames.append(frame(self._object(self.chunk_name, [], usage=whole)))
-        return [*frames, DONE]
+        self._emit_choice(choice, akunu=statistics(event))
+        if len(self._finished) == total:
+            if self._usage:
+                whole = usage(self._finished, self._count)
+                self.emit(self._object(self.chunk_name, [], usage=whole))
+            self._data += DONE
 
 
 def error_body(error: RequestError, request_id: str = "") -> Mapping[str, Any]:
@@ -387,59 +385,53 @@ class ChatEncoder(ChunkEncoder):
         ]
         return self._reply(choices, answers)
 
-    def heartbeat(self) -> bytes:
-        """Return an empty delta: clients do not count comments as progress."""
-        choice = self._choice
-        return b"".join(self._start(choice) or [self._chunk(choice, {"content": ""})])
+    def heartbeat(self) -> None:
+        """Emit an empty delta: clients do not count comments as progress."""
+        if self._has_role[self._choice]:
+            self._emit_delta(self._choice, {"content": ""})
+        else:
+            self._start(self._choice)
 
-    def encode(self, event: events.Event, choice: int) -> list[bytes]:
-        if isinstance(event, events.Finished):
-            return self._finish(event, choice)
-        if isinstance(event, events.Logprobs):
-            self._logprobs[choice] += event.tokens
-            return []
-        delta = self._delta(event, choice)
-        if delta is None:
-            return []
-        self._choice = choice
-        return [*self._start(choice), self._chunk(choice, delta)] if delta else self._start(choice)
-
-    def _delta(self, event: events.Event, choice: int) -> dict[str, Any] | None:
-        """Return the delta of an event: {} for PromptProcessed, None for events without a delta."""
+    def add(self, event: events.Event, choice: int) -> None:
         match event:
             case events.PromptProcessed():
-                return {}
+                self._start(choice)
             case events.TextDelta(text):
-                return {"content": text}
+                self._emit_delta(choice, {"content": text})
             case events.ThinkingDelta(text):
-                return {"reasoning_content": text}
+                self._emit_delta(choice, {"reasoning_content": text})
             case events.ToolCallStarted(id, name):
                 self._calls[choice] += 1
                 function = {"name": name, "arguments": ""}
-                more = {"id": id, "type": "function", "function": function}
+                self._emit_call(choice, {"id": id, "type": "function", "function": function})
             case events.ToolCallArguments(text):
-                more = {"function": {"arguments": text}}
-            case _:
-                return None
+                self._emit_call(choice, {"function": {"arguments": text}})
+            case events.Logprobs(tokens):
+                self._logprobs[choice] += tokens
+            case events.Finished():
+                self._start(choice)
+                self._choice = min(choice + 1, self._count - 1)
+                reason = finish_reason(event, calls=self._calls[choice] > 0, old=self._old)
+                self._end(event, self._entry(choice, {}, reason), self._count)
+
+    def _start(self, choice: int) -> None:
+        """Emit the first chunk of a choice, with the role, unless it was sent."""
+        self._choice = choice
+        if not self._has_role[choice]:
+            self._has_role[choice] = True
+            self._emit_choice(self._entry(choice, {"role": "assistant", "content": ""}))
+
+    def _emit_delta(self, choice: int, delta: Mapping[str, Any]) -> None:
+        self._start(choice)
+        self._emit_choice(self._entry(choice, delta))
+
+    def _emit_call(self, choice: int, call: Mapping[str, Any]) -> None:
+        """Emit a part of the current call."""
         if self._old:
-            return {"function_call": more["function"]}
-        return {"tool_calls": [{"index": self._calls[choice] - 1, **more}]}
-
-    def _start(self, choice: int) -> list[bytes]:
-        """Return the first chunk of a choice, with the role; nothing if it was sent."""
-        if self._has_role[choice]:
-            return []
-        self._has_role[choice] = True
-        return [self._chunk(choice, {"role": "assistant", "content": ""})]
-
-    def _finish(self, event: events.Finished, choice: int) -> list[bytes]:
-        self._choice = min(choice + 1, self._count - 1)
-        reason = finish_reason(event, calls=self._calls[choice] > 0, old=self._old)
-        start = self._start(choice)
-        return [*start, *self._end(event, self._entry(choice, {}, reason), self._count)]
-
-    def _chunk(self, choice: int, delta: Mapping[str, Any]) -> bytes:
-        return self._frame(self._entry(choice, delta))
+            self._emit_delta(choice, {"function_call": call["function"]})
+        else:
+            index = self._calls[choice] - 1
+            self._emit_delta(choice, {"tool_calls": [{"index": index, **call}]})
 
     def _entry(
         self, choice: int, delta: Mapping[str, Any], reason: str | None = None
@@ -564,27 +556,25 @@ class CompletionsEncoder(ChunkEncoder):
             choices.append(choice)
         return self._reply(choices, answers)
 
-    def heartbeat(self) -> bytes:
-        """Return an empty text: clients do not count comments as progress."""
-        return self._frame(_text_choice(min(len(self._finished), len(self._echoes) - 1), ""))
+    def heartbeat(self) -> None:
+        """Emit an empty text: clients do not count comments as progress."""
+        self._emit_choice(_text_choice(min(len(self._finished), len(self._echoes) - 1), ""))
 
-    def encode(self, event: events.Event, choice: int) -> list[bytes]:
+    def add(self, event: events.Event, choice: int) -> None:
         match event:
             case events.PromptProcessed() if self._echoes[choice]:
-                return [self._frame(_text_choice(choice, self._echoes[choice]))]
+                self._emit_choice(_text_choice(choice, self._echoes[choice]))
             case events.TextDelta(text):
-                return [self._frame(_text_choice(choice, text))]
+                self._emit_choice(_text_choice(choice, text))
             case events.ThinkingDelta(text):
-                return [self._frame(_text_choice(choice, "", text))]
+                self._emit_choice(_text_choice(choice, "", text))
             case events.Logprobs(tokens):  # sent in a separate chunk before the text
                 logprobs = completion_logprobs(tokens, self._offsets[choice])
                 self._offsets[choice] += sum(len(token.text) for token in tokens)
-                return [self._frame(_text_choice(choice, "") | {"logprobs": logprobs})]
+                self._emit_choice(_text_choice(choice, "") | {"logprobs": logprobs})
             case events.Finished():
                 last = _text_choice(choice, "", "", finish_reason(event, calls=False))
-                return self._end(event, last, len(self._echoes))
-            case _:
-                return []
+                self._end(event, last, len(self._echoes))
 
 
 def _text_choice(

@@ -37,29 +37,39 @@ class Encoder(ABC):
     def __init__(self, body: Any, name: str) -> None:
         """body: of the request. name: the model's. Raises RequestError."""
         self._model = name
+        self._data = b""  # frames to send
 
     @abstractmethod
-    def encode(self, event: events.Event, choice: int) -> list[bytes]:
-        """Return the frames of an event of job number `choice`; `Failed` goes to `fail`.
+    def add(self, event: events.Event, choice: int) -> None:
+        """Emit the frames of an event of job number `choice`; `Failed` goes to `fail`.
 
         Each job has one `Finished` event; the frames of the last `Finished` end the stream.
         """
+
+    def emit(self, value: Mapping[str, Any]) -> None:
+        """Add a JSON value to the stream."""
+        self._data += self.frame(value)
+
+    def take(self) -> bytes:
+        """Return the frames since the last call."""
+        data, self._data = self._data, b""
+        return data
 
     def whole(self, answers: Sequence[CollectedAnswer]) -> Mapping[str, Any]:
         """Return the body of a reply that is not streamed, with an answer of each job."""
         return {}
 
-    def heartbeat(self) -> bytes:
-        """Return the frame that keeps the connection alive: an SSE comment."""
-        return _HEARTBEAT
+    def heartbeat(self) -> None:
+        """Emit a frame that keeps the connection alive: an SSE comment."""
+        self._data += _HEARTBEAT
 
     def frame(self, value: Mapping[str, Any]) -> bytes:
         """Return a JSON value as a frame of the stream."""
         return frame(value)
 
-    def fail(self, error: RequestError, body: Mapping[str, Any]) -> list[bytes]:
-        """Return the frames that end the stream after an error. body: the dialect's error."""
-        return [self.frame(body)]
+    def fail(self, error: RequestError, body: Mapping[str, Any]) -> None:
+        """Emit the frames that end the stream after an error. body: the dialect's error."""
+        self.emit(body)
 
 
 @dataclass(slots=True)

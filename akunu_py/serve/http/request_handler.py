@@ -70,7 +70,8 @@ class RequestHandler:
                 if self._disconnected.done() and not task.done():
                     raise ClientDisconnect
                 if self._encoder and self._streams and not task.done() and not self._next_beat_s():
-                    await self._write([self._encoder.heartbeat()])
+                    self._encoder.heartbeat()
+                    await self._write(self._encoder.take())
             return task.result()
         finally:
             if not task.done():
@@ -103,7 +104,8 @@ class RequestHandler:
                 while finished < len(prepared.jobs):
                     choice, event = await self.wait(anext(events))
                     if self._streams:
-                        await self._write(encoder.encode(event, choice))
+                        encoder.add(event, choice)
+                        await self._write(encoder.take())
                     else:
                         answers[choice].add(event)
                     finished += isinstance(event, Finished)
@@ -114,7 +116,7 @@ class RequestHandler:
             return 200  # the client received everything
         if not self._streams:
             return await send_json(self._send, 200, body)
-        await self._end()
+        await self._write(b"", last=True)
         return 200
 
     async def fail(self, error: Exception) -> int:
@@ -124,17 +126,17 @@ class RequestHandler:
         body = self._dialect.error(failure, self._request_id)
         if self._encoder is None or not self._started:
             return await send_json(self._send, failure.status, body)
-        await self._write(self._encoder.fail(failure, body))
-        await self._end()
+        self._encoder.fail(failure, body)
+        await self._write(self._encoder.take(), last=True)
         return 200
 
     def _next_beat_s(self) -> float:
         """Return the seconds until the next heartbeat."""
         return max(0.0, self._last_sent + self._heartbeat_s - time.monotonic())
 
-    async def _write(self, frames: list[bytes]) -> None:
-        """Send frames of the stream, after the headers."""
-        if not frames:
+    async def _write(self, data: bytes, *, last: bool = False) -> None:
+        """Send a part of the stream, after the headers."""
+        if not data and not last:
             return
         if not self._started and self._encoder is not None:
             self._started = True
@@ -144,13 +146,8 @@ class RequestHandler:
                 (b"x-accel-buffering", b"no"),
             ]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        body = b"".join(frames)
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
         self._last_sent = time.monotonic()
-
-    async def _end(self) -> None:
-        await self._write([] if self._started else [b""])
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _run_jobs(

@@ -14,7 +14,7 @@ from akunu_py.engine.answer import ChatJob
 from akunu_py.engine.engine import facts_of
 from akunu_py.engine.events import Event, Finished
 from akunu_py.serve.dialect.bodies import Body
-from akunu_py.serve.dialect.interface import Dialect, Encoder, Endpoint, PreparedRequest, frame
+from akunu_py.serve.dialect.interface import Dialect, Encoder, Endpoint, PreparedRequest
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.own.remote_loop import SENT
@@ -97,14 +97,12 @@ def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
 class AkunuEncoder(Encoder):
     """Encodes events by the names of their classes; `RemoteLoop` decodes them."""
 
-    def encode(self, event: Event, choice: int) -> list[bytes]:
-        match event:
-            case Finished(details=Completion() as completion):
-                return [frame({"Completion": asdict(completion)})]
-            case _ if isinstance(event, SENT):
-                return [frame({type(event).__name__: asdict(event)})]
-            case _:
-                return []
+    def add(self, event: Event, choice: int) -> None:
+        sent: Event | Completion = event
+        if isinstance(event, Finished) and isinstance(event.details, Completion):
+            sent = event.details
+        if isinstance(sent, SENT):
+            self.emit({type(sent).__name__: asdict(sent)})
 
 
 AKUNU = Dialect(
