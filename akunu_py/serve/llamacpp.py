@@ -61,6 +61,7 @@ class InfillBody(Body):
 
 
 def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
+    """Complete text at a cursor."""
     limit = body.n_predict if body.n_predict >= 0 else MAX_COMPLETION_TOKENS
     request = CompletionRequest(
         body.input_prefix + body.prompt,
@@ -208,7 +209,4 @@ class InfillEncoder(Encoder):
             self.emit({"content": ""} | _end_fields(self._model, event))
 
 
-LLAMACPP = Dialect(
-    (Endpoint("/infill", InfillBody, prepare_infill, "Complete text at a cursor.", InfillEncoder),),
-    error_body,
-)
+LLAMACPP = Dialect((Endpoint("/infill", InfillBody, prepare_infill, InfillEncoder),), error_body)

@@ -57,6 +57,7 @@ from akunu_py.types import FinishReason, Message, Tool, ToolCall
 
 
 def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
+    """Answer a conversation."""
     format = (body.output_config and body.output_config.format) or body.output_format
     constraint = schema_constraint(format.schema_) if format else None
     messages, thinking = messages_of(body), thinking_of(body, service)
@@ -85,6 +86,7 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
 
 
 def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
+    """Count prompt tokens."""
     variables = thinking_of(body, service).variables
     prompt = service.engine.tokens.encode_chat(messages_of(body), tools_of(body), variables)
     return {"input_tokens": len(prompt)}
@@ -463,10 +465,8 @@ class CountBody(PromptBody):
 
 MESSAGES = Dialect(
     (
-        Endpoint(
-            "/v1/messages", MessagesBody, prepare_message, "Answer a conversation.", MessageEncoder
-        ),
-        Endpoint("/v1/messages/count_tokens", CountBody, count_tokens, "Count prompt tokens."),
+        Endpoint("/v1/messages", MessagesBody, prepare_message, MessageEncoder),
+        Endpoint("/v1/messages/count_tokens", CountBody, count_tokens),
     ),
     error_body,
 )

@@ -129,10 +129,7 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def prepare_chat(body: OllamaChatBody, service: Service) -> PreparedRequest | Mapping[str, Any]:
-    """Return the prepared request, or the whole reply if `body` has no messages.
-
-    Raises RequestError.
-    """
+    """Answer a conversation, for Ollama."""
     if not body.messages:  # the client only loads the model
         return _loaded(body, service)
     messages = messages_of(body.messages)
@@ -147,11 +144,8 @@ def prepare_chat(body: OllamaChatBody, service: Service) -> PreparedRequest | Ma
 def prepare_generate(
     body: OllamaGenerateBody, service: Service
 ) -> PreparedRequest | Mapping[str, Any]:
-    """Return the prepared request, or the whole reply if `body` has neither prompt nor images.
-
-    Raises RequestError.
-    """
-    if not (body.prompt or body.images):
+    """Continue, for Ollama."""
+    if not (body.prompt or body.images):  # the client only loads the model
         return _loaded(body, service)
     engine = service.engine
     if not body.suffix:
@@ -302,6 +296,7 @@ class OllamaEncoder(Encoder):
 
 
 def embed(body: OllamaEmbedBody, embedder: Embedder) -> Mapping[str, Any]:
+    """Embed texts, for Ollama."""
     request = EmbeddingsBody(model=body.model, input=body.input, dimensions=body.dimensions)
     found = embeddings(request, embedder)
     return {
@@ -312,7 +307,7 @@ def embed(body: OllamaEmbedBody, embedder: Embedder) -> Mapping[str, Any]:
 
 
 def show(body: OllamaShowBody, description: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what is known about a model without loading it."""
+    """Describe a model, for Ollama, without loading it."""
     length = description["context_length"]
     context = {"mlx.context_length": length} if length else {}
     return {
@@ -348,26 +343,10 @@ def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
 
 OLLAMA = Dialect(
     (
-        Endpoint(
-            "/api/chat",
-            OllamaChatBody,
-            prepare_chat,
-            "Answer a conversation, for Ollama.",
-            OllamaEncoder,
-        ),
-        Endpoint(
-            "/api/generate",
-            OllamaGenerateBody,
-            prepare_generate,
-            "Continue, for Ollama.",
-            OllamaEncoder,
-        ),
-        Endpoint(
-            "/api/embed", OllamaEmbedBody, embed, "Embed texts, for Ollama.", needs="embedder"
-        ),
-        Endpoint(
-            "/api/show", OllamaShowBody, show, "Describe a model, for Ollama.", needs="description"
-        ),
+        Endpoint("/api/chat", OllamaChatBody, prepare_chat, OllamaEncoder),
+        Endpoint("/api/generate", OllamaGenerateBody, prepare_generate, OllamaEncoder),
+        Endpoint("/api/embed", OllamaEmbedBody, embed, needs="embedder"),
+        Endpoint("/api/show", OllamaShowBody, show, needs="description"),
     ),
     error_body,
 )

@@ -332,6 +332,7 @@ def tools_of(bodies: Sequence[FunctionTool]) -> list[Tool]:
 
 
 def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
+    """Answer a conversation."""
     messages = messages_of(body.messages)
     service.check_length(messages)
     limit = body.max_completion_tokens or body.max_tokens
@@ -485,6 +486,7 @@ class CompletionsBody(SamplingBody):
 
 
 def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequest:
+    """Continue texts, or fill in their middle."""
     count = body.n or 1
     texts = texts_of(body.prompt)
     if not texts:
@@ -605,6 +607,7 @@ class EmbeddingsBody(Body):
 
 
 def embeddings(body: EmbeddingsBody, embedder: Embedder) -> Mapping[str, Any]:
+    """Embed texts."""
     texts = texts_of(body.input)
     if not 1 <= len(texts) <= _MAX_TEXTS:
         raise invalid("input", f"expected 1 to {_MAX_TEXTS} texts, got {len(texts)}")
@@ -630,17 +633,9 @@ def _in_base64(values: Sequence[float]) -> str:
 
 OPENAI = Dialect(
     (
-        Endpoint(
-            "/v1/chat/completions", ChatBody, prepare_chat, "Answer a conversation.", ChatEncoder
-        ),
-        Endpoint(
-            "/v1/completions",
-            CompletionsBody,
-            prepare_completions,
-            "Continue texts, or fill in their middle.",
-            CompletionsEncoder,
-        ),
-        Endpoint("/v1/embeddings", EmbeddingsBody, embeddings, "Embed texts.", needs="embedder"),
+        Endpoint("/v1/chat/completions", ChatBody, prepare_chat, ChatEncoder),
+        Endpoint("/v1/completions", CompletionsBody, prepare_completions, CompletionsEncoder),
+        Endpoint("/v1/embeddings", EmbeddingsBody, embeddings, needs="embedder"),
     ),
     error_body,
 )

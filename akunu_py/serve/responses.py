@@ -316,6 +316,7 @@ _NOT_STORED = "responses are not stored; send the whole conversation as input"
 
 
 def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
+    """Answer a conversation."""
     tools = map_tools(body.tools or [], body.tool_choice)
     for offered in tools.by_name.values():
         if offered.grammar is not None:
@@ -694,14 +695,5 @@ def decode_thinking(text: str) -> str:
 
 
 RESPONSES = Dialect(
-    (
-        Endpoint(
-            "/v1/responses",
-            ResponsesBody,
-            prepare_response,
-            "Answer a conversation.",
-            ResponseEncoder,
-        ),
-    ),
-    error_body,
+    (Endpoint("/v1/responses", ResponsesBody, prepare_response, ResponseEncoder),), error_body
 )

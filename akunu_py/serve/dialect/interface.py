@@ -133,8 +133,8 @@ class Endpoint:
     path: str
     body: type[Body]
     # Raises RequestError or AkunuError. It runs in a worker thread, so it must not use arrays.
+    # The first line of its docstring describes the path to clients.
     prepare: Callable[[Any, Any], PreparedRequest | Mapping[str, Any]]  # body, see `needs`
-    summary: str  # for the OpenAPI description
     # Encodes the reply; made before the model is loaded. None: `prepare` returns the reply.
     encoder: type[Encoder] | None = None
     # What `prepare` gets: the loaded model's `Service`, the `Embedder`, a description of the model,

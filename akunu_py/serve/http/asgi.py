@@ -347,7 +347,7 @@ def openapi_description(dialects: Sequence[Dialect]) -> dict[str, Any]:
         schema = references[endpoint.body, "validation"]
         paths[endpoint.path] = {
             "post": {
-                "summary": endpoint.summary,
+                "summary": (endpoint.prepare.__doc__ or "").partition("\n")[0],
                 "requestBody": {
                     "required": True,
                     "content": {"application/json": {"schema": schema}},

@@ -50,12 +50,14 @@ class AkunuChatBody(RequestBody):
 
 
 def prepare_model(body: ModelBody, service: Service) -> Mapping[str, Any]:
+    """Describe the served model, for akunu."""
     facts = asdict(facts_of(service.engine))
     del facts["server"]  # set by the client
     return {"model": facts, "fills_in": service.fills_in}
 
 
 def prepare_complete(body: AkunuCompleteBody, service: Service) -> PreparedRequest:
+    """Complete text, for akunu."""
     request = _parse_dataclass(CompletionRequest, body.request, "request")
     options = _parse_dataclass(CompleteOptions, body.options, "options")
     job = CompletionJob(
@@ -67,6 +69,7 @@ def prepare_complete(body: AkunuCompleteBody, service: Service) -> PreparedReque
 
 
 def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
+    """Answer a conversation, for akunu."""
     messages = _parse_dataclass(list[Message], body.messages, "messages")
     service.check_length(messages)
     options = _parse_dataclass(GenerateOptions, body.options, "options")
@@ -75,7 +78,7 @@ def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
 
 
 def prepare_end(body: RequestBody, ending: deque[str]) -> Mapping[str, Any]:
-    """End a request with its text so far, even if it is still queued or its model is unloading."""
+    """End a request early, for akunu, even if it is still queued or its model is unloading."""
     ending.append(body.id)
     return {}
 
@@ -107,28 +110,10 @@ class AkunuEncoder(Encoder):
 
 AKUNU = Dialect(
     (
-        Endpoint("/akunu/model", ModelBody, prepare_model, "Describe the served model, for akunu."),
-        Endpoint(
-            "/akunu/complete",
-            AkunuCompleteBody,
-            prepare_complete,
-            "Complete text, for akunu.",
-            AkunuEncoder,
-        ),
-        Endpoint(
-            "/akunu/chat",
-            AkunuChatBody,
-            prepare_chat,
-            "Answer a conversation, for akunu.",
-            AkunuEncoder,
-        ),
-        Endpoint(
-            "/akunu/end",
-            RequestBody,
-            prepare_end,
-            "End a request early, for akunu.",
-            needs="ending",
-        ),
+        Endpoint("/akunu/model", ModelBody, prepare_model),
+        Endpoint("/akunu/complete", AkunuCompleteBody, prepare_complete, AkunuEncoder),
+        Endpoint("/akunu/chat", AkunuChatBody, prepare_chat, AkunuEncoder),
+        Endpoint("/akunu/end", RequestBody, prepare_end, needs="ending"),
     ),
     error_body,
 )
