@@ -51,7 +51,7 @@ from akunu_py.serve.dialect.interface import (
     frame,
     statistics,
 )
-from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError, invalid
+from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.dialect.service import Service
 from akunu_py.types import FinishReason, Message, Tool, ToolCall
 
@@ -160,18 +160,18 @@ _STOP_REASONS: dict[FinishReason, str] = {
     "repetition": "end_turn",
     "cancelled": "end_turn",  # never sent
 }
-_ERRORS: dict[ErrorKind, str] = {
-    "unauthorized": "authentication_error",
-    "forbidden": "permission_error",
-    "not_found": "not_found_error",
-    "too_large": "request_too_large",
-    "unavailable": "overloaded_error",
-    "internal": "api_error",
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
 }
 
 
 def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
-    kind = _ERRORS.get(error.kind, "invalid_request_error")
+    kind = _ERROR_TYPES.get(error.status, "invalid_request_error")
     body = {"type": "error", "error": {"type": kind, "message": error.message}}
     return body | ({"request_id": request_id} if request_id else {})
 

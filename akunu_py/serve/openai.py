@@ -42,16 +42,16 @@ from akunu_py.serve.dialect.interface import (
     PreparedRequest,
     statistics,
 )
-from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError, invalid
+from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.dialect.service import Embedder, Service, TextPrompt
 from akunu_py.types import Constraint, Message, TokenLogprobs, Tool, ToolCall
 
-_ERROR_TYPES: dict[ErrorKind, str] = {
-    "unauthorized": "authentication_error",
-    "forbidden": "permission_error",
-    "not_found": "not_found_error",
-    "unavailable": "service_unavailable_error",
-    "internal": "server_error",
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    500: "server_error",
+    503: "service_unavailable_error",
 }
 
 
@@ -99,7 +99,7 @@ def error_body(error: RequestError, request_id: str = "") -> Mapping[str, Any]:
     return {
         "error": {
             "message": error.message,
-            "type": _ERROR_TYPES.get(error.kind, "invalid_request_error"),
+            "type": _ERROR_TYPES.get(error.status, "invalid_request_error"),
             "param": error.param or None,
             "code": error.code or None,
         }

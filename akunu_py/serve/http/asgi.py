@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
 
@@ -27,7 +28,7 @@ from akunu_py.engine.job import Job
 from akunu_py.errors import AkunuError
 from akunu_py.serve.dialect.bodies import parse
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest
-from akunu_py.serve.dialect.request_errors import STATUS, RequestError, gpu_is_lost, request_error
+from akunu_py.serve.dialect.request_errors import STATUSES, RequestError, gpu_is_lost, request_error
 from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules, Guard
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
@@ -44,7 +45,6 @@ from akunu_py.version import __version__
 _MAX_CHALLENGE = 100  # characters
 _PLAIN_TEXT = "text/plain; version=0.0.4"  # of Prometheus
 _MAX_WAITING = 256  # requests
-_ERROR_KINDS = {404: "not_found", 405: "method"}
 
 DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OLLAMA, AKUNU)
 _DIALECT_BY_PATH = {endpoint.path: each for each in DIALECTS for endpoint in each.endpoints}
@@ -247,7 +247,7 @@ class _Post:
                 data = await read_body(Request(scope, receive))
                 record.arrived = True
                 if records.waiting > _MAX_WAITING:
-                    raise RequestError("too many waiting requests; try again later", "unavailable")
+                    raise RequestError("too many waiting requests; try again later", 503)
                 async with contextlib.AsyncExitStack() as stack:
                     prepared, model = await self._prepare(data, handler, record, stack)
                     kind: dict[str, Any] = {"client": client, "on_submit": record.jobs.append}
@@ -313,13 +313,12 @@ def _http_error(
     """Log and return the reply for an unknown path or an exception."""
     headers = None
     if isinstance(error, HTTPException):
-        kind = _ERROR_KINDS.get(error.status_code, "invalid")
         headers, message = error.headers or {}, error.detail
-        if kind == "not_found":
+        if error.status_code == 404:
             message = _unknown_path(request.url.path, str(request.base_url).rstrip("/"))
-        elif kind == "method":
+        elif error.status_code == 405:
             message = f"{request.url.path} expects {headers.get('Allow')}, not {request.method}"
-        failure = RequestError(message, kind)  # type: ignore[arg-type]
+        failure = RequestError(message, error.status_code)
     else:
         failure = request_error(error)
     log(request.url.path, failure)
@@ -336,8 +335,11 @@ def openapi_description(dialects: Sequence[Dialect]) -> dict[str, Any]:
         ref_template="#/components/schemas/{model}",
     )
     error_responses: dict[str, Any] = {
-        str(status): {"description": kind, "content": {"application/json": {"schema": {}}}}
-        for kind, status in STATUS.items()
+        str(status): {
+            "description": HTTPStatus(status).phrase,
+            "content": {"application/json": {"schema": {}}},
+        }
+        for status in STATUSES
     }
     paths: dict[str, Any] = {
         path: {"get": {"summary": summary, "responses": {"200": _ok_response(), **error_responses}}}

@@ -111,7 +111,7 @@ class ServedModel:
 
 
 def _not_found(message: str) -> RequestError:
-    return RequestError(message, "not_found", param="model", code="model_not_found")
+    return RequestError(message, 404, param="model", code="model_not_found")
 
 
 def _unknown(name: str, models: Sequence[ServedModel], option: str = "--model") -> RequestError:
@@ -232,7 +232,7 @@ class ModelPool:
             try:
                 await self._load(model)
             except AkunuError as failure:
-                error = RequestError(f"cannot load {model.name}: {failure}", "unavailable")
+                error = RequestError(f"cannot load {model.name}: {failure}", 503)
             except Exception as failure:  # noqa: BLE001 - for the requests
                 error = failure
             self._admit_waiting(model, error)

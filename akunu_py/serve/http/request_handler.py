@@ -176,7 +176,7 @@ async def _run_jobs(
                     )
                 if isinstance(event, Finished) and event.reason == "cancelled":
                     if prepared.idle:
-                        raise RequestError("another request needs the model", "unavailable")
+                        raise RequestError("another request needs the model", 503)
                     raise ServerStopping  # after a disconnect this code does not run
                 if prepared.shows_thinking or not isinstance(event, ThinkingDelta):
                     yield choice, event
@@ -256,7 +256,7 @@ async def read_body(request: Request) -> bytes:
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity", *_COMPRESSIONS):
         raise RequestError(
-            f"Content-Encoding {encoding[:100]!r} is not supported; use gzip or deflate", "encoding"
+            f"Content-Encoding {encoding[:100]!r} is not supported; use gzip or deflate", 415
         )
     data, received = bytearray(), 0
     try:
@@ -288,4 +288,4 @@ def _decompress(data: bytes, encoding: str) -> bytes:
 
 
 def _too_large(when: str = "") -> RequestError:
-    return RequestError(f"request body exceeds {MAX_BYTES >> 20} MiB{when}", "too_large")
+    return RequestError(f"request body exceeds {MAX_BYTES >> 20} MiB{when}", 413)

@@ -256,7 +256,7 @@ class ServerClient:
         """Return the exception for an error reply of the server."""
         if report.get("gone"):
             return self.unreachable(report["message"])
-        kind = UsageError if report.get("kind") == "invalid" else AkunuError
+        kind = UsageError if report.get("status") == 400 else AkunuError
         return kind(str(report["message"]))
 
 

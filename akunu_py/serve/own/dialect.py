@@ -94,7 +94,7 @@ def _parse_dataclass(kind: type[Value], fields: Any, name: str) -> Value:
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
     """Return an error. gone: the server is stopping."""
     stopping = isinstance(error, ServerStopping)
-    return {"error": {"message": error.message, "kind": error.kind, "gone": stopping}}
+    return {"error": {"message": error.message, "status": error.status, "gone": stopping}}
 
 
 class AkunuEncoder(Encoder):
