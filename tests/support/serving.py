@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -147,7 +147,8 @@ def scripted_app(
 ) -> ASGIApp:
     """Return an application whose jobs yield the events of `run`."""
     backend = replace(
-        model.backend(records or RequestRecords()), run=lambda host, job, **options: run(job)
+        model.backend(records or RequestRecords()),
+        run=lambda host, job, **options: aclosing(run(job)),
     )
     return create_app(backend, AccessRules(), heartbeat_s=heartbeat_s)
 

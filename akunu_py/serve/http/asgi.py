@@ -4,7 +4,7 @@ import base64
 import contextlib
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -23,8 +23,6 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from akunu_py.engine.events import Event
-from akunu_py.engine.job import Job
 from akunu_py.errors import AkunuError
 from akunu_py.serve.dialect.bodies import parse
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest
@@ -32,7 +30,13 @@ from akunu_py.serve.dialect.request_errors import STATUSES, RequestError, gpu_is
 from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules, Guard
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
-from akunu_py.serve.http.request_handler import HEARTBEAT_S, JobEvents, RequestHandler, read_body
+from akunu_py.serve.http.request_handler import (
+    HEARTBEAT_S,
+    RequestHandler,
+    RunJob,
+    read_body,
+    run_job,
+)
 from akunu_py.serve.llamacpp import LLAMACPP
 from akunu_py.serve.messages import MESSAGES
 from akunu_py.serve.ollama import OLLAMA, tags
@@ -86,7 +90,7 @@ class Backend:
     pool: ModelPool
     records: RequestRecords
     strict: bool = False  # refuse unknown fields and names of models
-    run: Callable[..., JobEvents | AsyncGenerator[Event]] = JobEvents  # tests replace it
+    run: RunJob = run_job  # tests replace it
     on_lost_gpu: Callable[[], None] = lambda: None
 
 
@@ -250,13 +254,9 @@ class _Post:
                     raise RequestError("too many waiting requests; try again later", 503)
                 async with contextlib.AsyncExitStack() as stack:
                     prepared, model = await self._prepare(data, handler, record, stack)
-                    kind: dict[str, Any] = {"client": client, "on_submit": record.jobs.append}
-                    if isinstance(prepared, PreparedRequest):
-                        kind |= {"short": prepared.short, "idle": prepared.idle}
-
-                    def run(job: Job) -> JobEvents | AsyncGenerator[Event]:
-                        return self._backend.run(model.host, job, **kind)
-
+                    run = partial(
+                        self._backend.run, model.host, client=client, on_submit=record.jobs.append
+                    )
                     record.status = await handler.reply(prepared, run, record.add)
             except ClientDisconnect:
                 raise

@@ -7,7 +7,7 @@ import contextlib
 import json
 import time
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -159,7 +159,8 @@ async def _run_jobs(
     """
     async with contextlib.AsyncExitStack() as stack:
         streams = [
-            await stack.enter_async_context(contextlib.aclosing(run(job))) for job in prepared.jobs
+            await stack.enter_async_context(run(job, short=prepared.short, idle=prepared.idle))
+            for job in prepared.jobs
         ]
         for choice, events in enumerate(streams):
             thinking = ""
@@ -196,53 +197,45 @@ async def send_json(send: Send, status: int, value: Mapping[str, Any]) -> int:
     return status
 
 
-class JobEvents:
-    """Submits a job and iterates over its events; the last one is `Finished` or `Failed`.
+@contextlib.asynccontextmanager
+async def run_job(
+    host: ModelHost, job: Job, on_submit: Callable[[JobHandle], object], **options: Any
+) -> AsyncGenerator[AsyncIterator[Event]]:
+    """Run a job while the block runs; yield its events, up to `Finished` or `Failed`.
 
     Queued events are merged, so a slow client's queue holds little more than the text.
+    options: see `ModelHost.submit`.
     """
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+    queued: list[Event] = []  # used in the event loop only
 
-    def __init__(
-        self,
-        host: ModelHost,
-        job: Job,
-        on_submit: Callable[[JobHandle], object] = lambda handle: None,
-        **options: Any,
-    ) -> None:
-        """options: see `ModelHost.submit`."""
-        self._loop, self._arrived = asyncio.get_running_loop(), asyncio.Event()
-        self._queued: list[Event] = []  # used in the event loop only
-        self._ended = False
-        self._handle = host.submit(job, self._put, **options)
-        on_submit(self._handle)
+    def add(event: Event) -> None:
+        append_event(queued, event)
+        arrived.set()
 
-    def _put(self, event: Event) -> None:
+    def put(event: Event) -> None:
         """Add an event from the model's thread. Raises RuntimeError when the loop is closed."""
-        self._loop.call_soon_threadsafe(self._add, event)
+        loop.call_soon_threadsafe(add, event)
 
-    def _add(self, event: Event) -> None:
-        append_event(self._queued, event)
-        self._arrived.set()
+    async def events() -> AsyncIterator[Event]:
+        ended = False
+        while not ended:
+            while not queued:
+                arrived.clear()
+                await arrived.wait()
+            event = queued.pop(0)
+            ended = isinstance(event, Finished | Failed)
+            yield event
 
-    def __aiter__(self) -> JobEvents:
-        return self
-
-    async def __anext__(self) -> Event:
-        if self._ended:
-            raise StopAsyncIteration
-        while not self._queued:
-            self._arrived.clear()
-            await self._arrived.wait()
-        event = self._queued.pop(0)
-        self._ended = isinstance(event, Finished | Failed)
-        return event
-
-    async def aclose(self) -> None:
-        """Cancel the job."""
-        self._handle.cancel()
+    handle = host.submit(job, put, **options)
+    on_submit(handle)
+    try:
+        yield events()
+    finally:
+        handle.cancel()
 
 
-RunJob = Callable[[Job], JobEvents | AsyncGenerator[Event]]
+RunJob = Callable[..., contextlib.AbstractAsyncContextManager[AsyncIterator[Event]]]
 
 _TIMEOUT_S = 60.0
 _COMPRESSIONS = ("gzip", "x-gzip", "deflate")
