@@ -85,7 +85,7 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     )
 
 
-def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
+def count_tokens(body: PromptBody, service: Service) -> Mapping[str, Any]:
     """Count prompt tokens."""
     variables = thinking_of(body, service).variables
     prompt = service.engine.tokens.encode_chat(messages_of(body), tools_of(body), variables)
@@ -459,14 +459,10 @@ class MessagesBody(PromptBody, GenerationFields):
     temperature: float | None = Field(default=None, ge=0, le=2)
 
 
-class CountBody(PromptBody):
-    pass
-
-
 MESSAGES = Dialect(
     (
         Endpoint("/v1/messages", MessagesBody, prepare_message, MessageEncoder),
-        Endpoint("/v1/messages/count_tokens", CountBody, count_tokens),
+        Endpoint("/v1/messages/count_tokens", PromptBody, count_tokens),
     ),
     error_body,
 )

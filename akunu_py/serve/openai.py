@@ -6,6 +6,7 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -66,7 +67,8 @@ class ChunkEncoder(Encoder):
         super().__init__(body, name)
         self._created = int(time.time())
         self._id = f"{self.id_prefix}-{secrets.token_hex(12)}"
-        self._count, self._usage = body.n or 1, body.includes_usage
+        self._count = body.n or 1
+        self._usage = bool(body.stream_options and body.stream_options.include_usage)
         self._finished: list[events.Finished] = []
 
     def _object(self, name: str, choices: Sequence[Any], **extra: Any) -> dict[str, Any]:
@@ -153,9 +155,7 @@ def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
 
 def completion_logprobs(tokens: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
     """Return logprobs in the shape of Completions. offset: the first token's, in characters."""
-    offsets = [offset]
-    for each in tokens:
-        offsets.append(offsets[-1] + len(each.text))
+    offsets = [*accumulate((len(each.text) for each in tokens), initial=offset)]
     return {
         "tokens": [each.text for each in tokens],
         "token_logprobs": [each.logprob for each in tokens],
@@ -276,11 +276,6 @@ class ChatBody(SamplingBody):
         """Whether the reply has OpenAI's older form of a call."""
         return bool(self.functions) and not self.tools
 
-    @property
-    def functions_offered(self) -> list[FunctionTool]:
-        """The functions of both forms."""
-        return [*(tool.function for tool in self.tools or ()), *(self.functions or ())]
-
 
 def messages_of(bodies: Sequence[MessageBody]) -> list[Message]:
     """Return the conversation. Raises RequestError for invalid messages."""
@@ -342,7 +337,8 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     constraint = _constraint(body.response_format)
     thinking = plan_thinking(body, service)
     options = generate_options(body, service, limit, constraint, logprobs, thinking.budget)
-    tools = {tool.name: tool for tool in tools_of(body.functions_offered)}
+    functions = [*(tool.function for tool in body.tools or ()), *(body.functions or ())]
+    tools = {tool.name: tool for tool in tools_of(functions)}
     tools, choice = choose_tools(body.tool_choice or body.function_call, tools)
     jobs = [
         chat_job(

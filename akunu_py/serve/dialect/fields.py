@@ -159,11 +159,6 @@ class SamplingBody(GenerationFields):
         validation_alias=AliasChoices("max_tokens", "n_predict", "num_predict", "max_new_tokens"),
     )
 
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a last chunk has the usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
 
 def generate_options(
     body: SamplingFields,

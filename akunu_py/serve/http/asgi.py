@@ -334,28 +334,13 @@ def openapi_description(dialects: Sequence[Dialect]) -> dict[str, Any]:
         [(model, "validation") for model in sorted(models, key=lambda model: model.__name__)],
         ref_template="#/components/schemas/{model}",
     )
-    error_responses: dict[str, Any] = {
-        str(status): {
-            "description": HTTPStatus(status).phrase,
-            "content": {"application/json": {"schema": {}}},
-        }
-        for status in STATUSES
-    }
-    paths: dict[str, Any] = {
-        path: {"get": {"summary": summary, "responses": {"200": _ok_response(), **error_responses}}}
-        for path, summary in _GET.items()
-    }
+    paths: dict[str, Any] = {path: {"get": _operation(summary)} for path, summary in _GET.items()}
     for endpoint in endpoints:
         schema = references[endpoint.body, "validation"]
+        summary = (endpoint.prepare.__doc__ or "").partition("\n")[0]
+        body = {"required": True, "content": {"application/json": {"schema": schema}}}
         paths[endpoint.path] = {
-            "post": {
-                "summary": (endpoint.prepare.__doc__ or "").partition("\n")[0],
-                "requestBody": {
-                    "required": True,
-                    "content": {"application/json": {"schema": schema}},
-                },
-                "responses": {"200": _ok_response("text/event-stream"), **error_responses},
-            }
+            "post": _operation(summary, "text/event-stream") | {"requestBody": body}
         }
     return {
         "openapi": "3.1.0",
@@ -365,8 +350,12 @@ def openapi_description(dialects: Sequence[Dialect]) -> dict[str, Any]:
     }
 
 
-def _ok_response(*more: str) -> dict[str, Any]:
-    return {
-        "description": "The answer.",
-        "content": {kind: {"schema": {}} for kind in ("application/json", *more)},
-    }
+def _operation(summary: str, *more: str) -> dict[str, Any]:
+    """Return the description of a request. more: media types of the reply besides JSON."""
+    json_content: dict[str, Any] = {"application/json": {"schema": {}}}
+    content = json_content | {kind: {"schema": {}} for kind in more}
+    responses = {"200": {"description": "The answer.", "content": content}}
+    for status in STATUSES:
+        phrase = HTTPStatus(status).phrase
+        responses[str(status)] = {"description": phrase, "content": json_content}
+    return {"summary": summary, "responses": responses}
