@@ -202,13 +202,7 @@ class MessageBody(Body):
 
     @property
     def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        # A part that is no text gets its own line.
-        return "".join(
-            f"{part.text}\n" if isinstance(part, OtherPart) else part.text
-            for part in self.content or ()
-        )
+        return _text_of(self.content or "")
 
 
 class FunctionTool(Body):
@@ -247,12 +241,6 @@ class PredictionBody(Body):
     type: Literal["content"]
     content: str | list[ChatText]
 
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
-
 
 class ChatBody(SamplingBody):
     """The body of /v1/chat/completions."""
@@ -275,6 +263,15 @@ class ChatBody(SamplingBody):
     def has_functions(self) -> bool:
         """Whether the reply has OpenAI's older form of a call."""
         return bool(self.functions) and not self.tools
+
+
+def _text_of(content: str | Sequence[ChatText | RefusalPart | OtherPart]) -> str:
+    """Return the text of a content; a part that is no text gets its own line."""
+    if isinstance(content, str):
+        return content
+    return "".join(
+        f"{part.text}\n" if isinstance(part, OtherPart) else part.text for part in content
+    )
 
 
 def messages_of(bodies: Sequence[MessageBody]) -> list[Message]:
@@ -348,7 +345,7 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
             list(tools.values()),
             choice,
             parallel=body.parallel_tool_calls is not False and not body.has_functions,
-            predicted=body.prediction.text if body.prediction else "",
+            predicted=_text_of(body.prediction.content) if body.prediction else "",
             variables=thinking.variables,
         )
         for each in choice_options(options, body.n or 1)

@@ -297,18 +297,18 @@ class ModelPool:
     def metrics(self) -> dict[str, dict[str, int]]:
         """Return the metrics of each model, by its name."""
         waiting = [model for model, _ in self._waiting]
-        return {
-            model.name: {
+        found = {}
+        for model in self.all_models:
+            facts = model.host.facts
+            acceptance = facts.acceptance if facts else ()
+            found[model.name] = {
                 "model_loaded": int(model.host.engine is not None),
                 "model_batched": int(facts is not None and facts.not_batched is None),
-                "model_acceptance_percent": round(100 * (facts.acceptance or (0,))[0])
-                if facts
-                else 0,
+                "model_acceptance_percent": round(100 * acceptance[0]) if acceptance else 0,
                 "model_loads_total": model.loads,
                 "model_requests": model.requests + waiting.count(model),
             }
-            for model, facts in ((each, each.host.facts) for each in self.all_models)
-        }
+        return found
 
     @property
     def shared(self) -> SharedPasses:

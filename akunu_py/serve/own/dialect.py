@@ -25,8 +25,6 @@ Value = TypeVar("Value")
 
 
 class ModelBody(Body):
-    """The body of /akunu/model."""
-
     model: str = ""  # its name; "": the server's first
 
 
@@ -46,14 +44,12 @@ class AkunuCompleteBody(RequestBody):
 class AkunuChatBody(RequestBody):
     messages: list[dict[str, Any]] = Field(min_length=1)  # fields of Messages
     options: dict[str, Any]  # fields of GenerateOptions
-    tools: list[dict[str, Any]] = Field(default_factory=list)  # fields of Tools
+    tools: list[dict[str, Any]] = Field(default=[])  # fields of Tools
 
 
 def prepare_model(body: ModelBody, service: Service) -> Mapping[str, Any]:
     """Describe the served model, for akunu."""
-    facts = asdict(facts_of(service.engine))
-    del facts["server"]  # set by the client
-    return {"model": facts, "fills_in": service.fills_in}
+    return {"model": asdict(facts_of(service.engine)), "fills_in": service.fills_in}
 
 
 def prepare_complete(body: AkunuCompleteBody, service: Service) -> PreparedRequest:
@@ -88,7 +84,7 @@ def _parse_dataclass(kind: type[Value], fields: Any, name: str) -> Value:
     try:
         return TypeAdapter(kind).validate_json(json.dumps(fields), strict=True)
     except ValidationError as error:
-        raise RequestError(first_problem(error, name)) from error
+        raise RequestError(f"{name}.{first_problem(error)}") from error
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
