@@ -47,6 +47,6 @@ def request_error(error: Exception) -> RequestError:
     return RequestError("internal error; see the server's terminal for details", 500)
 
 
-def gpu_is_lost(error: Exception | None) -> bool:
+def gpu_is_lost(error: Exception) -> bool:
     """Return True if macOS ignores all further GPU work of this process."""
-    return error is not None and any(_IGNORED in str(each) for each in (error, error.__cause__))
+    return any(_IGNORED in str(each) for each in (error, error.__cause__))

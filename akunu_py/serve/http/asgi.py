@@ -242,9 +242,7 @@ class _Post:
         records = self._backend.records
         with records.request(self._endpoint.path) as record, contextlib.suppress(ClientDisconnect):
             scope["record"] = record
-            handler = RequestHandler(
-                self._dialect, scope["request_id"], receive, send, self._heartbeat_s
-            )
+            handler = RequestHandler(receive, send, self._heartbeat_s)
             # A connection is a client: programs with parallel requests open several.
             client = "{}:{}".format(*(scope.get("client") or ("", 0)))
             try:
@@ -261,12 +259,14 @@ class _Post:
             except ClientDisconnect:
                 raise
             except Exception as error:  # noqa: BLE001 - the client gets every error
-                record.status = await handler.fail(error)
-            finally:
-                record.error = handler.error
-                handler.close()
-                if gpu_is_lost(handler.cause):
+                failure = request_error(error)
+                record.error = failure.message
+                if gpu_is_lost(error):
                     self._backend.on_lost_gpu()
+                body = self._dialect.error(failure, scope["request_id"])
+                record.status = await handler.fail(failure, body)
+            finally:
+                handler.close()
 
     async def _prepare(
         self,

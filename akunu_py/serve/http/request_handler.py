@@ -19,7 +19,7 @@ from akunu_py.engine.events import Event, Failed, Finished, ThinkingDelta, appen
 from akunu_py.engine.host import ModelHost
 from akunu_py.engine.job import Job, JobHandle
 from akunu_py.serve.dialect.bodies import MAX_BYTES
-from akunu_py.serve.dialect.interface import CollectedAnswer, Dialect, Encoder, PreparedRequest
+from akunu_py.serve.dialect.interface import CollectedAnswer, Encoder, PreparedRequest
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping, request_error
 
 HEARTBEAT_S = 4.0  # clients and proxies time out after 5 or more
@@ -31,18 +31,8 @@ Result = TypeVar("Result")
 class RequestHandler:
     """Replies to one request. Raises ClientDisconnect."""
 
-    def __init__(
-        self,
-        dialect: Dialect,
-        request_id: str,
-        receive: Receive,
-        send: Send,
-        heartbeat_s: float = HEARTBEAT_S,
-    ) -> None:
-        self._dialect, self._request_id, self._heartbeat_s = dialect, request_id, heartbeat_s
-        self._receive, self._send = receive, send
-        self.error = ""  # that the client got
-        self.cause: Exception | None = None  # of the error
+    def __init__(self, receive: Receive, send: Send, heartbeat_s: float) -> None:
+        self._receive, self._send, self._heartbeat_s = receive, send, heartbeat_s
         self._encoder: Encoder | None = None
         self._streams = False
         self._started = False  # the first frame of the stream was sent
@@ -119,14 +109,14 @@ class RequestHandler:
         await self._write(b"", last=True)
         return 200
 
-    async def fail(self, error: Exception) -> int:
-        """Send an error, at the end of the stream if it began, and return the status."""
-        failure = request_error(error)
-        self.error, self.cause = failure.message, error
-        body = self._dialect.error(failure, self._request_id)
+    async def fail(self, error: RequestError, body: Mapping[str, Any]) -> int:
+        """Send an error, at the end of the stream if it began, and return the status.
+
+        body: the error in the form of the dialect.
+        """
         if self._encoder is None or not self._started:
-            return await send_json(self._send, failure.status, body)
-        self._encoder.fail(failure, body)
+            return await send_json(self._send, error.status, body)
+        self._encoder.fail(error, body)
         await self._write(self._encoder.take(), last=True)
         return 200
 
