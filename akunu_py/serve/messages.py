@@ -48,7 +48,6 @@ from akunu_py.serve.dialect.interface import (
     Encoder,
     Endpoint,
     PreparedRequest,
-    frame,
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
@@ -229,6 +228,8 @@ def _signature(thinking: str) -> str:
 class MessageEncoder(Encoder):
     """Encodes a message."""
 
+    names_events = True
+
     def __init__(self, body: MessagesBody, name: str) -> None:
         super().__init__(body, name)
         self._thinks = body.thinking is not None and shows_thinking(body)
@@ -268,9 +269,6 @@ class MessageEncoder(Encoder):
             self._emit_text(self._open_type, "")
         else:
             self.emit({"type": "ping"})
-
-    def frame(self, value: Mapping[str, Any]) -> bytes:
-        return frame(value, value["type"])
 
     def add(self, event: events.Event, choice: int) -> None:
         match event:

@@ -51,7 +51,6 @@ from akunu_py.serve.dialect.interface import (
     Encoder,
     Endpoint,
     PreparedRequest,
-    frame,
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
@@ -434,6 +433,8 @@ _REASONING_PREFIX = "akunu."  # marks thinking encoded by this server
 class ResponseEncoder(Encoder):
     """Encodes a response; its heartbeat repeats response.in_progress."""
 
+    names_events = True
+
     def __init__(self, body: ResponsesBody, name: str) -> None:
         super().__init__(body, name)
         _refuse(body)
@@ -479,7 +480,7 @@ class ResponseEncoder(Encoder):
 
     def heartbeat(self) -> None:
         if self._number:
-            self._emit_response("in_progress")
+            self._emit("in_progress", response=self._response)
         else:
             self._begin_stream()
 
@@ -488,25 +489,21 @@ class ResponseEncoder(Encoder):
         self._response["error"] = {"code": code, "message": error.message}
         self._response["status"] = "failed"
         self._begin_stream()
-        self._emit_response("failed")
+        self._emit("failed", response=self._response)
 
     def add(self, event: events.Event, choice: int) -> None:
         self._begin_stream()
         self._update(event)
 
-    def frame(self, value: Mapping[str, Any]) -> bytes:
-        """Return an event as a frame, with the next sequence number."""
-        numbered = {"type": value["type"], "sequence_number": self._number, **value}
+    def _emit(self, what: str, **values: Any) -> None:
+        """Emit an event with the next sequence number."""
+        self.emit({"type": f"response.{what}", "sequence_number": self._number, **values})
         self._number += 1
-        return frame(numbered, value["type"])
 
     def _begin_stream(self) -> None:
         if not self._number:
-            self._emit_response("created")
-            self._emit_response("in_progress")
-
-    def _emit_response(self, what: str) -> None:
-        self.emit({"type": f"response.{what}", "response": self._response})
+            self._emit("created", response=self._response)
+            self._emit("in_progress", response=self._response)
 
     @property
     def _open(self) -> Values | None:
@@ -636,7 +633,7 @@ class ResponseEncoder(Encoder):
             "total_tokens": stats.prompt_tokens + stats.generated_tokens,
         }
         response["akunu"] = statistics(finished)
-        self._emit_response(status)
+        self._emit(status, response=response)
 
     def _close(self, status: str = "completed") -> None:
         """End the open item, if any."""
@@ -671,12 +668,11 @@ class ResponseEncoder(Encoder):
 
     def _emit_item(self, what: str) -> None:
         """Emit an event with the last output item."""
-        place = {"output_index": len(self._output) - 1, "item": self._output[-1]}
-        self.emit({"type": f"response.{what}", **place})
+        self._emit(what, output_index=len(self._output) - 1, item=self._output[-1])
 
     def _emit_part(self, what: str, **values: Any) -> None:
-        place = {"output_index": len(self._output) - 1, "item_id": self._output[-1]["id"]}
-        self.emit({"type": f"response.{what}", **place, **values})
+        index, id = len(self._output) - 1, self._output[-1]["id"]
+        self._emit(what, output_index=index, item_id=id, **values)
 
 
 def encode_thinking(thinking: str) -> str:

@@ -22,17 +22,11 @@ DONE = b"data: [DONE]\n\n"
 _HEARTBEAT = b": heartbeat\n\n"
 
 
-def frame(value: Any, event: str = "") -> bytes:
-    """Return a JSON value as a server-sent event (WHATWG HTML, section 9.2)."""
-    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    name = f"event: {event}\n" if event else ""
-    return f"{name}data: {data}\n\n".encode()
-
-
 class Encoder(ABC):
     """Encodes one reply, streamed or whole; each request has a new one."""
 
     media_type: ClassVar[str] = "text/event-stream; charset=utf-8"
+    names_events: ClassVar[bool] = False  # with `type` of the value
 
     def __init__(self, body: Any, name: str) -> None:
         """body: of the request. name: the model's. Raises RequestError."""
@@ -64,8 +58,10 @@ class Encoder(ABC):
         self._data += _HEARTBEAT
 
     def frame(self, value: Mapping[str, Any]) -> bytes:
-        """Return a JSON value as a frame of the stream."""
-        return frame(value)
+        """Return a JSON value as a server-sent event (WHATWG HTML, section 9.2)."""
+        data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        name = f"event: {value['type']}\n" if self.names_events else ""
+        return f"{name}data: {data}\n\n".encode()
 
     def fail(self, error: RequestError, body: Mapping[str, Any]) -> None:
         """Emit the frames that end the stream after an error. body: the dialect's error."""
