@@ -19,10 +19,10 @@ from akunu_py.serve.dialect.bodies import (
     Body,
     ByType,
     JsonText,
-    KnownOnly,
     ListEntry,
     OtherPart,
     RefusalPart,
+    known_only,
 )
 from akunu_py.serve.dialect.fields import (
     SamplingBody,
@@ -257,7 +257,7 @@ class ChatBody(SamplingBody):
     prediction: PredictionBody | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    modalities: list[Annotated[Literal["text"], KnownOnly()]] | None = None
+    modalities: list[Annotated[Literal["text"], known_only()]] | None = None
 
     @property
     def has_functions(self) -> bool:
@@ -596,7 +596,7 @@ class EmbeddingsBody(Body):
     model: str | None = None
     input: str | list[str] | list[int] | list[list[int]]  # texts or token ids
     dimensions: int | None = Field(default=None, ge=1)
-    encoding_format: Annotated[Literal["float", "base64"] | None, KnownOnly()] = None
+    encoding_format: Annotated[Literal["float", "base64"] | None, known_only()] = None
 
 
 def embeddings(body: EmbeddingsBody, embedder: Embedder) -> Mapping[str, Any]:

@@ -26,10 +26,10 @@ from akunu_py.serve.dialect.bodies import (
     Body,
     ByType,
     JsonText,
-    KnownOnly,
     ListEntry,
     OtherPart,
     RefusalPart,
+    known_only,
     merge_messages,
     text_of,
 )
@@ -143,7 +143,7 @@ class InputFormat(ListEntry):
     known_types = "text|grammar"
 
     type: str
-    syntax: Annotated[Literal["lark", "regex"] | None, KnownOnly()] = None
+    syntax: Annotated[Literal["lark", "regex"] | None, known_only()] = None
     definition: str = ""
 
 
@@ -191,7 +191,7 @@ class ResponsesBody(GenerationFields):
     top_logprobs: int | None = None
     stream: bool | None = None
     include: list[str] | None = None
-    truncation: Annotated[Literal["auto", "disabled"] | None, KnownOnly()] = None
+    truncation: Annotated[Literal["auto", "disabled"] | None, known_only()] = None
     background: bool | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None

@@ -15,13 +15,13 @@ from akunu_py.engine.constraint.answer_limits import can_limit_thinking
 from akunu_py.engine.constraint.matcher import MAX_CONSTRAINT
 from akunu_py.engine.template.effort import Effort, choose_thinking, thinking_variables
 from akunu_py.errors import one_line
-from akunu_py.serve.dialect.bodies import Body, KnownOnly, ListEntry
+from akunu_py.serve.dialect.bodies import Body, ListEntry, known_only
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.dialect.service import Service
 from akunu_py.types import Constraint, ConstraintKind, GenerateOptions, ToolChoice
 
 # How much to think; "auto" is the model's default.
-EffortField = Annotated[Effort | None, KnownOnly(auto=None, default=None)]
+EffortField = Annotated[Effort | None, known_only(auto=None, default=None)]
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 
 
@@ -36,7 +36,7 @@ TokenLimit = Annotated[int, AfterValidator(_check_limit)]
 
 
 # Ollama's: any JSON object, or a schema.
-FormatField = Annotated[Literal["", "json"] | dict[str, Any] | None, KnownOnly()]
+FormatField = Annotated[Literal["", "json"] | dict[str, Any] | None, known_only()]
 
 
 class StructuredOutputs(Body):
@@ -57,10 +57,10 @@ class ThinkingBody(Body):
 
     type: Annotated[
         Literal["enabled", "disabled", "adaptive", "between_tools"] | None,
-        KnownOnly(auto="adaptive"),
+        known_only(auto="adaptive"),
     ] = None
     budget_tokens: int | None = Field(default=None, ge=0)
-    display: Annotated[Literal["summarized", "omitted"] | None, KnownOnly()] = None
+    display: Annotated[Literal["summarized", "omitted"] | None, known_only()] = None
 
 
 class ReasoningBody(Body):
@@ -384,7 +384,7 @@ class FunctionName(Body):
 
 
 class AllowedTools(Body):
-    mode: Annotated[Literal["auto", "required"] | None, KnownOnly(any="required")] = None
+    mode: Annotated[Literal["auto", "required"] | None, known_only(any="required")] = None
     tools: list[dict[str, Any]] | None = None
 
 
@@ -402,7 +402,7 @@ class ToolChoiceBody(AllowedTools, ListEntry):
 
 
 ToolChoiceField = Annotated[
-    Literal["none", "auto", "required"] | ToolChoiceBody | None, KnownOnly(any="required")
+    Literal["none", "auto", "required"] | ToolChoiceBody | None, known_only(any="required")
 ]
 
 
