@@ -190,8 +190,6 @@ def _timings(name: str, tokens: int, seconds: float) -> dict[str, float]:
 
 
 class InfillEncoder(Encoder):
-    """Encodes a completion."""
-
     def __init__(self, body: InfillBody, name: str) -> None:
         super().__init__(body, name)
         self._fields = body.response_fields

@@ -226,8 +226,6 @@ def _signature(thinking: str) -> str:
 
 
 class MessageEncoder(Encoder):
-    """Encodes a message."""
-
     names_events = True
 
     def __init__(self, body: MessagesBody, name: str) -> None:
@@ -450,8 +448,6 @@ class PromptBody(ThinkingFields):
 
 
 class MessagesBody(PromptBody, GenerationFields):
-    """The body of /v1/messages."""
-
     max_tokens: TokenLimit
     stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)

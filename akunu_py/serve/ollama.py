@@ -85,8 +85,6 @@ class OllamaMessage(Body):
 
 
 class OllamaChatBody(OllamaBody):
-    """The body of /api/chat."""
-
     messages: list[OllamaMessage] = Field(default=[])
     tools: list[ChatTool] | None = None
 
@@ -96,8 +94,6 @@ class OllamaChatBody(OllamaBody):
 
 
 class OllamaGenerateBody(OllamaBody):
-    """The body of /api/generate."""
-
     prompt: str = ""
     suffix: str = ""
     system: str = ""
@@ -110,16 +106,12 @@ class OllamaGenerateBody(OllamaBody):
 
 
 class OllamaEmbedBody(Body):
-    """The body of /api/embed."""
-
     model: str | None = None
     input: str | list[str]
     dimensions: int | None = Field(default=None, ge=1)
 
 
 class OllamaShowBody(Body):
-    """The body of /api/show."""
-
     # The other name is that of old clients.
     model: str = Field(default="", validation_alias=AliasChoices("model", "name"))
 

@@ -45,7 +45,7 @@ from akunu_py.serve.dialect.interface import (
 )
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.dialect.service import Embedder, Service, TextPrompt
-from akunu_py.types import Constraint, Message, TokenLogprobs, Tool, ToolCall
+from akunu_py.types import Message, TokenLogprobs, Tool, ToolCall
 
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -243,8 +243,6 @@ class PredictionBody(Body):
 
 
 class ChatBody(SamplingBody):
-    """The body of /v1/chat/completions."""
-
     messages: list[MessageBody] = Field(min_length=1)
     max_completion_tokens: TokenLimit | None = None
     response_format: Format | None = None
@@ -331,7 +329,10 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "requires logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    constraint = _constraint(body.response_format)
+    constraint = None
+    if (format := body.response_format) is not None:
+        schema = format.json_schema and format.json_schema.json_schema
+        constraint = format_constraint(format.type, schema, "response_format.json_schema")
     thinking = plan_thinking(body, service)
     options = generate_options(body, service, limit, constraint, logprobs, thinking.budget)
     functions = [*(tool.function for tool in body.tools or ()), *(body.functions or ())]
@@ -351,13 +352,6 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
         for each in choice_options(options, body.n or 1)
     ]
     return PreparedRequest(jobs, count_tokens=service.count_tokens, shows_thinking=thinking.shown)
-
-
-def _constraint(format: Format | None) -> Constraint | None:
-    if format is None:
-        return None
-    schema = format.json_schema and format.json_schema.json_schema
-    return format_constraint(format.type, schema, "response_format.json_schema")
 
 
 class ChatEncoder(ChunkEncoder):
@@ -470,8 +464,6 @@ _SHORT_ANSWER, _SHORT_PROMPTS = 64, 4096  # maximum tokens of a short request
 
 
 class CompletionsBody(SamplingBody):
-    """The body of /v1/completions."""
-
     prompt: str | list[str] | list[int] | list[list[int]]
     suffix: str | None = None
     echo: bool | None = None  # begin the text with the prompt
@@ -490,9 +482,8 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
     if body.logprobs is not None and body.echo:
         raise invalid("echo", "cannot be combined with logprobs")
     thinking = plan_thinking(body, service)
-    options = generate_options(
-        body, service, body.max_tokens, None, body.logprobs, thinking.budget, _COMPLETION_TOKENS
-    )
+    limit = body.max_tokens or _COMPLETION_TOKENS
+    options = generate_options(body, service, limit, None, body.logprobs, thinking.budget)
     jobs: list[Job] = []
     for prompt in prompts:
         context = [*prompt.draft_context, *prompt_rewrites(service.engine, prompt.tokens, options)]
@@ -591,8 +582,6 @@ _MAX_TEXTS = 2048  # OpenAI's limit
 
 
 class EmbeddingsBody(Body):
-    """The body of /v1/embeddings."""
-
     model: str | None = None
     input: str | list[str] | list[int] | list[list[int]]  # texts or token ids
     dimensions: int | None = Field(default=None, ge=1)

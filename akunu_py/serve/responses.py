@@ -177,8 +177,6 @@ class TextBody(Body):
 
 
 class ResponsesBody(GenerationFields):
-    """The body of /v1/responses."""
-
     model: str | None = None
     input: str | list[InputItem]
     instructions: str | None = None
@@ -454,8 +452,8 @@ class ResponseEncoder(Encoder):
         }
         self._includes_encrypted = _ENCRYPTED_REASONING in (body.include or ())
         self._arguments = ""  # of the open call
-        self._tool: MappedTool | None = None
-        self._pending_call: events.ToolCallStarted | None = None  # held back until it is complete
+        # A call with a grammar, held back until it is complete.
+        self._pending: tuple[events.ToolCallStarted, MappedTool] | None = None
         self._number = 0  # of the next event
 
     def set_model(self, service: Service, tools: ToolMap) -> None:
@@ -564,11 +562,11 @@ class ResponseEncoder(Encoder):
 
     def _begin_call(self, event: events.ToolCallStarted) -> None:
         self._close()
-        self._tool, self._arguments = self._tools.find(event.name), ""
-        if self._tool.grammar is not None:
-            self._pending_call = event
+        tool, self._arguments = self._tools.find(event.name), ""
+        if tool.grammar is not None:
+            self._pending = event, tool
         else:
-            self._begin_item_of(event, self._tool)
+            self._begin_item_of(event, tool)
 
     def _begin_item_of(self, call: events.ToolCallStarted, tool: MappedTool) -> Values:
         more: Values = {"namespace": tool.namespace} if tool.namespace else {}
@@ -580,7 +578,7 @@ class ResponseEncoder(Encoder):
     def _extend_call(self, text: str) -> None:
         self._arguments += text
         item = self._open
-        if self._pending_call is not None or item is None or not text:
+        if self._pending is not None or item is None or not text:
             return
         if item["type"] == "function_call":
             item["arguments"] += text
@@ -598,9 +596,8 @@ class ResponseEncoder(Encoder):
 
     def _end_call(self) -> None:
         """End the call. Input that violates the grammar becomes text instead."""
-        event, tool = self._pending_call, self._tool
-        if event is not None and tool is not None:
-            self._pending_call = None
+        if self._pending is not None:
+            (event, tool), self._pending = self._pending, None
             text = to_input(self._arguments)
             assert tool.grammar is not None
             if matches(self._codec, tool.grammar, text):
@@ -613,7 +610,7 @@ class ResponseEncoder(Encoder):
     def _end(self, finished: events.Finished) -> None:
         """Complete `response` and the stream."""
         incomplete = finished.reason in ("length", "context")
-        if self._pending_call:
+        if self._pending:
             self._add_text("message", to_input(self._arguments))
         if self._tools.grammar_tool is not None:
             self._add_input(self._tools.grammar_tool, "")

@@ -167,17 +167,15 @@ def generate_options(
     constraint: Constraint | None = None,
     logprobs: int | None = None,
     thinking_budget: int | None = None,
-    default_limit: int | None = None,
 ) -> GenerateOptions:
     """Return the service's default options, overridden by the request's.
 
     max_tokens: as requested; -1 for no limit. constraint: a constraint from fields outside `body`.
-    logprobs, thinking_budget: as in `SamplingOptions` and `GenerateOptions`. default_limit: if no
-    maximum is requested. Raises RequestError for two constraints, or a token that the model does
-    not have.
+    logprobs, thinking_budget: as in `SamplingOptions` and `GenerateOptions`. Raises RequestError
+    for two constraints, or a token that the model does not have.
     """
     context_length = service.engine.plan.context_length
-    limit = max_tokens or default_limit or service.max_tokens or context_length
+    limit = max_tokens or service.max_tokens or context_length
     stop_tokens, vocabulary = tuple(body.stop_token_ids or ()), service.engine.tokens.vocabulary
     if not all(0 <= token < vocabulary for token in stop_tokens):
         raise invalid("stop_token_ids", f"expected token ids from 0 to {vocabulary - 1}")

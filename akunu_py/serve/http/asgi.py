@@ -240,9 +240,12 @@ class _Post:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         records = self._backend.records
-        with records.request(self._endpoint.path) as record, contextlib.suppress(ClientDisconnect):
+        with (
+            records.request(self._endpoint.path) as record,
+            contextlib.suppress(ClientDisconnect),
+            contextlib.closing(RequestHandler(receive, send, self._heartbeat_s)) as handler,
+        ):
             scope["record"] = record
-            handler = RequestHandler(receive, send, self._heartbeat_s)
             # A connection is a client: programs with parallel requests open several.
             client = "{}:{}".format(*(scope.get("client") or ("", 0)))
             try:
@@ -265,8 +268,6 @@ class _Post:
                     self._backend.on_lost_gpu()
                 body = self._dialect.error(failure, scope["request_id"])
                 record.status = await handler.fail(failure, body)
-            finally:
-                handler.close()
 
     async def _prepare(
         self,

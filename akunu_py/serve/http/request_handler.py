@@ -33,7 +33,7 @@ class RequestHandler:
 
     def __init__(self, receive: Receive, send: Send, heartbeat_s: float) -> None:
         self._receive, self._send, self._heartbeat_s = receive, send, heartbeat_s
-        self._encoder: Encoder | None = None
+        self._encoder: Encoder  # set by `begin`
         self._streams = False
         self._started = False  # the first frame of the stream was sent
         self._last_sent = 0.0  # monotonic seconds
@@ -59,7 +59,7 @@ class RequestHandler:
                 )
                 if self._disconnected.done() and not task.done():
                     raise ClientDisconnect
-                if self._encoder and self._streams and not task.done() and not self._next_beat_s():
+                if self._streams and not task.done() and not self._next_beat_s():
                     self._encoder.heartbeat()
                     await self._write(self._encoder.take())
             return task.result()
@@ -86,7 +86,6 @@ class RequestHandler:
         if not isinstance(prepared, PreparedRequest):
             return await send_json(self._send, 200, prepared)
         encoder, finished = self._encoder, 0
-        assert encoder is not None
         prepared.configure(encoder)
         answers = [CollectedAnswer() for _ in prepared.jobs]
         try:
@@ -114,7 +113,7 @@ class RequestHandler:
 
         body: the error in the form of the dialect.
         """
-        if self._encoder is None or not self._started:
+        if not self._started:
             return await send_json(self._send, error.status, body)
         self._encoder.fail(error, body)
         await self._write(self._encoder.take(), last=True)
@@ -128,7 +127,7 @@ class RequestHandler:
         """Send a part of the stream, after the headers."""
         if not data and not last:
             return
-        if not self._started and self._encoder is not None:
+        if not self._started:
             self._started = True
             headers = [
                 (b"content-type", self._encoder.media_type.encode()),
