@@ -25,7 +25,6 @@ from akunu_py.serve.dialect.interface import (
     Encoder,
     Endpoint,
     PreparedRequest,
-    frame,
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import RequestError
@@ -62,6 +61,7 @@ class InfillBody(Body):
 
 
 def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
+    """Complete text at a cursor."""
     limit = body.n_predict if body.n_predict >= 0 else MAX_COMPLETION_TOKENS
     request = CompletionRequest(
         body.input_prefix + body.prompt,
@@ -189,8 +189,6 @@ def _timings(name: str, tokens: int, seconds: float) -> dict[str, float]:
 
 
 class InfillEncoder(Encoder):
-    """Encodes a completion."""
-
     def __init__(self, body: InfillBody, name: str) -> None:
         super().__init__(body, name)
         self._fields = body.response_fields
@@ -201,15 +199,11 @@ class InfillEncoder(Encoder):
         values["has_new_line"] = "\n" in answer.text
         return values if self._fields is None else _select_fields(values, self._fields)
 
-    def encode(self, event: Event, choice: int) -> list[bytes]:
+    def add(self, event: Event, choice: int) -> None:
         if isinstance(event, TextDelta):
-            return [frame({"index": 0, "content": event.text, "stop": False, "id_slot": 0})]
-        if isinstance(event, Finished):
-            return [frame({"content": ""} | _end_fields(self._model, event))]
-        return []
+            self.emit({"index": 0, "content": event.text, "stop": False, "id_slot": 0})
+        elif isinstance(event, Finished):
+            self.emit({"content": ""} | _end_fields(self._model, event))
 
 
-LLAMACPP = Dialect(
-    (Endpoint("/infill", InfillBody, prepare_infill, "Complete text at a cursor.", InfillEncoder),),
-    error_body,
-)
+LLAMACPP = Dialect((Endpoint("/infill", InfillBody, prepare_infill, InfillEncoder),), error_body)

@@ -48,15 +48,15 @@ from akunu_py.serve.dialect.interface import (
     Encoder,
     Endpoint,
     PreparedRequest,
-    frame,
     statistics,
 )
-from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError, invalid
+from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.dialect.service import Service
 from akunu_py.types import FinishReason, Message, Tool, ToolCall
 
 
 def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
+    """Answer a conversation."""
     format = (body.output_config and body.output_config.format) or body.output_format
     constraint = schema_constraint(format.schema_) if format else None
     messages, thinking = messages_of(body), thinking_of(body, service)
@@ -84,7 +84,8 @@ def prepare_message(body: MessagesBody, service: Service) -> PreparedRequest:
     )
 
 
-def count_tokens(body: CountBody, service: Service) -> Mapping[str, Any]:
+def count_tokens(body: PromptBody, service: Service) -> Mapping[str, Any]:
+    """Count prompt tokens."""
     variables = thinking_of(body, service).variables
     prompt = service.engine.tokens.encode_chat(messages_of(body), tools_of(body), variables)
     return {"input_tokens": len(prompt)}
@@ -158,18 +159,18 @@ _STOP_REASONS: dict[FinishReason, str] = {
     "repetition": "end_turn",
     "cancelled": "end_turn",  # never sent
 }
-_ERRORS: dict[ErrorKind, str] = {
-    "unauthorized": "authentication_error",
-    "forbidden": "permission_error",
-    "not_found": "not_found_error",
-    "too_large": "request_too_large",
-    "unavailable": "overloaded_error",
-    "internal": "api_error",
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
 }
 
 
 def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
-    kind = _ERRORS.get(error.kind, "invalid_request_error")
+    kind = _ERROR_TYPES.get(error.status, "invalid_request_error")
     body = {"type": "error", "error": {"type": kind, "message": error.message}}
     return body | ({"request_id": request_id} if request_id else {})
 
@@ -225,7 +226,7 @@ def _signature(thinking: str) -> str:
 
 
 class MessageEncoder(Encoder):
-    """Encodes a message."""
+    names_events = True
 
     def __init__(self, body: MessagesBody, name: str) -> None:
         super().__init__(body, name)
@@ -257,99 +258,82 @@ class MessageEncoder(Encoder):
         message |= _stop_fields(finished, bool(answer.calls))
         return message | {"akunu": statistics(finished)}
 
-    def heartbeat(self) -> bytes:
-        """Return an empty delta: client libraries drop `ping` before their timeouts see it."""
-        values = self._start(_usage(self._prompt, 0))
+    def heartbeat(self) -> None:
+        """Emit an empty delta: client libraries drop `ping` before their timeouts see it."""
+        self._start(_usage(self._prompt, 0))
         if self._index < 0:
-            kind = "thinking" if self._thinks else "text"
-            values += self._open_text(kind)
-        if not self._open_type:
-            return self.frame({"type": "ping"})
-        return b"".join(map(self.frame, [*values, self._text_event(self._open_type, "")]))
+            self._open_text("thinking" if self._thinks else "text")
+        if self._open_type:
+            self._emit_text(self._open_type, "")
+        else:
+            self.emit({"type": "ping"})
 
-    def frame(self, value: Mapping[str, Any]) -> bytes:
-        return frame(value, value["type"])
-
-    def encode(self, event: events.Event, choice: int) -> list[bytes]:
-        return [self.frame(value) for value in self._stream_events(event)]
-
-    def _stream_events(self, event: events.Event) -> list[dict[str, Any]]:
-        """Return the stream events of the Messages API for an event of the request."""
+    def add(self, event: events.Event, choice: int) -> None:
         match event:
             case events.PrefillProgress(_, total):
                 self._prompt = total
-                return []
             case events.PromptProcessed(prompt, cached):
-                return self._start(_usage(prompt, cached))
+                self._start(_usage(prompt, cached))
             case events.ThinkingDelta(text):
                 self._thinking += text
-                return self._delta("thinking", text)
+                self._add_text("thinking", text)
             case events.TextDelta(text):
-                return self._delta("text", text)
+                self._add_text("text", text)
             case events.ToolCallStarted(id, name):
                 self._has_calls = True
-                block = {"type": "tool_use", "id": id, "name": name, "input": {}}
-                return [*self._close_block(), *self._open_block(block)]
-            case events.ToolCallArguments(text):
-                return [self._text_event("tool_use", text)] if text else []
+                self._open_block({"type": "tool_use", "id": id, "name": name, "input": {}})
+            case events.ToolCallArguments(text) if text:
+                self._emit_text("tool_use", text)
             case events.ToolCallFinished():
-                return self._close_block()
+                self._close_block()
             case events.Finished():
-                return self._end(event)
-            case _:
-                return []
+                usage, stop = _usage_of(event), _stop_fields(event, self._has_calls)
+                self._start(usage | {"output_tokens": 0})
+                self._close_block()
+                delta = {"type": "message_delta", "delta": stop, "usage": usage}
+                self.emit(delta | {"akunu": statistics(event)})
+                self.emit({"type": "message_stop"})
 
-    def _start(self, usage: dict[str, int]) -> list[dict[str, Any]]:
-        if self._started:
-            return []
-        self._started = True
-        return [{"type": "message_start", "message": _message(self._model, usage)}]
+    def _start(self, usage: dict[str, int]) -> None:
+        if not self._started:
+            self._started = True
+            self.emit({"type": "message_start", "message": _message(self._model, usage)})
 
-    def _end(self, finished: events.Finished) -> list[dict[str, Any]]:
-        usage, stop = _usage_of(finished), _stop_fields(finished, self._has_calls)
-        delta = {"type": "message_delta", "delta": stop, "usage": usage}
-        return [
-            *self._start(usage | {"output_tokens": 0}),
-            *self._close_block(),
-            delta | {"akunu": statistics(finished)},
-            {"type": "message_stop"},
-        ]
-
-    def _delta(self, kind: str, text: str) -> list[dict[str, Any]]:
+    def _add_text(self, kind: str, text: str) -> None:
         """Extend the open block if it is of this kind, otherwise start a block."""
-        if not text:
-            return []
-        values: list[dict[str, Any]] = []
-        if self._open_type != kind:
-            values = [*self._close_block(), *self._open_text(kind)]
-        return [*values, self._text_event(kind, text)]
+        if text:
+            if self._open_type != kind:
+                self._open_text(kind)
+            self._emit_text(kind, text)
 
-    def _open_text(self, kind: str) -> list[dict[str, Any]]:
+    def _open_text(self, kind: str) -> None:
         extra = {"signature": ""} if kind == "thinking" else {}
-        return self._open_block({"type": kind, kind: "", **extra})
+        self._open_block({"type": kind, kind: "", **extra})
 
-    def _text_event(self, kind: str, text: str) -> dict[str, Any]:
-        """Return a delta of a block."""
+    def _emit_text(self, kind: str, text: str) -> None:
+        """Emit a delta of the open block."""
         name, field = (kind, kind) if kind != "tool_use" else ("input_json", "partial_json")
-        return self._block_event("delta", delta={"type": f"{name}_delta", field: text})
+        self._emit_block("delta", delta={"type": f"{name}_delta", field: text})
 
-    def _open_block(self, block: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _open_block(self, block: Mapping[str, Any]) -> None:
+        """Close the open block, if any, and open another one."""
+        self._close_block()
         self._open_type, self._index = block["type"], self._index + 1
-        return [self._block_event("start", content_block=block)]
+        self._emit_block("start", content_block=block)
 
-    def _close_block(self) -> list[dict[str, Any]]:
+    def _close_block(self) -> None:
         if not self._open_type:
-            return []
-        values = []
+            return
         if self._open_type == "thinking":
             signature = {"type": "signature_delta", "signature": _signature(self._thinking)}
-            values = [self._block_event("delta", delta=signature)]
+            self._emit_block("delta", delta=signature)
             self._thinking = ""
         self._open_type = ""
-        return [*values, self._block_event("stop")]
+        self._emit_block("stop")
 
-    def _block_event(self, event: str, **values: Any) -> dict[str, Any]:
-        return {"type": f"content_block_{event}", "index": self._index, **values}
+    def _emit_block(self, event: str, **values: Any) -> None:
+        """Emit an event of the open block."""
+        self.emit({"type": f"content_block_{event}", "index": self._index, **values})
 
 
 class TextBlock(Body):
@@ -464,23 +448,15 @@ class PromptBody(ThinkingFields):
 
 
 class MessagesBody(PromptBody, GenerationFields):
-    """The body of /v1/messages."""
-
     max_tokens: TokenLimit
     stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
 
 
-class CountBody(PromptBody):
-    pass
-
-
 MESSAGES = Dialect(
     (
-        Endpoint(
-            "/v1/messages", MessagesBody, prepare_message, "Answer a conversation.", MessageEncoder
-        ),
-        Endpoint("/v1/messages/count_tokens", CountBody, count_tokens, "Count prompt tokens."),
+        Endpoint("/v1/messages", MessagesBody, prepare_message, MessageEncoder),
+        Endpoint("/v1/messages/count_tokens", PromptBody, count_tokens),
     ),
     error_body,
 )

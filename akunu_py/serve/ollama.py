@@ -85,8 +85,6 @@ class OllamaMessage(Body):
 
 
 class OllamaChatBody(OllamaBody):
-    """The body of /api/chat."""
-
     messages: list[OllamaMessage] = Field(default=[])
     tools: list[ChatTool] | None = None
 
@@ -96,8 +94,6 @@ class OllamaChatBody(OllamaBody):
 
 
 class OllamaGenerateBody(OllamaBody):
-    """The body of /api/generate."""
-
     prompt: str = ""
     suffix: str = ""
     system: str = ""
@@ -110,16 +106,12 @@ class OllamaGenerateBody(OllamaBody):
 
 
 class OllamaEmbedBody(Body):
-    """The body of /api/embed."""
-
     model: str | None = None
     input: str | list[str]
     dimensions: int | None = Field(default=None, ge=1)
 
 
 class OllamaShowBody(Body):
-    """The body of /api/show."""
-
     # The other name is that of old clients.
     model: str = Field(default="", validation_alias=AliasChoices("model", "name"))
 
@@ -129,10 +121,7 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def prepare_chat(body: OllamaChatBody, service: Service) -> PreparedRequest | Mapping[str, Any]:
-    """Return the prepared request, or the whole reply if `body` has no messages.
-
-    Raises RequestError.
-    """
+    """Answer a conversation, for Ollama."""
     if not body.messages:  # the client only loads the model
         return _loaded(body, service)
     messages = messages_of(body.messages)
@@ -147,11 +136,8 @@ def prepare_chat(body: OllamaChatBody, service: Service) -> PreparedRequest | Ma
 def prepare_generate(
     body: OllamaGenerateBody, service: Service
 ) -> PreparedRequest | Mapping[str, Any]:
-    """Return the prepared request, or the whole reply if `body` has neither prompt nor images.
-
-    Raises RequestError.
-    """
-    if not (body.prompt or body.images):
+    """Continue, for Ollama."""
+    if not (body.prompt or body.images):  # the client only loads the model
         return _loaded(body, service)
     engine = service.engine
     if not body.suffix:
@@ -276,32 +262,33 @@ class OllamaEncoder(Encoder):
             "akunu": statistics(event) | {"cached_tokens": stats.cached_tokens},
         }
 
-    def heartbeat(self) -> bytes:
-        return self.frame(self.line())
+    def heartbeat(self) -> None:
+        self.emit(self.line())
 
     def frame(self, value: Mapping[str, Any]) -> bytes:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
-    def encode(self, event: events.Event, choice: int) -> list[bytes]:
+    def add(self, event: events.Event, choice: int) -> None:
         match event:
             case events.TextDelta(text):
-                return [self._line(text)]
+                self._emit_line(text)
             case events.ThinkingDelta(text):
-                return [self._line(thinking=text)]
+                self._emit_line(thinking=text)
             case events.ToolCallFinished():
-                calls = _calls(self._held)
-                return [self._line(tool_calls=calls)] if calls else []
+                if calls := _calls(self._held):
+                    self._emit_line(tool_calls=calls)
             case events.Finished():
-                return [self._line(**self._end(event))]
-        self._held.add(event)
-        return []
+                self._emit_line(**self._end(event))
+            case _:
+                self._held.add(event)
 
-    def _line(self, text: str = "", thinking: str = "", **more: Any) -> bytes:
+    def _emit_line(self, text: str = "", thinking: str = "", **more: Any) -> None:
         logprobs, self._held = _logprobs(self._held.logprobs), CollectedAnswer()
-        return self.frame(self.line(text, thinking, **more, **logprobs))
+        self.emit(self.line(text, thinking, **more, **logprobs))
 
 
 def embed(body: OllamaEmbedBody, embedder: Embedder) -> Mapping[str, Any]:
+    """Embed texts, for Ollama."""
     request = EmbeddingsBody(model=body.model, input=body.input, dimensions=body.dimensions)
     found = embeddings(request, embedder)
     return {
@@ -312,7 +299,7 @@ def embed(body: OllamaEmbedBody, embedder: Embedder) -> Mapping[str, Any]:
 
 
 def show(body: OllamaShowBody, description: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what is known about a model without loading it."""
+    """Describe a model, for Ollama, without loading it."""
     length = description["context_length"]
     context = {"mlx.context_length": length} if length else {}
     return {
@@ -348,26 +335,10 @@ def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
 
 OLLAMA = Dialect(
     (
-        Endpoint(
-            "/api/chat",
-            OllamaChatBody,
-            prepare_chat,
-            "Answer a conversation, for Ollama.",
-            OllamaEncoder,
-        ),
-        Endpoint(
-            "/api/generate",
-            OllamaGenerateBody,
-            prepare_generate,
-            "Continue, for Ollama.",
-            OllamaEncoder,
-        ),
-        Endpoint(
-            "/api/embed", OllamaEmbedBody, embed, "Embed texts, for Ollama.", needs="embedder"
-        ),
-        Endpoint(
-            "/api/show", OllamaShowBody, show, "Describe a model, for Ollama.", needs="description"
-        ),
+        Endpoint("/api/chat", OllamaChatBody, prepare_chat, OllamaEncoder),
+        Endpoint("/api/generate", OllamaGenerateBody, prepare_generate, OllamaEncoder),
+        Endpoint("/api/embed", OllamaEmbedBody, embed, needs="embedder"),
+        Endpoint("/api/show", OllamaShowBody, show, needs="description"),
     ),
     error_body,
 )

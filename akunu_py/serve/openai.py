@@ -6,6 +6,7 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -17,10 +18,10 @@ from akunu_py.serve.dialect.bodies import (
     Body,
     ByType,
     JsonText,
-    KnownOnly,
     ListEntry,
     OtherPart,
     RefusalPart,
+    known_only,
 )
 from akunu_py.serve.dialect.fields import (
     SamplingBody,
@@ -39,19 +40,18 @@ from akunu_py.serve.dialect.interface import (
     Encoder,
     Endpoint,
     PreparedRequest,
-    frame,
     statistics,
 )
-from akunu_py.serve.dialect.request_errors import ErrorKind, RequestError, invalid
+from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.dialect.service import Embedder, Service, TextPrompt
-from akunu_py.types import Constraint, Message, TokenLogprobs, Tool, ToolCall
+from akunu_py.types import Message, TokenLogprobs, Tool, ToolCall
 
-_ERROR_TYPES: dict[ErrorKind, str] = {
-    "unauthorized": "authentication_error",
-    "forbidden": "permission_error",
-    "not_found": "not_found_error",
-    "unavailable": "service_unavailable_error",
-    "internal": "server_error",
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    500: "server_error",
+    503: "service_unavailable_error",
 }
 
 
@@ -66,7 +66,8 @@ class ChunkEncoder(Encoder):
         super().__init__(body, name)
         self._created = int(time.time())
         self._id = f"{self.id_prefix}-{secrets.token_hex(12)}"
-        self._count, self._usage = body.n or 1, body.includes_usage
+        self._count = body.n or 1
+        self._usage = bool(body.stream_options and body.stream_options.include_usage)
         self._finished: list[events.Finished] = []
 
     def _object(self, name: str, choices: Sequence[Any], **extra: Any) -> dict[str, Any]:
@@ -79,20 +80,19 @@ class ChunkEncoder(Encoder):
         total = usage(finished, self._count)
         return self._object(self.object_name, choices, usage=total, akunu=statistics(*finished))
 
-    def _frame(self, choice: Mapping[str, Any], **extra: Any) -> bytes:
+    def _emit_choice(self, choice: Mapping[str, Any], **extra: Any) -> None:
         none = {"usage": None} if self._usage else {}
-        return frame(self._object(self.chunk_name, [choice], **none, **extra))
+        self.emit(self._object(self.chunk_name, [choice], **none, **extra))
 
-    def _end(self, event: events.Finished, choice: Mapping[str, Any], total: int) -> list[bytes]:
-        """Return the last frame of a choice; after the last of `total` choices, also the end."""
+    def _end(self, event: events.Finished, choice: Mapping[str, Any], total: int) -> None:
+        """Emit the last frame of a choice; after the last of `total` choices, also the end."""
         self._finished.append(event)
-        frames = [self._frame(choice, akunu=statistics(event))]
-        if len(self._finished) < total:
-            return frames
-        if self._usage:
-            whole = usage(self._finished, self._count)
-            frames.append(frame(self._object(self.chunk_name, [], usage=whole)))
-        return [*frames, DONE]
+        self._emit_choice(choice, akunu=statistics(event))
+        if len(self._finished) == total:
+            if self._usage:
+                whole = usage(self._finished, self._count)
+                self.emit(self._object(self.chunk_name, [], usage=whole))
+            self._data += DONE
 
 
 def error_body(error: RequestError, request_id: str = "") -> Mapping[str, Any]:
@@ -100,7 +100,7 @@ def error_body(error: RequestError, request_id: str = "") -> Mapping[str, Any]:
     return {
         "error": {
             "message": error.message,
-            "type": _ERROR_TYPES.get(error.kind, "invalid_request_error"),
+            "type": _ERROR_TYPES.get(error.status, "invalid_request_error"),
             "param": error.param or None,
             "code": error.code or None,
         }
@@ -154,9 +154,7 @@ def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
 
 def completion_logprobs(tokens: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
     """Return logprobs in the shape of Completions. offset: the first token's, in characters."""
-    offsets = [offset]
-    for each in tokens:
-        offsets.append(offsets[-1] + len(each.text))
+    offsets = [*accumulate((len(each.text) for each in tokens), initial=offset)]
     return {
         "tokens": [each.text for each in tokens],
         "token_logprobs": [each.logprob for each in tokens],
@@ -203,13 +201,7 @@ class MessageBody(Body):
 
     @property
     def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        # A part that is no text gets its own line.
-        return "".join(
-            f"{part.text}\n" if isinstance(part, OtherPart) else part.text
-            for part in self.content or ()
-        )
+        return _text_of(self.content or "")
 
 
 class FunctionTool(Body):
@@ -248,16 +240,8 @@ class PredictionBody(Body):
     type: Literal["content"]
     content: str | list[ChatText]
 
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
-
 
 class ChatBody(SamplingBody):
-    """The body of /v1/chat/completions."""
-
     messages: list[MessageBody] = Field(min_length=1)
     max_completion_tokens: TokenLimit | None = None
     response_format: Format | None = None
@@ -270,17 +254,21 @@ class ChatBody(SamplingBody):
     prediction: PredictionBody | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    modalities: list[Annotated[Literal["text"], KnownOnly()]] | None = None
+    modalities: list[Annotated[Literal["text"], known_only()]] | None = None
 
     @property
     def has_functions(self) -> bool:
         """Whether the reply has OpenAI's older form of a call."""
         return bool(self.functions) and not self.tools
 
-    @property
-    def functions_offered(self) -> list[FunctionTool]:
-        """The functions of both forms."""
-        return [*(tool.function for tool in self.tools or ()), *(self.functions or ())]
+
+def _text_of(content: str | Sequence[ChatText | RefusalPart | OtherPart]) -> str:
+    """Return the text of a content; a part that is no text gets its own line."""
+    if isinstance(content, str):
+        return content
+    return "".join(
+        f"{part.text}\n" if isinstance(part, OtherPart) else part.text for part in content
+    )
 
 
 def messages_of(bodies: Sequence[MessageBody]) -> list[Message]:
@@ -333,16 +321,21 @@ def tools_of(bodies: Sequence[FunctionTool]) -> list[Tool]:
 
 
 def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
+    """Answer a conversation."""
     messages = messages_of(body.messages)
     service.check_length(messages)
     limit = body.max_completion_tokens or body.max_tokens
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "requires logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    constraint = _constraint(body.response_format)
+    constraint = None
+    if (format := body.response_format) is not None:
+        schema = format.json_schema and format.json_schema.json_schema
+        constraint = format_constraint(format.type, schema, "response_format.json_schema")
     thinking = plan_thinking(body, service)
     options = generate_options(body, service, limit, constraint, logprobs, thinking.budget)
-    tools = {tool.name: tool for tool in tools_of(body.functions_offered)}
+    functions = [*(tool.function for tool in body.tools or ()), *(body.functions or ())]
+    tools = {tool.name: tool for tool in tools_of(functions)}
     tools, choice = choose_tools(body.tool_choice or body.function_call, tools)
     jobs = [
         chat_job(
@@ -352,19 +345,12 @@ def prepare_chat(body: ChatBody, service: Service) -> PreparedRequest:
             list(tools.values()),
             choice,
             parallel=body.parallel_tool_calls is not False and not body.has_functions,
-            predicted=body.prediction.text if body.prediction else "",
+            predicted=_text_of(body.prediction.content) if body.prediction else "",
             variables=thinking.variables,
         )
         for each in choice_options(options, body.n or 1)
     ]
     return PreparedRequest(jobs, count_tokens=service.count_tokens, shows_thinking=thinking.shown)
-
-
-def _constraint(format: Format | None) -> Constraint | None:
-    if format is None:
-        return None
-    schema = format.json_schema and format.json_schema.json_schema
-    return format_constraint(format.type, schema, "response_format.json_schema")
 
 
 class ChatEncoder(ChunkEncoder):
@@ -386,59 +372,53 @@ class ChatEncoder(ChunkEncoder):
         ]
         return self._reply(choices, answers)
 
-    def heartbeat(self) -> bytes:
-        """Return an empty delta: clients do not count comments as progress."""
-        choice = self._choice
-        return b"".join(self._start(choice) or [self._chunk(choice, {"content": ""})])
+    def heartbeat(self) -> None:
+        """Emit an empty delta: clients do not count comments as progress."""
+        if self._has_role[self._choice]:
+            self._emit_delta(self._choice, {"content": ""})
+        else:
+            self._start(self._choice)
 
-    def encode(self, event: events.Event, choice: int) -> list[bytes]:
-        if isinstance(event, events.Finished):
-            return self._finish(event, choice)
-        if isinstance(event, events.Logprobs):
-            self._logprobs[choice] += event.tokens
-            return []
-        delta = self._delta(event, choice)
-        if delta is None:
-            return []
-        self._choice = choice
-        return [*self._start(choice), self._chunk(choice, delta)] if delta else self._start(choice)
-
-    def _delta(self, event: events.Event, choice: int) -> dict[str, Any] | None:
-        """Return the delta of an event: {} for PromptProcessed, None for events without a delta."""
+    def add(self, event: events.Event, choice: int) -> None:
         match event:
             case events.PromptProcessed():
-                return {}
+                self._start(choice)
             case events.TextDelta(text):
-                return {"content": text}
+                self._emit_delta(choice, {"content": text})
             case events.ThinkingDelta(text):
-                return {"reasoning_content": text}
+                self._emit_delta(choice, {"reasoning_content": text})
             case events.ToolCallStarted(id, name):
                 self._calls[choice] += 1
                 function = {"name": name, "arguments": ""}
-                more = {"id": id, "type": "function", "function": function}
+                self._emit_call(choice, {"id": id, "type": "function", "function": function})
             case events.ToolCallArguments(text):
-                more = {"function": {"arguments": text}}
-            case _:
-                return None
+                self._emit_call(choice, {"function": {"arguments": text}})
+            case events.Logprobs(tokens):
+                self._logprobs[choice] += tokens
+            case events.Finished():
+                self._start(choice)
+                self._choice = min(choice + 1, self._count - 1)
+                reason = finish_reason(event, calls=self._calls[choice] > 0, old=self._old)
+                self._end(event, self._entry(choice, {}, reason), self._count)
+
+    def _start(self, choice: int) -> None:
+        """Emit the first chunk of a choice, with the role, unless it was sent."""
+        self._choice = choice
+        if not self._has_role[choice]:
+            self._has_role[choice] = True
+            self._emit_choice(self._entry(choice, {"role": "assistant", "content": ""}))
+
+    def _emit_delta(self, choice: int, delta: Mapping[str, Any]) -> None:
+        self._start(choice)
+        self._emit_choice(self._entry(choice, delta))
+
+    def _emit_call(self, choice: int, call: Mapping[str, Any]) -> None:
+        """Emit a part of the current call."""
         if self._old:
-            return {"function_call": more["function"]}
-        return {"tool_calls": [{"index": self._calls[choice] - 1, **more}]}
-
-    def _start(self, choice: int) -> list[bytes]:
-        """Return the first chunk of a choice, with the role; nothing if it was sent."""
-        if self._has_role[choice]:
-            return []
-        self._has_role[choice] = True
-        return [self._chunk(choice, {"role": "assistant", "content": ""})]
-
-    def _finish(self, event: events.Finished, choice: int) -> list[bytes]:
-        self._choice = min(choice + 1, self._count - 1)
-        reason = finish_reason(event, calls=self._calls[choice] > 0, old=self._old)
-        start = self._start(choice)
-        return [*start, *self._end(event, self._entry(choice, {}, reason), self._count)]
-
-    def _chunk(self, choice: int, delta: Mapping[str, Any]) -> bytes:
-        return self._frame(self._entry(choice, delta))
+            self._emit_delta(choice, {"function_call": call["function"]})
+        else:
+            index = self._calls[choice] - 1
+            self._emit_delta(choice, {"tool_calls": [{"index": index, **call}]})
 
     def _entry(
         self, choice: int, delta: Mapping[str, Any], reason: str | None = None
@@ -483,8 +463,6 @@ _SHORT_ANSWER, _SHORT_PROMPTS = 64, 4096  # maximum tokens of a short request
 
 
 class CompletionsBody(SamplingBody):
-    """The body of /v1/completions."""
-
     prompt: str | list[str] | list[int] | list[list[int]]
     suffix: str | None = None
     echo: bool | None = None  # begin the text with the prompt
@@ -492,6 +470,7 @@ class CompletionsBody(SamplingBody):
 
 
 def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequest:
+    """Continue texts, or fill in their middle."""
     count = body.n or 1
     texts = texts_of(body.prompt)
     if not texts:
@@ -502,9 +481,8 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
     if body.logprobs is not None and body.echo:
         raise invalid("echo", "cannot be combined with logprobs")
     thinking = plan_thinking(body, service)
-    options = generate_options(
-        body, service, body.max_tokens, None, body.logprobs, thinking.budget, _COMPLETION_TOKENS
-    )
+    limit = body.max_tokens or _COMPLETION_TOKENS
+    options = generate_options(body, service, limit, None, body.logprobs, thinking.budget)
     jobs: list[Job] = []
     for prompt in prompts:
         ends = replace(options, stop_tokens=(*options.stop_tokens, *prompt.stop_tokens))
@@ -564,27 +542,25 @@ class CompletionsEncoder(ChunkEncoder):
             choices.append(choice)
         return self._reply(choices, answers)
 
-    def heartbeat(self) -> bytes:
-        """Return an empty text: clients do not count comments as progress."""
-        return self._frame(_text_choice(min(len(self._finished), len(self._echoes) - 1), ""))
+    def heartbeat(self) -> None:
+        """Emit an empty text: clients do not count comments as progress."""
+        self._emit_choice(_text_choice(min(len(self._finished), len(self._echoes) - 1), ""))
 
-    def encode(self, event: events.Event, choice: int) -> list[bytes]:
+    def add(self, event: events.Event, choice: int) -> None:
         match event:
             case events.PromptProcessed() if self._echoes[choice]:
-                return [self._frame(_text_choice(choice, self._echoes[choice]))]
+                self._emit_choice(_text_choice(choice, self._echoes[choice]))
             case events.TextDelta(text):
-                return [self._frame(_text_choice(choice, text))]
+                self._emit_choice(_text_choice(choice, text))
             case events.ThinkingDelta(text):
-                return [self._frame(_text_choice(choice, "", text))]
+                self._emit_choice(_text_choice(choice, "", text))
             case events.Logprobs(tokens):  # sent in a separate chunk before the text
                 logprobs = completion_logprobs(tokens, self._offsets[choice])
                 self._offsets[choice] += sum(len(token.text) for token in tokens)
-                return [self._frame(_text_choice(choice, "") | {"logprobs": logprobs})]
+                self._emit_choice(_text_choice(choice, "") | {"logprobs": logprobs})
             case events.Finished():
                 last = _text_choice(choice, "", "", finish_reason(event, calls=False))
-                return self._end(event, last, len(self._echoes))
-            case _:
-                return []
+                self._end(event, last, len(self._echoes))
 
 
 def _text_choice(
@@ -606,15 +582,14 @@ _MAX_TEXTS = 2048  # OpenAI's limit
 
 
 class EmbeddingsBody(Body):
-    """The body of /v1/embeddings."""
-
     model: str | None = None
     input: str | list[str] | list[int] | list[list[int]]  # texts or token ids
     dimensions: int | None = Field(default=None, ge=1)
-    encoding_format: Annotated[Literal["float", "base64"] | None, KnownOnly()] = None
+    encoding_format: Annotated[Literal["float", "base64"] | None, known_only()] = None
 
 
 def embeddings(body: EmbeddingsBody, embedder: Embedder) -> Mapping[str, Any]:
+    """Embed texts."""
     texts = texts_of(body.input)
     if not 1 <= len(texts) <= _MAX_TEXTS:
         raise invalid("input", f"expected 1 to {_MAX_TEXTS} texts, got {len(texts)}")
@@ -640,17 +615,9 @@ def _in_base64(values: Sequence[float]) -> str:
 
 OPENAI = Dialect(
     (
-        Endpoint(
-            "/v1/chat/completions", ChatBody, prepare_chat, "Answer a conversation.", ChatEncoder
-        ),
-        Endpoint(
-            "/v1/completions",
-            CompletionsBody,
-            prepare_completions,
-            "Continue texts, or fill in their middle.",
-            CompletionsEncoder,
-        ),
-        Endpoint("/v1/embeddings", EmbeddingsBody, embeddings, "Embed texts.", needs="embedder"),
+        Endpoint("/v1/chat/completions", ChatBody, prepare_chat, ChatEncoder),
+        Endpoint("/v1/completions", CompletionsBody, prepare_completions, CompletionsEncoder),
+        Endpoint("/v1/embeddings", EmbeddingsBody, embeddings, needs="embedder"),
     ),
     error_body,
 )

@@ -26,10 +26,10 @@ from akunu_py.serve.dialect.bodies import (
     Body,
     ByType,
     JsonText,
-    KnownOnly,
     ListEntry,
     OtherPart,
     RefusalPart,
+    known_only,
     merge_messages,
     text_of,
 )
@@ -51,7 +51,6 @@ from akunu_py.serve.dialect.interface import (
     Encoder,
     Endpoint,
     PreparedRequest,
-    frame,
     statistics,
 )
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
@@ -144,7 +143,7 @@ class InputFormat(ListEntry):
     known_types = "text|grammar"
 
     type: str
-    syntax: Annotated[Literal["lark", "regex"] | None, KnownOnly()] = None
+    syntax: Annotated[Literal["lark", "regex"] | None, known_only()] = None
     definition: str = ""
 
 
@@ -178,8 +177,6 @@ class TextBody(Body):
 
 
 class ResponsesBody(GenerationFields):
-    """The body of /v1/responses."""
-
     model: str | None = None
     input: str | list[InputItem]
     instructions: str | None = None
@@ -192,7 +189,7 @@ class ResponsesBody(GenerationFields):
     top_logprobs: int | None = None
     stream: bool | None = None
     include: list[str] | None = None
-    truncation: Annotated[Literal["auto", "disabled"] | None, KnownOnly()] = None
+    truncation: Annotated[Literal["auto", "disabled"] | None, known_only()] = None
     background: bool | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
@@ -316,6 +313,7 @@ _NOT_STORED = "responses are not stored; send the whole conversation as input"
 
 
 def prepare_response(body: ResponsesBody, service: Service) -> PreparedRequest:
+    """Answer a conversation."""
     tools = map_tools(body.tools or [], body.tool_choice)
     for offered in tools.by_name.values():
         if offered.grammar is not None:
@@ -433,6 +431,8 @@ _REASONING_PREFIX = "akunu."  # marks thinking encoded by this server
 class ResponseEncoder(Encoder):
     """Encodes a response; its heartbeat repeats response.in_progress."""
 
+    names_events = True
+
     def __init__(self, body: ResponsesBody, name: str) -> None:
         super().__init__(body, name)
         _refuse(body)
@@ -452,8 +452,8 @@ class ResponseEncoder(Encoder):
         }
         self._includes_encrypted = _ENCRYPTED_REASONING in (body.include or ())
         self._arguments = ""  # of the open call
-        self._tool: MappedTool | None = None
-        self._pending_call: events.ToolCallStarted | None = None  # held back until it is complete
+        # A call with a grammar, held back until it is complete.
+        self._pending: tuple[events.ToolCallStarted, MappedTool] | None = None
         self._number = 0  # of the next event
 
     def set_model(self, service: Service, tools: ToolMap) -> None:
@@ -463,44 +463,45 @@ class ResponseEncoder(Encoder):
             if self._response[name] is None:
                 self._response[name] = getattr(service.defaults.sampling, name)
 
-    def encode(self, event: events.Event, choice: int) -> list[bytes]:
-        return [*self._begin_stream(), *map(self._frame, self._add(event))]
-
     def whole(self, answers: Sequence[CollectedAnswer]) -> Values:
         (answer,) = answers
         for number, part in enumerate(answer.parts):
             if not isinstance(part, ToolCall):
-                self._add(part)
+                self._update(part)
                 continue
-            self._add(events.ToolCallStarted(part.id, part.name))
-            self._add(events.ToolCallArguments(part.arguments))
+            self._update(events.ToolCallStarted(part.id, part.name))
+            self._update(events.ToolCallArguments(part.arguments))
             if number < len(answer.parts) - 1 or answer.finished.reason == "stop":
-                self._add(events.ToolCallFinished())
-        self._add(answer.finished)
+                self._update(events.ToolCallFinished())
+        self._update(answer.finished)
         return self._response
 
-    def heartbeat(self) -> bytes:
-        first = self._begin_stream()
-        return b"".join(first) if first else self._frame(self._snapshot("in_progress"))
+    def heartbeat(self) -> None:
+        if self._number:
+            self._emit("in_progress", response=self._response)
+        else:
+            self._begin_stream()
 
-    def fail(self, error: RequestError, body: Mapping[str, Any]) -> list[bytes]:
+    def fail(self, error: RequestError, body: Mapping[str, Any]) -> None:
         code = error.code or ("server_error" if error.status >= 500 else "invalid_prompt")
         self._response["error"] = {"code": code, "message": error.message}
         self._response["status"] = "failed"
-        return [*self._begin_stream(), self._frame(self._snapshot("failed"))]
+        self._begin_stream()
+        self._emit("failed", response=self._response)
 
-    def _begin_stream(self) -> list[bytes]:
-        if self._number:
-            return []
-        return [self._frame(self._snapshot(what)) for what in ("created", "in_progress")]
+    def add(self, event: events.Event, choice: int) -> None:
+        self._begin_stream()
+        self._update(event)
 
-    def _snapshot(self, what: str) -> Values:
-        return {"type": f"response.{what}", "response": self._response}
-
-    def _frame(self, value: Values) -> bytes:
-        numbered = {"type": value["type"], "sequence_number": self._number} | value
+    def _emit(self, what: str, **values: Any) -> None:
+        """Emit an event with the next sequence number."""
+        self.emit({"type": f"response.{what}", "sequence_number": self._number, **values})
         self._number += 1
-        return frame(numbered, value["type"])
+
+    def _begin_stream(self) -> None:
+        if not self._number:
+            self._emit("created", response=self._response)
+            self._emit("in_progress", response=self._response)
 
     @property
     def _open(self) -> Values | None:
@@ -508,123 +509,115 @@ class ResponseEncoder(Encoder):
         last = self._output[-1] if self._output else None
         return last if last and last["status"] == "in_progress" else None
 
-    def _add(self, event: events.Event) -> list[Values]:
-        """Add an event to the response; return its stream events, without sequence numbers."""
+    def _update(self, event: events.Event) -> None:
+        """Add an event to the response, and emit the change."""
         match event:
             case events.ThinkingDelta(text):
-                return self._text("reasoning", text)
+                self._add_text("reasoning", text)
             case events.TextDelta(text):
-                tool = self._tools.grammar_tool
-                return self._input(tool, text) if tool else self._text("message", text)
+                if self._tools.grammar_tool:
+                    self._add_input(self._tools.grammar_tool, text)
+                else:
+                    self._add_text("message", text)
             case events.ToolCallStarted():
-                return self._begin_call(event)
+                self._begin_call(event)
             case events.ToolCallArguments(text):
-                return self._extend_call(text)
+                self._extend_call(text)
             case events.ToolCallFinished():
-                return self._end_call()
+                self._end_call()
             case events.Finished():
-                return self._end(event)
-            case _:
-                return []
+                self._end(event)
 
-    def _text(self, kind: str, text: str) -> list[Values]:
+    def _add_text(self, kind: str, text: str) -> None:
         if not text:
-            return []
-        values: list[Values] = []
+            return
         item = self._open
         if item is None or item["type"] != kind:
-            values = [*self._close(), *self._begin_text(kind)]
-            item = self._output[-1]
+            item = self._begin_text(kind)
         part = item["content"][0]
         part["text"] += text
         more: Values = {"logprobs": []} if kind == "message" else {}
-        new_event = self._part_event(f"{part['type']}.delta", content_index=0, delta=text, **more)
-        return [*values, new_event]
+        self._emit_part(f"{part['type']}.delta", content_index=0, delta=text, **more)
 
-    def _begin_text(self, kind: str) -> list[Values]:
+    def _begin_text(self, kind: str) -> Values:
         if kind == "message":
-            item = self._item("msg", "message", role="assistant", content=[])
+            item = self._begin("msg", "message", role="assistant", content=[])
             part: Values = {"type": "output_text", "annotations": [], "logprobs": [], "text": ""}
         else:
-            item = self._item("rs", "reasoning", summary=[], content=[])
+            item = self._begin("rs", "reasoning", summary=[], content=[])
             part = {"type": "reasoning_text", "text": ""}
-        values = self._begin(item)
         item["content"].append(part)
-        new_event = self._part_event("content_part.added", content_index=0, part=dict(part))
-        return [*values, new_event]
+        self._emit_part("content_part.added", content_index=0, part=part)
+        return item
 
-    def _input(self, tool: MappedTool, text: str) -> list[Values]:
+    def _add_input(self, tool: MappedTool, text: str) -> None:
         """Extend the input of the only call, which is the whole answer after the thinking."""
-        values: list[Values] = []
         item = self._open
         if item is None or item["type"] != "custom_tool_call":
             call = events.ToolCallStarted(f"call_{secrets.token_hex(12)}", tool.tool.name)
-            item = self._call_item(call, tool)
-            values = [*self._close(), *self._begin(item)]
+            item = self._begin_item_of(call, tool)
         item["input"] += text
-        if not text:
-            return values
-        return [*values, self._part_event("custom_tool_call_input.delta", delta=text)]
+        if text:
+            self._emit_part("custom_tool_call_input.delta", delta=text)
 
-    def _begin_call(self, event: events.ToolCallStarted) -> list[Values]:
-        values = self._close()
-        self._tool, self._arguments = self._tools.find(event.name), ""
-        if self._tool.grammar is not None:
-            self._pending_call = event
-            return values
-        return [*values, *self._begin(self._call_item(event, self._tool))]
+    def _begin_call(self, event: events.ToolCallStarted) -> None:
+        self._close()
+        tool, self._arguments = self._tools.find(event.name), ""
+        if tool.grammar is not None:
+            self._pending = event, tool
+        else:
+            self._begin_item_of(event, tool)
 
-    def _call_item(self, event: events.ToolCallStarted, tool: MappedTool) -> Values:
+    def _begin_item_of(self, call: events.ToolCallStarted, tool: MappedTool) -> Values:
         more: Values = {"namespace": tool.namespace} if tool.namespace else {}
-        more |= {"call_id": event.id, "name": tool.name}
+        more |= {"call_id": call.id, "name": tool.name}
         if tool.custom:
-            return self._item("ctc", "custom_tool_call", input="", **more)
-        return self._item("fc", "function_call", arguments="", **more)
+            return self._begin("ctc", "custom_tool_call", input="", **more)
+        return self._begin("fc", "function_call", arguments="", **more)
 
-    def _extend_call(self, text: str) -> list[Values]:
+    def _extend_call(self, text: str) -> None:
         self._arguments += text
         item = self._open
-        if self._pending_call is not None or item is None or not text:
-            return []
+        if self._pending is not None or item is None or not text:
+            return
         if item["type"] == "function_call":
             item["arguments"] += text
-            return [self._part_event("function_call_arguments.delta", delta=text)]
-        return self._extend_input(item)
+            self._emit_part("function_call_arguments.delta", delta=text)
+        else:
+            self._extend_input(item)
 
-    def _extend_input(self, item: Values) -> list[Values]:
+    def _extend_input(self, item: Values) -> None:
         """Append to a custom tool's input the text that its JSON arguments now contain."""
         text = to_input(self._arguments)
         delta = text[len(item["input"]) :]
-        if not delta or not text.startswith(item["input"]):
-            return []
-        item["input"] = text
-        return [self._part_event("custom_tool_call_input.delta", delta=delta)]
+        if delta and text.startswith(item["input"]):
+            item["input"] = text
+            self._emit_part("custom_tool_call_input.delta", delta=delta)
 
-    def _end_call(self) -> list[Values]:
+    def _end_call(self) -> None:
         """End the call. Input that violates the grammar becomes text instead."""
-        event, tool = self._pending_call, self._tool
-        if event is None or tool is None:
-            return self._close()
-        self._pending_call = None
-        text = to_input(self._arguments)
-        assert tool.grammar is not None
-        if not matches(self._codec, tool.grammar, text):
-            text_events = self._text(
-                "message", f"[a call of {tool.name} that violates its grammar]\n{text}"
-            )
-            return [*text_events, *self._close()]
-        item = self._call_item(event, tool)
-        return [*self._begin(item), *self._extend_input(item), *self._close()]
+        if self._pending is not None:
+            (event, tool), self._pending = self._pending, None
+            text = to_input(self._arguments)
+            assert tool.grammar is not None
+            if matches(self._codec, tool.grammar, text):
+                self._extend_input(self._begin_item_of(event, tool))
+            else:
+                error = f"[a call of {tool.name} that violates its grammar]\n{text}"
+                self._add_text("message", error)
+        self._close()
 
-    def _end(self, finished: events.Finished) -> list[Values]:
-        """Return the last events of the stream, and complete `response`."""
+    def _end(self, finished: events.Finished) -> None:
+        """Complete `response` and the stream."""
         incomplete = finished.reason in ("length", "context")
-        values = self._text("message", to_input(self._arguments)) if self._pending_call else []
+        if self._pending:
+            self._add_text("message", to_input(self._arguments))
         if self._tools.grammar_tool is not None:
-            values += self._input(self._tools.grammar_tool, "")
-        values += self._close("incomplete" if incomplete else "completed")
+            self._add_input(self._tools.grammar_tool, "")
+        status = "incomplete" if incomplete else "completed"
+        self._close(status)
         stats, response = finished.stats, self._response
-        response["status"] = "incomplete" if incomplete else "completed"
+        response["status"] = status
         if incomplete:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
@@ -637,51 +630,46 @@ class ResponseEncoder(Encoder):
             "total_tokens": stats.prompt_tokens + stats.generated_tokens,
         }
         response["akunu"] = statistics(finished)
-        return [*values, {"type": f"response.{response['status']}", "response": response}]
+        self._emit(status, response=response)
 
-    def _close(self, status: str = "completed") -> list[Values]:
-        """Return the events that end the open item, if any."""
+    def _close(self, status: str = "completed") -> None:
+        """End the open item, if any."""
         item = self._open
         if item is None:
-            return []
+            return
         item["status"] = status
-        values: list[Values] = []
         match item["type"]:
             case "function_call":
                 done = {"name": item["name"], "arguments": item["arguments"]}
-                values = [self._part_event("function_call_arguments.done", **done)]
+                self._emit_part("function_call_arguments.done", **done)
             case "custom_tool_call":
-                values = [self._part_event("custom_tool_call_input.done", input=item["input"])]
+                self._emit_part("custom_tool_call_input.done", input=item["input"])
             case kind:
                 part = item["content"][0]
                 more: Values = {"logprobs": []} if kind == "message" else {}
                 more |= {"content_index": 0, "text": part["text"]}
-                values = [self._part_event(f"{part['type']}.done", **more)]
-                values.append(
-                    self._part_event("content_part.done", content_index=0, part=dict(part))
-                )
+                self._emit_part(f"{part['type']}.done", **more)
+                self._emit_part("content_part.done", content_index=0, part=part)
                 if kind == "reasoning" and self._includes_encrypted:
                     item["encrypted_content"] = encode_thinking(part["text"])
-        return [*values, self._item_event("output_item.done")]
+        self._emit_item("output_item.done")
 
-    def _item(self, prefix: str, kind: str, **values: Any) -> Values:
+    def _begin(self, prefix: str, kind: str, **values: Any) -> Values:
+        """Close the open item, and add one to the output."""
+        self._close()
         id = f"{prefix}_{secrets.token_hex(12)}"
-        return {"type": kind, "id": id, "status": "in_progress", **values}
-
-    def _begin(self, item: Values) -> list[Values]:
+        item = {"type": kind, "id": id, "status": "in_progress", **values}
         self._output.append(item)
-        return [self._item_event("output_item.added")]
+        self._emit_item("output_item.added")
+        return item
 
-    def _item_event(self, what: str) -> Values:
-        """Return an event with a copy of the last output item."""
-        item = dict(self._output[-1])
-        if "content" in item:
-            item["content"] = [dict(part) for part in item["content"]]
-        return {"type": f"response.{what}", "output_index": len(self._output) - 1, "item": item}
+    def _emit_item(self, what: str) -> None:
+        """Emit an event with the last output item."""
+        self._emit(what, output_index=len(self._output) - 1, item=self._output[-1])
 
-    def _part_event(self, what: str, **values: Any) -> Values:
-        item = {"output_index": len(self._output) - 1, "item_id": self._output[-1]["id"]}
-        return {"type": f"response.{what}", **item, **values}
+    def _emit_part(self, what: str, **values: Any) -> None:
+        index, id = len(self._output) - 1, self._output[-1]["id"]
+        self._emit(what, output_index=index, item_id=id, **values)
 
 
 def encode_thinking(thinking: str) -> str:
@@ -700,14 +688,5 @@ def decode_thinking(text: str) -> str:
 
 
 RESPONSES = Dialect(
-    (
-        Endpoint(
-            "/v1/responses",
-            ResponsesBody,
-            prepare_response,
-            "Answer a conversation.",
-            ResponseEncoder,
-        ),
-    ),
-    error_body,
+    (Endpoint("/v1/responses", ResponsesBody, prepare_response, ResponseEncoder),), error_body
 )

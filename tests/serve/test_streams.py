@@ -33,7 +33,7 @@ from akunu_py.serve.http.asgi import Backend, create_app
 from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
-from akunu_py.serve.http.request_handler import JobEvents
+from akunu_py.serve.http.request_handler import run_job
 from akunu_py.serve.http.server import ServeOptions
 from akunu_py.types import GenerateOptions, Stats
 from tests.support.command import until
@@ -279,8 +279,9 @@ async def test_queued_events_are_merged_for_slow_reader() -> None:
     call, called = ToolCallStarted("1", "find"), ToolCallFinished()
     arguments = [ToolCallArguments("[]")] * 1000
     events: list[Event] = [*progress, BEGUN, *parts, call, *arguments, called, END]
-    reader = JobEvents(ScriptedHost(events), scripted(lambda loop: iter([])))
-    found = [event async for event in reader]
+    job, handles = scripted(lambda loop: iter([])), list[JobHandle]()
+    async with run_job(ScriptedHost(events), job, handles.append) as reader:
+        found = [event async for event in reader]
     assert isinstance(found[0], PrefillProgress)
     text = "".join(each.text for each in found if isinstance(each, TextDelta))
     assert text == "".join(each.text for each in parts)

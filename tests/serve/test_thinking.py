@@ -17,7 +17,7 @@ from akunu_py.serve.dialect.fields import ThinkingFields, plan_thinking
 from akunu_py.serve.dialect.interface import PreparedRequest
 from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.serve.dialect.service import Service
-from akunu_py.serve.messages import CountBody, MessagesBody, count_tokens, prepare_message
+from akunu_py.serve.messages import MessagesBody, PromptBody, count_tokens, prepare_message
 from akunu_py.serve.openai import ChatBody, prepare_chat
 from akunu_py.serve.responses import ResponsesBody, prepare_response
 from akunu_py.types import GenerateOptions
@@ -45,7 +45,7 @@ PATHS: dict[str, tuple[type[Body], dict[str, Any], Any]] = {
     "chat": (ChatBody, {"messages": USER}, prepare_chat),
     "responses": (ResponsesBody, {"input": "x"}, prepare_response),
     "messages": (MessagesBody, {"messages": USER, "max_tokens": 1}, prepare_message),
-    "count": (CountBody, {"messages": USER}, count_tokens),
+    "count": (PromptBody, {"messages": USER}, count_tokens),
 }
 
 

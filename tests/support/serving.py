@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -75,17 +75,12 @@ class Served:
     def scheduler(self) -> ModelHost:
         return self.model.host
 
-    def backend(self, records: RequestRecords) -> Backend:
-        """Return a backend of an application on this model."""
-        return Backend(ModelPool([self.model]), records)
-
     def application(
-        self, access: AccessRules | None = None, records: RequestRecords | None = None,
-        **more: Any,
-    ) -> ASGIApp:  # fmt: skip
+        self, access: AccessRules | None = None, heartbeat_s: float = 60, **more: Any
+    ) -> ASGIApp:
         """Return another application on this model. more: fields of its backend."""
-        backend = replace(self.backend(records or RequestRecords()), **more)
-        return create_app(backend, access or AccessRules(), heartbeat_s=60)
+        backend = replace(Backend(ModelPool([self.model]), RequestRecords()), **more)
+        return create_app(backend, access or AccessRules(), heartbeat_s=heartbeat_s)
 
     def app_with_draft(self, draft: DraftMode) -> ASGIApp:
         """Return the application on this model with a draft mode."""
@@ -146,10 +141,8 @@ def scripted_app(
     records: RequestRecords | None = None,
 ) -> ASGIApp:
     """Return an application whose jobs yield the events of `run`."""
-    backend = replace(
-        model.backend(records or RequestRecords()), run=lambda host, job, **options: run(job)
-    )
-    return create_app(backend, AccessRules(), heartbeat_s=heartbeat_s)
+    more: dict[str, Any] = {"run": lambda host, job, **options: aclosing(run(job))}
+    return model.application(None, heartbeat_s, records=records or RequestRecords(), **more)
 
 
 def app_with_events(model: Served, *events: Event) -> ASGIApp:

@@ -15,10 +15,11 @@ from pydantic import (
     PrivateAttr,
     ValidationError,
     ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails
-from pydantic_core.core_schema import no_info_wrap_validator_function, tagged_union_schema
+from pydantic_core.core_schema import tagged_union_schema
 
 from akunu_py.files import parse_json
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
@@ -109,25 +110,21 @@ class UnknownValue:
     text: str  # an unknown type or text
 
 
-class KnownOnly:
-    """Marks a field with a fixed set of texts: `parse` drops other texts, as it drops fields."""
+def known_only(**synonyms: Any) -> WrapValidator:
+    """Mark a field with a fixed set of texts: `parse` drops other texts, as it drops fields.
 
-    def __init__(self, **synonyms: Any) -> None:
-        """synonyms: other names of known values."""
-        self._synonyms = synonyms
+    synonyms: other names of known values.
+    """
 
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return no_info_wrap_validator_function(self._check, handler(source))
-
-    def _check(self, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         if not isinstance(value, str):
             return handler(value)
         try:
-            return handler(self._synonyms.get(value, value))
+            return handler(synonyms.get(value, value))
         except ValidationError:
             return UnknownValue(value)
+
+    return WrapValidator(check)
 
 
 class ListEntry(Body):

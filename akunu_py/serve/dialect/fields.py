@@ -15,13 +15,13 @@ from akunu_py.engine.constraint.answer_limits import can_limit_thinking
 from akunu_py.engine.constraint.matcher import MAX_CONSTRAINT
 from akunu_py.engine.template.effort import Effort, choose_thinking, thinking_variables
 from akunu_py.errors import one_line
-from akunu_py.serve.dialect.bodies import Body, KnownOnly, ListEntry
+from akunu_py.serve.dialect.bodies import Body, ListEntry, known_only
 from akunu_py.serve.dialect.request_errors import RequestError, invalid
 from akunu_py.serve.dialect.service import Service
 from akunu_py.types import Constraint, ConstraintKind, GenerateOptions, ToolChoice
 
 # How much to think; "auto" is the model's default.
-EffortField = Annotated[Effort | None, KnownOnly(auto=None, default=None)]
+EffortField = Annotated[Effort | None, known_only(auto=None, default=None)]
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 
 
@@ -36,7 +36,7 @@ TokenLimit = Annotated[int, AfterValidator(_check_limit)]
 
 
 # Ollama's: any JSON object, or a schema.
-FormatField = Annotated[Literal["", "json"] | dict[str, Any] | None, KnownOnly()]
+FormatField = Annotated[Literal["", "json"] | dict[str, Any] | None, known_only()]
 
 
 class StructuredOutputs(Body):
@@ -57,10 +57,10 @@ class ThinkingBody(Body):
 
     type: Annotated[
         Literal["enabled", "disabled", "adaptive", "between_tools"] | None,
-        KnownOnly(auto="adaptive"),
+        known_only(auto="adaptive"),
     ] = None
     budget_tokens: int | None = Field(default=None, ge=0)
-    display: Annotated[Literal["summarized", "omitted"] | None, KnownOnly()] = None
+    display: Annotated[Literal["summarized", "omitted"] | None, known_only()] = None
 
 
 class ReasoningBody(Body):
@@ -159,11 +159,6 @@ class SamplingBody(GenerationFields):
         validation_alias=AliasChoices("max_tokens", "n_predict", "num_predict", "max_new_tokens"),
     )
 
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a last chunk has the usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
 
 def generate_options(
     body: SamplingFields,
@@ -172,17 +167,15 @@ def generate_options(
     constraint: Constraint | None = None,
     logprobs: int | None = None,
     thinking_budget: int | None = None,
-    default_limit: int | None = None,
 ) -> GenerateOptions:
     """Return the service's default options, overridden by the request's.
 
     max_tokens: as requested; -1 for no limit. constraint: a constraint from fields outside `body`.
-    logprobs, thinking_budget: as in `SamplingOptions` and `GenerateOptions`. default_limit: if no
-    maximum is requested. Raises RequestError for two constraints, or a token that the model does
-    not have.
+    logprobs, thinking_budget: as in `SamplingOptions` and `GenerateOptions`. Raises RequestError
+    for two constraints, or a token that the model does not have.
     """
     context_length = service.engine.plan.context_length
-    limit = max_tokens or default_limit or service.max_tokens or context_length
+    limit = max_tokens or service.max_tokens or context_length
     stop_tokens, vocabulary = tuple(body.stop_token_ids or ()), service.engine.tokens.vocabulary
     if not all(0 <= token < vocabulary for token in stop_tokens):
         raise invalid("stop_token_ids", f"expected token ids from 0 to {vocabulary - 1}")
@@ -389,7 +382,7 @@ class FunctionName(Body):
 
 
 class AllowedTools(Body):
-    mode: Annotated[Literal["auto", "required"] | None, KnownOnly(any="required")] = None
+    mode: Annotated[Literal["auto", "required"] | None, known_only(any="required")] = None
     tools: list[dict[str, Any]] | None = None
 
 
@@ -407,7 +400,7 @@ class ToolChoiceBody(AllowedTools, ListEntry):
 
 
 ToolChoiceField = Annotated[
-    Literal["none", "auto", "required"] | ToolChoiceBody | None, KnownOnly(any="required")
+    Literal["none", "auto", "required"] | ToolChoiceBody | None, known_only(any="required")
 ]
 
 

@@ -22,44 +22,50 @@ DONE = b"data: [DONE]\n\n"
 _HEARTBEAT = b": heartbeat\n\n"
 
 
-def frame(value: Any, event: str = "") -> bytes:
-    """Return a JSON value as a server-sent event (WHATWG HTML, section 9.2)."""
-    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    name = f"event: {event}\n" if event else ""
-    return f"{name}data: {data}\n\n".encode()
-
-
 class Encoder(ABC):
     """Encodes one reply, streamed or whole; each request has a new one."""
 
     media_type: ClassVar[str] = "text/event-stream; charset=utf-8"
+    names_events: ClassVar[bool] = False  # with `type` of the value
 
     def __init__(self, body: Any, name: str) -> None:
         """body: of the request. name: the model's. Raises RequestError."""
         self._model = name
+        self._data = b""  # frames to send
 
     @abstractmethod
-    def encode(self, event: events.Event, choice: int) -> list[bytes]:
-        """Return the frames of an event of job number `choice`; `Failed` goes to `fail`.
+    def add(self, event: events.Event, choice: int) -> None:
+        """Emit the frames of an event of job number `choice`; `Failed` goes to `fail`.
 
         Each job has one `Finished` event; the frames of the last `Finished` end the stream.
         """
+
+    def emit(self, value: Mapping[str, Any]) -> None:
+        """Add a JSON value to the stream."""
+        self._data += self.frame(value)
+
+    def take(self) -> bytes:
+        """Return the frames since the last call."""
+        data, self._data = self._data, b""
+        return data
 
     def whole(self, answers: Sequence[CollectedAnswer]) -> Mapping[str, Any]:
         """Return the body of a reply that is not streamed, with an answer of each job."""
         return {}
 
-    def heartbeat(self) -> bytes:
-        """Return the frame that keeps the connection alive: an SSE comment."""
-        return _HEARTBEAT
+    def heartbeat(self) -> None:
+        """Emit a frame that keeps the connection alive: an SSE comment."""
+        self._data += _HEARTBEAT
 
     def frame(self, value: Mapping[str, Any]) -> bytes:
-        """Return a JSON value as a frame of the stream."""
-        return frame(value)
+        """Return a JSON value as a server-sent event (WHATWG HTML, section 9.2)."""
+        data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        name = f"event: {value['type']}\n" if self.names_events else ""
+        return f"{name}data: {data}\n\n".encode()
 
-    def fail(self, error: RequestError, body: Mapping[str, Any]) -> list[bytes]:
-        """Return the frames that end the stream after an error. body: the dialect's error."""
-        return [self.frame(body)]
+    def fail(self, error: RequestError, body: Mapping[str, Any]) -> None:
+        """Emit the frames that end the stream after an error. body: the dialect's error."""
+        self.emit(body)
 
 
 @dataclass(slots=True)
@@ -123,8 +129,8 @@ class Endpoint:
     path: str
     body: type[Body]
     # Raises RequestError or AkunuError. It runs in a worker thread, so it must not use arrays.
+    # The first line of its docstring describes the path to clients.
     prepare: Callable[[Any, Any], PreparedRequest | Mapping[str, Any]]  # body, see `needs`
-    summary: str  # for the OpenAPI description
     # Encodes the reply; made before the model is loaded. None: `prepare` returns the reply.
     encoder: type[Encoder] | None = None
     # What `prepare` gets: the loaded model's `Service`, the `Embedder`, a description of the model,

@@ -4,9 +4,10 @@ import base64
 import contextlib
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
 
@@ -22,16 +23,20 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from akunu_py.engine.events import Event
-from akunu_py.engine.job import Job
 from akunu_py.errors import AkunuError
 from akunu_py.serve.dialect.bodies import parse
 from akunu_py.serve.dialect.interface import Dialect, Endpoint, PreparedRequest
-from akunu_py.serve.dialect.request_errors import STATUS, RequestError, gpu_is_lost, request_error
+from akunu_py.serve.dialect.request_errors import STATUSES, RequestError, gpu_is_lost, request_error
 from akunu_py.serve.http.guard import IGNORED_HEADER, AccessRules, Guard
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.record import RequestRecord, RequestRecords
-from akunu_py.serve.http.request_handler import HEARTBEAT_S, JobEvents, RequestHandler, read_body
+from akunu_py.serve.http.request_handler import (
+    HEARTBEAT_S,
+    RequestHandler,
+    RunJob,
+    read_body,
+    run_job,
+)
 from akunu_py.serve.llamacpp import LLAMACPP
 from akunu_py.serve.messages import MESSAGES
 from akunu_py.serve.ollama import OLLAMA, tags
@@ -44,7 +49,6 @@ from akunu_py.version import __version__
 _MAX_CHALLENGE = 100  # characters
 _PLAIN_TEXT = "text/plain; version=0.0.4"  # of Prometheus
 _MAX_WAITING = 256  # requests
-_ERROR_KINDS = {404: "not_found", 405: "method"}
 
 DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, MESSAGES, LLAMACPP, OLLAMA, AKUNU)
 _DIALECT_BY_PATH = {endpoint.path: each for each in DIALECTS for endpoint in each.endpoints}
@@ -86,7 +90,7 @@ class Backend:
     pool: ModelPool
     records: RequestRecords
     strict: bool = False  # refuse unknown fields and names of models
-    run: Callable[..., JobEvents | AsyncGenerator[Event]] = JobEvents  # tests replace it
+    run: RunJob = run_job  # tests replace it
     on_lost_gpu: Callable[[], None] = lambda: None
 
 
@@ -236,37 +240,34 @@ class _Post:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         records = self._backend.records
-        with records.request(self._endpoint.path) as record, contextlib.suppress(ClientDisconnect):
+        with (
+            records.request(self._endpoint.path) as record,
+            contextlib.suppress(ClientDisconnect),
+            contextlib.closing(RequestHandler(receive, send, self._heartbeat_s)) as handler,
+        ):
             scope["record"] = record
-            handler = RequestHandler(
-                self._dialect, scope["request_id"], receive, send, self._heartbeat_s
-            )
             # A connection is a client: programs with parallel requests open several.
             client = "{}:{}".format(*(scope.get("client") or ("", 0)))
             try:
                 data = await read_body(Request(scope, receive))
                 record.arrived = True
                 if records.waiting > _MAX_WAITING:
-                    raise RequestError("too many waiting requests; try again later", "unavailable")
+                    raise RequestError("too many waiting requests; try again later", 503)
                 async with contextlib.AsyncExitStack() as stack:
                     prepared, model = await self._prepare(data, handler, record, stack)
-                    kind: dict[str, Any] = {"client": client, "on_submit": record.jobs.append}
-                    if isinstance(prepared, PreparedRequest):
-                        kind |= {"short": prepared.short, "idle": prepared.idle}
-
-                    def run(job: Job) -> JobEvents | AsyncGenerator[Event]:
-                        return self._backend.run(model.host, job, **kind)
-
+                    run = partial(
+                        self._backend.run, model.host, client=client, on_submit=record.jobs.append
+                    )
                     record.status = await handler.reply(prepared, run, record.add)
             except ClientDisconnect:
                 raise
             except Exception as error:  # noqa: BLE001 - the client gets every error
-                record.status = await handler.fail(error)
-            finally:
-                record.error = handler.error
-                handler.close()
-                if gpu_is_lost(handler.cause):
+                failure = request_error(error)
+                record.error = failure.message
+                if gpu_is_lost(error):
                     self._backend.on_lost_gpu()
+                body = self._dialect.error(failure, scope["request_id"])
+                record.status = await handler.fail(failure, body)
 
     async def _prepare(
         self,
@@ -313,13 +314,12 @@ def _http_error(
     """Log and return the reply for an unknown path or an exception."""
     headers = None
     if isinstance(error, HTTPException):
-        kind = _ERROR_KINDS.get(error.status_code, "invalid")
         headers, message = error.headers or {}, error.detail
-        if kind == "not_found":
+        if error.status_code == 404:
             message = _unknown_path(request.url.path, str(request.base_url).rstrip("/"))
-        elif kind == "method":
+        elif error.status_code == 405:
             message = f"{request.url.path} expects {headers.get('Allow')}, not {request.method}"
-        failure = RequestError(message, kind)  # type: ignore[arg-type]
+        failure = RequestError(message, error.status_code)
     else:
         failure = request_error(error)
     log(request.url.path, failure)
@@ -335,25 +335,13 @@ def openapi_description(dialects: Sequence[Dialect]) -> dict[str, Any]:
         [(model, "validation") for model in sorted(models, key=lambda model: model.__name__)],
         ref_template="#/components/schemas/{model}",
     )
-    error_responses: dict[str, Any] = {
-        str(status): {"description": kind, "content": {"application/json": {"schema": {}}}}
-        for kind, status in STATUS.items()
-    }
-    paths: dict[str, Any] = {
-        path: {"get": {"summary": summary, "responses": {"200": _ok_response(), **error_responses}}}
-        for path, summary in _GET.items()
-    }
+    paths: dict[str, Any] = {path: {"get": _operation(summary)} for path, summary in _GET.items()}
     for endpoint in endpoints:
         schema = references[endpoint.body, "validation"]
+        summary = (endpoint.prepare.__doc__ or "").partition("\n")[0]
+        body = {"required": True, "content": {"application/json": {"schema": schema}}}
         paths[endpoint.path] = {
-            "post": {
-                "summary": endpoint.summary,
-                "requestBody": {
-                    "required": True,
-                    "content": {"application/json": {"schema": schema}},
-                },
-                "responses": {"200": _ok_response("text/event-stream"), **error_responses},
-            }
+            "post": _operation(summary, "text/event-stream") | {"requestBody": body}
         }
     return {
         "openapi": "3.1.0",
@@ -363,8 +351,12 @@ def openapi_description(dialects: Sequence[Dialect]) -> dict[str, Any]:
     }
 
 
-def _ok_response(*more: str) -> dict[str, Any]:
-    return {
-        "description": "The answer.",
-        "content": {kind: {"schema": {}} for kind in ("application/json", *more)},
-    }
+def _operation(summary: str, *more: str) -> dict[str, Any]:
+    """Return the description of a request. more: media types of the reply besides JSON."""
+    json_content: dict[str, Any] = {"application/json": {"schema": {}}}
+    content = json_content | {kind: {"schema": {}} for kind in more}
+    responses = {"200": {"description": "The answer.", "content": content}}
+    for status in STATUSES:
+        phrase = HTTPStatus(status).phrase
+        responses[str(status)] = {"description": phrase, "content": json_content}
+    return {"summary": summary, "responses": responses}

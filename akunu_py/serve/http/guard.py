@@ -37,15 +37,15 @@ class AccessRules:
         """Return why a request is refused, or None."""
         if not self._allows_host(headers.get("host", "")):
             message = f"wrong Host header {headers.get('host', '')[:100]!r}; use {self.host}"
-            return RequestError(message, "forbidden")
+            return RequestError(message, 403)
         origin = headers.get("origin", "")
         if origin and not self._allows_origin(origin, headers.get("host", "")):
             message = f"origin {origin[:100]!r} is not allowed; start the server with --cors ORIGIN"
-            return RequestError(message, "forbidden")
+            return RequestError(message, 403)
         if self.key and path not in _PUBLIC_PATHS and not self._has_key(headers):
             return RequestError(
                 "the API key is missing or wrong; send it as bearer token or x-api-key",
-                "unauthorized",
+                401,
                 code="invalid_api_key",
             )
         return None

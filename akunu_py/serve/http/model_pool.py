@@ -111,7 +111,7 @@ class ServedModel:
 
 
 def _not_found(message: str) -> RequestError:
-    return RequestError(message, "not_found", param="model", code="model_not_found")
+    return RequestError(message, 404, param="model", code="model_not_found")
 
 
 def _unknown(name: str, models: Sequence[ServedModel], option: str = "--model") -> RequestError:
@@ -232,7 +232,7 @@ class ModelPool:
             try:
                 await self._load(model)
             except AkunuError as failure:
-                error = RequestError(f"cannot load {model.name}: {failure}", "unavailable")
+                error = RequestError(f"cannot load {model.name}: {failure}", 503)
             except Exception as failure:  # noqa: BLE001 - for the requests
                 error = failure
             self._admit_waiting(model, error)
@@ -297,18 +297,18 @@ class ModelPool:
     def metrics(self) -> dict[str, dict[str, int]]:
         """Return the metrics of each model, by its name."""
         waiting = [model for model, _ in self._waiting]
-        return {
-            model.name: {
+        found = {}
+        for model in self.all_models:
+            facts = model.host.facts
+            acceptance = facts.acceptance if facts else ()
+            found[model.name] = {
                 "model_loaded": int(model.host.engine is not None),
                 "model_batched": int(facts is not None and facts.not_batched is None),
-                "model_acceptance_percent": round(100 * (facts.acceptance or (0,))[0])
-                if facts
-                else 0,
+                "model_acceptance_percent": round(100 * acceptance[0]) if acceptance else 0,
                 "model_loads_total": model.loads,
                 "model_requests": model.requests + waiting.count(model),
             }
-            for model, facts in ((each, each.host.facts) for each in self.all_models)
-        }
+        return found
 
     @property
     def shared(self) -> SharedPasses:

@@ -7,15 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from akunu_py.engine.events import (
-    Event,
-    Finished,
-    SharedPasses,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallArguments,
-    ToolCallStarted,
-)
+from akunu_py.engine import events
 from akunu_py.engine.job import JobHandle
 from akunu_py.serve.dialect.interface import statistics
 from akunu_py.serve.dialect.request_errors import RequestError
@@ -27,11 +19,6 @@ _MAX_PATH = 200  # characters
 _MAX_ERRORS = 20  # kept
 _MAX_REASON = 500  # characters
 _DISCONNECTED = 499  # nginx's status for a disconnected client
-_REQUEST_HELP = {
-    "requests": "Requests by path and status; 499: the client disconnected.",
-    "request_seconds": "Duration of requests by path.",
-    "answers": "Answers by finish reason.",
-}
 _STATS_COUNTERS = {  # metric: (field of Stats, help)
     "prompt_tokens": ("prompt_tokens", "Prompt tokens, including cached ones."),
     "cached_tokens": ("cached_tokens", "Prompt tokens from prompt caches."),
@@ -53,7 +40,12 @@ _MODEL_HELP = {
     "model_loads_total": ("counter", "Loads of the model."),
     "model_requests": ("gauge", "Requests that use the model, waiting ones included."),
 }
-_HELP = _REQUEST_HELP | {name: help for name, (_, help) in _STATS_COUNTERS.items()}
+_HELP = {
+    "requests": "Requests by path and status; 499: the client disconnected.",
+    "request_seconds": "Duration of requests by path.",
+    "answers": "Answers by finish reason.",
+    **{name: help for name, (_, help) in _STATS_COUNTERS.items()},
+}
 
 
 @dataclass(slots=True)
@@ -67,7 +59,7 @@ class RequestRecord:
     model: str = ""  # if the server has several
     arrived: bool = False  # the whole body
     running: bool = False  # the model has produced an event
-    answers: list[Finished] = field(default_factory=list)
+    answers: list[events.Finished] = field(default_factory=list)
     jobs: list[JobHandle] = field(default_factory=list)
     keeps_content: bool = False
     body: str = ""  # if content is kept
@@ -75,14 +67,16 @@ class RequestRecord:
     ignored: list[str] = field(default_factory=list)  # fields without effect
     first_ignored: list[str] = field(default_factory=list)  # those that no earlier request ignored
 
-    def add(self, event: Event) -> None:
+    def add(self, event: events.Event) -> None:
         self.running = True
         match event:
-            case Finished():
+            case events.Finished():
                 self.answers.append(event)
-            case TextDelta(text) | ThinkingDelta(text) | ToolCallArguments(text):
+            case (
+                events.TextDelta(text) | events.ThinkingDelta(text) | events.ToolCallArguments(text)
+            ):
                 self.answer += text if self.keeps_content else ""
-            case ToolCallStarted() if self.keeps_content:
+            case events.ToolCallStarted() if self.keeps_content:
                 self.answer += f"\n{event.name} "
 
     def live(self) -> dict[str, Any]:
@@ -185,7 +179,9 @@ class RequestRecords:
             for name, (attribute, _) in _STATS_COUNTERS.items():
                 self._sums[name] += getattr(answer.stats, attribute)
 
-    def metrics(self, shared: SharedPasses, models: Mapping[str, Mapping[str, int]] = {}) -> str:
+    def metrics(
+        self, shared: events.SharedPasses, models: Mapping[str, Mapping[str, int]] = {}
+    ) -> str:
         """Return the counters in Prometheus's text format, version 0.0.4.
 
         models: the metrics in `_MODEL_HELP` of each model, by its name.

@@ -7,7 +7,7 @@ import contextlib
 import json
 import time
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from akunu_py.engine.events import Event, Failed, Finished, ThinkingDelta, appen
 from akunu_py.engine.host import ModelHost
 from akunu_py.engine.job import Job, JobHandle
 from akunu_py.serve.dialect.bodies import MAX_BYTES
-from akunu_py.serve.dialect.interface import CollectedAnswer, Dialect, Encoder, PreparedRequest
+from akunu_py.serve.dialect.interface import CollectedAnswer, Encoder, PreparedRequest
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping, request_error
 
 HEARTBEAT_S = 4.0  # clients and proxies time out after 5 or more
@@ -31,19 +31,9 @@ Result = TypeVar("Result")
 class RequestHandler:
     """Replies to one request. Raises ClientDisconnect."""
 
-    def __init__(
-        self,
-        dialect: Dialect,
-        request_id: str,
-        receive: Receive,
-        send: Send,
-        heartbeat_s: float = HEARTBEAT_S,
-    ) -> None:
-        self._dialect, self._request_id, self._heartbeat_s = dialect, request_id, heartbeat_s
-        self._receive, self._send = receive, send
-        self.error = ""  # that the client got
-        self.cause: Exception | None = None  # of the error
-        self._encoder: Encoder | None = None
+    def __init__(self, receive: Receive, send: Send, heartbeat_s: float) -> None:
+        self._receive, self._send, self._heartbeat_s = receive, send, heartbeat_s
+        self._encoder: Encoder  # set by `begin`
         self._streams = False
         self._started = False  # the first frame of the stream was sent
         self._last_sent = 0.0  # monotonic seconds
@@ -69,8 +59,9 @@ class RequestHandler:
                 )
                 if self._disconnected.done() and not task.done():
                     raise ClientDisconnect
-                if self._encoder and self._streams and not task.done() and not self._next_beat_s():
-                    await self._write([self._encoder.heartbeat()])
+                if self._streams and not task.done() and not self._next_beat_s():
+                    self._encoder.heartbeat()
+                    await self._write(self._encoder.take())
             return task.result()
         finally:
             if not task.done():
@@ -95,7 +86,6 @@ class RequestHandler:
         if not isinstance(prepared, PreparedRequest):
             return await send_json(self._send, 200, prepared)
         encoder, finished = self._encoder, 0
-        assert encoder is not None
         prepared.configure(encoder)
         answers = [CollectedAnswer() for _ in prepared.jobs]
         try:
@@ -103,7 +93,8 @@ class RequestHandler:
                 while finished < len(prepared.jobs):
                     choice, event = await self.wait(anext(events))
                     if self._streams:
-                        await self._write(encoder.encode(event, choice))
+                        encoder.add(event, choice)
+                        await self._write(encoder.take())
                     else:
                         answers[choice].add(event)
                     finished += isinstance(event, Finished)
@@ -114,29 +105,29 @@ class RequestHandler:
             return 200  # the client received everything
         if not self._streams:
             return await send_json(self._send, 200, body)
-        await self._end()
+        await self._write(b"", last=True)
         return 200
 
-    async def fail(self, error: Exception) -> int:
-        """Send an error, at the end of the stream if it began, and return the status."""
-        failure = request_error(error)
-        self.error, self.cause = failure.message, error
-        body = self._dialect.error(failure, self._request_id)
-        if self._encoder is None or not self._started:
-            return await send_json(self._send, failure.status, body)
-        await self._write(self._encoder.fail(failure, body))
-        await self._end()
+    async def fail(self, error: RequestError, body: Mapping[str, Any]) -> int:
+        """Send an error, at the end of the stream if it began, and return the status.
+
+        body: the error in the form of the dialect.
+        """
+        if not self._started:
+            return await send_json(self._send, error.status, body)
+        self._encoder.fail(error, body)
+        await self._write(self._encoder.take(), last=True)
         return 200
 
     def _next_beat_s(self) -> float:
         """Return the seconds until the next heartbeat."""
         return max(0.0, self._last_sent + self._heartbeat_s - time.monotonic())
 
-    async def _write(self, frames: list[bytes]) -> None:
-        """Send frames of the stream, after the headers."""
-        if not frames:
+    async def _write(self, data: bytes, *, last: bool = False) -> None:
+        """Send a part of the stream, after the headers."""
+        if not data and not last:
             return
-        if not self._started and self._encoder is not None:
+        if not self._started:
             self._started = True
             headers = [
                 (b"content-type", self._encoder.media_type.encode()),
@@ -144,13 +135,8 @@ class RequestHandler:
                 (b"x-accel-buffering", b"no"),
             ]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        body = b"".join(frames)
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
         self._last_sent = time.monotonic()
-
-    async def _end(self) -> None:
-        await self._write([] if self._started else [b""])
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _run_jobs(
@@ -162,7 +148,8 @@ async def _run_jobs(
     """
     async with contextlib.AsyncExitStack() as stack:
         streams = [
-            await stack.enter_async_context(contextlib.aclosing(run(job))) for job in prepared.jobs
+            await stack.enter_async_context(run(job, short=prepared.short, idle=prepared.idle))
+            for job in prepared.jobs
         ]
         for choice, events in enumerate(streams):
             thinking = ""
@@ -179,7 +166,7 @@ async def _run_jobs(
                     )
                 if isinstance(event, Finished) and event.reason == "cancelled":
                     if prepared.idle:
-                        raise RequestError("another request needs the model", "unavailable")
+                        raise RequestError("another request needs the model", 503)
                     raise ServerStopping  # after a disconnect this code does not run
                 if prepared.shows_thinking or not isinstance(event, ThinkingDelta):
                     yield choice, event
@@ -199,53 +186,45 @@ async def send_json(send: Send, status: int, value: Mapping[str, Any]) -> int:
     return status
 
 
-class JobEvents:
-    """Submits a job and iterates over its events; the last one is `Finished` or `Failed`.
+@contextlib.asynccontextmanager
+async def run_job(
+    host: ModelHost, job: Job, on_submit: Callable[[JobHandle], object], **options: Any
+) -> AsyncGenerator[AsyncIterator[Event]]:
+    """Run a job while the block runs; yield its events, up to `Finished` or `Failed`.
 
     Queued events are merged, so a slow client's queue holds little more than the text.
+    options: see `ModelHost.submit`.
     """
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+    queued: list[Event] = []  # used in the event loop only
 
-    def __init__(
-        self,
-        host: ModelHost,
-        job: Job,
-        on_submit: Callable[[JobHandle], object] = lambda handle: None,
-        **options: Any,
-    ) -> None:
-        """options: see `ModelHost.submit`."""
-        self._loop, self._arrived = asyncio.get_running_loop(), asyncio.Event()
-        self._queued: list[Event] = []  # used in the event loop only
-        self._ended = False
-        self._handle = host.submit(job, self._put, **options)
-        on_submit(self._handle)
+    def add(event: Event) -> None:
+        append_event(queued, event)
+        arrived.set()
 
-    def _put(self, event: Event) -> None:
+    def put(event: Event) -> None:
         """Add an event from the model's thread. Raises RuntimeError when the loop is closed."""
-        self._loop.call_soon_threadsafe(self._add, event)
+        loop.call_soon_threadsafe(add, event)
 
-    def _add(self, event: Event) -> None:
-        append_event(self._queued, event)
-        self._arrived.set()
+    async def events() -> AsyncIterator[Event]:
+        ended = False
+        while not ended:
+            while not queued:
+                arrived.clear()
+                await arrived.wait()
+            event = queued.pop(0)
+            ended = isinstance(event, Finished | Failed)
+            yield event
 
-    def __aiter__(self) -> JobEvents:
-        return self
-
-    async def __anext__(self) -> Event:
-        if self._ended:
-            raise StopAsyncIteration
-        while not self._queued:
-            self._arrived.clear()
-            await self._arrived.wait()
-        event = self._queued.pop(0)
-        self._ended = isinstance(event, Finished | Failed)
-        return event
-
-    async def aclose(self) -> None:
-        """Cancel the job."""
-        self._handle.cancel()
+    handle = host.submit(job, put, **options)
+    on_submit(handle)
+    try:
+        yield events()
+    finally:
+        handle.cancel()
 
 
-RunJob = Callable[[Job], JobEvents | AsyncGenerator[Event]]
+RunJob = Callable[..., contextlib.AbstractAsyncContextManager[AsyncIterator[Event]]]
 
 _TIMEOUT_S = 60.0
 _COMPRESSIONS = ("gzip", "x-gzip", "deflate")
@@ -259,7 +238,7 @@ async def read_body(request: Request) -> bytes:
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity", *_COMPRESSIONS):
         raise RequestError(
-            f"Content-Encoding {encoding[:100]!r} is not supported; use gzip or deflate", "encoding"
+            f"Content-Encoding {encoding[:100]!r} is not supported; use gzip or deflate", 415
         )
     data, received = bytearray(), 0
     try:
@@ -291,4 +270,4 @@ def _decompress(data: bytes, encoding: str) -> bytes:
 
 
 def _too_large(when: str = "") -> RequestError:
-    return RequestError(f"request body exceeds {MAX_BYTES >> 20} MiB{when}", "too_large")
+    return RequestError(f"request body exceeds {MAX_BYTES >> 20} MiB{when}", 413)

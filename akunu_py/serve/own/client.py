@@ -167,9 +167,8 @@ class ServerClient:
         """Return the model's facts, once it is loaded. Raises ServerGone, AkunuError."""
         reply = self._request("POST", "/akunu/model", {"model": self._model}, _LOAD_TIMEOUT_S)
         try:
-            return ServerFacts(
-                LoadedModelFacts(**reply["model"], server=self.url), reply["fills_in"]
-            )
+            facts = LoadedModelFacts(**reply["model"] | {"server": self.url})
+            return ServerFacts(facts, reply["fills_in"])
         except (KeyError, TypeError) as error:
             raise AkunuError(f"the server at {self.url} has another version of akunu") from error
 
@@ -183,11 +182,6 @@ class ServerClient:
             return bool(self._request("GET", "/akunu/status", None, _CONNECT_TIMEOUT_S)["requests"])
         return False
 
-    def end(self, request: str) -> None:
-        """End a request with the text so far."""
-        with contextlib.suppress(AkunuError):
-            self._request("POST", "/akunu/end", {"id": request, "model": self._model})
-
     def frames(
         self, path: str, body: Mapping[str, Any], end_reason: Callable[[], CompletionReason | None]
     ) -> Generator[dict[str, Any]]:
@@ -196,18 +190,21 @@ class ServerClient:
         end_reason: polled. "cancelled" drops the answer; any other reason ends it with the text
         so far. Closing the generator cancels the answer. Raises ServerGone, AkunuError.
         """
-        deadline = 0.0
-        with AnswerStream(self, path, {**body, "model": self._model}) as answer:
+        deadline, request = 0.0, {"id": secrets.token_hex(8), "model": self._model}
+        with contextlib.closing(AnswerStream(self, path, {**request, **body})) as answer:
             while True:
                 reason = end_reason()
                 if reason == "cancelled" or (deadline and time.monotonic() > deadline):
                     return
                 if reason and not deadline:
                     deadline = time.monotonic() + _END_TIMEOUT_S
-                    self.end(body["id"])
-                frame = answer.next(_POLL_S) or {}
+                    with contextlib.suppress(AkunuError):
+                        self._request("POST", "/akunu/end", request)
+                frame = answer.next(_POLL_S)
                 if "Finished" in frame or "Completion" in frame:
-                    answer.finish()
+                    # To the server, a close before the end of the stream is a disconnect.
+                    with contextlib.suppress(AkunuError):
+                        answer.next(_END_TIMEOUT_S)
                     yield frame
                     return
                 yield frame
@@ -256,7 +253,7 @@ class ServerClient:
         """Return the exception for an error reply of the server."""
         if report.get("gone"):
             return self.unreachable(report["message"])
-        kind = UsageError if report.get("kind") == "invalid" else AkunuError
+        kind = UsageError if report.get("status") == 400 else AkunuError
         return kind(str(report["message"]))
 
 
@@ -270,27 +267,20 @@ class AnswerStream:
         self._closed = threading.Event()
         threading.Thread(target=self._receive, args=(path, body), daemon=True).start()
 
-    def next(self, seconds: float) -> dict[str, Any] | None:
-        """Return the next frame, or None after a timeout. Raises ServerGone, AkunuError."""
+    def next(self, seconds: float) -> dict[str, Any]:
+        """Return the next frame, or {} after a timeout. Raises ServerGone, AkunuError."""
         try:
             frame = self._frames.get(timeout=seconds)
         except queue.Empty:
-            return None
+            return {}
         if isinstance(frame, Exception):
             raise frame
         if "error" in frame:
             raise self._client.reported_error(frame["error"])
         return frame
 
-    def finish(self) -> None:
-        """Wait for the end of the stream; to the server, an earlier close is a disconnect."""
-        with contextlib.suppress(AkunuError):
-            self.next(_END_TIMEOUT_S)
-
-    def __enter__(self) -> AnswerStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the answer if it has not ended."""
         self._closed.set()
         if self._socket is not None:
             with contextlib.suppress(OSError):

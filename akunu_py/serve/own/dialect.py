@@ -14,7 +14,7 @@ from akunu_py.engine.answer import ChatJob
 from akunu_py.engine.engine import facts_of
 from akunu_py.engine.events import Event, Finished
 from akunu_py.serve.dialect.bodies import Body
-from akunu_py.serve.dialect.interface import Dialect, Encoder, Endpoint, PreparedRequest, frame
+from akunu_py.serve.dialect.interface import Dialect, Encoder, Endpoint, PreparedRequest
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.own.remote_loop import SENT
@@ -25,8 +25,6 @@ Value = TypeVar("Value")
 
 
 class ModelBody(Body):
-    """The body of /akunu/model."""
-
     model: str = ""  # its name; "": the server's first
 
 
@@ -46,16 +44,16 @@ class AkunuCompleteBody(RequestBody):
 class AkunuChatBody(RequestBody):
     messages: list[dict[str, Any]] = Field(min_length=1)  # fields of Messages
     options: dict[str, Any]  # fields of GenerateOptions
-    tools: list[dict[str, Any]] = Field(default_factory=list)  # fields of Tools
+    tools: list[dict[str, Any]] = Field(default=[])  # fields of Tools
 
 
 def prepare_model(body: ModelBody, service: Service) -> Mapping[str, Any]:
-    facts = asdict(facts_of(service.engine))
-    del facts["server"]  # set by the client
-    return {"model": facts, "fills_in": service.fills_in}
+    """Describe the served model, for akunu."""
+    return {"model": asdict(facts_of(service.engine)), "fills_in": service.fills_in}
 
 
 def prepare_complete(body: AkunuCompleteBody, service: Service) -> PreparedRequest:
+    """Complete text, for akunu."""
     request = _parse_dataclass(CompletionRequest, body.request, "request")
     options = _parse_dataclass(CompleteOptions, body.options, "options")
     job = CompletionJob(
@@ -67,6 +65,7 @@ def prepare_complete(body: AkunuCompleteBody, service: Service) -> PreparedReque
 
 
 def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
+    """Answer a conversation, for akunu."""
     messages = _parse_dataclass(list[Message], body.messages, "messages")
     service.check_length(messages)
     options = _parse_dataclass(GenerateOptions, body.options, "options")
@@ -75,7 +74,7 @@ def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
 
 
 def prepare_end(body: RequestBody, ending: deque[str]) -> Mapping[str, Any]:
-    """End a request with its text so far, even if it is still queued or its model is unloading."""
+    """End a request early, for akunu, even if it is still queued or its model is unloading."""
     ending.append(body.id)
     return {}
 
@@ -85,52 +84,32 @@ def _parse_dataclass(kind: type[Value], fields: Any, name: str) -> Value:
     try:
         return TypeAdapter(kind).validate_json(json.dumps(fields), strict=True)
     except ValidationError as error:
-        raise RequestError(first_problem(error, name)) from error
+        raise RequestError(f"{name}.{first_problem(error)}") from error
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:
     """Return an error. gone: the server is stopping."""
     stopping = isinstance(error, ServerStopping)
-    return {"error": {"message": error.message, "kind": error.kind, "gone": stopping}}
+    return {"error": {"message": error.message, "status": error.status, "gone": stopping}}
 
 
 class AkunuEncoder(Encoder):
     """Encodes events by the names of their classes; `RemoteLoop` decodes them."""
 
-    def encode(self, event: Event, choice: int) -> list[bytes]:
-        match event:
-            case Finished(details=Completion() as completion):
-                return [frame({"Completion": asdict(completion)})]
-            case _ if isinstance(event, SENT):
-                return [frame({type(event).__name__: asdict(event)})]
-            case _:
-                return []
+    def add(self, event: Event, choice: int) -> None:
+        sent: Event | Completion = event
+        if isinstance(event, Finished) and isinstance(event.details, Completion):
+            sent = event.details
+        if isinstance(sent, SENT):
+            self.emit({type(sent).__name__: asdict(sent)})
 
 
 AKUNU = Dialect(
     (
-        Endpoint("/akunu/model", ModelBody, prepare_model, "Describe the served model, for akunu."),
-        Endpoint(
-            "/akunu/complete",
-            AkunuCompleteBody,
-            prepare_complete,
-            "Complete text, for akunu.",
-            AkunuEncoder,
-        ),
-        Endpoint(
-            "/akunu/chat",
-            AkunuChatBody,
-            prepare_chat,
-            "Answer a conversation, for akunu.",
-            AkunuEncoder,
-        ),
-        Endpoint(
-            "/akunu/end",
-            RequestBody,
-            prepare_end,
-            "End a request early, for akunu.",
-            needs="ending",
-        ),
+        Endpoint("/akunu/model", ModelBody, prepare_model),
+        Endpoint("/akunu/complete", AkunuCompleteBody, prepare_complete, AkunuEncoder),
+        Endpoint("/akunu/chat", AkunuChatBody, prepare_chat, AkunuEncoder),
+        Endpoint("/akunu/end", RequestBody, prepare_end, needs="ending"),
     ),
     error_body,
 )

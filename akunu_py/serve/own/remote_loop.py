@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -80,7 +79,9 @@ class RemoteLoop:
         tools = [asdict(tool) for tool in job.tools]
         body = {"messages": messages, "options": asdict(options), "tools": tools}
         stats = Stats()
-        frames = self._frames("chat", body, lambda: "cancelled" if handle.cancelled else None)
+        frames = self._client.frames(
+            "/akunu/chat", body, lambda: "cancelled" if handle.cancelled else None
+        )
         with contextlib.closing(frames):
             for frame in frames:
                 event = _decode(frame)
@@ -103,7 +104,8 @@ class RemoteLoop:
             yield finished(Completion("", "cancelled", Stats()))
         request = replace(job.request, seconds=None)  # the time limit is in `job.ended`
         body = {"request": asdict(request), "options": asdict(self._options)}
-        with contextlib.closing(self._frames("complete", body, end_reason)) as frames:
+        frames = self._client.frames("/akunu/complete", body, end_reason)
+        with contextlib.closing(frames):
             for frame in frames:
                 event = _decode(frame)
                 if isinstance(event, events.TextDelta):
@@ -111,12 +113,6 @@ class RemoteLoop:
                     job.on_text(event.text)
                 yield finished(event) if isinstance(event, Completion) else event
         yield finished(Completion(text, reason or "time", Stats()))
-
-    def _frames(
-        self, path: str, body: Mapping[str, Any], end_reason: Callable[[], CompletionReason | None]
-    ) -> Generator[dict[str, Any]]:
-        body = {"id": secrets.token_hex(8), **body}
-        return self._client.frames(f"/akunu/{path}", body, end_reason)
 
 
 # The events that a server sends; the last one of a completion is the `Completion`.

@@ -156,26 +156,25 @@ def _launch_agent(command: ServiceCommand) -> bytes:
 
 
 def _systemd_unit(command: ServiceCommand) -> bytes:
+    words = " ".join(_quoted(word).replace("$", "$$") for word in command.words)
     variables = [f"{name}={value}" for name, value in command.environment.items()]
-    words = [_quoted(word).replace("$", "$$") for word in command.words]
-    lines = [
-        "[Unit]",
-        "Description=akunu serve, a local LLM server",
-        "",
-        "[Service]",
-        "Type=exec",
-        f"ExecStart={' '.join(words)}",
-        *(f"Environment={_quoted(variable)}" for variable in variables),
-        "WorkingDirectory=%h",
-        "Restart=on-failure",
-        f"RestartSec={_RESTART_S}",
-        f"TimeoutStopSec={_STOP_S}",
-        "",
-        "[Install]",
-        "WantedBy=default.target",
-        "",
-    ]
-    return "\n".join(lines).encode()
+    environment = "\n".join(f"Environment={_quoted(variable)}" for variable in variables)
+    return f"""\
+[Unit]
+Description=akunu serve, a local LLM server
+
+[Service]
+Type=exec
+ExecStart={words}
+{environment}
+WorkingDirectory=%h
+Restart=on-failure
+RestartSec={_RESTART_S}
+TimeoutStopSec={_STOP_S}
+
+[Install]
+WantedBy=default.target
+""".encode()
 
 
 def is_installed() -> bool:
