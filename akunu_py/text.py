@@ -3,6 +3,8 @@
 Replacements keep the length of the text, so that ranges into it stay valid.
 """
 
+from __future__ import annotations
+
 import codecs
 import contextlib
 import io
@@ -10,8 +12,12 @@ import json
 import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from akunu_py.errors import UsageError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 _REPLACEMENT = "\ufffd"
 
@@ -140,6 +146,15 @@ def human_duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def first_problem(error: ValidationError, root: str = "") -> str:
+    """Return the first problem that pydantic found, after its place. root: name of the value."""
+    first = error.errors(include_url=False)[0]
+    # Members of a union in the place mean nothing to users.
+    parts = [root, *(str(part) for part in first["loc"] if part not in ("int", "str"))]
+    place = on_one_line(".".join(filter(None, parts)))[:100]
+    return f"{place}: {first['msg']}" if place else first["msg"]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

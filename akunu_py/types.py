@@ -81,7 +81,6 @@ class NeuralDrafter(Protocol):
     with the target's noise at each position, so similar distributions usually give equal tokens.
     """
 
-    name: str  # the draft mode that uses it alone
     key: str  # identifies its learned state
     relative_cost: float  # assumed cost of a token in plain steps, until measured
     longest: int  # maximum tokens per draft
@@ -209,13 +208,10 @@ class Piece:
 
     tokens: tuple[int, ...]
     accepted: int = 0  # the first of `tokens` that were draft tokens
-    rejected: tuple[int, ...] = ()  # draft tokens
+    rejected: tuple[int, ...] = ()  # draft tokens after them
     seconds: float = 0.0  # wall time of the pass
-    rejected_nodes: int = 0  # draft tokens of a token tree, which are not shown
-
-    @property
-    def drafted(self) -> int:
-        return self.accepted + len(self.rejected) + self.rejected_nodes
+    branches: tuple[tuple[int, ...], ...] = ()  # alternatives to `rejected` in a token tree
+    drafted: int = 0  # draft tokens, those of all branches included
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +261,7 @@ class Stats:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     known_tokens: int = 0  # prompt tokens prefilled at some time before
-    not_cached: NotCached = ""  # why `cached_tokens` is lower; see `Reuse`, `DiskPromptCaches.read`
+    not_cached: NotCached = ""  # why `cached_tokens` is lower; see `Reuse`, `PromptCacheStore.read`
 
     def add(self, piece: Piece, *, from_prefill: bool) -> None:
         self.generated_tokens += len(piece.tokens)

@@ -1,4 +1,4 @@
-"""Results that are cached as long as a model or a tokenizer exists."""
+"""Cache a function's result for each model or tokenizer, until that object is deleted."""
 
 import functools
 import weakref
@@ -9,7 +9,10 @@ _Result = TypeVar("_Result")
 
 
 def cached_weakly(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Cache the result of `function` by its first argument, for as long as that exists."""
+    """Call `function` once per first argument, and return that result on later calls.
+
+    Other arguments are only used by the first call. An entry does not keep its object alive.
+    """
     results: dict[int, tuple[weakref.ref[Any], _Result]] = {}  # by id
 
     @functools.wraps(function)

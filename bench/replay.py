@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from akunu_py.bench import command
 from akunu_py.bench.curve import Curve, add_curve_option, parse_curve
-from akunu_py.bench.result import first_problem
 from akunu_py.bench.workloads import Workload, WorkloadTurn, load_workloads
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.text.prompt_rewrites import PromptRewrites
@@ -37,6 +36,7 @@ from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.parser import add_flags, add_format, add_values, number
+from akunu_py.text import first_problem
 from akunu_py.types import DEFAULT_DRAFT_TOKENS, Drafter, GenerateOptions, LoadOptions, Message
 
 if TYPE_CHECKING:

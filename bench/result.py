@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any
 from akunu_py.bench.curve import Curve
 from akunu_py.errors import UsageError
 from akunu_py.files import disk_errors
-from akunu_py.text import on_one_line
+from akunu_py.text import first_problem
 from akunu_py.version import __version__
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
-
     from akunu_py.engine.engine import Engine
 
 
@@ -230,13 +228,6 @@ def _result(path: Path, content: Any) -> Result:
         return TypeAdapter(Result).validate_python(content)
     except ValidationError as error:
         raise UsageError(f"{path} is damaged: {first_problem(error)}") from error
-
-
-def first_problem(error: ValidationError) -> str:
-    """Return the first problem that pydantic found, after its place."""
-    first = error.errors(include_url=False)[0]
-    where = on_one_line(".".join(map(str, first["loc"])))[:100]
-    return f"{where}: {first['msg']}" if where else first["msg"]
 
 
 def merge_results(results: Sequence[Result]) -> list[Result]:

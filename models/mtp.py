@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,20 +48,19 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from akunu_py.errors import UnsupportedModel
-from akunu_py.models.drafters.state_drafter import quantize_packed
-from akunu_py.models.load import safetensors
-from akunu_py.models.load.model_files import (
-    as_error,
-    head_files,
-    read_settings,
-    text_config,
-    weight_files,
+from akunu_py.models.drafters.drafter_config import read_config
+from akunu_py.models.drafters.state_drafter import (
+    StateDrafter,
+    StepDraft,
+    TargetEnds,
+    quantize_packed,
 )
+from akunu_py.models.load import safetensors
+from akunu_py.models.load.model_files import as_error, head_files, text_config, weight_files
 
 HEAD_FILE = "mtp.safetensors"
 _PUBLISHED = re.compile(r"^mtp_layers\.0\.|\.moe\.gate_proj\.")  # names that mlx-lm changes
 _EXPERT = re.compile(r"(.+\.mlp)\.experts\.(\d+)\.(\w+)\.(\w+)")
-_LONGEST = 8  # heads trained for one token are rarely right further on
 
 Weights = dict[str, mx.array]
 Rows = list[mx.array]
@@ -71,24 +70,29 @@ If further heads take the target's states, those come last.
 """
 
 
-def load_head(directory: Path, model: Any, config: dict[str, Any]) -> Head | None:
-    """Return the head of `model` in `directory`, None if there is none. Reads weights on first use.
+def load_heads(directory: Path, model: Any, config: dict[str, Any]) -> HeadChain | None:
+    """Return the heads of `model` in `directory`, None without any. Reads weights on first use.
 
-    directory: the model's, or a repository of the head alone. A head that is not quantized gets the
+    directory: the model's, or a repository of heads alone. A head that is not quantized gets the
     target's quantization. model, config: from `mlx_loader.open_directory` for the model. Raises
     UnsupportedModel or DamagedModel for a head that does not fit the model.
     """
     name = type(model).__module__.rpartition(".")[2]
     family = FAMILIES.get(name)
-    alone = _is_head(directory)
-    if alone:
-        _check_target(directory, config, family)
+    drafter = read_config(directory)
+    if alone := drafter is not None and drafter.kind == "mtp":
+        drafter.check(text_config(config))
+        if family is None:
+            raise UnsupportedModel(
+                "akunu knows no MTP heads for the architecture "
+                f"{config.get('model_type')!r:.40}; use another drafter for this model"
+            )
     if family is None:
         return None
     heads: list[Head] = []
     whose = "this model" if alone else "it"
+    layers = len(model.layers)
     while not heads or "{" in family.prefix:  # with a number, which tells several heads apart
-        layers = len(model.layers)
         weights, raw = _find_weights(directory, family, layers, len(heads), alone=alone)
         if not weights:
             break
@@ -103,51 +107,17 @@ def load_head(directory: Path, model: Any, config: dict[str, Any]) -> Head | Non
             if not is_packed:
                 _quantize(head, config.get("quantization"))
         heads.append(head)
-    if not heads:
-        return None
-    heads[0].following = heads[1:]
-    return heads[0]
+    return HeadChain(heads, layers) if heads else None
 
 
-def write_head(head: Head, path: Path) -> None:
-    """Write a file of the head and those that follow, which `load_head` can read."""
-    following, head.following = head.following, []
+def write_heads(chain: HeadChain, path: Path) -> None:
+    """Write a file of heads, which `load_heads` can read."""
     weights = {
         _own_prefix(number) + name: value
-        for number, each in enumerate([head, *following])
-        for name, value in tree_flatten(each.parameters())
+        for number, head in enumerate(chain.heads)
+        for name, value in tree_flatten(head.parameters())
     }
-    head.following = following
     mx.save_safetensors(str(path), weights, metadata={"format": "mlx"})
-
-
-def _is_head(directory: Path) -> bool:
-    """Return True for a repository of a head: mlx-vlm's, or one of the "speculators" container."""
-    if not (path := directory / "config.json").is_file():
-        return False
-    config = read_settings(path)
-    kinds = config.get("speculators_model_type"), str(config.get("model_type"))
-    return kinds[0] == "mtp" or kinds[1].endswith("_mtp")
-
-
-def _check_target(directory: Path, target: dict[str, Any], family: HeadFamily | None) -> None:
-    """Raise UnsupportedModel with the first difference if a head is for another model."""
-    config = read_settings(directory / "config.json")
-    own, other = text_config(config), text_config(target)
-    own = own.get("transformer_layer_config") or own
-    differences = [
-        f"its {key} is {own[key]!r:.40}, the model's is {other[key]!r:.40}"
-        for key in ("hidden_size", "num_hidden_layers", "vocab_size", "num_experts")
-        if key in own and key in other and own[key] != other[key]
-    ]
-    if differences:
-        raise UnsupportedModel(
-            f"the MTP head in {directory} is for another model: {differences[0]}; use the head of "
-            "this model"
-        )
-    if family is None:
-        kind = str(target.get("model_type"))
-        raise UnsupportedModel(f"akunu knows no MTP heads for the architecture {kind!r:.40}")
 
 
 def _find_weights(
@@ -162,16 +132,14 @@ def _find_weights(
     for files, separate in ((head_files(directory), True), (weight_files(directory), alone)):
         found: Weights = {}
         for path in files:
-            header = safetensors.read_header(path)
+            header, _ = safetensors.read_header(path)
             raw |= any(
                 (name.endswith("conv1d.weight") and entry["shape"][-1] != 1)
                 or _PUBLISHED.search(name)
                 for name, entry in header.items()
             )
             names = {
-                name: family.head_name(name, layers, number, separate=separate)
-                for name in header
-                if name != "__metadata__"
+                name: family.head_name(name, layers, number, separate=separate) for name in header
             }
             if any(names.values()):
                 tensors = mx.load(str(path))
@@ -233,7 +201,7 @@ def _quantize(head: Head, settings: Any) -> None:
     nn.quantize(head, group, int(settings["bits"]), mode=mode, class_predicate=is_quantizable)
 
 
-class Head(nn.Module):
+class Head(StateDrafter):
     """An MTP head. Its layers are those of an mlx-lm model of the family.
 
     That model handles masks and positions. It has no embedding and no lm_head, since the target's
@@ -259,17 +227,10 @@ class Head(nn.Module):
         self.embedding_norm = nn.RMSNorm(width, eps=norm.eps)
         self.hidden_norm = nn.RMSNorm(width, eps=norm.eps)
         self.project = nn.Linear(2 * width, width, bias=False)
-        self._embedding_first = family.embedding_first
-        self.normed = family.normed
-        self.chained = family.chained
-        self.following: list[Head] = []  # further heads; see `HeadChain`
+        self.family = family
         if family.own_lm_head:
             self.output_norm, self.body.model.norm = norm, nn.Identity()
             self.lm_head = nn.Linear(width, int(config["vocab_size"]), bias=False)
-
-    @property
-    def width(self) -> int:
-        return int(self.hidden_norm.weight.shape[0])
 
     def make_cache(self) -> list[Any]:
         """Return an empty cache. It keeps tokens beyond a window, for rollbacks."""
@@ -280,20 +241,17 @@ class Head(nn.Module):
         """Return the hidden states [1, rows, width] for the token after each row.
 
         embeddings: of the tokens, [1, rows, width]. hidden: the state before each, [1, rows,
-        width]. Appends to `cache`, from `make_cache`. `Trunk.logits` turns the result into logits,
-        and the next draft token takes it as `hidden`.
+        width]. Appends to `cache`, from `make_cache`. `logits` turns the result into logits, and
+        the next draft token takes it as `hidden`.
         """
         inputs = [self.embedding_norm(embeddings), self.hidden_norm(hidden)]
-        if not self._embedding_first:
+        if not self.family.embedding_first:
             inputs.reverse()
         return _decoder(self.body)(self.project(mx.concatenate(inputs, -1)), [*cache, None])
 
-    def logits(self, state: mx.array, lm_head: Callable[[mx.array], mx.array]) -> mx.array:
-        """Return the logits of a state [..., width] that the head returned.
-
-        lm_head: the target's, for heads that share it.
-        """
-        return self.lm_head(self.output_norm(state)) if "lm_head" in self else lm_head(state)
+    def logits(self, state: mx.array, target: TargetEnds) -> mx.array:
+        """Return the logits of a state [..., width] that the head returned."""
+        return self.raw_logits(self.output_norm(state) if "output_norm" in self else state, target)
 
 
 class Trunk:
@@ -515,103 +473,61 @@ FAMILIES = {
 }
 
 
-class HeadChain:
-    """The heads of a model, as drafters with a directory of their own behave."""
+class HeadChain(StateDrafter):
+    """The heads of a model, most often one."""
 
     kind = "mtp"
 
-    def __init__(self, head: Head, layers: int) -> None:
+    def __init__(self, heads: list[Head], layers: int) -> None:
         """layers: of the target."""
-        self.heads = [head, *head.following]
-        self.needs_final = head.normed  # the state after the target's final norm, not `taps`
-        self.taps = () if head.normed else (layers - 1,)
-        self.longest = len(self.heads) if head.following else _LONGEST
-        self.overlap = len(self.heads) - 1  # positions that each `extend` repeats
+        super().__init__()
+        self.heads = heads
+        self.family = heads[0].family
+        self.needs_final = self.family.normed  # the state after the target's final norm, not `taps`
+        self.taps = () if self.needs_final else (layers - 1,)
+        if len(heads) > 1:  # one drafts any number, rarely right further on
+            self.longest, self.overlap = len(heads), len(heads) - 1
 
     def make_cache(self) -> list[Any]:
         """Return an empty cache of the committed positions, with one entry for each head."""
         return [entry for head in self.heads for entry in head.make_cache()]
 
-    def states(self, hidden: mx.array) -> mx.array:
-        """Return `hidden`: a head keeps it as it is."""
-        return hidden
-
     def extend(self, states: mx.array, embeddings: mx.array, cache: list[Any]) -> Rows:
         """Append positions to `cache`, and return what `start` needs.
 
         states: of the positions, [1, rows, width]. embeddings: of the token after each. All calls
-        but the first begin with the last `overlap` positions again, behind `keep`.
+        but the first begin with the last `overlap` positions again, which the cache must lack.
         """
         rows = [self.heads[0](embeddings, states, cache[:1])]
         for number, head in enumerate(self.heads[1:], 1):
             known = max(0, states.shape[1] - number)  # rows whose tokens are known
-            made = (rows[-1] if head.chained else states)[:, :known]
+            made = (rows[-1] if self.family.chained else states)[:, :known]
             if known:
                 made = head(embeddings[:, number:], made, cache[number : number + 1])
             rows.append(made)
-        return rows if self.heads[-1].chained else [*rows, states]
+        return rows if self.family.chained else [*rows, states]
 
-    def keep(self, cache: Sequence[Any], positions: int) -> None:
-        """Remove all but the first `positions` from `cache`."""
-        for entry in cache:
-            length = entry[0].offset if hasattr(entry, "caches") else entry.offset
-            entry.trim(max(0, length - positions))
-
-    def start(
-        self,
-        embed: Callable[[mx.array], mx.array],
-        lm_head: Callable[[mx.array], mx.array],
-        rows: Rows,
-        cache: list[Any],
-    ) -> HeadDraft:
-        """Begin a draft. embed, lm_head: of the target. rows: from the last `extend`."""
-        return HeadDraft(self, embed, lm_head, rows, cache)
+    def start(self, target: TargetEnds, rows: Rows, cache: list[Any]) -> StepDraft:
+        """Begin a draft. rows: from the last `extend`."""
+        if len(self.heads) == 1:
+            return StepDraft(self.heads[0], target, [rows[0][:, -1:]], cache)
+        return ChainDraft(self.heads, target, rows, cache)
 
 
-class HeadDraft:
-    """One draft. `end` removes it from the cache."""
+class ChainDraft(StepDraft):
+    """A draft of several heads, one token each."""
 
-    def __init__(
-        self,
-        chain: HeadChain,
-        embed: Callable[[mx.array], mx.array],
-        lm_head: Callable[[mx.array], mx.array],
-        rows: Rows,
-        cache: list[Any],
-    ) -> None:
-        """See `HeadChain.start`."""
-        self.appended = [0] * len(chain.heads)  # rows of each entry of the cache
-        self._heads, self._embed, self._lm_head, self._cache = chain.heads, embed, lm_head, cache
-        self._rows = list(rows)
+    def __init__(self, heads: list[Head], target: TargetEnds, rows: Rows, cache: list[Any]) -> None:
+        super().__init__(heads[0], target, rows[:1], cache)
+        self._heads, self._rows = heads, rows
         self._embeddings: Rows = []  # of the draft, [1, 1, width] each
-        self._last = [rows[0][:, -1:]]  # states by depth
 
-    def logits(self, depth: int, previous: int | mx.array) -> mx.array:
-        """Return the logits [1, vocabulary] of draft token `depth`.
-
-        previous: the preceding draft token; without effect at depth 0.
-        """
-        heads = len(self._heads)
-        if depth == len(self._last) and (heads == 1 or depth < heads):
-            self._embeddings.append(self._embed(mx.array(previous).reshape(1, 1)))
-            self._last.append(self._run(depth))
-        last = self._last[min(depth, len(self._last) - 1)]  # chains repeat their last token
-        return self._heads[min(depth, heads - 1)].logits(last[:, -1], self._lm_head)
-
-    def _run(self, depth: int) -> mx.array:
-        """Run the head of draft token `depth`. Returns its last state, [1, 1, width]."""
-        if len(self._heads) == 1:
-            self.appended[0] += 1
-            return self._heads[0](self._embeddings[-1], self._last[-1], self._cache)
-        head, entry = self._heads[depth], self._cache[depth : depth + 1]
-        before = self._rows[depth - 1 if head.chained else -1][:, -depth:]
-        rows = before.shape[1]
-        made = head(mx.concatenate(self._embeddings[-rows:], axis=1), before, entry)
-        self.appended[depth] = rows
-        self._rows[depth] = mx.concatenate([self._rows[depth], made], axis=1)
-        return made[:, -1:]
-
-    def end(self) -> None:
-        """Remove the draft from the cache."""
-        for entry, count in zip(self._cache, self.appended, strict=True):
-            entry.trim(count)
+    def _run(self, embedding: mx.array) -> mx.array:
+        """Run the next head on the last rows, whose tokens are known now."""
+        self._embeddings.append(embedding)
+        depth = len(self._embeddings)
+        head = self._drafter = self._heads[depth]
+        before = (self._states[-1] if head.family.chained else self._rows[-1])[:, -depth:]
+        after = mx.concatenate(self._embeddings[-before.shape[1] :], axis=1)
+        made = head(after, before, self._cache[depth : depth + 1])
+        return mx.concatenate([self._rows[depth], made], axis=1)

@@ -135,11 +135,9 @@ class AnswerCache:
         if len(view) < start:
             raise ValueError(f"expected an answer cache, found only {len(view)} bytes")
         magic, version, bits, total = _HEADER.unpack_from(view)
-        if magic != MAGIC:
-            raise ValueError("expected an answer cache, found something else")
-        if version != VERSION:
-            raise ValueError(f"expected an answer cache of version {VERSION}, found {version}")
         body = view[start:]
+        if (magic, version) != (MAGIC, VERSION):
+            raise ValueError(f"expected an answer cache of version {VERSION}")
         if not 4 <= bits <= 24 or len(body) != len(_ARRAYS) * 4 << bits or total >= SEPARATOR:
             raise ValueError("the answer cache is truncated or altered")
         (checksum,) = _CHECKSUM.unpack_from(view, _HEADER.size)

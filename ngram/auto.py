@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -33,7 +32,7 @@ from akunu_py.ngram.prediction import (
     TokenPrediction,
     TokenPredictor,
 )
-from akunu_py.ngram.token_tree import Branch, best_tree, grow, likeliest
+from akunu_py.ngram.token_tree import Branch, best_tree, grow, likeliest, split
 from akunu_py.types import DraftGuide, NeuralDrafter, PassCosts
 
 MAX_DRAFT = 32
@@ -192,54 +191,45 @@ class AutoDrafter:
         longest = max(0, min(limit, MAX_DRAFT))
         chances = [each.probability for each in self._proposal.predictions if each.token >= 0]
         neural = self._offer_neural(limit, known) if known and self.neural_drafters else None
-        if neural is not None:
-            return self._likeliest_first(neural)
-        chances = chances[:longest]
-        if costs is not None:
-            self._proposal.end, values = best_draft(chances, costs.costs, costs.rate, longest)
-            chain = Branch(0, (), chances, values[1:])
-            self._add_branches(self._proposal, chain, costs.costs, costs.rate, longest)
-        return self._likeliest_first(chances)
-
-    def _likeliest_first(self, chances: list[float]) -> list[float]:
-        """Return the chances of the tokens to offer. chances: of the chain."""
-        proposal = self._proposal
+        proposal, chances = self._proposal, chances[:longest] if neural is None else neural
+        if neural is None and costs is not None:
+            proposal.end, values = best_draft(chances, costs.costs, costs.rate, longest)
+            self._add_branches(proposal, Branch(0, (), chances, values[1:]), costs, longest)
         if not proposal.branches:
             return chances
-        chain = Branch(0, (), chances, [0.0] * len(chances))
-        nodes = [node for node in likeliest(chain, proposal.branches) if node[0] > 0.0]
+        nodes = likeliest(Branch(0, (), chances), proposal.branches)
+        nodes = [node for node in nodes if node[0] > 0.0]
         proposal.order = [branch for _, _, branch in nodes]
         reached = [chance for chance, _, _ in nodes]
         return list(map(truediv, reached, [1.0, *reached]))
 
     def plan_neural(self, limit: int, known: PassCosts) -> DraftPlan | None:
         """Return the best neural draft after the last `offer`, None for none; do not draft."""
-        choice, _ = self._choose_neural(limit, known)
+        choice, _ = self._choose_neural(self._proposal.predictions, limit, known)
         return None if choice is None else choice[0]
 
     def _offer_neural(self, limit: int, known: PassCosts) -> list[float] | None:
         """Draft with a neural drafter if that beats the predictions; return the new chances."""
-        choice, limits = self._choose_neural(limit, known)
+        proposal = self._proposal
+        choice, limits = self._choose_neural(proposal.predictions, limit, known)
         if choice is None:
             return None
-        proposal = self._proposal
-        self._add_neural_tokens(proposal, *choice, limits)
-        self._add_alternatives(proposal, *choice, limits, min(limit, MAX_DRAFT))
+        self._add_neural_tokens(proposal, *choice, limits, limits)
         leading, trailing = proposal.predictions[: proposal.end], proposal.trailing
         chances = [each.probability for each in leading], [each.probability for each in trailing]
         return [*chances[0], *choice[1].chances, *chances[1]]
 
     def _choose_neural(
-        self, limit: int, known: PassCosts
-    ) -> tuple[tuple[DraftPlan, PlannedDrafter] | None, PlanningLimits]:
-        """Return the best neural draft after the last `offer`, and the limits of its plan."""
-        predictions = [each for each in self._proposal.predictions if each.token >= 0]
+        self, predictions: Sequence[TokenPrediction], limit: int, known: PassCosts,
+        *, ongoing: bool = False,
+    ) -> tuple[tuple[DraftPlan, PlannedDrafter] | None, PlanningLimits]:  # fmt: skip
+        """Return the best neural draft instead of the predictions, and the limits of its plan."""
+        predictions = [each for each in predictions if each.token >= 0]
         longest = min(limit, MAX_DRAFT, len(known.costs) - 1)
         context = self._context
-        plain, timed = self.curve.table(context)[0], self.curve.timed
         limits = PlanningLimits(
-            known.costs, known.rate, plain, timed, context, limit, False, self.rerun_on_reject,
-            branches=self._can_branch is not None,
+            known.costs, known.rate, self.curve.table(context)[0], self.curve.timed, context, limit,
+            ongoing, self.rerun_on_reject, branches=self._can_branch is not None,
         )  # fmt: skip
         stops = bool(predictions) and predictions[-1].token in self.stop_tokens
         chances = [each.probability for each in predictions]
@@ -255,10 +245,7 @@ class AutoDrafter:
     def take(self, count: int) -> list[int]:
         proposal, length = self._proposal, count
         if proposal.order:
-            counts = Counter(proposal.order[:count])
-            length = counts[-1]
-            taken = [each.first(counts[index]) for index, each in enumerate(proposal.branches)]
-            proposal.branches = [each for each in taken if each.tokens]
+            length, proposal.branches = split(proposal.order[:count], proposal.branches)
         if proposal.neural_drafter is None:
             proposal.end = length
         else:
@@ -296,45 +283,34 @@ class AutoDrafter:
             chances, costs, rate, longest, ongoing=ongoing, rerun_on_reject=self.rerun_on_reject
         )
         choice = None
-        if self.neural_drafters and longest and not (ahead and length):
-            plain, timed = self.curve.table(context)[0], self.curve.timed
-            limits = PlanningLimits(
-                costs, rate, plain, timed, context, limit, ongoing, self.rerun_on_reject,
-                branches=self._can_branch is not None,
-            )  # fmt: skip
-            stops = bool(upcoming) and predictions[found - 1].token in self.stop_tokens
-            choice = self._chooser.choose(upcoming, limits, longest, stops=stops)
+        if self.neural_drafters and not (ahead and length):
+            known = PassCosts(costs, rate)
+            choice, limits = self._choose_neural(predictions[ahead:], limit, known, ongoing=ongoing)
         probe = 0 if length or choice else self._probe(predictions[ahead:found], longest)
         end = ahead + (length or probe)
         proposal = Proposal(predictions, int(ahead), end, is_probe=bool(probe))
         if choice is not None:
             self.pipelines = False
             if not ahead:  # else the neural drafter waits for the running step
-                self._add_neural_tokens(proposal, *choice, limits)
                 tried = replace(limits, costs=self.curve.optimistic(costs))
-                self._add_alternatives(proposal, *choice, tried, longest)
+                self._add_neural_tokens(proposal, *choice, limits, tried)
         elif not (ahead or probe):
             chain = Branch(0, (), chances[:longest], values[1:])
-            self._add_branches(proposal, chain, costs[: MAX_DRAFT + 1], rate, longest)
+            self._add_branches(proposal, chain, PassCosts(costs[: MAX_DRAFT + 1], rate), longest)
         return proposal
 
     def _add_branches(
-        self,
-        proposal: Proposal,
-        chain: Branch,
-        costs: Sequence[float],
-        rate: float,
-        longest: int,
+        self, proposal: Proposal, chain: Branch, known: PassCosts, longest: int
     ) -> None:
         """Add alternatives to the draft while they pay for their rows. chain: the predictions."""
         branches, reached, end = list[Branch](), 1.0, proposal.end
+        costs, rate = known.costs, known.rate
         least = rate * _least_step(costs, end)
         for at, prediction in enumerate(proposal.predictions[:longest]):
             for token, chance in prediction.others:
                 if reached * chance > least:
                     tokens, after = self._follow(proposal.predictions, at, token, longest)
-                    _, values = best_draft(after, costs, rate, longest)
-                    values = values if after else [0.0]
+                    _, values = best_draft(after, costs, rate, longest) if after else (0, [])
                     branches.append(Branch(at, tokens, [chance, *after], values))
             reached *= prediction.probability
         if branches:
@@ -372,8 +348,12 @@ class AutoDrafter:
         plan: DraftPlan,
         neural_drafter: PlannedDrafter,
         limits: PlanningLimits,
+        for_tree: PlanningLimits,
     ) -> None:
-        """Draft predictions, then tokens of the neural drafter, then predictions again."""
+        """Draft predictions, then tokens of the neural drafter, then predictions again.
+
+        Then add alternatives to the neural tokens while they pay for their rows, by `for_tree`.
+        """
         predictions = proposal.predictions
         prefix = [prediction.token for prediction in predictions[: plan.predictions]]
         start, end = self.draft_only_tokens, self.index.size
@@ -387,17 +367,8 @@ class AutoDrafter:
         proposal.end = plan.predictions
         proposal.neural_drafter, proposal.neural_tokens = neural_drafter, list(tokens)
         proposal.trailing = after.predictions[: neural_drafter.trailing]
-
-    def _add_alternatives(
-        self,
-        proposal: Proposal,
-        plan: DraftPlan,
-        neural_drafter: PlannedDrafter,
-        limits: PlanningLimits,
-        longest: int,
-    ) -> None:
-        """Add alternatives to the neural tokens while they pay for their rows."""
-        tokens, branches = neural_drafter.alternatives(plan.reached, longest, limits)
+        most = min(limits.tokens_left, MAX_DRAFT)
+        tokens, branches = neural_drafter.alternatives(plan.reached, most, for_tree)
         if branches and self._can_branch is not None and self._can_branch():
             proposal.neural_tokens, proposal.branches = tokens, branches
 

@@ -287,12 +287,13 @@ class PlannedDrafter:
         if self.trailing or not any(each.others for each in drafted):
             return [], []
         chances = [*[reached, *[1.0] * before][:before], *[each.chance for each in drafted]]
-        chain, costs = Branch(0, (), chances, [0.0] * len(chances)), limits.costs[: longest + 1]
-        branches = [
-            Branch(before + depth, [token], [chance], [0.0])
-            for depth, each in enumerate(drafted)
-            for token, chance in self._likely_others(each)
-        ]
+        chain, costs = Branch(0, (), chances), limits.costs[: longest + 1]
+        branches, ratios = list[Branch](), list(map(truediv, self._right, self._shares))
+        for depth, each in enumerate(drafted):
+            rest = 1.0 - each.chance
+            for (token, share), ratio in zip(each.others, ratios, strict=False):
+                chance = min(rest, rest * share * ratio)
+                branches.append(Branch(before + depth, [token], [chance]))
         cumulative = list(accumulate(chances, mul))[before:]
         _, least = best_count(cumulative, costs[before + 1 :], limits.rate, costs[before])
         end, chosen, gain = best_tree(chain, branches, before, costs, limits.rate, least)
@@ -301,15 +302,6 @@ class PlannedDrafter:
         if chosen:
             self.verified = end - before
         return [each.token for each in drafted[: end - before]], chosen
-
-    def _likely_others(self, drafted: _NeuralToken) -> list[tuple[int, float]]:
-        """Return the alternatives to a token, with their chances."""
-        ratios = map(truediv, self._right, self._shares)
-        rest = 1.0 - drafted.chance
-        return [
-            (token, min(rest, rest * share * ratio))
-            for (token, share), ratio in zip(drafted.others, ratios, strict=False)
-        ]
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Learn from the actual `tokens`, also about draft tokens that were not verified."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
-from akunu_py.ngram.planner import best_count
+from akunu_py.ngram.planner import best_count, value_at
 
 LEAST_GAIN = 0.25  # expected tokens of a tree: the highest of many estimates tends to be too high
 
@@ -47,6 +47,14 @@ class TokenTree(list[int]):
             node = self.parents[node]
         return found[::-1]
 
+    def continuations(self, node: int) -> list[list[int]]:
+        """Return the tokens of each branch after `node` (-1: after the history), in draft order."""
+        return [
+            [self[child], *next(iter(self.continuations(child)), [])]
+            for child, parent in enumerate(self.parents)
+            if parent == node
+        ]
+
     def accepted(self, sampled: Sequence[int]) -> list[int]:
         """Return the indexes of the accepted tokens.
 
@@ -67,7 +75,8 @@ class Branch:
     at: int
     tokens: Sequence[int]
     chances: Sequence[float]  # of each token, given the ones before it
-    values: Sequence[float]  # from `best_draft`, if 1, 2, ... of the tokens are right
+    # From `best_draft`, if 1, 2, ... of the tokens are right; 0 for those that are missing.
+    values: Sequence[float] = ()
 
     def first(self, count: int) -> Branch:
         return Branch(self.at, self.tokens[:count], self.chances[:count], self.values[:count])
@@ -79,9 +88,9 @@ class Branch:
         first one, and the next pass drafts the others. reached: the chance of the chain before it.
         """
         chances = list(accumulate(self.chances, mul, initial=reached))[1:]
-        lost = [*map(mul, chances, self.values), 0.0]
+        lost = list(map(mul, chances, self.values))
         for place, chance in enumerate(chances):
-            yield chance, lost[place + 1] - lost[place]
+            yield chance, value_at(lost, place + 1) - value_at(lost, place)
 
 
 def likeliest(
@@ -118,9 +127,16 @@ def best_tree(
     chances, later = ([node[part] for node in found[: len(rows)]] for part in (0, 1))
     values = list(accumulate(later, initial=0.0))
     count, gain = best_count(chances, rows, rate, costs[drafted], values=values)
-    counts = Counter(index for _, _, index in found[:count] if gain >= least_gain)
-    chosen = [each.first(counts[index]) for index, each in enumerate(branches) if counts[index]]
-    return drafted + counts[-1] if chosen else drafted, chosen, gain
+    order = [index for _, _, index in found[:count] if gain >= least_gain]
+    more, chosen = split(order, branches)
+    return drafted + more if chosen else drafted, chosen, gain
+
+
+def split(order: Sequence[int], branches: Sequence[Branch]) -> tuple[int, list[Branch]]:
+    """Return the number of tokens of the chain, and the branches. order: from `likeliest`."""
+    counts = Counter(order)
+    taken = [each.first(counts[index]) for index, each in enumerate(branches) if counts[index]]
+    return counts[-1], taken
 
 
 def grow(chain: Sequence[int], branches: Sequence[Branch]) -> list[int]:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from textual import on
+from textual import on, work
 from textual.app import ComposeResult, SuspendNotSupported
 from textual.binding import Binding, BindingType
 from textual.events import Resize
@@ -24,13 +24,14 @@ from akunu_py.chats.options import ChatOptions
 from akunu_py.errors import AkunuError
 from akunu_py.files import read_bounded, write_atomically
 from akunu_py.settings import Settings
+from akunu_py.text import collapse
 from akunu_py.tui import themes
 from akunu_py.tui.controllers.answering import AnswerController
 from akunu_py.tui.controllers.library import LibraryController, Resume
 from akunu_py.tui.controllers.side_requests import CompactionController, TitleController
 from akunu_py.tui.controllers.tool_consent import ToolController
 from akunu_py.tui.controllers.turns import FindController, TurnController
-from akunu_py.tui.open_conversation import ChatTurn, Conversation
+from akunu_py.tui.open_conversation import Conversation
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.slash_commands import parse as parse_command
 from akunu_py.tui.screens.consent import ConsentPanel
@@ -42,7 +43,15 @@ from akunu_py.tui.screens.conversation_list import (
 )
 from akunu_py.tui.screens.help import HelpScreen, help_sections
 from akunu_py.tui.screens.lists import HistoryScreen, ThemesScreen, ToolsScreen
-from akunu_py.tui.screens.main import ChatState, ChatView, describe_privacy
+from akunu_py.tui.screens.main import (
+    BUSY_HINTS,
+    CHOOSING_HINTS,
+    EDITING_HINTS,
+    IDLE_HINTS,
+    ChatView,
+    Welcome,
+    describe_privacy,
+)
 from akunu_py.tui.screens.model_picker import ModelsScreen
 from akunu_py.tui.screens.settings_form import SettingsController, SettingsScreen
 from akunu_py.tui.status import MessageLine, report_errors
@@ -50,7 +59,7 @@ from akunu_py.tui.terminal import ChatDriver, clipboard_command, copy_with, edit
 from akunu_py.tui.themes import Background
 from akunu_py.tui.transcript.code import CodeBlock
 from akunu_py.tui.transcript.find import HitMarks
-from akunu_py.tui.transcript.turn import AnswerView
+from akunu_py.tui.transcript.markdown import AnswerText
 from akunu_py.tui.workers.chat_client import AnswerFinished, AnswerMessage, ChatClient, TitleWritten
 from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
 from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
@@ -113,7 +122,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop the answer; cancel editing"),
         Binding("f1", "help", "Keys and commands; also ? in an empty box"),
-        Binding("f2", "show_drafting", "Show or hide drafting"),
+        Binding("f2", "show_drafting", "Show or hide drafts and branches"),
         Binding("f3", "toggle_thinking", "Show or hide thinking"),
         Binding("f4", "models", "Models"),
         Binding("f5", "regenerate", "Regenerate the answer on a new branch"),
@@ -133,17 +142,11 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         super().__init__(driver_class=ChatDriver)
         session, store, directory = config.session, config.store, config.directory
         self._config = config
-        self._store = store
         self._last_ctrl_c = -_QUIT_WINDOW_S  # time of the last Ctrl+C that had nothing to stop
         self._downloads = Downloads(self.post_from_thread)
         self.conversation = Conversation(store=store)
         self.view = ChatView(
-            self.notify,
-            self._state,
-            self.conversation,
-            config.model,
-            directory,
-            privacy=describe_privacy(config.server, config.tools.names if config.tools else ()),
+            self.notify, self._show_state, self._make_welcome, self.conversation, directory
         )
         self.tools = ToolController(
             config.tools, self.view, self.conversation, config.state.get("failed", {})
@@ -172,7 +175,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.view.prompt.count_tokens = session.count_tokens
         self.compaction = CompactionController(self.conversation, self.answering, self.view)
         self.titles = TitleController(self.answering, self.view, self.settings, session, store)
-        self.answering.on_end = self._on_answer_end
+        self.answering.on_end = (self.titles.on_end, self.compaction.on_end)
 
         self.find = FindController(self.conversation, self.view, HitMarks())
 
@@ -241,11 +244,12 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.show_theme(self.settings.current.theme)
         themes.set_motion(self, reduced=self.settings.current.reduced_motion)
         self.view.prompt.focus()
+        await self.view.show_welcome()
         self.view.show_state()
         self.answering.start(self.post_from_thread)
         self.tools.start(self.post_from_thread)
-        if self._store is not None:
-            self._store.start(self.post_from_thread)
+        if self._config.store is not None:
+            self._config.store.start(self.post_from_thread)
             self.run_worker(self._open_initial_chat())
         self.view.prompt.write(self.view.prompt.prompt_of(self._config.state.get("unsent", "")))
         if self._config.problems:
@@ -290,21 +294,35 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         if not await asyncio.to_thread(copy_with, command, text):
             super().copy_to_clipboard(text)
 
-    def _state(self) -> ChatState:
-        settings = self.settings.current
+    def _make_welcome(self) -> Welcome:
+        tools = self._config.tools.names if self._config.tools else ()
+        welcome = Welcome(self.answering.model, describe_privacy(self._config.server, tools))
+        if self.answering.needs_download:
+            welcome.offer_download()
+        return welcome
+
+    def _show_state(self) -> None:
+        """Show the available keys, the model and the title."""
+        view, tree, settings = self.view, self.conversation.tree, self.settings.current
+        is_private, is_editing = self.conversation.is_private, self.turns.edited is not None
+        if view.is_choosing:
+            view.prompt.hints = CHOOSING_HINTS
+        elif is_editing:
+            view.prompt.hints = EDITING_HINTS
+        else:
+            view.prompt.hints = BUSY_HINTS if self.answering.is_busy else IDLE_HINTS
         labels = (
-            "private" if self.conversation.is_private else "",
+            "" if view.title_row.display else self.answering.model,  # The title row shows it.
+            "private" if is_private else "",
             settings.persona or ("system prompt" if settings.system_prompt else ""),
-            "options" if self.conversation.tree.options != ChatOptions() else "",
+            "options" if tree.options != ChatOptions() else "",
         )
-        return ChatState(
-            self.answering.model,
-            " · ".join(filter(None, labels)),
-            self.answering.is_busy,
-            self.turns.is_editing,
-            self.answering.has_queued_prompt,
-            self.answering.needs_download,
-        )
+        heading = " · ".join(filter(None, labels))
+        view.prompt.heading = "editing an earlier prompt" if is_editing else heading
+        view.prompt.has_queued_prompt = self.answering.has_queued_prompt
+        title = "private chat" if is_private else collapse(tree.title)
+        self.title = title or self.TITLE
+        view.title_row.title, view.title_row.model = title, self.answering.model
 
     # Prompts and turns
 
@@ -316,16 +334,15 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             if call is None:
                 await self.turns.send(event.text, event.pastes)
                 return
-            arguments = (call.argument,) if call.command.argument else ()
-            await self.run_action(("app", call.command.action, arguments))
-        if self.view.error_count > errors_before and (call is None or call.argument):
+            command, argument = call
+            arguments = (argument,) if command.argument else ()
+            await self.run_action(("app", command.action, arguments))
+        if self.view.error_count > errors_before and (call is None or argument):
             self.view.prompt.put_back(event.text)
 
-    def action_edit_prompt(self) -> None:
-        self.run_worker(self._edit_prompt(), group="editor")  # Answers continue meanwhile.
-
-    async def _edit_prompt(self) -> None:
-        """Edit the prompt in the user's editor, while the chat is suspended."""
+    @work(group="editor")
+    async def action_edit_prompt(self) -> None:
+        """Edit the prompt in the user's editor, while the chat is suspended; answers continue."""
         prompt, loop = self.view.prompt, asyncio.get_running_loop()
         before = text = prompt.full_text
         problem = ""
@@ -356,7 +373,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     async def action_accept_offer(self) -> None:
         """Handle Enter in an empty box: do what the start page offers, if anything."""
         welcome = self.view.welcome
-        if welcome and welcome.offers_download:
+        if welcome and self.answering.needs_download:
             self.answering.download_missing()
         elif welcome and welcome.offers_last_chat:
             await self.library.continue_last()
@@ -372,9 +389,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.view.show_error("There are no earlier prompts yet.")
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        marks = self.find.marks if len(self.screen_stack) == 1 else None
+        is_marking = self.find.is_active and len(self.screen_stack) == 1
         # Before Textual's filters: they convert the color by which the current hit is recognized.
-        return [*([marks] if marks and marks.find else []), *super().get_line_filters()]
+        return [*([self.find.marks] if is_marking else []), *super().get_line_filters()]
 
     def action_find(self, words: str = "", message: str = "") -> None:
         """Find text in the open chat, or start typing it; see `FindController.find`."""
@@ -388,7 +405,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.run_worker(self.find.step(direction), group="find", exclusive=True)
 
     async def action_stop(self) -> None:
-        """End the search in the chat, else stop what runs."""
         self.workers.cancel_group(self, "find")
         ends_search = self.find.is_active and self.view.is_choosing
         self.find.end()
@@ -405,7 +421,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     def on_code_block_copy_requested(self, event: CodeBlock.CopyRequested) -> None:
         self.turns.copy_block(f"{event.block.code}\n", event.block.lexer)
 
-    def on_answer_view_markdown_failed(self, event: AnswerView.MarkdownFailed) -> None:
+    def on_answer_text_drawing_failed(self, event: AnswerText.DrawingFailed) -> None:
         file = crashes.save_report(event.error)
         where = f"; the details are in {file}" if file else ""
         error = type(event.error).__name__
@@ -424,10 +440,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         await self.answering.receive(message)
         if isinstance(message, AnswerFinished):
             self._focus_question()
-
-    def _on_answer_end(self, conversation: Conversation, turn: ChatTurn) -> None:
-        self.titles.on_end(conversation, turn)
-        self.compaction.on_end(conversation, turn)
 
     # Tools
 
@@ -461,24 +473,18 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             super().action_focus_next()
 
     def action_tools(self) -> None:
-        def warn() -> None:
-            if notice := self.tools.offered.explain_room(self.tools.context_length):
-                self.notify(notice, markup=False)
-
-        self.push_screen(ToolsScreen(self.tools.offered, warn))
+        self.push_screen(ToolsScreen(self.tools.offered, self.tools.context_length))
 
     # Conversations
 
     def action_conversations(self, words: str = "") -> None:
-        if self._store is None:
+        store, current = self._config.store, self.conversation.tree.conversation
+        if store is None:
             self.view.show_error("Conversations are not saved in this chat.")
             return
-        current = self.conversation.tree.conversation
-        answering = self.answering
-        self.push_screen(
-            ConversationsScreen(self._store, current, answering.progress, answering.unread, words),
-            self._open_chosen,
-        )
+        progress, unread = self.answering.progress, self.answering.unread
+        chats = ConversationsScreen(store, current, progress, unread, words)
+        self.push_screen(chats, self._open_chosen)
 
     async def _open_chosen(self, chosen: ChosenConversation | None) -> None:
         """Open a conversation of the list; the words of the search stay marked."""

@@ -25,7 +25,7 @@ from akunu_py.chats.tree import (
     stopped,
     title_of,
 )
-from akunu_py.engine.events import Rejected, Span, TextDelta, add_spans
+from akunu_py.engine.events import Rejected, Span, TextDelta, add_spans, shifted
 from akunu_py.tui.prompt.attachments import title_text
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import Constraint, FinishReason, Message, Stats, ToolCall
@@ -49,6 +49,7 @@ class ChatTurn:
     thinking: str = ""
     spans: list[Span] = field(default_factory=list)  # accepted draft tokens in `answer`, in order
     rejected: list[Rejected] = field(default_factory=list)  # rejected drafts, by place in `answer`
+    branches: list[Rejected] = field(default_factory=list)  # the same of token trees' alternatives
     passes: list[int] = field(default_factory=list)  # tokens per decode step
     speedup: float | None = None  # estimate versus plain decoding; None if unknown
     state: TurnState = "queued"
@@ -99,7 +100,8 @@ class ChatTurn:
         offset = len(self.answer)
         self.answer += delta.text
         add_spans(self.spans, delta.drafted, offset)
-        self.rejected += [(offset + place, draft) for place, draft in delta.rejected]
+        self.rejected += shifted(delta.rejected, offset)
+        self.branches += shifted(delta.branches, offset)
         self.passes += delta.passes
         self.stats = delta.stats or self.stats
         self.speedup = delta.speedup or self.speedup
@@ -108,7 +110,7 @@ class ChatTurn:
         """Move the text so far into a round of tool calls."""
         self.rounds.append(ToolRound(self.answer, tuple(uses), self.thinking))
         self.answer, self.thinking, self.calling = "", "", None
-        self.spans, self.rejected = [], []
+        self.spans, self.rejected, self.branches = [], [], []
 
     @property
     def has_output(self) -> bool:
@@ -150,13 +152,10 @@ class Conversation:
     def open(self, tree: ConversationTree, *, private: bool = False) -> None:
         """Switch to the conversation `tree`; nothing of a private one is saved."""
         self.tree, self.is_private = tree, private
+        self._store = None if private else self._any_store
         self._turns: dict[str, ChatTurn] = {}  # by reply id; keeps drafting details per branch
         self.turns: list[ChatTurn] = []
         self._load_branch()
-
-    @property
-    def _store(self) -> StoreThread | None:
-        return None if self.is_private else self._any_store
 
     def __contains__(self, turn: ChatTurn) -> bool:
         return self._turns.get(turn.reply_id) is turn
@@ -167,8 +166,7 @@ class Conversation:
 
     def restore(self, other: Conversation) -> None:
         """Switch to a conversation returned by `detach`."""
-        self.tree, self.turns, self._turns = other.tree, other.turns, other._turns
-        self.is_private = False  # No private one is in the background.
+        vars(self).update(vars(other))
 
     def show(self, message: str) -> None:
         """Activate the branch with `message` until the conversation is closed."""

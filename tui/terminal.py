@@ -12,8 +12,9 @@ import tempfile
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from rich.cells import cell_len, split_graphemes
@@ -164,17 +165,12 @@ def _clusters(text: str) -> list[tuple[str, int]]:
 # Only the attributes that change between two pieces of text. Rich resets all attributes behind each
 # piece and sets them all again: 40 bytes for one green word.
 _SEQUENCE = re.compile(r"(\x1b\[[\d;]*[mH])")  # a style (SGR), or a move of the cursor
-_SWITCHES = {  # attribute: codes that set it, and the code that resets it
-    "weight": (("1", "2"), "22"),
-    "italic": (("3",), "23"),
-    "underline": (("4", "21"), "24"),
-    "blink": (("5", "6"), "25"),
-    "reverse": (("7",), "27"),
-    "conceal": (("8",), "28"),
-    "strike": (("9",), "29"),
+_RESETS = {  # code of an attribute or a color: the code that resets it
+    **{"1": "22", "2": "22", "3": "23", "4": "24", "21": "24", "5": "25", "6": "25", "7": "27"},
+    **{"8": "28", "9": "29"},
+    **{str(code): "39" for code in (*range(30, 40), *range(90, 98))},
+    **{str(code): "49" for code in (*range(40, 50), *range(100, 108))},
 }
-_STYLE_CODES = {code: name for name, (codes, _) in _SWITCHES.items() for code in codes}
-_RESETS = {name: reset for name, (_, reset) in _SWITCHES.items()} | {"ink": "39", "paper": "49"}
 
 
 def shorten_styles(data: str) -> str:
@@ -206,38 +202,29 @@ def transition(before: str, after: str) -> str:
     old, new = _parse_style(before), _parse_style(after)
     if not after or old is None or new is None:
         return whole
-    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    if "weight" in changed and "weight" in old and "weight" in new:
+    changed = [reset for reset in {**old, **new} if old.get(reset) != new.get(reset)]
+    if "22" in changed and "22" in old and "22" in new:
         return whole  # bold and dim have the same reset
-    changes = [new.get(name, _RESETS[name]) for name in changed]
+    changes = [new.get(reset, reset) for reset in changed]
     short = f"\x1b[{';'.join(changes)}m" if changes else ""
     return min(short, whole, key=len)
 
 
 def _parse_style(style: str) -> dict[str, str] | None:
-    """Return the codes of a style by attribute, None if one is unknown."""
+    """Return the codes of a style by the codes that reset them, None if one is unknown."""
     found: dict[str, str] = {}
     codes = iter(style.split(";") if style else ())
     for code in codes:
-        if code in ("38", "48"):
-            found["ink" if code == "38" else "paper"] = ";".join((code, *_color(codes)))
-        elif code in _STYLE_CODES:
-            if found.get(_STYLE_CODES[code], code) != code:
-                return None  # bold and dim at once
-            found[_STYLE_CODES[code]] = code
-        elif code.isdecimal() and (30 <= int(code) <= 39 or 90 <= int(code) <= 97):
-            found["ink"] = code
-        elif code.isdecimal() and (40 <= int(code) <= 49 or 100 <= int(code) <= 107):
-            found["paper"] = code
-        else:
+        if code not in _RESETS:
             return None
+        reset = _RESETS[code]
+        if code in ("38", "48"):  # a color of several codes
+            kind = next(codes, "")
+            code = ";".join((code, kind, *islice(codes, 3 if kind == "2" else 1)))
+        elif reset not in ("39", "49") and found.get(reset, code) != code:
+            return None  # bold and dim at once
+        found[reset] = code
     return found
-
-
-def _color(codes: Iterator[str]) -> list[str]:
-    """Consume the codes of a color behind 38 or 48."""
-    kind = next(codes, "")
-    return [kind, *(next(codes, "0") for _ in range(3 if kind == "2" else 1))]
 
 
 _CLIPBOARD_TIMEOUT_S = 2.0

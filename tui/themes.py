@@ -157,7 +157,6 @@ def theme_name(setting: str, background: Background | None, colors: str | None) 
 
 
 def set_motion(app: App[Any], *, reduced: bool) -> None:
-    """Turn animations and blinking cursors on or off."""
     app.animation_level = "none" if reduced else "full"
     for widget in app.screen.query("Input, TextArea").results():
         widget.cursor_blink = not reduced  # type: ignore[attr-defined]

@@ -72,7 +72,7 @@ class ConversationStore:
         """
         store = cls(DatabaseFile(path))
         with contextlib.suppress(ConversationError):  # a full disk, another writer: try next time
-            store.erase_deleted(time.time() - UNDO_S)
+            store._erase_deleted()
         return store
 
     def close(self) -> None:
@@ -239,14 +239,12 @@ class ConversationStore:
         with self._file.convert_errors():
             self._erase([self._require_number(conversation)])
 
-    def erase_deleted(self, before: float) -> int:
-        """Permanently erase conversations deleted before a time; return their number."""
+    def _erase_deleted(self) -> None:
         query = "SELECT number FROM conversations WHERE deleted <= ?"
         with self._file.convert_errors():
-            numbers = [row[0] for row in self._database.execute(query, (before,))]
-        if numbers:
-            self._erase(numbers)
-        return len(numbers)
+            found = self._database.execute(query, (time.time() - UNDO_S,)).fetchall()
+            if found:
+                self._erase([number for (number,) in found])
 
     # Inside a transaction
 

@@ -167,7 +167,10 @@ class DatabaseFile:
                 database.execute(f"PRAGMA {setting}")
             if version < VERSION:
                 with _transaction(database):
-                    migrate(database)  # checks the version again: another process may have migrated
+                    for migration in _MIGRATIONS:  # another process may have run them, too
+                        migration(database)
+                    database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                    database.execute(f"PRAGMA user_version = {VERSION}")
         except BaseException:
             database.close()
             raise
@@ -359,11 +362,3 @@ def schema_version(database: sqlite3.Connection) -> int:
     """Return the schema version of a database (0: empty)."""
     version: int = database.execute("PRAGMA user_version").fetchone()[0]
     return version
-
-
-def migrate(database: sqlite3.Connection) -> None:
-    """Migrate the database to VERSION. Requires a write transaction."""
-    for migration in _MIGRATIONS:
-        migration(database)
-    database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    database.execute(f"PRAGMA user_version = {VERSION}")

@@ -59,11 +59,8 @@ def options_of(values: object) -> ChatOptions:
     """Return the options in a stored object; ignore unknown names and invalid values."""
     if not isinstance(values, Mapping):
         return ChatOptions()
-    names = {field.name for field in fields(ChatOptions)}
-    known = {name: value for name, value in values.items() if name in names}
-    return ChatOptions(
-        **{name: value for name, value in known.items() if is_in_bounds(name, value)}
-    )
+    names = {field.name for field in fields(ChatOptions)} & values.keys()
+    return ChatOptions(**{name: values[name] for name in names if is_in_bounds(name, values[name])})
 
 
 def is_in_bounds(name: str, value: object) -> bool:

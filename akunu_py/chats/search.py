@@ -135,9 +135,9 @@ def _marks(text: str, terms: Sequence[str]) -> Iterator[tuple[int, int, str]]:
                 break
 
 
-def fold(word: str) -> str:
-    """Remove case and accents, as the FTS5 index does."""
-    if word.isascii():
-        return word.lower()
-    plain = unicodedata.normalize("NFD", word)
+def fold(text: str) -> str:
+    """Return text without case and accents, as the FTS5 index compares it."""
+    if text.isascii():
+        return text.lower()
+    plain = unicodedata.normalize("NFD", text)
     return "".join(each for each in plain if not unicodedata.combining(each)).lower()

@@ -62,10 +62,10 @@ def describe_memory() -> str:
 
 def describe_blas() -> str:
     """Return the BLAS behind MLX's CPU backend, and its threads; "" without one."""
-    from akunu_py.engine.model import blas_threads
-    from akunu_py.workarounds.openblas import load_openblas
+    from akunu_py.workarounds import openblas
 
-    return ", ".join(filter(None, [load_openblas(), blas_threads.describe()]))
+    name, threads = openblas.load_openblas(), openblas.threads()
+    return f"{name}, {threads} threads (at most one for each idle core)" if threads else name
 
 
 def describe_server(server: RunningServer) -> str | None:

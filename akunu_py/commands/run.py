@@ -67,9 +67,9 @@ def run(args: argparse.Namespace) -> int:
     constraint = constraint_from(args)
     options = replace(options, sampling=replace(options.sampling, constraint=constraint))
     if args.prompt_cache:
-        from akunu_py.engine.histories.disk import check_path
+        from akunu_py.engine.histories import disk
 
-        check_path(args.prompt_cache)
+        disk.check_writable(args.prompt_cache)
     keep = not args.no_answer_cache
     engine, learned = open_model(args.model, loading_from(args), answer_cache=keep)
     # Slow imports, so after all usage errors.
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if args.prompt_cache:
         loop.runner.disk_caches = None
         if args.prompt_cache.exists():
-            loop.load_prompt_cache(args.prompt_cache)
+            loop.runner.caches.release(disk.load(engine, args.prompt_cache))
     compile_rules(encoder, options)
     generation = loop.request(tokens, options, prompt_rewrites(engine, tokens, options))
     if options.draft != "off" and engine.no_draft_reason:
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     if constraint and generation.finish_reason in ("length", "context"):
         print_warnings([f"the answer is incomplete: {_ENDINGS[generation.finish_reason]}"])
     if args.prompt_cache:
-        loop.save_prompt_cache(args.prompt_cache)
+        disk.save(loop.runner.caches.last, engine, args.prompt_cache)
     if not args.quiet and args.format == "text":
         say(f"[{summary(generation, args.draft)}]", error=True)
     if generation.finish_reason != "cancelled":

@@ -215,43 +215,31 @@ def scan(
     inside: the state at the start. ended: as in `OpenBrackets.first_excess`. cursor: the quotes
     around this position count as brackets.
     """
-    found: list[Bracket] = []
-    at = 0
-    if inside == _COMMENT:
-        at = text.find("\n")
-        if at < 0:
-            return found, inside
-    elif is_long(inside):
-        end = find_end(text, inside, 0)
-        if end is None:
-            return found, inside
-        found.append(Bracket(end[0], inside, False))
-        at = end[1]
-    elif at := rest_of_string(text, inside):
-        found.append(Bracket(at - 1, inside, False))
-    return _scan_code(syntax, text, at, found, ended, cursor)
-
-
-def _scan_code(
-    syntax: Syntax, text: str, at: int, found: list[Bracket], ended: bool, cursor: int
-) -> tuple[list[Bracket], str]:
-    """Add the brackets of `text` from `at` on to `found`; return it, and the state at the end.
-
-    The state, ended, cursor: as in `scan`.
-    """
     pattern = syntax.closed if ended else syntax.may_close
-    inside, here = "", ""  # here: the start of a here-document, whose text starts on the next line
-    line_end = len(text)
+    found: list[Bracket] = []
+    here = ""  # the start of a here-document, whose text starts on the next line
+    at, line_end = rest_of_string(text, inside), len(text)
+    if at:
+        found.append(Bracket(at - 1, inside, False))
+    if inside in QUOTES:
+        inside = ""
     while True:
+        if inside == _COMMENT:
+            at = text.find("\n", at)
+            if at < 0:
+                return found, inside
+            inside = ""
+        elif inside and is_long(inside):
+            end = find_end(text, inside, at)
+            if end is None:
+                return found, inside
+            found.append(Bracket(end[0], inside, False))
+            at, inside = end[1], ""
         token = pattern.search(text, at, line_end)
         if token is None:
             if not here:
                 return found, inside
-            end = find_end(text, here, line_end)
-            if end is None:
-                return found, here
-            found.append(Bracket(end[0], here, False))
-            at, here, line_end = end[1], "", len(text)
+            inside, at, here, line_end = here, line_end, "", len(text)
             continue
         start, at, kind = token.start(), token.end(), token.group()
         kind = syntax.long_quotes.get(kind, kind)
@@ -266,11 +254,7 @@ def _scan_code(
                 return found, kind
         elif is_long(kind):
             found.append(Bracket(start, kind, True))
-            end = find_end(text, kind, at)
-            if end is None:
-                return found, kind
-            found.append(Bracket(end[0], kind, False))
-            at = end[1]
+            inside = kind
         elif kind[0] in QUOTES and syntax.closed.match(text, start):
             if kind[0] == "'" and at == len(text) and not ended:
                 inside = kind[0]  # may still be an apostrophe

@@ -5,14 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from akunu_py.completion.completion_cache import CompletionCache
 from akunu_py.completion.completion_request import (
     CompleteOptions,
     Completion,
     CompletionReason,
     CompletionRequest,
     EndCheck,
-    check_request,
     finished,
     has_crlf,
     with_crlf,
@@ -51,7 +49,7 @@ _SLICE_S = 0.1  # maximum duration of a prefill chunk, to notice time limits and
 
 
 class Completer:
-    """Completes one request after the other, with a prompt cache and a completion cache."""
+    """Completes one request after the other, with a prompt cache."""
 
     def __init__(
         self,
@@ -67,14 +65,12 @@ class Completer:
         self.code = CodeTokens(engine.tokens.tokenizer, engine.tokens.vocabulary)
         # None if the model was not trained to fill in the middle.
         self.family = find_family(options.fim, self.code, engine.name)
-        others = [family.stop for family in load_families().values()]
-        ends = [self.family.stop] if self.family else others
-        markers = tuple(token for stop in ends for token in stop)
+        families = [self.family] if self.family else load_families().values()
+        markers = [token for family in families for token in family.stop]
         stops = engine.tokens.stop_tokens | self.code.marker_ids(markers)
         self.engine = replace(engine, tokens=replace(engine.tokens, stop_tokens=stops))
         self.conversation = secrets.token_hex(8)  # of its requests, for the drafter
         self.options = _fitting(options, engine.plan.context_length)
-        self.cache = CompletionCache()
         self._related = RelatedFiles()
         self.loop = loop or StepLoop(self.engine, learned, 1, chunk_seconds=_SLICE_S)
 
@@ -89,22 +85,14 @@ class Completer:
         """Begin the completion.
 
         ended: polled around every step. on_text: gets the final parts. sampling: options except
-        the temperature. Raises UsageError for an invalid request.
+        the temperature. Raises UsageError for a temperature out of range.
         """
-        check_request(request)
-        crlf = has_crlf(request)
-        unix = with_unix_newlines(request) if crlf else request
-        known = self.cache.find(request) if request.max_tokens else None
-        text = unix.prefix + (unix.suffix if self.family else "")
+        text = request.prefix + (request.suffix if self.family else "")
         if ended() == "cancelled":
-            known = Completion("", "cancelled", Stats())
-        elif known is None and not text.strip():
-            known = Completion("", "stop", Stats())  # without text, models invent some
-        if known is not None:
-            if known.text:
-                on_text(known.text)
-            return KnownCompletion(known)
-        return CompletionRun(self, loop, unix, ended, on_text, sampling, crlf=crlf)
+            return EmptyCompletion("cancelled")
+        if not text.strip():  # models would invent some
+            return EmptyCompletion("stop")
+        return CompletionRun(self, loop, request, ended, on_text, sampling)
 
     def prompt(self, request: CompletionRequest, loop: StepLoop | None = None) -> Prompt:
         """Return the prompt for `request`. loop: has the cached prefix (default: own)."""
@@ -113,7 +101,7 @@ class Completer:
         files = [(relative(file.path, names.root), file.text) for file in others]
         prompt = self._make_prompt(request, names, files)
         if files and self.options.file_tokens and self.family and self.family.reads_files:
-            cached = (loop or self.loop).reach(prompt.tokens)
+            cached, _ = (loop or self.loop).runner.caches.best(prompt.tokens)
             if self._choose_related(request, files, prompt.ahead, cached):
                 prompt = self._make_prompt(request, names, files)
         return prompt
@@ -138,11 +126,10 @@ class Completer:
             return False
         budget = self.options.file_tokens
         fresh = min(budget, self.options.fresh_tokens) if waits else budget
-        related.update(files, near, self._section_tokens, budget, fresh, cached)
+        related.update(
+            files, near, lambda text: len(self.code.encode(text)) + _SECTION, budget, fresh, cached
+        )
         return True
-
-    def _section_tokens(self, text: str) -> int:
-        return len(self.code.encode(text)) + _SECTION
 
     def _make_prompt(
         self, request: CompletionRequest, names: Names, files: list[tuple[str, str]]
@@ -156,15 +143,14 @@ class Completer:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownCompletion:
+class EmptyCompletion:
     """A completion that needs no pass, as a `RunningJob`."""
 
-    completion: Completion
+    reason: CompletionReason
     request: ClassVar[None] = None
 
     def add(self, steps: Sequence[Step]) -> list[Event]:
-        text = [TextDelta(self.completion.text)] if self.completion.text else []
-        return [*text, finished(self.completion)]
+        return [finished(Completion("", self.reason, Stats()))]
 
 
 class CompletionRun:
@@ -178,15 +164,14 @@ class CompletionRun:
         ended: EndCheck,
         on_text: Callable[[str], None],
         sampling: SamplingOptions,
-        *,
-        crlf: bool,
     ) -> None:
-        """request: with LF newlines. crlf: the completion gets CRLF newlines."""
         self._completer = completer
         self._loop = loop
+        self._crlf = has_crlf(request)  # models get LF newlines
+        request = with_unix_newlines(request) if self._crlf else request
         self._request = request
         self._ended = ended
-        self._on_text, self._crlf = on_text, crlf
+        self._on_text = on_text
         self._new: list[Event] = []  # text since the last step
         self._sampling = replace(sampling, temperature=request.temperature)
         self._prompt = completer.prompt(request, loop)
@@ -313,7 +298,6 @@ class CompletionRun:
         assert self._reason is not None
         draft_only = sum(len(tokens) for tokens in self._prompt.draft_context)
         made = Completion(self._cut.text, self._reason, self._stats, draft_only)
-        self._completer.cache.add(self._request, made)
         return with_crlf(made) if self._crlf else made
 
 

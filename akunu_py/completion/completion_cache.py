@@ -4,6 +4,7 @@ import re
 import threading
 from collections import deque
 from dataclasses import replace
+from operator import attrgetter
 
 from akunu_py.completion.completion_request import (
     Completion,
@@ -19,6 +20,8 @@ _ENTRIES = 16
 # Text that an editor inserts after the cursor for an opening bracket, quote or block.
 _CLOSED = re.compile(r"""[ \t\n]*[)\]}>"'`]{1,3}[ \t]*""")
 _LONGEST_CLOSED = 200  # characters, mostly indentation
+# Two requests must share these fields, the texts and max_tokens.
+_SHARED = attrgetter("path", "language", "max_lines", "temperature")
 
 
 class CompletionCache:
@@ -70,7 +73,7 @@ def typed_since(earlier: CompletionRequest, request: CompletionRequest) -> str |
 
     Closing brackets that the editor inserted after the cursor do not count as a change.
     """
-    if not request.prefix.startswith(earlier.prefix) or _limits(request) != _limits(earlier):
+    if not request.prefix.startswith(earlier.prefix) or _SHARED(request) != _SHARED(earlier):
         return None
     if request.max_tokens not in (0, earlier.max_tokens):
         return None
@@ -81,8 +84,3 @@ def typed_since(earlier: CompletionRequest, request: CompletionRequest) -> str |
     if not (typed and 0 < closed <= _LONGEST_CLOSED and request.suffix.endswith(earlier.suffix)):
         return None
     return typed if _CLOSED.fullmatch(request.suffix[:closed]) else None
-
-
-def _limits(request: CompletionRequest) -> tuple[object, ...]:
-    """Return the fields that two requests must share, besides the texts and max_tokens."""
-    return request.path, request.language, request.max_lines, request.temperature

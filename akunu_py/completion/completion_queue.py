@@ -26,14 +26,12 @@ from akunu_py.completion.completion_request import (
     CompletionReason,
     CompletionRequest,
     EndCheck,
-    check_request,
 )
 from akunu_py.completion.prompt.project_imports import imported_files
 from akunu_py.completion.tickets import Ticket, TicketRun, Tickets, TicketStatus
 from akunu_py.engine.events import Event, Failed, Finished
 from akunu_py.engine.host import ModelHost, State
 from akunu_py.engine.job import ModelLoop, RunningJob
-from akunu_py.errors import UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.settings import SECRET_FILES
 from akunu_py.types import Stats
@@ -71,9 +69,6 @@ class QueueOptions:
     saves_power: Callable[[], bool] = lambda: False  # True: nothing is made ahead
 
 
-DEFAULT_QUEUE_OPTIONS = QueueOptions()
-
-
 class CompletionQueue:
     """Requests to the model that `load` returns, one after the other.
 
@@ -83,7 +78,7 @@ class CompletionQueue:
     def __init__(
         self,
         load: LoadModel,
-        options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
+        options: QueueOptions = QueueOptions(),
         *,
         on_state: Callable[[State], None] = lambda state: None,
         clock: Callable[[], float] = time.monotonic,
@@ -122,11 +117,6 @@ class CompletionQueue:
         the text typed since. A request for a prefill cancels nothing.
         """
         request = ticket.request
-        try:
-            check_request(request)
-        except UsageError as error:
-            self._finish(ticket, Failed(error))
-            return
         if is_excluded(request.path, self._options.exclude):
             known: Completion | None = Completion("", "stop", Stats(), excluded=True)
         elif request.max_tokens:
@@ -338,8 +328,6 @@ def is_excluded(path: str, patterns: Sequence[str]) -> bool:
     path = path.replace("\\", "/").lower()
     name = path.rpartition("/")[2]
     return any(
-        fnmatchcase(f"/{path}", f"*/{pattern.lower().lstrip('/')}")
-        if "/" in pattern
-        else fnmatchcase(name, pattern.lower())
+        fnmatchcase(f"/{path if '/' in pattern else name}", f"*/{pattern.lower().lstrip('/')}")
         for pattern in patterns
     )

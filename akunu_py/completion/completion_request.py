@@ -29,7 +29,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """The buffer around the cursor, its project and the limits."""
+    """The buffer around the cursor, its project and the limits; a bad limit is a UsageError."""
 
     prefix: str  # the buffer before the cursor
     suffix: str = ""  # the buffer after it
@@ -42,6 +42,15 @@ class CompletionRequest:
     max_lines: int = 0  # 0: inferred from the cursor position
     seconds: float | None = None  # time limit from the first text on; returns the text so far
     temperature: float = 0.0  # 0 is greedy
+
+    def __post_init__(self) -> None:
+        most = MAX_COMPLETION_TOKENS
+        if not 0 <= self.max_tokens <= most:
+            raise UsageError(f"max_tokens must be from 0 to {most}, got {self.max_tokens}")
+        if self.max_lines < 0:
+            raise UsageError(f"max_lines must be 0 or more, got {self.max_lines}")
+        if self.seconds is not None and not self.seconds > 0:
+            raise UsageError(f"the time limit must be above 0 seconds, got {self.seconds}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +83,6 @@ def finished(completion: Completion) -> Finished:
     """Return the last event of a completion."""
     reason = completion.finish_reason
     return Finished("length" if reason == "time" else reason, completion.stats, details=completion)
-
-
-def check_request(request: CompletionRequest) -> None:
-    """Raise UsageError for an invalid limit."""
-    if not 0 <= request.max_tokens <= MAX_COMPLETION_TOKENS:
-        raise UsageError(
-            f"max_tokens must be from 0 to {MAX_COMPLETION_TOKENS}, got {request.max_tokens}"
-        )
-    if request.max_lines < 0:
-        raise UsageError(f"max_lines must be 0 or more, got {request.max_lines}")
-    if request.seconds is not None and not request.seconds > 0:
-        raise UsageError(f"the time limit must be above 0 seconds, got {request.seconds}")
 
 
 def has_crlf(request: CompletionRequest) -> bool:

@@ -408,8 +408,7 @@ _MAX_ECHO = 6  # lines above the cursor that are compared with the output
 _WORDS = re.compile(r"\w.*\w")
 _REPEATED = re.compile(r"(\S.{0,31}?)\1{2,}")
 _CONFLICT = re.compile(r"(?m)^(?:<{7}|>{7}|\|{7})(?=[ \n])")
-_MARKER = 7  # characters
-_PARTIAL_CONFLICT = re.compile(r"(?:^|\n)([<>|]{1,7})\Z")
+_CONFLICT_AT_END = re.compile(r"(?m)^[<>|]{1,7}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -536,12 +535,11 @@ class RepetitionStops:
 
     def _conflict(self, text: str, *, final: bool) -> RepetitionEnd:
         """Find the markers of a merge conflict."""
+        lines, cursor = self._before + text, len(self._before)
         if not self._has_conflict:
-            for found in _CONFLICT.finditer(text):
-                if found.start() or not self._before:
-                    return RepetitionEnd(found.start(), is_loop=True)
-            partial = _PARTIAL_CONFLICT.search(text)
-            at_start = partial and (partial.start(1) or not self._before)
-            if partial and at_start and (not final or len(partial.group(1)) == _MARKER):
-                return RepetitionEnd(partial.start(1), is_loop=final)
+            if found := _CONFLICT.search(lines, cursor):
+                return RepetitionEnd(found.start() - cursor, is_loop=True)
+            found = _CONFLICT_AT_END.search(lines, cursor)
+            if found and (not final or len(found.group()) == 7):
+                return RepetitionEnd(found.start() - cursor, is_loop=final)
         return RepetitionEnd(len(text))

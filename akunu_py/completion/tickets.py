@@ -58,9 +58,7 @@ class Ticket:
 
     def is_covered_by(self, other: Ticket) -> bool:
         """Return True if the completion made ahead for `other` also serves this ticket."""
-        mine, its = self.request, other.request
-        same = (mine.path, mine.suffix, mine.prefix) == (its.path, its.suffix, its.prefix)
-        return same and bool(its.max_tokens or not mine.max_tokens)
+        return typed_since(other.request, self.request) == ""
 
 
 @dataclass(slots=True, eq=False)
@@ -163,8 +161,9 @@ class Tickets:
             left, run.end = ticket, None
             ticket = run.ticket = newest
         ticket.status = TicketStatus.RUNNING
-        idle_over = ticket.ahead and self._is_idle_over(ticket)
-        if idle_over or self.closing or ticket.cancelled.is_set():
+        waiting = self._with(TicketStatus.WAITING, TicketStatus.QUEUED, ahead=False)
+        idle_over = waiting or self.draining or self._running_ahead()[-1:] != [ticket]
+        if (ticket.ahead and idle_over) or self.closing or ticket.cancelled.is_set():
             return "cancelled", left
         if run.text and run.end is None:  # no limit for the prefill, or no text would come
             run.end = now + (ticket.request.seconds or math.inf)
@@ -177,11 +176,6 @@ class Tickets:
             if current and each.channel == channel != "" and not each.ahead:
                 return each
         return None
-
-    def _is_idle_over(self, ticket: Ticket) -> bool:
-        """Return True if the work ahead for `ticket` must end."""
-        waiting = self._with(TicketStatus.WAITING, TicketStatus.QUEUED, ahead=False)
-        return bool(waiting or self.draining or self._running_ahead()[-1:] != [ticket])
 
     def _running_ahead(self) -> list[Ticket]:
         running = self._with(TicketStatus.QUEUED, TicketStatus.RUNNING, ahead=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -143,65 +143,51 @@ def prompt_rewrites(
     return engine.tokens.prompt_rewrites.of(prompt)
 
 
-def text_job(
-    prompt: Sequence[int], options: GenerateOptions, draft_context: Sequence[Sequence[int]] = ()
-) -> BeginJob:
-    """Return a job that continues token ids. draft_context: see `Request`."""
-
-    def begin(loop: StepLoop) -> AnswerEvents:
-        request = loop.request(prompt, options, draft_context)
-        parser = parser_for(loop.engine.tokens.tokenizer, ())
-        return AnswerEvents(request, parser, one_call=False)
-
-    return begin
-
-
 def prompt_job(
     engine: Engine,
     prompt: Sequence[int],
     options: GenerateOptions,
     draft_context: Sequence[Sequence[int]] = (),
 ) -> BeginJob:
-    """Return a `text_job` with the rewrites of its prompt. Compiles its grammar, as `chat_job`."""
+    """Return a job that continues token ids. draft_context: see `Request`.
+
+    Compiles the grammar of the answer, as `chat_job` does.
+    """
     from akunu_py.engine.constraint.answer_limits import compile_rules
 
     compile_rules(engine.tokens, options)
     context = [*draft_context, *prompt_rewrites(engine, prompt, options)]
-    return text_job(prompt, options, context)
+
+    def begin(loop: StepLoop) -> AnswerEvents:
+        request = loop.request(prompt, options, context)
+        return AnswerEvents(request, parser_for(engine.tokens.tokenizer, ()), one_call=False)
+
+    return begin
 
 
+@dataclass(eq=False)
 class AnswerEvents:
-    """The events of one request."""
+    """The events of one request.
 
-    def __init__(
-        self,
-        request: Request,
-        parser: ToolCallParser,
-        thought: ToolCallParser | None = None,
-        details: AnswerDetails | None = None,
-        *,
-        one_call: bool,
-    ) -> None:
-        """thought: parses thinking. one_call: the answer ends after its first tool call.
+    Some models call tools before they close their thinking. Such calls count if the answer has no
+    text and no call; otherwise the model only planned them.
+    """
 
-        details: adds details to the events.
-
-        Some models call tools before they close their thinking. Such calls count if the answer
-        has no text and no call; otherwise the model only planned them.
-        """
-        self.request = request
-        self._parser = parser
-        self._thought, self._details = thought, details
-        self._one_call = one_call
-        self._called = False  # the one call is complete
-        self._answered = False  # with text or a call
-        self._begun = False
-        self._delivered = 0  # logprobs
+    request: Request
+    parser: ToolCallParser
+    thought: ToolCallParser | None = None  # parses thinking
+    details: AnswerDetails | None = None  # adds details to the events
+    _: KW_ONLY
+    one_call: bool  # the answer ends after its first tool call
+    called: bool = field(default=False, init=False)  # the one call is complete
+    answered: bool = field(default=False, init=False)  # with text or a call
+    begun: bool = field(default=False, init=False)
+    delivered: int = field(default=0, init=False)  # logprobs
 
     def add(self, steps: Sequence[Step]) -> list[Event]:
         events = [event for step in steps for event in self._events(step)]
         if (reason := self.request.finish_reason) is not None:
-            events += self._end("stop" if self._called else reason)
+            events += self._end("stop" if self.called else reason)
         return events
 
     def _events(self, step: Step) -> list[Event]:
@@ -209,31 +195,31 @@ class AnswerEvents:
         if isinstance(step, PrefillProgress):
             return [step]
         request, events = self.request, list[Event]()
-        if not self._begun:
-            self._begun = True
+        if not self.begun:
+            self.begun = True
             stats = request.stats
             events.append(PromptProcessed(stats.prompt_tokens, stats.cached_tokens))
         found: list[Event] = [ThinkingDelta(step.thinking)] if step.thinking else []
-        if not self._called:
+        if not self.called:
             found += self._parse(step)
-        if fresh := tuple(request.logprobs[self._delivered :]):
-            self._delivered += len(fresh)
+        if fresh := tuple(request.logprobs[self.delivered :]):
+            self.delivered += len(fresh)
             events.append(Logprobs(fresh))
-        if self._details is not None:
-            self._details.add(found, step)
+        if self.details is not None:
+            self.details.add(found, step)
         return events + found
 
     def _parse(self, step: TextPiece) -> list[Event]:
         """Parse the text of a step; after the first call, drop the tokens behind it if required."""
-        if not self._one_call:
-            drafted = step.drafted if self._details is not None else ()
-            return self._answer(self._parser.add(step.text, drafted))
+        if not self.one_call:
+            drafted = step.drafted if self.details is not None else ()
+            return self._answer(self.parser.add(step.text, drafted))
         found, start = list[Event](), 0
         for count, end in enumerate(step.ends or [len(step.text)], 1):
-            found += self._answer(self._parser.add(step.text[start:end]))
+            found += self._answer(self.parser.add(step.text[start:end]))
             start = end
             if last := _first_end(found):
-                self._called = True
+                self.called = True
                 self.request.cancel()
                 self.request.drop(step.piece, count)
                 return found[:last]
@@ -241,18 +227,18 @@ class AnswerEvents:
 
     def _end(self, reason: FinishReason) -> list[Event]:
         request = self.request
-        rest = [] if self._called else self._answer(self._parser.finish())
-        if self._thought and not self._answered and reason == "stop":
-            planned = self._thought.add(request.thinking) + self._thought.finish()
+        rest = [] if self.called else self._answer(self.parser.finish())
+        if self.thought and not self.answered and reason == "stop":
+            planned = self.thought.add(request.thinking) + self.thought.finish()
             rest += _complete_calls(planned)
-            rest = rest[: _first_end(rest) or None] if self._one_call else rest
-        if self._details is not None:
-            rest.append(self._details.last())
+            rest = rest[: _first_end(rest) or None] if self.one_call else rest
+        if self.details is not None:
+            rest.append(self.details.last())
         return [*rest, Finished(reason, replace(request.stats), request.stop_sequence)]
 
     def _answer(self, events: Sequence[Event]) -> list[Event]:
         """Note whether `events` belong to an answer, and return them."""
-        self._answered = self._answered or any(
+        self.answered = self.answered or any(
             not isinstance(event, TextDelta) or not event.text.isspace() for event in events
         )
         return list(events)
@@ -275,17 +261,19 @@ class AnswerDetails:
         decoded = bool(piece.tokens and self._request.stats.target_passes)
         if decoded:
             self._rows[1 + piece.drafted] += 1
-        rejected, place = self._rejected_text(step), text.drafted[-1][1] if text.drafted else 0
+        place = text.drafted[-1][1] if text.drafted else 0
+        rejected = [self._draft_text(step, draft) for draft in (piece.rejected, *piece.branches)]
         speedup = None
         if time.monotonic() - self._speedup_time >= _SPEEDUP_INTERVAL_S:
             self._speedup_time, speedup = time.monotonic(), self._speedup()
         events.append(
             replace(
                 text,
-                rejected=((place, rejected),) if rejected else (),
+                rejected=tuple((place, draft) for draft in rejected[:1] if draft),
                 passes=(len(piece.tokens),) if decoded else (),
                 stats=replace(self._request.stats),
                 speedup=speedup,
+                branches=tuple((place, draft) for draft in rejected[1:] if draft),
             )
         )
 
@@ -293,17 +281,17 @@ class AnswerDetails:
         """Return the details at the end of the answer."""
         return TextDelta("", stats=replace(self._request.stats), speedup=self._speedup())
 
-    def _rejected_text(self, step: TextPiece) -> str:
-        """Return the rejected draft as text after the accepted tokens, "" in thinking."""
+    def _draft_text(self, step: TextPiece, rejected: Sequence[int]) -> str:
+        """Return rejected tokens as text after the accepted ones, "" in thinking."""
         piece = step.piece
-        if not piece.rejected or (step.thinking and not step.text):
+        if not rejected or (step.thinking and not step.text):
             return ""
         tokenizer, tokens = self._loop.engine.tokens.tokenizer, self._request.tokens
         # A draft may reach beyond the end of the answer.
         decode = partial(tokenizer.decode, skip_special_tokens=True)
         before = len(tokens) - len(piece.tokens) + piece.accepted
         anchor = tokens[before - 1 : before]
-        return str(decode([*anchor, *piece.rejected]))[len(decode(anchor)) :]
+        return str(decode([*anchor, *rejected]))[len(decode(anchor)) :]
 
     def _speedup(self) -> float | None:
         """Return the plain cost of the tokens over the cost of the passes; None if unknown."""

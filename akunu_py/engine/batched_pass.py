@@ -9,26 +9,20 @@ import copy
 import operator
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import base
-from mlx_lm.models.cache import (
-    ArraysCache,
-    CacheList,
-    KVCache,
-    QuantizedKVCache,
-    RotatingKVCache,
-)
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
 from akunu_py.engine import kv_cache
 from akunu_py.engine.model import output_rows
 from akunu_py.errors import one_line
 from akunu_py.ngram.token_tree import TokenTree
 
-_ATTENTION = (KVCache, QuantizedKVCache, RotatingKVCache)
+_KNOWN = (KVCache, QuantizedKVCache, RotatingKVCache, ArraysCache)
 # Tolerance of the trial of batching, in the logits' deviation: at least, at most, and in the
 # difference between passes of some rows and of twice as many.
 _TOLERANCE, _MOST_TOLERANCE, _NOISE = 0.05, 0.5, 2.0
@@ -79,17 +73,15 @@ def run(model: Any, parts: Sequence[Part], joint: Joint | None = None) -> list[m
     if len(parts) == 1 and parts[0].tree is None:
         return [_run_alone(model, parts[0], sorted(taps))]
     _route_attention()
-    spans, end = [], 0
-    for part in parts:
-        spans.append((end, end + part.tokens.size))
-        end += part.tokens.size
+    ends = list(accumulate(part.tokens.size for part in parts))
+    spans = list(pairwise([0, *ends]))
     layouts = [_RowLayout(part.tokens.size, part.tree) for part in parts]
     views = _views([part.cache for part in parts], spans, layouts, {} if joint is None else joint)
     tokens = mx.concatenate([part.tokens for part in parts])
     counts = [part.wanted or part.tokens.size for part in parts]
-    ends_and_counts = zip((end for _, end in spans), counts, strict=True)
-    wanted = mx.array([row for end, n in ends_and_counts for row in range(end - n, end)])
-    if sum(counts) == end and not taps:
+    last_rows = (range(end - count, end) for end, count in zip(ends, counts, strict=True))
+    wanted = mx.array([row for rows in last_rows for row in rows])
+    if sum(counts) == ends[-1] and not taps:
         logits = model(tokens[:, None], cache=views)
     else:
         logits, states = output_rows.run(
@@ -97,8 +89,7 @@ def run(model: Any, parts: Sequence[Part], joint: Joint | None = None) -> list[m
         )
         for part, (start, stop) in zip(parts, spans, strict=True):
             _keep_states(part, {at: each[start:stop].swapaxes(0, 1) for at, each in states.items()})
-    ends = list(accumulate(counts))
-    return mx.split(logits[:, 0], ends[:-1])
+    return mx.split(logits[:, 0], list(accumulate(counts[:-1])))
 
 
 def _run_alone(model: Any, part: Part, taps: Sequence[int]) -> mx.array:
@@ -190,22 +181,15 @@ class _Fetched(_PerRequest):
         return mx.eye(self[0].shape[-1], dtype=self[0].dtype)
 
 
+@dataclass(eq=False)
 class _AttentionView:
     """One layer's KV caches."""
 
-    def __init__(
-        self,
-        entries: Sequence[Any],
-        spans: Sequence[tuple[int, int]],
-        layouts: Sequence[_RowLayout],
-        positions: mx.array,
-    ) -> None:
-        """positions: of all rows, [rows]."""
-        self.entries = entries
-        self.spans = spans
-        self.layouts = layouts
-        self.offset = positions
-        self.values = _PerRequest()  # of all requests, once they are fetched
+    entries: Sequence[Any]
+    spans: Sequence[tuple[int, int]]
+    layouts: Sequence[_RowLayout]
+    offset: mx.array  # positions of all rows, [rows]
+    values: _PerRequest = field(default_factory=_PerRequest)  # once they are fetched
 
     def make_mask(self, rows: int, **options: Any) -> _PerRequest | None:
         """Return the masks of all requests, None if `_attention` needs none."""
@@ -243,25 +227,24 @@ class _AttentionView:
         return _PerRequest(each[0] for each in both), _PerRequest(each[1] for each in both)
 
 
+@dataclass(eq=False)
 class _StateView:
     """One layer's recurrent states; each request has one row."""
 
     lengths = left_padding = None
-
-    def __init__(self, entries: Sequence[Any], joint: Joint) -> None:
-        self._entries = entries
-        self._joint = joint
+    entries: Sequence[Any]
+    joint: Joint
 
     def __getitem__(self, index: int) -> mx.array:
-        states = [entry[index] for entry in self._entries]
-        joint, rows = self._joint.get((id(self._entries[0]), index), (None, []))
+        states = [entry[index] for entry in self.entries]
+        joint, rows = self.joint.get((id(self.entries[0]), index), (None, []))
         same = len(rows) == len(states) and all(map(operator.is_, rows, states))
         return joint if same else mx.concatenate(states)
 
     def __setitem__(self, index: int, value: mx.array) -> None:
-        rows = [value[row : row + 1] for row in range(len(self._entries))]
-        self._joint[id(self._entries[0]), index] = value, rows
-        for row, entry in zip(rows, self._entries, strict=True):
+        rows = [value[row : row + 1] for row in range(len(self.entries))]
+        self.joint[id(self.entries[0]), index] = value, rows
+        for row, entry in zip(rows, self.entries, strict=True):
             entry[index] = row
 
     def make_mask(self, rows: int) -> None:
@@ -329,8 +312,7 @@ def why_not_batched(model: Any, kv_bits: int | None = None) -> str | None:
     model's results depend a little on the number of rows, so that the tolerance does too.
     """
     empty = kv_cache.new_cache(model, kv_bits)
-    known = (*_ATTENTION, ArraysCache)
-    unknown = [entry for entry in kv_cache.leaves(empty) if type(entry) not in known]
+    unknown = [entry for entry in kv_cache.leaves(empty) if type(entry) not in _KNOWN]
     if isinstance(empty, kv_cache.SharedCache):
         return "it is split over several hosts"
     if unknown:

@@ -127,7 +127,7 @@ class Engine:
             raise UsageError(f"dimensions: expected at most {hidden.size}, got {dimensions}")
         hidden = hidden[:dimensions]
         values = hidden * mx.rsqrt(mx.sum(hidden * hidden) + 1e-12)
-        return Embedding([float(each) for each in values.tolist()], len(tokens))
+        return Embedding(values.tolist(), len(tokens))
 
 
 def facts_of(engine: Engine) -> LoadedModelFacts:
@@ -167,7 +167,7 @@ def _load(
         limit = memory_limit(options)
         head, no_head = open_head(opened, options.weights, own, limit, separate)
     own_kernels = False
-    modules = [*([small.model] if small else []), *([head.head] if head else [])]
+    modules = [*([small.model] if small else []), *([head.chain] if head else [])]
     drafters = [each.needs for each in (small, head) if each]
     plan = make_plan(name, opened, own, options, drafters, partitioned=host_group is not None)
     with ThreadPoolExecutor(1) as pool:  # meanwhile the device reads the weights

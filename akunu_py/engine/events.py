@@ -51,6 +51,7 @@ class TextDelta:
     passes: tuple[int, ...] = ()  # tokens of each decode pass
     stats: Stats | None = None  # of the answer so far
     speedup: float | None = None  # over plain decoding, by the cost model; with some deltas
+    branches: tuple[Rejected, ...] = ()  # rejected alternatives to drafts, of token trees
 
     def __add__(self, more: TextDelta) -> TextDelta:
         offset, drafted = len(self.text), list(self.drafted)
@@ -58,11 +59,17 @@ class TextDelta:
         return TextDelta(
             self.text + more.text,
             tuple(drafted),
-            self.rejected + tuple((place + offset, text) for place, text in more.rejected),
+            self.rejected + shifted(more.rejected, offset),
             self.passes + more.passes,
             more.stats or self.stats,
             more.speedup or self.speedup,
+            self.branches + shifted(more.branches, offset),
         )
+
+
+def shifted(rejected: Iterable[Rejected], offset: int) -> tuple[Rejected, ...]:
+    """Return `rejected` for a text with `offset` more characters at its beginning."""
+    return tuple((place + offset, text) for place, text in rejected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +117,9 @@ class Failed:
     error: Exception
 
 
-Call = ToolCallStarted | ToolCallArguments | ToolCallFinished
-Event = (
-    PrefillProgress
-    | PromptProcessed
-    | ThinkingDelta
-    | TextDelta
-    | Logprobs
-    | Call
-    | Finished
-    | Failed
-)
+_Output = ThinkingDelta | TextDelta | Logprobs
+_Call = ToolCallStarted | ToolCallArguments | ToolCallFinished
+Event = PrefillProgress | PromptProcessed | _Output | _Call | Finished | Failed
 
 
 def append_event(events: list[Any], event: Event) -> None:
@@ -131,14 +130,12 @@ def append_event(events: list[Any], event: Event) -> None:
     place, last = -1, events[-1] if events else None
     if isinstance(event, ThinkingDelta) and isinstance(last, TextDelta) and not last.text:
         place, last = -2, events[-2] if events[1:] else None
-    if type(last) is not type(event):
-        events.append(event)
-    elif isinstance(last, PrefillProgress):
+    if isinstance(event, PrefillProgress) and isinstance(last, PrefillProgress):
         events[place] = event
-    elif isinstance(last, TextDelta) and isinstance(event, TextDelta):
+    elif isinstance(event, TextDelta) and isinstance(last, TextDelta):
         events[place] = last + event
-    elif isinstance(event, ThinkingDelta | ToolCallArguments):
-        events[place] = replace(event, text=events[place].text + event.text)
+    elif isinstance(event, ThinkingDelta | ToolCallArguments) and type(last) is type(event):
+        events[place] = replace(event, text=last.text + event.text)
     else:
         events.append(event)
 

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from akunu_py.engine.events import Event, Failed, Finished, LoadedModelFacts, SharedPasses
@@ -185,19 +186,14 @@ class ModelHost:
         loop = self._loop
         return self._shared if loop is None else self._shared + loop.shared
 
-    def close(
-        self,
-        finish_s: float = 0.0,
-        cancel_s: float | None = _CANCEL_S,
-        save_s: float = _LAST_SAVE_S,
-    ) -> bool:
+    def close(self, finish_s: float = 0.0, cancel_s: float | None = _CANCEL_S) -> bool:
         """Stop the thread; return False if it is still busy.
 
         Running answers get `finish_s` seconds and are then cancelled, which may take `cancel_s`
-        (None: no limit); waiting jobs fail at once. save_s: time limit for saving prompt caches.
+        (None: no limit); waiting jobs fail at once.
         """
         with self._lock:
-            self._closing, self._save_s = True, save_s
+            self._closing, self._save_s = True, _LAST_SAVE_S
             waiting, self._waiting = self._waiting, []
         if self._abandoned:
             return False
@@ -381,50 +377,46 @@ class ModelHost:
         with self._lock:
             self._running.remove(handle)
             ended = handle.has_output or handle.cancelled or self._closing
-            settled = ended or handle.retried or handle.idle
-            if gone and not settled:
+            again = gone and not (ended or handle.retried or handle.idle)
+            if again:
                 handle.retried = True
                 self._waiting.insert(0, handle)
         if gone:
             self._unload()
-        if settled or not gone:
+        if not again:
             handle.deliver(event)
 
     def _begin(self, known: Sequence[JobHandle]) -> None:
         """Start waiting jobs while slots are free; without a model, fail those in `known`."""
-        loop = self._loop
-        while loop is not None and self._admit_next(loop):
-            pass
-        if loop is None:
-            with self._lock:
+        failed = list[JobHandle]()
+        with self._lock:
+            if self._loop is None:
                 failed = [handle for handle in known if handle in self._waiting]
                 self._waiting = [handle for handle in self._waiting if handle not in failed]
-            for handle in failed:
-                handle.deliver(Failed(self.error))
+            else:
+                while (chosen := self._next_job(self._loop.slots)) is not None:
+                    self._waiting.remove(chosen)
+                    self._running.append(chosen)
+        for handle in failed:
+            handle.deliver(Failed(self.error))
 
-    def _admit_next(self, loop: ModelLoop) -> bool:
-        """Admit the next job if a slot is free; return False if none is.
+    def _next_job(self, slots: int) -> JobHandle | None:
+        """Return the next job to start, None if there is none or no slot is free.
 
         Short jobs are first, then clients with few running jobs, then FIFO; idle ones start last,
         and only alone.
         """
-        with self._lock:
-            clients = Counter(handle.client for handle in self._running if handle.client)
-            waiting = [
-                each
-                for each in self._waiting
-                if len(self._running) < loop.slots + each.short
-                and not (each.idle and self._running)
-            ]
-            chosen = min(
-                waiting,
-                key=lambda each: (each.idle, not each.short, clients[each.client]),
-                default=None,
-            )
-            if chosen is not None:
-                self._waiting.remove(chosen)
-                self._running.append(chosen)
-        return chosen is not None
+        clients = Counter(handle.client for handle in self._running if handle.client)
+        waiting = [
+            each
+            for each in self._waiting
+            if len(self._running) < slots + each.short and not (each.idle and self._running)
+        ]
+        return min(
+            waiting,
+            key=lambda each: (each.idle, not each.short, clients[each.client]),
+            default=None,
+        )
 
 
 def _end(unloads: Sequence[Future[None]]) -> None:
@@ -434,21 +426,17 @@ def _end(unloads: Sequence[Future[None]]) -> None:
 
 
 _MOMENT_S = 5.0  # shorter work does not start `caffeinate`; macOS waits at least a minute
+_CAFFEINATE = ("/usr/bin/caffeinate", "-i", "-w", str(os.getpid()))
 
 
+@dataclass(eq=False)
 class SleepBlocker:
     """Prevents idle sleep with macOS's `caffeinate` while there is work; no-op elsewhere."""
 
-    def __init__(
-        self, command: Sequence[str] | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        if command is None:
-            mac = sys.platform == "darwin"
-            command = ("/usr/bin/caffeinate", "-i", "-w", str(os.getpid())) if mac else ()
-        self._command = command
-        self._clock = clock
-        self._since: float | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+    command: Sequence[str] = _CAFFEINATE if sys.platform == "darwin" else ()
+    clock: Callable[[], float] = time.monotonic
+    _since: float | None = None  # start of the work
+    _process: subprocess.Popen[bytes] | None = None
 
     @property
     def is_active(self) -> bool:
@@ -457,13 +445,14 @@ class SleepBlocker:
 
     def keep_awake(self) -> None:
         """Start `caffeinate` once there was work for some seconds. Call repeatedly."""
-        now = self._clock()
-        self._since = self._since if self._since is not None else now
-        if self._command and not self.is_active and now - self._since >= _MOMENT_S:
+        if self._since is None:
+            self._since = self.clock()
+        is_long = self.clock() - self._since >= _MOMENT_S
+        if is_long and self.command and not self.is_active:
             try:
-                self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL)
+                self._process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL)
             except OSError:
-                self._command = ()
+                self.command = ()
 
     def allow_sleep(self) -> None:
         """Stop `caffeinate`: the work is done."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from akunu_py.engine import events
@@ -38,39 +39,31 @@ class DeferredJob(Protocol):
 Job = BeginJob | DeferredJob
 
 
+@dataclass(eq=False)
 class JobHandle:
     """A submitted job: cancels it, and passes its events to the front end.
 
     `ModelHost` has all of them, waiting and running ones; a `ModelLoop` runs those that it gets.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        on_event: Callable[[events.Event], None],
-        client: str,
-        wake: Callable[[], None],
-        *,
-        short: bool,
-        idle: bool = False,
-    ) -> None:
-        self.job = job
-        self.client = client
-        self.short = short
-        self.idle = idle  # runs while no other job does, which cancel it
-        self._on_event = on_event
-        self.wake = wake
-        self.cancelled = False
-        self.ended = False
-        self.has_output = False
-        self.retried = False  # begun again because its server was lost
-        self.forget()
+    job: Job
+    on_event: Callable[[events.Event], None]
+    client: str
+    wake: Callable[[], None]
+    _: KW_ONLY
+    short: bool
+    idle: bool = False  # runs while no other job does, which cancel it
+    cancelled: bool = field(default=False, init=False)
+    ended: bool = field(default=False, init=False)
+    has_output: bool = field(default=False, init=False)
+    retried: bool = field(default=False, init=False)  # begun again because its server was lost
+    prepared: Future[BeginJob] | None = field(default=None, init=False)
+    running: RunningJob | None = field(default=None, init=False)  # once the job began
+    request: Request | None = field(default=None, init=False)  # the scheduled one
 
     def forget(self) -> None:
         """Forget what the loop made, which refers to the model."""
-        self.prepared: Future[BeginJob] | None = None
-        self.running: RunningJob | None = None  # once the job began
-        self.request: Request | None = None  # the scheduled one
+        self.prepared = self.running = self.request = None
 
     def cancel(self) -> None:
         """Cancel the job after its current step. Callable from any thread at any time."""
@@ -84,7 +77,7 @@ class JobHandle:
         self.ended = isinstance(event, events.Finished | events.Failed)
         self.has_output |= not isinstance(event, events.PrefillProgress | events.PromptProcessed)
         try:
-            self._on_event(event)
+            self.on_event(event)
         except Exception:  # noqa: BLE001 - a failing callback must not stop other jobs
             self.cancelled = True
 
@@ -92,6 +85,8 @@ class JobHandle:
 @runtime_checkable
 class ModelLoop(Protocol):
     """Runs the jobs of a model step by step: `StepLoop` here, `RemoteLoop` on a server."""
+
+    slots: int  # how many jobs may run at a time; one more may if it is short
 
     @property
     def engine(self) -> Engine | None:
@@ -102,10 +97,6 @@ class ModelLoop(Protocol):
 
     @property
     def shared(self) -> events.SharedPasses: ...
-
-    @property
-    def slots(self) -> int:
-        """How many jobs may run at a time; one more may if it is short."""
 
     def step(self, jobs: Sequence[JobHandle]) -> list[tuple[JobHandle, list[events.Event]]]:
         """Run one step of the running jobs, after starting the new ones; return their events.

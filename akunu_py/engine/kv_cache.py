@@ -26,6 +26,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
     make_prompt_cache,
 )
+from mlx_lm.models.deepseek_v41 import LayerCache
 
 from akunu_py.errors import UsageError, one_line
 
@@ -34,8 +35,8 @@ PassState = list[dict[str, Any] | None]  # by layer; None if it is trimmed
 
 GROWING = (KVCache, QuantizedKVCache, ConcatenateKVCache)  # keep every row until trimmed
 _TRIMMABLE = (KVCache, QuantizedKVCache, ChunkedKVCache)  # by their own `trim`
-_KNOWN = (*_TRIMMABLE, ConcatenateKVCache, RotatingKVCache, ArraysCache)
-_LAYER_CACHE = "mlx_lm.models.deepseek_v41.LayerCache"  # by name: not every mlx-lm has it
+_RECURRENT = (ArraysCache, LayerCache)
+_IN_FILES = (*_TRIMMABLE, ConcatenateKVCache, RotatingKVCache, ArraysCache)  # of mlx-lm
 _APPENDED = "compress_kv", "index_k"  # fields of LayerCache that passes only append to
 
 
@@ -73,7 +74,7 @@ class SharedCache(list[Any]):
         """Record that a pass wrote `rows` rows: stand-ins get rows without values."""
         nothing = mx.zeros((1, 1, rows, 1))
         for entry in leaves(self[self._own :]):
-            if not _is_recurrent(entry):
+            if type(entry) not in _RECURRENT:
                 mx.async_eval(entry.update_and_fetch(nothing, nothing))
 
 
@@ -89,15 +90,13 @@ def new_cache(model: Any, kv_bits: int | None = None) -> Cache:
 def no_rollback_reason(cache: Cache) -> str | None:
     """Return why this cache cannot be rolled back, or None if it can."""
     # Exact types: a subclass may keep unknown state.
-    unknown = [
-        entry for entry in leaves(cache) if type(entry) not in _KNOWN and not _is_recurrent(entry)
-    ]
+    unknown = [entry for entry in leaves(cache) if type(entry) not in (*_IN_FILES, LayerCache)]
     return f"its cache ({kinds(unknown)}) cannot be rolled back" if unknown else None
 
 
 def is_recurrent(cache: Cache) -> bool:
     """Return whether accepted tokens must run again after a rollback."""
-    return any(_is_recurrent(entry) for entry in leaves(cache))
+    return any(type(entry) in _RECURRENT for entry in leaves(cache))
 
 
 def pass_state(cache: Cache) -> PassState:
@@ -186,7 +185,7 @@ def restore(cache: Cache, point: Checkpoint) -> None:
 
 def no_prompt_cache_reason(cache: Cache) -> str | None:
     """Return why mlx-lm's prompt cache files cannot hold this cache, or None."""
-    unknown = [entry for entry in leaves(cache) if type(entry) not in _KNOWN]
+    unknown = [entry for entry in leaves(cache) if type(entry) not in _IN_FILES]
     return f"mlx-lm has no format for its cache ({kinds(unknown)})" if unknown else None
 
 
@@ -211,7 +210,7 @@ def own_states(cache: Cache) -> list[mx.array]:
     Some states are views that keep the rows of a whole chunk alive.
     """
     own = cache.own if isinstance(cache, SharedCache) else cache
-    recurrent = [entry for entry in leaves(own) if _is_recurrent(entry)]
+    recurrent = [entry for entry in leaves(own) if type(entry) in _RECURRENT]
     for entry in recurrent:
         vars(entry).update(_copied(vars(entry)))
     return _arrays(recurrent)
@@ -321,13 +320,8 @@ def kinds(entries: Cache) -> str:
     return ", ".join(sorted({type(entry).__name__ for entry in entries}))
 
 
-def _is_recurrent(entry: Any) -> bool:
-    kind = type(entry)
-    return kind is ArraysCache or f"{kind.__module__}.{kind.__qualname__}" == _LAYER_CACHE
-
-
 def _entry_state(entry: Any) -> dict[str, Any] | None:
-    if not (_is_recurrent(entry) or type(entry) is RotatingKVCache):
+    if type(entry) not in (*_RECURRENT, RotatingKVCache):
         return None
     # ArraysCache keeps its arrays in a list that the model writes into.
     return {

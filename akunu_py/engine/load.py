@@ -132,21 +132,21 @@ def _load_learned(
 ) -> LearnedState:
     """Load the learned state of a model. disk_bytes: limit of its prompt caches on disk."""
     from akunu_py.engine.drafters.learned_state import LearnedState
-    from akunu_py.engine.histories.prompt_cache_store import DiskLimits, PromptCacheStore
+    from akunu_py.engine.histories.prompt_cache_store import DiskLimits
     from akunu_py.engine.model import device
 
-    layout, caches = f"{engine.plan.weights} on {device.device_name()}", None
+    layout, limits = f"{engine.plan.weights} on {device.device_name()}", None
     if engine.own_kernels:
         layout += ", own kernels"
     if engine.host_group is not None:  # the network changes the costs of a forward pass
         layout += f", {engine.host_group.split} among {engine.host_group.hosts.size}"
     elif answer_cache and disk_bytes:  # caches of other hosts are not on this disk
-        caches = PromptCacheStore(engine.path, DiskLimits(disk_bytes))
+        limits = DiskLimits(disk_bytes)
     return LearnedState(
         engine.path,
         engine.tokens.digest,
         layout,
         answer_cache=answer_cache,
-        caches=caches,
+        disk_limits=limits,
         warnings=warnings,
     )

@@ -1,11 +1,8 @@
 """The step loop of a model: schedule, run, and turn results into events."""
 
-import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 
@@ -14,7 +11,6 @@ from akunu_py.engine.drafters.drafter import describe_drafters
 from akunu_py.engine.drafters.learned_state import UnsavedState
 from akunu_py.engine.engine import Engine, facts_of
 from akunu_py.engine.events import Event, Failed, Finished, LoadedModelFacts, SharedPasses
-from akunu_py.engine.histories import disk
 from akunu_py.engine.job import DeferredJob, JobHandle
 from akunu_py.engine.model import wired
 from akunu_py.engine.prefill import release_under_pressure
@@ -36,16 +32,14 @@ class StepLoop:
         learned: UnsavedState | None = None,
         slots: int = DEFAULT_SLOTS,
         *,
-        clock: Callable[[], float] = time.perf_counter,
-        **options: Any,
+        chunk_seconds: float | None = None,
     ) -> None:
-        """learned: what to learn into. slots: for `ModelHost`. options: of `ModelRunner`."""
+        """learned: what to learn into. slots: for `ModelHost`. chunk_seconds: see `ModelRunner`."""
         self.engine = engine
         self.learned = learned or UnsavedState()
         self.slots = slots
-        self.runner = ModelRunner(engine, self.learned, **options)
-        self._clock = clock
-        self.scheduler = Scheduler(clock)
+        self.runner = ModelRunner(engine, self.learned, chunk_seconds)
+        self.scheduler = Scheduler()
         self._threads = ThreadPoolExecutor(thread_name_prefix="prepare")
 
     @property
@@ -114,21 +108,17 @@ class StepLoop:
             is_crowded = len(ready) < number
             if is_crowded:
                 crowded.append(each)
-            if each.cancelled or not each.waits_for or not (is_crowded or each.blocked):
+            if each.cancelled or not each.waits_for or not (is_crowded or each.waits_for[0]()):
                 ready.append(each)
         ready = ready or list(requests[:1])
         rate = self.runner.curve.prefill_rate
         plan = self.scheduler.schedule(ready, self.runner.sharing(ready), rate)
         for each in plan.requests:
             each.begun = True
-        started = self._clock()
+        started = self.scheduler.clock()
         results = self.runner.run(plan, crowded)
-        self.scheduler.charge(plan, self._clock() - started)
+        self.scheduler.charge(plan, self.scheduler.clock() - started)
         return dict(zip(plan.requests, results, strict=True))
-
-    def reach(self, prompt: Sequence[int]) -> int:
-        """Return how many tokens of `prompt` need no prefill."""
-        return self.runner.caches.best(prompt)[0]
 
     # Jobs
 
@@ -176,7 +166,7 @@ class StepLoop:
         request = job.request = job.running.request
         if request is not None:
             spent = (each.request.spent for each in jobs if each is not job and each.request)
-            request.short, request.since = job.short, self._clock()
+            request.short, request.since = job.short, self.scheduler.clock()
             request.spent = min(spent, default=0.0)
 
     def _add(self, job: JobHandle, jobs: Sequence[JobHandle], results: Results) -> list[Event]:
@@ -213,22 +203,6 @@ class StepLoop:
         histories = [*caches.in_use, *caches.histories()]
         wired.adjust(self.engine.model, sum(each.nbytes for each in histories))
         return disk_caches is not None and disk_caches.write(histories, stopped, seconds)
-
-    def save_prompt_cache(self, path: Path) -> None:
-        """Write the KV cache of the last request to a file in mlx-lm's prompt cache format.
-
-        Raises UsageError if nothing can be saved, StoreError on disk errors; an older file stays
-        intact.
-        """
-        disk.save(self.runner.caches.last, self.engine, path)
-
-    def load_prompt_cache(self, path: Path) -> None:
-        """Continue from the prompt cache in a file that `save_prompt_cache` wrote.
-
-        Raises StoreError, DamagedCache, or UsageError for another model's file; nothing has changed
-        then.
-        """
-        self.runner.caches.release(disk.load(self.engine, path))
 
     def close(self) -> None:
         """Save the learned costs for the next run."""

@@ -15,7 +15,6 @@ from akunu_py.engine.histories.history import (
     CHECKPOINT_EVERY,
     MAX_CHECKPOINT_BYTES,
     MAX_CHECKPOINTS,
-    TokenHistory,
 )
 from akunu_py.engine.histories.memory import MIN_CACHED, PromptCaches
 from akunu_py.engine.model import device
@@ -82,9 +81,7 @@ class _Chunk:
 
 
 def prefill(
-    target: Target,
-    sizes: ChunkSizes,
-    meanwhile: Callable[[int], None] = lambda launched: None,
+    target: Target, sizes: ChunkSizes, meanwhile: Callable[[int], None] = lambda launched: None
 ) -> Generator[int]:
     """Prefill the pending tokens except `target.prompt_tail`, with checkpoints.
 
@@ -105,8 +102,10 @@ def prefill(
         size = _next_size(target, sizes)
         if under_way and not sizes.may_follow(under_way.tokens, size):
             continue
-        if not size or _is_place(target.history):
-            target.history.checkpoint()
+        length, history = len(target.tokens), target.history
+        is_due = length >= history.last_checkpoint + CHECKPOINT_EVERY
+        if not size or length in history.marks or is_due:
+            history.checkpoint()
         if not size:
             return
         before = under_way
@@ -125,12 +124,6 @@ def _next_size(target: Target, sizes: ChunkSizes) -> int:
     left, length = max(0, len(target.pending) - target.prompt_tail), len(target.tokens)
     to_marks = (mark - length for mark in target.history.marks if mark > length)
     return min(left, sizes.next(), *to_marks)
-
-
-def _is_place(history: TokenHistory) -> bool:
-    """Return whether a checkpoint is due here."""
-    length = len(history.tokens)
-    return length in history.marks or length >= history.last_checkpoint + CHECKPOINT_EVERY
 
 
 def _launch(target: Target, count: int) -> _Chunk:

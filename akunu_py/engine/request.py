@@ -112,10 +112,9 @@ class Request:
         self.answering = False  # its first token was sampled; no drafts before that
         self.started = 0.0
         self.prefilled: float | None = None  # time of the first token
-        self.logprob_sampler: LogprobSampler | None = None
+        target.sampler = Sampler(options.sampling)
         if options.sampling.logprobs is not None:
-            self.logprob_sampler = LogprobSampler(options.sampling, engine.tokens.tokenizer)
-        target.sampler = self.logprob_sampler or Sampler(options.sampling)
+            target.sampler = LogprobSampler(options.sampling, engine.tokens.tokenizer)
         target.constraint, self.guide = answer_rules(engine.tokens, options, self.prompt)
         self.room = engine.plan.context_length - len(self.prompt)
         self.tokens_left = min(options.max_tokens, self.room)
@@ -157,11 +156,6 @@ class Request:
     def decodes(self) -> bool:
         """Whether its prompt is prefilled."""
         return self.status is Status.DECODING
-
-    @property
-    def blocked(self) -> bool:
-        """Whether it has to wait."""
-        return bool(self.waits_for and self.waits_for[0]())
 
     @property
     def joining_tokens(self) -> int:
@@ -215,9 +209,8 @@ class Request:
 
         seconds: time of the pass.
         """
-        target, done = self.target, self.launched[0]
-        sampled = [int(token) for token in done.sampled.tolist()]
-        del self.launched[0]
+        target, done = self.target, self.launched.pop(0)
+        sampled: list[int] = done.sampled.tolist()
         path = TokenTree.of(done.drafted).accepted(sampled)
         found = [sampled[row] for row in (0, *[node + 1 for node in path])]
         tokens = found = cut(found, self.engine.tokens.stop_tokens)
@@ -231,9 +224,13 @@ class Request:
         self._commit(done, found[: kept + 1] if self.stale else tokens, path[:kept])
         self.answering = True
         self.limit = 0 if self._is_last(tokens[-1]) else self.limit - len(tokens)
+        branches = [done.drafted[accepted:]]
         if isinstance(done.drafted, TokenTree):
-            return Piece(tuple(tokens), accepted, (), seconds, len(done.drafted) - accepted)
-        return Piece(tuple(tokens), accepted, tuple(done.drafted[accepted:]), seconds)
+            branches = done.drafted.continuations(path[accepted - 1] if accepted else -1) or [[]]
+        rejected, *others = map(tuple, branches)
+        return Piece(
+            tuple(tokens), accepted, rejected, seconds, tuple(others), drafted=len(done.drafted)
+        )
 
     def add(self, piece: Piece, now: float) -> TextPiece:
         """Add a piece to the answer and return its text. now: the time."""
@@ -246,13 +243,13 @@ class Request:
             self._complete = True
         decoded, used = self._decoder.add(piece)
         self.stats.add(decoded.piece, from_prefill=not self.tokens)
-        if self.logprob_sampler is not None:  # of all tokens but a stop token
+        if isinstance(self.target.sampler, LogprobSampler):  # of all tokens but a stop token
             stop = self.engine.tokens.stop_tokens
             chosen = piece.tokens[: min(used, len(piece.tokens) - self._forced)]
             shown = [token for token in chosen if token not in stop]
             last = (self.tokens or self.prompt)[-1]
             position = len(self.prompt) + len(self.tokens)
-            self.logprobs += self.logprob_sampler.pop_logprobs(position, shown, last)
+            self.logprobs += self.target.sampler.pop_logprobs(position, shown, last)
         before = len(self.tokens)
         self.tokens += piece.tokens[:used]
         # Every few tokens, because it takes 0.2 ms.

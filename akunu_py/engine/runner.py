@@ -18,7 +18,7 @@ from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import PrefillProgress, SharedPasses
 from akunu_py.engine.histories.history import Owner
 from akunu_py.engine.histories.memory import PromptCaches
-from akunu_py.engine.histories.prompt_cache_store import DiskPromptCaches
+from akunu_py.engine.histories.prompt_cache_store import PromptCacheStore
 from akunu_py.engine.model import blas_threads
 from akunu_py.engine.prefill import (
     ChunkSizes,
@@ -35,7 +35,6 @@ from akunu_py.ngram.cost import MAX_ROWS, CostCurve
 from akunu_py.ngram.planner import JointPlanner, SharedPass, best_draft
 from akunu_py.types import NotCached, PassCosts, Piece, TextPiece
 
-_RESERVED_TOKENS = 1024  # answer tokens that memory is reserved for at once
 _FEW = 64  # pending prompt tokens that join the first decode pass instead of a prefill pass
 _MAX_PENDING = 8  # with more pending tokens a pass has no draft
 TREES_BEFORE_TRIAL = 32  # token trees that a process forgoes before the trial of `can_batch`
@@ -47,31 +46,28 @@ Results = list[Step] | Exception
 class ModelRunner:
     """Advances the requests to one model, with its drafters and prompt caches."""
 
-    _needs_trial = False  # run the trial of `can_batch` before the next pass
+    reserved_tokens = 1024  # answer tokens that memory is reserved for at once
+    _is_tried = False  # the trial of `can_batch` was run
+    _planner: JointPlanner  # of shared passes, after that trial
+    _needs_trial = False  # run that trial before the next pass
     _forgone_trees = 0  # before that trial
 
     def __init__(
         self,
         engine: Engine,
         learned: UnsavedState,
-        reserved_tokens: int = _RESERVED_TOKENS,
-        chunk_seconds: float | None = None,
+        chunk_seconds: float | None = None,  # time limit of prefill chunks; None: the fastest size
     ) -> None:
-        """reserved_tokens: answer tokens that memory is reserved for at once.
-
-        chunk_seconds: time limit of prefill chunks; None: the fastest size.
-        """
         self._engine = engine
         self._learned = learned
-        self._reserved_tokens, self._chunk_seconds = reserved_tokens, chunk_seconds
+        self._chunk_seconds = chunk_seconds
         self.curve = learned.curve
         self.caches = PromptCaches(engine.plan.prompt_cache_memory)
         self.drafters = DrafterPool(engine, learned)
-        self.disk_caches: DiskPromptCaches | None = None
-        if learned.caches is not None:
-            self.disk_caches = DiskPromptCaches(engine, learned.caches, self.curve)
-        self._planner: JointPlanner | None = None
-        self.not_batched: str | None = None  # why requests take turns, once `can_batch` was called
+        self.disk_caches: PromptCacheStore | None = None
+        if learned.disk_limits is not None:
+            self.disk_caches = PromptCacheStore(engine, learned.disk_limits, self.curve)
+        self.not_batched: str | None = None  # why requests take turns, once that is tried
         self._last = 0.0  # end of the previous pass, or start of this one
         self._joint: batched_pass.Joint = {}  # recurrent states of the last shared pass
         self._drafts_pay = False  # read the launched pass first, so that the next one has drafts
@@ -83,7 +79,7 @@ class ModelRunner:
 
         Runs a trial once, of about eight passes.
         """
-        if self._planner is None:
+        if not self._is_tried:
             model, kv_bits = self._engine.model, self._engine.plan.kv_bits
             exact = "--exact keeps passes small" if self._engine.exact else None
             self.not_batched = exact or batched_pass.why_not_batched(model, kv_bits)
@@ -91,11 +87,12 @@ class ModelRunner:
             costs = CostCurve({rows: known[rows - 1] for rows in range(1, MAX_ROWS + 1)})
             costs.preset = False
             self._planner = JointPlanner(costs)
+            self._is_tried = True
         return self.not_batched is None
 
     def _can_branch(self) -> bool:
         """Return `can_batch`, or False before its trial, which costs more than a few trees save."""
-        if self._planner is not None:
+        if self._is_tried:
             return self.can_batch()
         self._forgone_trees += 1
         self._needs_trial = self._forgone_trees >= TREES_BEFORE_TRIAL
@@ -115,7 +112,7 @@ class ModelRunner:
         Recurrent layers accept one row per request, so shared passes of recurrent models cannot
         verify drafts. sharing: number of requests that share the pass.
         """
-        if self._planner is None or not self._engine.recurrent:
+        if not self._engine.recurrent:
             return False
         context = len(request.target.tokens)
         shared, own = self._planner.curve.table(context), self.curve.table(context)
@@ -329,7 +326,7 @@ class ModelRunner:
 
     def _to_reserve(self, request: Request) -> int:
         """Return the answer tokens to reserve memory for, at first or next."""
-        return min(request.tokens_left, self._reserved_tokens)
+        return min(request.tokens_left, self.reserved_tokens)
 
     # Decode passes
 
@@ -391,7 +388,6 @@ class ModelRunner:
     def _joint_lengths(self, requests: Sequence[Request], *, alone: bool) -> list[int]:
         """Return the number of draft tokens for each request of a shared pass."""
         planner, context = self._planner, _context(requests)
-        assert planner is not None
         if self._engine.recurrent:
             return [0] * len(requests)
         rows = sum(len(each.target.pending) for each in requests)
@@ -407,7 +403,6 @@ class ModelRunner:
         if self._engine.recurrent:
             return any(self._prefers_alone(each, len(requests)) for each in requests)
         planner, context = self._planner, _context(requests)
-        assert planner is not None
         offers = [_offer(each) for each in requests]
         if any(planner.lengths(offers, len(requests), context, pipelined=True)):
             return True
@@ -476,23 +471,20 @@ class ModelRunner:
         for made, sampled in zip(passes, sample_together(to_sample), strict=True):
             made.sampled = sampled
         mx.async_eval([each.sampled for each in passes])
-        shared = None if len(requests) == 1 else self._shared_pass(requests, passes, ahead=ahead)
+        shared = None
+        if len(requests) > 1:
+            shared = SharedPass(
+                len(requests),
+                sum(each.rows.size for each in passes),
+                sum(len(each.drafted) for each in passes),
+                _context(requests),
+                pipelined=ahead,
+                joined=any(each.joining_tokens for each in requests),
+                drafting=0.0 if ahead else sum(each.drafter.drafting_cost for each in requests),
+            )
         for each, made in zip(requests, passes, strict=True):
             made.shared = shared
             each.launched.append(made)
-
-    def _shared_pass(
-        self, requests: Sequence[Request], passes: Sequence[DecodePass], *, ahead: bool
-    ) -> SharedPass:
-        return SharedPass(
-            len(requests),
-            sum(each.rows.size for each in passes),
-            sum(len(each.drafted) for each in passes),
-            _context(requests),
-            pipelined=ahead,
-            joined=any(each.joining_tokens for each in requests),
-            drafting=0.0 if ahead else sum(each.drafter.drafting_cost for each in requests),
-        )
 
     def _accept(self, running: Sequence[Request], seconds: float) -> dict[Request, Piece]:
         """Accept the tokens of the launched pass, and learn its cost."""
@@ -513,7 +505,6 @@ class ModelRunner:
         same = all(each.shared is shared for each in passes)
         if shared is not None and same and shared.requests == len(running):
             self.shared += SharedPasses(1, len(running))
-            assert self._planner is not None
             self._planner.observe(shared, sum(len(p.tokens) for p in pieces.values()), timed)
         self._passes += 1
         if self._passes % _CLEAR_EVERY == 0:

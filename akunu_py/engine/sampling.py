@@ -22,10 +22,10 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from akunu_py.errors import UsageError
 from akunu_py.types import SamplingOptions, TokenLogprobs
 
-_MAX_SEED = 2**32 - 1
 _MAX_INVERSE_TEMPERATURE = 1e30  # maximum of 1 / temperature; infinity times 0 would be NaN
 _OUTSIDE = 1e-6  # highest probability of a token that top-p excludes, per draw
 _MAX_CANDIDATES = 6  # with more, that is for top-p below 0.75, sorting is as fast
+_MIN_LOGPROB = -9999.0  # for forbidden tokens: OpenAI's value, as JSON has no infinity
 _MASS_UNIT = 2.0**40  # of the most likely token's probability; the sum of a vocabulary fits int64
 
 
@@ -59,12 +59,13 @@ class Sampler:
         logits: [rows, vocab], the last rows of a pass. before: the tokens up to the last row's, at
         least the last `window` + rows - 1. position: of the first row's token in the history.
         """
-        rows, options = logits.shape[0], self.options
-        logits, _, sampled = self._process_and_draw(logits, before, self.keys(position, rows))
+        rows = logits.shape[0]
+        keys = [(self.seed, position + row) for row in range(rows)]
+        logits, _, sampled = self._process_and_draw(logits, before, keys)
         if rows > 1 and not self._is_exact:
             draft = before[-(rows - 1) :]
-            key = mx.random.split(mx.array(self.keys(position, 1)[0], mx.uint32))[1]
-            accepted = accepted_leniently(logits[:-1], draft, options, key)
+            key = mx.random.split(mx.array(keys[0], mx.uint32))[1]
+            accepted = accepted_leniently(logits[:-1], draft, self.options, key)
             sampled = mx.concatenate([mx.where(accepted, draft, sampled[:-1]), sampled[-1:]])
         return sampled
 
@@ -76,7 +77,8 @@ class Sampler:
         Up to `others` more tokens follow, which would be sampled without those before them. Tokens
         that top-p excludes may be counted in the probabilities.
         """
-        logits, values, tokens = self._process_and_draw(logits, before, self.keys(position, 1))
+        keys = [(self.seed, position)]
+        logits, values, tokens = self._process_and_draw(logits, before, keys)
         chances = mx.softmax(logits[0].astype(mx.float32))
         if others:
             rest = mx.put_along_axis(values[0], tokens, mx.array(-mx.inf, values.dtype), axis=0)
@@ -86,10 +88,6 @@ class Sampler:
         # Read both in one wait; float32 holds every token below 2**24.
         found = mx.stack([tokens.astype(mx.float32), chances[tokens]], axis=1).tolist()
         return [(int(token), chance) for token, chance in found]
-
-    def keys(self, position: int, rows: int) -> list[tuple[int, int]]:
-        """Return the random key of each row; see `sample`."""
-        return [(self.seed, position + row) for row in range(rows)]
 
     def sample_rows(self, logits: mx.array, keys: Sequence[tuple[int, int]]) -> mx.array:
         """Sample rows of any requests of this `group`; returns the tokens, [rows]."""
@@ -299,32 +297,28 @@ def accepted_leniently(
     return accepted
 
 
+_RANGES = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "top_k": (0, math.inf),
+    "repetition_penalty": (0.01, 100),
+    "presence_penalty": (-100, 100),
+    "frequency_penalty": (-100, 100),
+    "penalty_window": (1, math.inf),
+    "lenience": (0.01, 1),
+    "typical": (0, 1),
+    "seed": (0, 2**32 - 1),
+    "logprobs": (0, 20),
+}
+
+
 def _check_ranges(options: SamplingOptions) -> None:
     """Raise UsageError for the first option outside its range."""
-    ranges: Sequence[tuple[str, float, float, float]] = (
-        ("temperature", options.temperature, 0, 100),
-        ("top_p", options.top_p, 0, 1),
-        ("min_p", options.min_p, 0, 1),
-        ("top_k", options.top_k, 0, float("inf")),
-        ("repetition_penalty", options.repetition_penalty, 0.01, 100),
-        ("presence_penalty", options.presence_penalty, -100, 100),
-        ("frequency_penalty", options.frequency_penalty, -100, 100),
-        ("penalty_window", options.penalty_window, 1, float("inf")),
-        ("lenience", options.lenience, 0.01, 1),
-        ("typical", options.typical, 0, 1),
-        ("seed", options.seed or 0, 0, _MAX_SEED),
-        ("logprobs", options.logprobs or 0, 0, 20),
-    )
-    for name, value, low, high in ranges:
-        if not low <= value <= high:
+    for name, (low, high) in _RANGES.items():
+        value = getattr(options, name)
+        if value is not None and not low <= value <= high:
             raise UsageError(f"{name} must be from {low:g} to {high:g}, got {value:g}")
-
-
-_MIN_LOGPROB = -9999.0  # for forbidden tokens: OpenAI's value, as JSON has no infinity
-
-
-# Of a pass: sampled tokens' logprobs [rows], top tokens and their logprobs [rows, count].
-_PassLogprobs = tuple[mx.array, mx.array, mx.array]
 
 
 class LogprobSampler(Sampler):
@@ -334,7 +328,8 @@ class LogprobSampler(Sampler):
         super().__init__(options)
         self.group = None
         self._tokenizer = tokenizer
-        self._rows: dict[int, tuple[_PassLogprobs, int]] = {}  # with the row's index
+        # A pass's logprobs [rows], top tokens and their logprobs [rows, count]; the row in it.
+        self._rows: dict[int, tuple[mx.array, mx.array, mx.array, int]] = {}
 
     def sample(self, logits: mx.array, before: mx.array, position: int) -> mx.array:
         sampled = super().sample(logits, before, position)
@@ -346,14 +341,14 @@ class LogprobSampler(Sampler):
         chosen = mx.take_along_axis(logprobs, sampled[:, None].astype(mx.uint32), axis=-1)[:, 0]
         mx.async_eval(chosen, top, top_logprobs)
         for index in range(logits.shape[0]):
-            self._rows[position + index] = (chosen, top, top_logprobs), index
+            self._rows[position + index] = chosen, top, top_logprobs, index
         return sampled
 
     def pop_logprobs(self, position: int, tokens: Sequence[int], last: int) -> list[TokenLogprobs]:
         """Return logprobs of `tokens`, the first at `position` after the token `last`."""
         result = []
         for number, token in enumerate(tokens):
-            arrays, index = self._rows.pop(position + number)
+            *arrays, index = self._rows.pop(position + number)
             # Slicing arrays would launch work, which waits for the pass that is running by now.
             logprob, top, top_logprobs = (each.tolist()[index] for each in arrays)
             ranked = sorted(zip(top, top_logprobs, strict=True), key=lambda pair: -pair[1])

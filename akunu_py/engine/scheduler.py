@@ -36,14 +36,15 @@ class StepPlan:
     chunk_seconds: float | None = None  # time limit of a prefill chunk; None: the fastest size
 
 
+@dataclass(eq=False)
 class Scheduler:
     """Plans one step after the other. Knows nothing of models."""
 
-    chunk_s, patience_s = 0.2, 1.0  # time of a prefill chunk while others decode: at least, at most
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._prefill_ahead_s = 0.0  # prefill time minus decode time
+    clock: Callable[[], float] = time.perf_counter
+    # Time of a prefill chunk while others decode: at least, at most.
+    chunk_s: float = 0.2
+    patience_s: float = 1.0
+    _prefill_ahead_s: float = 0.0  # prefill time minus decode time
 
     def schedule(
         self, ready: Sequence[Request], sharing: Sequence[Request], prefill_rate: float | None
@@ -104,16 +105,16 @@ class Scheduler:
 
     def _shortest(self, prefilling: Sequence[Request], rate: float) -> Request:
         """Return the request with the least prompt left, or one that waited too long."""
-        now = self._clock()
-        waited = {id(each): now - each.since - each.stepped_s for each in prefilling}
-        late = [
-            each
-            for each in prefilling
-            if waited[id(each)] > _LATE_S + _LATE * each.prompt_tokens_left / rate
-        ]
-        if late:
-            return max(late, key=lambda each: waited[id(each)])
-        return min(prefilling, key=lambda each: each.prompt_tokens_left)
+        now = self.clock()
+
+        def waited(each: Request) -> float:
+            return now - each.since - each.stepped_s
+
+        def is_late(each: Request) -> bool:
+            return waited(each) > _LATE_S + _LATE * each.prompt_tokens_left / rate
+
+        shortest = min(prefilling, key=lambda each: each.prompt_tokens_left)
+        return max(filter(is_late, prefilling), key=waited, default=shortest)
 
     def _chunk_seconds(self, ready: Sequence[Request], chosen: Request) -> float:
         """Return the time limit of a prefill chunk: short, or a few passes of other answers."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from akunu_py.engine.batched_pass import Part, PassFollower
 from akunu_py.engine.constraint.masks import TokenMasks
 from akunu_py.engine.histories.history import NO_OWNER, Owner, TokenHistory
 from akunu_py.engine.histories.memory import MIN_CACHED, PromptCaches
-from akunu_py.engine.model.token_ids import common_prefix
+from akunu_py.engine.model.token_ids import common_prefix, shared_prefix
 from akunu_py.engine.sampling import RowsToSample, Sampler
 from akunu_py.ngram.token_tree import TokenTree
 from akunu_py.types import NotCached, SamplingOptions
@@ -31,26 +31,24 @@ class Reuse:
     missing: NotCached  # why not all: "evicted", "no checkpoint", "changed" (another text), or ""
 
 
+@dataclass(eq=False)
 class Target:
     """A model, the token history of a request, and the rules to sample its tokens."""
 
-    def __init__(
-        self, model: Any, kv_bits: int | None = None, caches: PromptCaches | None = None
-    ) -> None:
-        """kv_bits: see `kv_cache.new_cache`, which may raise UsageError."""
-        self.model = model
-        self.vocabulary: int | None = None  # width of the logits, known after a pass
-        self._kv_bits = kv_bits
-        self.caches = caches or PromptCaches()  # histories of other targets are copied, not taken
-        self._history: TokenHistory | None = None  # made when it is needed
-        self.followers: Sequence[PassFollower] = ()  # of its passes
-        self.owner: Owner = NO_OWNER  # the request
-        self.sampler = Sampler(SamplingOptions())
-        self.constraint: TokenMasks | None = None
+    model: Any
+    kv_bits: int | None = None  # see `kv_cache.new_cache`, which may raise UsageError
+    # Histories of other targets are copied, not taken.
+    caches: PromptCaches = field(default_factory=PromptCaches)
+    vocabulary: int | None = field(default=None, init=False)  # width of the logits, after a pass
+    followers: Sequence[PassFollower] = field(default=(), init=False)  # of its passes
+    owner: Owner = field(default=NO_OWNER, init=False)  # the request
+    sampler: Sampler = field(default_factory=lambda: Sampler(SamplingOptions()), init=False)
+    constraint: TokenMasks | None = field(default=None, init=False)
+    _history: TokenHistory | None = field(default=None, init=False)  # made when it is needed
 
     def reset(self) -> None:
         """Drop the current history and start with an empty one."""
-        self.history = TokenHistory(kv_cache.new_cache(self.model, self._kv_bits), self.owner)
+        self.history = TokenHistory(kv_cache.new_cache(self.model, self.kv_bits), self.owner)
 
     def release(self) -> None:
         """Return the history to the shared caches."""
@@ -103,12 +101,9 @@ class Target:
         """
         return 1 + (_TEMPLATE_TAIL if self.history.needs_checkpoints else 0)
 
-    def forward(self, tokens: mx.array, wanted: int | None = None) -> mx.array:
-        """Run `tokens` [rows] after the cached ones.
-
-        Returns lazy logits [wanted, vocab] of the last rows, by default of all.
-        """
-        part = Part(tokens, self.cache, wanted, self.followers)
+    def forward(self, tokens: mx.array) -> mx.array:
+        """Run `tokens` [rows] after the cached ones. Returns lazy logits [rows, vocab]."""
+        part = Part(tokens, self.cache, followers=self.followers)
         return batched_pass.run(self.model, [part])[0]
 
     def part(self, tokens: mx.array, draft: Sequence[int]) -> Part:
@@ -194,7 +189,7 @@ class Target:
         assert kv_cache.has_length(self.cache, len(self.tokens)), "the cache is not what was booked"
         others = self.caches.others(self.history)
         histories = [self.history, *self.caches.histories(), *others]
-        shared = [each.shared(prompt) for each in histories]
+        shared = [shared_prefix(each.tokens, prompt) for each in histories]
         reached = [each.reach(tokens) for each, tokens in zip(histories, shared, strict=True)]
         for index in range(len(histories) - len(others), len(histories)):
             reached[index] *= reached[index] >= MIN_CACHED  # fewer are not worth a copy
@@ -232,20 +227,18 @@ class Target:
         self.caches.add(self.history)
         self.caches.reserve(needed, self.history, history)
         fits = needed + history.nbytes <= self.caches.limit
-        if others or (behind >= MIN_CACHED and fits):
-            if length:
-                self.history = history.branch(length, self.owner)
-            else:
-                self.reset()
-        else:
+        copies = others or (behind >= MIN_CACHED and fits)
+        if not copies:
             self.caches.take(history)
             if behind >= MIN_CACHED:
                 self.caches.record_eviction(history)
+        if behind and not length:
+            self.reset()
+        elif copies:
+            self.history = history.branch(length, self.owner)
+        else:
             self.history = history
-            if length or not behind:
-                history.truncate(length)
-            else:
-                self.reset()
+            history.truncate(length)
         self.history.owner = self.owner
         self.history.reserved = needed
 

@@ -5,7 +5,7 @@ from typing import Any
 from akunu_py.errors import SchemaError, Unsatisfiable
 from akunu_py.json_schema import scalars
 from akunu_py.json_schema.containers import Builder, add_array, add_object
-from akunu_py.json_schema.formula import FALSE, TRUE, TYPES, Document, Formula
+from akunu_py.json_schema.formula import FALSE, TYPES, Document, Formula
 from akunu_py.json_schema.layouts import FREE, Layout
 from akunu_py.json_schema.rules import Rule
 
@@ -18,11 +18,10 @@ def grammar(schema: Any, layout: Layout = FREE, prefix: str = "") -> str:
 
     prefix: of the names of all rules, lower-case letters and digits.
     """
-    if schema is False:
-        raise Unsatisfiable("there is nothing that it allows")
     try:
-        builder = Builder(Document(schema), layout, prefix)
-        start = builder.start(("schema", 0) if isinstance(schema, dict) and schema else TRUE)
+        document = Document(schema)
+        builder = Builder(document, layout, prefix)
+        start = builder.start(document.root)
         while builder.pending:
             _add(builder, *builder.pending.pop())
         text = builder.rules.to_lark(start)

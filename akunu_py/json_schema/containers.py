@@ -28,8 +28,7 @@ from akunu_py.json_schema.simplify import (
 )
 
 _MAX_GOALS = 6  # required properties that only a pattern describes
-_MAX_SHUFFLED = 60  # properties in any order: a rule's parameter has 64 bits
-_MAX_UNIQUE = 60  # distinct values of an array: a rule's parameter has 64 bits
+_MAX_IN_ANY_ORDER = 60  # properties, or distinct items: a rule's parameter has 64 bits
 
 
 class Builder:
@@ -141,8 +140,8 @@ def _add_unique(builder: Builder, rule: Rule, item: Formula, least: int, most: i
             if (found := scalars.listed(kind, left, layout.notation)) is None:
                 raise SchemaError("uniqueItems is supported for items of an enum only")
             texts += found
-    if len(texts) > _MAX_UNIQUE:
-        raise SchemaError(f"uniqueItems is supported for {_MAX_UNIQUE} values at most")
+    if len(texts) > _MAX_IN_ANY_ORDER:
+        raise SchemaError(f"uniqueItems is supported for {_MAX_IN_ANY_ORDER} values at most")
     values = tuple(builder.rules.new() for _ in texts)
     for value, text in zip(values, texts, strict=True):
         builder.rules.add(value, text)
@@ -333,7 +332,7 @@ class _Object:
         """Return whether properties may come in any order, which excludes counting them."""
         counted = self._most is not None or self._least > 1 or self._goals
         some = len(self._known) + bool(self._others) > 1
-        return some and not counted and len(self._known) <= _MAX_SHUFFLED
+        return some and not counted and len(self._known) <= _MAX_IN_ANY_ORDER
 
     def _shuffle(self) -> Shuffle:
         required, optional, others = [

@@ -76,12 +76,12 @@ class Document:
         self._numbers: dict[int, int] = {}  # by `id` of the schema
         self._formulas: dict[int, Formula] = {}
         self._by_uri: dict[str, Any] = {}
-        self._root = schema
+        self._schema = schema
         dialect = str(schema.get("$schema", "")) if isinstance(schema, dict) else ""
         # Before 2019-09 keywords next to a $ref are ignored.
         self.refs_stand_alone = any(f"draft-0{old}" in dialect for old in (3, 4, 6, 7))
         self._index(schema, "", 0)
-        self.reference(schema, "#", self._base_uri(schema, ""))
+        self.root = self.reference(schema, "#", self._base_uri(schema, ""))
 
     def reference(self, schema: Any, place: str, base: str) -> Formula:
         if schema is True or schema == {}:
@@ -113,7 +113,7 @@ class Document:
         if found is None and fragment[:1] in ("", "/"):
             found = _pointer_target(self._by_uri.get(f"{uri}#"), fragment)
             if found is None and target.startswith("#"):  # `id` is a property here
-                found = _pointer_target(self._root, fragment)
+                found = _pointer_target(self._schema, fragment)
         if found is None:
             raise SchemaError(f"$ref: {target!r:.100} is not in the schema", place)
         return self.reference(found, f"#{fragment}", uri)

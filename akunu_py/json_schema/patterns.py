@@ -21,7 +21,6 @@ from akunu_py.json_schema.regex import (
     json_content,
     matches,
     repeat,
-    subtract,
     union,
 )
 
@@ -261,7 +260,7 @@ class _Parser:
 @cache
 def _category(name: str) -> Ranges:
     codes = [n for n in range(MAX_CODE + 1) if unicodedata.category(chr(n)).startswith(name)]
-    return subtract(union(tuple((code, code) for code in codes)), ((0xD800, 0xDFFF),))
+    return union(tuple((code, code) for code in codes))
 
 
 # The formats that are enforced, as patterns. From RFC 3339 (dates and times), 5321 (e-mail),
@@ -281,19 +280,11 @@ _OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _IPV4 = rf"(?:{_OCTET}\.){{3}}{_OCTET}"
 _GROUP = r"[0-9a-fA-F]{1,4}"
 _LAST_GROUPS = rf"(?:{_GROUP}:{_GROUP}|{_IPV4})"
-_IPV6 = "|".join(
-    [
-        rf"(?:{_GROUP}:){{6}}{_LAST_GROUPS}",
-        *(
-            rf"(?:(?:{_GROUP}:){{0,{left}}}{_GROUP})?::(?:{_GROUP}:){{{4 - left}}}{_LAST_GROUPS}"
-            if left >= 0
-            else rf"::(?:{_GROUP}:){{5}}{_LAST_GROUPS}"
-            for left in range(-1, 5)
-        ),
-        rf"(?:(?:{_GROUP}:){{0,5}}{_GROUP})?::{_GROUP}",
-        rf"(?:(?:{_GROUP}:){{0,6}}{_GROUP})?::",
-    ]
-)
+# What may be before "::", and behind it.
+_HEADS = ["", *(rf"(?:(?:{_GROUP}:){{0,{most}}}{_GROUP})?" for most in range(7))]
+_TAILS = [*(rf"(?:{_GROUP}:){{{count}}}{_LAST_GROUPS}" for count in range(5, -1, -1)), _GROUP, ""]
+_SHORTENED = map("::".join, zip(_HEADS, _TAILS, strict=True))
+_IPV6 = "|".join([rf"(?:{_GROUP}:){{6}}{_LAST_GROUPS}", *_SHORTENED])
 _PART = r"(?:[a-zA-Z0-9\-._~!$&'()*+,;=:@]|%[0-9a-fA-F]{2})"  # of a path
 _NAME = r"(?:[a-zA-Z0-9\-._~!$&'()*+,;=]|%[0-9a-fA-F]{2})"
 _HOST = rf"(?:\[(?:{_IPV6}|v[0-9a-fA-F]+\.[a-zA-Z0-9\-._~!$&'()*+,;=:]+)\]|{_NAME}*)"

@@ -5,11 +5,11 @@ shortest escape where JSON needs one.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 Ranges = tuple[tuple[int, int], ...]  # inclusive ranges of code points, sorted and disjoint
 
@@ -24,7 +24,6 @@ class Expr:
 
     text: str  # the definition, one atom of it
     plain: bool = True  # `text` is a regular expression without its slashes
-    nullable: bool = False  # it matches the empty text
     inhabited: bool = True  # it is known to match some text
 
     @property
@@ -32,7 +31,7 @@ class Expr:
         return f"/{self.text}/" if self.plain else self.text
 
 
-EPSILON = Expr("(?:)", nullable=True)
+EPSILON = Expr("(?:)")
 NOTHING = Expr("[a&&b]", inhabited=False)  # a class without characters
 
 
@@ -42,20 +41,20 @@ def concat(*parts: Expr) -> Expr:
         return NOTHING
     if len(parts) < 2:
         return parts[0] if parts else EPSILON
-    nullable, inhabited = all(p.nullable for p in parts), all(p.inhabited for p in parts)
+    inhabited = all(part.inhabited for part in parts)
     if all(part.plain for part in parts):
-        return Expr("".join(part.text for part in parts), True, nullable, inhabited)
-    return Expr(_atoms(" ", parts), False, nullable, inhabited)
+        return Expr("".join(part.text for part in parts), True, inhabited)
+    return Expr(_atoms(" ", parts), False, inhabited)
 
 
 def either(parts: Iterable[Expr]) -> Expr:
     parts = [part for part in dict.fromkeys(parts) if part != NOTHING]
     if len(parts) < 2:
         return parts[0] if parts else NOTHING
-    nullable, inhabited = any(p.nullable for p in parts), any(p.inhabited for p in parts)
+    inhabited = any(part.inhabited for part in parts)
     if all(part.plain for part in parts):
-        return Expr(f"(?:{'|'.join(part.text for part in parts)})", True, nullable, inhabited)
-    return Expr(_atoms(" | ", parts), False, nullable, inhabited)
+        return Expr(f"(?:{'|'.join(part.text for part in parts)})", True, inhabited)
+    return Expr(_atoms(" | ", parts), False, inhabited)
 
 
 def both(*parts: Expr) -> Expr:
@@ -64,7 +63,7 @@ def both(*parts: Expr) -> Expr:
         return NOTHING
     if len(parts) == 1:
         return parts[0]
-    return Expr(_atoms(" & ", parts), False, all(part.nullable for part in parts), False)
+    return Expr(_atoms(" & ", parts), plain=False, inhabited=False)
 
 
 def _atoms(separator: str, parts: Iterable[Expr]) -> str:
@@ -75,8 +74,7 @@ def without(expr: Expr, other: Expr, *, inhabited: bool = False) -> Expr:
     """Return an expression for texts of `expr`, not of `other`. inhabited: such texts exist."""
     if NOTHING in (expr, other):
         return expr
-    text = f"({expr.atom} & ~{other.atom})"
-    return Expr(text, False, expr.nullable and not other.nullable, inhabited)
+    return Expr(f"({expr.atom} & ~{other.atom})", False, inhabited)
 
 
 def repeat(expr: Expr, low: int, high: int | None) -> Expr:
@@ -87,39 +85,35 @@ def repeat(expr: Expr, low: int, high: int | None) -> Expr:
         return NOTHING
     counts = f"{{{low},{'' if high is None else high}}}"
     times = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((low, high), counts)
-    nullable = low == 0 or expr.nullable
     text = f"(?:{expr.text}){times}" if expr.plain else f"({expr.atom}{times})"
-    return Expr(text, expr.plain, nullable, low == 0 or expr.inhabited)
+    return Expr(text, expr.plain, low == 0 or expr.inhabited)
 
 
 def _class_char(code: int) -> str:
     return chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\x{{{code:x}}}"
 
 
-def _class_body(ranges: Iterable[tuple[int, int]]) -> str:
-    return "".join(
-        _class_char(low) if low == high else f"{_class_char(low)}-{_class_char(high)}"
-        for low, high in ranges
-    )
-
-
 def raw_text(text: str) -> Expr:
     """Return the expression that matches `text` as it is."""
-    return Expr("".join(map(_class_char, map(ord, text))) or "(?:)", nullable=not text)
+    return Expr("".join(map(_class_char, map(ord, text)))) if text else EPSILON
 
 
 def characters(ranges: Ranges) -> Expr:
     """Return one character of a string, as JSON writes it."""
-    raw = [*subtract(ranges, ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF)))]
-    options = [f"[{_class_body(raw)}]"] if raw else []
-    letters = "".join(
-        _class_char(ord(letter)) for code, letter in SHORT_ESCAPES.items() if contains(ranges, code)
-    )
+    escapes_and_surrogates = (0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF)
+    raw = complement(union(complement(ranges), escapes_and_surrogates))
+    members = [
+        _class_char(low) if low == high else f"{_class_char(low)}-{_class_char(high)}"
+        for low, high in raw
+    ]
+    options = [f"[{''.join(members)}]"] if members else []
+    escaped = {code for low, high in ranges for code in range(low, min(high, 0x5C) + 1)}
+    letters = [letter for code, letter in SHORT_ESCAPES.items() if code in escaped]
     if letters:
-        options.append(f"\\x{{5c}}[{letters}]")
-    controls = [code for code in range(32) if code not in SHORT_ESCAPES and contains(ranges, code)]
+        options.append(f"\\x{{5c}}[{''.join(_class_char(ord(letter)) for letter in letters)}]")
+    controls = [f"{code:02x}" for code in range(32) if code in escaped - SHORT_ESCAPES.keys()]
     if controls:
-        options.append(f"\\x{{5c}}u00(?:{'|'.join(f'{code:02x}' for code in controls)})")
+        options.append(f"\\x{{5c}}u00(?:{'|'.join(controls)})")
     return either(map(Expr, options))
 
 
@@ -135,10 +129,6 @@ def json_content(text: str) -> str:
 
 def quoted(content: Expr) -> Expr:
     return concat(_QUOTE, content, _QUOTE)
-
-
-def contains(ranges: Ranges, code: int) -> bool:
-    return any(low <= code <= high for low, high in ranges)
 
 
 def union(*sets: Ranges) -> Ranges:
@@ -160,10 +150,6 @@ def complement(ranges: Ranges) -> Ranges:
     return (*result, (start, MAX_CODE)) if start <= MAX_CODE else tuple(result)
 
 
-def subtract(ranges: Ranges, others: Ranges) -> Ranges:
-    return complement(union(complement(ranges), others))
-
-
 _QUOTE = Expr("\\x{22}")
 CHARACTER = characters(((0, MAX_CODE),))
 CONTENT = repeat(CHARACTER, 0, None)  # of any string, each character spelled in one way
@@ -174,22 +160,10 @@ STRING = Expr(
 )
 
 
-class _ByteTokenizer:
-    """A tokenizer of single bytes, to test expressions with llguidance."""
-
-    eos_token_id = 256
-    bos_token_id = None
-    tokens: Sequence[bytes] = (*(bytes([value]) for value in range(256)), b"")
-    special_token_ids = (256,)
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
-
-
 @cache
 def byte_tables() -> LLTokenizer:
     """Return the tables of a tokenizer in which each byte is a token."""
-    return LLTokenizer(TokenizerWrapper(_ByteTokenizer()), slices=[])
+    return LLTokenizer("byte", slices=[])
 
 
 def limits() -> LLParserLimits:
@@ -205,8 +179,6 @@ def _matcher(expr: Expr) -> LLMatcher:
 
 def matches(expr: Expr, text: bytes) -> bool:
     """Return whether `expr` matches `text`. Raises ValueError at the limits of llguidance."""
-    if not text:
-        return expr.nullable
     matcher = _matcher(expr)
     if _is_proven_empty(matcher):
         return False

@@ -11,11 +11,10 @@ from akunu_py.json_schema.regex import Expr, is_empty
 _MAX_SYMBOLS = 100_000  # llguidance numbers its own symbols with 16 bits
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A reference to a rule."""
+class Rule(str):
+    """The name of a rule."""
 
-    name: str
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +56,14 @@ class Rules:
     def __init__(self, prefix: str = "") -> None:
         """prefix: of all names, "start" included, so that grammars can be combined."""
         self._prefix = prefix
-        self._rules: dict[str, list[Alternative]] = {}
+        self._rules: dict[Rule, list[Alternative]] = {}
         self._lines: list[str] = []
+        self._terminals: dict[Expr, str] = {}
         self._size = 0  # symbols on both sides of all alternatives
 
     def new(self) -> Rule:
         rule = Rule(f"{self._prefix}n{len(self._rules)}")
-        self._rules[rule.name] = []
+        self._rules[rule] = []
         return rule
 
     def add(self, rule: Rule, alternative: Sequence[Symbol]) -> None:
@@ -71,60 +71,59 @@ class Rules:
         self._size += 1 + sum(_symbol_count(symbol) for symbol in alternative)
         if self._size > _MAX_SYMBOLS:
             raise SchemaError("its grammar becomes too large; make it simpler")
-        self._rules[rule.name].append(tuple(alternative))
+        self._rules[rule].append(tuple(alternative))
 
     def to_lark(self, start: Rule) -> str | None:
         """Return the grammar in llguidance's dialect of Lark, None if nothing can be completed."""
         productive = self._productive()
-        if start.name not in productive:
+        if start not in productive:
             return None
-        terminals: dict[Expr, str] = {}
-        lines = self._lines = [f"{self._prefix}start: {start.name}"]
-        pending, done = [start.name], {start.name}
+        lines = self._lines = [f"{self._prefix}start: {start}"]
+        pending, done = [start], {start}
         while pending:
-            name = pending.pop()
+            rule = pending.pop()
             alternatives = []
-            for alternative in self._rules[name]:
+            for alternative in self._rules[rule]:
                 pruned = self._prune(alternative, productive)
                 if pruned is None:
                     continue
-                alternatives.append(self._text(pruned, terminals))
+                alternatives.append(self._text(pruned))
                 for found in _rules_in(pruned):
                     if found not in done:
                         done.add(found)
                         pending.append(found)
-            lines.append(f"{name}: {' | '.join(dict.fromkeys(alternatives))}")
-        lines += [f"{name}: {expr.atom}" for expr, name in terminals.items()]
+            lines.append(f"{rule}: {' | '.join(dict.fromkeys(alternatives))}")
+        lines += [f"{name}: {expr.atom}" for expr, name in self._terminals.items()]
         return "\n".join(lines) + "\n"
 
-    def _productive(self) -> set[str]:
+    def _productive(self) -> set[Rule]:
         """Return the rules that can be completed: a least fixed point."""
-        productive: set[str] = set()
-        blocked: dict[str, list[tuple[str, Alternative]]] = {}
-        pending = [(name, each) for name, listed in self._rules.items() for each in listed]
+        productive: set[Rule] = set()
+        blocked: dict[Rule, list[tuple[Rule, Alternative]]] = {}
+        pending = [(rule, each) for rule, listed in self._rules.items() for each in listed]
         while pending:
-            name, alternative = pending.pop()
-            if name in productive:
+            rule, alternative = pending.pop()
+            if rule in productive:
                 continue
             missing = _unproductive(alternative, productive)
             if missing:
-                blocked.setdefault(missing, []).append((name, alternative))
+                blocked.setdefault(missing, []).append((rule, alternative))
             elif not any(isinstance(each, Expr) and is_empty(each) for each in alternative):
-                productive.add(name)
-                pending += blocked.pop(name, [])
+                productive.add(rule)
+                pending += blocked.pop(rule, [])
         return productive
 
     def dead_end(self, start: Rule) -> list[Rule]:
         """Return `start` and the chain of rules that prevent its completion, while it is unique."""
         productive, found = self._productive(), [start]
         while True:
-            missing = {_unproductive(each, productive) for each in self._rules[found[-1].name]}
-            rule = Rule(missing.pop()) if len(missing) == 1 else Rule("")
-            if not rule.name or rule in found:
+            missing = {_unproductive(each, productive) for each in self._rules[found[-1]]}
+            rule = missing.pop() if len(missing) == 1 else None
+            if rule is None or rule in found:
                 return found
             found.append(rule)
 
-    def _prune(self, alternative: Alternative, productive: set[str]) -> Alternative | None:
+    def _prune(self, alternative: Alternative, productive: set[Rule]) -> Alternative | None:
         """Return an alternative without options that cannot be completed, None if it cannot be."""
         if _unproductive(alternative, productive):
             return None
@@ -138,7 +137,7 @@ class Rules:
                 continue
             if isinstance(symbol, Shuffle):
                 optional, others = (
-                    tuple(rule for rule in listed if rule.name in productive)
+                    tuple(rule for rule in listed if rule in productive)
                     for listed in (symbol.optional, symbol.others)
                 )
                 if len(symbol.required) + len(optional) + bool(others) < symbol.least:
@@ -147,31 +146,31 @@ class Rules:
             symbols.append(symbol)
         return tuple(symbols)
 
-    def _text(self, symbols: Alternative, terminals: dict[Expr, str]) -> str:
-        return " ".join(self._symbol(symbol, terminals) for symbol in symbols) or '""'
+    def _text(self, symbols: Alternative) -> str:
+        return " ".join(map(self._symbol, symbols)) or '""'
 
-    def _symbol(self, symbol: Symbol, terminals: dict[Expr, str]) -> str:
-        """Write a symbol as Lark. terminals: the name of each regex, which may grow."""
+    def _symbol(self, symbol: Symbol) -> str:
+        """Write a symbol as Lark."""
         match symbol:
-            case Rule(name):
-                return name
+            case Rule():
+                return symbol
             case Verbatim(text):
                 return text
             case Shuffle():
-                return self._shuffled(symbol, terminals)
+                return self._shuffled(symbol)
             case Repetition(symbols, low, high):
                 counts = f"{{{low},{'' if high is None else high}}}"
                 times = "*" if (low, high) == (0, None) else counts
-                return f"({self._text(symbols, terminals)}){times}"
-        return terminals.setdefault(symbol, f"{self._prefix.upper()}T{len(terminals)}")
+                return f"({self._text(symbols)}){times}"
+        return self._terminals.setdefault(symbol, f"{self._prefix.upper()}T{len(self._terminals)}")
 
-    def _shuffled(self, symbol: Shuffle, terminals: dict[Expr, str]) -> str:
+    def _shuffled(self, symbol: Shuffle) -> str:
         """Write the rules of a shuffle. The bits of a parameter are the members so far."""
         first, more = (f"{self._prefix}{kind}{len(self._lines)}" for kind in "fm")
-        comma, close = (self._symbol(each, terminals) for each in (symbol.comma, symbol.close))
+        comma, close = map(self._symbol, (symbol.comma, symbol.close))
         named = [*symbol.required, *symbol.optional]
-        starts = [f"{rule.name} {more}::{1 << bit}" for bit, rule in enumerate(named)]
-        starts += [f"{rule.name} {more}::0" for rule in symbol.others]
+        starts = [f"{rule} {more}::{1 << bit}" for bit, rule in enumerate(named)]
+        starts += [f"{rule} {more}::0" for rule in symbol.others]
         if not symbol.least and not symbol.required:
             starts.append(close)
         again, done = "bit_clear({})", "true"
@@ -182,10 +181,10 @@ class Rules:
         elif symbol.least > 1:
             done = f"bit_count_ge(_, {symbol.least})"
         nexts = [
-            f"{comma} {rule.name} {more}::set_bit({bit}) %if {again.format(bit)}"
+            f"{comma} {rule} {more}::set_bit({bit}) %if {again.format(bit)}"
             for bit, rule in enumerate(named)
         ]
-        nexts += [f"{comma} {rule.name} {more}::_" for rule in symbol.others]
+        nexts += [f"{comma} {rule} {more}::_" for rule in symbol.others]
         self._lines.append(f"{first}: {' | '.join(starts)}")
         self._lines.append(f"{more}::_: {' | '.join([*nexts, f'{close} %if {done}'])}")
         return first
@@ -198,19 +197,19 @@ def _symbol_count(symbol: Symbol) -> int:
     return len(symbol.symbols) if isinstance(symbol, Repetition) else 1
 
 
-def _unproductive(symbols: Alternative, productive: set[str]) -> str:
-    """Return the first needed rule that cannot be completed, "" if there is none."""
+def _unproductive(symbols: Alternative, productive: set[Rule]) -> Rule | None:
+    """Return the first needed rule that cannot be completed."""
     needed = _rules_in(symbols, optional=False)
-    return next((name for name in needed if name not in productive), "")
+    return next((rule for rule in needed if rule not in productive), None)
 
 
-def _rules_in(symbols: Alternative, *, optional: bool = True) -> list[str]:
-    """Return the names of the rules in `symbols`. optional: also those that may be left out."""
-    found = [symbol.name for symbol in symbols if isinstance(symbol, Rule)]
+def _rules_in(symbols: Alternative, *, optional: bool = True) -> list[Rule]:
+    """Return the rules in `symbols`. optional: also those that may be left out."""
+    found = [symbol for symbol in symbols if isinstance(symbol, Rule)]
     for symbol in symbols:
         if isinstance(symbol, Repetition) and (symbol.low or optional):
             found += _rules_in(symbol.symbols, optional=optional)
         elif isinstance(symbol, Shuffle):
             more = (*symbol.optional, *symbol.others) if optional else ()
-            found += [rule.name for rule in (*symbol.required, *more)]
+            found += (*symbol.required, *more)
     return found

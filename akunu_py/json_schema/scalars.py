@@ -31,14 +31,6 @@ _MAX_ENDINGS = 1000  # last digits listed one by one
 _MAX_STATES = 2500  # of an automaton of integers
 
 
-def property_rule(rule: Formula, name: str) -> Formula:
-    """Return the formula of a `properties` assertion for the property `name`."""
-    _, names, patterns, others = rule
-    found = [value for known, value in names if known == name]
-    found += [value for pattern, value in patterns if is_found(pattern, name)]
-    return conjunction(found) if found else others
-
-
 def values(formula: Formula) -> list[Any] | None:
     """Return all numbers or strings that fit, None if the formula does not list them."""
     match formula[0]:
@@ -179,8 +171,6 @@ def _fitting_numbers(formula: Formula) -> Expr:
 
 def _multiples_between(formula: Formula) -> list[Decimal] | None:
     """Return the multiples in an interval, None if there is no interval or there are too many."""
-    if formula[0] != "and":
-        return None
     steps = [Fraction(part[1]) for part in formula[1:] if part[0] == "multiple"]
     lows = [part[1] for part in formula[1:] if part[0] == "least"]
     highs = [part[1] for part in formula[1:] if part[0] == "most"]

@@ -14,6 +14,7 @@ from akunu_py.json_schema.formula import (
     disjunction,
     negation,
 )
+from akunu_py.json_schema.patterns import is_found
 
 _TYPE_OF = {
     **dict.fromkeys(("least", "most", "multiple", "integer"), "number"),
@@ -172,9 +173,12 @@ class Simplifier:
 
 
 def property_value(literals: Conjunction, name: str) -> Formula:
-    return conjunction(
-        scalars.property_rule(each, name) for each in of_kind(literals, "properties")
-    )
+    values = []
+    for _, names, patterns, others in of_kind(literals, "properties"):
+        found = [value for known, value in names if known == name]
+        found += [value for pattern, value in patterns if is_found(pattern, name)]
+        values += found or [others]
+    return conjunction(values)
 
 
 def item_value(literals: Conjunction, at: int) -> Formula:
@@ -192,10 +196,6 @@ def count_limits(literals: Conjunction, noun: str) -> tuple[int, int | None]:
     return least, min((each[1] for each in of_kind(literals, f"max{noun}")), default=None)
 
 
-def _has_property(name: str, value: Formula) -> Formula:
-    return conjunction([("required", name), ("properties", ((name, value),), (), TRUE)])
-
-
 def _negated(literal: Formula) -> Formula:
     """Return the negation of an assertion, for values of its own type: arrays or objects."""
     match literal:
@@ -210,7 +210,13 @@ def _negated(literal: Formula) -> Formula:
         case ("names", wanted):
             return ("some", ("names", negation(wanted)), TRUE)
         case ("properties", names, patterns, others):
-            parts = [_has_property(name, negation(value)) for name, value in names if value != TRUE]
+            parts = [
+                conjunction(
+                    [("required", name), ("properties", ((name, negation(value)),), (), TRUE)]
+                )
+                for name, value in names
+                if value != TRUE
+            ]
             parts += [
                 ("some", ("pattern", pattern), negation(value))
                 for pattern, value in patterns

@@ -4,13 +4,13 @@ The results are kept in the cache directory, for this GPU, macOS and MLX. `akunu
 """
 
 import contextlib
-import json
 import platform
 import re
 import time
+import timeit
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from typing import Annotated
@@ -22,9 +22,9 @@ from pydantic import Field, PositiveFloat, TypeAdapter
 
 from akunu_py import paths
 from akunu_py.errors import one_line
-from akunu_py.files import read_json, write_atomically
+from akunu_py.files import read_bounded, write_atomically
 from akunu_py.kernels import row_kernels
-from akunu_py.kernels.row_kernels import ROWS, MatrixShape, Order, mlx_product
+from akunu_py.kernels.row_kernels import ROWS, MatrixShape, Order, mlx_product, orders_of
 
 _TIMED = (2, 4, 5, 6, 8, 12, 16)  # rows; those between follow both neighbors
 _FASTER = 0.97  # of MLX's time; timings vary by less
@@ -35,7 +35,6 @@ _STALLING = 17  # GPU generation: on an M5, such kernels have stalled for minute
 _MAX_FILE = 1 << 20
 _NOT_COMPILED = ("Unable to build", "Unable to load")  # in MLX's errors
 _Rows = Annotated[int, Field(ge=min(ROWS), le=max(ROWS))]
-_Times = tuple[PositiveFloat, PositiveFloat]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,8 @@ class Probe:
 
     order: Order | None = None  # of MLX's kernel for one row
     equal: tuple[_Rows, ...] = ()  # numbers of rows that have the bits of each row alone
-    times: dict[_Rows, _Times] = field(default_factory=dict)  # MLX's seconds, ours
+    # row count: (MLX's seconds, akunu's)
+    times: dict[_Rows, tuple[PositiveFloat, PositiveFloat]] = field(default_factory=dict)
     error: str = ""
     again: bool = False  # whether the next load probes again: memory was short, for example
 
@@ -56,7 +56,7 @@ class Probe:
         return [each for each in self.equal if exact or {below[each], above[each]} <= faster]
 
 
-_SAVED = TypeAdapter(dict[str, Probe])
+_PROBES = TypeAdapter(dict[str, dict[str, Probe]])  # by machine, and by matrix shape
 
 
 def why_off() -> str:
@@ -78,20 +78,18 @@ def use_kernels(model: nn.Module, *, exact: bool = False) -> bool:
     """
     if why_off():
         return False
-    known, used, probed = _load(), False, False
+    known, used = _load(), False
     deadline = time.monotonic() + _MAX_SECONDS
     for shape, layers in layers_by_shape(model).items():
         found = known.get(str(shape), Probe(again=True))
         if found.again and time.monotonic() < deadline:
             found = known[str(shape)] = probe(layers, shape)
-            probed = True
+            _save(known)
         rows = found.rows(exact=exact)
         if found.order is not None and rows:
             used = True
             for layer in layers:
-                row_kernels.install(layer, found.order, rows)
-    if probed:
-        _save(known)
+                row_kernels.install(layer, shape.kind, found.order, rows)
     return used
 
 
@@ -109,24 +107,20 @@ def probe(layers: Sequence[nn.Module], shape: MatrixShape) -> Probe:
 
     Layers take turns in timings, so that no cache of the chip holds the weights.
     """
-    noise = mx.random.normal((max(ROWS), shape.inputs), key=mx.random.key(0))
-    x = noise.astype(row_kernels.type_of(layers[0]))
+    x = mx.random.normal((max(ROWS), shape.inputs), shape.kind, key=mx.random.key(0))
     try:
         alone = mx.concatenate([mlx_product(layers[0], row[None]) for row in x])
 
         def equals(order: Order, rows: int) -> bool:
             return same_bits(row_kernels.multiply(layers[0], x[:rows], order), alone[:rows])
 
-        fitting = (each for each in row_kernels.orders_of(shape) if equals(each, min(ROWS)))
-        order = next(fitting, None)
+        order = next((each for each in orders_of(shape) if equals(each, min(ROWS))), None)
         if order is None:
             return Probe(error="its bits differ from those of one row")
         equal = tuple(rows for rows in ROWS if equals(order, rows))
+        ours = partial(row_kernels.multiply, order=order)
         times = {
-            rows: (
-                _seconds(mlx_product, layers, x[:rows]),
-                _seconds(partial(row_kernels.multiply, order=order), layers, x[:rows]),
-            )
+            rows: (_seconds(mlx_product, layers, x[:rows]), _seconds(ours, layers, x[:rows]))
             for rows in _TIMED
         }
     except (RuntimeError, ValueError) as error:  # of MLX: the kernel does not compile or run
@@ -145,12 +139,11 @@ def _seconds(
 ) -> float:
     """Return the seconds of a product; the first one, which compiles, does not count."""
     calls = max(1, min(_CALLS, _CALL_BYTES // layers[0]["weight"].nbytes))
-    seconds = []
-    for _ in range(1 + _REPEATS):
-        started = time.perf_counter()
+
+    def compute_all() -> None:
         mx.eval([compute(layers[call % len(layers)], x) for call in range(calls)])
-        seconds.append((time.perf_counter() - started) / calls)
-    return min(seconds[1:])
+
+    return min(timeit.repeat(compute_all, number=1, repeat=1 + _REPEATS)[1:]) / calls
 
 
 def describe() -> str:
@@ -162,7 +155,8 @@ def describe() -> str:
     if not used:
         errors = {each.error or "it is slower than MLX's" for each in known}
         return f"off ({'; '.join(sorted(errors)) or 'no supported model was loaded yet'})"
-    rates = [a / b for each in used for a, b in each.times.values() if b < _FASTER * a]
+    times = [pair for each in used for pair in each.times.values()]
+    rates = [theirs / ours for theirs, ours in times if ours < _FASTER * theirs]
     speed = f"{min(rates):.1f} to {max(rates):.1f} times as fast as MLX's"
     return f"used for {len(used)} of {len(known)} matrix shapes, {speed}"
 
@@ -177,14 +171,13 @@ def _machine() -> str:
 
 def _load() -> dict[str, Probe]:
     """Return the saved results by shape; none if they are of another machine, or damaged."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        return _SAVED.validate_python(read_json(paths.kernels_file(), _MAX_FILE)[_machine()])
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        return _PROBES.validate_json(read_bounded(paths.kernels_file(), _MAX_FILE))[_machine()]
     return {}
 
 
 def _save(known: dict[str, Probe]) -> None:
-    content = {_machine(): {name: asdict(each) for name, each in known.items()}}
     file = paths.kernels_file()
     with contextlib.suppress(OSError):  # on a full disk the next load probes again
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(content).encode())
+        write_atomically(file, _PROBES.dump_json({_machine(): known}))

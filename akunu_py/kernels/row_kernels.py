@@ -127,7 +127,7 @@ UNROLL for (int out = 0; out < OUTPUTS; out++) {
 
 HEADER = f"""
 #define UNROLL _Pragma("clang loop unroll(full)")
-constant constexpr int OUTPUTS = {_OUTPUTS}; // matrix rows of a lane
+constant constexpr int OUTPUTS = {_OUTPUTS}; // matrix rows per lane
 template <int BITS>
 inline float plus(float total, float a, float b, float c, float d) {{
   return BITS == 4 ? total + (a + b + c + d) : total + a + b + c + d;
@@ -142,11 +142,7 @@ class MatrixShape(NamedTuple):
     inputs: int
     bits: int
     group: int  # 0: not quantized
-    kind: str  # data type of the activations
-
-    def __str__(self) -> str:
-        group = f"/{self.group}" if self.group else ""
-        return f"{self.outputs}x{self.inputs} {self.bits}-bit{group} {self.kind}"
+    kind: mx.Dtype  # of the activations
 
 
 class Order(NamedTuple):
@@ -192,15 +188,14 @@ def multiply(layer: nn.Module, x: mx.array, order: Order) -> mx.array:
                     ("FUSED", order.fused)]  # fmt: skip
         simdgroups = QUANTIZED_SIMDGROUPS
     covered = simdgroups // order.split * (32 // order.lanes) * _OUTPUTS
-    found: list[mx.array] = _kernel(quantized)(
+    return _kernel(quantized)(
         inputs=inputs,
         template=[("T", x.dtype), ("ROWS", rows), ("SIMDGROUPS", simdgroups), *template],
         grid=(32, simdgroups * -(-outputs // covered), 1),
         threadgroup=(32, simdgroups, 1),
         output_shapes=[(*x.shape[:-1], outputs)],
         output_dtypes=[x.dtype],
-    )
-    return found[0]
+    )[0]
 
 
 @functools.cache
@@ -215,8 +210,8 @@ def _with_kernel(plain: Any) -> Any:
     method = "as_linear" if hasattr(plain, "as_linear") else "__call__"
 
     def call(self: nn.Module, x: mx.array) -> Any:
-        order, rows = self._kernel
-        if x.size // x.shape[-1] not in rows or x.dtype != type_of(self):
+        kind, order, rows = self._kernel
+        if x.size // x.shape[-1] not in rows or x.dtype != kind:
             return getattr(plain, method)(self, x)
         product = multiply(self, x, order)
         # MLX's kernels for one row, too, round the product before they add the bias.
@@ -229,32 +224,24 @@ _SUPPORTED = (nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding
 _LAYERS = {plain: _with_kernel(plain) for plain in _SUPPORTED}
 
 
-def install(layer: nn.Module, order: Order, rows: Collection[int]) -> None:
-    """Let `layer` use a kernel for these numbers of rows."""
+def install(layer: nn.Module, kind: mx.Dtype, order: Order, rows: Collection[int]) -> None:
+    """Let `layer` use a kernel for these numbers of rows, of this type."""
     layer.__class__ = _LAYERS.get(type(layer), type(layer))
     # A module would list a tuple as a parameter.
-    object.__setattr__(layer, "_kernel", (order, rows))
+    object.__setattr__(layer, "_kernel", (kind, order, rows))
 
 
 def shape_of(layer: nn.Module) -> MatrixShape | None:
     """Return the shape of a layer, None if no kernel supports it."""
     known = type(layer) in {*_LAYERS, *_LAYERS.values()}
-    if not known or type_of(layer) not in (mx.float16, mx.bfloat16):
+    if not known or getattr(layer, "mode", "affine") != "affine":
         return None
+    kind = layer["scales" if "scales" in layer else "weight"].dtype
     (outputs, inputs), bits, group = layer["weight"].shape, 16, 0
     if "scales" in layer:
-        if layer.mode != "affine":
-            return None
         bits, group, inputs = layer.bits, layer.group_size, inputs * 32 // layer.bits
-    kind = str(type_of(layer)).removeprefix("mlx.core.")
     shape = MatrixShape(outputs, inputs, bits, group, kind)
-    return shape if orders_of(shape) else None
-
-
-def type_of(layer: nn.Module) -> mx.Dtype:
-    """Return the data type of the activations of a layer."""
-    kind: mx.Dtype = layer["scales" if "scales" in layer else "weight"].dtype
-    return kind
+    return shape if kind in (mx.float16, mx.bfloat16) and orders_of(shape) else None
 
 
 def mlx_product(layer: nn.Module, x: mx.array) -> mx.array:

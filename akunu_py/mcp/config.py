@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py import paths
-from akunu_py.files import parse_json, read_bounded
+from akunu_py.files import read_json
 from akunu_py.text import did_you_mean
 
 CALL_TIMEOUT_S = 120.0
@@ -39,7 +39,7 @@ def read_servers(path: Path | None = None) -> tuple[list[ServerConfig], list[str
     """Return the servers in the file, and a line for each problem; none if there is no file."""
     path = path or mcp_file()
     try:
-        content = parse_json(read_bounded(path, _MAX_BYTES))
+        content = read_json(path, _MAX_BYTES)
     except FileNotFoundError:
         return [], []
     except (OSError, ValueError) as error:

@@ -80,12 +80,8 @@ class Connection:
     async def close(self) -> None:
         self._stop.set()
         self._client = None
-        task = self._task
-        if task is not None:
-            with contextlib.suppress(Exception):
-                await asyncio.shield(task)
-            if self._task is task:
-                self._task = None
+        if self._task is not None:
+            await asyncio.wait([self._task])
 
     async def _run(self, started: asyncio.Future[list[ListedTool]]) -> None:
         """Own the client: its context must be left in the task that entered it."""

@@ -115,7 +115,6 @@ class _InfillRun:
 
     def _end_reason(self) -> CompletionReason | None:
         """Return why the completion must end now, or None."""
-        # A completion cut at this request's stop sequence is not cached for other requests.
         if self._stops.found:
             return "cancelled"
         if self._limit_ms is None or self._prefilled_at is None or not self._has_line:

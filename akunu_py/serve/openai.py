@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from akunu_py.engine import events
-from akunu_py.engine.answer import chat_job, prompt_rewrites, text_job
-from akunu_py.engine.constraint.answer_limits import compile_rules
+from akunu_py.engine.answer import chat_job, prompt_job
 from akunu_py.engine.job import Job
 from akunu_py.serve.dialect.bodies import (
     Body,
@@ -508,10 +507,11 @@ def prepare_completions(body: CompletionsBody, service: Service) -> PreparedRequ
     )
     jobs: list[Job] = []
     for prompt in prompts:
-        context = [*prompt.draft_context, *prompt_rewrites(service.engine, prompt.tokens, options)]
-        each = replace(options, stop_tokens=(*options.stop_tokens, *prompt.stop_tokens))
-        compile_rules(service.engine.tokens, each)  # raises if a rule is invalid
-        jobs += [text_job(prompt.tokens, chosen, context) for chosen in choice_options(each, count)]
+        ends = replace(options, stop_tokens=(*options.stop_tokens, *prompt.stop_tokens))
+        jobs += [
+            prompt_job(service.engine, prompt.tokens, each, prompt.draft_context)
+            for each in choice_options(ends, count)
+        ]
     echoes = [_echo(text, service) if body.echo else "" for text in texts for _ in range(count)]
     return PreparedRequest(
         jobs,

@@ -81,9 +81,7 @@ def unroll(
     and for each step how many drafts of answers are right up to it, of how many.
     """
     cache, rows = [cast(Any, UnrolledCache())], batch.hidden.shape[1]
-    ids = mx.arange(drafter.lm_head.weight.shape[0])
-    ids = ids if drafter.target_ids is None else drafter.target_ids
-    tokens = mx.array(batch.tokens)
+    ids, tokens = drafter.target_ids, mx.array(batch.tokens)
     embeddings = embed(mx.pad(tokens[:, 1:], [(0, 0), (0, steps)]))
     found = np.nonzero(batch.learned[:, 1:])  # texts, and positions before learned tokens
     texts, places = (mx.array(each) for each in found)
@@ -145,11 +143,8 @@ class Trainer:
             saved = first_weights(engine, config, frequent)
         self._d2t = {name: saved[name] for name in ("d2t",) if name in saved}
         self.drafter = make_drafter(config, saved, engine)
-        ids = self.drafter.target_ids
         # Whether the drafter can draft each token.
-        self._drafted = np.full(engine.tokens.vocabulary, ids is None)
-        if ids is not None:
-            self._drafted[np.array(ids)] = True
+        self._drafted = np.isin(np.arange(engine.tokens.vocabulary), self.drafter.target_ids)
         self._optimizer = optimizers.AdamW(0.0)
         self._optimizer.init(self.drafter.trainable_parameters())
         if state:

@@ -11,13 +11,12 @@ Remove when: the mlx-cpu wheel links OpenBLAS. `_provide_gfortran` alone: when c
 
 import contextlib
 import ctypes
-import ctypes.util
 import functools
-import importlib.util
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+
+import mlx
 
 # Builds for one kind of CPU stop the process on a CPU without its instructions.
 _REQUIRED_FEATURES = {
@@ -39,7 +38,7 @@ def load_openblas() -> str:
     if "mlx.core" in sys.modules:
         return "MLX's own (slow): mlx was imported before akunu_py"
     reason = "OpenBLAS not found; pip install cmeel-openblas"
-    for path in _candidates():
+    for path in _site_libraries("cmeel.prefix/lib*/libopenblas.so"):
         try:
             config = _describe(_open(path, ctypes.RTLD_LOCAL))
             if missing := _missing_instructions(config, _cpu_flags()):
@@ -63,23 +62,14 @@ def set_threads(count: int) -> None:
         _loaded[0].openblas_set_num_threads(count)
 
 
-def _candidates() -> Iterator[str]:
-    """Yield the library of the wheel, then the system's."""
-    for path in _site_libraries("cmeel.prefix/lib*/libopenblas.so"):
-        yield str(path)
-    with contextlib.suppress(OSError):  # find_library runs programs that write temporary files
-        if system := ctypes.util.find_library("openblas"):
-            yield system
-
-
-def _open(path: str, mode: int) -> ctypes.CDLL:
+def _open(path: Path, mode: int) -> ctypes.CDLL:
     try:
-        return ctypes.CDLL(path, mode=mode)
+        return ctypes.CDLL(str(path), mode=mode)
     except OSError as error:
         if "libgfortran" not in str(error):
             raise
     _provide_gfortran()
-    return ctypes.CDLL(path, mode=mode)
+    return ctypes.CDLL(str(path), mode=mode)
 
 
 def _describe(library: ctypes.CDLL) -> str:
@@ -136,7 +126,5 @@ def _provide_gfortran() -> None:
 
 def _site_libraries(pattern: str) -> list[Path]:
     """Return the files that match `pattern` in the site-packages directory of MLX."""
-    spec = importlib.util.find_spec("mlx")
-    packages = spec.submodule_search_locations if spec else None
-    directories = {Path(package).parent for package in packages or []}
+    directories = {Path(package).parent for package in mlx.__path__}
     return sorted(path for directory in directories for path in directory.glob(pattern))

@@ -44,12 +44,11 @@ class PacedApp(App[Result]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._is_waiting = False  # updates are held back
+        self._timeout: asyncio.TimerHandle | None = None  # while updates are held back
         self._is_check_pending = False
         self._is_frame_lost = False
         self._unanswered_pings = 0
         self._answers_pings = True
-        self._waits = 0  # how often updates were held back
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
         self._is_frame_lost |= self._batch_count > 0
@@ -70,10 +69,8 @@ class PacedApp(App[Result]):
 
     def _wait_if_behind(self) -> None:
         self._is_check_pending = False
-        if not self._is_behind or self._is_waiting or not isinstance(self._driver, SteadyDriver):
+        if not self._is_behind or self._timeout or not isinstance(self._driver, SteadyDriver):
             return
-        self._is_waiting = True
-        self._waits += 1
         self._begin_batch()
         loop = asyncio.get_running_loop()
 
@@ -82,7 +79,7 @@ class PacedApp(App[Result]):
                 loop.call_soon_threadsafe(self._resume)
 
         self._driver.on_flush = resume_soon
-        loop.call_later(_ANSWER_TIMEOUT_S, self._forget_pings, self._waits)
+        self._timeout = loop.call_later(_ANSWER_TIMEOUT_S, self._forget_pings)
         self._resume()  # the terminal may have caught up just now
 
     def on_terminal_supports_synchronized_output(
@@ -92,17 +89,18 @@ class PacedApp(App[Result]):
         self._unanswered_pings = max(0, self._unanswered_pings - 1)
         self._resume()
 
-    def _forget_pings(self, wait: int) -> None:
+    def _forget_pings(self) -> None:
         """Send no more pings if one stays unanswered: an editor may have read the answer."""
-        if self._is_waiting and self._waits == wait and self._unanswered_pings:
+        if self._unanswered_pings:
             self._unanswered_pings, self._answers_pings = 0, False
             self._resume()
 
     def _resume(self) -> None:
         """Draw what has changed meanwhile, unless the terminal is still behind."""
-        if not self._is_waiting or self._is_behind:
+        if not self._timeout or self._is_behind:
             return
-        self._is_waiting = False
+        self._timeout.cancel()
+        self._timeout = None
         self._end_batch()
         with contextlib.suppress(ScreenStackError):  # the app has ended meanwhile
             if self._is_frame_lost:
@@ -122,11 +120,6 @@ class OrderedInputApp(App[Result]):
         self._waiting: deque[events.Event] = deque()
         self._settling: asyncio.Task[None] | None = None  # waits for the last key's effects
         self._typed_into: Widget | None = None  # whose queue may have characters
-
-    @property
-    def has_pending_input(self) -> bool:
-        """Whether input waits, or a key that is no character is being handled."""
-        return bool(self._waiting) or self._settling is not None
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.InputEvent | events.Paste) and not event.is_forwarded:

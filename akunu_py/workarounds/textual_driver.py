@@ -92,9 +92,6 @@ class CountingFile:
         self.flushed = self._written
         self._on_flush()
 
-    def fileno(self) -> int:
-        return self._file.fileno()
-
 
 class SteadyDriver(LinuxDriver):
     """Textual's driver for Linux and Macs, without the faults above."""

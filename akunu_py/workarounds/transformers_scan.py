@@ -9,23 +9,23 @@ Remove when: `import transformers` takes less than 0.2 s without the patch.
 """
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 SCANNER = "transformers.utils.import_utils"
 
 
-def adapt(loader: Any) -> None:
-    """Make the loader of SCANNER patch the module."""
-    execute = loader.exec_module
+def patch_after(execute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return `execute`, a loader's `exec_module` of SCANNER, followed by the patch."""
 
-    def execute_and_alter(module: Any) -> None:
+    def execute_and_patch(module: Any) -> None:
         execute(module)
-        _alter(module)
+        _patch(module)
 
-    loader.exec_module = execute_and_alter
+    return execute_and_patch
 
 
-def _alter(module: Any) -> None:
+def _patch(module: Any) -> None:
     """Patch the scanner; a version of transformers without its functions stays as it is."""
     fetch = getattr(module, "fetch__all__", None)
     scan = getattr(module, "create_import_structure_from_path", None)

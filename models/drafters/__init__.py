@@ -4,30 +4,35 @@
 kind offers to the engine.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from akunu_py.errors import UnsupportedModel
-from akunu_py.models.drafters.drafter_config import BLOCK_KINDS, DrafterConfig
+from akunu_py.models.drafters.drafter_config import DrafterConfig
+from akunu_py.models.load.model_files import as_error, text_config
 
-_KINDS = (*BLOCK_KINDS, "eagle3", "gemma4-assistant")
 
+def load_drafter(config: DrafterConfig, target: dict[str, Any]) -> Any:
+    """Load a drafter of any kind but "mtp". Its weights are read on first use.
 
-def load_drafter(config: DrafterConfig | None, target: dict[str, Any]) -> Any:
-    """Load a drafter. target: the config.json of the model to draft for.
-
-    Raises UnsupportedModel if the drafter is for another model or of an unknown kind, DamagedModel.
+    target: the config.json of the model to draft for. Raises UnsupportedModel if the drafter is for
+    another model, or of a variant that would draft wrongly, and DamagedModel.
     """
     # Imported here: they load MLX, and the store only reads configurations.
-    from akunu_py.models.drafters import block, eagle3, gemma4_assistant
+    from akunu_py.models.drafters.block import BlockDrafter
+    from akunu_py.models.drafters.eagle3 import Eagle3
+    from akunu_py.models.drafters.gemma4_assistant import Gemma4Assistant
+    from akunu_py.models.drafters.state_drafter import fill, read_weights
 
-    if config is None or config.kind not in _KINDS:
-        found = "none" if config is None else f"{config.kind} in {config.path}"
-        raise UnsupportedModel(
-            f"expected a drafter of kind {', '.join(_KINDS)}, found {found}; use another drafter"
-        )
-    if config.kind == "eagle3":  # these two check it themselves, with corrected taps
-        return eagle3.load_eagle3(config, target)
-    if config.kind == "gemma4-assistant":
-        return gemma4_assistant.load_assistant(config, target)
-    config.check(target)
-    return block.load(config, target)
+    with as_error(f"the drafter in {config.path} cannot be loaded", UnsupportedModel):
+        text = text_config(target)
+        config = replace(config, taps=config.tap_layers(text["num_hidden_layers"]))
+        config.check(text)
+        weights = read_weights(config)
+        drafter: Any
+        if config.kind == "gemma4-assistant":
+            drafter = Gemma4Assistant(config, weights, text)
+        else:
+            drafter = (Eagle3 if config.kind == "eagle3" else BlockDrafter)(config, weights)
+        fill(drafter, weights, config)
+    return drafter

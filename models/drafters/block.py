@@ -15,7 +15,6 @@ drafter does not use: layer types, windows and partial rotation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -26,9 +25,15 @@ from mlx_lm.models.rope_utils import initialize_rope
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.drafters.drafter_config import DrafterConfig, count
-from akunu_py.models.drafters.state_drafter import Embed, Project, fill, read_weights
-from akunu_py.models.load.model_files import ADVICE, as_error, text_config
+from akunu_py.models.drafters.state_drafter import (
+    StateDrafter,
+    TargetEnds,
+    draft_tokens,
+    spread,
+)
+from akunu_py.models.load.model_files import ADVICE
 
+CONTEXT = 4096  # positions that a draft sees at most; acceptance falls beyond
 _TILE = 5  # rows of an lm_head; quantized matrices take more time for 6 rows on M3 and M4
 _SLACK = 1024  # rows beyond a window that are kept before they are dropped together
 _SUPPORTED: dict[str, tuple[Any, ...]] = {  # values of settings; others would draft wrongly
@@ -41,68 +46,41 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {  # values of settings; others would d
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSettings:
     """Everything that shapes the backbone and its heads."""
 
-    width: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    eps: float
-    bias: bool  # of the attention's projections
-    rope: dict[str, Any]  # arguments of `initialize_rope`
-    windows: tuple[int | None, ...]  # for each layer: keys that a query sees, itself included
-    causal: tuple[bool, ...]  # for each layer: rows of the block see no later rows
-    sink: bool  # each head has a learned attention sink
-    gated: bool  # q_proj gives a gate of the attention's output, too
-    offset_norms: bool  # norms are stored minus one
-    gemma: bool  # Gemma 4's layers: keys are values, four norms, a scalar
-
-
-def block_settings(config: DrafterConfig) -> BlockSettings:
-    """Return the settings of a DFlash, DFlash2 or DSpark drafter.
-
-    Raises DamagedModel, and UnsupportedModel for variants that would draft wrongly.
-    """
-    path, found = config.path / "config.json", config.settings
-    model_type = str(found.get("model_type"))
-    gemma = config.kind == "dspark" and "gemma4" in model_type
-    for key, supported in _SUPPORTED.items():
-        if found.get(key) not in supported and not (gemma and key == "hidden_act"):
-            raise UnsupportedModel(
-                f"{path}: akunu does not support drafters with {key} = {found[key]!r:.40}; use "
-                "another drafter"
-            )
-    heads = count(path, found, "num_attention_heads")
-    kv_key, dim_key = "num_key_value_heads", "head_dim"
-    if gemma:
-        kv_key, dim_key = "num_global_key_value_heads", "global_head_dim"
-    head_dim = count(path, found, dim_key, config.width // heads)
-    gated = bool(found.get("enable_qwen35_gated_q_proj"))
-    offset_norms = config.kind == "dspark" and model_type == "qwen3_5"
-    windows, causal = _attention(config)
-    return BlockSettings(
-        width=config.width,
-        intermediate=count(path, found, "intermediate_size"),
-        heads=heads,
-        kv_heads=count(path, found, kv_key, heads),
-        head_dim=head_dim,
-        eps=float(found.get("rms_norm_eps", 1e-6)),
-        bias=bool(found.get("attention_bias")),
-        rope=_rope(config, head_dim, partial=gated or offset_norms, gemma=gemma),
-        windows=windows,
-        causal=causal,
-        sink=bool(found.get("attention_sink_bias")),
-        gated=gated,
-        offset_norms=offset_norms,
-        gemma=gemma,
-    )
+    def __init__(self, config: DrafterConfig) -> None:
+        """Raises DamagedModel, and UnsupportedModel for variants that would draft wrongly."""
+        path, found = config.path / "config.json", config.settings
+        model_type = str(found.get("model_type"))
+        # Gemma 4's layers: keys are values, four norms, a scalar.
+        self.gemma = config.kind == "dspark" and "gemma4" in model_type
+        for key, supported in _SUPPORTED.items():
+            if found.get(key) not in supported and not (self.gemma and key == "hidden_act"):
+                raise UnsupportedModel(
+                    f"{path}: akunu does not support drafters with {key} = {found[key]!r:.40}; use "
+                    "another drafter"
+                )
+        kv_key, dim_key = "num_key_value_heads", "head_dim"
+        if self.gemma:
+            kv_key, dim_key = "num_global_key_value_heads", "global_head_dim"
+        self.width, self.intermediate = config.width, count(path, found, "intermediate_size")
+        self.heads = count(path, found, "num_attention_heads")
+        self.kv_heads = count(path, found, kv_key, self.heads)
+        self.head_dim = count(path, found, dim_key, config.width // self.heads)
+        self.eps = float(found.get("rms_norm_eps", 1e-6))
+        self.bias = bool(found.get("attention_bias"))  # of the attention's projections
+        self.sink = bool(found.get("attention_sink_bias"))  # each head has a learned one
+        self.gated = bool(found.get("enable_qwen35_gated_q_proj"))  # q_proj gives a gate, too
+        self.offset_norms = config.kind == "dspark" and model_type == "qwen3_5"  # minus one
+        partial = self.gated or self.offset_norms
+        self.rope = _rope(config, self.head_dim, partial=partial, gemma=self.gemma)
+        # By layer: keys that a query sees, itself included; whether rows see no later rows.
+        self.windows, self.causal = _attention(config)
 
 
 def _attention(config: DrafterConfig) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
-    """Return the windows and whether the block is causal, for each layer."""
+    """Return the windows (None: all), and whether the block is causal, for each layer."""
     path, found = config.path / "config.json", config.settings
     stated = [found.get(key) for key in ("is_causal", "causal", "dflash_query_causal")]
     causal = next((value for value in stated if value is not None), None)
@@ -151,31 +129,30 @@ def _rope(config: DrafterConfig, head_dim: int, *, partial: bool, gemma: bool) -
 
 
 class ContextCache(KVCache):
-    """The newest committed positions of one layer. `offset` counts the rows that are kept.
-
-    Without a window, it is a KVCache whose first row has the position `start`.
-    """
+    """The newest committed positions of one layer. `offset` counts the rows that are kept."""
 
     keys: Any
     values: Any
+    offset: int
 
-    def __init__(self, window: int | None = None, start: int = 0) -> None:
+    def __init__(self, window: int, start: int) -> None:
         super().__init__()
-        self.window = window  # rows that a draft sees, None: all
-        self.start = start
+        self.window = window  # rows that a draft sees
+        self.start = start  # position of the first row
 
     @property
     def end(self) -> int:
         """The position after the newest row."""
         return int(self.start + self.offset)
 
-    def skip(self, rows: int) -> None:
-        """Move `end` by `rows` positions that are not kept, and drop all rows before them."""
-        self.start, self.offset = self.end + rows, 0
+    def cut(self, end: int) -> None:
+        """Remove the rows from position `end` on."""
+        self.trim(max(0, self.end - end))
+        self.start = min(self.start, end)
 
     def drop_old(self) -> None:
         """Drop rows outside the window, many at a time."""
-        if self.window is not None and self.offset >= self.window + _SLACK:
+        if self.offset >= self.window + _SLACK:
             first = self.offset - self.window
             self.keys = self.keys[..., first : self.offset, :]
             self.values = self.values[..., first : self.offset, :]
@@ -217,7 +194,7 @@ class _Attention(nn.Module):
         queries = rope(self.q_norm(queries).transpose(0, 2, 1, 3), offset=position)
         keys, values = entry.update_and_fetch(*self.keys_values(x, rope, position))
         entry.trim(rows)
-        context = entry.offset if entry.window is None else min(entry.offset, entry.window)
+        context = min(entry.offset, entry.window)
         output = mx.fast.scaled_dot_product_attention(
             queries,
             keys[..., entry.offset - context :, :],
@@ -323,9 +300,7 @@ class CandidateSelector(nn.Module):
         candidates = mx.argpartition(known, -self._top)[-self._top :]
         pair = self.predecessor_codebook(previous)[0] * self.hidden_projection(hidden[None])[0]
         scores = known[candidates] + self.successor_codebook(candidates) @ pair
-        return mx.put_along_axis(
-            mx.full(logits.shape, -mx.inf, scores.dtype), candidates, scores, 0
-        )
+        return spread(scores, candidates, logits.size)
 
 
 class MarkovHead(nn.Module):
@@ -368,34 +343,24 @@ class MarkovHead(nn.Module):
         return self.markov_w2(before), None
 
 
-class ConfidenceHead(nn.Module):
-    """Predicts whether the target accepts the token of a row."""
+class BlockDrafter(StateDrafter):
+    """A drafter of kind "dflash", "dflash2" or "dspark"."""
 
-    def __init__(self, width: int) -> None:
+    is_parallel = takes_scaled_embeddings = True
+
+    def __init__(self, config: DrafterConfig, weights: dict[str, mx.array]) -> None:
+        """weights: their names decide which embedding and heads it has itself.
+
+        Removes d2t, and adds one to norms that are stored minus one.
+        """
         super().__init__()
-        self.proj = nn.Linear(width, 1)
-
-    def __call__(self, features: mx.array) -> mx.array:
-        """Return the chance [1] for the features [1, width] of a row."""
-        return mx.sigmoid(self.proj(features)[:, 0].astype(mx.float32))
-
-
-class BlockDrafter(nn.Module):
-    """A drafter of kind "dflash", "dflash2" or "dspark". Its weights are read on first use."""
-
-    needs_final = False
-    is_parallel = True
-
-    def __init__(
-        self, config: DrafterConfig, taps: tuple[int, ...], weights: dict[str, mx.array]
-    ) -> None:
-        """weights: their names decide which embedding and heads it has itself; d2t is removed."""
-        super().__init__()
-        settings = block_settings(config)
+        settings = BlockSettings(config)
         found, path = config.settings, config.path / "config.json"
+        if config.mask_token is None:
+            raise UnsupportedModel(f"{path} has no mask_token_id; use another drafter")
         parts = {name.partition(".")[0] for name in weights}
-        width, drafted = settings.width, config.draft_vocabulary or config.vocabulary
-        self.fc = nn.Linear(len(taps) * config.target_width, width, bias=False)
+        width, drafted = settings.width, config.draft_vocabulary
+        self.fc = nn.Linear(len(config.taps) * config.target_width, width, bias=False)
         self.hidden_norm = nn.RMSNorm(width, eps=settings.eps)
         self.layers = [_Layer(settings, layer) for layer in range(config.layers)]
         self.norm = nn.RMSNorm(width, eps=settings.eps)
@@ -404,9 +369,8 @@ class BlockDrafter(nn.Module):
         if "lm_head" in parts:
             self.lm_head = nn.Linear(width, drafted, bias=False)
         if config.kind == "dflash2":
-            kernel, group = (
-                count(path, found, f"conv_{name}_size") for name in ("kernel", "group")
-            )
+            kernel = count(path, found, "conv_kernel_size")
+            group = count(path, found, "conv_group_size")
             rank, top = (count(path, found, f"selector_{name}") for name in ("rank", "top_k"))
             for layer in self.layers:
                 layer.attention_conv = BlockConvolution(width, kernel, group)
@@ -416,11 +380,14 @@ class BlockDrafter(nn.Module):
         if rank:
             kind = str(found.get("markov_head_type", "vanilla"))
             self.markov_head = MarkovHead(config.vocabulary, drafted, width, rank, kind)
+        self.confidence_takes_token = bool(rank and found.get("confidence_head_with_markov", True))
         if "confidence_head" in parts:
-            rank *= bool(found.get("confidence_head_with_markov", True))
-            self.confidence_head = ConfidenceHead(width + rank)
-        self.confidence_takes_token = rank > 0
-        self.has_offset_norms = settings.offset_norms
+            self.confidence_head = nn.Module()
+            features = width + rank * self.confidence_takes_token
+            self.confidence_head.proj = nn.Linear(features, 1)
+        for name in weights if settings.offset_norms else ():
+            if name.endswith("norm.weight"):
+                weights[name] = weights[name] + 1.0
         self._rope = initialize_rope(**settings.rope)
         self._settings, self._config = settings, config
         self._embedding_scale = float(found.get("input_embedding_scale", 1.0))
@@ -428,36 +395,20 @@ class BlockDrafter(nn.Module):
             self._embedding_scale *= width**0.5
         self._output_scale = float(found.get("output_multiplier", 1.0))
         self._softcap = float(found.get("final_logit_softcapping") or 0.0)
-        self.kind, self.taps = config.kind, taps
+        self.kind, self.taps = config.kind, config.taps
         self.longest = config.block - (not config.anchor_predicts)
-        self._targets: mx.array | None = None  # the target's tokens by the drafter's
-        if (table := weights.pop("d2t", None)) is not None:  # differences
-            self._targets = mx.arange(table.size) + table.astype(mx.int32)
-        if (table is None) != (config.draft_vocabulary is None):
-            which = f"{drafted} of the model's tokens, and misses the table of them"
-            if table is not None:
-                which = "all tokens of the model, and has a table of some"
-            raise UnsupportedModel(
-                f"the drafter in {config.path} drafts {which} (d2t); download it again"
-            )
+        self._ids = draft_tokens(config, weights)
 
-    def make_cache(self, window: int | None = None, position: int = 0) -> list[ContextCache]:
+    def make_cache(self, window: int = CONTEXT, position: int = 0) -> list[ContextCache]:
         """Return an empty cache.
 
-        window: committed positions that a draft sees at most (default: the number it was trained
-        with). position: of the first row that `extend` will append.
+        window: committed positions that a draft sees at most; fewer if it was trained with fewer.
+        position: of the first row that `extend` will append.
         """
-        limits = [
-            [limit for limit in (window, trained and trained - 1) if limit is not None]
-            for trained in self._settings.windows
-        ]
-        return [ContextCache(min(limit, default=None), position) for limit in limits]
+        trained = [limit or window + 1 for limit in self._settings.windows]
+        return [ContextCache(min(window, limit - 1), position) for limit in trained]
 
     def states(self, hidden: mx.array) -> mx.array:
-        """Return what is kept of each position [1, rows, width].
-
-        hidden: the concatenated outputs of the `taps`, [1, rows, len(taps) * target width].
-        """
         return self.hidden_norm(self.fc(hidden.astype(self.norm.weight.dtype)))
 
     def extend(
@@ -465,17 +416,13 @@ class BlockDrafter(nn.Module):
     ) -> None:
         """Append committed positions to `cache`. The embeddings of tokens are not used."""
         for layer, entry in zip(self.layers, cache, strict=True):
-            rows = states
-            if entry.window is not None and rows.shape[1] > entry.window:
-                entry.skip(rows.shape[1] - entry.window)
-                rows = rows[:, -entry.window :]
-            keys_values = layer.self_attn.keys_values(rows, self._rope, entry.end)
-            entry.update_and_fetch(*keys_values)
+            if (skipped := states.shape[1] - entry.window) > 0:
+                entry.start, entry.offset = entry.end + skipped, 0
+            rows = states[:, -entry.window :]
+            entry.update_and_fetch(*layer.self_attn.keys_values(rows, self._rope, entry.end))
             entry.drop_old()
 
-    def start(
-        self, embed: Embed, lm_head: Project, anchor: int, cache: list[ContextCache]
-    ) -> BlockDraft:
+    def start(self, target: TargetEnds, anchor: int, cache: list[ContextCache]) -> BlockDraft:
         """Begin a draft after `anchor`, the newest token, whose states are not in `cache` yet.
 
         `cache` stays as it is.
@@ -483,30 +430,26 @@ class BlockDrafter(nn.Module):
         config = self._config
         first = 0 if config.anchor_predicts else 1
         tokens = mx.array([[anchor] + [config.mask_token] * (config.block - 1)])
-        x = (self.embed_tokens if "embed_tokens" in self else embed)(tokens)
-        x = x.astype(self.norm.weight.dtype) * self._embedding_scale
+        x = self.embed(tokens, target).astype(self.norm.weight.dtype) * self._embedding_scale
         for layer, entry in zip(self.layers, cache, strict=True):
             x = layer(x, self._rope, entry)
-        return BlockDraft(self, self.norm(x[:, first:])[0], lm_head)
+        return BlockDraft(self, self.norm(x[:, first:])[0], target)
 
-    def project(self, hidden: mx.array, lm_head: Project) -> mx.array:
+    def raw_logits(self, hidden: mx.array, target: TargetEnds) -> mx.array:
         """Return the logits [1, rows, drafter's tokens] of hidden states [1, rows, width]."""
-        logits = (self.lm_head if "lm_head" in self else lm_head)(hidden) * self._output_scale
+        logits = super().raw_logits(hidden, target) * self._output_scale
         return mx.tanh(logits / self._softcap) * self._softcap if self._softcap else logits
 
     def spread(self, logits: mx.array) -> mx.array:
         """Return logits [drafter's tokens] as logits [target's tokens], -inf where it has none."""
-        if self._targets is None:
-            return logits
-        full = mx.full((self._config.vocabulary,), -mx.inf, logits.dtype)
-        return mx.put_along_axis(full, self._targets, logits, 0)
+        return spread(logits, self._ids, self._config.vocabulary)
 
 
 class BlockDraft:
     """A draft from the hidden states of a block's rows. Its logits are computed when needed."""
 
-    def __init__(self, drafter: BlockDrafter, hidden: mx.array, lm_head: Project) -> None:
-        self._drafter, self._hidden, self._lm_head = drafter, hidden, lm_head
+    def __init__(self, drafter: BlockDrafter, hidden: mx.array, target: TargetEnds) -> None:
+        self._drafter, self._hidden, self._target = drafter, hidden, target
         self._logits: dict[int, mx.array] = {}  # of `_TILE` rows each, by their number
         self._states: dict[int, mx.array | None] = {}  # of a recurrent head, before each depth
 
@@ -518,13 +461,11 @@ class BlockDraft:
         drafter, tile = self._drafter, depth // _TILE
         if tile not in self._logits:
             hidden = self._hidden[None, tile * _TILE : (tile + 1) * _TILE]
-            self._logits[tile] = drafter.project(hidden, self._lm_head)[0]
-        row = self._logits[tile][depth % _TILE]
+            self._logits[tile] = drafter.raw_logits(hidden, self._target)[0]
+        row, before = self._logits[tile][depth % _TILE], mx.array(previous).reshape(1)
         if "candidate_selector" in drafter:
-            before = mx.array(previous).reshape(1)
             return drafter.candidate_selector(row, self._hidden[depth], before)[None]
         if "markov_head" in drafter:
-            before = mx.array(previous).reshape(1)
             hidden = self._hidden[depth : depth + 1]
             state = self._states.get(depth)
             bias, self._states[depth + 1] = drafter.markov_head(hidden, before, state)
@@ -540,26 +481,4 @@ class BlockDraft:
         if drafter.confidence_takes_token:
             before = drafter.markov_head.markov_w1(mx.array(previous).reshape(1))
             features = mx.concatenate([features, before], -1)
-        return float(drafter.confidence_head(features).item())
-
-
-def load(config: DrafterConfig, target: dict[str, Any]) -> BlockDrafter:
-    """Return the drafter. target: the target's config.json.
-
-    Raises UnsupportedModel, DamagedModel.
-    """
-    weights = read_weights(config)
-    for name in ("predecessor_codebook", "successor_codebook"):  # stored without ".weight"
-        if (codebook := weights.pop(f"candidate_selector.{name}", None)) is not None:
-            weights[f"candidate_selector.{name}.weight"] = codebook
-    path = config.path
-    if config.mask_token is None:
-        raise UnsupportedModel(f"{path / 'config.json'} has no mask_token_id; use another drafter")
-    taps = config.tap_layers(int(text_config(target)["num_hidden_layers"]))
-    with as_error(f"the drafter in {path} cannot be loaded", UnsupportedModel):
-        drafter = BlockDrafter(config, taps, weights)
-    if drafter.has_offset_norms:
-        norms = {name for name in weights if name.endswith("norm.weight")}
-        weights |= {name: weights[name] + 1.0 for name in norms}
-    fill(drafter, weights, config)
-    return drafter
+        return float(mx.sigmoid(drafter.confidence_head.proj(features).astype(mx.float32)).item())

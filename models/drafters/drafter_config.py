@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.load.model_files import ADVICE, read_settings, text_config
+from akunu_py.models.load.model_files import ADVICE, read_settings
 
 BLOCK_KINDS = ("dspark", "dflash2", "dflash")
 Settings = dict[str, Any]
@@ -41,7 +41,7 @@ class DrafterConfig:
     target_width: int  # of the target's hidden states
     layers: int  # of the drafter
     vocabulary: int  # tokens of the target, as its configuration counts them
-    draft_vocabulary: int | None  # tokens of the drafter's own head, if fewer
+    draft_vocabulary: int  # tokens of the drafter's own head
     target_layers: int | None  # None: unknown
     taps: tuple[int, ...]  # output layers of the target, -1: its embedding; (): see `tap_layers`
     block: int  # rows of a draft's pass; 0 if not given
@@ -49,31 +49,39 @@ class DrafterConfig:
     mask_token: int | None
     anchor_predicts: bool  # the row of the last known token predicts the next one
 
-    def tap_layers(self, target_layers: int) -> tuple[int, ...]:
-        """Return the target's layers whose outputs the drafter takes, the default if none is set.
+    def tap_layers(self, layers: int) -> tuple[int, ...]:
+        """Return the target's layers whose outputs the drafter takes; -1 is the embedding.
 
-        target_layers: number of layers of the target. -1 is the target's embedding.
+        layers: of the target. Publishers of EAGLE-3 number inputs or outputs. In `eagle_config`,
+        ids from 2 on and ids that reach the number of layers name inputs (sgl-project/sglang
+        #25454, #32334). Containers converted from SpecForge have its default, which names outputs.
         """
-        if self.taps or self.kind not in (*BLOCK_KINDS, "eagle3"):
-            return self.taps
-        if self.kind == "eagle3":  # the inputs of layers 2, n // 2 and n - 3
-            return 1, target_layers // 2 - 1, target_layers - 4
-        if self.layers == 1:
-            return (target_layers // 2,)
-        step = (target_layers - 4) / (self.layers - 1)
-        return tuple(round(1 + index * step) for index in range(self.layers))
+        taps = self.taps
+        if self.kind in BLOCK_KINDS and not taps:
+            if self.layers == 1:
+                return (layers // 2,)
+            step = (layers - 4) / (self.layers - 1)
+            return tuple(round(1 + index * step) for index in range(self.layers))
+        if self.kind != "eagle3":
+            return taps
+        if not taps:  # the inputs of layers 2, n // 2 and n - 3
+            return 1, layers // 2 - 1, layers - 4
+        named = "eagle_aux_hidden_state_layer_ids" in nested(self.settings, "eagle_config")
+        if named and not self.speculators and (taps[0] == 2 or max(taps) >= layers):
+            return tuple(tap - 1 for tap in taps)
+        default = taps == (0, layers // 2 - 2, layers - 5)
+        return tuple(tap + 1 for tap in taps) if default else taps
 
     def check(self, target: Settings) -> None:
         """Raise UnsupportedModel with the first difference to what the drafter expects.
 
-        target: the target's config.json.
+        target: the target's configuration of the text model.
         """
-        text = text_config(target)
-        layers, needed = text.get("num_hidden_layers"), max(self.taps, default=-1) + 1
+        layers, needed = target.get("num_hidden_layers"), max(self.taps, default=-1) + 1
         for what, own, found in (
-            ("hidden states of width", self.target_width, text.get("hidden_size")),
+            ("hidden states of width", self.target_width, target.get("hidden_size")),
             ("layers:", max(needed, self.target_layers or layers or 0), layers),
-            ("tokens:", self.vocabulary, text.get("vocab_size")),
+            ("tokens:", self.vocabulary, target.get("vocab_size")),
         ):
             if found is not None and own != found:
                 raise UnsupportedModel(
@@ -93,12 +101,12 @@ def read_config(directory: Path) -> DrafterConfig | None:
 
 def parse_config(path: Path, raw: dict[str, Any]) -> DrafterConfig | None:
     """Return the configuration in `raw`, the content of the file `path`; see `read_config`."""
-    container = _object(raw, "speculators_config")
+    container = nested(raw, "speculators_config")
     kind = _kind(path, raw, container)
     if kind is None:
         return None
-    inner = _object(raw, "transformer_layer_config") or _object(raw, "text_config")
-    settings = raw | inner | _object(raw, "dflash_config")
+    inner = nested(raw, "transformer_layer_config") or nested(raw, "text_config")
+    settings = raw | inner | nested(raw, "dflash_config")
     speculators = "speculators_model_type" in raw or bool(container)
     methods = container.get("proposal_methods")
     method = methods[0] if isinstance(methods, list) and methods else {}
@@ -106,8 +114,9 @@ def parse_config(path: Path, raw: dict[str, Any]) -> DrafterConfig | None:
     suggested = suggested if type(suggested) is int and suggested > 0 else None
     width = count(path, settings, "hidden_size")
     mask = count(path, settings, "mask_token_id", -1, least=-1)
+    # An MTP head has the configuration of its target.
+    target_layers = "num_hidden_layers" if kind == "mtp" else "num_target_layers"
     vocabulary = count(path, settings, "vocab_size")
-    drafted = count(path, settings, "draft_vocab_size", vocabulary)
     target_width = count(path, settings, "target_hidden_size", width)
     return DrafterConfig(
         path=path.parent,
@@ -118,8 +127,8 @@ def parse_config(path: Path, raw: dict[str, Any]) -> DrafterConfig | None:
         target_width=count(path, settings, "backbone_hidden_size", target_width),
         layers=count(path, settings, "num_hidden_layers", 1, most=_MOST),
         vocabulary=vocabulary,
-        draft_vocabulary=None if drafted == vocabulary else drafted,
-        target_layers=count(path, settings, "num_target_layers", 0, least=0) or None,
+        draft_vocabulary=count(path, settings, "draft_vocab_size", vocabulary),
+        target_layers=count(path, settings, target_layers, 0, least=0) or None,
         taps=_taps(path, settings, speculators=speculators),
         block=_block(path, kind, settings, speculators=speculators),
         suggested_tokens=suggested,
@@ -137,20 +146,17 @@ def _kind(path: Path, raw: Settings, container: Settings) -> str | None:
                 f"{', '.join(_ALGORITHMS)}: use a drafter of such a kind"
             )
         return _ALGORITHMS[str(algorithm)]
-    names = raw.get("architectures")
-    architecture = str(names[0]).lower() if isinstance(names, list) and names else ""
-    model_type = raw.get("model_type")
-    model_type = model_type if isinstance(model_type, str) else ""
+    model_type = str(raw.get("model_type"))
     if "dspark_block_size" in raw:  # a target that contains its drafter
         return None
-    nested = _object(raw, "dflash_config")
-    if nested.get("projector_type") == "dspark":
+    dflash = nested(raw, "dflash_config")
+    if dflash.get("projector_type") == "dspark":
         return "dspark"
-    described = f"{architecture} {model_type.replace('_', '')}"
+    described = f"{raw.get('architectures')} {model_type}".lower().replace("_", "")
     for part, kind in _ARCHITECTURES.items():
         if part in described:
             return kind
-    if nested:
+    if dflash:
         return "dflash"
     if "draft_vocab_size" in raw:  # SafeAILab names the architecture of the layer
         return "eagle3"
@@ -177,7 +183,7 @@ def _anchor_predicts(
 
 def _taps(path: Path, settings: Settings, *, speculators: bool) -> tuple[int, ...]:
     """Return the numbers of output layers. The container counts the embedding as 0."""
-    eagle = _object(settings, "eagle_config").get("eagle_aux_hidden_state_layer_ids")
+    eagle = nested(settings, "eagle_config").get("eagle_aux_hidden_state_layer_ids")
     plain = settings.get("target_layer_ids") or eagle
     shifted = settings.get("aux_hidden_state_layer_ids") or settings.get(
         "eagle_aux_hidden_state_layer_ids"
@@ -212,6 +218,7 @@ def count(
     return value
 
 
-def _object(settings: Settings, key: str) -> Settings:
+def nested(settings: Settings, key: str) -> Settings:
+    """Return the object at `key`, an empty one if there is none."""
     found = settings.get(key)
     return found if isinstance(found, dict) else {}

@@ -16,38 +16,15 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import gemma4_text
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
+from mlx_lm.models.cache import QuantizedKVCache
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.drafters.drafter_config import DrafterConfig, count
-from akunu_py.models.drafters.state_drafter import Embed, Project, fill, read_weights
-from akunu_py.models.load.model_files import as_error, text_config
+from akunu_py.models.drafters.state_drafter import StateDrafter, StepDraft, TargetEnds, spread
+from akunu_py.models.load.model_files import ADVICE
 
-_LONGEST = 8  # tokens; publishers draft 3
 _ORDERING = "masked_embedding.token_ordering"
 _FULL = "full_attention"
-
-
-def load_assistant(config: DrafterConfig, target: dict[str, Any]) -> Gemma4Assistant:
-    """Open an assistant. Its weights are read on first use.
-
-    target: the target's config.json. Raises UnsupportedModel, for an assistant of another target,
-    too, and DamagedModel.
-    """
-    config.check(target)
-    weights = read_weights(config)
-    with as_error(f"the drafter in {config.path} cannot be loaded", UnsupportedModel):
-        assistant = Gemma4Assistant(config, gemma4_text.ModelArgs.from_dict(text_config(target)))
-        if _ORDERING in weights:
-            ordering = weights[_ORDERING].astype(mx.int32)
-            if ordering.min().item() < 0 or ordering.max().item() >= config.vocabulary:
-                raise DamagedModel(
-                    f"the drafter in {config.path} orders token {ordering.max().item()}, but has "
-                    f"{config.vocabulary} tokens"
-                )
-            weights[_ORDERING] = ordering
-        fill(assistant, weights, config)
-    return assistant
 
 
 class _Clusters(nn.Module):
@@ -61,7 +38,7 @@ class _Clusters(nn.Module):
         if config.vocabulary % number or self._top > number:
             raise DamagedModel(
                 f"{path}: expected clusters of equal size, found {number} for "
-                f"{config.vocabulary} tokens, {self._top} of them scored"
+                f"{config.vocabulary} tokens, {self._top} of them scored; {ADVICE}"
             )
         self.centroids = nn.Linear(config.width, number, bias=False)
         self.token_ordering = mx.zeros((config.vocabulary,), mx.int32)
@@ -70,23 +47,28 @@ class _Clusters(nn.Module):
         """Return logits [1, vocabulary] of a hidden state [1, width]."""
         best = mx.argpartition(self.centroids(hidden), -self._top, axis=-1)[0, -self._top :]
         clusters = self.token_ordering.reshape(self.centroids.weight.shape[0], -1)
-        tokens = clusters[best].reshape(1, -1)
-        scores = hidden @ embed(tokens[0]).T
-        spread = mx.full((1, self.token_ordering.shape[0]), -mx.inf, scores.dtype)
-        return mx.put_along_axis(spread, tokens, scores, axis=-1)
+        tokens = clusters[best].reshape(-1)
+        return spread(hidden @ embed(tokens).T, tokens, self.token_ordering.shape[0])
 
 
-class Gemma4Assistant(nn.Module):
+class Gemma4Assistant(StateDrafter):
     """An assistant of a Gemma 4 model."""
 
     kind = "gemma4-assistant"
-    taps = ()
-    needs_final = True
-    is_parallel = False
-    longest = _LONGEST
+    needs_final = takes_scaled_embeddings = attends_to_target = True
 
-    def __init__(self, config: DrafterConfig, target: gemma4_text.ModelArgs) -> None:
+    def __init__(
+        self, config: DrafterConfig, weights: dict[str, mx.array], target: dict[str, Any]
+    ) -> None:
+        """weights: makes the order of tokens integers. target: its text configuration."""
         super().__init__()
+        if _ORDERING in weights:
+            ordering = weights[_ORDERING] = weights[_ORDERING].astype(mx.int32)
+            if ordering.min().item() < 0 or ordering.max().item() >= config.vocabulary:
+                raise DamagedModel(
+                    f"the drafter in {config.path} orders token {ordering.max().item()}, but has "
+                    f"{config.vocabulary} tokens; {ADVICE}"
+                )
         unset = {"hidden_size_per_layer_input": 0, "use_double_wide_mlp": False}
         shared = {"num_kv_shared_layers": config.layers, "enable_moe_block": False}
         args = gemma4_text.ModelArgs.from_dict(unset | config.settings | shared)
@@ -99,20 +81,15 @@ class Gemma4Assistant(nn.Module):
             self.masked_embedding = _Clusters(config)
         elif not config.settings.get("tie_word_embeddings", True):
             self.lm_head = nn.Linear(config.width, config.vocabulary, bias=False)
-        self._window = target.sliding_window
-        own = range(target.num_hidden_layers - target.num_kv_shared_layers)
+        other = gemma4_text.ModelArgs.from_dict(target)
+        self._window = other.sliding_window
+        own = range(other.num_hidden_layers - other.num_kv_shared_layers)
         # By type of a layer: the entry of the target's cache.
-        self._entries = {target.layer_types[number]: number for number in own}
-        self._check_attention(config, args, target)
-
-    def _check_attention(
-        self, config: DrafterConfig, args: gemma4_text.ModelArgs, target: gemma4_text.ModelArgs
-    ) -> None:
-        """Raise UnsupportedModel if its layers cannot attend to the target's keys."""
+        self._entries = {other.layer_types[number]: number for number in own}
         differences = [
-            f"its {name} is {getattr(args, name)}, the model's is {getattr(target, name)}"
+            f"its {name} is {getattr(args, name)}, the model's is {getattr(other, name)}"
             for name in ("head_dim", "global_head_dim", "sliding_window")
-            if getattr(args, name) != getattr(target, name)
+            if getattr(args, name) != getattr(other, name)
         ]
         if missing := {layer.layer_type for layer in self.layers} - self._entries.keys():
             differences.append(f"the model has no layers of type {min(missing)!r:.40}")
@@ -126,95 +103,54 @@ class Gemma4Assistant(nn.Module):
         """Return an empty list: `start` takes the target's cache."""
         return []
 
-    def states(self, hidden: mx.array) -> mx.array:
-        """Return `hidden`: an assistant keeps it as it is."""
-        return hidden
+    def embed(self, tokens: mx.array, target: TargetEnds) -> mx.array:
+        """Return the target's embeddings; its own embedding makes logits."""
+        return target.embed(tokens)
 
     def extend(self, states: mx.array, embeddings: mx.array, cache: list[Any]) -> mx.array:
-        """Return `states`, of which `start` takes the last."""
-        return states
+        """Return the input of the last position, for `start`."""
+        return mx.concatenate([embeddings[:, -1:], states[:, -1:]], axis=-1)
 
-    def start(
-        self, embed: Embed, lm_head: Project, hidden: mx.array, cache: list[Any]
-    ) -> AssistantDraft:
-        """Begin a draft behind the positions in `cache`, which is the target's.
+    def start(self, target: TargetEnds, inputs: mx.array, cache: list[Any]) -> StepDraft:
+        """Begin a draft after the positions in `cache`, which is the target's.
 
-        hidden: from the last `extend`, [1, rows, target width]. embed: of the target, scaled.
+        inputs: from the last `extend`.
         """
-        return AssistantDraft(self, embed, hidden[:, -1:], self.attach(cache))
+        attached = self.attach(cache)
+        return StepDraft(self, target, [self._run(inputs, attached)], attached)
 
     def attach(self, cache: list[Any]) -> dict[str, tuple[mx.array, mx.array, int]]:
-        """Return keys, values and the position for each type of layer, from the target's cache."""
+        """Return keys, values and the position for each type of layer, from the target's cache.
+
+        Those of a sliding window are in any order if they are no more than the window.
+        """
         found = {}
         for kind, number in self._entries.items():
-            keys, values = _keys_and_values(cache[number])
+            entry = cache[number]
+            keys, values = entry.keys_and_values()
+            if isinstance(entry, QuantizedKVCache):
+                packing = entry.group_size, entry.bits
+                keys, values = mx.dequantize(*keys, *packing), mx.dequantize(*values, *packing)
             if kind != _FULL:
                 keys, values = keys[..., -self._window :, :], values[..., -self._window :, :]
-            found[kind] = keys, values, cache[number].offset - 1
+            found[kind] = keys, values, entry.offset - 1
         return found
 
-    def step(
-        self, embedding: mx.array, hidden: mx.array, attached: dict[str, Any]
-    ) -> tuple[mx.array, mx.array]:
-        """Return logits [1, vocabulary] and the next hidden state [1, 1, target width].
+    def __call__(self, embedding: mx.array, state: mx.array, attached: dict[str, Any]) -> mx.array:
+        """Return the next state [1, 1, width] of a draft; see `StepDraft`. attached: the cache."""
+        inputs = mx.concatenate([embedding, self.post_projection(state)], axis=-1)
+        return self._run(inputs, attached)
 
-        embedding: of the token before, [1, 1, target width]. hidden: the state before it.
-        """
-        weight = self.norm.weight
-        inputs = mx.concatenate([embedding.astype(weight.dtype), hidden.astype(weight.dtype)], -1)
-        x = self.pre_projection(inputs)
+    def _run(self, inputs: mx.array, attached: dict[str, Any]) -> mx.array:
+        x = self.pre_projection(inputs.astype(self.norm.weight.dtype))
         for layer in self.layers:
             keys, values, position = attached[layer.layer_type]
             shared = keys.astype(x.dtype), values.astype(x.dtype)
             x, _, _ = layer(x, shared_kv=shared, offset=position)
-        x = self.norm(x)
+        return self.norm(x)
+
+    def logits(self, state: mx.array, target: TargetEnds) -> mx.array:
+        """Return the logits [1, vocabulary] of a state [1, width]."""
         if "masked_embedding" in self:
-            logits = self.masked_embedding(x[:, -1], self.embed_tokens)
-        elif "lm_head" in self:
-            logits = self.lm_head(x[:, -1])
-        else:
-            logits = self.embed_tokens.as_linear(x[:, -1])
-        return logits, self.post_projection(x)
-
-
-class AssistantDraft:
-    """One draft. It appends nothing to the target's cache."""
-
-    def __init__(
-        self, assistant: Gemma4Assistant, embed: Embed, hidden: mx.array, attached: dict[str, Any]
-    ) -> None:
-        """See `Gemma4Assistant.start`."""
-        self._assistant, self._embed, self._attached = assistant, embed, attached
-        self._hidden, self._logits = [hidden], list[mx.array]()  # by depth
-
-    def logits(self, depth: int, previous: int | mx.array) -> mx.array:
-        """Return the logits [1, vocabulary] of draft token `depth`, from 0 on in order.
-
-        previous: the preceding draft token; at depth 0 the newest known token.
-        """
-        if depth == len(self._logits):
-            embedding = self._embed(mx.array(previous).reshape(1, 1))
-            logits, hidden = self._assistant.step(embedding, self._hidden[-1], self._attached)
-            self._logits.append(logits)
-            self._hidden.append(hidden)
-        return self._logits[depth]
-
-    def end(self) -> None:
-        """Do nothing: the cache is unchanged."""
-
-
-def _keys_and_values(entry: Any) -> tuple[mx.array, mx.array]:
-    """Return the keys and values of a cache's entry, [1, heads, positions, size] each.
-
-    Those beyond a window are in any order if they are no more than the window.
-    """
-    if isinstance(entry, RotatingKVCache):
-        keys, values = entry.keys_and_values()
-    elif isinstance(entry, QuantizedKVCache):
-        packed = [[part[..., : entry.offset, :] for part in entry.state[at]] for at in (0, 1)]
-        keys, values = (mx.dequantize(*each, entry.group_size, entry.bits) for each in packed)
-    elif isinstance(entry, KVCache):
-        keys, values = entry.keys[..., : entry.offset, :], entry.values[..., : entry.offset, :]
-    else:
-        raise UnsupportedModel(f"a drafter cannot attend to a cache of type {type(entry).__name__}")
-    return keys, values
+            return self.masked_embedding(state, self.embed_tokens)
+        return self.lm_head(state) if "lm_head" in self else self.embed_tokens.as_linear(state)

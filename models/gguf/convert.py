@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+from gguf import MODEL_ARCH, get_tensor_name_map
 from mlx.utils import tree_flatten
 from mlx_lm.models.rope_utils import Llama3RoPE
 
@@ -74,9 +74,11 @@ def plan_import(source: Path) -> ImportPlan:
         architecture, family = family_of(file)
         tokenizer = plan_tokenizer(file)
         settings = GgufSettings(file, architecture)
-        settings.check_ignored_settings(family.reads)
+        for key, value in _NEUTRAL.items():
+            if key not in family.reads:
+                settings.expect(key, value)
         config: Config = {"model_type": family.model_type, "architectures": [family.class_name]}
-        config |= common_config(settings, len(tokenizer.tokens))
+        config |= common_config(settings, tokenizer.tokenizer.get_vocab_size())
         config |= family.configure(settings, config)
         config |= tokenizer.config_ids()
         slots = _place_tensors(settings, family, config)
@@ -108,39 +110,33 @@ def plan_import(source: Path) -> ImportPlan:
 def _place_tensors(settings: GgufSettings, family: Family, config: Config) -> dict[str, TensorSlot]:
     """Check the tensors against the settings, and return their slots by GGUF name."""
     file, expected = settings.file, {}
-    architectures = {name: number for number, name in MODEL_ARCH_NAMES.items()}
-    names = get_tensor_name_map(architectures[settings.architecture], 1)
-    implementation = import_module(f"mlx_lm.models.{config['model_type']}")
-    arguments = implementation.ModelArgs.from_dict(
-        config | {"num_hidden_layers": 1}
-    )  # all are alike
-    parameters = tree_flatten(
-        implementation.Model(arguments).parameters()
-    )  # none of them is computed
+    names = get_tensor_name_map(MODEL_ARCH[settings.architecture.upper()], 1)
+    module = import_module(f"mlx_lm.models.{config['model_type']}")
+    one_layer = module.ModelArgs.from_dict(config | {"num_hidden_layers": 1})  # all are alike
+    parameters = tree_flatten(module.Model(one_layer).parameters())  # none of them is computed
     # A damaged layer count may be a billion: stop at the number of tensors.
     for layer in range(min(config["num_hidden_layers"], len(file.tensors))):
         for parameter, array in parameters:
-            module, _, part = parameter.rpartition(".")
-            name = names.get_name(module.replace("switch_mlp", "experts"))
+            owner, _, part = parameter.rpartition(".")
+            name = names.get_name(owner.replace("switch_mlp", "experts"))
             if name == "output" and config["tie_word_embeddings"]:
                 continue
             expected[f"{name}.{part}".replace(".0.", f".{layer}.")] = TensorSlot(
                 parameter.replace(".0.", f".{layer}."),
                 array.shape,
-                heads=family.permuted.get(module.rpartition(".")[2]),
-                shift=family.shift if module.endswith("norm") else 0.0,
+                heads=family.permuted.get(owner.rpartition(".")[2]),
+                shift=family.shift if owner.endswith("norm") else 0.0,
             )
     if missing := [name for name in expected if name not in file.tensors]:
         message = f"{len(missing)} tensors are missing, the first is {missing[0]}"
         raise damaged(file.path, message)
-    allowed = {*expected, *(_ROPE_TENSORS if config.get("rope_scaling") else ())}
     for name, tensor in file.tensors.items():
-        if name not in allowed and not _is_identity_table(tensor):
+        if name in settings.tables:
+            continue
+        if name not in expected:
             raise UnsupportedModel(
                 f"{file.path.name} has a tensor {name[:80]!r} that akunu cannot import"
             )
-        if name not in expected:
-            continue
         shape = expected[name].shape
         if tensor.shape != shape:
             found = f"found {list(tensor.shape)}"
@@ -148,12 +144,6 @@ def _place_tensors(settings: GgufSettings, family: Family, config: Config) -> di
         if len(shape) == 1 and tensor.type.bits:
             raise damaged(file.path, f"expected floats for {name}, found {tensor.type.name}")
     return expected
-
-
-def _is_identity_table(tensor: GgufTensor) -> bool:
-    """Return True if `tensor` is a table of rotary frequencies that changes nothing."""
-    table = tensor.name == "rope_freqs.weight" and tensor.type.name == "F32"
-    return table and bool((tensor.read().view("<f4") == 1).all())
 
 
 def _float_type(tensors: list[GgufTensor], slots: dict[str, TensorSlot], family: Family) -> str:
@@ -248,6 +238,7 @@ class GgufSettings:
 
     def __init__(self, file: GgufFile, architecture: str) -> None:
         self.file, self.architecture = file, architecture
+        self.tables: set[str] = set()  # names of tensors that hold settings
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.file.metadata.get(f"{self.architecture}.{key}", default)
@@ -269,24 +260,28 @@ class GgufSettings:
 
     def expect(self, key: str, value: object) -> None:
         """Raise UnsupportedModel if the metadata sets `key` to anything but `value`."""
-        found = self.get(key)
-        if found is None:
-            return
+        found = self.get(key, value)
+        same = type(found) is type(value) and found == value
         if isinstance(value, float) and isinstance(found, float):
             same = math.isclose(found, value, rel_tol=1e-5)
-        else:
-            same = type(found) is type(value) and found == value
         if not same:
             raise UnsupportedModel(
                 f"{self.file.path.name} sets {self.architecture}.{key} to {found!r:.60}; akunu "
                 f"imports {self.architecture} models with {value!r}"
             )
 
-    def check_ignored_settings(self, used_keys: Collection[str]) -> None:
-        """Raise UnsupportedModel for a setting outside `used_keys` that has an effect."""
-        for key, value in _NEUTRAL.items():
-            if key not in used_keys:
-                self.expect(key, value)
+    def table(self, name: str, count: int) -> list[float] | None:
+        """Return the `count` positive values of a tensor, None without it. Raises DamagedModel."""
+        if (tensor := self.file.tensors.get(name)) is None:
+            return None
+        if tensor.type.name != "F32" or tensor.shape != (count,):
+            found = f"{tensor.type.name} of {list(tensor.shape)}"
+            raise damaged(tensor.path, f"expected {count} F32 values in {name}, found {found}")
+        values = tensor.read().view("<f4")[:, 0]
+        if not np.isfinite(values).all() or values.min() <= 0:
+            raise damaged(tensor.path, f"{name} is not positive")
+        self.tables.add(name)
+        return [float(str(value)) for value in values]
 
     def wrong(self, key: str, expected: str, found: object) -> DamagedModel:
         description = "nothing" if found is None else repr(found)[:60]
@@ -315,10 +310,6 @@ class Family:
     permuted: Mapping[str, str] = field(default_factory=dict)  # modules, and `TensorSlot.heads`
     shift: float = 0.0  # of norms: Gemma multiplies by 1 + w, and GGUF stores the sum
     needs_bfloat16: bool = False  # activations overflow half precision
-
-
-# Tensors that hold settings instead of weights.
-_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def common_config(settings: GgufSettings, vocabulary: int) -> Config:
@@ -399,17 +390,13 @@ def _phi3(settings: GgufSettings, config: Config) -> Config:
     context = config["max_position_embeddings"]
     original = settings.count("rope.scaling.original_context_length", context)
     scaling = None
-    long = settings.file.tensors.get("rope_factors_long.weight")
-    short = settings.file.tensors.get("rope_factors_short.weight")
-    if long is not None and short is not None:
+    names = "rope_factors_long.weight", "rope_factors_short.weight"
+    if all(name in settings.file.tensors for name in names):
         factor = max(context / original, 1.0)
         stretch = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
         settings.expect("rope.scaling.attn_factor", stretch)
-        scaling = {
-            "type": "longrope",
-            "long_factor": _factors(long, rotated // 2),
-            "short_factor": _factors(short, rotated // 2),
-        }
+        long, short = (settings.table(name, rotated // 2) for name in names)
+        scaling = {"type": "longrope", "long_factor": long, "short_factor": short}
     return {
         "partial_rotary_factor": rotated / head_dim,
         "original_max_position_embeddings": original,
@@ -421,17 +408,16 @@ def _rope_scaling(settings: GgufSettings, config: Config) -> Config | None:
     """Return mlx-lm's settings for scaled rotary positions, None for plain ones."""
     settings.expect("rope.dimension_count", config["head_dim"])
     kind = settings.get("rope.scaling.type") or "none"
-    table = settings.file.tensors.get("rope_freqs.weight")
-    if table is not None and kind == "none":
-        divisors = _factors(table, config["head_dim"] // 2)
+    divisors = settings.table("rope_freqs.weight", config["head_dim"] // 2)
+    if divisors and kind == "none":
         return None if set(divisors) == {1.0} else _frequency_scaling(divisors, config)
     if kind == "none":
         if settings.get("rope.scale_linear") in (None, 1.0):
             return None
         return {"type": "linear", "factor": settings.real("rope.scale_linear")}
-    if kind == "linear" and table is None:
+    if kind == "linear" and divisors is None:
         return {"type": "linear", "factor": settings.real("rope.scaling.factor")}
-    if kind == "yarn" and table is None:
+    if kind == "yarn" and divisors is None:
         return {
             "type": "yarn",
             "factor": settings.real("rope.scaling.factor"),
@@ -470,17 +456,6 @@ def _frequency_scaling(divisors: list[float], config: Config) -> Config:
     }
 
 
-def _factors(tensor: GgufTensor, count: int) -> list[float]:
-    """Return the `count` positive values of a table. Raises DamagedModel."""
-    if tensor.type.name != "F32" or tensor.shape != (count,):
-        found = f"{tensor.type.name} of {list(tensor.shape)}"
-        raise damaged(tensor.path, f"expected {count} F32 values in {tensor.name}, found {found}")
-    values = tensor.read().view("<f4")[:, 0]
-    if not np.isfinite(values).all() or values.min() <= 0:
-        raise damaged(tensor.path, f"{tensor.name} is not positive")
-    return [float(str(value)) for value in values]
-
-
 FAMILIES = {
     "llama": Family(
         "llama",
@@ -507,14 +482,11 @@ FAMILIES = {
 
 
 def family_of(file: GgufFile) -> tuple[str, Family]:
-    """Return the name and the family of the file's architecture. Raises a ModelError."""
+    """Return the name and the family of the file's architecture. Raises UnsupportedModel."""
     name = file.metadata.get("general.architecture")
-    if not isinstance(name, str):
-        message = f"expected a string for general.architecture, found {name!r:.60}"
-        raise damaged(file.path, message)
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise UnsupportedModel(
-            f"{file.path.name} has the architecture {name[:40]!r}; akunu imports "
+            f"{file.path.name} has the architecture {name!r:.40}; akunu imports "
             f"{', '.join(FAMILIES)} from GGUF, and any that mlx-lm supports from a directory"
         )
     return name, FAMILIES[name]

@@ -14,11 +14,10 @@ Q6_K have one scale for 16 weights, which MLX cannot express: the gguf package d
 they are quantized again in a width that adds little error (docs/models-import.md has figures).
 """
 
-import itertools
 import math
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,9 +33,7 @@ MAX_KEYS = 65_536
 MAX_TENSORS = 65_536
 MAX_HEADER_BYTES = 128_000_000  # the largest vocabularies in use take about 15 MB
 MAX_STRINGS = 4_000_000  # in all arrays together; those vocabularies have about 260,000 tokens
-MAX_KEY_BYTES = 65_535  # the specification's own limit
 MAX_DIMENSIONS = 4
-MAX_PARTS = 1_000
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
             12: "d"}  # fmt: skip
@@ -77,7 +74,7 @@ class GgufTensor:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) // self.type.block * self.type.size
+        return self.blocks * self.type.size
 
     @property
     def blocks(self) -> int:
@@ -138,7 +135,7 @@ def read_gguf(path: Path) -> GgufFile:
 def _other_parts(first: GgufFile, parts: Any) -> list[Path]:
     """Return the paths of parts 2 and up, derived from the name of the user's file."""
     found = _PART.fullmatch(first.path.name)
-    if not isinstance(parts, int) or not 0 < parts <= MAX_PARTS:
+    if not isinstance(parts, int):
         raise damaged(first.path, f"it claims {parts!r:.40} parts")
     if found is None or int(found[3]) != parts:
         raise DamagedModel(
@@ -172,16 +169,14 @@ def _read_part(path: Path) -> GgufFile:
             raise cursor.damaged(f"it claims {tensor_count} tensors and {key_count} metadata keys")
         metadata: dict[str, Any] = {}
         for _ in range(key_count):
-            key = cursor.key()
+            key = cursor.string()
             if key in metadata:
                 raise cursor.damaged(f"the metadata key {key[:80]!r} occurs twice")
             metadata[key] = cursor.value(cursor.number("I"))
-        entries = [_read_tensor_entry(cursor) for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
             raise cursor.damaged(f"alignment {alignment!r:.40} is not a power of two")
-        start = -(-cursor.at // alignment) * alignment
-        return GgufFile(cursor.path, metadata, _locate_tensors(cursor, entries, start))
+        return GgufFile(path, metadata, _read_tensors(cursor, tensor_count, alignment))
 
 
 def damaged(path: Path, what: str) -> DamagedModel:
@@ -218,12 +213,6 @@ class _Cursor:
         except UnicodeDecodeError:
             raise self.damaged(f"the string before byte {self.at} is not UTF-8") from None
 
-    def key(self) -> str:
-        key = self.string()
-        if len(key) > MAX_KEY_BYTES:
-            raise self.damaged(f"a name has {len(key)} characters")
-        return key
-
     def value(self, kind: int) -> Any:
         if kind in _SCALARS:
             return self.number(_SCALARS[kind])
@@ -245,42 +234,35 @@ class _Cursor:
         return [self.string() for _ in range(count)]
 
 
-def _read_tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    """Read one tensor's name, shape, type number and offset into the data."""
-    name, dimensions = cursor.key(), cursor.number("I")
-    if not 1 <= dimensions <= MAX_DIMENSIONS:
-        raise cursor.damaged(f"tensor {name[:80]!r} claims {dimensions} dimensions")
-    shape = tuple(cursor.number("Q") for _ in range(dimensions))[::-1]
-    return name, shape, cursor.number("I"), cursor.number("Q")
-
-
-def _locate_tensors(
-    cursor: _Cursor, entries: list[tuple[str, tuple[int, ...], int, int]], start: int
-) -> dict[str, GgufTensor]:
-    """Check the tensor entries, whose offsets count from byte `start` of the file."""
+def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, GgufTensor]:
+    """Read and check the entries of `count` tensors, which end the header."""
     tensors: dict[str, GgufTensor] = {}
-    for name, shape, kind, offset in entries:
+    for _ in range(count):
+        name, dimensions = cursor.string(), cursor.number("I")
         if name in tensors:
             raise cursor.damaged(f"tensor {name[:80]!r} occurs twice")
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
+            raise cursor.damaged(f"tensor {name[:80]!r} claims {dimensions} dimensions")
+        shape = tuple(cursor.number("Q") for _ in range(dimensions))[::-1]
+        kind, offset = cursor.number("I"), cursor.number("Q")
         if kind not in TENSOR_TYPES:
             found = _TYPE_NAMES.get(kind, f"type {kind}")
             known = ", ".join(type_.name for type_ in TENSOR_TYPES.values())
             raise UnsupportedModel(
                 f"{cursor.path.name} stores {name[:80]!r} as {found}; akunu imports {known}"
             )
-        tensor = GgufTensor(name, TENSOR_TYPES[kind], shape, cursor.path, start + offset)
-        if min(shape) < 1 or shape[-1] % tensor.type.block:
+        if min(shape) < 1 or shape[-1] % TENSOR_TYPES[kind].block:
             raise cursor.damaged(f"tensor {name[:80]!r} has the shape {list(shape)}")
-        if tensor.offset + tensor.nbytes > cursor.size:
-            raise cursor.damaged(
-                f"tensor {name[:80]!r} ends at byte {tensor.offset + tensor.nbytes}, "
-                f"the file at {cursor.size}"
-            )
-        tensors[name] = tensor
-    ordered = sorted(tensors.values(), key=lambda tensor: tensor.offset)
-    for before, after in itertools.pairwise(ordered):
-        if before.offset + before.nbytes > after.offset:
-            raise cursor.damaged(f"tensors {before.name[:80]!r} and {after.name[:80]!r} overlap")
+        tensors[name] = GgufTensor(name, TENSOR_TYPES[kind], shape, cursor.path, offset)
+    start = -(-cursor.at // alignment) * alignment  # offsets in the header count from here
+    tensors = {name: replace(each, offset=start + each.offset) for name, each in tensors.items()}
+    before, at = "", 0
+    for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
+        if tensor.offset < at:
+            raise cursor.damaged(f"tensors {before[:80]!r} and {tensor.name[:80]!r} overlap")
+        before, at = tensor.name, tensor.offset + tensor.nbytes
+    if at > cursor.size:
+        raise cursor.damaged(f"tensor {before[:80]!r} ends at byte {at}, the file at {cursor.size}")
     return tensors
 
 

@@ -5,16 +5,25 @@ llama.cpp, which defines the names. An unknown kind or name raises UnsupportedMo
 slightly different split gives worse answers without any error.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from akunu_py.errors import UnsupportedModel
 from akunu_py.models.gguf.file import GgufFile, damaged
-from akunu_py.models.load.model_files import as_error
+from akunu_py.models.load.model_files import as_error, write_settings
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _TOKEN_KEYS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
@@ -79,88 +88,12 @@ PRE_TOKENIZERS = {name: kind for kind, names in _NAMES_BY_KIND.items() for name 
 
 
 @dataclass(frozen=True, slots=True)
-class BytePairs:
-    """Byte-level BPE."""
-
-    merges: list[tuple[str, str]]  # in order of rank
-    pre_tokenizer: str  # a key of PRE_TOKENIZERS
-
-    def build(self, vocabulary: dict[str, int]) -> Any:
-        """Return a `tokenizers.Tokenizer` with these tokens and ids."""
-        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-
-        pre = PRE_TOKENIZERS[self.pre_tokenizer]
-        tokenizer = Tokenizer(
-            models.BPE(vocab=vocabulary, merges=self.merges, ignore_merges=pre.whole_words)
-        )
-        steps: list[Any] = [
-            pre_tokenizers.Split(Regex(split), behavior="isolated") for split in pre.splits
-        ]
-        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre.gpt2))
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-        tokenizer.decoder = decoders.ByteLevel()
-        return tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class SentencePieces:
-    """SentencePiece's BPE with byte fallback."""
-
-    scores: dict[str, float]  # of the pieces that a merge may produce
-    unknown: str
-    space_prefix: bool  # put a space before every text
-
-    def build(self, vocabulary: dict[str, int]) -> Any:
-        from tokenizers import Tokenizer, decoders, models, normalizers
-
-        tokenizer = Tokenizer(
-            models.BPE(
-                vocab=vocabulary,
-                merges=self.merges(),
-                unk_token=self.unknown,
-                fuse_unk=True,
-                byte_fallback=True,
-            )
-        )
-        spaces = [normalizers.Replace(" ", _SPACE)]
-        prefix = [normalizers.Prepend(_SPACE)] if self.space_prefix else []
-        tokenizer.normalizer = normalizers.Sequence([*prefix, *spaces])
-        steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-        if self.space_prefix:
-            steps.append(decoders.Strip(content=" ", left=1, right=0))
-        tokenizer.decoder = decoders.Sequence(steps)
-        return tokenizer
-
-    def merges(self) -> list[tuple[str, str]]:
-        """Return every pair of pieces that joins into a piece, best score first.
-
-        SentencePiece merges the best score first and, among equals, the leftmost. Ranking the
-        longer left part first gives the same result for runs of one character, where scores are
-        equal.
-        """
-        found = []
-        for piece, score in self.scores.items():
-            for cut in range(1, len(piece)):
-                left, right = piece[:cut], piece[cut:]
-                if left in self.scores and right in self.scores:
-                    found.append((-score, -len(left), -len(right), left, right))
-        found.sort(key=lambda merge: merge[:3])
-        return [merge[3:] for merge in found]
-
-
-@dataclass(frozen=True, slots=True)
 class TokenizerPlan:
-    """A checked tokenizer, ready to be built."""
+    """A checked tokenizer, ready to be written."""
 
-    tokens: list[str]  # texts by id
-    kind: BytePairs | SentencePieces
-    control: list[int]  # tokens that are not text
-    user_defined: list[int]  # tokens whose text is never split
-    strips_right: frozenset[int]  # tokens that drop the whitespace after them
+    tokenizer: Tokenizer
     roles: dict[str, int]  # special ids
-    add_bos: bool
-    chat_template: str | None
-    context_length: int
+    settings: dict[str, Any]  # tokenizer_config.json
 
     def config_ids(self) -> dict[str, Any]:
         """Return the special ids for config.json, with all end tokens under eos."""
@@ -171,42 +104,13 @@ class TokenizerPlan:
         ends = {roles[role] for role in ("eos", "eot", "eom") if role in roles}
         return ids | ({"eos_token_id": sorted(ends)} if len(ends) > 1 else {})
 
-    def build(self) -> Any:
-        """Return the tokenizer as an object of the `tokenizers` library."""
-        from tokenizers import AddedToken, processors
-
-        tokenizer = self.kind.build({token: index for index, token in enumerate(self.tokens)})
-        for special, ids in ((True, self.control), (False, self.user_defined)):
-            add = tokenizer.add_special_tokens if special else tokenizer.add_tokens
-            options = {"special": special, "normalized": False}
-            add([AddedToken(self.tokens[i], rstrip=i in self.strips_right, **options) for i in ids])
-        if self.add_bos:
-            bos = self.tokens[self.roles["bos"]]
-            tokenizer.post_processor = processors.TemplateProcessing(
-                single=[bos, "$A"], special_tokens=[(bos, self.roles["bos"])]
-            )
-        return tokenizer
-
     def write(self, directory: Path) -> None:
-        (directory / "tokenizer.json").write_text(self.build().to_str(), "utf-8")
-        settings: dict[str, Any] = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "add_bos_token": self.add_bos,
-            "add_prefix_space": False,
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": self.context_length,
-        }
-        for role in _TOKEN_KEYS:
-            if role in self.roles:
-                settings[f"{role}_token"] = self.tokens[self.roles[role]]
-        if self.chat_template is not None:
-            settings["chat_template"] = self.chat_template
-        text = json.dumps(settings, indent=2, ensure_ascii=False)
-        (directory / "tokenizer_config.json").write_text(text + "\n", "utf-8")
+        (directory / "tokenizer.json").write_text(self.tokenizer.to_str(), "utf-8")
+        write_settings(directory, {"tokenizer_config.json": self.settings})
 
 
 def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
-    """Read and check the tokenizer in `file`'s metadata.
+    """Read, check and build the tokenizer in `file`'s metadata.
 
     Raises UnsupportedModel for an unsupported kind, DamagedModel for contradictions.
     """
@@ -217,7 +121,8 @@ def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
             f"{name} has a tokenizer of kind {model!r:.40}; akunu imports byte-level BPE ('gpt2') "
             "and SentencePiece ('llama')"
         )
-    if model == "gpt2" and (not isinstance(pre, str) or pre not in PRE_TOKENIZERS):
+    pre_tokenizer = PRE_TOKENIZERS.get(pre) if model == "gpt2" and isinstance(pre, str) else None
+    if model == "gpt2" and pre_tokenizer is None:
         known = ", ".join(PRE_TOKENIZERS)
         raise UnsupportedModel(f"{name} has the pre-tokenizer {pre!r:.40}; akunu imports {known}")
     if metadata.get("tokenizer.ggml.add_eos_token", False) is not False:
@@ -229,49 +134,71 @@ def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
     if not isinstance(kinds, np.ndarray) or kinds.shape != (len(tokens),):
         raise damaged(file.path, f"expected token_type for {len(tokens)} tokens")
     control = np.flatnonzero((kinds == _CONTROL) | (kinds == _UNKNOWN)).tolist()
-    user_defined = np.flatnonzero(kinds == _USER_DEFINED).tolist()
     roles = _read_roles(file, tokens, control, _SENTENCEPIECE_ROLES if model == "llama" else {})
-    add_bos = metadata.get(
-        "tokenizer.ggml.add_bos_token", model == "llama" or PRE_TOKENIZERS[str(pre)].add_bos
-    )
+    default = pre_tokenizer.add_bos if pre_tokenizer else True
+    add_bos = metadata.get("tokenizer.ggml.add_bos_token", default)
     template = metadata.get("tokenizer.chat_template")
     if not isinstance(add_bos, bool) or not isinstance(template, str | None):
         raise damaged(file.path, "add_bos_token or chat_template is of the wrong type")
     if add_bos and "bos" not in roles:
         raise damaged(file.path, "it has no beginning-of-text token")
-    context = metadata.get(f"{metadata.get('general.architecture')}.context_length")
-    plan = TokenizerPlan(
-        tokens=tokens,
-        kind=_byte_pairs(file, set(tokens), str(pre))
-        if model == "gpt2"
-        else _sentence_pieces(file, tokens, kinds, roles),
-        control=control,
-        user_defined=user_defined,
-        strips_right=_strips_right(file, tokens, [*control, *user_defined]),
-        roles=roles,
-        add_bos=add_bos,
-        chat_template=template,
-        context_length=context if isinstance(context, int) else 0,
-    )
     with as_error(f"{name} is damaged: its tokenizer cannot be built"):
-        plan.build()
-    return plan
+        if pre_tokenizer:
+            merges = _read_merges(file, set(tokens))
+            tokenizer = build_byte_pairs(tokens, merges, pre_tokenizer)
+        else:
+            tokenizer = _build_sentence_pieces(file, tokens, kinds, tokens[roles["unk"]])
+        user_defined = np.flatnonzero(kinds == _USER_DEFINED).tolist()
+        _add_special_tokens(tokenizer, file, tokens, control, user_defined)
+        if add_bos:
+            bos = tokens[roles["bos"]]
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single=[bos, "$A"], special_tokens=[(bos, roles["bos"])]
+            )
+    context = metadata.get(f"{metadata.get('general.architecture')}.context_length")
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": add_bos,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": context if isinstance(context, int) else 0,
+    }
+    settings |= {f"{role}_token": tokens[roles[role]] for role in _TOKEN_KEYS if role in roles}
+    settings |= {"chat_template": template} if template is not None else {}
+    return TokenizerPlan(tokenizer, roles, settings)
 
 
-def _byte_pairs(file: GgufFile, tokens: set[str], pre_tokenizer: str) -> BytePairs:
+def build_byte_pairs(
+    tokens: list[str], merges: list[tuple[str, str]], pre_tokenizer: PreTokenizer
+) -> Tokenizer:
+    """Build byte-level BPE. tokens: texts by id. merges: in order of rank."""
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre_tokenizer.whole_words)
+    )
+    steps: list[Any] = [
+        pre_tokenizers.Split(Regex(split), behavior="isolated") for split in pre_tokenizer.splits
+    ]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre_tokenizer.gpt2))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _read_merges(file: GgufFile, tokens: set[str]) -> list[tuple[str, str]]:
     merges: list[tuple[str, str]] = []
     for text in _read_strings(file, "tokenizer.ggml.merges"):
         left, _, right = text.partition(" ")
         if left not in tokens or right not in tokens or left + right not in tokens:
             raise damaged(file.path, f"the merge {text[:60]!r} is not in its vocabulary")
         merges.append((left, right))
-    return BytePairs(merges, pre_tokenizer)
+    return merges
 
 
-def _sentence_pieces(
-    file: GgufFile, tokens: list[str], kinds: Any, roles: dict[str, int]
-) -> SentencePieces:
-    """Return the plan of a SentencePiece tokenizer. Raises DamagedModel or UnsupportedModel."""
+def _build_sentence_pieces(
+    file: GgufFile, tokens: list[str], kinds: Any, unknown: str
+) -> Tokenizer:
+    """Build SentencePiece's BPE with byte fallback. Raises DamagedModel or UnsupportedModel."""
     scores = file.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, np.ndarray) or scores.shape != (len(tokens),):
         raise damaged(file.path, f"expected scores for {len(tokens)} tokens")
@@ -284,17 +211,73 @@ def _sentence_pieces(
             f"{file.path.name} has a SentencePiece tokenizer without a token for every byte; "
             "akunu needs one for each"
         )
-    prefix = file.metadata.get("tokenizer.ggml.add_space_prefix", True)
-    if not isinstance(prefix, bool):
+    has_prefix = file.metadata.get("tokenizer.ggml.add_space_prefix", True)
+    if not isinstance(has_prefix, bool):
         raise damaged(file.path, "add_space_prefix is of the wrong type")
     if max(map(len, tokens)) > _LONGEST_PIECE or sum(map(len, tokens)) > _MOST_CHARACTERS:
         raise damaged(
             file.path, f"its vocabulary has pieces of more than {_LONGEST_PIECE} characters"
         )
     mergeable = np.flatnonzero((kinds == _NORMAL) | (kinds == _USER_DEFINED))
-    return SentencePieces(
-        {tokens[i]: float(scores[i]) for i in mergeable}, tokens[roles["unk"]], prefix
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={token: index for index, token in enumerate(tokens)},
+            merges=sentence_piece_merges({tokens[i]: float(scores[i]) for i in mergeable}),
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback=True,
+        )
     )
+    prefix = [normalizers.Prepend(_SPACE)] if has_prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if has_prefix:
+        steps.append(decoders.Strip(content=" ", left=1, right=0))
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+def sentence_piece_merges(scores: dict[str, float]) -> list[tuple[str, str]]:
+    """Return every pair of pieces that joins into a piece, best score first.
+
+    SentencePiece merges the best score first and, among equals, the leftmost. Ranking the longer
+    left part first gives the same result for runs of one character, where scores are equal.
+    """
+    found = []
+    for piece, score in scores.items():
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in scores and right in scores:
+                found.append((-score, -len(left), -len(right), left, right))
+    found.sort(key=lambda merge: merge[:3])
+    return [merge[3:] for merge in found]
+
+
+def _add_special_tokens(
+    tokenizer: Tokenizer,
+    file: GgufFile,
+    tokens: list[str],
+    control: list[int],
+    user_defined: list[int],
+) -> None:
+    """Add tokens that are not text, and tokens whose text is never split.
+
+    Like llama.cpp, decides by the model's name which tokens drop the whitespace after them.
+    """
+    name = str(file.metadata.get("general.name")).lower()
+    is_phi3 = "phi-3" in name or "phi3" in name
+    for is_special, ids in ((True, control), (False, user_defined)):
+        add = tokenizer.add_special_tokens if is_special else tokenizer.add_tokens
+        texts = [tokens[i] for i in ids]
+        add([
+            AddedToken(
+                text,
+                rstrip=is_phi3 and text not in _PHI3_KEEPS_SPACE,
+                special=is_special,
+                normalized=False,
+            )
+            for text in texts
+        ])  # fmt: skip
 
 
 def _read_roles(
@@ -317,14 +300,6 @@ def _read_roles(
     if found and "eot" not in roles:
         roles["eot"] = found[0]
     return roles
-
-
-def _strips_right(file: GgufFile, tokens: list[str], special: list[int]) -> frozenset[int]:
-    """Return the tokens that drop whitespace; like llama.cpp, decide by the model's name."""
-    name = file.metadata.get("general.name")
-    if not isinstance(name, str) or not ("phi-3" in name.lower() or "phi3" in name.lower()):
-        return frozenset()
-    return frozenset(i for i in special if tokens[i] not in _PHI3_KEEPS_SPACE)
 
 
 def _read_strings(file: GgufFile, key: str) -> list[str]:

@@ -60,17 +60,19 @@ def open_directory(source: Path) -> OpenModel:
 def load_tokenizer(files: ModelFiles, vocabulary: int, kept: Iterable[Path] = ()) -> Any:
     """Load the tokenizer as mlx-lm wraps it. Raises UnsupportedModel, DamagedModel, also when used.
 
-    vocabulary: tokens of the weights. Only added tokens may have larger ids: text never encodes to
-    them, and sessions refuse them. kept: files besides the settings, all but weights if empty.
+    vocabulary: tokens of the weights. Only added tokens may have larger ids: prompts with them are
+    refused. kept: files besides the settings, all but weights if empty.
     """
     transformers_logging.set_verbosity_error()  # hide its warnings from users
     source = files.path
+    kept = kept or [path for path in source.iterdir() if path.suffix not in (".safetensors", ".py")]
     _check_names(source / "tokenizer_config.json", files.settings.get("tokenizer_config.json", {}))
     with (
         as_error(f"the tokenizer in {source} cannot be loaded", UnsupportedModel),
-        _without_code(files, kept or files.others()) as directory,
+        _without_code(files, kept) as directory,
     ):
-        ends = files.end_tokens
+        generation = files.settings.get("generation_config.json", {})
+        ends = generation.get("eos_token_id") or files.config.get("eos_token_id")
         loaded = utils.load_tokenizer(directory, _TOKENIZER_OPTIONS, eos_token_ids=ends)
         vocab = loaded.backend_tokenizer.get_vocab(with_added_tokens=False)
         largest = max(vocab.values(), default=0)

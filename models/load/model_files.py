@@ -106,21 +106,6 @@ class ModelFiles:
     def config(self) -> dict[str, Any]:
         return self.settings["config.json"]
 
-    def others(self) -> list[Path]:
-        """Return the files that are neither weights nor code."""
-        return [path for path in self.path.iterdir() if path.suffix not in (".safetensors", ".py")]
-
-    @property
-    def context(self) -> int:
-        """The model's own context length in tokens, 0 if unknown."""
-        return context_length(self.config)
-
-    @property
-    def end_tokens(self) -> Any:
-        """The ids of the end tokens, as mlx-lm chooses them."""
-        generation = self.settings.get("generation_config.json", {})
-        return generation.get("eos_token_id") or self.config.get("eos_token_id")
-
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a configuration for text, or all of it."""
@@ -215,8 +200,7 @@ def _read_tensors(config_file: Path, config: dict[str, Any], weights: list[Path]
     """
     tensors: dict[str, Any] = {}
     for path in weights:
-        tensors |= safetensors.read_header(path)
-    tensors.pop("__metadata__", None)
+        tensors |= safetensors.read_header(path)[0]
     for key, value in _nested(config):
         listed = isinstance(value, list | str) and _LAYER_LISTS.fullmatch(key)
         count = len(value) if listed else value if _LAYERS.fullmatch(key) else 0

@@ -64,10 +64,11 @@ def write_safetensors(
         file.write(block)
 
 
-def read_header(path: Path) -> dict[str, Any]:
-    """Return the header of a safetensors file, after the safetensors library has checked it.
+def read_header(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the entries of a file's tensors by name, and its metadata.
 
-    MLX's own reader trusts a header. Raises DamagedModel and OSError.
+    The safetensors library checks the header first, because MLX's own reader trusts it. Raises
+    DamagedModel and OSError.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -75,10 +76,11 @@ def read_header(path: Path) -> dict[str, Any]:
         try:
             with safe_open(path, framework="numpy"):
                 pass
-            header: dict[str, Any] = json.loads(file.read(*struct.unpack("<Q", file.read(8))))
+            tensors = json.loads(file.read(*struct.unpack("<Q", file.read(8))))
         except (SafetensorError, ValueError, struct.error) as error:
             raise DamagedModel(f"{path} is damaged or no safetensors file: {error}") from error
-    return header
+    metadata = tensors.pop("__metadata__", {})
+    return tensors, metadata
 
 
 # Blocks of each tensor, evenly spread. Tensors up to 32 kB are covered whole.
@@ -96,8 +98,7 @@ def files_digest(model: Path) -> str:
         with contextlib.suppress(FileNotFoundError):
             digest.update(read_bounded(model / name, _MAX_JSON_BYTES))
     for file in sorted(model.glob("*.safetensors")):
-        tensors = read_header(file)
-        tensors.pop("__metadata__", None)
+        tensors, _ = read_header(file)
         with open_regular(file) as opened:
             data = 8 + int.from_bytes(opened.read(8), "little")
             for name, tensor in sorted(tensors.items()):

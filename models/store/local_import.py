@@ -213,8 +213,8 @@ def _quantize(source: Path, directory: Path, bits: int, progress: ProgressCallba
         )
     config.pop("auto_map", None)
     with as_error(f"{source} cannot be quantized"):  # this reads the weights
-        if head := mtp.load_head(source, model, config):
-            mtp.write_head(head, directory / mtp.HEAD_FILE)
+        if heads := mtp.load_heads(source, model, config):
+            mtp.write_heads(heads, directory / mtp.HEAD_FILE)
         save_model(directory, model, donate_model=True)
     save_config(config, directory / "config.json")
 

@@ -66,8 +66,7 @@ def _plan_drafter(source: Path) -> DirectoryPlan:
     """Check the headers of a drafter, which has no tokenizer; its target is not known here."""
     weights, tensors = sorted(source.glob("*.safetensors")), dict[str, Any]()
     for path in weights:
-        tensors |= safetensors.read_header(path)
-    tensors.pop("__metadata__", None)
+        tensors |= safetensors.read_header(path)[0]
     if not tensors:
         raise UnsupportedModel(f"the drafter in {source} has no *.safetensors files; use another")
     config = read_settings(source / "config.json")

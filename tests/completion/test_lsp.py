@@ -17,6 +17,7 @@ from pygls.exceptions import JsonRpcException
 from pygls.lsp.client import LanguageClient
 
 from akunu_py.completion.completion_cache import CompletionCache
+from akunu_py.completion.completion_queue import QueueOptions
 from akunu_py.completion.completion_request import CompletionRequest
 from akunu_py.completion.protocols.lsp import CONTEXT, PART, LanguageServer, OpenDocument
 from akunu_py.engine.job import ModelLoop
@@ -63,7 +64,7 @@ class Editor:
             await self.client.start_tcp(*listener.getsockname())
             self.connection, _ = listener.accept()
         base = CompletionRequest("", max_lines=7, seconds=200)
-        self.server = LanguageServer(load, base)
+        self.server = LanguageServer(load, base, QueueOptions())
         streams: Any = self.connection.makefile("rb"), self.connection.makefile("wb")
         self.serving = asyncio.create_task(self.server.serve(*streams))
         return await self.initialize(**more)

@@ -14,7 +14,6 @@ from akunu_py.completion.completion_queue import CompletionQueue, QueueOptions
 from akunu_py.completion.completion_request import CompletionRequest
 from akunu_py.completion.protocols.filter import find_cursor
 from akunu_py.completion.protocols.json_lines import (
-    BadLine,
     JsonLines,
     parse,
     read_lines,
@@ -191,7 +190,7 @@ def test_lines_are_bounded() -> None:
     stream = io.BytesIO(b"short\r\n" + b"x" * 50 + b"\nnext\n" + b"y" * 50)
     assert list(read_lines(stream, 20)) == [b"short", None, b"next", None]
     assert list(read_lines(io.BytesIO(b"x" * 20 + b"\n"), 20)) == [b"x" * 20]
-    with pytest.raises(BadLine, match="longer than 64 MB"):
+    with pytest.raises(UsageError, match="longer than 64 MB"):
         parse(None)
 
 

@@ -9,7 +9,6 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from akunu_py.engine.answer import text_job
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Finished
 from akunu_py.engine.histories.history import TokenHistory
@@ -24,6 +23,7 @@ from akunu_py.models.store import model_store
 from akunu_py.settings import save_settings
 from akunu_py.types import WIRE_MODES, GenerateOptions, LoadOptions, WireMode
 from akunu_py.workarounds import openblas
+from tests.support.jobs import text_job
 from tests.support.targets import some
 from tests.support.tiny_model import tiny_directory
 

@@ -22,8 +22,8 @@ from akunu_py import files
 from akunu_py.completion.completion_queue import CompletionJob
 from akunu_py.completion.completion_request import Completion, CompletionRequest
 from akunu_py.engine.answer import ChatJob, chat_job
-from akunu_py.engine.answer import text_job as job_of
 from akunu_py.engine.constraint import matcher
+from akunu_py.engine.drafters import learned_state
 from akunu_py.engine.drafters.learned_state import LearnedState
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Event, Failed, Finished, PrefillProgress, TextDelta
@@ -39,6 +39,7 @@ from tests.support.command import until
 from tests.support.engines import altered
 from tests.support.families import build
 from tests.support.jobs import Events, ScriptedAnswer, all_of, end_of, open_jobs, scripted, submit
+from tests.support.jobs import text_job as job_of
 from tests.support.scripted_loop import ScriptedLoop
 from tests.support.tiny_fim import load_tiny
 
@@ -343,15 +344,11 @@ class Saving(ScriptedLoop):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("idle_s", [0.01, None])
-def test_a_model_saves_all_prompt_caches_then_unloads(idle_s: float | None) -> None:
-    """When it is idle, or on demand."""
+def test_an_idle_model_saves_all_prompt_caches_then_unloads() -> None:
     log: queue.SimpleQueue[str] = queue.SimpleQueue()
-    host = ModelHost(lambda: Saving(log), idle_s=idle_s, on_state=log.put)
-    host.save_after_s = 60.0 * (idle_s is None)
+    host = ModelHost(lambda: Saving(log), idle_s=0.01, on_state=log.put)
+    host.save_after_s = 0.0
     host.start()
-    if idle_s is None:
-        host.unload(60.0)
     seen: list[str] = []
     while "unloaded" not in seen:
         seen.append(log.get(timeout=60))
@@ -421,12 +418,13 @@ def test_reloading_an_unloaded_model_loads_it_once(load: Callable[[], StepLoop])
 
 
 @pytest.mark.parametrize(("save_s", "saved"), [(60.0, 3), (0.0, 0)])
-def test_closing_saves_all_prompt_caches_within_the_time_limit(save_s: float, saved: int) -> None:
+def test_unloading_saves_all_prompt_caches_within_the_limit(save_s: float, saved: int) -> None:
     loop = Saving(queue.SimpleQueue())
     host = ModelHost(lambda: loop)
     host.start()
-    assert host.close(save_s=save_s)
-    assert len(loop.limits) == saved
+    host.unload(save_s).result(60)
+    assert host.close()
+    assert [loop.log.get() for _ in range(saved + 1)] == ["save"] * saved + ["close"]
     assert all(limit is not None and 0 < limit <= save_s for limit in loop.limits)
 
 
@@ -507,9 +505,11 @@ def threads_of(*functions: Any) -> Iterator[dict[str, list[str]]]:
 @pytest.mark.long
 @pytest.mark.parametrize("job", [chat_job, lambda engine, *args: ChatJob(*args)])
 def test_the_models_thread_renders_no_turn_and_writes_no_file(
-    job: Callable[[Engine, list[Message], GenerateOptions], Job], engine: Engine, tmp_path: Path
-) -> None:
-    learned = LearnedState(tmp_path, "t", "l", answer_cache=True, journal_tokens=20)
+    job: Callable[[Engine, list[Message], GenerateOptions], Job], engine: Engine, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(learned_state, "JOURNAL_TOKENS", 20)
+    learned = LearnedState(tmp_path, "t", "l", answer_cache=True)
     slow = [TokenCodec.stable_prefix, TokenCodec.encode_chat, PromptRewrites.of, AnswerCache.dump]
     disk = [files.locked, files.read_bounded, files.write_atomically]
     with threads_of(*slow, *disk) as threads:

@@ -440,13 +440,12 @@ def test_the_head_computes_only_the_wanted_rows(name: str) -> None:
     run_trial(target.model)
     for drafted in ([], [1, 2, 3]):
         pending = list(target.pending) if target.history.needs_checkpoints else prompt[-17:]
-        rows = [*pending, *drafted]
-        wanted = 1 + len(drafted)
+        part = target.part(mx.array([*pending, *drafted]), drafted)
         before = kv_cache.pass_state(target.cache)
         with counted_rows(target.model) as counts:
-            mx.eval(target.forward(mx.array(rows), wanted))
-        assert counts == [wanted]
-        kv_cache.roll_back(target.cache, before, len(rows), 0)
+            mx.eval(batched_pass.run(target.model, [part]))
+        assert counts == [1 + len(drafted)]
+        kv_cache.roll_back(target.cache, before, part.tokens.size, 0)
 
 
 @families_of_each_kind()

@@ -85,7 +85,7 @@ def test_grammar_allows_the_values_that_fit_and_nothing_else(
     try:
         grammar(schema)
     except SchemaError as refused:
-        if "no value can fit" in str(refused) or "nothing that it allows" in str(refused):
+        if "no value can fit" in str(refused):
             assert not any(is_valid(schema, each) for each in instances)
             return
         assume(False)
@@ -109,12 +109,12 @@ def backwards(value: Any) -> Any:
 
 def walk(made: LLMatcher, chance: random.Random) -> str | None:
     """Return a text that the grammar allows, drawn byte by byte; None if it becomes too long."""
-    text = bytearray()
+    text, end = bytearray(), byte_tables().eos_token
     while not made.is_stopped() and len(text) < 400:
         mask = made.compute_bitmask()
-        allowed = [byte for byte in range(257) if mask[byte // 8] >> byte % 8 & 1]
+        allowed = [byte for byte in range(end + 1) if mask[byte // 8] >> byte % 8 & 1]
         assert allowed, text
-        if 256 in allowed and (chance.random() < 0.5 or len(allowed) == 1):
+        if end in allowed and (chance.random() < 0.5 or len(allowed) == 1):
             return text.decode()
         # No whitespace without end, and few of the thousand ways to spell a character.
         allowed = [byte for byte in allowed if byte < 256]

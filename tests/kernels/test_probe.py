@@ -107,8 +107,6 @@ def test_unsupported_matrices_stay_with_mlx() -> None:
     ]  # fmt: skip
     assert all(row_kernels.shape_of(each) for each in supported)
     assert not any(row_kernels.shape_of(each) for each in others)
-    found = probe.layers_by_shape(nn.Sequential(*supported, *others))
-    assert set(found) == {shape(each) for each in supported}
 
 
 class Model(nn.Module):  # type: ignore[misc]

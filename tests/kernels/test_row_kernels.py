@@ -107,7 +107,7 @@ def test_each_row_of_16_bits_has_the_bits_of_the_row_alone(tmp_path: Path) -> No
         (29, 436, "bfloat16", 1, set(range(2, 9))),
         (29, 1284, "float16", 2, {2, 5}),
     ):
-        shape = MatrixShape(outputs, inputs, 16, 0, kind)
+        shape = MatrixShape(outputs, inputs, 16, 0, getattr(mx, kind))
         lines = run(program, outputs, inputs, kind)
         assert {count for count, *_ in lines} == rows
         for _, lanes, split, *differences in lines:

@@ -130,7 +130,8 @@ async def test_calls_that_need_an_ended_server_start_it_once(
     assert await asyncio.gather(*calls) == [ToolOutput("2")] * 3
     assert len(starts) == 2
     await connection.close()
-    assert connection._task is None
+    assert connection._task is not None
+    assert connection._task.done()
 
 
 @in_module

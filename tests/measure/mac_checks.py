@@ -12,7 +12,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from akunu_py.bench.result import median
-from akunu_py.engine.answer import text_job
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Failed
 from akunu_py.engine.host import ModelHost
@@ -20,9 +19,9 @@ from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.prefill import unused_limit
 from akunu_py.kernels import probe
 from akunu_py.kernels.probe import Probe
-from akunu_py.kernels.row_kernels import ROWS, mlx_product, type_of
+from akunu_py.kernels.row_kernels import ROWS, mlx_product
 from akunu_py.types import GenerateOptions
-from tests.support.jobs import end_of, submit
+from tests.support.jobs import end_of, submit, text_job
 
 _REPEATS = 5
 
@@ -116,8 +115,7 @@ def row_kernels(model: nn.Module) -> dict[str, dict[str, Any]]:
     """
     found: dict[str, dict[str, Any]] = {}
     for shape, layers in probe.layers_by_shape(model).items():
-        x = mx.random.normal((max(ROWS), shape.inputs), key=mx.random.key(1))
-        x = x.astype(type_of(layers[0]))
+        x = mx.random.normal((max(ROWS), shape.inputs), shape.kind, key=mx.random.key(1))
         alone = mx.concatenate([mlx_product(layers[0], row[None]) for row in x])
         equal = [
             rows for rows in ROWS if probe.same_bits(mlx_product(layers[0], x[:rows]), alone[:rows])

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.drafters import load_drafter
-from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.models.drafters.eagle3 import Eagle3
-from akunu_py.models.drafters.state_drafter import Embed
 from tests.support import tiny_drafters as tiny
-from tests.support.published_drafters import Target, draft_rounds, greedy, save_drafter
+from tests.support.published_drafters import Target, cut, draft_rounds, greedy, load, save_drafter
 from tests.support.tiny_drafters import LENGTHS, Array
 
 LAYERS = 12  # of the target
@@ -38,7 +35,7 @@ def target_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def loaded(directory: Path, target: dict[str, Any]) -> Eagle3:
-    drafter = load_drafter(read_config(directory), target)
+    drafter = load(directory, target)
     assert isinstance(drafter, Eagle3)
     return drafter
 
@@ -49,10 +46,10 @@ def opened(directory: Path, case: dict[str, Any], **changes: Any) -> Eagle3:
     return loaded(save_drafter(directory, config, weights), target_config(config))
 
 
-def embedding(drafter: Eagle3, case: dict[str, Any]) -> Embed:
-    """Return the drafter's embedding, else that of its checkpoint as the target's."""
+def ends(case: dict[str, Any]) -> Target:
+    """Return a target with the embedding of the drafter's checkpoint."""
     weight = mx.array(tiny.eagle3_checkpoint(case["config"], case["seed"])["embed_tokens.weight"])
-    return drafter.own_embedding or (lambda tokens: weight[tokens])
+    return Target(lambda tokens: weight[tokens], no_lm_head, taps_width(case), vocabulary(case))
 
 
 def taps_width(case: dict[str, Any]) -> int:
@@ -60,9 +57,7 @@ def taps_width(case: dict[str, Any]) -> int:
 
 
 def rounds(drafter: Eagle3, case: dict[str, Any]) -> list[list[int]]:
-    embed = embedding(drafter, case)
-    target = Target(embed, no_lm_head, taps_width(case), vocabulary(case))
-    return draft_rounds(drafter, target, case["seed"])
+    return draft_rounds(drafter, ends(case), case["seed"])
 
 
 def vocabulary(case: dict[str, Any]) -> int:
@@ -77,23 +72,21 @@ def test_drafts_equal_mlx_vlm(case: dict[str, Any], tmp_path: Path) -> None:
     assert len(drafted) > 5  # of 20: a constant draft would prove nothing
 
 
-def forced(drafter: Eagle3, case: dict[str, Any], embed: Embed) -> Iterator[tuple[int, list[int]]]:
+def forced(drafter: Eagle3, case: dict[str, Any]) -> Iterator[tuple[int, list[int]]]:
     """Yield each row with the draft tokens behind it, given the text's tokens."""
     rows, depths = LENGTHS[0] + 4, LENGTHS[1]
     tokens = tiny.draw_tokens(case["seed"], rows + 1, vocabulary(case))
     taps = tiny.draw_states(case["seed"], rows, taps_width(case))
     states, cache = drafter.states(mx.array(taps)), drafter.make_cache()
+    target = ends(case)
     for row in range(rows):
-        embeddings = embed(mx.array([[tokens[row + 1]]]))
+        embeddings = drafter.embed(mx.array([[tokens[row + 1]]]), target)
         hidden = drafter.extend(states[:, row : row + 1], embeddings, cache)
         count = min(depths, rows - row)
-        made = drafter.start(embed, no_lm_head, hidden, cache)
+        made = drafter.start(target, hidden, cache)
         drafted = [greedy(made.logits(d, tokens[row + d + 1])) for d in range(count)]
-        if drafter.is_parallel:  # has no rows behind
-            last, behind = (made.logits(drafter.longest - more, 0) for more in (1, 0))
-            assert greedy(behind) == greedy(last)
         yield row, drafted
-        made.end()
+        cut(cache, row + 1)
 
 
 @pytest.mark.parametrize("case", FORCED, ids=lambda case: f"seed{case['seed']}")
@@ -101,7 +94,7 @@ def test_drafts_equal_speculators(case: dict[str, Any], tmp_path: Path) -> None:
     """Compare every depth behind every row."""
     drafter, compared = opened(tmp_path, case), 0
     assert drafter.is_parallel == (case["config"]["speculators_model_type"] == "peagle")
-    for row, tokens in forced(drafter, case, embedding(drafter, case)):
+    for row, tokens in forced(drafter, case):
         wanted = [case["drafts"][depth][row] for depth in range(len(tokens))]
         if window := case["config"]["transformer_layer_config"]["sliding_window"]:
             # In training, rows of a draft see the positions that its first row sees.
@@ -181,9 +174,8 @@ def test_trained_embedding_is_used(tmp_path: Path) -> None:
     case = FORCED[0]
     drafter = opened(tmp_path, case, embed_requires_grad=True)
     weight = tiny.eagle3_checkpoint(case["config"], case["seed"])["embed_tokens.weight"]
-    assert drafter.own_embedding is not None
-    assert mx.array_equal(drafter.own_embedding(mx.array([5])), mx.array(weight[5:6]))
-    assert opened(tmp_path / "target's", case).own_embedding is None
+    assert mx.array_equal(drafter.embed_tokens(mx.array([5])), mx.array(weight[5:6]))
+    assert "embed_tokens" not in opened(tmp_path / "target's", case)
 
 
 def test_target_has_the_lm_head_of_a_drafter_without_one(tmp_path: Path) -> None:
@@ -195,7 +187,8 @@ def test_target_has_the_lm_head_of_a_drafter_without_one(tmp_path: Path) -> None
     found = []
     for name in ("own", "target's"):
         drafter = loaded(save_drafter(tmp_path / name, config, weights), target_config(config))
-        found.append(drafter.logits(hidden, lambda normed: normed @ head.T))
+        target = Target(lambda tokens: tokens, lambda normed: normed @ head.T)
+        found.append(drafter.logits(hidden[0], target))
         weights.pop("lm_head.weight", None)
     assert mx.allclose(found[0], found[1])
 

@@ -13,11 +13,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
-from akunu_py.models.drafters import load_drafter
-from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.models.drafters.gemma4_assistant import Gemma4Assistant
 from tests.support import tiny_drafters as tiny
-from tests.support.published_drafters import greedy, is_divisible, save_drafter
+from tests.support.published_drafters import Target, greedy, is_divisible, load, save_drafter
 
 UNCHANGED: Mapping[str, Any] = {}
 SCALE = 2.0  # of the target's embedding
@@ -42,7 +40,7 @@ def opened(
     save_drafter(directory, config, weights)
     settings = tiny.assistant_target(config)
     settings["text_config"] |= target
-    assistant = load_drafter(read_config(directory), settings)
+    assistant = load(directory, settings)
     assert isinstance(assistant, Gemma4Assistant)
     return assistant
 
@@ -63,14 +61,13 @@ def cache(case: dict[str, Any], length: int, *, at_once: bool) -> list[Any]:
 
 def drafts(assistant: Gemma4Assistant, case: dict[str, Any], *, at_once: bool) -> list[list[int]]:
     weight = mx.array(tiny.assistant_checkpoint(case["config"], case["seed"])["target.weight"])
+    target = Target(lambda tokens: weight[tokens] * SCALE, lambda _: mx.zeros(()))
     found = []
     for length in tiny.ATTENDED:
         taps = tiny.draw_states(case["seed"] + length, 1, weight.shape[1])
-        hidden = assistant.extend(assistant.states(mx.array(taps)), mx.zeros(()), [])
-        draft = assistant.start(
-            lambda tokens: weight[tokens] * SCALE, lambda _: mx.zeros(()), hidden,
-            cache(case, length, at_once=at_once),
-        )  # fmt: skip
+        embedding = assistant.embed(mx.array([[length]]), target)
+        hidden = assistant.extend(assistant.states(mx.array(taps)), embedding, [])
+        draft = assistant.start(target, hidden, cache(case, length, at_once=at_once))
         made: list[int] = []
         for depth in range(tiny.LENGTHS[1]):
             made.append(greedy(draft.logits(depth, made[-1] if made else length)))

@@ -14,7 +14,12 @@ from tokenizers import Tokenizer
 
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.gguf.file import GgufFile
-from akunu_py.models.gguf.tokenizer import BytePairs, SentencePieces, TokenizerPlan, plan_tokenizer
+from akunu_py.models.gguf.tokenizer import (
+    PRE_TOKENIZERS,
+    build_byte_pairs,
+    plan_tokenizer,
+    sentence_piece_merges,
+)
 from akunu_py.models.store.model_store import StoredModel
 from tests.golden.texts import CODE, DIGITS, PROSE, SPACES, UNICODE, random_texts
 from tests.support.paths import GOLDEN
@@ -32,18 +37,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def plan_for(pre: str) -> TokenizerPlan:
-    tokens, merges = starter_vocabulary()
-    return TokenizerPlan(
-        tokens=tokens, kind=BytePairs(merges, pre), control=[], user_defined=[],
-        strips_right=frozenset(), roles={"bos": 1, "eos": 2}, add_bos=False, chat_template=None,
-        context_length=100,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("pre", EXPECTED["ids"])
 def test_words_are_split_as_by_llama_cpp(starter: StoredModel, pre: str) -> None:
-    tokenizer = plan_for(pre).build()
+    tokenizer = build_byte_pairs(*starter_vocabulary(), PRE_TOKENIZERS[pre])
     wrong = [
         text
         for text, ids in zip(EXPECTED["texts"], EXPECTED["ids"][pre], strict=True)
@@ -99,7 +95,7 @@ def test_tokens_equal_those_of_the_sentencepiece_library(
     processors: dict[str, Any], name: str
 ) -> None:
     processor = processors[name]
-    tokenizer = plan_tokenizer(metadata_of(name, processor)).build()
+    tokenizer = plan_tokenizer(metadata_of(name, processor)).tokenizer
     for text in TEXTS:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         assert ids == processor.encode(text), text
@@ -123,7 +119,7 @@ def test_phi_3_special_tokens_drop_the_space_after_them(processors: dict[str, An
     named = metadata_of("llama", processor, **{"general.name": "Phi-3 mini"})
     plain = metadata_of("llama", processor)
     text, bare = "<|user|>\n Hi<|end|>\n", "<|user|>Hi<|end|>"
-    swallows, keeps = (plan_tokenizer(file).build() for file in (named, plain))
+    swallows, keeps = (plan_tokenizer(file).tokenizer for file in (named, plain))
     assert swallows.encode(text).ids == swallows.encode(bare).ids == keeps.encode(bare).ids
     assert len(keeps.encode(text).ids) > len(keeps.encode(bare).ids)
 
@@ -136,8 +132,8 @@ def test_end_of_turn_token_is_found_by_name(processors: dict[str, Any]) -> None:
 
 
 def test_pieces_of_equal_score_merge_from_the_left() -> None:
-    pieces = SentencePieces({"a": 0.0, "aa": 0.0, "aaa": 0.0, "b": -1.0}, "a", False)
-    assert pieces.merges() == [("aa", "a"), ("a", "aa"), ("a", "a")]
+    merges = sentence_piece_merges({"a": 0.0, "aa": 0.0, "aaa": 0.0, "b": -1.0})
+    assert merges == [("aa", "a"), ("a", "aa"), ("a", "a")]
 
 
 def test_sentencepiece_without_byte_tokens_is_refused(processors: dict[str, Any]) -> None:

@@ -16,9 +16,9 @@ from akunu_py.engine import kv_cache
 from akunu_py.engine.model import output_rows
 from akunu_py.errors import DamagedModel, UnsupportedModel
 from akunu_py.models.load.mlx_loader import open_directory
-from akunu_py.models.mtp import FAMILIES, HEAD_FILE, Head, HeadChain, Trunk, load_head, write_head
+from akunu_py.models.mtp import FAMILIES, HEAD_FILE, Head, HeadChain, Trunk, load_heads, write_heads
 from akunu_py.models.store.local_import import import_model
-from tests.support.published_drafters import Target, draft_rounds, is_divisible, save_drafter
+from tests.support.published_drafters import Target, cut, draft_rounds, is_divisible, save_drafter
 from tests.support.tiny_drafters import mtp_checkpoint, mtp_config
 from tests.support.tiny_mtp import (
     CONFIGS,
@@ -36,16 +36,20 @@ DRAFT = 4
 
 def loaded(directory: Path) -> tuple[Any, Head]:
     opened = open_directory(directory)
-    head = load_head(directory, opened.model, opened.config)
-    assert head is not None
-    return opened.model, head
+    return opened.model, chain_in(directory, opened.model, opened.config).heads[0]
+
+
+def chain_in(directory: Path, model: Any, config: dict[str, Any]) -> HeadChain:
+    chain = load_heads(directory, model, config)
+    assert chain is not None
+    return chain
 
 
 def inputs(model: Any, head: Head) -> tuple[mx.array, mx.array]:
     """Embeddings and hidden states [1, ROWS, width]."""
     mx.random.seed(1)
     embeddings = Trunk(model).embed(mx.random.randint(0, VOCABULARY, (1, ROWS)))
-    return embeddings, mx.random.normal((1, ROWS, head.width))
+    return embeddings, mx.random.normal((1, ROWS, head.hidden_norm.weight.size))
 
 
 @pytest.mark.parametrize(
@@ -79,18 +83,18 @@ def test_head_computes_the_published_formula(family: str, tmp_path: Path) -> Non
 def test_hidden_states_come_with_the_logits(family: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, family)
     model, head = loaded(tmp_path)
-    assert head.normed != (family in ("mimo", "step3p5"))
+    assert head.family.normed != (family in ("mimo", "step3p5"))
     trunk, tokens = Trunk(model), mx.arange(9)[None]
     last = len(model.layers) - 1
 
     def states() -> tuple[mx.array, mx.array]:
         cache = kv_cache.new_cache(model)
         kept = output_rows.run(model, tokens, cache, lambda rows: rows, [last, last + 1])[1]
-        return kept[last + 1], kept[last + head.normed]
+        return kept[last + 1], kept[last + head.family.normed]
 
     normed, hidden = states()
     assert mx.array_equal(trunk.logits(normed), model(tokens, kv_cache.new_cache(model)))
-    assert mx.array_equal(normed, hidden if head.normed else model.model.norm(hidden))
+    assert mx.array_equal(normed, hidden if head.family.normed else model.model.norm(hidden))
     assert mx.array_equal(states()[1], hidden)
 
 
@@ -111,7 +115,7 @@ def quantized(source: Path, target: Path) -> Any:
     save_model(target, model)
     (target / "config.json").write_text(json.dumps(config))
     opened = open_directory(target)
-    assert load_head(target, opened.model, opened.config) is None
+    assert load_heads(target, opened.model, opened.config) is None
     return opened.model
 
 
@@ -147,7 +151,7 @@ def test_separate_head_file_of_a_converted_model(family: str, tmp_path: Path) ->
     got = head(embeddings, hidden, head.make_cache())
     assert np.abs(np.array(got[0]) - wanted).mean() < 0.02
 
-    write_head(head, made / HEAD_FILE)
+    write_heads(HeadChain([head], 2), made / HEAD_FILE)
     again = parameters(loaded(made)[1])
     assert again.keys() == kept.keys()
     assert all(mx.array_equal(again[name], kept[name]) for name in kept)
@@ -183,7 +187,7 @@ def test_head_that_does_not_fit_is_rejected(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "a", "qwen3_5", head=False)
     opened = open_directory(tmp_path / "a")
     model, config, file = opened.model, opened.config, tmp_path / "a" / HEAD_FILE
-    assert load_head(tmp_path / "a", model, config) is None
+    assert load_heads(tmp_path / "a", model, config) is None
     published = write_checkpoint(tmp_path / "b", "qwen3_5")
     name = "mtp.layers.0.self_attn.o_proj.weight"
     narrow = published | {name: published[name][:, :-1]}
@@ -191,48 +195,47 @@ def test_head_that_does_not_fit_is_rejected(tmp_path: Path) -> None:
     for weights in (narrow, missing):
         mx.save_safetensors(str(file), weights)
         with pytest.raises(UnsupportedModel, match="does not belong to it"):
-            load_head(tmp_path / "a", model, config)
+            load_heads(tmp_path / "a", model, config)
     file.write_bytes(b"\0" * 100)
     with pytest.raises(DamagedModel):
-        load_head(tmp_path / "a", model, config)
+        load_heads(tmp_path / "a", model, config)
 
 
 @pytest.mark.parametrize("family", ["step3p5", "mimo_v2_flash"])
 def test_chain_drafts_as_its_heads_compute_whole_texts(family: str, tmp_path: Path) -> None:
     """Each head computes all rows of a text at once, and drafts behind every prefix of it."""
     write_chain(tmp_path / "model", family)
-    model, head = loaded(tmp_path / "model")
-    write_head(head, tmp_path / "model" / HEAD_FILE)
-    _, again = loaded(tmp_path / "model")
-    heads = [again, *again.following]
+    opened = open_directory(tmp_path / "model")
+    model, place = opened.model, (tmp_path / "model", opened.model, opened.config)
+    write_heads(chain_in(*place), tmp_path / "model" / HEAD_FILE)
+    chain = chain_in(*place)
+    heads = chain.heads
     assert len(heads) == 3
-    assert [each.chained for each in heads] == [family == "step3p5"] * 3
+    assert [each.family.chained for each in heads] == [family == "step3p5"] * 3
 
     trunk = Trunk(model)
     mx.random.seed(2)
     tokens = mx.random.randint(0, VOCABULARY, (1, ROWS + 3))
-    hidden = mx.random.normal((1, ROWS, head.width))
+    hidden = mx.random.normal((1, ROWS, heads[0].hidden_norm.weight.size))
     embeddings, wanted, state = trunk.embed(tokens), [], hidden
     for number, each in enumerate(heads):
         shifted = embeddings[:, number + 1 : number + 1 + ROWS]
         state = each(shifted, state if family == "step3p5" else hidden, each.make_cache())
-        wanted.append(each.logits(state, trunk.logits)[0])
+        wanted.append(each.logits(state, trunk)[0])
 
-    chain = HeadChain(again, 2)
     assert chain.longest == 3
     cache, at = chain.make_cache(), 0
     for end in (1, 2, 3, 7, 8, ROWS):
-        chain.keep(cache, max(0, at - chain.overlap))
+        cut(cache, max(0, at - chain.overlap))
         begin, at = max(0, at - chain.overlap), end
         rows = chain.extend(hidden[:, begin:end], embeddings[:, begin + 1 : end + 1], cache)
         for _ in range(2):  # the first draft leaves no trace
-            draft = chain.start(trunk.embed, trunk.logits, rows, cache)
+            draft = chain.start(trunk, rows, cache)
             for depth in range(3):
                 logits = draft.logits(depth, int(tokens[0, end + depth].item()))
                 np.testing.assert_allclose(logits[0], wanted[depth][end - 1], atol=2e-3)
-            assert mx.array_equal(draft.logits(3, 0), logits)  # beyond the last head
-            draft.end()
-        assert [entry.offset for entry in cache] == [end, max(0, end - 1), max(0, end - 2)]
+            for number, entry in enumerate(cache):
+                cut([entry], max(0, end - number))
 
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "drafters" / "mtp.json").read_text())
@@ -281,18 +284,15 @@ def test_drafts_of_a_head_in_its_own_repository_equal_mlx_vlm(
     )  # fmt: skip
     packagings = {"mlx-vlm": (config, weights), "speculators": speculators(config, weights)}
     for name, (own, tensors) in packagings.items():
-        head = load_head(save_drafter(tmp_path / name, own, tensors), model, settings)
-        assert head is not None
-        assert draft_rounds(HeadChain(head, 2), target, seed) == case["drafts"], name
+        chain = chain_in(save_drafter(tmp_path / name, own, tensors), model, settings)
+        assert draft_rounds(chain, target, seed) == case["drafts"], name
     assert len({token for draft in case["drafts"] for token in draft}) > 5
 
-    packed = load_head(tmp_path / "mlx-vlm", model, settings)
-    assert packed is not None
+    packed = chain_in(tmp_path / "mlx-vlm", model, settings).heads[0]
     nn.quantize(packed, 32, 8, class_predicate=lambda _, part: is_divisible(part))
     renamed = published_names("qwen3_5", parameters(packed))
     own = config | {"quantization": {"bits": 8, "group_size": 32}}
-    again = load_head(save_drafter(tmp_path / "packed", own, renamed), model, settings)
-    assert again is not None
+    again = chain_in(save_drafter(tmp_path / "packed", own, renamed), model, settings).heads[0]
     assert again.project.bits == 8
     kept = parameters(packed)
     assert all(mx.array_equal(value, kept[name]) for name, value in parameters(again).items())
@@ -305,11 +305,11 @@ def test_head_of_another_model_is_rejected(key: str, tmp_path: Path) -> None:
     directory = save_drafter(tmp_path / "head", config, weights)
     model, settings = target_of(config)
     other = settings | {"text_config": config["text_config"] | {key: 7}}
-    with pytest.raises(UnsupportedModel, match=f"its {key} is .*, the model's is 7; use the head"):
-        load_head(directory, model, other)
+    with pytest.raises(UnsupportedModel, match=r"expects .*, the model has 7; use a drafter"):
+        load_heads(directory, model, other)
     module: Any = importlib.import_module("mlx_lm.models.llama")
-    with pytest.raises(UnsupportedModel, match="no MTP heads for the architecture 'llama'"):
-        load_head(directory, module.Model.__new__(module.Model), {"model_type": "llama"})
+    with pytest.raises(UnsupportedModel, match="no MTP heads for the architecture 'llama'; use"):
+        load_heads(directory, module.Model.__new__(module.Model), {"model_type": "llama"})
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     with pytest.raises(UnsupportedModel, match=r"pytorch_model\.bin"):
-        load_head(directory, model, settings)
+        load_heads(directory, model, settings)

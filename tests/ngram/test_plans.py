@@ -82,7 +82,7 @@ def test_a_rerun_makes_rejections_more_expensive() -> None:
 class Head:
     """A `NeuralDrafter` that drafts nothing, with figures to plan by."""
 
-    name = key = "head"
+    key = "head"
     prefilled = 0
 
     def __init__(self, cost: float, longest: int) -> None:

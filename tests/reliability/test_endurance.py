@@ -24,11 +24,10 @@ import pytest
 from akunu_py import paths
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_request import CompletionRequest
-from akunu_py.engine.answer import text_job
 from akunu_py.engine.drafters.learned_state import LearnedState
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Finished
-from akunu_py.engine.histories.prompt_cache_store import PromptCacheStore
+from akunu_py.engine.histories.prompt_cache_store import DiskLimits
 from akunu_py.engine.host import ModelHost
 from akunu_py.engine.loop import StepLoop
 from akunu_py.tui.app import ChatApp, ChatConfig
@@ -38,7 +37,7 @@ from akunu_py.tui.workers.chat_client import ChatClient
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import GenerateOptions, LoadOptions, Message, SamplingOptions
 from tests.support.complete import complete
-from tests.support.jobs import chat_answer, end_of, submit
+from tests.support.jobs import chat_answer, end_of, submit, text_job
 from tests.support.serving import fetch, served
 from tests.support.tiny_fim import byte_level, write_model
 
@@ -175,8 +174,7 @@ def reloads(model: Path, loads: int, tokens: int) -> list[Sample]:
     """Answer and cancel requests, then load the model again."""
 
     def load() -> StepLoop:
-        caches = PromptCacheStore(model)
-        learned = LearnedState(model, "t", "l", answer_cache=True, caches=caches)
+        learned = LearnedState(model, "t", "l", answer_cache=True, disk_limits=DiskLimits())
         return StepLoop(Engine.load(model, LOAD), learned, slots=4)
 
     host, watch = ModelHost(load), Watch(loads)

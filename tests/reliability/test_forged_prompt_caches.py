@@ -15,6 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from akunu_py.engine.engine import Engine
+from akunu_py.engine.histories import disk
 from akunu_py.engine.loop import StepLoop
 from akunu_py.errors import StoreError
 from akunu_py.types import GenerateOptions
@@ -39,7 +40,7 @@ def saved(engine: Engine, tmp_path: Path) -> Path:
     loop = StepLoop(engine)
     loop.answer(PROMPT, OPTIONS)
     path = tmp_path / "saved.safetensors"
-    loop.save_prompt_cache(path)
+    disk.save(loop.runner.caches.last, loop.engine, path)
     return path
 
 
@@ -64,7 +65,7 @@ def opened(engine: Engine, path: Path, *, compare: bool = False) -> str:
     """Return the kind of error, or "answered". compare: with a fresh session's answer."""
     loop = StepLoop(engine)
     with clear() as errors:
-        loop.load_prompt_cache(path)
+        loop.runner.caches.release(disk.load(loop.engine, path))
     if errors:
         assert last_tokens(loop) == []
         return type(errors[0]).__name__
@@ -137,4 +138,4 @@ def test_special_files_are_refused_at_once(engine: Engine, tmp_path: Path) -> No
     (tmp_path / "directory.safetensors").mkdir()
     for name in ("fifo", "zero", "directory"):
         with pytest.raises(StoreError, match="cannot read"):
-            loop.load_prompt_cache(tmp_path / f"{name}.safetensors")
+            loop.runner.caches.release(disk.load(loop.engine, tmp_path / f"{name}.safetensors"))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from akunu_py.chats.conversation_store import ConversationStore
 from akunu_py.chats.export import as_markdown
 from akunu_py.chats.json import as_json, read_json
-from akunu_py.completion.completion_request import CompletionRequest, check_request
-from akunu_py.completion.protocols.json_lines import BadLine, Line, parse, request_of
+from akunu_py.completion.completion_request import CompletionRequest
+from akunu_py.completion.protocols.json_lines import Line, parse, request_of
 from akunu_py.errors import UsageError
 from tests.reliability.fuzz import TEXTS, changed, clear, explore, json_like, lengths
 from tests.support.chats import branched
@@ -30,10 +30,7 @@ def check_line(line: bytes) -> None:
         requested = parse(line)
         if requested is not None:
             request = request_of(requested, CompletionRequest(""))
-            check_request(request)
             assert math.isfinite(request.temperature)
-    except BadLine as error:
-        json.dumps({"id": error.id, "error": str(error)}, ensure_ascii=False).encode()
     except UsageError as error:
         str(error).encode()
     else:

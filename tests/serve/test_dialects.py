@@ -40,7 +40,7 @@ async def test_text_equals_run_without_drafts(tiny: Served, name: str) -> None:
     async def send(stream: bool, request: DialectRequest, expected: ReplyData) -> int:
         """Check the reply to a request and return its drafted tokens."""
         body = dialect.request_body(request, stream=stream)
-        reply = dialect.parse(await fetch(tiny.drafting(request.draft), dialect.path, body))
+        reply = dialect.parse(await fetch(tiny.app_with_draft(request.draft), dialect.path, body))
         assert (reply.text, reply.prompt) == (expected.text, expected.prompt)
         return reply.drafted
 
@@ -49,7 +49,7 @@ async def test_text_equals_run_without_drafts(tiny: Served, name: str) -> None:
     assert any(drafted)  # completions may end before their first draft
     assert tiny.model.host.shared.passes == before
     requests = [(stream, *expected(draft)) for stream, draft in MODES]
-    tiny.hold(len(MODES))
+    tiny.block_until_queued(len(MODES))
     drafted = await asyncio.gather(*itertools.starmap(send, requests))
     assert tiny.model.host.shared.passes > before
     # The measured costs decide which drafts shared passes have, with "fixed" too.

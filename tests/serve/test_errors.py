@@ -86,6 +86,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
         ({"options": {"max_tokens": "x"}}, "options.max_tokens"), ({"id": "x" * 65}, "id"),
     ],
+    "own complete": [({"request": {"prefix": "a", "max_tokens": 4000}}, "max_tokens must be")],
 }  # fmt: skip
 
 

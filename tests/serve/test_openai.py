@@ -32,7 +32,7 @@ async def test_sampling_fields_set_the_options(tiny: Served) -> None:
     options = generate_options(parsed, tiny.model.service(), 7)
     assert options.sampling == SamplingOptions(**fields)
     before = tiny.scheduler.shared.requests
-    tiny.hold(2)
+    tiny.block_until_queued(2)
     both, *each = [
         (await fetch(tiny.app, CHAT, body | more)).json()
         for more in ({"seed": 5, "n": 2}, {"seed": 5}, {"seed": 6})
@@ -72,7 +72,7 @@ async def test_suffix_uses_fill_in_the_middle_format(tiny: Served) -> None:
 
 
 async def test_prediction_saves_steps_and_changes_no_text(tiny: Served) -> None:
-    app = tiny.drafting("fixed")  # with "auto", a busy machine may draft less
+    app = tiny.app_with_draft("fixed")  # with "auto", a busy machine may draft less
     body = {"messages": [{"role": "user", "content": "say it"}], "max_tokens": 40}
     plain = (await fetch(app, CHAT, body)).json()
     text = plain["choices"][0]["message"]["content"]

@@ -150,7 +150,6 @@ def test_training_waits_while_a_server_answers(client: ServerClient) -> None:
 def test_invalid_options_are_usage_errors(client: ServerClient) -> None:
     request = CompletionRequest("a")
     for options, wrong in (
-        (OPTIONS, replace(request, max_tokens=4000)),
         (OPTIONS, replace(request, temperature=-1.0)),
         (CompleteOptions(fim="no such"), request),
     ):
@@ -224,7 +223,7 @@ class Chat(RecordedClient):
         self.loaded = self.next()
 
     def send(self, options: GenerateOptions) -> list[Any]:
-        self.thread.request(1, QUESTION, options)
+        self.thread.request(1, ChatJob(QUESTION, options))
         return self.until_end()
 
 
@@ -235,7 +234,7 @@ def merged(messages: list[Any]) -> tuple[Any, ...]:
     thinking = "".join(each.thinking for each in pieces)
     stats = messages[-1].stats
     counts = stats.generated_tokens, stats.target_passes, stats.drafted, stats.accepted
-    drafts = whole.drafted, whole.rejected, whole.passes
+    drafts = whole.drafted, whole.rejected, whole.passes + whole.branches
     return whole.text, thinking, *drafts, messages[-1].reason, counts
 
 
@@ -255,7 +254,7 @@ def test_served_chat_equals_local_chat(
         *_, rejected, passes, _, counts = merged(found)
         assert rejected
         assert len(passes) == counts[1]
-        assert found[-1].speedup
+        assert any(each.delta.speedup for each in found if isinstance(each, PieceArrived))
         for name in ("model", "context_length", "no_draft", "note", "shows_tools"):
             assert getattr(served.loaded, name) == getattr(own.loaded, name)
         assert (own.loaded.server, served.loaded.server) == ("", client.url)
@@ -275,7 +274,7 @@ def test_tool_calls_cross_the_connection(
     sampling = SamplingOptions(temperature=1.0, seed=3)
     options = replace(CHAT, max_tokens=1000, sampling=sampling)
     chat = Chat(lambda: remote(client))
-    chat.thread.request(1, QUESTION, options, tools)
+    chat.thread.request(1, ChatJob(QUESTION, options, tools))
     (call,) = chat.until_end()[-1].calls
     assert chat.thread.close(60)
     assert (call.name, set(json.loads(call.arguments))) == ("switch", {"on"})
@@ -294,7 +293,7 @@ def test_chat_survives_server_stop(tiny: Served) -> None:
 
     with at_a_socket(tiny.application(AccessRules(token=TOKEN))) as url:
         chat = Chat(load)
-        chat.thread.request(1, QUESTION, replace(CHAT, max_tokens=3000))
+        chat.thread.request(1, ChatJob(QUESTION, replace(CHAT, max_tokens=3000)))
         while not isinstance(chat.next(), PieceArrived):
             pass
     assert "does not answer" in chat.until_end()[-1].error

@@ -37,7 +37,7 @@ class BareRunner(ModelRunner):
 
     def __init__(self, model: Any) -> None:
         self._engine: Any = SimpleNamespace(model=model, recurrent=False, exact=None)
-        self._planner, self._passes, self._last, self._joint = None, 0, 0.0, {}
+        self._passes, self._last, self._joint = 0, 0.0, {}
 
     def decode(self, request: BareRequest) -> Piece:
         self._decode([request], (), alone=True)

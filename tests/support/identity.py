@@ -17,7 +17,7 @@ from akunu_py.engine import kv_cache
 from akunu_py.engine.drafters.learned_state import LearnedState, UnsavedState
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Event, Failed, Finished, PrefillProgress
-from akunu_py.engine.histories.prompt_cache_store import DiskLimits, PromptCacheStore
+from akunu_py.engine.histories.prompt_cache_store import DiskLimits
 from akunu_py.engine.job import JobHandle
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.request import Request, Status, Step, cut
@@ -246,12 +246,13 @@ class Served:
     def __init__(
         self, engine: Engine, slots: int = 4, *, clock: Callable[[], float] = time.perf_counter,
         learned: UnsavedState | None = None, chunk_s: float | None = None,
-        reserved_tokens: int | None = None,
+        reserved_tokens: int = 1024,
     ) -> None:  # fmt: skip
         """chunk_s: time of a prefill chunk while other requests run."""
         self.engine = engine
-        more = {"reserved_tokens": reserved_tokens} if reserved_tokens else {}
-        self.loop = StepLoop(engine, learned, slots, clock=clock, **more)
+        self.loop = StepLoop(engine, learned, slots)
+        self.loop.scheduler.clock = clock
+        self.loop.runner.reserved_tokens = reserved_tokens
         if chunk_s is not None:
             self.loop.scheduler.chunk_s = self.loop.scheduler.patience_s = chunk_s
         self.loop.runner.drafters.wrap = self._wrap
@@ -305,8 +306,8 @@ class Served:
 
 def learned_on_disk(engine: Engine, directory: Path) -> LearnedState:
     """Return the state of a new process, for which every prompt cache is worth its file."""
-    store = PromptCacheStore(engine.path, DiskLimits(reserve=0))
-    learned = LearnedState(directory, "t", "l", answer_cache=False, caches=store)
+    limits = DiskLimits(reserve=0)
+    learned = LearnedState(directory, "t", "l", answer_cache=False, disk_limits=limits)
     learned.curve.prefill_rate = 1.0
     return learned
 

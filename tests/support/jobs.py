@@ -4,7 +4,7 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from akunu_py.engine.answer import chat_job
+from akunu_py.engine.answer import chat_job, prompt_job
 from akunu_py.engine.events import Event, Failed, Finished
 from akunu_py.engine.host import ModelHost
 from akunu_py.engine.job import BeginJob, Job, JobHandle
@@ -30,6 +30,11 @@ class ScriptedAnswer:
 def scripted(events: Callable[[StepLoop], Iterator[Event | None]]) -> BeginJob:
     """Return a job with these events."""
     return lambda loop: ScriptedAnswer(events(loop))
+
+
+def text_job(prompt: Sequence[int], options: GenerateOptions) -> BeginJob:
+    """Return a job that continues token ids."""
+    return lambda loop: prompt_job(loop.engine, prompt, options)(loop)
 
 
 Events = queue.SimpleQueue[Event]

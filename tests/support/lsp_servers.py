@@ -24,6 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from akunu_py.completion.completion_cache import CompletionCache
+from akunu_py.completion.completion_queue import QueueOptions
 from akunu_py.completion.completion_request import Completion, CompletionRequest, EndCheck
 from akunu_py.completion.protocols.lsp import read_frames, serve_lsp
 from akunu_py.errors import UsageError
@@ -116,6 +117,6 @@ class Ghost:
 if __name__ == "__main__":
     CompletionCache.find = lambda self, request: None  # type: ignore[method-assign]
     if sys.argv[1] == "ghost":
-        serve_lsp(Ghost(Path(sys.argv[2])).load, CompletionRequest("", seconds=200))
+        serve_lsp(Ghost(Path(sys.argv[2])).load, CompletionRequest("", seconds=200), QueueOptions())
     else:
-        serve_lsp(Echo().load, CompletionRequest("", max_lines=7))
+        serve_lsp(Echo().load, CompletionRequest("", max_lines=7), QueueOptions())

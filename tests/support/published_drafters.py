@@ -1,7 +1,7 @@
 """Published drafters of random weights for tiny models, and rounds of drafts."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ def block_drafter(kind: str, model: Any, width: int, vocabulary: int, *, wide: b
         target_width=width,
         layers=2,
         vocabulary=vocabulary,
-        draft_vocabulary=None,
+        draft_vocabulary=vocabulary,
         target_layers=None,
         taps=taps,
         block=BLOCK,
@@ -50,7 +50,7 @@ def block_drafter(kind: str, model: Any, width: int, vocabulary: int, *, wide: b
         anchor_predicts=dspark,
     )
     parts = ("markov_head", "confidence_head", "embed_tokens", "lm_head") if dspark else ()
-    drafter = BlockDrafter(config, taps, {f"{part}.": mx.zeros(0) for part in parts})
+    drafter = BlockDrafter(config, {f"{part}.": mx.zeros(0) for part in parts})
     drafter.eval()
     mx.eval(drafter.parameters())
     return PublishedDrafter(kind, Path(), drafter, NEEDS, 1e-6)
@@ -75,7 +75,14 @@ def eagle3_drafter(directory: Path, model: Any, width: int, vocabulary: int, **c
     config = tiny_drafters.eagle3_config(4, **shape, **changes)
     save_drafter(directory, config, tiny_drafters.eagle3_checkpoint(config, 4))
     settings = {"hidden_size": width, "vocab_size": vocabulary, "model_type": "llama"}
-    return load_drafter(read_config(directory), settings | {"num_hidden_layers": len(model.layers)})
+    return load(directory, settings | {"num_hidden_layers": len(model.layers)})
+
+
+def load(directory: Path, target: dict[str, Any]) -> Any:
+    """Return the drafter in `directory`. target: the target's config.json."""
+    config = read_config(directory)
+    assert config is not None
+    return load_drafter(config, target)
 
 
 def save_drafter(directory: Path, config: dict[str, Any], weights: dict[str, Any]) -> Path:
@@ -96,14 +103,20 @@ class Target:
     """A target whose hidden states are random."""
 
     embed: Callable[[mx.array], mx.array]
-    lm_head: Callable[[mx.array], mx.array]
-    width: int  # of the hidden states that the drafter takes
-    vocabulary: int
+    logits: Callable[[mx.array], mx.array]
+    width: int = 0  # of the hidden states that the drafter takes
+    vocabulary: int = 0
 
 
 def greedy(logits: mx.array) -> int:
     assert logits.shape[0] == 1
     return int(mx.argmax(logits[0]).item())
+
+
+def cut(cache: Sequence[Any], count: int) -> None:
+    """Remove all but the first `count` rows, as the engine does before it extends a cache."""
+    for entry in cache:
+        entry.trim(max(0, entry.offset - count))
 
 
 def draft_rounds(drafter: Any, target: Target, seed: int) -> list[list[int]]:
@@ -113,17 +126,17 @@ def draft_rounds(drafter: Any, target: Target, seed: int) -> list[list[int]]:
     cache = drafter.make_cache()
 
     def extend(taps: mx.array, known: list[int]) -> Any:
-        return drafter.extend(drafter.states(taps), target.embed(mx.array([known])), cache)
+        embeddings = drafter.embed(mx.array([known]), target)
+        return drafter.extend(drafter.states(taps), embeddings, cache)
 
     rows = extend(mx.array(draw_states(seed, prompt, target.width)), tokens[1 : prompt + 1])
     drafts = []
     for number, accepted in enumerate(ACCEPTED):
-        last = rows if isinstance(rows, list) else rows[:, -1:]
-        draft = drafter.start(target.embed, target.lm_head, last, cache)
+        draft = drafter.start(target, rows, cache)
         made: list[int] = []
         for depth in range(longest):
             made.append(greedy(draft.logits(depth, made[-1] if made else -1)))
-        draft.end()
+        cut(cache, prompt + sum(ACCEPTED[:number]) + number)
         drafts.append(made)
         taps = draw_states(seed + number + 1, longest + 1, target.width)[:, : accepted + 1]
         rows = extend(mx.array(taps), [*made[:accepted], tokens[prompt + 1 + number]])

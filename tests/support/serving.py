@@ -69,6 +69,7 @@ class Served:
     options: ServeOptions
     records: RequestRecords
     app: ASGIApp
+    _apps: dict[DraftMode, ASGIApp] = field(default_factory=dict)  # by draft mode
 
     @property
     def scheduler(self) -> ModelHost:
@@ -86,20 +87,22 @@ class Served:
         backend = replace(self.backend(records or RequestRecords()), **more)
         return create_app(backend, access or AccessRules(), heartbeat_s=60)
 
-    def drafting(self, draft: DraftMode) -> ASGIApp:
-        """Return an application on this model with a draft mode."""
-        service = self.model.service()
-        changed = replace(service, defaults=replace(service.defaults, draft=draft))
-        model = copy.copy(self.model)
-        model.service = lambda: changed  # type: ignore[method-assign]
-        return self.application(pool=ModelPool([model]))
+    def app_with_draft(self, draft: DraftMode) -> ASGIApp:
+        """Return the application on this model with a draft mode."""
+        if draft not in self._apps:
+            service = self.model.service()
+            changed = replace(service, defaults=replace(service.defaults, draft=draft))
+            model = copy.copy(self.model)
+            model.service = lambda: changed  # type: ignore[method-assign]
+            self._apps[draft] = self.application(pool=ModelPool([model]))
+        return self._apps[draft]
 
     def in_thread(self, function: Callable[[Engine], Any]) -> Any:
         """Call a function in the model's thread and return its result."""
         return self.scheduler.call(function).result(60)
 
-    def hold(self, jobs: int) -> None:
-        """Let the model do nothing until so many jobs wait."""
+    def block_until_queued(self, jobs: int) -> None:
+        """Block the model's thread until this number of jobs waits."""
         self.scheduler.call(lambda _: until(lambda: open_jobs(self.scheduler)[0] >= jobs))
 
 

@@ -39,9 +39,9 @@ class Timed(Target):
         super().__init__(model)
         self.speed, self.now = speed, 0.0
 
-    def forward(self, tokens: mx.array, wanted: int | None = None) -> mx.array:
+    def forward(self, tokens: mx.array) -> mx.array:
         self.now += tokens.shape[0] / self.speed
-        return super().forward(tokens, wanted)
+        return super().forward(tokens)
 
     def clock(self) -> float:  # type: ignore[override]
         self.now += 1e-9  # no pass takes no time

@@ -18,8 +18,6 @@ from akunu_py.commands.drafter_actions import saved_prompts
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.model.drafters import PublishedDrafter
 from akunu_py.errors import DamagedModel, DoesNotFit, StoreError
-from akunu_py.models.drafters import load_drafter
-from akunu_py.models.drafters.drafter_config import read_config
 from akunu_py.models.load.model_files import read_settings
 from akunu_py.models.mtp import Trunk
 from akunu_py.models.store import model_store
@@ -32,7 +30,7 @@ from tests.support.chats import branched
 from tests.support.command import run_here
 from tests.support.full_disk import full_disk
 from tests.support.learned import tokens_per_pass, write_chat_model
-from tests.support.published_drafters import NEEDS
+from tests.support.published_drafters import NEEDS, load
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("own_directories")]
 STEPS, ROOM = 80, 10**9
@@ -83,8 +81,8 @@ def test_a_trained_drafter_lowers_the_number_of_passes(
     mx.random.seed(0)
     trainer = training(engine, 130, cost=1).run(1500, ROOM, 0.7)
     trainer.write_drafter(tmp_path)
-    drafter = load_drafter(read_config(tmp_path), read_settings(engine.path / "config.json"))
-    assert drafter.target_ids is not None
+    drafter = load(tmp_path, read_settings(engine.path / "config.json"))
+    assert drafter.target_ids.size < engine.tokens.vocabulary
     published = PublishedDrafter("x", tmp_path, drafter, NEEDS, 1e-6)
     begun = [engine.tokens.encode_text(f"<|im_start|>{words}<|im_end|>") for words in ("Aa", "Cd")]
     assert tokens_per_pass(engine.model, published, begun, 20) > 1.7

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from akunu_py.engine.answer import ChatJob
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Event, Finished, TextDelta
 from akunu_py.engine.job import JobHandle
@@ -67,7 +68,7 @@ class Recorder(RecordedClient):
         self, turn: int, messages: list[Message], options: GenerateOptions
     ) -> tuple[str, Any]:
         """Send a request; return the text of its answer and the message that ended it."""
-        self.thread.request(turn, messages, options)
+        self.thread.request(turn, ChatJob(messages, options))
         *found, end = self.until_end()
         assert {message.request for message in (*found, end)} == {turn}
         pieces = [message.delta for message in found if isinstance(message, PieceArrived)]
@@ -85,7 +86,7 @@ def recorder(shallow_starter: Engine) -> Iterator[Recorder]:
     failed = recorder.next()
     assert (failed.request, failed.error) == (None, "model 'starter' is damaged")
     recorder.broken = False
-    recorder.thread.request(0, QUESTION, GenerateOptions(max_tokens=1))
+    recorder.thread.request(0, ChatJob(QUESTION, GenerateOptions(max_tokens=1)))
     loaded = recorder.next()
     assert isinstance(loaded, ModelLoaded)
     assert (loaded.model, loaded.context_length, loaded.no_draft) == ("starter", 8192, None)
@@ -141,7 +142,7 @@ def test_a_title_is_words_and_leaves_the_cached_prompt(recorder: Recorder) -> No
     prompt, title_options = Message("user", "Reply with yes."), replace(OPTIONS, side_request=True)
     while True:  # until the model with random layers ends a title
         recorder.answered.clear()
-        recorder.thread.request_title("a chat", [*turn, prompt], title_options, tools)
+        recorder.thread.request_title("a chat", ChatJob([*turn, prompt], title_options, tools))
         until(lambda: recorder.thread._host.call(lambda _: bool(recorder.answered)).result(60))
         if not recorder.messages.empty():
             break
@@ -163,7 +164,7 @@ def test_switching_models(recorder: Recorder) -> None:
     recorder.thread.switch("third")
     assert isinstance(recorder.next(), AnswerFailed)
     recorder.broken = False
-    recorder.thread.request(12, QUESTION, GenerateOptions(max_tokens=1))
+    recorder.thread.request(12, ChatJob(QUESTION, GenerateOptions(max_tokens=1)))
     assert recorder.next().model == "third", "tried again with the next question"
     recorder.until_end()
     lower = 4 if sys.platform == "linux" else 0  # so that keys go before computations

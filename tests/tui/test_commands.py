@@ -29,7 +29,7 @@ def test_commands_mistakes_and_prompts(prompt: str, expected: tuple[str, str] | 
             parse(prompt)
     else:
         parsed = parse(prompt)
-        assert (parsed and (parsed.command.name, parsed.argument)) == expected
+        assert (parsed and (parsed[0].name, parsed[1])) == expected
 
 
 def helped(it: Chat) -> bool:

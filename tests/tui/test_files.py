@@ -13,9 +13,8 @@ from textual.events import Paste
 from akunu_py.errors import UsageError
 from akunu_py.text import typeable
 from akunu_py.tui.prompt.attachments import Attachment, attach, join_files, mentions, split_files
-from akunu_py.tui.prompt.box import MentionedFiles
 from akunu_py.tui.prompt.file_index import FileIndex, best_matches
-from akunu_py.tui.prompt.suggestions import Suggester, SuggestionPopup
+from akunu_py.tui.prompt.suggestions import SuggestionPopup, suggest
 from tests.support.tui_chat import Chat, chat
 
 
@@ -119,9 +118,6 @@ async def test_missing_files_are_reported_once_before_they_are_sent_as_text(
 
 
 async def test_mentioned_files_are_marked_and_counted(directory: Path) -> None:
-    named = MentionedFiles(directory, {}).look_up(["notes.md", "x"])
-    assert dict(named.tokens) == {"notes.md": 2}
-    assert named.spans("@notes.md @x @y.z") == [(0, 9, True), (13, 17, False)]
     (directory / "notes.md").write_text("word " * 800)
     async with chat(directory=directory) as it:
         it.box.insert("see @notes.md, @none.txt and @src/ says @john")
@@ -160,16 +156,16 @@ def test_file_names_rank_before_directories_and_scattered_letters_last() -> None
 
 
 def test_paths_outside_of_the_directory_are_completed_by_directory(directory: Path) -> None:
-    completion = Suggester(directory / "src").suggest(f"see @{directory}/no")
-    assert completion is not None
-    inserts = [offer.insert for offer in completion.suggestions]
+    typed, suggestions = suggest(FileIndex(directory / "src"), f"see @{directory}/no")
+    assert typed == f"@{directory}/no"
+    inserts = [each.insert for each in suggestions]
     assert inserts == [f"@{directory}/notes.md ", f"@{directory}/node_modules/"]
-    assert Suggester(directory).suggest("@../") is not None
+    assert suggest(FileIndex(directory), "@../")[1]
 
 
 @pytest.mark.parametrize("before", ["hello", "a /new", "me@example.com ", "/usr/bin", "/new\nx"])
 def test_texts_without_suggestions(directory: Path, before: str) -> None:
-    assert Suggester(directory).suggest(before) is None
+    assert suggest(FileIndex(directory), before)[1] == []
 
 
 def popup(it: Chat) -> SuggestionPopup:

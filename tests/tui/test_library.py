@@ -151,7 +151,7 @@ async def test_the_preview_opens_at_the_found_words_and_they_stay_marked(
         await it.rest()
         assert "the nEEdle and hÁy" in it.screen
         await it.press("escape")
-        assert it.app.find.marks.find is None
+        assert not it.app.find.is_active
 
 
 def test_moments() -> None:

@@ -23,7 +23,6 @@ from akunu_py.models.store.progress import Progress
 from akunu_py.settings import Settings
 from akunu_py.tui.screens.main import Welcome
 from akunu_py.tui.status import MessageLine
-from akunu_py.tui.workers import downloads as downloads_module
 from akunu_py.tui.workers.chat_client import ModelLoaded
 from akunu_py.tui.workers.downloads import Downloads, DownloadUpdate
 from tests.support.tui_chat import Chat, Compare, chat, has_picture
@@ -85,7 +84,7 @@ def pulled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pulled]:
     ]
     monkeypatch.setattr(model_store, "list_models", lambda: stored)
     pulled = Pulled()
-    monkeypatch.setattr(downloads_module, "_pull", pulled)
+    monkeypatch.setattr("akunu_py.models.pull.pull.pull", pulled)
     yield pulled
     pulled.proceed.set()
 
@@ -162,7 +161,8 @@ async def test_ctrl_g_downloads_the_known_drafter_and_loads_the_model_with_it(
 ) -> None:
     drafters = Pulled(Progress("download", GB, 2 * GB, 10**7, 185))
     drafters.error = FetchError("the hub does not answer")
-    monkeypatch.setattr(downloads_module, "_pull_drafter", drafters)
+    monkeypatch.setattr("akunu_py.models.pull.pull.pull_drafter", drafters)
+    monkeypatch.setattr(model_store, "get", lambda name: name)
     known = replace(
         ENTRIES["good-4b"], repository="x/y", drafter="x/drafter", drafter_bytes=1_080_000_000,
         drafter_gain="x measured 2.2 times on an M4 Pro",
@@ -206,17 +206,17 @@ async def test_a_failed_download_shows_the_reason(pulled: Pulled) -> None:
         assert ["✗ failed" in line for line in lines(it)] == [False, True]
 
 
-def test_progress_never_goes_backwards() -> None:
+def test_progress_never_goes_backwards(pulled: Pulled) -> None:
     phases = ("look up", "download", "waiting: slow", "download", "check", "unpack", "import")
     steps = [Progress(phase, done, 100) for phase in phases for done in (0, 72, 70, 58, 100)]
     posted: list[float] = []
-    pulled = Pulled(*steps)
+    pulled.steps = steps
 
     def note(message: Message) -> None:
         if isinstance(message, DownloadUpdate):
             posted.append(downloads.running["x"].fraction)
 
-    downloads = Downloads(note, pulled)
+    downloads = Downloads(note)
     pulled.proceed.set()
     downloads.start("x")
     downloads.close(60)
@@ -252,7 +252,7 @@ def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pulled:
         return stored[0]
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setattr(downloads_module, "_pull", pull)
+    monkeypatch.setattr("akunu_py.models.pull.pull.pull", pull)
     monkeypatch.setattr(model_store, "resolve", resolve)
     return source
 

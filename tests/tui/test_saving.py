@@ -161,10 +161,8 @@ async def test_nothing_of_a_private_chat_is_saved(path: Path) -> None:
         await it.send("/private")
         assert await it.store.call(lambda store: store.list()) == []
         await it.send("a secret")
-        _, options, _ = it.app.answering._request_for(
-            it.app.conversation, it.app.conversation.turns[0]
-        )
-        assert not options.may_store, "neither prompt caches nor the answer cache"
+        job = it.app.answering.job_for(it.app.conversation, it.app.conversation.turns[0])
+        assert not job.options.may_store, "neither prompt caches nor the answer cache"
         assert it.screen.splitlines()[0].split()[:2] == ["private", "chat"]
         await it.answer("an answer")
         await it.act("rename_chat('a title')")

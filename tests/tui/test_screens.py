@@ -56,7 +56,7 @@ async def streaming(it: Chat) -> None:
 async def finished(it: Chat) -> None:
     await streaming(it)
     await it.rest()
-    await it.post(AnswerFinished(1, "length", STATS, SPEEDUP))
+    await it.post(AnswerFinished(1, "length", STATS))
 
 
 async def drafting(it: Chat) -> None:
@@ -190,9 +190,10 @@ async def test_all_text_can_be_read(
     async with chat(size=(100, 70), store=path, directory=tmp_path, settings=look) as it:
         found |= contrasts(it)
         await it.send("Show me all of it, all")
-        delta = TextDelta(ANSWER + MORE, ((3, 40),), ((60, " wrong"),), stats=STATS)
+        marks = ((3, 40),), ((60, " wrong"),), ()
+        delta = TextDelta(ANSWER + MORE, *marks, STATS, SPEEDUP)
         piece = PieceArrived(1, delta, "I think.")
-        await it.post(piece, AnswerFinished(1, "length", STATS, SPEEDUP))
+        await it.post(piece, AnswerFinished(1, "length", STATS))
         for kind in ("notice", "error"):
             await it.app.view.add_notice(f"a {kind}", kind)
         for key in KEYS.split():

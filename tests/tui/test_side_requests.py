@@ -47,13 +47,13 @@ async def test_the_first_answer_gets_a_title(tmp_path: Path) -> None:
         await it.send("how do I undo a commit?")
         assert not titles
         await it.answer("With git reset.")
-        ((name, messages, options, tools),) = [call.args for call in titles]
-        assert (name, tools) == (it.conversation, [])
-        assert messages == [
+        ((name, job),) = [call.args for call in titles]
+        assert (name, job.tools) == (it.conversation, [])
+        assert job.messages == [
             Message("system", "Be brief."), Message("user", "how do I undo a commit?"),
             Message("assistant", "With git reset."), Message("user", TITLE_PROMPT),
         ]  # fmt: skip
-        assert (options.conversation, options.side_request) == (it.conversation, True)
+        assert (job.options.conversation, job.options.side_request) == (it.conversation, True)
         assert await stored(it.store) == ["how do I undo a commit?"]
         await it.press("ctrl+n")
         await written(it, "Undo a git commit", name)
@@ -160,7 +160,7 @@ async def test_older_turns_become_a_note(tmp_path: Path) -> None:
         assert [message.content for message in it.history] == [
             before[0], original[0], before[1], original[1], SUMMARY_PROMPT,
         ]  # fmt: skip
-        _, options, _ = it.app.answering._request_for(it.app.conversation, active)
+        options = it.app.answering.job_for(it.app.conversation, active).options
         assert (options.max_tokens, options.thinking_budget) == (8192 // 5, 8192 // 10)
         await it.answer("They talked.")
         await it.rest()

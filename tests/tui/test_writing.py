@@ -37,7 +37,7 @@ async def burst(it: Chat, data: str) -> None:
     for message in [*parser.feed(data), *parser.tick()]:
         it.app.post_message(message)
     await it.pilot.pause()
-    await it.until(lambda: not it.app.has_pending_input)
+    await it.until(lambda: not it.app._waiting and it.app._settling is None)
     await it.pilot.pause()
 
 

@@ -12,6 +12,7 @@ from textual.message import Message as TextualMessage
 
 from akunu_py.arguments import json_constraint
 from akunu_py.chats.tree import ChatMessage
+from akunu_py.engine.answer import ChatJob
 from akunu_py.errors import AkunuError
 from akunu_py.models.store import model_store
 from akunu_py.text import collapse
@@ -32,7 +33,7 @@ from akunu_py.tui.workers.chat_client import (
 )
 from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpdate
 from akunu_py.tui.workers.tool_servers import ToolServerMessage
-from akunu_py.types import Constraint, FinishReason, GenerateOptions, Message, Tool
+from akunu_py.types import Constraint, FinishReason
 
 _BELL_AFTER_S = 15.0  # Longer answers ring the bell.
 
@@ -57,21 +58,13 @@ class AnswerController:
     _is_loading: bool = True
     _requests: int = 0
     _constraint: Constraint | None = None  # on the next answer
-    on_end: Callable[[Conversation, ChatTurn], None] = lambda conversation, turn: None
-
-    def __post_init__(self) -> None:
-        self._tools.on_started = self._answer_next
-        self._tools.on_results = self._continue_with_results
-        self._tools.save = lambda turn: self._conversation_of(turn).save(turn)
+    on_end: Sequence[Callable[[Conversation, ChatTurn], None]] = ()
 
     def start(self, post: Callable[[TextualMessage], object]) -> None:
-        """Start loading the model, or offer its download. `post` is called from another thread."""
+        """Start loading the model if it is installed. `post` is called from another thread."""
         if self._session is not None:
             self._session.start(post, load=not self._is_missing)
-        if self._is_missing:
-            self._view.status.phase = "missing"
-            if welcome := self._view.welcome:
-                welcome.offer_download()
+        self._show_phase()
 
     @property
     def needs_download(self) -> bool:
@@ -81,7 +74,7 @@ class AnswerController:
     @property
     def is_busy(self) -> bool:
         """Whether the open conversation has a running or queued turn."""
-        return any(turn in self._conversation for turn in self._pending())
+        return any(turn in self._conversation for turn in self.pending())
 
     def refuse_while_busy(self) -> bool:
         """Show why an action must wait; return False if the open conversation is not busy."""
@@ -93,25 +86,15 @@ class AnswerController:
     def has_queued_prompt(self) -> bool:
         return any(turn in self._conversation for turn in self._queue)
 
-    @property
-    def has_pending(self) -> bool:
-        """Whether any conversation has a running or queued turn."""
-        return bool(self._pending())
-
-    def side_request(
-        self, conversation: Conversation, prompt: str
-    ) -> tuple[list[Message], GenerateOptions, Sequence[Tool]]:
-        """Return a request after all turns of a conversation, which does not become one of them.
+    def side_job(self, conversation: Conversation, prompt: str) -> ChatJob:
+        """Return a job after all turns of a conversation, which does not become one of them.
 
         It shares the prefix of the next turn, in the prompt cache.
         """
-        turn = ChatTurn(ChatMessage("user", prompt))
-        messages, options, tools = self._request_for(conversation, turn)
-        return messages, replace(options, side_request=True), tools
+        job = self.job_for(conversation, ChatTurn(ChatMessage("user", prompt)))
+        return replace(job, options=replace(job.options, side_request=True))
 
-    def _request_for(
-        self, conversation: Conversation, turn: ChatTurn
-    ) -> tuple[list[Message], GenerateOptions, Sequence[Tool]]:
+    def job_for(self, conversation: Conversation, turn: ChatTurn) -> ChatJob:
         messages = conversation.history(turn, self._settings.current.system)
         options = conversation.tree.options.apply(self._settings.options)
         sampling = replace(options.sampling, constraint=turn.constraint)
@@ -119,9 +102,9 @@ class AnswerController:
         may_store = options.may_store and not conversation.is_private
         options = replace(options, sampling=sampling, conversation=name, may_store=may_store)
         if not turn.summarizes:
-            return messages, options, self._tools.offered.for_model()
+            return ChatJob(messages, options, self._tools.offered.for_model())
         limit, budget = self.context_length // 5, self.context_length // 10
-        return messages, replace(options, max_tokens=limit, thinking_budget=budget), ()
+        return ChatJob(messages, replace(options, max_tokens=limit, thinking_budget=budget))
 
     async def unqueue_last(self) -> None:
         """Return the last queued prompt to the prompt box; an answer that goes on ends instead."""
@@ -132,7 +115,7 @@ class AnswerController:
 
     def progress(self) -> dict[str, str]:
         progress: dict[str, str] = {}
-        for turn in self._pending():
+        for turn in self.pending():
             name = self._conversation_of(turn).tree.conversation
             asks = self._tools.is_waiting(turn)
             progress.setdefault(name, "? waits for you" if asks else _describe_progress(turn))
@@ -167,11 +150,11 @@ class AnswerController:
         """Stop the answers of a deleted conversation."""
         self.unread.discard(conversation)
         if deleted := self.background.get(conversation):
-            for turn in self._pending():
+            for turn in self.pending():
                 if turn in deleted:
                     self._stop_work(turn)
                     self._end_turn(turn, "done", "cancelled")
-            self._show_phase("ready")
+            self._show_phase()
             await self._answer_next()
             del self.background[conversation]
 
@@ -212,7 +195,7 @@ class AnswerController:
 
         Unanswered prompts return to the prompt box, except that of `discard`.
         """
-        turns = [turn for turn in self._pending() if turn in self._conversation]
+        turns = [turn for turn in self.pending() if turn in self._conversation]
         for turn in turns:
             self._stop_work(turn)
         unanswered = self._end_or_remove(turns, "done", "cancelled")
@@ -242,8 +225,7 @@ class AnswerController:
         self._is_missing = False
         self.context_length = self._tools.context_length = 0
         self._is_loading = True
-        if self.active is None:
-            self._view.status.phase = "loading"
+        self._show_phase()
         if self._session is not None:
             self._session.switch(name)
         if not self._conversation.turns:
@@ -259,7 +241,6 @@ class AnswerController:
             case PrefillUpdate():
                 turn = self._turn_of(message.request)
                 if turn is not None and turn in self._conversation and message.total:
-                    self._view.status.phase = "prefill"
                     self._view.status.progress = message.done / message.total
             case PieceArrived(request) if turn := self._turn_of(request):
                 self._on_piece_arrived(turn, message)
@@ -275,7 +256,7 @@ class AnswerController:
         self._tools.context_length = message.context_length
         self._view.prompt.use_model(message.context_length)
         self._is_loading = False
-        self._show_phase("prefill" if self.active else "ready")
+        self._show_phase()
         is_off = self._settings.options.draft == "off"
         self._view.panel.off = "drafting is off (--draft off)" if is_off else message.no_draft or ""
         if message.server != status.server:
@@ -304,11 +285,11 @@ class AnswerController:
         self._conversation_of(turn).save(turn)
         if answer := self._view.transcript.answer(turn):
             answer.sync()
-        self._show_phase("answering")
+        self._show_phase()
         self._show_stats(turn)
 
     async def _on_finished(self, turn: ChatTurn, message: AnswerFinished) -> None:
-        turn.stats, turn.speedup = message.stats, message.speedup
+        turn.stats = message.stats
         if message.calls and message.reason == "stop":
             await self._call_tools(turn, message)
             return
@@ -329,36 +310,35 @@ class AnswerController:
         self._show_stats(turn)
         self.active = None
         await self._tools.begin(turn, self._conversation_of(turn).tree, message.calls)
-        self._conversation_of(turn).save(turn)
         if self._tools.is_waiting(turn) and self._settings.current.bell:
             self._view.ring_bell(is_seen=turn in self._conversation)
-        if self.active is None:
-            self._show_phase("ready")
-        await self._answer_next()
-
-    async def _continue_with_results(self, turn: ChatTurn) -> None:
-        """Answer on, with the results of the tools, before other prompts."""
-        turn.state = "queued"
-        self._queue.appendleft(turn)
-        await self._answer_next()
+        await self._continue_with_results()
 
     async def decide(self, consent: Consent) -> None:
-        await self._tools.decide(consent)
-        if self.active is None:
-            self._show_phase("ready")
-        self._view.show_state()
+        self._tools.decide(consent)
+        await self._continue_with_results()
 
     async def receive_from_tools(self, message: ToolServerMessage) -> None:
         await self._tools.receive(message)
-        if self.active is None:
-            self._show_phase("ready")
+        await self._continue_with_results()
+
+    async def _continue_with_results(self) -> None:
+        """Save the calls, and continue answers whose calls have all ended, before other prompts."""
+        for turn in list(self._tools.turns):
+            self._conversation_of(turn).save(turn)
+            if all(use.has_ended for use in turn.rounds[-1].uses):
+                del self._tools.turns[turn]
+                turn.state = "queued"
+                self._queue.appendleft(turn)
+        self._show_phase()
+        await self._answer_next()
 
     # Messages of the downloads
 
     def on_download_update(self, message: DownloadUpdate) -> None:
         download = self._downloads.running.get(message.name)
         if download is not None and self._waits_for(message.name):
-            self._view.status.phase = "downloading"
+            self._show_phase()
             self._view.status.progress = download.fraction
             if welcome := self._view.welcome:
                 welcome.show_download(download.progress.describe())
@@ -391,7 +371,7 @@ class AnswerController:
     async def _fail(self, error: str) -> None:
         """Show an error; unanswered prompts on the screen return to the prompt box."""
         # The next request of a turn that calls tools tries again.
-        turns = [turn for turn in self._pending() if turn not in self._tools.turns]
+        turns = [turn for turn in self.pending() if turn not in self._tools.turns]
         unanswered = self._end_or_remove(turns, "failed", None)
         self._is_loading = False
         self._view.status.phase = "failed"
@@ -399,7 +379,7 @@ class AnswerController:
         await self._view.add_notice(error, "error")
         self._view.show_state()
 
-    def _pending(self) -> list[ChatTurn]:
+    def pending(self) -> list[ChatTurn]:
         """Return the running turns, those that call tools, and the queued ones, in order."""
         running = [self.active] if self.active else []
         return [*running, *self._tools.turns, *self._queue]
@@ -442,7 +422,8 @@ class AnswerController:
         self._conversation_of(turn).save(turn)
         if answer := self._view.transcript.answer(turn):
             answer.show_state()
-        self.on_end(self._conversation_of(turn), turn)
+        for on_end in self.on_end:
+            on_end(self._conversation_of(turn), turn)
 
     async def _answer_next(self) -> None:
         """Request the next queued answer, unless the model is busy."""
@@ -457,49 +438,50 @@ class AnswerController:
             self._queue.remove(turn)
             self.active = turn
             turn.state, turn.finish_reason, turn.model = "prefill", None, self.model
+            turn.speedup = None
             self._requests += 1
             turn.request = self._requests
             # The request also retries a failed load.
             self._view.status.restart_timer()
-            self._show_phase("prefill")
+            self._show_phase()
             self._show_stats(turn)
             if answer := self._view.transcript.answer(turn):
                 answer.show_state()
             if self._session is not None:
-                request = self._request_for(self._conversation_of(turn), turn)
-                self._session.request(turn.request, *request)
-        elif self.active is None and self._queue and not self._is_loading:
-            self._show_phase("ready")
+                job = self.job_for(self._conversation_of(turn), turn)
+                self._session.request(turn.request, job)
+        elif self.active is None and self._queue:
+            self._show_phase()
         self._view.show_state()
 
     def download_missing(self) -> None:
         """Download the model, which prompts then wait for."""
         if self._downloads.start(self.model):
             self._view.status.progress = 0.0
-        self._view.status.phase = "downloading"
+        self._show_phase()
 
     def show_status(self) -> None:
         turns = self._conversation.turns
         self._show_stats(turns[-1] if turns else None)
         self._tools.show_asked()
-        if self._view.status.phase not in ("missing", "loading", "downloading", "failed"):
-            is_prefill = self.active is not None and self.active.state == "prefill"
-            self._show_phase("prefill" if is_prefill else "answering" if self.active else "ready")
+        self._show_phase()
 
-    def _show_phase(self, phase: Phase) -> None:
-        """Show the phase, or why there is no model yet, or that a tool is called."""
-        if phase == "ready" and any(turn in self._conversation for turn in self._tools.turns):
-            phase = "asking" if self._tools.asked else "calling"
-        elif phase == "ready" and self._queue and self._tools.is_starting:
-            phase = "calling"
-        title = ""  # of another chat, if the model answers there
-        if self.active is not None and self.active not in self._conversation:
-            title = collapse(self._conversation_of(self.active).tree.title)
-        self._view.status.background_title = title
+    def _show_phase(self, idle: Phase = "ready") -> None:
+        """Show what the model or a tool does, or why there is no model; otherwise `idle`."""
+        here, phase, background_title = self._conversation, idle, ""
         if self._is_missing:
             phase = "missing" if self.needs_download else "downloading"
         elif not self.context_length:
-            phase = "loading"
+            phase = "loading" if self._is_loading or self.active else "failed"
+        elif self.active is not None:
+            phase = "prefill" if self.active.state == "prefill" else "answering"
+            if self.active not in here:
+                background_title = collapse(self._conversation_of(self.active).tree.title)
+        elif idle == "ready" and any(turn in here for turn in self._tools.turns):
+            phase = "asking" if self._tools.asked else "calling"
+        elif idle == "ready" and self._queue and self._tools.is_starting:
+            phase = "calling"
+        self._view.status.background_title = background_title
         self._view.status.phase = phase
 
     def _show_stats(self, turn: ChatTurn | None) -> None:

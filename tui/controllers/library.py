@@ -71,13 +71,11 @@ class LibraryController:
             here.show(message)
         await self._show(message)
 
-    async def show(
-        self, tree: ConversationTree, message: str | None = None, *, private: bool = False
-    ) -> None:
-        """Open `tree`, which has no pending answers, at `message` or its end."""
+    async def show(self, tree: ConversationTree, *, private: bool = False) -> None:
+        """Open `tree`, which has no pending answers, at its end."""
         await self._answering.move_to_background()
         self._conversation.open(tree, private=private)
-        await self._show(message)
+        await self._show()
 
     async def _show(self, message: str | None = None) -> None:
         self._turns.stop_editing()
@@ -144,7 +142,6 @@ class LibraryController:
                 self._view.inform(f"Renamed: {title}")
 
     async def export(self, file: str = "") -> None:
-        """Write the conversation to a new file; see `export` in chats/export.py."""
         if not self._conversation.turns:
             self._view.show_error("The chat is empty.")
             return

@@ -64,14 +64,14 @@ class TitleController:
             and self._settings.current.model_titles
             and is_answered
             and not turn.summarizes
-            and not self._answering.has_pending
+            and not self._answering.pending()
             and len(conversation.turns) <= _ATTEMPTS
             and tree.conversation not in self._renamed
             and tree.title == title_of(title_text(tree.messages[0].text))
         ):
             self._replaced[tree.conversation] = tree.title
-            request = self._answering.side_request(conversation, TITLE_PROMPT)
-            self._client.request_title(tree.conversation, *request)
+            job = self._answering.side_job(conversation, TITLE_PROMPT)
+            self._client.request_title(tree.conversation, job)
 
     async def receive(self, message: TitleWritten) -> None:
         """Use a title, unless it is unusable or the user was faster."""

@@ -1,13 +1,13 @@
 """Tools of MCP servers in the chat: which are offered, and the user's consent to each call."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from textual.message import Message
 
 from akunu_py.chats.tree import ConversationTree, Outcome, ToolUse, stopped
-from akunu_py.mcp.output import ToolOutput, limit_for, shorten
+from akunu_py.mcp.output import limit_for, shorten
 from akunu_py.text import collapse
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.screens.consent import Consent
@@ -34,15 +34,11 @@ class ToolController:
     _conversation: Conversation  # the open one
     _noted: Mapping[str, str]  # errors of servers that the last run noted
     offered: OfferedTools = field(default_factory=OfferedTools)
-    # With pending calls, and their conversations:
+    # With calls, until the controller of answers continues them; and their conversations:
     turns: dict[ChatTurn, ConversationTree] = field(default_factory=dict)
     context_length: int = 0  # of the model, 0 if unknown
     _allowed: set[tuple[str, str, str]] = field(default_factory=set)  # conversation, server, tool
     _is_overdue: bool = False  # Servers take long to start.
-    # Set by the controller of answers, which exists later:
-    on_started: Callable[[], Awaitable[None]] = field(init=False)  # Prompts need not wait any more.
-    on_results: Callable[[ChatTurn], Awaitable[None]] = field(init=False)  # All calls have ended.
-    save: Callable[[ChatTurn], None] = field(init=False)
 
     def __post_init__(self) -> None:
         if self._servers is not None:
@@ -72,9 +68,9 @@ class ToolController:
         turn.state = "calling"
         self.turns[turn] = tree
         await self._view.transcript.renew(turn)
-        await self._advance(turn)
+        self._advance(turn)
 
-    async def decide(self, consent: Consent) -> None:
+    def decide(self, consent: Consent) -> None:
         if self.asked is None:
             return
         turn, use = self.asked
@@ -84,7 +80,7 @@ class ToolController:
             if consent == "always":
                 self._allowed.add(self._permission(turn, use))
             self._run(turn, use)
-        await self._advance(turn)
+        self._advance(turn)
 
     def cancel(self, turn: ChatTurn) -> None:
         for use in turn.rounds[-1].uses:
@@ -97,7 +93,12 @@ class ToolController:
 
     async def receive(self, message: ToolServerMessage) -> None:
         if isinstance(message, ToolCalled):
-            await self._on_called(message.call, message.output)
+            for turn in self.turns:
+                if any(use.call.id == message.call for use in turn.rounds[-1].uses):
+                    text = shorten(message.output.text, limit_for(self.context_length))
+                    outcome: Outcome = "failed" if message.output.is_error else "done"
+                    self._set(turn, message.call, outcome, text)
+                    self._advance(turn)
             return
         was_starting = self.is_starting
         if isinstance(message, ToolServersOverdue):
@@ -115,20 +116,12 @@ class ToolController:
                 self._view.show_error(text)
             else:
                 await self._view.add_notice(text, "error")
-        if was_starting and not self.is_starting:
-            if notice := self.offered.explain_room(self.context_length):
-                await self._view.add_notice(notice)
-            await self.on_started()
+        notice = self.offered.explain_room(self.context_length)
+        if notice and was_starting and not self.is_starting:
+            await self._view.add_notice(notice)
 
-    async def _on_called(self, call: str, output: ToolOutput) -> None:
-        for turn in list(self.turns):
-            if any(use.call.id == call for use in turn.rounds[-1].uses):
-                text = shorten(output.text, limit_for(self.context_length))
-                self._set(turn, call, "failed" if output.is_error else "done", text)
-                await self._advance(turn)
-
-    async def _advance(self, turn: ChatTurn) -> None:
-        """Run the next call, ask for it, or continue the answer."""
+    def _advance(self, turn: ChatTurn) -> None:
+        """Run the next call, or ask for it."""
         for use in turn.rounds[-1].uses:
             if use.has_ended:
                 continue
@@ -140,11 +133,6 @@ class ToolController:
             if use.outcome == "waiting" and self._permission(turn, use) in self._allowed:
                 self._run(turn, use)
             break
-        else:
-            del self.turns[turn]
-            self.show_asked()
-            await self.on_results(turn)
-            return
         if turn not in self._conversation and self._waiting(turn):
             self._view.inform(
                 f"{collapse(self.turns[turn].title)}: a tool call waits for your decision. "
@@ -161,7 +149,7 @@ class ToolController:
         self._servers.call(use.call.id, use.server, tool.listed.name, use.call.arguments)
 
     def _set(self, turn: ChatTurn, call: str, outcome: Outcome, result: str = "") -> None:
-        """Change the state of a call, show and save it."""
+        """Change the state of a call, and show it."""
         last = turn.rounds[-1]
         uses = (
             replace(use, outcome=outcome, result=result) if use.call.id == call else use
@@ -169,7 +157,6 @@ class ToolController:
         )
         turn.rounds[-1] = replace(last, uses=tuple(uses))
         self._sync(turn)
-        self.save(turn)
 
     def _sync(self, turn: ChatTurn) -> None:
         if answer := self._view.transcript.answer(turn):

@@ -19,7 +19,7 @@ from akunu_py.tui.prompt.attachments import (
     missing_files,
 )
 from akunu_py.tui.screens.main import ChatView
-from akunu_py.tui.transcript.find import Finder, HitMarks, phrase_finder, plain_text, search_finder
+from akunu_py.tui.transcript.find import HitMarks, phrase_finder, plain_text, search_finder
 from akunu_py.tui.transcript.markdown_parser import parse
 from akunu_py.tui.transcript.view import Part
 
@@ -33,23 +33,19 @@ class TurnController:
     _view: ChatView
     _directory: Path  # for @file names
     _copy: Callable[[str], None]  # copies text to the clipboard
-    _edited: ChatTurn | None = None  # the turn whose prompt is in the box
+    edited: ChatTurn | None = None  # the turn whose prompt is in the box
     _draft: str = ""  # previous contents of the box
     _warned_prompt: str = ""  # a prompt with missing files, after the warning
     _copied_block: tuple[str, int] = "", -1  # reply id and index of the last copied block
 
     @property
-    def is_editing(self) -> bool:
-        return self._edited is not None
-
-    @property
     def unsent_text(self) -> str:
         """The unsent text of the prompt box; an unchanged edited prompt does not count."""
         box = self._view.prompt
-        prompt = box.prompt_of(self._edited.prompt.text) if self._edited else ""
+        prompt = box.prompt_of(self.edited.prompt.text) if self.edited else ""
         if self._conversation.is_private:
             return ""
-        return self._draft if self._edited and box.text == typeable(prompt) else box.message
+        return self._draft if self.edited and box.text == typeable(prompt) else box.message
 
     async def send(self, text: str, pastes: Sequence[Attachment] = ()) -> None:
         """Send a prompt with its attached files, in place of the prompt being edited, if any."""
@@ -72,7 +68,7 @@ class TurnController:
         text = join_files(text, attached)
         if welcome := self._view.welcome:
             await welcome.remove()
-        edited = self._edited
+        edited = self.edited
         self.stop_editing()
         if edited is not None:
             await self._answering.interrupt(discard=edited)
@@ -86,7 +82,7 @@ class TurnController:
         turn = self._changeable_turn("There is no message to edit yet.")
         if turn is None:
             return
-        if self._edited is None:
+        if self.edited is None:
             self._draft = self._view.prompt.text
         self._mark_edited(turn)
         self._view.prompt.write(self._view.prompt.prompt_of(turn.prompt.text))
@@ -94,12 +90,12 @@ class TurnController:
         self._view.show_state()
 
     def stop_editing(self) -> None:
-        if self._edited is not None:
+        if self.edited is not None:
             self._mark_edited(None)
             self._view.prompt.write(self._draft)
 
     def _mark_edited(self, turn: ChatTurn | None) -> None:
-        self._edited = turn
+        self.edited = turn
         self._view.transcript.mark_edited(turn)
 
     async def stop(self) -> None:
@@ -163,10 +159,15 @@ class TurnController:
             if sibling in (turn.prompt.id, turn.reply_id):
                 self._view.transcript.choose(turn, part)
 
-    def copy_answer(self) -> None:
-        """Copy the last answer as Markdown."""
-        answered = [turn for turn in self._conversation.turns if turn.answer]
-        self._copy_answer(answered[-1] if answered else None)
+    def copy_answer(self, turn: ChatTurn | None = None) -> None:
+        """Copy the answer of `turn`, or the last answer, as Markdown."""
+        turns = [turn] if turn else self._conversation.turns
+        answers = [each.answer for each in turns if each.answer]
+        if answers:
+            self._copy(answers[-1].strip())
+            self._view.inform("Copied the answer.")
+        else:
+            self._view.show_error("There is no answer to copy yet.")
 
     def copy_message(self) -> None:
         """Copy the chosen message, else the last answer."""
@@ -174,7 +175,7 @@ class TurnController:
         if chosen is None:
             self.copy_answer()
         elif chosen[1] == "answer":
-            self._copy_answer(chosen[0])
+            self.copy_answer(chosen[0])
         else:
             self._copy(full_prompt(chosen[0].prompt.text))
             self._view.inform("Copied the prompt.")
@@ -207,13 +208,6 @@ class TurnController:
         if chosen := self._view.transcript.chosen:
             return chosen[0]
         return self._conversation.turns[-1] if self._conversation.turns else None
-
-    def _copy_answer(self, turn: ChatTurn | None) -> None:
-        if turn is None or not turn.answer:
-            self._view.show_error("There is no answer to copy yet.")
-            return
-        self._copy(turn.answer.strip())
-        self._view.inform("Copied the answer.")
 
     def copy_block(self, code: str, language: str, which: int = 1, count: int = 1) -> None:
         """Copy a code block, number `which` of `count`."""
@@ -252,10 +246,6 @@ class FindController:
     def is_active(self) -> bool:
         return bool(self._words)
 
-    @property
-    def _finder(self) -> Finder:
-        return self.marks.find or phrase_finder(self._words)
-
     async def find(self, words: str, message: str = "") -> None:
         """Mark `words` and go to the last hit; for a search, mark each, and go to `message`."""
         self._words, self._current = words, None
@@ -284,13 +274,13 @@ class FindController:
 
     def end(self) -> None:
         if self._words:
-            self._words, self._current, self.marks.find = "", None, None
+            self._words, self._current = "", None
             self._view.transcript.mark_hit(None)
             self._view.transcript.redraw()
 
     async def _go_to(self, hits: list[FoundText], place: int) -> None:
         turn, part, index = self._current = hits[place]
-        await self._view.transcript.show_hit(turn, part, index, self._finder)
+        await self._view.transcript.show_hit(turn, part, index, self.marks.find)
         count = f"{place + 1:,} of {len(hits):,}"
         self._view.inform(f"Found {count}: {self._words} · n next · N previous · Esc ends")
 
@@ -301,8 +291,8 @@ class FindController:
             texts: dict[Part, str] = {"prompt": full_prompt(turn.prompt.text)}
             # Parsing takes long, so only where there may be a hit.
             folded = fold(turn.answer)
-            if any(word in folded for word in words) or self._finder(turn.answer):
+            if any(word in folded for word in words) or self.marks.find(turn.answer):
                 texts["answer"] = plain_text(turn.answer)
             for part, text in texts.items():
-                hits += [(turn, part, at) for at, _ in enumerate(self._finder(text))]
+                hits += [(turn, part, at) for at, _ in enumerate(self.marks.find(text))]
         return hits

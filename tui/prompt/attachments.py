@@ -6,15 +6,15 @@ Unsuitable files raise UsageError.
 
 import codecs
 import contextlib
+import errno
 import os
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
 
 from akunu_py.errors import UsageError
+from akunu_py.files import open_regular
 from akunu_py.text import fence_for, human_size, typeable
 from akunu_py.tui.prompt.file_index import list_files
 
@@ -77,12 +77,16 @@ def looks_like_a_file(name: str) -> bool:
     return re.search(r"/|[^.]\.\w{1,8}$", name.rstrip(_TRAILING)) is not None
 
 
-def estimate_tokens(path: Path) -> int:
-    try:
-        size = len(_listing(path)) if path.is_dir() else path.stat().st_size
-        return max(1, size // BYTES_PER_TOKEN)
-    except OSError:
-        return 0
+def estimate_tokens(names: Sequence[str], directory: Path) -> dict[str, int]:
+    """Return the estimated tokens of each existing file or directory listing. Blocks."""
+    tokens: dict[str, int] = {}
+    for name in names:
+        if found := find_file(name, directory):
+            path, tokens[name] = found[1], 0
+            with contextlib.suppress(OSError):
+                size = len(_listing(path)) if path.is_dir() else path.stat().st_size
+                tokens[name] = max(1, size // BYTES_PER_TOKEN)
+    return tokens
 
 
 def missing_files(prompt: str, directory: Path) -> list[str]:
@@ -94,34 +98,24 @@ def missing_files(prompt: str, directory: Path) -> list[str]:
 def is_text(path: Path) -> bool:
     """Return whether a file starts with UTF-8 text, or is a directory or unreadable."""
     try:
-        with _open_file(path) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return False
+        with open_regular(path) as file:
             head = file.read(_SNIFF_BYTES)
             codecs.getincrementaldecoder("utf-8")().decode(head)  # accepts an incomplete character
             return b"\0" not in head
-    except OSError:
-        return True  # a directory, or an error that `read_attachment` reports
+    except OSError as error:  # EINVAL: a device or pipe; `read_attachment` reports other errors
+        return error.errno != errno.EINVAL
     except UnicodeDecodeError:
         return False
 
 
-def _open_file(path: Path) -> BufferedReader:
-    """Open a file without waiting for a pipe's writer. Raises OSError, also for a directory."""
-    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
-
-
 def find_file(name: str, directory: Path) -> tuple[str, Path] | None:
     """Return a mentioned file or directory, and its name without trailing punctuation."""
-    for candidate in (name, name.rstrip(_TRAILING)):
-        if not candidate:
-            continue
-        try:
+    for candidate in filter(None, (name, name.rstrip(_TRAILING))):
+        # The name may be too long, have a NUL or an unknown home directory.
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
             path = directory / Path(candidate).expanduser()
             if path.exists():
                 return candidate, path
-        except (OSError, RuntimeError, ValueError):
-            continue  # too long, unknown home directory, a NUL
     return None
 
 
@@ -131,20 +125,19 @@ def read_attachment(name: str, path: Path, max_bytes: int | None = None) -> Atta
         if path.is_dir():
             text = _listing(path)
             return Attachment(f"{name.rstrip('/')}/", len(text.encode()), text)
-        with _open_file(path) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise UsageError(f"{name} is a device or a pipe; attach a text file")
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             if b"\0" in os.pread(file.fileno(), _SNIFF_BYTES, 0):
-                raise _binary_error(name, status.st_size)
-            if max_bytes is not None and status.st_size > max_bytes:
-                tokens = round(status.st_size / BYTES_PER_TOKEN)
+                raise _binary_error(name, size)
+            if max_bytes is not None and size > max_bytes:
                 raise UsageError(
-                    f"{name} does not fit the model's context: {human_size(status.st_size)}, about "
-                    f"{tokens:,} tokens; attach a part of it"
+                    f"{name} does not fit the model's context: {human_size(size)}, about "
+                    f"{round(size / BYTES_PER_TOKEN):,} tokens; attach a part of it"
                 )
-            data = file.read(status.st_size)  # a growing file must not fill memory
+            data = file.read(size)  # a growing file must not fill memory
     except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise UsageError(f"{name} is a device or a pipe; attach a text file") from error
         raise UsageError(f"cannot read {name}: {error.strerror}") from error
     if b"\0" in data:
         raise _binary_error(name, len(data))

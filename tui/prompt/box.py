@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -44,11 +44,8 @@ class PromptBox(Unmarked, TextArea):
         """Posted with the prompt to send; the box is already empty."""
 
         text: str  # with labels in place of long pasted texts
-        pastes: Sequence[attachments.Attachment] = ()
-
-        @property
-        def full_text(self) -> str:
-            return attachments.expand_pastes(self.text, attachments.pasted_texts(self.pastes))
+        full_text: str
+        pastes: Sequence[attachments.Attachment]
 
     # Texts in the border, each with the app action that a click runs ("" for none).
     hints: reactive[Sequence[tuple[str, str]]] = reactive[Sequence[tuple[str, str]]](())
@@ -61,7 +58,8 @@ class PromptBox(Unmarked, TextArea):
         self._popup = popup
         self.count_tokens: Callable[[str], Awaitable[int | None]] | None = None
         self._context_length = 0  # tokens, 0 if unknown
-        self._files = MentionedFiles(directory, {})
+        self._directory = directory  # of the mentioned files
+        self._file_tokens: dict[str, int] = {}  # estimated, by name
         self._pasted = PastedTexts()
         self._after_ctrl_x = False
         self.sent_prompts: list[str] = []  # sent prompts, oldest first
@@ -183,14 +181,15 @@ class PromptBox(Unmarked, TextArea):
         self.on_text_area_changed()
 
     def on_text_area_changed(self) -> None:
-        if "@" in self.text or self._files.tokens or self._pasted.in_prompt(self.text):
+        if "@" in self.text or self._file_tokens or self._pasted.in_prompt(self.text):
             self._update_attached()
         self.watch_heading()
 
     @work(group="attached", exclusive=True)
     async def _update_attached(self) -> None:
         names = attachments.mentions(self.text)
-        self._files = await asyncio.to_thread(self._files.look_up, names)
+        estimate = attachments.estimate_tokens
+        self._file_tokens = await asyncio.to_thread(estimate, names, self._directory)
         self._line_cache.clear()
         self.refresh()
         self.watch_heading()
@@ -205,19 +204,21 @@ class PromptBox(Unmarked, TextArea):
 
     def watch_heading(self) -> None:
         pasted, tokens = self._pasted.describe(self.text)
-        parts = [part for part in (self.heading, self._files.describe(), pasted) if part]
-        title = Content(" · ".join(parts))
-        if 0 < self._context_length <= tokens + sum(self._files.tokens.values()):
+        count, in_files = len(self._file_tokens), sum(self._file_tokens.values())
+        files = f"{count} file{'s' * (count != 1)}, about {in_files:,} tokens" if count else ""
+        title = Content(" · ".join(filter(None, (self.heading, files, pasted))))
+        if 0 < self._context_length <= tokens + in_files:
             words = f" · too long for {format_tokens(self._context_length)} of context"
             title += Content.styled(words, "$text-error")
         self.border_title = title
 
     def get_line(self, line_index: int) -> Text:
         line = super().get_line(line_index)
-        if "@" in line.plain:
-            for start, end, is_found in self._files.spans(line.plain):
-                name = "prompt--file" if is_found else "prompt--no-file"
-                line.stylize(self.get_component_rich_style(name, partial=True), start, end)
+        for found in attachments.MENTION.finditer(line.plain):
+            name = found[1] or found[2]
+            if name in self._file_tokens or attachments.looks_like_a_file(name):
+                style = "prompt--file" if name in self._file_tokens else "prompt--no-file"
+                line.stylize(self.get_component_rich_style(style, partial=True), *found.span())
         return line
 
     def action_cursor_up(self, select: bool = False) -> None:
@@ -257,12 +258,13 @@ class PromptBox(Unmarked, TextArea):
     def send(self) -> None:
         """Post the text as a prompt and empty the box."""
         text = self.text.strip()
-        if not self.full_text.strip():
+        full_text = self._pasted.unfold(text)
+        if not full_text.strip():
             self.call_later(self.run_action, "app.accept_offer")
             return
         self._add_to_history(text)
         self.clear()
-        self.post_message(self.Submitted(text, self._pasted.in_prompt(text)))
+        self.post_message(self.Submitted(text, full_text, self._pasted.in_prompt(text)))
 
     def _add_to_history(self, text: str) -> None:
         if text and (not self.sent_prompts or self.sent_prompts[-1] != text):
@@ -277,35 +279,6 @@ class PromptBox(Unmarked, TextArea):
         else:
             self._history_index = index
             self.write(self.sent_prompts[index])
-
-
-@dataclass(frozen=True, slots=True)
-class MentionedFiles:
-    """The files and directories mentioned in a prompt."""
-
-    directory: Path  # resolves relative names
-    tokens: Mapping[str, int]  # estimated, by name
-
-    def look_up(self, names: Sequence[str]) -> MentionedFiles:
-        """Look up `names` and return those found. Blocks; call in a thread."""
-        found = ((name, attachments.find_file(name, self.directory)) for name in names)
-        tokens = {name: attachments.estimate_tokens(file[1]) for name, file in found if file}
-        return MentionedFiles(self.directory, tokens)
-
-    def describe(self) -> str:
-        """Return the number of files and their estimated tokens ("" for none)."""
-        count, tokens = len(self.tokens), sum(self.tokens.values())
-        files = "1 file" if count == 1 else f"{count} files"
-        return f"{files}, about {tokens:,} tokens" if count else ""
-
-    def spans(self, line: str) -> list[tuple[int, int, bool]]:
-        """Return start, end and existence of mentions, except words that do not look like files."""
-        spans: list[tuple[int, int, bool]] = []
-        for found in attachments.MENTION.finditer(line):
-            name = found[1] or found[2]
-            if name in self.tokens or attachments.looks_like_a_file(name):
-                spans.append((*found.span(), name in self.tokens))
-        return spans
 
 
 class PastedTexts:

@@ -8,6 +8,7 @@ needs 9 s for `*a*a*a*a*b` and a name of 200 letters.
 from __future__ import annotations
 
 import fnmatch
+import glob
 import heapq
 import os
 import re
@@ -148,7 +149,8 @@ def _parse_pattern(line: str) -> IgnorePattern | None:
     is_negated = text.startswith("!")
     text = text[is_negated:]
     for_directories = text.endswith("/")
-    text = re.sub(r"\\(.)", _unescaped, text.removesuffix("/").replace("[^", "[!"))
+    text = text.removesuffix("/").replace("[^", "[!")
+    text = re.sub(r"\\(.)", lambda escaped: glob.escape(escaped[1]), text)
     if not text:
         return None
     directories: list[re.Pattern[str] | None] = [] if "/" in text else [None]
@@ -161,10 +163,6 @@ def _parse_pattern(line: str) -> IgnorePattern | None:
         elif directories[-1:] != [None]:
             directories.append(None)
     return IgnorePattern(tuple(directories), _glob(name), is_negated, for_directories)
-
-
-def _unescaped(escaped: re.Match[str]) -> str:
-    return f"[{escaped[1]}]" if escaped[1] in "*?[" else escaped[1]
 
 
 def _glob(part: str) -> re.Pattern[str]:

@@ -57,21 +57,15 @@ def argument_choices(command: str) -> list[str]:
         with contextlib.suppress(AkunuError):  # the command itself reports the error
             models = [each for each in model_store.all_models() if not each.damaged]
             return [each.name for each in models if command == "draft_model" or not each.kind]
-    return list(themes.choices()) if command == "theme" else []
+    return themes.choices() if command == "theme" else []
 
 
 # One word after the slash: "/usr/bin", "//" and "/ 2" are prompts.
 _CALL = re.compile(r"/([A-Za-z]+)(?:[ \t]+(\S(?:.*\S)?))?\s*", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class CommandCall:
-    command: Command
-    argument: str = ""
-
-
-def parse(prompt: str) -> CommandCall | None:
-    """Parse a command (None: a prompt for the model). Raises UsageError for an invalid one."""
+def parse(prompt: str) -> tuple[Command, str] | None:
+    """Return a command and its argument (None: a prompt for the model), or raise UsageError."""
     found = _CALL.fullmatch(prompt)
     if found is None:
         return None
@@ -90,7 +84,7 @@ def parse(prompt: str) -> CommandCall | None:
         raise UsageError(f"/{name} takes no argument, found {argument[:40]!r}")
     if command.needs_argument and not argument:
         raise UsageError(f"/{name} requires an argument: {command.usage}")
-    return CommandCall(command, argument)
+    return command, argument
 
 
 _KEY_NAMES = {"escape": "Esc", "pageup": "Page Up", "pagedown": "Page Down"}
@@ -109,7 +103,6 @@ def key_name(key: str) -> str:
 
 
 def keys_of_actions(app: App[Any]) -> dict[str, str]:
-    """Return the first key of each app action."""
     found: dict[str, str] = {}
     for _, binding in app._bindings:
         found.setdefault(binding.action.removeprefix("app."), key_name(binding.key))

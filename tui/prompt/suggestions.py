@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from textual.widgets.option_list import Option
 
 from akunu_py.text import displayable, human_size
 from akunu_py.tui.prompt.attachments import is_text
-from akunu_py.tui.prompt.file_index import FileIndex, Match, best_matches
+from akunu_py.tui.prompt.file_index import FileIndex, best_matches
 from akunu_py.tui.prompt.slash_commands import COMMANDS, argument_choices
 
 # The mention syntax of `attach`, up to the cursor.
@@ -35,53 +34,35 @@ class Suggestion:
     runs: bool = False  # complete: Enter sends it immediately
 
 
-@dataclass(frozen=True, slots=True)
-class Suggestions:
-    typed: int  # characters before the cursor to replace
-    suggestions: Sequence[Suggestion]
+def suggest(index: FileIndex, before: str) -> tuple[str, list[Suggestion]]:
+    """Return the end of the text before the cursor that a suggestion replaces, and suggestions."""
+    if found := _NAME.fullmatch(before):
+        return before, _commands(found[1].lower())
+    if found := _WORDS.fullmatch(before):
+        matches = best_matches(found[2], argument_choices(found[1].lower()), _MAX_SUGGESTIONS)
+        return found[2], [
+            Suggestion(each.path, each.path, each.places, runs=True) for each in matches
+        ]
+    if found := _MENTION.search(before):
+        return found[0], list(_files(index, found[1] or found[2] or ""))
+    return "", []
 
 
-class Suggester:
-    """Finds commands, their arguments, and files of a directory."""
-
-    def __init__(self, directory: Path) -> None:
-        self.index = FileIndex(directory)
-
-    def suggest(self, before: str) -> Suggestions | None:
-        typed, suggestions = "", list[Suggestion]()
-        if found := _NAME.fullmatch(before):
-            typed, suggestions = before, _commands(found[1].lower())
-        elif found := _WORDS.fullmatch(before):
-            typed, names = found[2], argument_choices(found[1].lower())
-            suggestions = [
-                Suggestion(match.path, match.path, match.places, runs=True)
-                for match in best_matches(typed, names, _MAX_SUGGESTIONS)
-            ]
-        elif found := _MENTION.search(before):
-            typed = found[0]
-            letters = found[1] if found[1] is not None else found[2]
-            suggestions = [
-                self._file(match, f'@"{match.path}"' if " " in match.path else f"@{match.path}")
-                for match in self._text_files(letters)
-            ]
-        return Suggestions(len(typed), suggestions) if suggestions else None
-
-    def _text_files(self, letters: str) -> Iterator[Match]:
-        for match in self.index.search(letters, _MAX_SUGGESTIONS):
-            with contextlib.suppress(RuntimeError, ValueError):  # unknown home directory, a NUL
-                if is_text(self.index.directory / Path(match.path).expanduser()):
-                    yield match
-
-    def _file(self, match: Match, insert: str) -> Suggestion:
-        """Return a suggestion; a directory leaves the mention open for names inside it."""
-        if match.path.endswith("/"):
-            return Suggestion(insert.removesuffix('"'), match.path, match.places, "folder")
-        try:
-            path = self.index.directory / Path(match.path).expanduser()
-            note = human_size(os.stat(path).st_size)
-        except (OSError, RuntimeError):
-            note = "gone"
-        return Suggestion(f"{insert} ", match.path, match.places, note)
+def _files(index: FileIndex, letters: str) -> Iterator[Suggestion]:
+    """Yield mentions of text files; those of directories are open for names inside them."""
+    for match in index.search(letters, _MAX_SUGGESTIONS):
+        with contextlib.suppress(RuntimeError, ValueError):  # unknown home directory, a NUL
+            path = index.directory / Path(match.path).expanduser()
+            if not is_text(path):
+                continue
+            quote = '"' if " " in match.path else ""
+            end, note = f"{quote} ", "gone"
+            if match.path.endswith("/"):
+                end, note = "", "folder"
+            else:
+                with contextlib.suppress(OSError):
+                    note = human_size(path.stat().st_size)
+            yield Suggestion(f"@{quote}{match.path}{end}", match.path, match.places, note)
 
 
 def _commands(typed: str) -> list[Suggestion]:
@@ -129,8 +110,9 @@ class SuggestionPopup(OptionList, can_focus=False):
 
     def __init__(self, directory: Path, id: str | None = None) -> None:
         super().__init__(id=id, compact=True)
-        self._suggester = Suggester(directory)
-        self._suggestions: Suggestions | None = None
+        self._index = FileIndex(directory)
+        self._typed = ""  # The suggestions replace it.
+        self._suggestions: list[Suggestion] = []
         self._typing = False
         self.display = False
         self.border_subtitle = "Tab insert · Esc close"
@@ -163,7 +145,7 @@ class SuggestionPopup(OptionList, can_focus=False):
     def close(self) -> None:
         """Hide the list until more is typed."""
         self.display = False
-        self._suggestions = None
+        self._suggestions = []
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
@@ -171,8 +153,8 @@ class SuggestionPopup(OptionList, can_focus=False):
 
     def on_option_list_option_highlighted(self) -> None:
         """Show the effect of Enter on the highlighted suggestion."""
-        if self._suggestions is not None and self.highlighted is not None:
-            runs = self._suggestions.suggestions[self.highlighted].runs
+        if self._suggestions and self.highlighted is not None:
+            runs = self._suggestions[self.highlighted].runs
             enter = "Enter runs it · Tab inserts it" if runs else "Enter or Tab inserts it"
             self.border_subtitle = f"{enter} · Esc close"
 
@@ -185,32 +167,29 @@ class SuggestionPopup(OptionList, can_focus=False):
             return
         start, end = self._box.selection
         before = self._box.get_text_range((0, 0), end) if start == end else ""
-        if _MENTION.search(before) and not self._suggester.index.is_fresh:
+        if _MENTION.search(before) and not self._index.is_fresh:
             self.run_worker(self._list_files(), group="files", exclusive=True)
-        self._suggestions = found = self._suggester.suggest(before)
-        is_complete = (
-            found and len(found.suggestions) == 1 and before.endswith(found.suggestions[0].insert)
-        )
-        self.display = found is not None and not is_complete
+        self._typed, self._suggestions = suggest(self._index, before)
+        is_complete = len(self._suggestions) == 1 and before.endswith(self._suggestions[0].insert)
+        self.display = bool(self._suggestions) and not is_complete
         self._refill()
 
     async def _list_files(self) -> None:
-        await asyncio.to_thread(self._suggester.index.refresh)
+        await asyncio.to_thread(self._index.refresh)
         self._update()
 
     def _refill(self, highlighted: int | None = 0) -> None:
         """Replace the list's lines with the suggestions, at the width of the window."""
-        if self._suggestions is None or not self.is_open:
+        if not self.is_open:
             return
         self.clear_options()
-        suggestions = self._suggestions.suggestions
         room = self.app.size.width - _FRAME
-        note = max(len(each.note) for each in suggestions)
-        label = min(max(len(each.label) for each in suggestions), room)
+        note = max(len(each.note) for each in self._suggestions)
+        label = min(max(len(each.label) for each in self._suggestions), room)
         if note <= _SHORT_NOTE and room >= _ROOM_FOR_NOTES:
             label = min(label, room - note - _GAP)  # a size is worth more than the head of a path
         room -= label + _GAP
-        self.add_options(Option(self._line(each, label, room)) for each in suggestions)
+        self.add_options(Option(self._line(each, label, room)) for each in self._suggestions)
         self.highlighted = highlighted
 
     def _line(self, suggestion: Suggestion, width: int, room: int) -> Content:
@@ -230,13 +209,12 @@ class SuggestionPopup(OptionList, can_focus=False):
 
     def _choose(self, key: str) -> bool:
         """Insert the highlighted suggestion; return whether the key was consumed."""
-        if self._suggestions is None or self.highlighted is None:
+        if not self._suggestions or self.highlighted is None:
             return False
-        suggestion = self._suggestions.suggestions[self.highlighted]
-        typed = self._suggestions.typed
+        suggestion = self._suggestions[self.highlighted]
         row, column = self._box.cursor_location
         self._typing = False
-        self._box.replace(suggestion.insert, (row, column - typed), (row, column))
+        self._box.replace(suggestion.insert, (row, column - len(self._typed)), (row, column))
         self.close()
         ends = ("/", "@", " ") if key == "tab" else ("/", "@")
         if suggestion.insert.endswith(ends):  # suggest files of the directory, or arguments

@@ -39,9 +39,6 @@ from akunu_py.tui.workers.store_thread import StoreThread
 
 _WIDE, _NORMAL = 100, 60  # columns
 _EMPTY = "No conversations yet. Chats are saved here."
-_KEYS = (
-    "Enter open · Ctrl+R rename · Ctrl+D delete · F1 keys · Ctrl+Z undo · Ctrl+S export · Esc close"
-)
 MATCH = "$text-accent bold"  # the style of found words
 _MATCHING = "-matching"  # the class of the matching message in a preview
 _PREVIEWED = 6  # messages
@@ -85,7 +82,10 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
     COMPONENT_CLASSES: ClassVar[set[str]] = {"conversations--mark", "conversations--muted"}
 
     heading = "Conversations"
-    keys = _KEYS
+    keys = (
+        "Enter open · Ctrl+R rename · Ctrl+D delete · F1 keys · Ctrl+Z undo · Ctrl+S export · "
+        "Esc close"
+    )
     placeholder = "Search conversations"
 
     def __init__(
@@ -280,7 +280,7 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         self._update_keys()
 
     def _update_keys(self) -> None:
-        self._keys = _KEYS if self._renaming is None else "Enter save the title · Esc cancel"
+        self._keys = self.keys if self._renaming is None else "Enter save the title · Esc cancel"
         self._show_keys()
 
     def _show_error(self, error: str) -> None:

@@ -63,7 +63,6 @@ class Dialog(ModalScreen[Result | None]):
         frame.border_subtitle = Content.assemble(before, link, after)
 
     def on_click(self, event: events.Click) -> None:
-        """Close the dialog on a click outside."""
         if event.widget is self:
             self.action_close()
 
@@ -150,5 +149,4 @@ class ListDialog(Dialog[Result]):
         self.choose()
 
     def action_move(self, action: str) -> None:
-        """Move the highlight by an action of the list."""
         getattr(self.rows, f"action_{action}")()

@@ -100,10 +100,10 @@ class ToolsScreen(ListDialog[None]):
     keys = "Enter on or off · Esc close"
     placeholder = "Search tools"
 
-    def __init__(self, tools: OfferedTools, on_change: Callable[[], None]) -> None:
+    def __init__(self, tools: OfferedTools, context_length: int) -> None:
         super().__init__()
         self._tools = tools
-        self._on_change = on_change
+        self._context_length = context_length  # tokens, 0 if unknown
 
     def options(self) -> Sequence[Option]:
         words = self.words.casefold().split()
@@ -112,13 +112,11 @@ class ToolsScreen(ListDialog[None]):
 
     def choose(self) -> None:
         chosen = self.highlighted_id
-        if chosen.startswith(_SERVER):
-            tools = self._tools_of(chosen.removeprefix(_SERVER))
-        else:
-            tools = [each for each in self._tools.all_tools() if each.name == chosen]
-        off = self._tools.off
-        self._tools.switch(tools, on=bool(tools) and all(each.key in off for each in tools))
-        self._on_change()
+        tools, off = self._tools.all_tools(), self._tools.off
+        keys = {each.key for each in tools if chosen in (each.name, f"{_SERVER}{each.server}")}
+        self._tools.off = off - keys if keys <= off else off | keys
+        if notice := self._tools.explain_room(self._context_length):
+            self.notify(notice, markup=False)
         self.draw()
 
     def _tools_of(self, server: str) -> list[ServerTool]:

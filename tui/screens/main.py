@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -16,7 +15,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from akunu_py.models import catalog
-from akunu_py.text import collapse, displayable, human_size
+from akunu_py.text import displayable, human_size
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.prompt.suggestions import SuggestionPopup
@@ -37,25 +36,13 @@ _ALWAYS = (
     ("Tab messages", "choose_message"),
     ("F1 keys", "help"),
 )
-_IDLE = (("Enter send", "send"), *_ALWAYS)
-_BUSY = (("Esc stop", "stop"), *_ALWAYS)
-_EDITING = (("Enter send on a new branch", "send"), ("Esc cancel", "stop"))
-_CHOOSING = tuple(  # A click would move the focus away from the message.
+IDLE_HINTS = (("Enter send", "send"), *_ALWAYS)
+BUSY_HINTS = (("Esc stop", "stop"), *_ALWAYS)
+EDITING_HINTS = (("Enter send on a new branch", "send"), ("Esc cancel", "stop"))
+CHOOSING_HINTS = tuple(  # A click would move the focus away from the message.
     (hint, "")
     for hint in ("e edit", "r retry", "g continue", "c copy", "b code", "←→ branches", "Esc back")
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ChatState:
-    """The state that the border of the prompt box and the title show."""
-
-    model: str  # for the next answer
-    persona: str  # or "system prompt"; with "options" if the chat has its own; "" for none
-    busy: bool
-    editing: bool
-    queued: bool
-    missing: bool  # the model is neither installed nor being downloaded
 
 
 class TitleRow(Unmarked, Widget, can_focus=False):
@@ -83,7 +70,7 @@ class TitleRow(Unmarked, Widget, can_focus=False):
         if not turn or turn.state != "answering" or max(turn.passes[-_MAX_BARS:], default=1) < 2:
             return Content("")
         factor = f" {turn.speedup:.1f}x" if (turn.speedup or 0.0) >= PAYS else ""
-        bars = sparkline([tokens - 1 for tokens in turn.passes], _MAX_BARS)
+        bars = sparkline([tokens - 1 for tokens in turn.passes[-_MAX_BARS:]], _MAX_BARS)
         return Content.assemble((bars, ".title--bars"), (factor, ".title--number"))
 
     def _facts(self) -> Content:
@@ -100,22 +87,19 @@ class ChatView:
     def __init__(
         self,
         notify: Callable[..., None],  # `App.notify`
-        state: Callable[[], ChatState],  # called after the controllers exist
+        show_state: Callable[[], None],
+        make_welcome: Callable[[], Welcome],
         conversation: Conversation,
-        model: str,
         directory: Path,
-        *,
-        privacy: str,  # where prompts go
     ) -> None:
         self._notify = notify
-        self._state = state
+        self.show_state = show_state
+        self._make_welcome = make_welcome
         self._conversation = conversation
-        self._privacy = privacy
         self.error_count = 0
         self._popup = SuggestionPopup(directory, id="completion")
         self.title_row = TitleRow()
-        welcome = Welcome(model, privacy)
-        self.transcript = Transcript(conversation, welcome, id="transcript")
+        self.transcript = Transcript(conversation, id="transcript")
         self.panel = DraftingPanel(id="drafting")
         self.message = MessageLine()
         self.consent = ConsentPanel()
@@ -169,38 +153,16 @@ class ChatView:
             await self.show_welcome()
 
     async def show_welcome(self) -> None:
-        welcome = Welcome(self._state().model, self._privacy)
-        await self.transcript.add(welcome)
-        if self._state().missing:
-            welcome.offer_download()
+        await self.transcript.add(self._make_welcome())
 
     @property
     def welcome(self) -> Welcome | None:
         """The start page, while the open chat is empty."""
         return next(iter(self.transcript.query(Welcome)), None)
 
-    def show_state(self) -> None:
-        """Show the available keys, the model and the title."""
-        state = self._state()
-        if self.is_choosing:
-            self.prompt.hints = _CHOOSING
-        elif state.editing:
-            self.prompt.hints = _EDITING
-        else:
-            self.prompt.hints = _BUSY if state.busy else _IDLE
-        # A low or narrow screen has no title row, which shows the model elsewhere.
-        shown = (state.persona,) if self.title_row.display else (state.model, state.persona)
-        heading = " · ".join(filter(None, shown))
-        self.prompt.heading = "editing an earlier prompt" if state.editing else heading
-        self.prompt.has_queued_prompt = state.queued
-        title = collapse(self._conversation.tree.title)
-        if self._conversation.is_private:  # also for the terminal's title
-            title = "private chat"
-        self.prompt.app.title = title or "akunu"
-        self.title_row.title, self.title_row.model = title, state.model
-
     def toggle_drafting(self) -> None:
-        self.transcript.drafting = self.panel.display = not self.transcript.drafting
+        self.panel.shown = self.transcript.drafting = self.panel.next_shown
+        self.panel.display = self.panel.shown != "hidden"
 
     def toggle_thinking(self) -> None:
         self.transcript.thinking = not self.transcript.thinking
@@ -251,10 +213,6 @@ class Welcome(Vertical):
         self._download.update(Content.assemble(("Enter", "bold"), text))
         self._download.display = True
         self.add_class("-offers-download")
-
-    @property
-    def offers_download(self) -> bool:
-        return self.has_class("-offers-download")
 
     def show_download(self, words: str) -> None:
         """Show the progress of the model's download; "" hides it."""

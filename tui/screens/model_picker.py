@@ -55,16 +55,15 @@ class ModelRow:
 
     @property
     def facts(self) -> str:
-        parts = [
+        where = "on disk" if self.is_stored else "download"
+        parts = (
             self.license,
             f"{self.context:,} tokens of context" if self.context else "",
-            f"{human_size(self.size)} {'on disk' if self.is_stored else 'download'}"
-            if self.size
-            else "",
+            f"{human_size(self.size)} {where}" if self.size else "",
             describe_speed(self.tokens_per_s) if self.tokens_per_s else "",
             self.drafter,
-        ]
-        return " · ".join(part for part in parts if part)
+        )
+        return " · ".join(filter(None, parts))
 
     @property
     def is_usable(self) -> bool:
@@ -292,15 +291,10 @@ def model_rows(memory: int | None, machine: Machine | None = None) -> list[Model
     An unreadable store counts as empty; loading a model reports the problem.
     """
     entries = catalog.load_catalog()
-    try:
-        stored = model_store.all_models()
-    except AkunuError:
-        stored = []
-    here = [
-        _stored_row(model, entries.get(model.name), memory, machine)
-        for model in stored
-        if not model.kind
-    ]
+    stored: list[model_store.StoredModel] = []
+    with contextlib.suppress(AkunuError):
+        stored = [model for model in model_store.all_models() if not model.kind]
+    here = [_stored_row(model, entries.get(model.name), memory, machine) for model in stored]
     names = {row.name for row in here}
     others = (entry for name, entry in entries.items() if name not in names)
     more = [_catalog_row(entry, memory, machine) for entry in others]

@@ -247,7 +247,6 @@ def parse_option(name: str, text: str) -> float | int | None:
 
 
 def _number(field_id: str, name: str, value: float | int | None) -> Input:
-    """Return a field for the option `name`."""
     return Input(
         "" if value is None else f"{value:g}" if name in FRACTIONS else str(value),
         restrict=r"[0-9.,]*" if name in FRACTIONS else r"-?[0-9]*",

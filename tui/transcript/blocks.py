@@ -234,12 +234,11 @@ class TableBlock(MarkdownBlock):
         self._set_rows([[self._token_to_content(cell) for cell in row] for row in cells.rows])
 
     def _set_rows(self, rows: list[list[Content]]) -> None:
-        self._rows = rows  # the first: the header
+        self._rows = rows  # header row first
         self._natural = sum(natural_widths(rows)[0])
         self._lines: tuple[int, list[Content]] = -1, []  # width, drawn lines
 
     def mark(self, mark: Mark, source: str, offset: int) -> None:
-        """Mark the text; see `Mark`."""
         cells = iter(mark([cell for row in self._rows for cell in row], source, offset))
         self._set_rows([list(itertools.islice(cells, len(row))) for row in self._rows])
 
@@ -278,7 +277,7 @@ def natural_widths(rows: Sequence[Sequence[Content]]) -> tuple[list[int], list[i
     natural = [1] * len(rows[0])
     words = natural.copy()
     for row in rows:
-        for place, cell in enumerate(row[: len(natural)]):
+        for place, cell in enumerate(row):
             natural[place] = max(natural[place], cell.cell_length)
             if cell.cell_length > words[place]:
                 words[place] = max([words[place], *map(cell_len, cell.plain.split())])
@@ -310,7 +309,7 @@ def draw_table(
     width: int,
     rule: Style,
 ) -> list[Content]:
-    """Return the lines of a table, at most `width` columns wide if every cell gets a column."""
+    """Return the lines of a table, at most `width` columns wide; a list if it is too narrow."""
     natural, words = natural_widths([header, *rows])
     least = sum(min(_MIN_COLUMNS, each) for each in words)
     for gap in (_GAP, _NARROW_GAP):
@@ -335,9 +334,8 @@ def _row_lines(
 ) -> list[Content]:
     cells = [
         cell.wrap(width) if cell.cell_length > width or "\n" in cell.plain else [cell]
-        for cell, width in zip(row, widths, strict=False)
+        for cell, width in zip(row, widths, strict=True)
     ]
-    cells += [[Content()]] * (len(widths) - len(cells))  # of a short row
     lines: list[Content] = []
     for line in itertools.zip_longest(*cells, fillvalue=Content()):
         parts: list[Content | tuple[str, Style]] = []
@@ -361,7 +359,7 @@ def _as_list(
     for number, row in enumerate(rows):
         if number:
             lines.append(Content.styled("─" * width, rule))
-        for head, cell in zip(header, row, strict=False):
+        for head, cell in zip(header, row, strict=True):
             lines += Content.assemble(head, ": ", cell).wrap(max(1, width))
     return lines
 

@@ -128,7 +128,6 @@ class CodeBlock(MarkdownFence):
             await MarkdownBlock._update_from_block(self, block)
 
     def mark(self, mark: Mark, source: str, offset: int) -> None:
-        """Mark the text; see `Mark`."""
         head = source.find("\n") + 1 if self._token.type == "fence" else 0
         self._marks = mark, source[head:], offset + head
 
@@ -173,7 +172,7 @@ class CodeBlock(MarkdownFence):
         parts: list[Content | str | tuple[str, Style]] = [
             (f"{self.lexer} · {lines}" if self.lexer else lines, head),
         ]
-        # Keys act on the chosen message; their names are clickable under the mouse.
+        # The keys work if the message is chosen; under the mouse, their names are links.
         has_keys = self.mouse_hover or any(each.has_class("-chosen") for each in self.ancestors)
         has_long_line = self._max_width > self.size.width
         if has_keys:

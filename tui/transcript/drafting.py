@@ -4,7 +4,9 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from math import inf
+from operator import itemgetter
+from typing import ClassVar, Literal
 
 from textual.content import Content
 from textual.reactive import reactive
@@ -40,6 +42,9 @@ _ACCEPTED = "$text-success on $accepted-background underline"
 _REJECTED = "$text-error strike"
 
 
+# What F2 shows: nothing, the drafts, or also the rejected branches of token trees.
+Drafting = Literal["hidden", "drafts", "branches"]
+
 # Marks the texts drawn for a source, which starts at an offset in the answer.
 Mark = Callable[[Sequence[Content], str, int], list[Content]]
 
@@ -47,7 +52,7 @@ Mark = Callable[[Sequence[Content], str, int], list[Content]]
 class DraftMarks:
     """Marks the drafts of an answer in the text that Markdown draws."""
 
-    def __init__(self, turn: ChatTurn, *, shown: bool) -> None:
+    def __init__(self, turn: ChatTurn, shown: Drafting) -> None:
         self._turn = turn
         self.shown = shown
 
@@ -57,13 +62,15 @@ class DraftMarks:
         Accepted drafts are colored. Rejected drafts are inserted where they were proposed, but
         behind the indentation of a line, so that the line keeps its place.
         """
-        if not self.shown:
+        if self.shown == "hidden":
             return list(texts)
         turn, marked, place = self._turn, [], 0
         end = offset + len(source)
-        rejected = deque(each for each in turn.rejected if offset <= each[0] < end)
-        if end >= len(turn.answer):
-            rejected += (each for each in turn.rejected if each[0] >= end)
+        last = end if end < len(turn.answer) else inf  # the last text has those at the end
+        shown = turn.rejected
+        if self.shown == "branches":
+            shown = sorted([*shown, *turn.branches], key=itemgetter(0))
+        rejected = deque(each for each in shown if offset <= each[0] < last)
         first = bisect_right(turn.spans, offset, key=lambda span: span[1])
         spans = turn.spans[first : bisect_left(turn.spans, (end, 0))]
         for number, text in enumerate(texts, 1):
@@ -119,6 +126,14 @@ class DraftingPanel(Unmarked, Widget, can_focus=False):
 
     off: reactive[str] = reactive("")  # why nothing is drafted, "" if drafting is on
     turn: reactive[ChatTurn | None] = reactive[ChatTurn | None](None, always_update=True)
+    shown: reactive[Drafting] = reactive[Drafting]("hidden")
+
+    @property
+    def next_shown(self) -> Drafting:
+        """What F2 shows next."""
+        if self.shown == "drafts" and self.turn and self.turn.branches:
+            return "branches"
+        return "drafts" if self.shown == "hidden" else "hidden"
 
     def render(self) -> Content:
         lines, width = (self._legend(), self._speed(), self._numbers()), self.size.width
@@ -128,11 +143,12 @@ class DraftingPanel(Unmarked, Widget, can_focus=False):
         words = self._style("words")
         long = self.size.width >= _ROOM_FOR_LABELS
         wrong = "rejected drafts" if long else "rejected"
+        more = "branches" if self.next_shown == "branches" else "back"
         return Content.assemble(
             ("accepted drafts" if long else "accepted", _ACCEPTED),
             ("   the model's own words   " if long else "  ", words),
             (wrong, _REJECTED),
-            ("   F2 back" if long else "", words),
+            (f"   F2 {more}" if long else "", words),
         )
 
     def _speed(self) -> Content:

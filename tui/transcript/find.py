@@ -36,7 +36,7 @@ def phrase_finder(words: str) -> Finder:
 
 
 def search_finder(words: str) -> Finder:
-    """Return a finder of each word as the search in all conversations finds it."""
+    """Return a finder of the words of a query, by the rules of the search in all conversations."""
     return lru_cache(maxsize=4096)(partial(find_words, words=words))  # lines are drawn often
 
 
@@ -123,11 +123,10 @@ def section_of_hit(
 class HitMarks(LineFilter):
     """Marks found text in each line; text that continues on the next line is not marked."""
 
-    find: Finder | None = None
+    find: Finder
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        text = "".join(segment.text for segment in segments)
-        spans = self.find(text) if self.find else ()
+        spans = self.find("".join(segment.text for segment in segments))
         return _styled(segments, spans, _HIT) if spans else segments
 
 
@@ -137,18 +136,14 @@ class CurrentMark(LineFilter):
         self._selection = selection
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        start, end = self._selection
-        assert start is not None
-        assert end is not None
         spans, place = [], 0
         for segment in segments:
+            size = len(segment.text)
             x, y = (segment.style and segment.style.meta.get("offset")) or (None, None)
-            if x is not None and y is not None and start.y <= y <= end.y:
-                size = len(segment.text)
-                first = max(0, start.x - x) if y == start.y else 0
-                last = min(size, end.x - x) if y == end.y else size
-                spans.append((place + min(first, size), place + max(0, last)))
-            place += len(segment.text)
+            if x is not None and y is not None and (span := self._selection.get_span(y)):
+                last = size if span[1] < 0 else span[1] - x  # -1: to the end of the line
+                spans.append((place + max(0, span[0] - x), place + min(size, last)))
+            place += size
         return _styled(segments, [span for span in spans if span[0] < span[1]], _CURRENT)
 
 

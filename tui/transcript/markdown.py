@@ -13,9 +13,10 @@ from markdown_it.token import Token
 from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
 from textual.containers import Vertical
+from textual.content import Content
 from textual.message import Message
 from textual.widget import Widget
-from textual.widgets import Markdown
+from textual.widgets import Markdown, Static
 from textual.widgets.markdown import MarkdownBlock
 
 from akunu_py.tui.transcript.blocks import BulletList, NumberedList, Paragraph, Quote, TableBlock
@@ -166,7 +167,6 @@ class MarkdownSection(Vertical):
                 await drawn.remove()
 
     async def restore(self) -> None:
-        """Mount the blocks again."""
         if self._markdown is None:
             self._markdown = AnswerText(self.text, self._mark, self.start)
             with self.app.batch_update():
@@ -175,9 +175,11 @@ class MarkdownSection(Vertical):
 
 
 class AnswerMarkdown(Vertical):
-    """An answer whose last section may grow."""
+    """An answer whose last section may grow. A bug in drawing turns it into plain text."""
 
     def __init__(self, text: str, mark: Mark | None = None, offset: int = 0) -> None:
+        self._source = text
+        self._plain: Static | None = None
         self._mark = mark
         *sections, self._last = self._sections(split_sections(text), 0, offset)
         super().__init__(*sections)
@@ -210,6 +212,24 @@ class AnswerMarkdown(Vertical):
         self._last.follow_code(grows=False)
 
     async def append(self, text: str) -> None:
+        self._source += text
+        if self._plain is not None:
+            self._plain.update(Content(self._source))
+            return
+        try:
+            await self._append(text)
+        except Exception as error:  # noqa: BLE001 - a bug must not hide the answer
+            self.post_message(AnswerText.DrawingFailed(error))
+
+    async def on_answer_text_drawing_failed(self, event: AnswerText.DrawingFailed) -> None:
+        if self._plain is not None or not self.is_attached:
+            event.stop()  # The app has reported the first error.
+            return
+        self._plain = Static(Content(self._source), classes="plain")
+        await self.mount(self._plain)
+        await self.query_children(MarkdownSection).remove()
+
+    async def _append(self, text: str) -> None:
         await self._last.restore()
         parts = split_sections(self._last.text + text)
         if len(parts) == 1:

@@ -29,7 +29,7 @@ _MATH = re.compile(r"[\\^_={}<>+*|]|^-?\w$|^\w\(\w+\)$")
 class TableCells(NamedTuple):
     """The inline tokens of a table."""
 
-    rows: list[list[Token]]  # the first: the header
+    rows: list[list[Token]]  # header row first; all rows have the same length
     alignment: list[str]  # per column: left, center or right
 
 
@@ -155,10 +155,10 @@ def _join_tables(state: StateCore) -> None:
 def _draw_boxes(state: StateCore) -> None:
     """Replace `[ ]` and `[x]` at the start of a list item by a box."""
     for item, _, text in zip(state.tokens, state.tokens[1:], state.tokens[2:], strict=False):
-        first = text.children[0] if text.children else None
-        is_text = item.type == "list_item_open" and text.type == "inline" and first is not None
-        if is_text and first and (box := _TASK.match(first.content)):
-            first.content = ("☐" if box[1] == " " else "☑") + first.content[box.end() :]
+        if item.type == "list_item_open" and text.type == "inline" and text.children:
+            first = text.children[0]
+            if box := _TASK.match(first.content):
+                first.content = ("☐" if box[1] == " " else "☑") + first.content[box.end() :]
 
 
 def _mark_gaps(state: StateCore) -> None:
@@ -329,7 +329,6 @@ class _LatexReader:
             self._place += 1
 
     def _group(self, opening: str = "{", closing: str = "}") -> str:
-        """Consume a group and return its content."""
         self._skip_spaces()
         if not self._tex.startswith(opening, self._place):
             raise _InvalidLatexError

@@ -5,7 +5,6 @@ import contextlib
 import json
 import re
 import time
-from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import events
@@ -21,8 +20,8 @@ from akunu_py.chats.tree import Outcome, ToolUse
 from akunu_py.text import displayable, human_size, on_one_line
 from akunu_py.tui.open_conversation import SUMMARY_PROMPT, ChatTurn
 from akunu_py.tui.prompt.attachments import expand_pastes, pasted_texts, split_files
-from akunu_py.tui.transcript.drafting import DraftMarks
-from akunu_py.tui.transcript.markdown import AnswerMarkdown, AnswerText, MarkdownSection
+from akunu_py.tui.transcript.drafting import Drafting, DraftMarks
+from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection
 from akunu_py.types import FinishReason
 
 _THINKING_TAIL = 1500  # characters shown while thinking grows; each token wraps them again
@@ -98,7 +97,6 @@ _MAX_HEAD = 300  # characters of the arguments in the first line
 
 
 def describe_call(use: ToolUse) -> str:
-    """Return the server and the tool of a call."""
     return on_one_line(f"{use.server} · {use.call.name}" if use.server else use.call.name)
 
 
@@ -245,25 +243,16 @@ class AnswerView(Vertical):
     class StateChanged(Message):
         """Posted when the answer starts or ends, or when its footer changes."""
 
-    @dataclass
-    class MarkdownFailed(Message):
-        """Posted when a bug in Markdown rendering forces plain text."""
-
-        error: Exception
-
     def __init__(
-        self, turn: ChatTurn, number: BranchNumber, *, drafting: bool, thinking: bool
+        self, turn: ChatTurn, number: BranchNumber, *, drafting: Drafting, thinking: bool
     ) -> None:
         super().__init__(id=f"answer-{turn.number}")
         self.turn = turn
         self._number = number
         self.thinking = ThinkingView(turn, is_open=thinking)
         text = displayable(turn.answer)
-        self._marks, prefix = DraftMarks(turn, shown=drafting), turn.markdown_prefix
-        # A Static shows the plain text, if Markdown fails.
-        self._text: AnswerMarkdown | Static = AnswerMarkdown(
-            prefix + text, self._marks, -len(prefix)
-        )
+        self._marks, prefix = DraftMarks(turn, drafting), turn.markdown_prefix
+        self._text = AnswerMarkdown(prefix + text, self._marks, -len(prefix))
         self._rounds = RoundsView(turn, thinking=thinking) if turn.rounds else None
         self._calling = Static(classes="calling")  # the call that the model is writing
         self._footer = Static(classes="foot")
@@ -289,13 +278,11 @@ class AnswerView(Vertical):
     @property
     def is_drawn(self) -> bool:
         """Whether all text of the turn is on the screen."""
-        return isinstance(self._text, Static) or self._drawn == len(self.turn.answer)
+        return self._drawn == len(self.turn.answer)
 
     @property
     def sections(self) -> list[MarkdownSection]:
         """The sections that may be unmounted: all but a growing last one."""
-        if isinstance(self._text, Static):
-            return []
         ended = self.turn.state in ("done", "failed") and self.is_drawn
         return self._text.sections if ended else self._text.sections[:-1]
 
@@ -307,9 +294,7 @@ class AnswerView(Vertical):
         if call is not None:
             size = f"{len(call.arguments):,} characters"
             self._calling.update(Content(f"… calling {on_one_line(call.name)}  {size}"))
-        if isinstance(self._text, Static):
-            self._text.update(Content(displayable(self.turn.answer)))
-        elif self._drawing is None or self._drawing.done():
+        if self._drawing is None or self._drawing.done():
             self._drawing = asyncio.create_task(self._draw())
 
     def sync_rounds(self) -> None:
@@ -333,10 +318,9 @@ class AnswerView(Vertical):
         self._footer.display = bool(foot)
         self.post_message(self.StateChanged())
 
-    async def show_drafting(self, drafting: bool) -> None:
+    async def show_drafting(self, drafting: Drafting) -> None:
         self._marks.shown = drafting
-        if isinstance(self._text, AnswerMarkdown):
-            await self._text.redraw()
+        await self._text.redraw()
 
     def _ending(self) -> str:
         """Return why the answer is incomplete or empty, "" if it is complete or growing."""
@@ -353,33 +337,18 @@ class AnswerView(Vertical):
     async def _draw(self) -> None:
         """Append new text until all is drawn, with pauses while the answer grows."""
         # The `stop` of Textual's MarkdownStream may start a second append while one runs.
-        while isinstance(self._text, AnswerMarkdown):
+        while True:
             started = time.monotonic()
             end = min(len(self.turn.answer), self._drawn + _MAX_DRAWN)
             if end == self._drawn:
                 self._text.end()
                 break
-            try:
-                await self._text.append(displayable(self.turn.answer[self._drawn : end]))
-            except Exception as error:  # noqa: BLE001 - a bug must not hide the answer
-                await self._switch_to_plain_text(error)
+            await self._text.append(displayable(self.turn.answer[self._drawn : end]))
             self._drawn = end
             if self.turn.state == "answering":
                 pause = min(_PAUSE_FACTOR * (time.monotonic() - started), _MAX_PAUSE_S)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ended.wait(), pause)
-
-    async def on_answer_text_drawing_failed(self, event: AnswerText.DrawingFailed) -> None:
-        event.stop()
-        await self._switch_to_plain_text(event.error)
-
-    async def _switch_to_plain_text(self, error: Exception) -> None:
-        failed = self._text
-        if isinstance(failed, AnswerMarkdown) and self.is_attached:
-            self._text = Static(Content(displayable(self.turn.answer)), classes="plain")
-            await self.mount(self._text, after=failed)
-            await failed.remove()
-            self.post_message(self.MarkdownFailed(error))
 
 
 def shorten(text: str) -> tuple[str, int]:

@@ -20,6 +20,7 @@ from textual.widgets import Static
 
 from akunu_py.tui.open_conversation import ChatTurn, Conversation
 from akunu_py.tui.transcript.code import CodeBlock
+from akunu_py.tui.transcript.drafting import Drafting
 from akunu_py.tui.transcript.find import (
     CurrentMark,
     Finder,
@@ -59,8 +60,8 @@ class HiddenTurns(Static, can_focus=False):
 class TurnColumn(Vertical):
     """The column of mounted message views."""
 
-    def __init__(self, make: Callable[[ChatTurn], list[Widget]], *first: Widget) -> None:
-        super().__init__(*first, classes="column")
+    def __init__(self, make: Callable[[ChatTurn], list[Widget]]) -> None:
+        super().__init__(classes="column")
         self._create_views = make  # creates the views of a turn
         self.earlier: list[ChatTurn] = []  # unmounted turns above
         self.later: list[ChatTurn] = []  # unmounted turns below
@@ -98,9 +99,8 @@ class TurnColumn(Vertical):
 
     async def trim(self) -> None:
         """Unmount all but the last turns if too many are mounted."""
-        if len(turns := self.turns) > self._max_mounted:
-            await self._unmount_first(turns, len(turns) - PAGE)
-            await self._show_counts()
+        if len(self.turns) > self._max_mounted:
+            await self._keep_last(PAGE)
 
     async def mount_earlier(self) -> None:
         more = self.earlier[-_STEP:]
@@ -118,9 +118,7 @@ class TurnColumn(Vertical):
         del self.later[:_STEP]
         await self.query_children(HiddenTurns).remove()
         await self.mount_all(self.views_of(more))
-        turns = self.turns
-        await self._unmount_first(turns, max(0, len(turns) - self._max_mounted))
-        await self._show_counts()
+        await self._keep_last(self._max_mounted)
 
     @property
     def _max_mounted(self) -> int:
@@ -130,10 +128,12 @@ class TurnColumn(Vertical):
     def views_of(self, turns: Sequence[ChatTurn]) -> list[Widget]:
         return [view for turn in turns for view in self._create_views(turn)]
 
-    async def _unmount_first(self, turns: list[ChatTurn], count: int) -> None:
-        if count:
-            self.earlier += turns[:count]
-            await self.remove_children(self.children[: self._index(turns[count])])
+    async def _keep_last(self, count: int) -> None:
+        turns = self.turns
+        if earlier := turns[:-count]:
+            self.earlier += earlier
+            await self.remove_children(self.children[: self._index(turns[-count])])
+        await self._show_counts()
 
     def _index(self, turn: ChatTurn) -> int:
         """Return the index of the first view of a mounted turn."""
@@ -234,7 +234,7 @@ class Transcript(SteadyScroll, can_focus=False):
         Binding("question_mark", "app.help", "Keys", show=False),
     ]
 
-    drafting: reactive[bool] = reactive(False, init=False)
+    drafting: reactive[Drafting] = reactive[Drafting]("hidden", init=False)
     thinking: reactive[bool] = reactive(False, init=False)
 
     class MoreBelow(Static, can_focus=False):
@@ -243,8 +243,8 @@ class Transcript(SteadyScroll, can_focus=False):
         async def on_click(self) -> None:
             await self.run_action("app.follow")
 
-    def __init__(self, conversation: Conversation, *first: Widget, id: str) -> None:
-        self._column = TurnColumn(self._views, *first)
+    def __init__(self, conversation: Conversation, id: str) -> None:
+        self._column = TurnColumn(self._views)
         super().__init__(self._column, id=id)
         self._conversation = conversation
         self.more_below = self.MoreBelow("↓ more below · End", id="more")
@@ -400,7 +400,7 @@ class Transcript(SteadyScroll, can_focus=False):
         for widget in self.query("*"):
             widget.refresh()
 
-    async def watch_drafting(self, drafting: bool) -> None:
+    async def watch_drafting(self, drafting: Drafting) -> None:
         with self.app.batch_update():
             await asyncio.gather(*(view.show_drafting(drafting) for view in self._column.answers))
 
@@ -423,7 +423,6 @@ class Transcript(SteadyScroll, can_focus=False):
         return self._chosen.turn, "prompt" if isinstance(self._chosen, PromptView) else "answer"
 
     def choose(self, turn: ChatTurn, part: Part) -> None:
-        """Choose a message and scroll to it."""
         if view := self._column.message(turn, part):
             self._choose(view)
 
@@ -493,7 +492,6 @@ class Transcript(SteadyScroll, can_focus=False):
             self._mark_chosen(self._column.messages[0])
 
     async def action_follow(self) -> None:
-        """Scroll to the end and follow it."""
         async with self._mounting:
             if self._column.later:
                 await self._column.show(self._conversation.turns)
@@ -550,8 +548,8 @@ class Transcript(SteadyScroll, can_focus=False):
 
     def _scroll_into_view(self, view: MessageView) -> None:
         self.release_anchor()
-        is_higher = view.size.height > self.size.height
-        self.scroll_to_widget(view, animate=False, top=is_higher, immediate=True)
+        is_taller = view.size.height > self.size.height
+        self.scroll_to_widget(view, animate=False, top=is_taller, immediate=True)
 
     def _views(self, turn: ChatTurn) -> list[Widget]:
         number = self._conversation.branch_number

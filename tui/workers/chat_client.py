@@ -16,16 +16,7 @@ from akunu_py.engine.answer import ChatJob
 from akunu_py.engine.host import ModelHost, State
 from akunu_py.engine.job import JobHandle, ModelLoop
 from akunu_py.errors import AkunuError, PromptTooLong, describe
-from akunu_py.types import (
-    Constraint,
-    FinishReason,
-    GenerateOptions,
-    Message,
-    SamplingOptions,
-    Stats,
-    Tool,
-    ToolCall,
-)
+from akunu_py.types import Constraint, FinishReason, Message, SamplingOptions, Stats, ToolCall
 
 _INTERVAL_S = 1 / 16  # between two messages about one answer
 _NEW_SHARE = 0.5  # /compact makes room for a prompt of up to this share of the context
@@ -76,7 +67,6 @@ class AnswerFinished(AnswerMessage):
     request: int
     reason: FinishReason
     stats: Stats
-    speedup: float | None = None  # see `TextDelta`
     calls: tuple[ToolCall, ...] = ()  # the tools that the model wants to call
 
 
@@ -122,32 +112,20 @@ class ChatClient:
     def is_loading(self) -> bool:
         return self._host.state == "loading"
 
-    def request(
-        self,
-        number: int,
-        messages: Sequence[Message],
-        options: GenerateOptions,
-        tools: Sequence[Tool] = (),
-    ) -> None:
+    def request(self, number: int, job: ChatJob) -> None:
         """Queue a request; messages about it carry `number`."""
-        poster = _AnswerPoster(number, lambda message: self._post(message), messages)
-        handle = self._host.submit(ChatJob(messages, options, tools=tools), poster.add)
+        poster = _AnswerPoster(number, lambda message: self._post(message), job.messages)
+        handle = self._host.submit(job, poster.add)
         unfinished = {key: each for key, each in self._handles.items() if not each.ended}
         self._handles = unfinished | {number: handle}
 
-    def request_title(
-        self,
-        conversation: str,
-        messages: Sequence[Message],
-        options: GenerateOptions,
-        tools: Sequence[Tool] = (),
-    ) -> None:
+    def request_title(self, conversation: str, job: ChatJob) -> None:
         """Let the model write a title once it is idle; the next request cancels that.
 
         The title is posted if the model ended it.
         """
         options = replace(
-            options,
+            job.options,
             max_tokens=_TITLE_TOKENS,
             thinking="off",
             thinking_budget=0,
@@ -161,7 +139,7 @@ class ChatClient:
             elif isinstance(event, events.Finished) and event.reason == "stop":
                 self._post(TitleWritten(conversation, "".join(parts)))
 
-        self._host.submit(ChatJob(messages, options, tools=tools), collect, idle=True)
+        self._host.submit(replace(job, options=options), collect, idle=True)
 
     async def count_tokens(self, text: str) -> int | None:
         """Return the tokens of a text, None if no model is loaded here."""
@@ -214,8 +192,6 @@ class _AnswerPoster:
         self._messages = messages
         self._posted = self._progress_posted = 0.0
         self._text, self._thinking = events.TextDelta(""), ""  # not posted yet
-        self._stats = Stats()
-        self._speedup: float | None = None
         self._calls: list[ToolCall] = []  # complete ones
         self._calling: ToolCall | None = None
         self._after_call = False
@@ -240,10 +216,8 @@ class _AnswerPoster:
                 self._calls.append(self._calling)
                 self._calling, self._after_call = None, True
             case events.Finished(reason, stats):
-                self._stats = stats
                 self._flush()
-                calls = tuple(self._calls)
-                self._post(AnswerFinished(self._request, reason, stats, self._speedup, calls))
+                self._post(AnswerFinished(self._request, reason, stats, tuple(self._calls)))
             case events.Failed(error):
                 self._flush()
                 hint = ", or /compact" if self._can_compact(error) else ""
@@ -254,7 +228,6 @@ class _AnswerPoster:
         if delta.text and self._after_call:
             delta, self._after_call = _PARAGRAPH + delta, False
         self._text += delta
-        self._stats, self._speedup = delta.stats or self._stats, delta.speedup or self._speedup
         has_news = self._calling or self._text.text or self._thinking
         if delta.stats and has_news and time.monotonic() - self._posted >= _INTERVAL_S:
             self._flush()
@@ -272,5 +245,4 @@ class _AnswerPoster:
         if delta.text or thinking or delta.passes:
             self._text, self._thinking = events.TextDelta(""), ""
             self._posted = time.monotonic()
-            delta = replace(delta, stats=self._stats, speedup=self._speedup)
             self._post(PieceArrived(self._request, delta, thinking, self._calling))

@@ -9,11 +9,9 @@ from textual.message import Message
 
 from akunu_py.errors import AkunuError, Cancelled
 from akunu_py.models.store import model_store
-from akunu_py.models.store.model_store import StoredModel
 from akunu_py.models.store.progress import Progress
 
 _INTERVAL_S = 0.1
-Pull = Callable[[str, Callable[[Progress], None], Callable[[], bool]], StoredModel]
 
 
 @dataclass
@@ -46,9 +44,8 @@ class Download:
 class Downloads:
     """All running downloads, one per model or its drafter, each in its own thread."""
 
-    def __init__(self, post: Callable[[Message], object], pull: Pull | None = None) -> None:
+    def __init__(self, post: Callable[[Message], object]) -> None:
         self._post = post  # called from the downloads' threads
-        self._pull = pull or _pull
         self.running: dict[str, Download] = {}
         self.failed: dict[str, str] = {}  # error of the last attempt, by model
         self.rate: float | None = None  # bytes/s of the last download
@@ -98,12 +95,13 @@ class Downloads:
 
         ended = DownloadEnded(download.name)
         try:
-            pull = _pull_drafter if download.is_drafter else self._pull
-            stored = pull(download.name, report, download.stopped.is_set).name
+            from akunu_py.models.pull.pull import pull, pull_drafter  # slow: network libraries
+
             if download.is_drafter:
-                ended.drafter = stored
+                model = model_store.get(download.name)
+                ended.drafter = pull_drafter(model, report, download.stopped.is_set).name
             else:
-                ended.model = stored
+                ended.model = pull(download.name, report, download.stopped.is_set).name
         except Cancelled:
             pass
         except AkunuError as error:
@@ -115,19 +113,3 @@ class Downloads:
             if ended.error:
                 self.failed[download.name] = ended.error
             self._post(ended)
-
-
-def _pull(
-    name: str, on_progress: Callable[[Progress], None], cancelled: Callable[[], bool]
-) -> StoredModel:
-    from akunu_py.models.pull.pull import pull  # slow: imports the network libraries
-
-    return pull(name, on_progress, cancelled)
-
-
-def _pull_drafter(
-    name: str, on_progress: Callable[[Progress], None], cancelled: Callable[[], bool]
-) -> StoredModel:
-    from akunu_py.models.pull.pull import pull_drafter  # slow: imports the network libraries
-
-    return pull_drafter(model_store.get(name), on_progress, cancelled)

@@ -79,11 +79,6 @@ class OfferedTools:
         """Return the tools for the next answer."""
         return [each.tool for each in self.all_tools() if each.key not in self.off]
 
-    def switch(self, tools: Sequence[ServerTool], *, on: bool) -> None:
-        """Offer tools from now on, or do not."""
-        keys = {each.key for each in tools}
-        self.off = self.off - keys if on else self.off | keys
-
     def explain_room(self, context_length: int) -> str:
         """Return a notice if the offered tools take much of the context, else ""."""
         offered = [each for each in self.all_tools() if each.key not in self.off]
@@ -134,18 +129,15 @@ class ToolServers:
 
     def __init__(self, configs: Sequence[ServerConfig]) -> None:
         self._configs = configs
+        self.names = [config.name for config in configs]
         self._post: Callable[[TextualMessage], object] = lambda message: None
         self._loop: asyncio.AbstractEventLoop | None = None  # while the thread runs
         self._closed = threading.Event()
-        self._wake: asyncio.Event | None = None  # set when `_closed` is
+        self._wake = asyncio.Event()  # set in the loop when `_closed` is
         self._connections: dict[str, Connection] = {}
         self._calls: dict[str, asyncio.Task[None]] = {}
         # A daemon, because a server may refuse to end.
         self._thread = threading.Thread(target=self._run, name="tool servers", daemon=True)
-
-    @property
-    def names(self) -> Sequence[str]:
-        return [config.name for config in self._configs]
 
     def start(self, post: Callable[[TextualMessage], object]) -> None:
         """Start all servers. `post` is called from another thread."""
@@ -167,8 +159,7 @@ class ToolServers:
     def close(self, timeout: float) -> bool:
         """End all servers. Return False if one still runs after `timeout` seconds."""
         self._closed.set()
-        if self._wake is not None:
-            self._in_loop(self._wake.set)
+        self._in_loop(self._wake.set)
         if self._thread.ident is not None:
             self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -188,7 +179,6 @@ class ToolServers:
     async def _serve(self) -> None:
         from akunu_py.mcp.connection import Connection
 
-        self._wake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._connections = {config.name: Connection(config) for config in self._configs}
         starts = [asyncio.create_task(self._start(name)) for name in self._connections]

@@ -39,7 +39,6 @@ class Prompt:
     ahead: int  # number of tokens before the buffer
     healed: str  # the end of the prefix, which the model samples again
     draft_context: list[tuple[int, ...]]  # other files first
-    files: int  # number of other files in draft_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +69,9 @@ def make_prompt(
     """
     start = window_before(code, prefix, options.prefix_tokens)
     end = window_after(code, suffix, options.suffix_tokens) if family else 0
-    draft_context = encode_pieces(code, _limit([text for _, text in files], _DRAFT_CONTEXT)[::-1])
-    others = len(draft_context)
-    draft_context += encode_pieces(code, [prefix[max(0, start - _DRAFT_CONTEXT) : start]])
-    draft_context += encode_pieces(code, [suffix[end : end + _DRAFT_CONTEXT]])
+    others = _limit([text for _, text in files], _DRAFT_CONTEXT)[::-1]
+    around = prefix[max(0, start - _DRAFT_CONTEXT) : start], suffix[end : end + _DRAFT_CONTEXT]
+    draft_context = encode_pieces(code, [*others, *around])
     before = prefix[start:]
     shown = family and (  # the format has the path
         family.path_alone or "{path}" in family.prompt or (related and family.reads_files)
@@ -82,7 +80,7 @@ def make_prompt(
         before = comment_line(names.path) + before
     if family is None:
         begun, healed = code.heal(before)
-        return Prompt([*code.opening, *begun], 0, healed, draft_context, others)
+        return Prompt([*code.opening, *begun], 0, healed, draft_context)
     template, ahead = family.prompt, fill(family, family.before, {})
     pieces = related if family.reads_files else ()
     if pieces or (family.path_alone and names.known):
@@ -94,7 +92,7 @@ def make_prompt(
     tokens = code.encode_parts(
         [*ahead, *fill(family, template, values), *fill(family, family.after, {})]
     )
-    return Prompt(tokens, len(code.encode_parts(ahead)), "", draft_context, others)
+    return Prompt(tokens, len(code.encode_parts(ahead)), "", draft_context)
 
 
 def window_before(code: CodeTokens, text: str, budget: int) -> int:
@@ -221,11 +219,11 @@ class FimFamily:
 
     name: str
     source: str  # the publication of its maker
-    tokens: tuple[str, ...]  # required in the vocabulary
+    tokens: Sequence[str]  # required in the vocabulary
     prompt: str  # template of the buffer around the cursor
-    stop: tuple[str, ...]  # tokens that end the middle, if the vocabulary has them
+    stop: Sequence[str]  # tokens that end the middle, if the vocabulary has them
     quote: str = ""  # from the source
-    named: tuple[str, ...] = ()  # parts of model names; other models may have the tokens untrained
+    named: Sequence[str] = ()  # parts of model names; other models may have the tokens untrained
     repository: str = ""  # templates with other files; empty if none were published
     file: str = ""
     prompt_with_files: str = ""
@@ -241,9 +239,9 @@ class FimFamily:
         return bool(self.file)
 
     @property
-    def markers(self) -> tuple[str, ...]:
+    def markers(self) -> Sequence[str]:
         """Return the tokens in templates and stops, the longest first."""
-        return tuple(sorted({*self.tokens, *self.stop}, key=lambda token: (-len(token), token)))
+        return sorted({*self.tokens, *self.stop}, key=len, reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,13 +255,8 @@ class PromptPart:
 @cache
 def load_families() -> dict[str, FimFamily]:
     """Return all families by name, in the file's order."""
-    families = {}
-    for row in tomllib.loads(_FILE.read_text(encoding="utf-8"))["family"]:
-        values: dict[str, Any] = {
-            name: tuple(v) if isinstance(v, list) else v for name, v in row.items()
-        }
-        families[row["name"]] = FimFamily(**values)
-    return families
+    rows = tomllib.loads(_FILE.read_text(encoding="utf-8"))["family"]
+    return {row["name"]: FimFamily(**row) for row in rows}
 
 
 def find_family(name: str, vocabulary: Container[str], model: str) -> FimFamily | None:
@@ -344,7 +337,7 @@ class CodeTokens:
         """Return the id of a token of the vocabulary."""
         return self._vocabulary[text]
 
-    def marker_ids(self, texts: tuple[str, ...]) -> frozenset[int]:
+    def marker_ids(self, texts: Sequence[str]) -> frozenset[int]:
         """Return the ids of the `texts` that are special tokens of this tokenizer."""
         known = self._markers.intersection(texts, self._vocabulary)
         return frozenset(self._vocabulary[text] for text in known)

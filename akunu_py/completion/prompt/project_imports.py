@@ -46,9 +46,8 @@ def _python(text: str, path: str, roots: list[str]) -> Candidates:
         bases = roots
         if dots:
             bases = [os.path.join(os.path.dirname(path), *[".."] * (len(dots) - 1))]
-        for name in re.split(r"[\s,]+", modules):
-            if name:
-                yield _below(bases, name, _MODULES)
+        for name in modules.replace(",", " ").split():
+            yield _below(bases, name, _MODULES)
         if module or dots:
             members = re.findall(r"\w+", re.sub(r"\bas[ \t]+\w+", "", names))
             yield _below(bases, module, _MODULES) if module else []
@@ -130,34 +129,34 @@ def imported_files(request: CompletionRequest) -> tuple[SourceFile, ...]:
     seen = {os.path.realpath(each) for each in (path, *(file.path for file in request.files))}
     found: list[SourceFile] = []
     text = request.prefix + request.suffix if len(request.prefix) < _HEAD else request.prefix
-    roots = [each for each in _above(path, root) if os.path.isdir(each)]
+    above = [each for each in Path(path).parents if each.is_relative_to(os.path.normpath(root))]
+    directories = *above, *(Path(root, each) for each in _SOURCE_ROOTS)
+    roots = [str(each) for each in directories if each.is_dir()]
     for candidates in finder(text[:_HEAD], path, roots):
         for candidate in candidates:
             if not os.path.isfile(candidate):  # most candidates; resolving links takes longer
                 continue
             real = os.path.realpath(candidate)
-            head = head_of_file(candidate, _CHARACTERS) if real.startswith(within) else None
-            if head is not None:
-                if real not in seen and head:
-                    seen.add(real)
-                    found.append(SourceFile(os.path.normpath(candidate), head))
-                break
+            if not real.startswith(within):
+                continue
+            if real not in seen and (head := head_of_file(candidate, _CHARACTERS)):
+                seen.add(real)
+                found.append(SourceFile(os.path.normpath(candidate), head))
+            break
         if len(found) == _FILES:
             break
     return tuple(found)
 
 
-def head_of_file(path: str, characters: int) -> str | None:
-    """Return whole lines of the head of a file, "" if it is no text, None if there is no file."""
+def head_of_file(path: str, characters: int) -> str:
+    """Return whole lines of the head of a file, "" if it is missing, too large or no text."""
     try:
         status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        if status.st_size > _LARGEST:
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
             return ""
         return _read_head(path, characters, (status.st_mtime_ns, status.st_size))
     except (OSError, ValueError):  # ValueError: a NUL character in the path
-        return None
+        return ""
 
 
 @lru_cache(_KEPT)
@@ -169,10 +168,3 @@ def _read_head(path: str, characters: int, version: tuple[int, int]) -> str:
     if "\0" in text:
         return ""
     return text if len(text) < characters else text[: text.rfind("\n") + 1]
-
-
-def _above(path: str, root: str) -> list[str]:
-    """Return the directories from that of `path` up to `root`, then the usual source roots."""
-    root = os.path.normpath(root)
-    above = [str(each) for each in Path(path).parents if str(each).startswith(root)]
-    return above + [os.path.join(root, each) for each in _SOURCE_ROOTS]

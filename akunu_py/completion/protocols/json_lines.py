@@ -14,7 +14,6 @@ from typing import Any, BinaryIO
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from akunu_py.completion.completion_queue import (
-    DEFAULT_QUEUE_OPTIONS,
     CompletionQueue,
     LoadModel,
     QueueOptions,
@@ -32,7 +31,7 @@ from akunu_py.engine.events import Failed
 from akunu_py.engine.host import State
 from akunu_py.errors import INTERRUPTED, ModelError, UsageError, describe
 from akunu_py.interrupts import exit_without_teardown, interruptible
-from akunu_py.text import print_warnings
+from akunu_py.text import first_problem, print_warnings
 from akunu_py.version import __version__
 
 MAX_LINE = 64 << 20  # bytes; longer lines are rejected without being stored
@@ -63,14 +62,6 @@ class Line(BaseModel):
     channel: str = ""
     stream: bool = False
     alternatives: int = Field(0, ge=0, le=MAX_ALTERNATIVES)
-
-
-class BadLine(UsageError):
-    """An invalid line."""
-
-    def __init__(self, message: str, id: str | int | None = None) -> None:
-        super().__init__(message)
-        self.id = id  # of the request, None if unknown
 
 
 class JsonLines:
@@ -122,8 +113,8 @@ class JsonLines:
                 self._queue.accepted()
             else:
                 self._submit(message)
-        except BadLine as error:
-            self._reply({"id": error.id, "error": str(error)})
+        except UsageError as error:
+            self._reply({"id": _id_of(line or b""), "error": str(error)})
 
     def _submit(self, line: Line) -> None:
         """Queue a request; write its parts and its reply to stdout."""
@@ -141,7 +132,7 @@ class JsonLines:
         ticket = Ticket(request, on_done, line.channel, on_text)
         with self._lock:
             if line.id in self._tickets:
-                raise BadLine(f"id {json.dumps(line.id)} is still being answered", line.id)
+                raise UsageError(f"id {json.dumps(line.id)} is still being answered")
             self._tickets[line.id] = ticket
         if line.stream and self._queue.host.state == "loading":
             self._reply({"id": line.id, "status": "loading"})
@@ -161,10 +152,7 @@ class JsonLines:
 
 
 def serve_jsonl(
-    load: LoadModel,
-    base: CompletionRequest,
-    options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
-    model: str = "",
+    load: LoadModel, base: CompletionRequest, options: QueueOptions, model: str
 ) -> None:
     """Answer the lines of stdin on stdout until stdin ends.
 
@@ -210,29 +198,26 @@ def read_lines(stream: BinaryIO, longest: int = MAX_LINE) -> Iterator[bytes | No
 
 
 def parse(line: bytes | None) -> Line | None:
-    """Return the fields of a line, None for an empty line. Raises BadLine."""
+    """Return the fields of a line, None for an empty line. Raises UsageError."""
     if line is None:
-        raise BadLine(f"the line is longer than {MAX_LINE >> 20} MB; send less of the buffer")
+        raise UsageError(f"the line is longer than {MAX_LINE >> 20} MB; send less of the buffer")
     if not line.strip():
         return None
     try:
         found = Line.model_validate_json(line)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(each) for each in first["loc"] if each not in ("int", "str"))
-        words = f"{place}: {first['msg']}" if place else first["msg"]
-        raise BadLine(words, _id_of(line)) from error
+        raise UsageError(first_problem(error)) from error
     given = found.model_fields_set & Line.model_fields.keys()
     for name in ("cancel", "accepted"):
         if name in given and given != {name}:
-            raise BadLine(f'"{name}" needs a separate line, without other fields', _id_of(line))
+            raise UsageError(f'"{name}" needs a separate line, without other fields')
     if given not in ({"cancel"}, {"accepted"}):
         if "id" not in given:
-            raise BadLine('no "id": every request needs one, a string or an integer')
+            raise UsageError('no "id": every request needs one, a string or an integer')
         if "prefix" not in given:
-            raise BadLine('no "prefix": the buffer before the cursor', found.id)
+            raise UsageError('no "prefix": the buffer before the cursor')
         if found.alternatives and not found.max_tokens:
-            raise BadLine("alternatives need a completion, not a prefill", found.id)
+            raise UsageError("alternatives need a completion, not a prefill")
     return found
 
 

@@ -21,7 +21,6 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from akunu_py.completion.completion_queue import (
-    DEFAULT_QUEUE_OPTIONS,
     CompletionQueue,
     LoadModel,
     QueueOptions,
@@ -43,7 +42,6 @@ CONTEXT = "akunu/context"  # a notification: recent texts, paths of files that a
 _MAX_FILES = 8  # of these paths
 _MAX_FILE = 1 << 20  # characters of such a file
 PART = "akunu/inlineCompletionPart"  # a notification: textDocument, position, text and command
-_PART_S = 0.05  # between two notifications
 _HEAD = 4096  # characters at the start of a document for the prefill when it opens
 _ACCEPTED = {"title": "Accepted", "command": "akunu.accepted"}  # of each item
 
@@ -219,12 +217,7 @@ class LanguageServer(JsonRpc):
     The model loads after the answer to initialize, because importing MLX blocks Python.
     """
 
-    def __init__(
-        self,
-        load: LoadModel,
-        base: CompletionRequest,
-        options: QueueOptions = DEFAULT_QUEUE_OPTIONS,
-    ) -> None:
+    def __init__(self, load: LoadModel, base: CompletionRequest, options: QueueOptions) -> None:
         """base: the limits of all requests."""
         super().__init__()
         self.base = replace(base, seconds=base.seconds or _SECONDS)
@@ -317,7 +310,8 @@ class LanguageServer(JsonRpc):
         place = chosen["range"] if chosen else {"start": position, "end": position}
         before, after = document.split(place["start"], place["end"])
         typed = chosen["text"] if chosen else ""
-        parts = _PartialAnswer(self, params) if self._shows_parts and not chosen else None
+        shown = {name: params[name] for name in ("textDocument", "position")}
+        parts = shown if self._shows_parts and not chosen else None
         explicit = context.get("triggerKind") == 1
         request = self._request(document, before + typed, after)
         done = await self._completion(request, document, parts, _ALTERNATIVES if explicit else 0)
@@ -333,18 +327,28 @@ class LanguageServer(JsonRpc):
         self,
         request: CompletionRequest,
         document: OpenDocument,
-        parts: _PartialAnswer | None = None,
-        alternatives: int = 0,
+        parts: dict[str, Any] | None,
+        alternatives: int,
     ) -> Completion:
-        """Wait for the completion. Raises RpcError if it failed or was superseded."""
+        """Wait for the completion. Raises RpcError if it failed or was superseded.
+
+        parts: the place for notifications with the text so far, None to send none.
+        """
         future: asyncio.Future[Completion | Failed] = self.loop.create_future()
+        shown = ""
 
         def on_done(done: Completion | Failed) -> None:
             self.call_soon(lambda: None if future.done() else future.set_result(done))
 
         def on_text(text: str) -> None:
-            if parts is not None:
-                self.call_soon(parts.add, text)
+            nonlocal shown
+            shown += text.replace("\r\n", "\n")
+            if parts is not None and shown.strip():
+                self.call_soon(send_part, {**parts, "text": shown, "command": _ACCEPTED})
+
+        def send_part(part: dict[str, Any]) -> None:
+            if not future.done():
+                self.notify(PART, part)
 
         self.queue.start()  # for a client that never sends initialized
         ticket = Ticket(request, on_done, document.uri, on_text)
@@ -354,9 +358,6 @@ class LanguageServer(JsonRpc):
         except asyncio.CancelledError:
             self.queue.cancel(ticket)
             raise
-        finally:
-            if parts is not None:
-                parts.end()
         if isinstance(done, Failed):
             raise RpcError(describe(done.error), REQUEST_FAILED)
         if done.finish_reason == "cancelled":
@@ -434,34 +435,7 @@ class LanguageServer(JsonRpc):
         return True
 
 
-class _PartialAnswer:
-    """The parts of an unfinished answer that the client shows."""
-
-    def __init__(self, server: LanguageServer, params: dict[str, Any]) -> None:
-        self._server = server
-        self._place = {name: params[name] for name in ("textDocument", "position")}
-        self._text = ""
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, text: str) -> None:
-        self._text += text.replace("\r\n", "\n")
-        if self._timer is None:
-            self._timer = self._server.loop.call_later(_PART_S, self._send)
-
-    def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _send(self) -> None:
-        self._timer = None
-        if self._text.strip():
-            part = {**self._place, "text": self._text, "command": _ACCEPTED}
-            self._server.notify(PART, part)
-
-
-def serve_lsp(
-    load: LoadModel, base: CompletionRequest, options: QueueOptions = DEFAULT_QUEUE_OPTIONS
-) -> None:
+def serve_lsp(load: LoadModel, base: CompletionRequest, options: QueueOptions) -> None:
     """Speak LSP on stdin and stdout until the client sends exit.
 
     base: the limits (default: 3 seconds). Output of libraries goes to stderr. Raises AkunuError if

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from llguidance import LLMatcher
 
-Compiled = tuple[LLMatcher, str]  # at its start; and why it cannot be used, "" if it can
 _SPACE = b" \t\r\n"
 _OPEN, _CLOSE = b"{[", b"}]"
 _DIGITS, _STRUCTURE = b"0123456789", b"{}[],:"
@@ -46,7 +45,7 @@ class LikelyText:
 
     def __init__(
         self,
-        grammars: Sequence[Callable[[], Future[Compiled]]],
+        grammars: Sequence[Callable[[], Future[LLMatcher]]],
         decode: Callable[[int], bytes],
         encode: Callable[[bytes], list[int]],
     ) -> None:
@@ -71,10 +70,11 @@ class LikelyText:
             if not self._grammars or not (future := self._grammars[0]()).done():
                 return []  # the thread of the model waits for no other thread
             del self._grammars[0]
-            matcher, problem = (None, "") if future.exception() else future.result()
-            self._matcher = None if matcher is None or problem else matcher.deep_copy()
-            if self._matcher is not None:
-                self._restart(tokens)
+            self._matcher = None
+            self.rewind(0)
+            self._matcher = None if future.exception() else future.result().deep_copy()
+            for token in tokens:
+                self._add(token)
         if self._mismatch_at is not None or self._matcher.is_stopped():
             return []
         return self._encode_forced(tokens, self._matcher.compute_ff_bytes())
@@ -101,12 +101,6 @@ class LikelyText:
     def _encode_forced(self, tokens: Sequence[int], text: bytes) -> list[int]:
         """Return the tokens of the forced `text` behind `tokens`."""
         return self._encode(text) if text else []
-
-    def _restart(self, tokens: Sequence[int]) -> None:
-        self._tokens, self._consumed = [], []
-        self._mismatch_at = None
-        for token in tokens:
-            self._add(token)
 
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
@@ -136,7 +130,7 @@ class LikelyJson(LikelyText):
 
     def __init__(
         self,
-        grammars: Sequence[Callable[[], Future[Compiled]]],
+        grammars: Sequence[Callable[[], Future[LLMatcher]]],
         decode: Callable[[int], bytes],
         encode: Callable[[bytes], list[int]],
         *,
@@ -150,10 +144,6 @@ class LikelyJson(LikelyText):
     def rewind(self, length: int) -> None:
         super().rewind(length)
         del self._states[length + 1 :]
-
-    def _restart(self, tokens: Sequence[int]) -> None:
-        self._states = [JsonState()]
-        super()._restart(tokens)
 
     def ending(self) -> tuple[list[int], int]:
         state = self._states[-1]

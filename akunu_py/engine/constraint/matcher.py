@@ -24,7 +24,6 @@ from typing import Any, Literal
 from llguidance import LLMatcher, LLTokenizer
 
 from akunu_py.engine.constraint.likely_json import (
-    Compiled,
     JsonState,
     LikelyJson,
     LikelyText,
@@ -74,7 +73,7 @@ class ConstraintMatcher(TokenMasks):
         self._saved: tuple[Any, ...] = ()
         self._structure: list[int] = []  # tokens consumed by the matcher
         is_json = constraint.kind in ("json", "json_schema")
-        self._key_tokens = key_tokens(codec) if is_json else None
+        self._key_tokens = key_tokens(self._tables) if is_json else None
         self._json = JsonState()
         self._start, self._end, self._newlines = _thinking_tokens(codec)
         self._state: _State = "structure" if not self._end else "start"
@@ -189,9 +188,7 @@ def _draft_grammars(constraint: Constraint) -> list[tuple[Constraint, Layout]]:
     ]
 
 
-def compile_constraint(
-    codec: TokenCodec, constraint: Constraint, seconds: float = COMPILE_SECONDS
-) -> LLMatcher:
+def compile_constraint(codec: TokenCodec, constraint: Constraint) -> LLMatcher:
     """Compile a constraint. Raises UsageError if it is too large, too slow, or unsatisfiable."""
     name = _NAMES[constraint.kind]
     size = len(constraint.text) + sum(map(len, constraint.choices))
@@ -201,19 +198,16 @@ def compile_constraint(
         raise UsageError(f"{codec.name} has no token that ends an answer, so {name} cannot be used")
     layout = COMPACT if constraint.compact else FREE
     future = _start_compiling(codec, constraint, layout)
-    if not wait([future], seconds).done:
-        raise UsageError(f"{name} took longer than {seconds:g} s; make it simpler")
+    if not wait([future], COMPILE_SECONDS).done:
+        raise UsageError(f"{name} took longer than {COMPILE_SECONDS:g} s; make it simpler")
     if isinstance(failure := future.exception(), UsageError):
         raise failure
     if failure is not None:
         raise UsageError(f"{name} cannot be used: {on_one_line(str(failure))}") from failure
-    matcher, error = future.result()
-    if error:
-        raise UsageError(f"{name} cannot be used: {on_one_line(error)}")
-    return matcher.deep_copy()
+    return future.result().deep_copy()
 
 
-def compile_ahead(codec: TokenCodec, constraint: Constraint) -> list[Future[Compiled]]:
+def compile_ahead(codec: TokenCodec, constraint: Constraint) -> list[Future[LLMatcher]]:
     """Compile all grammars of a constraint, so that the model's thread need not.
 
     Returns those to draft from when the first one is ready. Raises UsageError as
@@ -221,7 +215,7 @@ def compile_ahead(codec: TokenCodec, constraint: Constraint) -> list[Future[Comp
     """
     compile_constraint(codec, constraint)
     if constraint.kind in ("json", "json_schema"):
-        key_tokens(codec)
+        key_tokens(token_tables(codec))
     drafts = [_start_compiling(codec, *each, draft=True) for each in _draft_grammars(constraint)]
     wait(drafts[:1])
     return drafts
@@ -229,7 +223,7 @@ def compile_ahead(codec: TokenCodec, constraint: Constraint) -> list[Future[Comp
 
 def _start_compiling(
     codec: TokenCodec, constraint: Constraint, layout: Layout, *, draft: bool = False
-) -> Future[Compiled]:
+) -> Future[LLMatcher]:
     """Compile a constraint, or a grammar to draft from; JSON is drafted in bytes."""
     in_bytes = draft and constraint.kind != "grammar"
     tables = byte_tables() if in_bytes else token_tables(codec)
@@ -237,16 +231,16 @@ def _start_compiling(
 
 
 @lru_cache(128)  # a request with strict tools has three
-def _compiling(tables: LLTokenizer, constraint: Constraint, layout: Layout) -> Future[Compiled]:
+def _compiling(tables: LLTokenizer, constraint: Constraint, layout: Layout) -> Future[LLMatcher]:
     """Compile a grammar in another thread. Copy the matcher before use.
 
     llguidance releases the GIL and limits its own work, so a compile that is too slow ends later.
     """
-    future = Future[Compiled]()
+    future = Future[LLMatcher]()
 
     def run() -> None:
         try:
-            future.set_result(_compile(tables, _grammar(constraint, layout)))
+            future.set_result(_compile(tables, lark(constraint, layout)))
         except BaseException as error:  # noqa: BLE001  (a Rust panic is no Exception)
             future.set_exception(error)
 
@@ -261,26 +255,19 @@ def matches(codec: TokenCodec, constraint: Constraint, text: str) -> bool:
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
-def _grammar(constraint: Constraint, layout: Layout) -> str:
-    """Return the grammar in llguidance's own format. layout: of JSON. Raises UsageError."""
-    kind = constraint.kind
-    if constraint.compact and kind not in ("json_schema", "json"):
-        raise UsageError("compact is for JSON only: use a JSON schema, or any JSON")
-    if kind == "regex":
-        return LLMatcher.grammar_from_regex(constraint.text)
-    return LLMatcher.grammar_from_lark(lark(constraint, layout))
-
-
 def lark(constraint: Constraint, layout: Layout, prefix: str = "") -> str:
     """Return the grammar in llguidance's dialect of Lark. Raises UsageError.
 
-    prefix: of all rule names, except those of a constraint that is a grammar itself.
+    layout: of JSON. prefix: of all rule names, except those of a constraint that is a grammar
+    itself.
     """
     kind = constraint.kind
-    if kind == "grammar":
-        return constraint.text
     if kind in ("json_schema", "json"):
         return _json_grammar(constraint, layout, prefix)
+    if constraint.compact:
+        raise UsageError("compact is for JSON only: use a JSON schema, or any JSON")
+    if kind == "grammar":
+        return constraint.text
     if kind == "regex":
         escaped = _ESCAPE_OR_SLASH.sub(lambda match: match[1] or r"\x{2f}", constraint.text)
         text = escaped.replace("\n", r"\n")
@@ -313,14 +300,15 @@ def refusal(what: str, error: SchemaError) -> UsageError:
     return UsageError(f"{what} cannot be used{place}: {on_one_line(str(error))}")
 
 
-def _compile(tables: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
-    """Return the matcher, and why it cannot be used, "" if it can."""
+def _compile(tables: LLTokenizer, text: str) -> LLMatcher:
+    """Compile a grammar in llguidance's dialect of Lark. Raises ValueError if it is unusable."""
+    grammar = LLMatcher.grammar_from_lark(text)
     matcher = LLMatcher(tables, grammar, log_level=0, limits=limits())
-    if not matcher.is_error():
-        mask = matcher.compute_bitmask()  # the first mask is the slowest to compute
-        if not matcher.is_error() and not any(mask):
-            return matcher, "it allows no text"
-    return matcher, matcher.get_error()
+    # The first mask is the slowest to compute.
+    mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+    if matcher.is_error() or not any(mask):
+        raise ValueError(matcher.get_error() or "it allows no text")
+    return matcher
 
 
 def _thinking_tokens(codec: TokenCodec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -333,28 +321,9 @@ def _thinking_tokens(codec: TokenCodec) -> tuple[tuple[int, ...], tuple[int, ...
     return markers.start if len(markers.start) == 1 else (), markers.end, newlines
 
 
-TablesKey = tuple[str, int, frozenset[int]]
 _TABLES = 8  # models and sets of stop tokens; making a table takes up to some seconds
 _lock = threading.Lock()
-_tables: OrderedDict[TablesKey, LLTokenizer] = OrderedDict()
-_key_tokens: OrderedDict[TablesKey, KeyTokens] = OrderedDict()
-
-
-def key_tokens(codec: TokenCodec) -> KeyTokens:
-    """Return a model's tokens that can end a key. Raises UsageError as `token_tables` does."""
-    key = codec.digest, codec.vocabulary, frozenset[int]()  # for any stop tokens
-    tables = token_tables(codec)
-    if (found := _key_tokens.get(key)) is None:
-        found = KeyTokens([tables.decode_bytes([token]) for token in range(codec.vocabulary)])
-        _keep(_key_tokens, key, found)
-    return found
-
-
-def _keep(cache: OrderedDict[TablesKey, Any], key: TablesKey, value: object) -> None:
-    with _lock:
-        cache[key] = value
-        while len(cache) > _TABLES:
-            cache.popitem(last=False)
+_tables: OrderedDict[tuple[str, int, frozenset[int]], LLTokenizer] = OrderedDict()
 
 
 def token_tables(codec: TokenCodec) -> LLTokenizer:
@@ -369,8 +338,17 @@ def token_tables(codec: TokenCodec) -> LLTokenizer:
             raise UsageError(
                 f"constrained answers do not support the tokenizer of {codec.name}: {reason}"
             ) from error
-        _keep(_tables, key, tables)
+        with _lock:
+            _tables[key] = tables
+            while len(_tables) > _TABLES:
+                _tables.popitem(last=False)
     return tables
+
+
+@lru_cache(_TABLES)
+def key_tokens(tables: LLTokenizer) -> KeyTokens:
+    """Return a model's tokens that can end a key."""
+    return KeyTokens([tables.decode_bytes([token]) for token in range(tables.vocab_size)])
 
 
 def forced_tokens(tables: LLTokenizer, text: bytes) -> list[int]:

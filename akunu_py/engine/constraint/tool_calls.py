@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from llguidance import LLTokenizer
 
@@ -20,6 +20,7 @@ from akunu_py.engine.tools.rendering import format_of, template_features
 from akunu_py.engine.tools.syntaxes import STRING, CallLayout, Tags, types_of
 from akunu_py.errors import SchemaError, Unsatisfiable, UsageError
 from akunu_py.json_schema import grammar
+from akunu_py.json_schema.formula import TYPES
 from akunu_py.json_schema.layouts import COMPACT, FREE, ONE_LINE, UNORDERED, Layout, Notation
 from akunu_py.json_schema.regex import (
     SHORT_ESCAPES,
@@ -37,8 +38,7 @@ from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
 _ANY_OBJECT = {"type": "object"}
 _PLACEHOLDERS = re.compile(r"(NAME|ARGUMENTS|INDEX)")
 _TEXT = r"/(.|\n)*/"
-_TYPES = ("string", "number", "boolean", "null", "object", "array")
-_Likely = Literal["", "closed", "open"]
+_Likely = Literal["", "closed", "open"]  # "": the grammar itself, which comes first
 _DEFINITIONS = ("$defs", "definitions")
 _BANNED = -1e9  # added to a logit
 
@@ -76,7 +76,12 @@ def constrained(
     tool_format = format_of(codec.tokenizer)
     layout = tool_format.layout_for(template_features(codec.tokenizer).template)
     single = choice.mode == "named" or not parallel
-    constraint = calls_constraint(codec, layout, CallRequirements(offered, forced, single, format))
+    constraint = calls_constraint(
+        codec.tokenizer,
+        token_tables(codec),
+        layout,
+        CallRequirements(offered, forced, single, format),
+    )
     if constraint is not None:
         return replace(sampling, constraint=constraint)
     if not forced:
@@ -91,8 +96,8 @@ def _without_calls(codec: TokenCodec, sampling: SamplingOptions) -> SamplingOpti
     """Ban the call openers that consist of a single token."""
     format = format_of(codec.tokenizer)
     openers = () if format is HARMONY else format.openers
-    encoded = [codec.tokenizer.encode(text, add_special_tokens=False) for text in openers]
-    banned = tuple((int(tokens[0]), _BANNED) for tokens in encoded if len(tokens) == 1)
+    encoded = map(codec.encode_text, openers)
+    banned = tuple((tokens[0], _BANNED) for tokens in encoded if len(tokens) == 1)
     return replace(sampling, logit_bias=sampling.logit_bias + banned)
 
 
@@ -107,43 +112,34 @@ class CallRequirements:
 
 
 def calls_constraint(
-    codec: TokenCodec,
-    layout: CallLayout,
-    requirements: CallRequirements,
-    tables: LLTokenizer | None = None,
+    tokenizer: Any, tables: LLTokenizer, layout: CallLayout, requirements: CallRequirements
 ) -> Constraint | None:
     """Return the grammar of calls; None if the format has none.
 
-    tables: of the model, if not those of the codec. Raises UsageError for a strict schema or a
-    response format that no grammar expresses.
+    Raises UsageError for a strict schema or a response format that no grammar expresses.
     """
     try:
-        tables = tables or token_tables(codec)
-        text = _GrammarWriter(codec, tables, layout).grammar(requirements)
-        if text is None:
-            return None
-        levels: tuple[_Likely, ...] = ("closed", "open")
-        likely = [
-            _GrammarWriter(codec, tables, layout, level).grammar(requirements) for level in levels
+        text, *likely = [
+            _GrammarWriter(tokenizer, tables, layout, level).grammar(requirements)
+            for level in get_args(_Likely)
         ]
-        return Constraint("grammar", text, likely=tuple(each for each in likely if each))
-    except _Unbounded:
+    except _Inexpressible:
         return None
+    return Constraint("grammar", text, likely=tuple(likely))
 
 
-class _Unbounded(Exception):
-    """The end of a text has a special token within other text, which no terminal can express."""
+class _Inexpressible(Exception):
+    """No grammar tells calls in this format from text."""
 
 
 class _GrammarWriter:
     """Writes the Lark grammar of answers with tool calls in one format."""
 
     def __init__(
-        self, codec: TokenCodec, tables: LLTokenizer, calls: CallLayout, likely: _Likely = ""
+        self, tokenizer: Any, tables: LLTokenizer, calls: CallLayout, likely: _Likely
     ) -> None:
         """likely: expect one line and, if "closed", the schema's properties in its order."""
-        self._tokenizer, self._calls = codec.tokenizer, calls
-        self._likely: _Likely = likely
+        self._tokenizer, self._calls, self._likely = tokenizer, calls, likely
         self._special = tables.is_special_token
         self._lines: list[str] = []
         self._rule_names = (f"x{number}" for number in count(1))
@@ -163,13 +159,13 @@ class _GrammarWriter:
         outermost = layout.outermost and replace(layout.outermost, ordered=True, closed=True)
         return replace(layout, ordered=True, closed=True, outermost=outermost)
 
-    def grammar(self, requirements: CallRequirements) -> str | None:
-        """Return the grammar of the answer; None if calls are optional and have no opener."""
+    def grammar(self, requirements: CallRequirements) -> str:
+        """Return the grammar of the answer."""
         if (format := requirements.text_format) is not None:
             return self._calls_or_text(replace(requirements, forced=True, text_format=None), format)
         layout, opened, single = self._calls, "", requirements.single
         if not requirements.forced and not layout.opener:
-            return None
+            raise _Inexpressible
         text_start, end = self._text_rules(requirements)
         if not requirements.forced and not text_start:
             opened = self._text_until(layout.opener)
@@ -211,9 +207,7 @@ class _GrammarWriter:
                 begin, end = map(self._text, calls.text_before)
                 before = f"({begin} text {end})?"
             text = f"{text} | {before} {self._text(calls.text_opener)} {text}"
-        written = self.grammar(requirements)
-        assert written is not None
-        start, _, others = written.partition("\n")
+        start, _, others = self.grammar(requirements).partition("\n")
         return f"{start} | {text}\n{others}{rules}"
 
     def _text_rules(self, requirements: CallRequirements) -> tuple[str, str]:
@@ -222,7 +216,7 @@ class _GrammarWriter:
             return "", ""
         begin, end, last = self._calls.text_markup
         if not requirements.forced and isinstance(self._marker(end), str):
-            raise _Unbounded  # the text could contain the opener
+            raise _Inexpressible  # the text could contain the opener
         text = self._text(end) if requirements.forced else self._text_until(end)
         return f"(({self._text(begin)})? {text})?", f"({self._text(last)})?"
 
@@ -238,7 +232,10 @@ class _GrammarWriter:
     def _call(self, tool: Tool) -> str:
         """Add a rule for a call of a tool and return its name."""
         tags = self._calls.tags
-        arguments = self._parameters(tool, tags) if tags else self._arguments_rule(tool)
+        try:
+            arguments = self._parameters(tool, tags) if tags else self._arguments_rule(tool)
+        except SchemaError as error:
+            raise refusal(f"the parameters of the strict tool {tool.name!r}", error) from error
         parts = []
         for part in _PLACEHOLDERS.split(self._calls.call):
             if part == "ARGUMENTS":
@@ -252,27 +249,25 @@ class _GrammarWriter:
         return name
 
     def _arguments_rule(self, tool: Tool) -> str:
+        schema = {**_ANY_OBJECT, **tool.parameters}
         try:
-            schema = {**_ANY_OBJECT, **tool.parameters}
             return self._rule(schema, tool, _ANY_OBJECT, self._layout)
-        except Unsatisfiable as error:
+        except Unsatisfiable:
             if tool.strict:
-                raise _strict_error(tool, error) from error
+                raise
             return self._rule(_ANY_OBJECT, tool, _ANY_OBJECT, self._layout)
 
     def _rule(self, schema: Mapping[str, Any], tool: Tool, fallback: Any, layout: Layout) -> str:
         """Add a rule for `schema`, or for `fallback` if it is refused and the tool not strict.
 
-        Raises Unsatisfiable if no value fits.
+        Raises Unsatisfiable if no value fits, and SchemaError for a strict tool.
         """
         prefix = next(self._rule_names)
         try:
             text = grammar(schema, layout, prefix)
-        except Unsatisfiable:
-            raise
         except SchemaError as error:
-            if tool.strict:
-                raise _strict_error(tool, error) from error
+            if tool.strict or isinstance(error, Unsatisfiable):
+                raise
             text = grammar(fallback, layout, prefix)
         self._lines += text.splitlines()
         return f"{prefix}start"
@@ -300,7 +295,7 @@ class _GrammarWriter:
                 end = self._text(tags.separator.replace("KEY", name))
                 options.append(f"{self._text(begin)} {value} {end}")
         if not options and tool.strict and refused is not None:
-            raise _strict_error(tool, refused)
+            raise refused
         return f"({' | '.join(options)})" if options else ""
 
     def _value(self, tool: Tool, tags: Tags, schema: Any, types: tuple[str, ...]) -> str:
@@ -318,7 +313,7 @@ class _GrammarWriter:
         """Return an end marker, as symbols if it begins with a special token."""
         head, end = self._split_end(text)
         if head:
-            raise _Unbounded
+            raise _Inexpressible  # no terminal can express a special token within other text
         return end
 
     def _split_end(self, text: str) -> tuple[str, str | Verbatim]:
@@ -347,7 +342,7 @@ def _opening_tags(tool: Tool, tags: Tags, name: str) -> Iterator[tuple[str, tupl
     declared = types_of(tool.parameters, name)
     possible = [
         each
-        for each in _TYPES
+        for each in TYPES
         if not declared or each in declared or (each == "number" and "integer" in declared)
     ]
     quoted = '"KEY"' in tags.value_start
@@ -385,11 +380,7 @@ def _or_call(format: Constraint, tools: Sequence[Tool]) -> Constraint:
     return Constraint("json_schema", json.dumps({"anyOf": [apart[0], *calls]}))
 
 
-def _strict_error(tool: Tool, error: SchemaError) -> UsageError:
-    return refusal(f"the parameters of the strict tool {tool.name!r}", error)
-
-
-_ANY = Expr(r"(?:.|\n)*", nullable=True)
+_ANY = Expr(r"(?:.|\n)*")
 _SYMBOL = r"(?:\\x\{[0-9a-f]+\}|[0-9A-Za-z])"
 _ESCAPED = re.compile(
     r"\\x\{5c\}(?:\[(?P<letters>" + _SYMBOL + r"+)\]|u00\(\?:(?P<controls>[0-9a-f|]+)\)"
@@ -404,8 +395,8 @@ _PYTHON_ESCAPE = (
     r"\x{5c}(?:[\x{22}\x{27}\x{5c}bfnrt]|x[0-9a-fA-F]{2}"
     r"|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}|u(?:[0-9a-cA-Ce-fE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))"
 )
-_IN_SINGLE = Expr(r"(?:[^\x{27}\x{5c}\x{0}-\x{1f}]|[\n\t])*", nullable=True)
-_NO_QUOTES = Expr(r"(?:[^\x{22}\x{27}\x{5c}]|\x{5c}[^\x{22}])*", nullable=True)
+_IN_SINGLE = Expr(r"(?:[^\x{27}\x{5c}\x{0}-\x{1f}]|[\n\t])*")
+_NO_QUOTES = Expr(r"(?:[^\x{22}\x{27}\x{5c}]|\x{5c}[^\x{22}])*")
 _PYTHON_STRING = Expr(
     "(?:"
     + "|".join(
@@ -430,19 +421,16 @@ class QuotedNotation(Notation):
 
     def string(self, content: Expr | None) -> tuple[Symbol, ...]:
         expr = _ANY if content is None else unescaped(content)
-        begin = raw_text(self.begin) if isinstance(self.begin, str) else None
+        behind = self.line
         if isinstance(self.end, str):
             # One terminal, so that the text stops at the end marker.
-            end = raw_text(self.end)
-            ended = without(expr, concat(_ANY, end, _ANY), inhabited=content is None)
-            parts: tuple[Symbol, ...] = (concat(ended, raw_text(self.line + self.end)),)
-        else:
-            parts = (concat(expr, raw_text(self.line)), self.end)
-        if begin is None:
-            assert isinstance(self.begin, Verbatim)
-            return (self.begin, *parts)
-        assert isinstance(parts[0], Expr)
-        return (concat(begin, parts[0]), *parts[1:])
+            ending = concat(_ANY, raw_text(self.end), _ANY)
+            expr, behind = without(expr, ending, inhabited=content is None), behind + self.end
+        text = concat(expr, raw_text(behind))
+        ends = (self.end,) if isinstance(self.end, Verbatim) else ()
+        if isinstance(self.begin, Verbatim):
+            return (self.begin, text, *ends)
+        return (concat(raw_text(self.begin), text), *ends)
 
     def key(self, name: str | None, content: Expr | None) -> tuple[Symbol, ...]:
         if name is None:

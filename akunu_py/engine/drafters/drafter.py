@@ -1,12 +1,18 @@
 """The drafters of a model: a pool of those that no request uses, which keep what they learned."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from akunu_py.engine.drafters.learned_state import UnsavedState
-from akunu_py.engine.drafters.neural import ExitDrafter, ModelDrafter, NeuralDrafterBase
-from akunu_py.engine.drafters.states import MtpDrafter, published_drafter
+from akunu_py.engine.drafters.neural import (
+    ExitDrafter,
+    FirstLayers,
+    ModelDrafter,
+    NeuralDrafterBase,
+    find_exit,
+)
+from akunu_py.engine.drafters.states import HeadDrafter, published_drafter
 from akunu_py.engine.engine import Engine
-from akunu_py.engine.model.drafters import PublishedDrafter
+from akunu_py.engine.model.drafters import DraftModel, PublishedDrafter
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.target import Target
 from akunu_py.errors import UsageError
@@ -202,12 +208,9 @@ class DrafterPool:
         return [token for tokens in draft_context for token in (*tokens, *end)]
 
     def _create(self, target: Target, mode: DraftMode, draft_tokens: int) -> TrackedDrafter:
-        neural = [
-            _create(kind, self._engine, target)
-            for name, kind in NEURAL_DRAFTERS.items()
-            if (name == mode or (mode == "auto" and kind.in_auto))
-            and not kind.unavailable(self._engine)
-        ]
+        modes: list[DraftMode] = ["mtp", "model"] if mode == "auto" else [mode]
+        found = [_create_neural(each, self._engine, target) for each in modes]
+        neural = [each for each in found if each is not None]
 
         def create() -> tuple[Drafter, Drafter]:
             drafter: Drafter
@@ -230,38 +233,43 @@ class DrafterPool:
         return TrackedDrafter(create, neural, (mode, draft_tokens))
 
 
-# By the draft mode that uses only this one.
-NEURAL_DRAFTERS: Mapping[DraftMode, type[NeuralDrafterBase]] = {
-    "mtp": MtpDrafter,
-    "model": ModelDrafter,
-    "exit": ExitDrafter,
-}
-
-
-def _create(kind: type[NeuralDrafterBase], engine: Engine, target: Target) -> NeuralDrafterBase:
-    if kind is ModelDrafter and isinstance(engine.draft_model, PublishedDrafter):
-        return published_drafter(engine.draft_model, target)
-    return kind.create(engine, target)
+def _create_neural(mode: DraftMode, engine: Engine, target: Target) -> NeuralDrafterBase | None:
+    """Return the neural drafter that `mode` uses alone, None if there is none."""
+    draft, head = engine.draft_model, engine.mtp_head
+    if mode == "mtp" and head is not None:
+        return HeadDrafter(head.chain, target, "mtp", head.relative_cost)
+    if mode == "model" and isinstance(draft, PublishedDrafter):
+        return published_drafter(draft, target)
+    if mode == "model" and isinstance(draft, DraftModel):
+        return ModelDrafter(draft, target)
+    if mode == "exit" and isinstance(layers := find_exit(engine.model, engine), int):
+        return ExitDrafter(FirstLayers(engine.model, layers), target)
+    return None
 
 
 def describe_drafters(engine: Engine, learned: UnsavedState) -> tuple[str, tuple[float, ...]]:
     """Return what drafts for an engine, and the acceptance of its neural drafter by position."""
     if engine.no_draft_reason:
         return f"nothing: {engine.no_draft_reason}", ()
-    draft, acceptance = engine.draft_model, list[float]()
+    draft = engine.draft_model
     name = f"draft model {draft.name}" if draft else "MTP head" if engine.mtp_head else ""
     if isinstance(draft, PublishedDrafter):
         name = f"{draft.name} ({draft.model.kind})"
     if not name:
         return "n-grams", ()
-    key = draft.key if draft else "mtp"
-    if (known := learned.neural_drafters.get(key)) is not None and known.timed:
-        acceptance = [round(chance, 3) for chance in known.expected]
-    return f"n-grams and {name}", tuple(acceptance)
+    known = learned.neural_drafters.get(draft.key if draft else "mtp")
+    acceptance = known.expected if known is not None and known.timed else ()
+    return f"n-grams and {name}", tuple(round(chance, 3) for chance in acceptance)
 
 
 def check_mode(engine: Engine, mode: DraftMode) -> None:
     """Raise UsageError if `mode` needs a neural drafter that the engine lacks."""
-    kind = NEURAL_DRAFTERS.get(mode)
-    if kind is not None and (why := kind.unavailable(engine)):
+    why: str | int = ""
+    if mode == "mtp":
+        why = engine.no_mtp_head_reason
+    elif mode == "model" and engine.draft_model is None:
+        why = "name one with --draft-model, or draft_model in settings"
+    elif mode == "exit":
+        why = find_exit(engine.model, engine)
+    if isinstance(why, str) and why:
         raise UsageError(f"--draft {mode}: {why}")

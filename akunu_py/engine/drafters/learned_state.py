@@ -18,16 +18,22 @@ from typing import TypeVar
 from zlib import adler32
 
 from akunu_py import paths
-from akunu_py.engine.histories.prompt_cache_store import PromptCacheStore
-from akunu_py.errors import StoreError
-from akunu_py.files import locked, parse_json, read_bounded, remove_unfinished, write_atomically
+from akunu_py.engine.histories.prompt_cache_store import DiskLimits
+from akunu_py.files import (
+    disk_errors,
+    locked,
+    parse_json,
+    read_bounded,
+    remove_unfinished,
+    write_atomically,
+)
 from akunu_py.ngram.acceptance_model import SharedWeights
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.neural_plan import LearnedDrafter
 
 _ANSWERS_PREFIX = "memory-"
-_JOURNAL_TOKENS = 20_000  # more are moved to the answer file; replaying them takes 30 ms
+JOURNAL_TOKENS = 20_000  # more are moved to the answer file; replaying them takes 30 ms
 _RECORD = struct.Struct("<II")  # tokens in the record, checksum of their bytes
 _TOKEN_BYTES = 4
 _MAX_FILE_BYTES = 1 << 25  # an answer cache takes 15 MB
@@ -41,7 +47,7 @@ _LearnedCosts = tuple[CostCurve, dict[str, LearnedDrafter], SharedWeights]
 class UnsavedState:
     """What the requests of one model learn and share. It never touches the disk."""
 
-    caches: PromptCacheStore | None = None  # on disk
+    disk_limits: DiskLimits | None = None  # of prompt caches; None: none on disk
 
     def __init__(
         self,
@@ -80,26 +86,24 @@ class LearnedState(UnsavedState):
         layout: str,
         *,
         answer_cache: bool,
-        caches: PromptCacheStore | None = None,
+        disk_limits: DiskLimits | None = None,
         warnings: list[str] | None = None,
-        journal_tokens: int = _JOURNAL_TOKENS,
     ) -> None:
-        """tokenizer: its digest. layout: device and weights format. caches: None for no disk.
+        """tokenizer: its digest. layout: device and weights format.
 
-        warnings: receives the warnings; it may be shared by several states. journal_tokens: more
-        are moved to the answer file.
+        disk_limits: of prompt caches; None for no disk. warnings: receives the warnings; it may be
+        shared by several states.
         """
         self.directory = directory_of(model)
         self._curve_file = self.directory / f"curve-{_digest(layout)}.json"
         self._answer_file = self.directory / f"{_ANSWERS_PREFIX}{_digest(tokenizer)}"
         self._journal = self.directory / f"{_ANSWERS_PREFIX}{_digest(tokenizer)}.journal"
-        self._journal_tokens = journal_tokens
         self.warnings = [] if warnings is None else warnings  # one line each, each once
         # Writes in order. Moving a journal takes 80 ms, which no pass should wait for.
         self._writer = ThreadPoolExecutor(1, "learned state")
         self.curve, self.neural_drafters, self.weights = self._load_costs()
         self.answer_cache = self._load_answers() if answer_cache else None
-        self.caches = caches
+        self.disk_limits = disk_limits
 
     def save_costs(self) -> None:
         """Save the costs for the next run, in another thread. Ignores disk errors."""
@@ -135,7 +139,7 @@ class LearnedState(UnsavedState):
         try:
             with locked(self.directory / "lock"):
                 _append(self._journal, tokens)
-                if self._journal.stat().st_size > self._journal_tokens * _TOKEN_BYTES:
+                if self._journal.stat().st_size > JOURNAL_TOKENS * _TOKEN_BYTES:
                     # Reload: another process may have added answers.
                     _write(self._answer_file, self._load_answers().dump())
                     self._journal.unlink()
@@ -155,12 +159,8 @@ class LearnedState(UnsavedState):
 
     def _load_answers(self) -> AnswerCache:
         cache = self._read(self._answer_file, AnswerCache.load, AnswerCache(), "answer cache")
-
-        def replay(data: bytes) -> None:
-            for tokens in _answers(data):
-                cache.learn(tokens)
-
-        self._read(self._journal, replay, None, "answer cache")
+        for tokens in self._read(self._journal, _answers, list[list[int]](), "answer cache"):
+            cache.learn(tokens)
         return cache
 
     def _read(self, path: Path, parse: Callable[[bytes], _T], default: _T, name: str) -> _T:
@@ -172,14 +172,11 @@ class LearnedState(UnsavedState):
         except OSError as error:
             self._warn(f"the {name} cannot be read: {error}")
         except (ValueError, ArithmeticError, AttributeError, TypeError) as error:
-            self._set_aside(path, error)
+            aside = path.with_name(path.name + ".damaged")
+            with contextlib.suppress(OSError):
+                path.replace(aside)
+            self._warn(f"{path} is damaged and was set aside as {aside.name}: {error}")
         return default
-
-    def _set_aside(self, path: Path, error: Exception) -> None:
-        aside = path.with_name(path.name + ".damaged")
-        with contextlib.suppress(OSError):
-            path.replace(aside)
-        self._warn(f"{path} is damaged and was set aside as {aside.name}: {error}")
 
     def _warn(self, warning: str) -> None:
         if warning not in self.warnings:
@@ -188,15 +185,12 @@ class LearnedState(UnsavedState):
 
 def delete_answer_cache(model: Path) -> int:
     """Delete the answer cache of `model`; return the bytes freed. Raises StoreError."""
-    freed = 0
-    try:
-        if (directory := directory_of(model)).exists():
-            with locked(directory / "lock"):
-                freed = answer_cache_bytes(model)
-                for path in _answer_files(directory):
-                    path.unlink()
-    except OSError as error:
-        raise StoreError(f"cannot delete {error.filename}: {error.strerror}") from error
+    if not (directory := directory_of(model)).exists():
+        return 0
+    with disk_errors(f"cannot delete the answers in {directory}"), locked(directory / "lock"):
+        freed = answer_cache_bytes(model)
+        for path in _answer_files(directory):
+            path.unlink()
     return freed
 
 
@@ -249,13 +243,15 @@ def _whole_records(data: bytes) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def _answers(journal: bytes) -> Iterator[list[int]]:
-    """Yield the answers of a journal. Raises ValueError if it is damaged."""
+def _answers(journal: bytes) -> list[list[int]]:
+    """Return the answers of a journal. Raises ValueError if it is damaged."""
+    answers = []
     for start, end in _whole_records(journal):
         body = journal[start + _RECORD.size : end]
         if adler32(body) != _RECORD.unpack_from(journal, start)[1]:
             raise ValueError("a record of the journal was altered")
-        yield array("I", body).tolist()
+        answers.append(array("I", body).tolist())
+    return answers
 
 
 def _write(path: Path, data: bytes) -> None:

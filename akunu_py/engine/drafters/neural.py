@@ -32,29 +32,20 @@ class NeuralDrafterBase(PassFollower, NeuralDrafter):
 
     parallel = False
     most_others = 0
-    in_auto = True  # whether `--draft auto` uses it
-
-    @classmethod
-    def unavailable(cls, engine: Engine) -> str:
-        """Return why `engine` cannot have this drafter, "" if it can."""
-        raise NotImplementedError
-
-    @classmethod
-    def create(cls, engine: Engine, target: Target) -> NeuralDrafterBase:
-        """Create a drafter for the history of `target`."""
-        raise NotImplementedError
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._known = TokenView(())  # the history, then the draft
         self.others: Sequence[tuple[int, float]] = ()
+        self._compared: Any = None  # the drafter's history of the last draft
 
     def attach(self, target: Target) -> None:
         """Draft for another target, of the same model, from now on."""
         self._target = target
 
     def release(self) -> None:
-        """By default, all state belongs to the target's history."""
+        """Release the drafter's history, which stays with the target's; others may change it."""
+        self._compared = None
 
     def clock(self) -> float:
         return self._target.clock()
@@ -77,19 +68,7 @@ class ModelDrafter(NeuralDrafterBase):
     2025, "Coupling without communication and drafter-invariant speculative decoding", theorem 3).
     """
 
-    name = "model"
     longest = 16
-
-    @classmethod
-    def unavailable(cls, engine: Engine) -> str:
-        return (
-            "" if engine.draft_model else "name one with --draft-model, or draft_model in settings"
-        )
-
-    @classmethod
-    def create(cls, engine: Engine, target: Target) -> ModelDrafter:
-        assert isinstance(engine.draft_model, DraftModel)
-        return cls(engine.draft_model, target)
 
     def __init__(self, draft_model: DraftModel, target: Target) -> None:
         super().__init__(target)
@@ -97,7 +76,6 @@ class ModelDrafter(NeuralDrafterBase):
         self._model = draft_model.model
         self._vocabulary = draft_model.vocabulary
         self._has_drafted = False
-        self._compared: TokenHistory | None = None  # the draft model's history of the last draft
 
     @property
     def prefilled(self) -> int:
@@ -112,10 +90,6 @@ class ModelDrafter(NeuralDrafterBase):
             found = TokenHistory(kv_cache.new_cache(self._model), NO_OWNER)
             histories[self.key] = found
         return found
-
-    def release(self) -> None:
-        """Release the draft model's history, which stays with the target's."""
-        self._compared = None
 
     def start_draft(self, known: Sequence[int]) -> bool:
         """Start a draft after `known`, or prefill one chunk so that answers stay cancellable."""
@@ -214,29 +188,12 @@ class ExitDrafter(NeuralDrafterBase):
     Until the verifying pass the cache entries of these layers also contain the draft.
     """
 
-    name = "exit"
     longest = _LONGEST_EXIT_DRAFT
-    in_auto = False
 
-    @classmethod
-    def unavailable(cls, engine: Engine) -> str:
-        """Return why `engine` has no exit. The first call measures, with a few passes."""
-        if engine.host_group is not None:
-            return "the model is divided among hosts"
-        found = find_exit(engine.model, engine)
-        return found if isinstance(found, str) else ""
-
-    @classmethod
-    def create(cls, engine: Engine, target: Target) -> ExitDrafter:
-        layers = find_exit(engine.model, engine)
-        assert isinstance(layers, int)
-        share = layers / len(engine.model.layers)
-        return cls(FirstLayers(engine.model, layers), target, share)
-
-    def __init__(self, layers: FirstLayers, target: Target, share: float) -> None:
+    def __init__(self, layers: FirstLayers, target: Target) -> None:
         super().__init__(target)
-        self.relative_cost, self.key = share, f"exit {layers.count}"
-        self._layers = layers
+        self.relative_cost = layers.count / len(target.model.layers)
+        self._layers, self.key = layers, f"exit {layers.count}"
         self._ahead = 0  # tokens that only the first layers have processed
 
     @property
@@ -265,8 +222,10 @@ class ExitDrafter(NeuralDrafterBase):
 def find_exit(model: Any, engine: Engine) -> int | str:
     """Return the layers before the best early exit of the engine's model, or why there is none.
 
-    Compares the first layers with the whole model on a built-in text.
+    Compares the first layers with the whole model on a built-in text, once.
     """
+    if engine.host_group is not None:
+        return "the model is divided among hosts"
     count = len(model.layers)
     tried = {count * part // _CANDIDATES for part in range(1, _CANDIDATES)} - {0}
     others = [each for each in _new_cache(engine) if type(each) not in kv_cache.GROWING]

@@ -13,12 +13,12 @@ import mlx.core as mx
 
 from akunu_py.engine import kv_cache
 from akunu_py.engine.drafters.neural import NeuralDrafterBase
-from akunu_py.engine.engine import Engine
 from akunu_py.engine.model import output_rows
 from akunu_py.engine.model.drafters import PublishedDrafter
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.target import Target
-from akunu_py.models.mtp import HeadChain, Trunk
+from akunu_py.models.drafters.block import CONTEXT, BlockDrafter, ContextCache
+from akunu_py.models.mtp import Trunk
 from akunu_py.ngram.neural_plan import TokenView
 from akunu_py.weak_cache import cached_weakly
 
@@ -81,8 +81,7 @@ class StateHistory:
     def restart(self, cache: kv_cache.Cache, first: int) -> None:
         """Begin with no rows. first: position of the first row of `cache`."""
         self.cache, self.first = cache, first
-        self.rows = 0  # since the first one
-        self.seen: list[int] = []  # tokens after the rows that used the target's hidden states
+        self.seen: list[int] = []  # the token after each row
 
     @property
     def nbytes(self) -> int:
@@ -92,16 +91,17 @@ class StateHistory:
 class HiddenStateDrafter(NeuralDrafterBase):
     """A `NeuralDrafter` of hidden states. Its rows stay with the target's history."""
 
-    name = "model"
     _kept = _KEPT  # hidden states to keep of a prompt
 
     def __init__(self, network: Any, target: Target, key: str, share: float) -> None:
         """network: see `state_drafter.py`. share: see `relative_cost`."""
         super().__init__(target)
         self._network, self.longest = network, network.longest
+        self.parallel = network.is_parallel
         self.key, self.relative_cost = key, share
         self.taps = (len(target.model.layers),) if network.needs_final else network.taps
-        self._overlap = 0  # rows to process again
+        scaled = network.takes_scaled_embeddings
+        self._ends = scaled_trunk(target.model) if scaled else Trunk(target.model)
         self._position = 0  # of the first row of the target's pass
         self._draft: Any = None
         self._depth = 0  # tokens of the draft
@@ -109,10 +109,6 @@ class HiddenStateDrafter(NeuralDrafterBase):
     def make_cache(self, first: int) -> kv_cache.Cache:
         """Return an empty cache of the drafter. first: position of its first row."""
         return self._network.make_cache()
-
-    def keep_rows(self, cache: kv_cache.Cache, rows: int, kept: int) -> None:
-        """Keep the first `kept` of `rows` rows in `cache`."""
-        kv_cache.trim(cache, rows - kept)
 
     def begin(self, states: mx.array, tokens: Sequence[int]) -> Any:
         """Add rows to the cache, then begin a draft; return None if that is impossible.
@@ -136,6 +132,7 @@ class HiddenStateDrafter(NeuralDrafterBase):
         return max(history.first + len(history.seen), history.states.start)
 
     def before_pass(self, cache: kv_cache.Cache) -> None:
+        self._draft = None  # it may hold the target's keys, which the pass would have to copy
         self._position = next(
             each.offset for each in kv_cache.leaves(cache) if hasattr(each, "offset")
         )
@@ -158,16 +155,20 @@ class HiddenStateDrafter(NeuralDrafterBase):
         self._known = TokenView.of(known)
         history = self._history
         start = history.first + 1
-        same = min(max(0, self._known.unchanged - start), len(history.seen))
-        self._trim(same + common_prefix(history.seen[same:], known[start + same :]))
-        self._draft, self._depth = None, 0
+        unchanged = self._known.unchanged if history is self._compared else 0
+        same = min(max(0, unchanged - start), len(history.seen))
+        self._keep(same + common_prefix(history.seen[same:], known[start + same :]))
+        self._draft, self._depth, self._compared = None, 0, history
         return True
 
-    def _trim(self, rows: int) -> None:
-        """Keep only the first `rows` rows."""
+    def _keep(self, rows: int) -> None:
+        """Keep only the first `rows` rows, and none of the last draft."""
         history = self._history
-        self.keep_rows(history.cache, history.rows, rows)
-        history.rows = rows
+        for entry in kv_cache.leaves(history.cache):
+            if isinstance(entry, ContextCache):
+                entry.cut(history.first + rows)
+            else:
+                entry.trim(max(0, entry.offset - rows))
         del history.seen[rows:]
 
     def draft_token(self) -> tuple[int, float]:
@@ -186,111 +187,43 @@ class HiddenStateDrafter(NeuralDrafterBase):
         # Later states may belong to rejected drafts.
         end = min(states.end, len(target.tokens) + len(target.pending) - 1, len(self._known) - 1)
         # At least one row, for its output.
-        begin = max(history.first, min(history.first + history.rows, end - 1) - self._overlap)
+        begin = min(history.first + len(history.seen), end - 1) - self._network.overlap
+        begin = max(history.first, begin)
         if begin < states.start:
             begin = states.start
             history.restart(self.make_cache(begin), begin)
         if begin >= end:
             return None
-        self._trim(begin - history.first)
+        self._keep(begin - history.first)
         after = self._known[begin + 1 :]
         history.seen += after[: end - begin]
-        history.rows += end - begin
         return self.begin(states.read(begin, end), after)
 
 
 class HeadDrafter(HiddenStateDrafter):
-    """Drafts token by token, each from the hidden state of the one before it: EAGLE-3 and MTP.
+    """Drafts token by token, each from the hidden state of the one before it: all other kinds.
 
     Row i of its cache combines the target's hidden state at position i with the next token, and
     predicts the token after that. Further draft tokens use its own hidden states; these rows are
     computed again once the target's states exist.
     """
 
-    def __init__(self, network: Any, target: Target, key: str, share: float) -> None:
-        super().__init__(network, target, key, share)
-        trunk = Trunk(target.model)
-        self._overlap = getattr(network, "overlap", 0)
-        self.parallel = getattr(network, "is_parallel", False)
-        self._embed = getattr(network, "own_embedding", None) or trunk.embed
-        self._lm_head = trunk.logits
-
-    def keep_rows(self, cache: kv_cache.Cache, rows: int, kept: int) -> None:
-        self._network.keep(cache, kept)
-
     def begin(self, states: mx.array, tokens: Sequence[int]) -> Any:
-        head, history, rows = self._network, self._history, states.shape[1]
-        embeddings = self._embed(mx.array([tokens[:rows]], mx.int32))
-        made = head.extend(states, embeddings, history.cache)
-        draft = head.start(self._embed, self._lm_head, made, self._attended(history.cache))
-        for token in tokens[rows - 1 : -1]:  # predictions, after the newest token
-            draft.logits(self._depth, token)
-            self._depth += 1
+        network, rows, cache = self._network, states.shape[1], self._history.cache
+        embeddings = network.embed(mx.array([tokens[:rows]], mx.int32), self._ends)
+        made = network.extend(states, embeddings, cache)
+        attended = self._target.cache if network.attends_to_target else cache
+        draft = network.start(self._ends, made, attended)
+        self._depth = len(tokens) - rows  # predictions after the newest token
+        for depth, token in enumerate(tokens[rows - 1 : -1][: self.longest]):
+            draft.logits(depth, token)
         return draft
-
-    def _attended(self, cache: kv_cache.Cache) -> kv_cache.Cache:
-        """Return the cache that drafts attend to. cache: of the drafter."""
-        return cache
-
-    def start_draft(self, known: Sequence[int]) -> bool:
-        self._end_draft()
-        return super().start_draft(known)
-
-    def before_pass(self, cache: kv_cache.Cache) -> None:
-        self._end_draft()
-        super().before_pass(cache)
-
-    def _end_draft(self) -> None:
-        """Remove the rows of the draft, whose states are the drafter's, from the cache."""
-        if self._draft is not None:
-            self._draft.end()
-        self._draft = None
-
-
-class AssistantDrafter(HeadDrafter):
-    """A `HeadDrafter` without its own keys: an assistant of Gemma 4."""
-
-    _kept = _PASS
-
-    def __init__(self, network: Any, target: Target, key: str, share: float) -> None:
-        super().__init__(network, target, key, share)
-        self._embed = _parts_of(target.model).embed
-
-    def keep_rows(self, cache: kv_cache.Cache, rows: int, kept: int) -> None:
-        """Do nothing: there is no cache."""
-
-    def _attended(self, cache: kv_cache.Cache) -> kv_cache.Cache:
-        return self._target.cache
-
-
-class MtpDrafter(HeadDrafter):
-    """A `HeadDrafter` of the target's MTP head."""
-
-    name = "mtp"
-
-    @classmethod
-    def unavailable(cls, engine: Engine) -> str:
-        return engine.no_mtp_head_reason
-
-    @classmethod
-    def create(cls, engine: Engine, target: Target) -> MtpDrafter:
-        assert engine.mtp_head is not None
-        chain = HeadChain(engine.mtp_head.head, len(target.model.layers))
-        return cls(chain, target, "mtp", engine.mtp_head.relative_cost)
-
-
-_WINDOW = 4096  # positions of the context that a block drafter sees; longer ones lose acceptance
 
 
 class ParallelDrafter(HiddenStateDrafter):
     """Drafts a block of tokens in one pass: DFlash, DFlash2 and DSpark."""
 
-    parallel = True
-    _kept = _WINDOW
-
-    def __init__(self, network: Any, target: Target, key: str, share: float) -> None:
-        super().__init__(network, target, key, share)
-        self._parts = _parts_of(target.model)
+    _kept = CONTEXT
 
     def make_cache(self, first: int) -> kv_cache.Cache:
         return self._network.make_cache(self._kept, first)
@@ -299,8 +232,7 @@ class ParallelDrafter(HiddenStateDrafter):
         self._network.extend(states, None, self._history.cache)
         if len(tokens) > states.shape[1]:  # the anchor's predecessors have no states
             return None
-        parts, anchor = self._parts, self._known[-1]
-        return self._network.start(parts.embed, parts.lm_head, anchor, self._history.cache)
+        return self._network.start(self._ends, self._known[-1], self._history.cache)
 
     def draft_token(self) -> tuple[int, float]:
         previous = self._known[-1]
@@ -313,32 +245,24 @@ class ParallelDrafter(HiddenStateDrafter):
 
 def published_drafter(published: PublishedDrafter, target: Target) -> HiddenStateDrafter:
     """Return the drafter of its kind."""
-    kinds = {"gemma4-assistant": AssistantDrafter, "eagle3": HeadDrafter}
-    kind = kinds.get(published.model.kind, ParallelDrafter)
+    kind = ParallelDrafter if isinstance(published.model, BlockDrafter) else HeadDrafter
     return kind(published.model, target, published.key, published.relative_cost)
 
 
-class TargetParts:
-    """The embedding and the output head of a target."""
+class ScaledTrunk(Trunk):
+    """A trunk whose embeddings are scaled for the first layer, as some families do."""
 
     def __init__(self, model: Any) -> None:
-        self._trunk = Trunk(model)
+        super().__init__(model)
         tokens = mx.arange(8)[None]
         cache = kv_cache.new_cache(model)
         inputs = output_rows.run(model, tokens, cache, lambda rows: rows, [-1])[1][-1]
-        raw = self._trunk.embed(tokens)
-        # Some families scale embeddings before the first layer.
+        raw = super().embed(tokens)
         self._scale = (mx.sum(inputs * raw) / mx.sum(raw * raw)).item()
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Return the inputs [1, rows, width] of the first layer for tokens [1, rows]."""
-        return self._trunk.embed(tokens) * self._scale
-
-    def lm_head(self, hidden: mx.array) -> mx.array:
-        """Return the logits [..., vocab] of hidden states [..., width], without a softcap."""
-        return self._trunk.logits(hidden)
+        return super().embed(tokens) * self._scale
 
 
-@cached_weakly
-def _parts_of(model: Any) -> TargetParts:
-    return TargetParts(model)
+scaled_trunk = cached_weakly(ScaledTrunk)

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from akunu_py.engine.model.token_ids import reusable_prefix, shared_prefix
-from akunu_py.errors import DamagedCache, DamagedModel, StoreError, UsageError, one_line
-from akunu_py.files import open_regular, parse_json
+from akunu_py.errors import DamagedCache, DamagedModel, UsageError, one_line
+from akunu_py.files import disk_errors, open_regular, parse_json
 from akunu_py.models.load.safetensors import Entry, read_header, write_safetensors
 
 SUFFIX = ".safetensors"  # MLX selects the format by it
 FORMAT = 4
-MAX_CHECKPOINTS = 64  # far more than a history has
-_KEY, _CLASSES = "0.akunu", "1."  # keys of mlx-lm's metadata: akunu's header, classes by layer
+_KEY = "0.akunu"  # of mlx-lm's metadata: akunu's header
 _DIGEST_BYTES = 32
 _BLOCK_BYTES = 4 << 20  # bytes per read
 
@@ -52,13 +51,9 @@ class CacheMetadata:
     conversation: str
     requested_at: float  # time of its last request
 
-    def shared(self, prompt: Sequence[int]) -> int:
-        """See `shared_prefix`."""
-        return shared_prefix(self.tokens, prompt)
-
     def reach(self, prompt: Sequence[int]) -> int:
         """Return how many tokens of `prompt` need no prefill if this file is loaded."""
-        shared = self.shared(prompt)
+        shared = shared_prefix(self.tokens, prompt)
         trims = self.trims or shared == len(self.tokens)
         return reusable_prefix(shared, self.checkpoints, trims=trims)
 
@@ -68,7 +63,6 @@ class CacheHeader:
     """A file's header."""
 
     metadata: CacheMetadata
-    classes: list[str]
     tensors: list[str]  # names in the order of their bytes; the last one is the digest
 
 
@@ -96,26 +90,19 @@ def read(path: Path) -> CacheHeader:
     Raises StoreError if unreadable, DamagedCache if invalid, UsageError if of another version.
     """
     try:
-        header = read_header(path)
-        metadata = header.pop("__metadata__")
-        tensors = sorted(header, key=lambda name: header[name]["data_offsets"])
+        with disk_errors(f"cannot read {path}"):
+            entries, metadata = read_header(path)
+        tensors = sorted(entries, key=lambda name: entries[name]["data_offsets"])
         found = parse_json(metadata[_KEY])
-        version = found.pop("format")
-        if type(version) is not int:
-            raise TypeError("format")
-        if version != FORMAT:
+        if found.pop("format") != FORMAT:
             raise UsageError(
                 f"{path} was saved by another version of akunu (its format is not {FORMAT}); "
                 "delete it, and it is made again"
             )
-        layers = sorted(int(key[len(_CLASSES) :]) for key in metadata if key.startswith(_CLASSES))
-        classes = [metadata[f"{_CLASSES}{layer}"] for layer in layers]
-        return CacheHeader(_parsed_metadata(found), classes, tensors)
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+        return CacheHeader(_parsed_metadata(found), tensors)
     except (DamagedModel, KeyError, ValueError, TypeError, AttributeError) as error:
         raise DamagedCache(
-            f"{path} is not a session that akunu saved, or is cut off; use another file"
+            f"{path} is not a prompt cache that akunu saved, or is cut off; use another file"
         ) from error
 
 
@@ -134,32 +121,27 @@ def header_bytes(path: Path) -> bytes:
 def verify(path: Path) -> None:
     """Check every byte. Raises DamagedCache or StoreError."""
     digest = hashlib.sha256()
-    try:
-        with open_regular(path) as file:
-            left = os.fstat(file.fileno()).st_size - _DIGEST_BYTES
-            while left > 0 and (block := file.read(min(left, _BLOCK_BYTES))):
-                digest.update(block)
-                left -= len(block)
-            if file.read() != digest.digest():
-                raise damaged(path)
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+    with disk_errors(f"cannot read {path}"), open_regular(path) as file:
+        left = os.fstat(file.fileno()).st_size - _DIGEST_BYTES
+        while left > 0 and (block := file.read(min(left, _BLOCK_BYTES))):
+            digest.update(block)
+            left -= len(block)
+        if file.read() != digest.digest():
+            raise damaged(path)
 
 
 def _parsed_metadata(found: Any) -> CacheMetadata:
     """Validate the header. Raises TypeError, KeyError or ValueError."""
     texts = ("model", "identity", "tokenizer", "weights", "conversation")
-    kinds: dict[str, tuple[type, ...]] = dict.fromkeys(texts, (str,))
-    kinds |= {"trims": (bool,), "requested_at": (float,), "kv_bits": (int, type(None))}
-    for name, allowed in kinds.items():
-        if type(found[name]) not in allowed:
+    kinds: dict[str, Any] = dict.fromkeys(texts, str)
+    kinds |= {"trims": bool, "requested_at": float, "kv_bits": int | None}
+    for name, kind in kinds.items():
+        if not isinstance(found[name], kind):
             raise TypeError(name)
     for name in ("tokens", "pending", "checkpoints"):
         if type(found[name]) is not list or not all(type(each) is int for each in found[name]):
             raise TypeError(name)
-    lengths = found["checkpoints"]
-    if len(lengths) > MAX_CHECKPOINTS or lengths != sorted({*lengths}):
-        raise ValueError("checkpoints")
-    if lengths and not 0 < lengths[0] <= lengths[-1] <= len(found["tokens"]):
+    lengths, tokens = found["checkpoints"], len(found["tokens"])
+    if lengths != sorted({*lengths}) or not all(0 < each <= tokens for each in lengths):
         raise ValueError("checkpoints")
     return CacheMetadata(**found | {"model": one_line(found["model"], 80)})

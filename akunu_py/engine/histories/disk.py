@@ -13,7 +13,6 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
-from mlx_lm.models import cache as mlx_cache
 
 from akunu_py.engine import kv_cache
 from akunu_py.engine.engine import Engine
@@ -37,11 +36,10 @@ def save(
     history: TokenHistory | None, engine: Engine, path: Path, stopped: Stopped = lambda: False
 ) -> None:
     """Write a history to `path`. Raises UsageError, StoreError, SaveStopped."""
-    _check_name(path)
     if history is None or not history.tokens:
         raise UsageError("nothing to save: no prompt was processed yet")
     if why := kv_cache.no_prompt_cache_reason(history.cache):
-        raise UsageError(f"a session of {engine.name} cannot be saved: {why}")
+        raise UsageError(f"a prompt cache of {engine.name} cannot be saved: {why}")
     metadata = CacheMetadata(
         model=engine.name,
         identity=engine.identity,
@@ -77,12 +75,11 @@ def save(
 def load(engine: Engine, path: Path) -> TokenHistory:
     """Load the history in `path` at once; see `load_in_steps`."""
     steps = load_in_steps(engine, path)
-    while True:
-        try:
+    try:
+        while True:
             next(steps)
-        except StopIteration as end:
-            history: TokenHistory = end.value
-            return history
+    except StopIteration as end:
+        return end.value
 
 
 def load_in_steps(engine: Engine, path: Path) -> Generator[None, None, TokenHistory]:
@@ -90,7 +87,6 @@ def load_in_steps(engine: Engine, path: Path) -> Generator[None, None, TokenHist
 
     Raises UsageError if it does not fit, StoreError.
     """
-    _check_name(path)
     header = cache_file.read(path)
     metadata = header.metadata
     if metadata.identity != engine.identity:
@@ -98,9 +94,7 @@ def load_in_steps(engine: Engine, path: Path) -> Generator[None, None, TokenHist
             f"{path} belongs to {metadata.model}, or to other weights of it than {engine.name} "
             f"has here ({engine.plan.weights}), or to another version of MLX; use another file"
         )
-    empty = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
-    classes = [type(entry).__name__ for entry in empty]
-    if (metadata.kv_bits, header.classes) != (engine.plan.kv_bits, classes):
+    if metadata.kv_bits != engine.plan.kv_bits:
         raise UsageError(f"{path} was saved with another --kv-bits; use the same, or another file")
     if len(metadata.tokens) >= engine.plan.context_length:
         raise UsageError(
@@ -109,8 +103,8 @@ def load_in_steps(engine: Engine, path: Path) -> Generator[None, None, TokenHist
         )
     try:
         return (yield from _load(path, engine, header))
-    except (OSError, StoreError) as error:
-        raise StoreError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # any error of MLX, mlx-lm or the model
         raise cache_file.damaged(path) from error
 
@@ -124,13 +118,15 @@ def _load(
     if not metadata.tokens or first_invalid(known, vocabulary) is not None:
         raise ValueError("expected tokens of this model")
     states = yield from _read_states(path, header)
-    entries = [_layer(name, state) for name, state in zip(header.classes, states, strict=False)]
+    empty = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
+    layers = zip(empty, states[: len(empty)], strict=True)
+    entries = [type(new).from_state(state) for new, state in layers]
     if not kv_cache.has_length(entries, len(metadata.tokens)):
         raise ValueError("expected a cache of these tokens")
     owner = Owner(metadata.conversation, metadata.requested_at, may_store=True)
     history = TokenHistory(entries, owner, metadata.tokens, metadata.pending)
-    for at, layers in zip(metadata.checkpoints, states[len(entries) :], strict=True):
-        history.checkpoints.append(_checkpoint(at, layers, entries))
+    for length, saved in zip(metadata.checkpoints, states[len(entries) :], strict=True):
+        history.checkpoints.append(_checkpoint(length, saved, entries))
     return history
 
 
@@ -168,10 +164,6 @@ def _read_states(path: Path, header: cache_file.CacheHeader) -> Generator[None, 
     return states
 
 
-def _layer(name: str, state: Any) -> Any:
-    return getattr(mlx_cache, name).from_state(state)
-
-
 def _checkpoint_layers(checkpoint: kv_cache.Checkpoint, layers: Sequence[Any]) -> list[Any]:
     """Return copies of the layers that a checkpoint saved, with their saved state."""
     found = []
@@ -190,7 +182,7 @@ def _checkpoint(length: int, states: Sequence[Any], entries: kv_cache.Cache) -> 
         if type(entry) in kv_cache.GROWING:
             restored.append(0 if entry.empty() else length)
         else:
-            restored.append(vars(_layer(type(entry).__name__, next(remaining))))
+            restored.append(vars(type(entry).from_state(next(remaining))))
     nbytes = sum(part.nbytes for part in kv_cache.arrays_in(restored))
     return kv_cache.Checkpoint(length, restored, nbytes)
 
@@ -217,13 +209,9 @@ def _data(array: mx.array) -> memoryview:
     return memoryview(mx.contiguous(array).reshape(-1).view(mx.uint8))
 
 
-def check_path(path: Path) -> None:
-    """Raise UsageError or StoreError if no history can be written to `path`."""
-    _check_name(path)
-    with disk_errors(f"cannot write {path}"), tempfile.TemporaryFile(dir=path.parent):
-        pass
-
-
-def _check_name(path: Path) -> None:
+def check_writable(path: Path) -> None:
+    """Raise UsageError or StoreError if no prompt cache can be written to `path`."""
     if path.suffix != SUFFIX:
         raise UsageError(f"the name of a prompt cache must end in {SUFFIX}, got {path}")
+    with disk_errors(f"cannot write {path}"), tempfile.TemporaryFile(dir=path.parent):
+        pass

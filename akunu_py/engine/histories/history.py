@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from akunu_py.engine import kv_cache
-from akunu_py.engine.model.token_ids import reusable_prefix, shared_prefix
+from akunu_py.engine.model.token_ids import reusable_prefix
 
 CHECKPOINT_EVERY = 2048  # tokens of a long prompt between two checkpoints
 MAX_CHECKPOINTS = 8  # maximum per history
@@ -76,10 +76,6 @@ class TokenHistory:
             and sum(each.nbytes for each in self.checkpoints) > MAX_CHECKPOINT_BYTES
         ):
             del self.checkpoints[0]
-
-    def shared(self, prompt: Sequence[int]) -> int:
-        """See `shared_prefix`."""
-        return shared_prefix(self.tokens, prompt)
 
     def reach(self, shared: int) -> int:
         """Return how many tokens remain after truncating to at most `shared`."""

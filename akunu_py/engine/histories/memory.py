@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from akunu_py.engine.histories.history import TokenHistory
-from akunu_py.engine.model.token_ids import common_prefix
+from akunu_py.engine.model.token_ids import common_prefix, shared_prefix
 
 MIN_CACHED = 64  # tokens; shorter histories are not worth keeping
 MAX_HISTORIES = 16  # maximum number of histories
@@ -70,7 +70,7 @@ class PromptCaches:
         in_use: count also the histories in use.
         """
         histories = [*self.histories(), *(self.in_use if in_use else ())]
-        found = [(each.reach(each.shared(prompt)), each) for each in histories]
+        found = [(each.reach(shared_prefix(each.tokens, prompt)), each) for each in histories]
         return max(found, key=lambda each: each[0], default=(0, None))
 
     def add(self, history: TokenHistory) -> None:

@@ -13,7 +13,8 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 from akunu_py import paths
 from akunu_py.engine.histories import cache_file
 from akunu_py.engine.histories.cache_file import SUFFIX, CacheMetadata, SaveStopped, Stopped
-from akunu_py.engine.model.token_ids import common_prefix
+from akunu_py.engine.model.token_ids import common_prefix, shared_prefix
 from akunu_py.errors import AkunuError, DamagedCache, StoreError, UsageError
 from akunu_py.files import disk_errors, locked, read_json, remove_unfinished, write_atomically
 from akunu_py.ngram.cost import PRIOR_PREFILL_RATE, CostCurve
@@ -64,39 +65,54 @@ class SavedCache:
     size: int
 
 
-class PromptCacheStore:
-    """The prompt caches of one model on disk. Disk errors count as cache misses."""
+_Read = tuple["TokenHistory | None", int, NotCached]  # see `PromptCacheStore.read`
 
-    def __init__(
-        self, model: Path, limits: DiskLimits | None = None, clock: Callable[[], float] = time.time
-    ) -> None:
-        self.directory = paths.prompt_caches_dir() / paths.model_directory_name(model)
-        self.limits = limits or DiskLimits()
-        self._clock = clock
+
+class PromptCacheStore:
+    """The prompt caches of an engine's model on disk. Disk errors count as cache misses.
+
+    Decides when loading or saving one is faster than prefill.
+    """
+
+    def __init__(self, engine: Engine, limits: DiskLimits, costs: CostCurve) -> None:
+        self._engine, self._limits, self._costs = engine, limits, costs
+        self._directory = paths.prompt_caches_dir() / paths.model_directory_name(engine.path)
+        self._clock = time.time
         # By name, inode and size:
         self._metadata: dict[tuple[str, int, int], CacheMetadata | None] = {}
         self._swept = False
         self._failed_at = -_RETRY_AFTER
 
-    def saved(self, engine: Engine) -> list[SavedCache]:
-        """Return the files that `engine` can continue, by their headers."""
-        return [each for each in self._valid() if not incompatibility(each.metadata, engine)]
+    def saved(self) -> list[SavedCache]:
+        """Return the files that the engine can continue, by their headers."""
+        return [each for each in self._valid() if not self._incompatibility(each.metadata)]
 
-    def find_unusable(self, prompt: Sequence[int], engine: Engine) -> tuple[int, NotCached]:
+    def _find_unusable(self, prompt: Sequence[int]) -> tuple[int, NotCached]:
         """Return how many tokens of `prompt` an incompatible file has, and the reason."""
-        digest = engine.tokens.digest
-        candidates = [each.metadata for each in self._valid() if each.metadata.tokenizer == digest]
-        found = [(each.shared(prompt), incompatibility(each, engine)) for each in candidates]
+        found = [
+            (shared_prefix(each.metadata.tokens, prompt), self._incompatibility(each.metadata))
+            for each in self._valid()
+            if each.metadata.tokenizer == self._engine.tokens.digest
+        ]
         return max((each for each in found if each[1]), default=(0, ""))
+
+    def _incompatibility(self, metadata: CacheMetadata) -> NotCached:
+        """Return why the engine cannot continue a file, by its header; "" if it can."""
+        plan, digest = self._engine.plan, self._engine.tokens.digest
+        if (metadata.tokenizer, metadata.weights) != (digest, plan.weights):
+            return "other weights"
+        if metadata.kv_bits != plan.kv_bits:
+            return "other KV width"
+        return "" if len(metadata.tokens) < plan.context_length else "other context"
 
     def _valid(self) -> list[SavedCache]:
         if not self._swept:
             self._swept = True
             with contextlib.suppress(OSError), locked(_root() / _LOCK, wait=False):
-                sweep(self.limits, self._clock())
+                sweep(self._limits, self._clock())
         found = []
         known, self._metadata = self._metadata, {}  # without removed files
-        for path, status in _files(self.directory):
+        for path, status in _files(self._directory):
             key = path.name, status.st_ino, status.st_size
             metadata = known[key] if key in known else _read_metadata(path)
             self._metadata[key] = metadata
@@ -104,49 +120,26 @@ class PromptCacheStore:
                 found.append(SavedCache(path, metadata, status.st_size))
         return found
 
-    def load(
-        self, saved: SavedCache, engine: Engine
-    ) -> Generator[None, None, TokenHistory | NotCached]:
-        """Load a file's history in steps, or return why it cannot be used; delete bad files."""
-        from akunu_py.engine.histories import disk
-
-        try:
-            history = yield from disk.load_in_steps(engine, saved.path)
-        except (DamagedCache, UsageError) as error:  # UsageError: of another model
-            with contextlib.suppress(OSError):
-                saved.path.unlink()
-            return "damaged file" if isinstance(error, DamagedCache) else "other weights"
-        except StoreError:
-            return "damaged file"
-        with contextlib.suppress(OSError):
-            os.utime(saved.path)
-        return history
-
-    def may_write(self, nbytes: int) -> bool:
+    def _may_write(self, nbytes: int) -> bool:
         """Return whether the limits allow writing `nbytes` bytes now."""
-        now, limits = self._clock(), self.limits
+        now, limits = self._clock(), self._limits
         if now < self._failed_at + _RETRY_AFTER or nbytes > limits.size:
             return False
         with contextlib.suppress(OSError):
-            existing = next(each for each in self.directory.parents if each.exists())
+            existing = next(each for each in self._directory.parents if each.exists())
             room = shutil.disk_usage(existing).free - limits.reserve
             written = sum(size for _, size in _recent_writes(now))
             return nbytes <= room and written + nbytes <= limits.hourly
         return False
 
-    def save(self, history: TokenHistory, engine: Engine, stopped: Stopped) -> bool:
-        """Save a history in place of its prefixes; False if not allowed or `stopped`."""
-        with contextlib.suppress(OSError), locked(_root() / _LOCK, wait=False):
-            return self.may_write(history.nbytes) and self._save(history, engine, stopped)
-        return False  # another process writes
-
-    def _save(self, history: TokenHistory, engine: Engine, stopped: Stopped) -> bool:
+    def _save(self, history: TokenHistory, stopped: Stopped) -> bool:
+        """Save a history in place of its prefixes; False if `stopped`. The lock must be held."""
         from akunu_py.engine.histories import disk
 
-        path, owner = self.directory / f"{secrets.token_hex(8)}{SUFFIX}", history.owner
+        path, owner = self._directory / f"{secrets.token_hex(8)}{SUFFIX}", history.owner
         try:
-            self.directory.mkdir(mode=0o700, exist_ok=True)
-            disk.save(history, engine, path, stopped)
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            disk.save(history, self._engine, path, stopped)
             size = path.stat().st_size
             if is_forgotten(owner.conversation, owner.requested_at):  # meanwhile
                 remove(path)
@@ -157,11 +150,11 @@ class PromptCacheStore:
             self._failed_at = self._clock()
             return False
         self._record_write(size)
-        for each in self.saved(engine):
+        for each in self.saved():
             shared = common_prefix(each.metadata.tokens, history.tokens)
             if each.path != path and len(each.metadata.tokens) - shared < MIN_SAVED:
                 remove(each.path)
-        sweep(self.limits, self._clock())
+        sweep(self._limits, self._clock())
         return True
 
     def _record_write(self, nbytes: int) -> None:
@@ -169,18 +162,6 @@ class PromptCacheStore:
         with contextlib.suppress(OSError):
             ledger = json.dumps([*_recent_writes(now), (now, nbytes)])
             write_atomically(_root() / _LEDGER, ledger.encode())
-
-
-_Read = tuple["TokenHistory | None", int, NotCached]  # see `DiskPromptCaches.read`
-
-
-class DiskPromptCaches:
-    """Decides when a prompt cache of an engine's model is worth loading or saving."""
-
-    def __init__(self, engine: Engine, store: PromptCacheStore, costs: CostCurve) -> None:
-        self._engine = engine
-        self._store = store
-        self._costs = costs
 
     def read(
         self, prompt: Sequence[int], reached: int, caches: PromptCaches, empty: TokenHistory
@@ -195,38 +176,49 @@ class DiskPromptCaches:
         if len(prompt) < MIN_SAVED:
             return None, 0, ""
         self._forget_slowness()
-        unusable = self._store.find_unusable(prompt, self._engine)
+        unusable = self._find_unusable(prompt)
         history, shared, reason = yield from self._read_best(prompt, reached, caches, empty)
         return history, *max((shared, reason), unusable, key=lambda each: each[0])
 
     def _read_best(
         self, prompt: Sequence[int], reached: int, caches: PromptCaches, empty: TokenHistory
     ) -> Generator[None, None, _Read]:
-        """Load the file that saves the most prefill, and measure the time. Returns as `read`."""
-        files = self._store.saved(self._engine)
-        saved = max(files, key=lambda each: each.metadata.reach(prompt), default=None)
+        """Load the file that saves the most prefill, and measure the time. Returns as `read`.
+
+        Deletes the file if it is bad.
+        """
+        from akunu_py.engine.histories import disk
+
+        saved = max(self.saved(), key=lambda each: each.metadata.reach(prompt), default=None)
         if saved is None:
             return None, 0, ""
-        shared, more = saved.metadata.shared(prompt), saved.metadata.reach(prompt) - reached
+        shared = shared_prefix(saved.metadata.tokens, prompt)
+        more = saved.metadata.reach(prompt) - reached
         if more < MIN_SAVED:
             return None, shared, "slow disk" if more > 0 else "no checkpoint"
         if self._load_s(saved.size) >= self._prefill_s(more):
             return None, shared, "slow disk"
         caches.reserve(saved.size, empty)
-        loading, seconds = self._store.load(saved, self._engine), 0.0
-        history: TokenHistory | NotCached
+        loading, seconds = disk.load_in_steps(self._engine, saved.path), 0.0
         while True:
             started = time.perf_counter()
             try:
                 next(loading)
             except StopIteration as end:
-                history = end.value
+                history: TokenHistory = end.value
                 break
+            except (DamagedCache, UsageError) as error:  # UsageError: of another model
+                with contextlib.suppress(OSError):
+                    saved.path.unlink()
+                is_damaged = isinstance(error, DamagedCache)
+                return None, shared, "damaged file" if is_damaged else "other weights"
+            except StoreError:
+                return None, shared, "damaged file"
             finally:
                 seconds += time.perf_counter() - started  # without other requests' passes
             yield
-        if isinstance(history, str):
-            return None, shared, history
+        with contextlib.suppress(OSError):
+            os.utime(saved.path)
         self._costs.load_rate = saved.size / seconds
         return history, shared, ""
 
@@ -247,7 +239,9 @@ class DiskPromptCaches:
         def late() -> bool:
             return stopped() or (end is not None and time.monotonic() > end)
 
-        return not late() and self._store.save(history, self._engine, late)
+        with contextlib.suppress(OSError), locked(_root() / _LOCK, wait=False):
+            return not late() and self._may_write(history.nbytes) and self._save(history, late)
+        return False  # another process writes
 
     def _is_worth_writing(self, history: TokenHistory, seconds: float | None) -> bool:
         load_s = self._load_s(history.nbytes)
@@ -255,13 +249,12 @@ class DiskPromptCaches:
         worth = load_s < self._prefill_s(len(history.tokens))
         owner = history.owner
         wanted = owner.may_store and not is_forgotten(owner.conversation, owner.requested_at)
-        return wanted and quick and worth and self._store.may_write(history.nbytes)
+        return wanted and quick and worth and self._may_write(history.nbytes)
 
     def _new_tokens(self, history: TokenHistory) -> int:
         """Return the number of unsaved tokens, 0 if too few to save."""
         length = len(history.tokens)
-        saved = self._store.saved(self._engine)
-        files = (each.metadata.tokens for each in saved)
+        files = (each.metadata.tokens for each in self.saved())
         kept = max((common_prefix(tokens, history.tokens) for tokens in files), default=0)
         new = length - kept
         few = new < max(MIN_SAVED, kept // _SHARE) or self._prefill_s(new) < _WORTH
@@ -278,15 +271,6 @@ class DiskPromptCaches:
 
     def _load_s(self, nbytes: int) -> float:
         return nbytes / (self._costs.load_rate or _LOAD_RATE)
-
-
-def incompatibility(metadata: CacheMetadata, engine: Engine) -> NotCached:
-    """Return why `engine` cannot continue a file, by its header; "" if it can."""
-    if (metadata.tokenizer, metadata.weights) != (engine.tokens.digest, engine.plan.weights):
-        return "other weights"
-    if metadata.kv_bits != engine.plan.kv_bits:
-        return "other KV width"
-    return "" if len(metadata.tokens) < engine.plan.context_length else "other context"
 
 
 def all_files() -> list[Path]:
@@ -313,8 +297,12 @@ def forget(model: Path | None = None) -> int:
 
 def forget_conversation(conversation: str) -> None:
     """Delete a conversation's prompt caches and prevent new ones. Raises StoreError."""
+    mark = _forgotten_mark(conversation)  # an empty file, whose time counts
     with disk_errors("cannot delete the prompt caches of the conversation"):
-        record_forgotten(conversation)
+        mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mark.touch(mode=0o600)
+        now = time.time()  # the time of `touch` may be some milliseconds old
+        os.utime(mark, (now, now))
     for path in all_files():
         metadata = _read_metadata(path)
         if metadata is not None and metadata.conversation == conversation:
@@ -328,21 +316,20 @@ def sweep(limits: DiskLimits, now: float) -> None:
         marks = sorted((_root() / _FORGOTTEN).glob("*"), key=lambda each: each.stat().st_mtime)
         for each in marks[:-_MAX_FORGOTTEN]:
             each.unlink()
-    found: list[tuple[float, int, Path]] = []
     for directory in _directories():
         with contextlib.suppress(OSError):
             for path in directory.glob(f".*{SUFFIX}"):
                 path.unlink()
-        files = sorted(_files(directory), key=lambda each: -each[1].st_mtime)
-        found += [(status.st_mtime, status.st_size, path) for path, status in files[:_MAX_FILES]]
-        found += [(0.0, status.st_size, path) for path, status in files[_MAX_FILES:]]
-    total = 0
-    for used, size, path in sorted(found, reverse=True):
-        if used + limits.age < now or total + size > limits.size:
-            with contextlib.suppress(OSError):
+    total, counts = 0, Counter[Path]()
+    for path in all_files():
+        counts[path.parent] += 1
+        with contextlib.suppress(OSError):
+            status = path.stat(follow_symlinks=False)
+            is_old = status.st_mtime + limits.age < now or counts[path.parent] > _MAX_FILES
+            if is_old or total + status.st_size > limits.size:
                 path.unlink()
-        else:
-            total += size
+            else:
+                total += status.st_size
 
 
 def _root() -> Path:
@@ -389,15 +376,6 @@ def _recent_writes(now: float) -> list[tuple[float, int]]:
     except (OSError, ValueError, TypeError, OverflowError):
         return []
     return [(at, size) for at, size in found if now - _HOUR < at <= now and size >= 0]
-
-
-def record_forgotten(conversation: str) -> None:
-    """Record a deleted conversation: the time of an empty file. Raises OSError."""
-    path = _forgotten_mark(conversation)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    now = time.time()  # the time of `touch` may be some milliseconds old
-    os.utime(path, (now, now))
 
 
 def is_forgotten(conversation: str, requested_at: float) -> bool:

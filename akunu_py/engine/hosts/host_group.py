@@ -12,9 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from akunu_py.engine.hosts import partition
 from akunu_py.engine.hosts.hostfile import Hosts
-from akunu_py.engine.hosts.partition import connect, keep_partition
+from akunu_py.engine.hosts.partition import choose_split, connect, keep_partition
 from akunu_py.engine.hosts.passes import Coordinator
 from akunu_py.engine.hosts.process import RankProcess, first_difference, host_fingerprint
 from akunu_py.engine.model import device
@@ -49,7 +48,6 @@ class HostGroup:
         self.on_lost: Callable[[HostLost, bool], None] | None = None
         self.hosts = hosts
         self.partitions: list[str] = []  # descriptions, by rank
-        self._path = stored.path
         self.weights = _resolved_weights(stored.path, options.weights)
         self._stand_ins: list[Any] = []
         self._group: Any = None
@@ -57,7 +55,7 @@ class HostGroup:
         self._failure = ""
         self._noticed = threading.Event()
         self._closed = threading.Event()
-        self.split = partition.choose_split(stored.path, stored.name, hosts.size)
+        self.split = choose_split(stored.path, stored.name, hosts.size)
         local = host_fingerprint(stored)
         self._processes: list[RankProcess] = []
         atexit.register(self.close)
@@ -129,8 +127,6 @@ class HostGroup:
     def close(self) -> None:
         """Stop all other ranks."""
         atexit.unregister(self.close)
-        if self._closed.is_set():
-            return
         self._closed.set()
         for process in self._processes:
             process.close()

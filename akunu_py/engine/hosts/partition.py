@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import mlx.core as mx
 
@@ -24,8 +24,8 @@ def choose_split(path: Path, name: str, size: int) -> SplitMode:
     Raises UnsupportedModel with the reasons if it cannot be split.
     """
     reasons = []
-    modes: tuple[SplitMode, SplitMode] = ("shard", "pipeline")
-    for mode in modes:
+    mode: SplitMode
+    for mode in get_args(SplitMode):
         model = open_directory(path).model
         if not (reason := _try_split(model, mode, size)):
             return mode

@@ -12,6 +12,7 @@ import copy
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import count
 from typing import Any
@@ -51,12 +52,10 @@ def encode(commands: Sequence[Command], tokens: mx.array) -> list[mx.array]:
     head = [len(commands), tokens.size]
     for command in commands:
         head += [*command, *[0] * (_WIDTH - len(command))]
-    parts = [mx.array(head, mx.int32), tokens.astype(mx.int32)]
-    length = len(head) + tokens.size
-    if length < MESSAGE_LENGTH:
-        parts.append(mx.zeros(MESSAGE_LENGTH - length, mx.int32))
-    whole = mx.concatenate(parts)
-    return [whole] if length <= MESSAGE_LENGTH else [whole[:MESSAGE_LENGTH], whole[MESSAGE_LENGTH:]]
+    whole = mx.concatenate([mx.array(head, mx.int32), tokens.astype(mx.int32)])
+    if whole.size > MESSAGE_LENGTH:
+        return mx.split(whole, [MESSAGE_LENGTH])
+    return [mx.pad(whole, (0, MESSAGE_LENGTH - whole.size))]
 
 
 def remaining_length(first: Sequence[int]) -> int:
@@ -95,20 +94,17 @@ class ReplicatedCache(kv_cache.SharedCache):
         self._coordinator.queue(HostCommand[operation.upper()], self.key, *numbers)
 
 
+@dataclass(eq=False)
 class Coordinator:
     """A model whose other partitions run on workers."""
 
-    def __init__(
-        self,
-        model: Any,
-        stand_ins: list[Any],
-        send: Callable[[mx.array], None],
-        wake: Callable[[], None],
-        check: Callable[[], None],
-    ) -> None:
-        """stand_ins: see `keep_partition`. check: raises HostLost if a host is gone."""
-        self._model, self._stand_ins, self._launch = model, stand_ins, send
-        self._wake, self._check = wake, check
+    partition: Any  # the part of the model that rank 0 runs
+    stand_ins: list[Any]  # see `keep_partition`
+    launch: Callable[[mx.array], None]  # sends an array
+    wake: Callable[[], None]
+    check: Callable[[], None]  # raises HostLost if a host is gone
+
+    def __post_init__(self) -> None:
         self.busy = False  # the workers wait for messages
         self._keys = count(1)
         # By key:
@@ -118,7 +114,7 @@ class Coordinator:
 
     def make_cache(self) -> ReplicatedCache:
         cache = ReplicatedCache(
-            kv_cache.new_cache(self._model), copy.deepcopy(self._stand_ins), self
+            kv_cache.new_cache(self.partition), copy.deepcopy(self.stand_ins), self
         )
         self.queue(HostCommand.NEW, cache.key)
         return cache
@@ -159,31 +155,30 @@ class Coordinator:
     def _run(self, tokens: mx.array, cache: ReplicatedCache, *, need_logits: bool) -> mx.array:
         self.queue(HostCommand.PASS, cache.key, kv_cache.row_count(cache), int(need_logits))
         self._send(tokens[0])
-        logits: mx.array = self._model(tokens, cache=cache.own)
+        logits: mx.array = self.partition(tokens, cache=cache.own)
         cache.write_stand_ins(tokens.shape[1])
         return logits
 
     def _send(self, tokens: mx.array) -> None:
-        self._check()
+        self.check()
         if not self.busy:
-            self._wake()
+            self.wake()
             self.busy = True
         commands = [self._commands.popleft() for _ in range(len(self._commands))]
         for part in encode(commands, tokens):
-            self._launch(part)
+            self.launch(part)
 
 
+@dataclass
 class PartitionRunner:
     """A worker's partition and its caches by rank 0's keys."""
 
-    def __init__(
-        self, model: Any, stand_ins: list[Any], receive: Callable[[int], list[int]]
-    ) -> None:
-        """stand_ins: see `keep_partition`. receive: returns integers from rank 0."""
-        self._model, self._stand_ins, self._receive = model, stand_ins, receive
-        self.caches: dict[int, kv_cache.Cache] = {}  # by rank 0's keys
-        self.checkpoints: dict[int, kv_cache.Checkpoint] = {}
-        self._last_pass: Any = None  # state to roll back to
+    model: Any
+    stand_ins: list[Any]  # see `keep_partition`
+    receive: Callable[[int], list[int]]  # returns integers from rank 0
+    caches: dict[int, kv_cache.Cache] = field(default_factory=dict)
+    checkpoints: dict[int, kv_cache.Checkpoint] = field(default_factory=dict)
+    _last_pass: Any = None  # state to roll back to
 
     def run_until_idle(self) -> None:
         """Run commands until IDLE.
@@ -191,9 +186,9 @@ class PartitionRunner:
         Raises RuntimeError if the connection breaks or a cache differs from that of rank 0.
         """
         while True:
-            message = self._receive(MESSAGE_LENGTH)
+            message = self.receive(MESSAGE_LENGTH)
             if missing := remaining_length(message):
-                message += self._receive(missing)
+                message += self.receive(missing)
             commands, tokens = decode(message)
             for command in commands:
                 if command[0] == HostCommand.IDLE:
@@ -205,8 +200,8 @@ class PartitionRunner:
         kind, key, *numbers = command
         cache: Any = self.caches.get(key)  # None for a new one
         if kind == HostCommand.NEW:
-            own = kv_cache.new_cache(self._model)
-            self.caches[key] = kv_cache.SharedCache(own, copy.deepcopy(self._stand_ins))
+            own = kv_cache.new_cache(self.model)
+            self.caches[key] = kv_cache.SharedCache(own, copy.deepcopy(self.stand_ins))
         elif kind == HostCommand.COMPACT:
             self.caches[key] = kv_cache.compact(self.caches[numbers[0]])
         elif kind == HostCommand.FORGET:
@@ -238,6 +233,6 @@ class PartitionRunner:
             )
         # Holding the state would prevent in-place writes of plain steps.
         self._last_pass = kv_cache.pass_state(cache) if need_logits and len(tokens) > 1 else None
-        logits = self._model(mx.array([tokens]), cache=cache.own)
+        logits = self.model(mx.array([tokens]), cache=cache.own)
         cache.write_stand_ins(len(tokens))
         mx.async_eval(logits if need_logits else kv_cache.state_arrays(cache))

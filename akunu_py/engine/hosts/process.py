@@ -14,7 +14,7 @@ import time
 from collections import deque
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, BinaryIO
+from typing import Any
 
 from mlx._distributed_utils.launch import RemoteProcess
 
@@ -26,6 +26,7 @@ from akunu_py.version import __version__, package_version
 MESSAGE_PREFIX = "@akunu "  # prefix of messages
 _HEARTBEAT = "."
 _LAST_LINES = 20
+_LAST_OUTPUT_TIMEOUT = 3.0  # seconds to read the output of an ended process
 
 
 class RankProcess:
@@ -45,11 +46,8 @@ class RankProcess:
         self._pidfile = ""
         self.last_message_at = time.monotonic()
         self._readers = [
-            threading.Thread(target=read, args=(stream,), name=f"rank {rank}", daemon=True)
-            for read, stream in (
-                (self._read_messages, self._process.stdout),
-                (self._read_errors, self._process.stderr),
-            )
+            threading.Thread(target=read, name=f"rank {rank}", daemon=True)
+            for read in (self._read_messages, self._read_errors)
         ]
         for reader in self._readers:
             reader.start()
@@ -71,8 +69,9 @@ class RankProcess:
         code = self._process.poll()
         if code is None:
             return ""
-        for reader in self._readers:
-            reader.join(3.0)  # until its pipe ends; a child of ssh may keep it open
+        deadline = time.monotonic() + _LAST_OUTPUT_TIMEOUT
+        for reader in self._readers:  # a child of ssh may keep a pipe open
+            reader.join(max(0.0, deadline - time.monotonic()))
         last_error = next((line for line in reversed(self._errors) if "[ring]" not in line), "")
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
@@ -108,7 +107,8 @@ class RankProcess:
         with contextlib.suppress(Exception):
             self._remote.terminate()
 
-    def _read_messages(self, stream: BinaryIO) -> None:
+    def _read_messages(self) -> None:
+        stream = self._process.stdout
         first = stream.readline().decode(errors="replace")
         self._remote.preprocess_output(first, is_stdout=True)
         self._pidfile = first.strip()
@@ -121,19 +121,19 @@ class RankProcess:
             elif self.host != LOCALHOST and text not in ("", _HEARTBEAT):
                 self._errors.append(text[:300])  # ssh's terminal has stderr, too
 
-    def _read_errors(self, stream: BinaryIO) -> None:
-        for line in stream:
+    def _read_errors(self) -> None:
+        for line in self._process.stderr:
             self._errors.append(" ".join(line.decode(errors="replace").split())[:300])
-
-
-_PACKAGES = {"mlx": "MLX", "mlx-lm": "mlx-lm", "transformers": "transformers"}
 
 
 def host_fingerprint(model: StoredModel) -> dict[str, str]:
     """Return versions and the files' digest, which must be equal on all hosts, by name."""
-    versions = {"akunu": __version__, "Python": platform.python_version()}
-    versions |= {name: package_version(package) for package, name in _PACKAGES.items()}
-    return versions | {"the model's files": files_digest(model.path)}
+    return {
+        "akunu": __version__,
+        "Python": platform.python_version(),
+        **{name: package_version(name) for name in ("mlx", "mlx-lm", "transformers")},
+        "the model's files": files_digest(model.path),
+    }
 
 
 def first_difference(local: dict[str, str], remote: dict[str, str]) -> str:

@@ -57,12 +57,6 @@ def adapt() -> None:
     _of_process().adapt()
 
 
-def describe() -> str:
-    """Return the number of threads for `akunu info`, "" without OpenBLAS."""
-    threads = openblas.threads()
-    return f"{threads} threads (at most one for each idle core)" if threads else ""
-
-
 def _read_load(stat: Path) -> tuple[float, int]:
     """Return the CPU seconds of all processes on the cores of this one, and runnable threads.
 

@@ -43,7 +43,6 @@ _CHIPS: dict[str, tuple[tuple[int, float], ...]] = {
     "Apple M5 Max": ((0, 460), (40, 614)),
 }  # fmt: skip
 _PER_CORE = {1: 8.5, 2: 10.0, 3: 10.0, 4: 12.0, 5: 15.3}  # GB/s per GPU core, by generation
-_OLDEST = 1
 _CORES = {"": 10, "Pro": 20, "Max": 40, "Ultra": 80}  # of full variants, if macOS does not say
 _IOREG = ("/usr/sbin/ioreg", "-a", "-r", "-c", "AGXAccelerator", "-d", "1")
 _IOREG_S = 5.0
@@ -118,7 +117,7 @@ def machine() -> Machine:
 
 
 def _free_memory() -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
+    with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
@@ -210,14 +209,12 @@ def chip_bandwidth(name: str, cores: int | None) -> float:
 
     cores: GPU cores; None: unknown, and then the smallest variant of a known chip is assumed.
     """
-    if (variants := _CHIPS.get(name)) is not None:
-        fitting = (value for fewest, value in variants if fewest <= (cores or 0))
-        return max(fitting)
+    if name in _CHIPS:
+        return max(value for fewest, value in _CHIPS[name] if fewest <= (cores or 0))
     family = re.match(r"Apple M(\d+)(?: (\w+))?", name)
-    generation = min(int(family[1]), max(_PER_CORE)) if family else _OLDEST
-    assumed = _CORES.get((family[2] or "") if family else "", _CORES[""])
-    per_core = _PER_CORE.get(generation, _PER_CORE[_OLDEST])
-    return per_core * (cores or assumed)
+    generation, kind = (int(family[1]), family[2] or "") if family else (1, "")
+    per_core = _PER_CORE.get(generation, max(_PER_CORE.values()))
+    return per_core * (cores or _CORES.get(kind, _CORES[""]))
 
 
 @functools.cache

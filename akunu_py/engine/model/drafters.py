@@ -24,7 +24,7 @@ from akunu_py.models.drafters.drafter_config import DIGEST_KEY, DrafterConfig
 from akunu_py.models.load.fit import MIN_CONTEXT, CacheGrowth, MemoryNeeds
 from akunu_py.models.load.mlx_loader import OpenModel, open_directory
 from akunu_py.models.load.model_files import MAX_TOKENIZER_BYTES, ModelFiles, text_config
-from akunu_py.models.mtp import Head, Trunk, load_head
+from akunu_py.models.mtp import HeadChain, Trunk, load_heads
 from akunu_py.ngram.cost import PRIOR_SHAPE, interpolate
 from akunu_py.types import WeightMode
 
@@ -62,9 +62,9 @@ class DraftModel(SeparateDrafter):
 
 @dataclass(frozen=True, slots=True)
 class MtpHead:
-    """The MTP head of a model."""
+    """The MTP heads of a model."""
 
-    head: Head
+    chain: HeadChain
     needs: MemoryNeeds
     relative_cost: float  # see `DraftModel`; includes the lm_head, shared with the model
 
@@ -151,21 +151,22 @@ def open_head(
     raises UnsupportedModel or DamagedModel.
     """
     try:
-        head = load_head(directory or opened.files.path, opened.model, opened.config)
+        chain = load_heads(directory or opened.files.path, opened.model, opened.config)
     except ModelError as error:
         if directory is not None:
             raise
         return None, str(error)
-    if head is None:
+    if chain is None:
         return None, "its files have no MTP head (docs/models.md says which do)"
-    device.convert_weights(head, weights)
-    cache, rows = head.make_cache(), mx.zeros((1, 2, head.width), head.hidden_norm.weight.dtype)
-    head(rows, rows, cache)  # lazy: only for the shapes
-    needs = _needs(head, cache, target)
+    device.convert_weights(chain, weights)
+    cache, norm = chain.make_cache(), chain.heads[0].hidden_norm.weight
+    rows = mx.zeros((1, 1 + len(chain.heads), norm.size), norm.dtype)
+    chain.extend(rows, rows, cache)  # lazy: only for the shapes
+    needs = _needs(chain, cache, target)
     if target.with_draft(needs).at(min(MIN_CONTEXT, target.context)).total > limit:
         return None, "there is not enough memory for its MTP head"
     size = needs.weights + device.weight_bytes(Trunk(opened.model).lm_head)
-    return MtpHead(head, needs, size / max(1, target.weights)), ""
+    return MtpHead(chain, needs, size / max(1, target.weights)), ""
 
 
 def _needs(drafter: nn.Module, cache: Any, target: MemoryNeeds) -> MemoryNeeds:

@@ -24,6 +24,7 @@ from akunu_py.models.load.fit import (
     choose_context,
 )
 from akunu_py.models.load.mlx_loader import OpenModel
+from akunu_py.models.load.model_files import context_length
 from akunu_py.types import DEFAULT_WIRE, LoadOptions, WireMode
 
 _UNKNOWN_CONTEXT = 4096
@@ -37,7 +38,7 @@ class LoadPlan:
     name: str
     path: Path
     weights: str  # format in memory, in words
-    context_length: int  # maximum tokens of a session
+    context_length: int  # maximum tokens of prompt and answer
     kv_bits: int | None  # of the KV cache; None: not quantized
     fit: FittedContext  # memory of the model and its drafters, with a note for the user
     prompt_cache_memory: int  # bytes for prompt caches
@@ -124,7 +125,7 @@ def needs(opened: OpenModel, kv_bits: int | None = None, itemsize: int = 2) -> M
         weights=device.weight_bytes(opened.model),
         cache=growth(opened.model, kv_bits),
         activations=activations_from(opened.config, on_metal=fused, itemsize=itemsize),
-        context=opened.files.context or _UNKNOWN_CONTEXT,
+        context=context_length(opened.files.config) or _UNKNOWN_CONTEXT,
     )
 
 
@@ -144,12 +145,12 @@ def growth(model: Any, kv_bits: int | None = None) -> CacheGrowth:
             size = entry.max_size if rotating else entry.chunk_size + 1
             windows[size] = windows.get(size, 0) + bytes_per_row(entry)
         elif type(entry) is ArraysCache:
-            fixed += _nbytes(entry.cache)
+            fixed += kv_cache.nbytes([entry])
         else:
             unknown.append(index)
     if unknown:
         few, many = (
-            sum(_nbytes(vars(entry)) for at, entry in enumerate(entries) if at in unknown)
+            kv_cache.nbytes([entries[at] for at in unknown])
             for entries in (_filled_cache(model, kv_bits, rows) for rows in _TRIAL_ROWS)
         )
         slope = (many - few) // (_TRIAL_ROWS[1] - _TRIAL_ROWS[0])
@@ -172,7 +173,3 @@ def bytes_per_row(entry: Any) -> int:
     """Return the bytes of one position's keys and values; 0 if the layer uses another layer's."""
     parts = kv_cache.arrays_in([entry.keys, entry.values])
     return sum(part.nbytes // part.shape[-2] for part in parts)
-
-
-def _nbytes(tree: Any) -> int:
-    return sum(part.nbytes for part in kv_cache.arrays_in(tree))

@@ -28,12 +28,12 @@ def run(
     width] at the `taps`: the output of a layer, from 0; -1: the embeddings; the number of layers:
     after the final norm.
     """
-    split = not isinstance(model, nn.Module)  # over several hosts
-    narrow = None if split else _narrow_model(model)
+    # A model that is split over several hosts is no module.
+    narrow = _narrow_model(model) if isinstance(model, nn.Module) else None
+    runs, states = model, dict[int, mx.array]()
     if narrow is not None:
         narrow.selection.select = select
-    runs = model if narrow is None else narrow.model
-    states: dict[int, mx.array] = {}
+        runs = narrow.model
     if taps:
         known = _tapped_models(model)
         tapped = known.get(tuple(taps)) or known.setdefault(tuple(taps), _TappedModel(runs, taps))
@@ -67,7 +67,7 @@ class _TappedModel:
         path, layers = find_layers(model)
         self.layers = len(layers)
         self._states: dict[int, mx.array] = {}
-        noted = {*taps, *([0] if -1 in taps else [])}
+        noted = {max(0, tap) for tap in taps}  # the first layer notes its input, too
         tapped = [
             _TappedLayer(layer, at, self._states) if at in noted else layer
             for at, layer in enumerate(layers)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import importlib.util
 import json
 import os
 import select
@@ -18,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ class TemplateProcess:
         if self._running is not None and self._running.poll() is None:
             return
         self.end()
-        directories = {_import_directory(name) for name in ("jinja2", "markupsafe")}
+        directories = {str(distribution(name).locate_file("")) for name in ("jinja2", "markupsafe")}
         program = Path(__file__).with_name("template_process.py")
         limit = self.memory_limit if self.limits_itself else 1 << 40
         self._running = subprocess.Popen(
@@ -151,12 +151,9 @@ class TemplateProcess:
     def end(self) -> None:
         if self._running is not None:
             self._running.kill()
-            for pipe in (self._running.stdin, self._running.stdout):
-                assert pipe is not None
-                with contextlib.suppress(OSError):  # unread input remains in the pipe
-                    pipe.close()
-            self._running.wait()
-            self._running = None
+            # Unread input may remain in a pipe.
+            with contextlib.suppress(OSError), self._running:  # closes its pipes and waits
+                self._running = None
 
 
 def _resident_bytes(process: int) -> int:
@@ -172,14 +169,6 @@ def _resident_bytes(process: int) -> int:
     except (OSError, IndexError):
         return 0
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _import_directory(name: str) -> str:
-    """Return the directory that a package is imported from."""
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    assert spec.origin is not None
-    return str(Path(spec.origin).parents[1])
 
 
 _process = TemplateProcess()

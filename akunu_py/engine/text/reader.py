@@ -99,9 +99,7 @@ class Reader:
         """Like `accept`, but raise Malformed or CutOff if none of `literals` comes next."""
         found = yield from self.accept(*literals, skip=skip)
         if not found:
-            rest = self.unread
-            cut = self.closed and any(literal.startswith(rest) for literal in literals)
-            raise CutOff if cut else Malformed
+            raise CutOff if any(map(self.cut_off_in, literals)) else Malformed
         return found
 
     def cut_off_in(self, literal: str) -> bool:

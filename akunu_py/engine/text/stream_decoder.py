@@ -51,7 +51,8 @@ class StreamDecoder:
             ends[-1] += sum(len(run.text) for run in added if run.kind == "answer")
             if self.stop.found:
                 used = index + 1
-                cut = Piece(piece.tokens[:used], min(piece.accepted, used), (), piece.seconds)
+                taken = min(piece.accepted, used)
+                cut = Piece(piece.tokens[:used], taken, seconds=piece.seconds, drafted=taken)
                 return _text_piece(runs, cut, ends), used
         return _text_piece(runs, piece, ends), len(piece.tokens)
 

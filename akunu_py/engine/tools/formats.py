@@ -1,8 +1,8 @@
 """The table of tool-call formats. A new format is one more entry of `FORMATS`.
 
 An entry says how to read calls (`syntax`), how to write them (`layout`), and which models use the
-format. The parser (`parser`), the grammar of forced calls (`constraint/tool_calls`) and the
-rendering of earlier calls (`rendering`) use the table.
+format. `tool_call_parser`, the grammar of forced calls (`constraint/tool_calls`) and the rendering
+of earlier calls (`rendering`) use the table.
 """
 
 import hashlib

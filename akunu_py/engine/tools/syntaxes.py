@@ -8,13 +8,13 @@ import ast
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from akunu_py.engine.events import Event, ToolCallArguments, ToolCallFinished, ToolCallStarted
 from akunu_py.engine.text.reader import SPACE, CutOff, Emit, Malformed, ParserSteps
-from akunu_py.engine.tools.reader import CallReader
+from akunu_py.engine.tools.call_reader import CallReader
 from akunu_py.types import Tool
 
 STRING = frozenset({"string"})
@@ -30,7 +30,7 @@ _PYTHON_JSON = {"true": True, "false": False, "null": None}
 _ATTRIBUTE = re.compile(r"""(?<![\w:])([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 _CDATA = "<![CDATA[", "]]>"
 _MAX_DEPTH = 60  # nested values without JSON
-_ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+_COMBINERS = ("anyOf", "oneOf", "allOf")
 
 
 class Calls:
@@ -85,10 +85,6 @@ class Calls:
         known = self._tools.get(tool.strip())
         return known.parameters if known else {}
 
-    def types_of(self, tool: str, parameter: str) -> frozenset[str]:
-        """Return the types that a parameter may have, none for an unknown tool."""
-        return types_of(self.parameters_of(tool), parameter)
-
 
 Syntax = Callable[[CallReader, Calls], ParserSteps[None]]
 
@@ -125,25 +121,25 @@ class CallLayout:
     quote: str = ""  # around the strings of "marked"
 
 
+def _one_or_array(read_call: Syntax) -> Syntax:
+    """Return the syntax of one call, or of an array of calls."""
+
+    def read_calls(reader: CallReader, calls: Calls) -> ParserSteps[None]:
+        if not (yield from reader.accept("[", skip=SPACE)):
+            yield from read_call(reader, calls)
+        elif not (yield from reader.accept("]", skip=SPACE)):
+            separator = ","
+            while separator == ",":
+                yield from reader.skip()
+                yield from read_call(reader, calls)
+                separator = yield from reader.expect(",", "]", skip=SPACE)
+
+    return read_calls
+
+
+@_one_or_array
 def json_calls(reader: CallReader, calls: Calls) -> ParserSteps[None]:
-    """Read `{"name": ..., "arguments": {...}}`, or an array of such objects."""
-    if not (yield from reader.accept("[", skip=SPACE)):
-        yield from _read_json_call(reader, calls)
-    elif not (yield from reader.accept("]", skip=SPACE)):
-        yield from _read_items(reader, calls, _read_json_call)
-
-
-def _read_items(reader: CallReader, calls: Calls, call: Syntax) -> ParserSteps[None]:
-    """Read calls between commas, up to the bracket that closes the array."""
-    while True:
-        yield from reader.skip()
-        yield from call(reader, calls)
-        if (yield from reader.expect(",", "]", skip=SPACE)) == "]":
-            return
-
-
-def _read_json_call(reader: CallReader, calls: Calls) -> ParserSteps[None]:
-    """Read a call; its arguments stream if its name precedes them."""
+    """Read `{"name": ..., "arguments": {...}}`; arguments stream if the name precedes them."""
     yield from reader.expect("{")
     name = ""
     pending: str | None = None  # arguments before the name
@@ -208,13 +204,9 @@ def _read_arguments(reader: CallReader, calls: Calls, name: str) -> ParserSteps[
     calls.end()
 
 
+@_one_or_array
 def keyed_json(reader: CallReader, calls: Calls) -> ParserSteps[None]:
-    """Read an array of objects whose only key is the function's name."""
-    yield from reader.expect("[", skip=SPACE)
-    yield from _read_items(reader, calls, _read_keyed_call)
-
-
-def _read_keyed_call(reader: CallReader, calls: Calls) -> ParserSteps[None]:
+    """Read an object whose only key is the function's name."""
     yield from reader.expect("{")
     if (yield from reader.skip()) != '"':
         raise Malformed
@@ -319,7 +311,7 @@ class Xml:
         while (yield from reader.expect(*ends, skip=SPACE)) == self.parameter:
             head, _ = yield from reader.read_until(self.parameter_head or self.head)
             key = _name_in_tag(head, self.key)
-            types = calls.types_of(name, key)
+            types = types_of(calls.parameters_of(name), key)
             if self.typed:
                 kind = _parsed_attributes(head).get(self.typed[0], "")
                 types = STRING if kind == self.typed[1] else types - STRING
@@ -373,11 +365,8 @@ def _parsed_attributes(head: str) -> dict[str, str]:
     """Return the attributes in a tag. Raises Malformed for anything else."""
     if _ATTRIBUTE.sub("", head).strip():
         raise Malformed
-    found = (
-        (each[1], next((text for text in each.groups()[1:] if text is not None), ""))
-        for each in _ATTRIBUTE.finditer(head)
-    )
-    return {name: text.replace("&quot;", '"').replace("&amp;", "&") for name, text in found}
+    found = {each[1]: each[2] or each[3] or each[4] or "" for each in _ATTRIBUTE.finditer(head)}
+    return {key: text.replace("&quot;", '"').replace("&amp;", "&") for key, text in found.items()}
 
 
 def _name_in_tag(head: str, attribute: str) -> str:
@@ -400,13 +389,13 @@ class Elements:
         head, _ = yield from reader.read_until(">")
         tool = _name_in_tag(head, "name")
         calls.begin(tool)
+        root = calls.parameters_of(tool)
         while (yield from reader.expect(f"{begin}/invoke>", begin, skip=SPACE)) == begin:
             key, _ = yield from reader.read_until(">")
             calls.begin_parameter(key)
-            if calls.types_of(tool, key) == STRING:
+            if types_of(root, key) == STRING:
                 yield from _read_value(reader, calls, STRING, f"{begin}/{key}>")
             else:
-                root = calls.parameters_of(tool)
                 value = yield from self._value(reader, key, part_of(root, root, key), root)
                 calls.add_arguments(to_json(value))
         calls.end(parameters=True)
@@ -432,7 +421,7 @@ class Elements:
             inner = part_of(schema, root, key)
             found.append((key, (yield from self._value(reader, key, inner, root, depth - 1))))
             yield from reader.expect(self.mark, skip=SPACE)
-        types = frozenset(_schema_types(schema, root, 8))
+        types = _schema_types(schema, root)
         if found:
             items = "object" not in types and all(key == "item" for key, _ in found)
             listed = items or "array" in types
@@ -473,7 +462,8 @@ class KeyValue:
             parameter = text.strip()
             yield from reader.expect(value, skip=SPACE)
             calls.begin_parameter(parameter)
-            yield from _read_value(reader, calls, calls.types_of(name, parameter), value_end)
+            types = types_of(calls.parameters_of(name), parameter)
+            yield from _read_value(reader, calls, types, value_end)
         if self.suffixes:
             yield from reader.expect(f"</tool_call{suffix}>")
         elif (yield from reader.peek(2)) != "</":
@@ -559,16 +549,9 @@ class Gemma:
             emit(json_from_text(text.strip(), frozenset()))
 
 
+@_one_or_array
 def pythonic(reader: CallReader, calls: Calls) -> ParserSteps[None]:
-    """Read `NAME(key=value, ...)`, or a list of such calls. Parameters stream one by one."""
-    if (yield from reader.accept("[", skip=SPACE)):
-        yield from _read_items(reader, calls, _read_python_call)
-    else:
-        yield from _read_python_call(reader, calls)
-        yield from reader.skip()
-
-
-def _read_python_call(reader: CallReader, calls: Calls) -> ParserSteps[None]:
+    """Read `NAME(key=value, ...)`. Parameters stream one by one."""
     name, _ = yield from reader.read_until("(")
     calls.begin(name)
     while not (yield from reader.accept(")", skip=SPACE)):
@@ -620,28 +603,38 @@ def _read_expression(reader: CallReader) -> ParserSteps[str]:
 
 def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
     """Return the types that a parameter may have, none if the schema declares none."""
-    return frozenset(_schema_types(part_of(schema, schema, name), schema, 8))
+    return _schema_types(part_of(schema, schema, name), schema)
 
 
-def part_of(schema: Any, root: Mapping[str, Any], name: str, depth: int = 8) -> Any:
+def part_of(schema: Any, root: Mapping[str, Any], name: str) -> Any:
     """Return the schema of a member `name`, or of the items of an array; None if there is none.
 
-    schema: a part of `root`. depth: references and alternatives to follow.
+    schema: a part of `root`.
     """
-    if not isinstance(schema, Mapping) or not depth:
-        return None
-    properties = schema.get("properties")
-    if isinstance(properties, Mapping) and name in properties:
-        return properties[name]
-    options = [each for word in _ALTERNATIVES for each in _listed(schema.get(word))]
-    options.append(_referenced(schema, root))
-    parts = [part_of(each, root, name, depth - 1) for each in options]
-    parts += [schema.get("items") if name == "item" else None, schema.get("additionalProperties")]
-    return next((each for each in parts if isinstance(each, Mapping)), None)
+    parts = _alternatives(schema, root)
+    for part in parts:
+        properties = part.get("properties")
+        if isinstance(properties, Mapping) and name in properties:
+            return properties[name]
+    keys = ["items", "additionalProperties"] if name == "item" else ["additionalProperties"]
+    others = (part.get(key) for part in parts for key in keys)
+    return next((each for each in others if isinstance(each, Mapping)), None)
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _alternatives(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return `schema`, a part of `root`, and the schemas that it combines or refers to."""
+    found: list[Mapping[str, Any]] = []
+    pending = [schema]
+    for part in pending:  # grows
+        if isinstance(part, Mapping) and not any(part is each for each in found):
+            found.append(part)
+            pending += [each for key in _COMBINERS for each in _listed(part, key)]
+            pending.append(_referenced(part, root))
+    return found
+
+
+def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
+    return schema[key] if isinstance(schema.get(key), list) else []
 
 
 def _referenced(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
@@ -655,20 +648,16 @@ def _referenced(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
     return target
 
 
-def _schema_types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """Yield the JSON types that `schema`, a part of `root`, names; follow `depth` references."""
-    if not isinstance(schema, Mapping) or not depth:
-        return
-    declared = schema.get("type")
-    names = declared if isinstance(declared, list) else [declared]
-    yield from (each for each in names if isinstance(each, str))
-    if declared:
-        return
-    values = schema.get("enum") if "enum" in schema else [schema.get("const", ...)]
-    yield from (_json_type(value) for value in values or () if value is not ...)
-    options = [each for word in _ALTERNATIVES for each in _listed(schema.get(word))]
-    for each in (_referenced(schema, root), *options):
-        yield from _schema_types(each, root, depth - 1)
+def _schema_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """Return the JSON types that `schema`, a part of `root`, names."""
+    found = list[Any]()
+    for part in _alternatives(schema, root):
+        if declared := part.get("type"):
+            found += declared if isinstance(declared, list) else [declared]
+        else:
+            values = [*_listed(part, "enum"), *([part["const"]] if "const" in part else [])]
+            found += map(_json_type, values)
+    return frozenset(each for each in found if isinstance(each, str))
 
 
 def _json_type(value: Any) -> str:

@@ -28,8 +28,8 @@ from akunu_py.engine.text.reader import (
     find_first,
     partial_match_length,
 )
+from akunu_py.engine.tools.call_reader import CallReader
 from akunu_py.engine.tools.formats import HERMES, ToolFormat
-from akunu_py.engine.tools.reader import CallReader
 from akunu_py.engine.tools.rendering import format_of
 from akunu_py.engine.tools.syntaxes import Calls
 from akunu_py.types import Tool

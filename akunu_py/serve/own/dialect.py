@@ -18,6 +18,7 @@ from akunu_py.serve.dialect.interface import Dialect, Encoder, Endpoint, Prepare
 from akunu_py.serve.dialect.request_errors import RequestError, ServerStopping
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.own.remote_loop import SENT
+from akunu_py.text import first_problem
 from akunu_py.types import GenerateOptions, Message, Tool
 
 Value = TypeVar("Value")
@@ -84,9 +85,7 @@ def _parse_dataclass(kind: type[Value], fields: Any, name: str) -> Value:
     try:
         return TypeAdapter(kind).validate_json(json.dumps(fields), strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join([name, *map(str, first["loc"])])
-        raise RequestError(f"{place}: {first['msg']}", param=place) from error
+        raise RequestError(first_problem(error, name)) from error
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:

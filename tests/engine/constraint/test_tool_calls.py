@@ -73,7 +73,6 @@ class Tables:
         self.tokens = [*(bytes([value]) for value in range(256)), b"<end>"]
         self.tokens += [text.encode() for text in special]
         self.special_token_ids = list(range(256, len(self.tokens)))
-        self.name, self.tokenizer = "tables", self
 
     def __call__(self, text: bytes | str) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
@@ -127,7 +126,7 @@ def test_calls_of_templates_are_allowed_if_they_fit(name: str, special: bool) ->
     tools = [Tool("find", "", CLOSED, strict=True), Tool("now", "", INNER, strict=True)]
     layout = FORMATS[family].layout_for(SIGNS.get(name, ""))
     made, either = (
-        calls_constraint(codec, layout, requirements, tokens)  # type: ignore[arg-type]
+        calls_constraint(codec, tokens, layout, requirements)
         for requirements in (
             CallRequirements(tools, True, False),
             CallRequirements(tools, False, False, format),
@@ -214,12 +213,8 @@ def test_texts_of_the_grammar_are_calls_that_fit(name: str, template: str, kind:
         return
     codec, tokens = tables(name, False)
     layout, forced = FORMATS[name].layout_for(template), kind != "text and calls"
-    made: Any = calls_constraint(
-        codec,  # type: ignore[arg-type]
-        layout,
-        CallRequirements(TOOLS, forced, kind == "one call"),
-        tokens,
-    )
+    requirements = CallRequirements(TOOLS, forced, kind == "one call")
+    made: Any = calls_constraint(codec, tokens, layout, requirements)
     if not forced and (not layout.opener or layout.text_markup):  # needs special tokens
         assert made is None
         return

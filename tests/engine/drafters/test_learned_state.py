@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from akunu_py.bench.replay import TraceItem
+from akunu_py.engine.drafters import learned_state
 from akunu_py.engine.drafters.learned_state import (
     LearnedState,
     answer_cache_bytes,
@@ -31,10 +32,8 @@ MODEL = Path("/models/tiny")
 ANSWER = [11, 12, 13, 14, 15, 16, 17, 18]
 
 
-def opened(
-    *, answers: bool = True, tokenizer: str = "t", layout: str = "float32", journal: int = 20_000
-) -> LearnedState:
-    return LearnedState(MODEL, tokenizer, layout, answer_cache=answers, journal_tokens=journal)
+def opened(*, answers: bool = True, tokenizer: str = "t", layout: str = "float32") -> LearnedState:
+    return LearnedState(MODEL, tokenizer, layout, answer_cache=answers)
 
 
 def add(learned: LearnedState, tokens: list[int] = ANSWER) -> None:
@@ -93,8 +92,11 @@ def test_deleting_the_answer_cache_deletes_unfinished_files_too() -> None:
     assert not left.exists()
 
 
-def test_the_journal_moves_to_a_bounded_file_with_the_answers_of_all_processes() -> None:
-    one, other = opened(), opened(journal=50)
+def test_the_journal_moves_to_a_bounded_file_with_the_answers_of_all_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(learned_state, "JOURNAL_TOKENS", 50)
+    one, other = opened(), opened()
     add(one)
     for _ in range(12):
         add(other, [1, 2, 3, 4, 5])

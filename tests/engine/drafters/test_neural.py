@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from akunu_py.engine import kv_cache
 from akunu_py.engine.drafters.learned_state import UnsavedState
 from akunu_py.engine.drafters.neural import ExitDrafter, ModelDrafter, find_exit
-from akunu_py.engine.drafters.states import MtpDrafter
+from akunu_py.engine.drafters.states import HeadDrafter
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model.drafters import DraftModel, difference
@@ -191,7 +191,7 @@ def test_a_perfect_head_drafts_for_a_session(
 ) -> None:
     """The same answers with and without it, in far fewer passes: its model looks at the last token
     only, and so does the head."""
-    monkeypatch.setattr(MtpDrafter, "clock", lambda neural_drafter: 0.0)
+    monkeypatch.setattr(HeadDrafter, "clock", lambda neural_drafter: 0.0)
     published = perfect_weights(directory, family)
     engine = Engine.load(directory)
     assert engine.mtp_head is not None
@@ -215,13 +215,13 @@ def test_its_memory_counts_and_what_has_none_says_so(directory: Path) -> None:
     write_checkpoint(directory, "qwen3_5")
     engine = Engine.load(directory)
     assert engine.mtp_head is not None
-    head = engine.mtp_head.head
-    size = sum(value.nbytes for _, value in tree_flatten(head.parameters()))
+    chain = engine.mtp_head.chain
+    size = sum(value.nbytes for _, value in tree_flatten(chain.parameters()))
     more = engine.plan.fit.needs.weights - without.plan.fit.needs.weights
     assert more == size == engine.mtp_head.needs.weights
-    cache = head.make_cache()
-    rows = mx.zeros((1, 256, head.width))
-    head(rows, rows, cache)
+    cache = chain.make_cache()
+    rows = mx.zeros((1, 256, engine.model.layers[0].input_layernorm.weight.size))
+    chain.extend(rows, rows, cache)
     grown = engine.plan.fit.needs.cache.at(256) - without.plan.fit.needs.cache.at(256)
     assert grown == kv_cache.nbytes(cache)
     least = without.plan.fit.needs.at(512).total
@@ -234,6 +234,7 @@ def engine_of(model: Any, kv_bits: int | None = None) -> Any:
     return SimpleNamespace(
         model=model,
         name="tiny",
+        host_group=None,
         plan=SimpleNamespace(kv_bits=kv_bits),
         tokens=SimpleNamespace(
             encode_text=lambda text: [byte % VOCABULARY for byte in text.encode()]

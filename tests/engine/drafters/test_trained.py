@@ -16,7 +16,7 @@ import pytest
 from mlx_lm.models import llama
 
 from akunu_py.engine import kv_cache
-from akunu_py.engine.drafters.states import TargetParts
+from akunu_py.engine.drafters.states import ScaledTrunk
 from akunu_py.engine.model import output_rows
 from akunu_py.engine.model.drafters import PublishedDrafter
 from akunu_py.ngram.cost import CostCurve
@@ -53,7 +53,7 @@ def trained_target() -> Any:
 
 def drafter_loss(model: Any, drafter: Any, texts: Sequence[list[int]]) -> mx.array:
     """Return the loss of drafts after a few places of the texts."""
-    parts, losses = TargetParts(model), []
+    parts, losses = ScaledTrunk(model), []
     found = output_rows.run(
         model, mx.array(texts), kv_cache.new_cache(model), lambda rows: rows, drafter.taps
     )[1]
@@ -65,10 +65,10 @@ def drafter_loss(model: Any, drafter: Any, texts: Sequence[list[int]]) -> mx.arr
             if drafter.kind == "eagle3":
                 after = parts.embed(mx.array([tokens[1 : place + 1]]))
                 made = drafter.extend(states[:, :place], after, entries)
-                draft = drafter.start(parts.embed, parts.lm_head, made, entries)
+                draft = drafter.start(parts, made, entries)
             else:
                 drafter.extend(states[:, :place], None, entries)
-                draft = drafter.start(parts.embed, parts.lm_head, tokens[place], entries)
+                draft = drafter.start(parts, tokens[place], entries)
             count = 3 if drafter.kind == "eagle3" else drafter.longest
             logits = [draft.logits(depth, tokens[place + depth]) for depth in range(count)]
             truth = mx.array(tokens[place + 1 : place + 1 + count])
@@ -98,10 +98,10 @@ def shift_positions(drafts: Any) -> None:
 
 def confuse_tokens(drafts: Any) -> None:
     """The newest token, and those after each position, are others."""
-    parts = TargetParts(trained_target())
+    parts = ScaledTrunk(trained_target())
     embed = parts.embed
     parts.embed = lambda tokens: embed((tokens + 1) % SYMBOLS)  # type: ignore[method-assign]
-    drafts._parts, drafts._embed = parts, parts.embed
+    drafts._ends = parts
 
 
 def trained_drafter(kind: str, steps: int) -> PublishedDrafter:

@@ -87,18 +87,19 @@ class FixedRate(CostCurve):
         pass
 
 
-def learned(
-    engine: Engine, limits: DiskLimits = NO_LIMITS, rate: float = 1.0, **options: Any
-) -> LearnedState:
+def learned(limits: DiskLimits = NO_LIMITS, rate: float = 1.0) -> LearnedState:
     """Return the state of a new process. At a token a second, all prompts are worth saving."""
-    caches = PromptCacheStore(engine.path, limits, **options)
-    found = LearnedState(paths.cache_dir(), "t", "l", answer_cache=True, caches=caches)
+    found = LearnedState(paths.cache_dir(), "t", "l", answer_cache=True, disk_limits=limits)
     found.curve = FixedRate(rate)
     return found
 
 
-def opened(engine: Engine, *arguments: Any, **options: Any) -> StepLoop:
-    return StepLoop(engine, learned(engine, *arguments, **options))
+def opened(engine: Engine, *arguments: Any, clock: Clock | None = None, **options: Any) -> StepLoop:
+    loop = StepLoop(engine, learned(*arguments, **options))
+    if clock is not None:
+        assert loop.runner.disk_caches is not None
+        loop.runner.disk_caches._clock = clock
+    return loop
 
 
 def prompt(loop: StepLoop, tokens: list[int], options: GenerateOptions = OPTIONS) -> int:
@@ -126,7 +127,7 @@ def test_saved_caches_are_private_to_the_user_and_found_again(tiny: Engine) -> N
     stats = opened(tiny).answer(some(LENGTH, 1), PRIVATE).stats
     assert (stats.cached_tokens, stats.known_tokens, stats.not_cached) == (0, 0, "")
     for other in ({"kv_bits": 8}, {"digest": "x"}, {"weights": "x"}):
-        assert PromptCacheStore(tiny.path).saved(altered(tiny, **other)) == []
+        assert PromptCacheStore(altered(tiny, **other), NO_LIMITS, CostCurve()).saved() == []
 
 
 def test_longer_texts_replace_their_prefix_and_branches_do_not(tiny: Engine) -> None:
@@ -362,7 +363,7 @@ def test_other_requests_decode_while_a_prompt_cache_is_loaded(
     load = create_autospec(disk.load_in_steps, side_effect=disk.load_in_steps)
     monkeypatch.setattr(disk, "load_in_steps", load)
     ticks = itertools.count()  # all steps take the same time
-    served = Served(tiny, learned=learned(tiny), clock=lambda: float(next(ticks)))
+    served = Served(tiny, learned=learned(), clock=lambda: float(next(ticks)))
     other = Submitted(some(20, 2), GenerateOptions(60, "off"))
     loads = Submitted([*some(LENGTH, 1), 5], OPTIONS, after=2)
     again = Submitted([*some(LENGTH, 1), 6], OPTIONS, after=3)
@@ -513,7 +514,7 @@ def test_only_stored_requests_of_existing_conversations_reach_the_disk(
     engine = altered(tiny, prompt_cache_memory=memory)
 
     def restarted() -> Served:
-        return Served(engine, 3, learned=learned(engine), reserved_tokens=RESERVED)
+        return Served(engine, 3, learned=learned(), reserved_tokens=RESERVED)
 
     served, sent, found = restarted(), list[Sent](), 0
     for _ in range(5):
@@ -544,7 +545,7 @@ def saved(tiny: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     loop = StepLoop(tiny)
     loop.answer(PROMPT, OPTIONS)
     path = tmp_path_factory.mktemp("saved") / "session.safetensors"
-    loop.save_prompt_cache(path)
+    disk.save(loop.runner.caches.last, loop.engine, path)
     return path
 
 
@@ -573,10 +574,10 @@ def test_a_family_that_mlx_lm_cannot_save_is_refused(tiny: Engine, tmp_path: Pat
     loop = StepLoop(altered(tiny, model=build("deepseek_v41"), vocabulary=VOCABULARY))
     path = tmp_path / "x.safetensors"
     with pytest.raises(UsageError, match="nothing to save"):
-        loop.save_prompt_cache(path)
+        disk.save(loop.runner.caches.last, loop.engine, path)
     loop.answer(PROMPT, GenerateOptions(2))
     with pytest.raises(UsageError, match="LayerCache"):
-        loop.save_prompt_cache(path)
+        disk.save(loop.runner.caches.last, loop.engine, path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -585,8 +586,8 @@ def test_unusable_files_are_refused_and_the_session_is_unchanged(
 ) -> None:
     content, weights = saved.read_bytes(), tiny.path / "model.safetensors"
     cases: list[tuple[Engine, Path, type[AkunuError], str]] = [
-        (tiny, weights, DamagedCache, "not a session"),
-        (tiny, tiny.path / "config.json", UsageError, ".safetensors"),
+        (tiny, weights, DamagedCache, "not a prompt cache"),
+        (tiny, tiny.path / "config.json", DamagedCache, "not a prompt cache"),
         (tiny, tmp_path / "none.safetensors", StoreError, "No such file"),
         (altered(tiny, kv_bits=8), saved, UsageError, "--kv-bits"),
         (altered(tiny, identity="x"), saved, UsageError, "belongs to tiny"),
@@ -602,7 +603,7 @@ def test_unusable_files_are_refused_and_the_session_is_unchanged(
         loop.engine = engine
         before = list(last_tokens(loop))
         with pytest.raises(error) as raised:
-            loop.load_prompt_cache(path)
+            loop.runner.caches.release(disk.load(loop.engine, path))
         assert "\n" not in str(raised.value)
         assert words in str(raised.value)
         assert last_tokens(loop) == before
@@ -634,14 +635,14 @@ def test_models_differ_by_each_tensor_and_by_versions_and_device(
 
 def test_a_full_disk_leaves_the_older_file(tiny: Engine, saved: Path) -> None:
     loop = StepLoop(tiny)
-    loop.load_prompt_cache(saved)
+    loop.runner.caches.release(disk.load(loop.engine, saved))
     content = saved.read_bytes()
     with full_disk(1000), pytest.raises(StoreError, match="cannot write"):
-        loop.save_prompt_cache(saved)
+        disk.save(loop.runner.caches.last, loop.engine, saved)
     assert saved.read_bytes() == content
     assert list(saved.parent.iterdir()) == [saved]
     with pytest.raises(StoreError, match="cannot write"):
-        loop.save_prompt_cache(saved.parent / "none" / "x.safetensors")
+        disk.save(loop.runner.caches.last, loop.engine, saved.parent / "none" / "x.safetensors")
 
 
 @pytest.mark.usefixtures("own_directories")
@@ -658,5 +659,5 @@ def test_the_run_command_saves_and_loads_a_prompt_cache(tmp_path: Path) -> None:
     assert left[0] > len(document)
     assert left[1] <= 4
     file.write_bytes(b"something else")
-    assert_one_line_error(run_here(*command, "hi"), 1, str(file), "not a session")
+    assert_one_line_error(run_here(*command, "hi"), 1, str(file), "not a prompt cache")
     assert file.read_bytes() == b"something else"

@@ -14,16 +14,9 @@ from hypothesis import strategies as st
 
 from akunu_py.engine import kv_cache
 from akunu_py.engine.histories.memory import PromptCaches
-from akunu_py.engine.hosts import partition
+from akunu_py.engine.hosts import partition, passes
 from akunu_py.engine.hosts.hostfile import read_hosts
-from akunu_py.engine.hosts.passes import (
-    MESSAGE_LENGTH,
-    Coordinator,
-    PartitionRunner,
-    encode,
-    remaining_length,
-)
-from akunu_py.engine.hosts.passes import decode as decoded
+from akunu_py.engine.hosts.passes import MESSAGE_LENGTH, Coordinator, PartitionRunner
 from akunu_py.engine.hosts.process import first_difference, host_fingerprint
 from akunu_py.engine.target import Target
 from akunu_py.errors import UnsupportedModel, UsageError
@@ -143,10 +136,10 @@ _QUICK = ("llama", "llama-sliding", "llama4", "deepseek_v41", "qwen3_next")
 def test_a_decoded_message_equals_the_encoded_one(
     commands: list[tuple[int, ...]], tokens: list[int]
 ) -> None:
-    parts = [part.tolist() for part in encode(commands, mx.array(tokens, mx.int32))]
+    parts = [part.tolist() for part in passes.encode(commands, mx.array(tokens, mx.int32))]
     assert len(parts[0]) == MESSAGE_LENGTH
-    assert remaining_length(parts[0]) == sum(len(part) for part in parts[1:])
-    assert decoded([each for part in parts for each in part]) == (commands, tokens)
+    assert passes.remaining_length(parts[0]) == sum(len(part) for part in parts[1:])
+    assert passes.decode([each for part in parts for each in part]) == (commands, tokens)
 
 
 class _Pair:
