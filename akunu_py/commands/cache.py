@@ -34,20 +34,13 @@ def list_caches(args: argparse.Namespace) -> None:
     if args.format == "json":
         print(json.dumps(found, indent=2))
         return
-    rows = [
-        (
-            each["id"],
-            collapse(str(each["model"])),
-            str(each["tokens"]),
-            human_size(each["bytes"]),
-            f"{datetime.fromtimestamp(each['used']):%Y-%m-%d %H:%M}",
-            each["problem"],
-        )
-        for each in found
-    ]
-    if rows:
-        head = ("ID", "MODEL", "TOKENS", "SIZE", "USED", "")
-        print(*table([head, *rows], right=(2, 3)), sep="\n")
+    rows = [("ID", "MODEL", "TOKENS", "SIZE", "USED", "")]
+    for each in found:
+        sizes = str(each["tokens"]), human_size(each["bytes"])
+        used = f"{datetime.fromtimestamp(each['used']):%Y-%m-%d %H:%M}"
+        rows.append((each["id"], collapse(str(each["model"])), *sizes, used, each["problem"]))
+    if found:
+        print(*table(rows, right=(2, 3)), sep="\n")
     total = human_size(sum(each["bytes"] for each in found))
     where = f"in {paths.prompt_caches_dir()}"
     say(f"{total} {where}" if found else f"no prompt caches {where}", error=True)

@@ -72,17 +72,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def list_models(args: argparse.Namespace) -> None:
     installed = model_store.list_models()
     others = model_store.external_models(installed)
-    rows = [
-        (
-            model.name,
-            human_size(model.size),
-            f"{model.context_length:,}" if model.context_length else model.kind and "drafter",
-            f"damaged: {model.damaged}" if model.damaged else model.repository or model.source,
-        )
-        for model in (*installed, *others)
-    ]
-    if rows:
-        print(*table([("NAME", "SIZE", "CONTEXT", "FROM"), *rows]), sep="\n")
+    rows = [("NAME", "SIZE", "CONTEXT", "FROM")]
+    for model in (*installed, *others):
+        context = f"{model.context_length:,}" if model.context_length else model.kind and "drafter"
+        origin = f"damaged: {model.damaged}" if model.damaged else model.repository or model.source
+        rows.append((model.name, human_size(model.size), context, origin))
+    if len(rows) > 1:
+        print(*table(rows), sep="\n")
     more = f", and {len(others)} of other programs" if others else ""
     word = "model" if len(installed) == 1 else "models"
     say(f"{len(installed) or 'no'} {word} of akunu{more}")
@@ -92,17 +88,11 @@ def list_models(args: argparse.Namespace) -> None:
     available = [entry for entry in catalog.load_catalog().values() if entry.name not in names]
     if available:
         print("\nAvailable (akunu models pull NAME, or any OWNER/REPOSITORY on the hub):")
-        offered = [
-            (
-                entry.name,
-                human_size(entry.download_bytes),
-                human_size(entry.memory_8k),
-                ", ".join(entry.purpose),
-                entry.license,
-            )
-            for entry in available
-        ]
-        print(*table([("NAME", "DOWNLOAD", "MEMORY", "FOR", "LICENSE"), *offered]), sep="\n")
+        offered = [("NAME", "DOWNLOAD", "MEMORY", "FOR", "LICENSE")]
+        for entry in available:
+            sizes = human_size(entry.download_bytes), human_size(entry.memory_8k)
+            offered.append((entry.name, *sizes, ", ".join(entry.purpose), entry.license))
+        print(*table(offered), sep="\n")
         print("For models that suit this machine, run: akunu models recommend")
 
 

@@ -166,6 +166,8 @@ def _options(
     from akunu_py.serve.http.server import ServeOptions
 
     access = AccessRules(args.host, key, tuple(args.cors or ()), secrets.token_hex(16))
+    paths = {model.name: str(model.path.resolve()) for model in models}
+    running = RunningServer(loopback_url(url), access.token, paths, args.weights, args.kv_bits)
     return ServeOptions(
         access=access,
         defaults=GenerateOptions(
@@ -180,13 +182,7 @@ def _options(
         quiet=args.quiet,
         log_content=args.log_content,
         strict=args.strict,
-        running=RunningServer(
-            loopback_url(url),
-            access.token,
-            {model.name: str(model.path.resolve()) for model in models},
-            args.weights,
-            args.kv_bits,
-        ),
+        running=running,
     )
 
 

@@ -20,14 +20,9 @@ from akunu_py.models.load.model_files import ModelFacts, as_error, head_files, r
 _SETTINGS = ("config.json", "tokenizer_config.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 _COPIED = (
-    *TOKENIZERS,
-    "merges.txt",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "generation_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-)
+    *TOKENIZERS, "merges.txt", "added_tokens.json", "special_tokens_map.json",
+    "generation_config.json", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
