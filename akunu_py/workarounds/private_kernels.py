@@ -20,19 +20,27 @@ def keep_kernels_private() -> None:
     Call before MLX compiles. Nothing changes on a Mac, or where the directory is private already.
     """
     base = Path(tempfile.gettempdir())  # cached by tempfile before the variable changes
+    if sys.platform != "linux" or not _is_open(base):
+        return
     private = base / f"akunu-{os.getuid()}"
     try:
-        if sys.platform != "linux" or _is_private(base):
-            return
         private.mkdir(mode=0o700, exist_ok=True)
-        if not _is_private(private):
+        if not _is_mine(private):
             private = Path(tempfile.mkdtemp(prefix="akunu-"))
     except OSError:  # MLX cannot write or find libraries there either
         return
     os.environ["TMPDIR"] = str(private)
 
 
-def _is_private(directory: Path) -> bool:
+def _is_open(directory: Path) -> bool:
+    """Return True if other users may write into the directory."""
+    try:
+        return bool(directory.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    except OSError:
+        return False
+
+
+def _is_mine(directory: Path) -> bool:
     """Return True if this user alone made the directory and may use it; links do not count."""
     found = directory.lstat()
     closed = stat.S_IMODE(found.st_mode) & 0o077 == 0
