@@ -48,12 +48,19 @@ class TokenTree(list[int]):
         return found[::-1]
 
     def continuations(self, node: int) -> list[list[int]]:
-        """Return the tokens of each branch after `node` (-1: after the history), in draft order."""
-        return [
-            [self[child], *next(iter(self.continuations(child)), [])]
-            for child, parent in enumerate(self.parents)
-            if parent == node
-        ]
+        """Return the tokens of each branch after `node` (-1: after the history), in draft order.
+
+        Where a branch has alternatives itself, the first one continues it.
+        """
+        found, by_end = list[list[int]](), dict[int, list[int]]()
+        for child, (token, parent) in enumerate(zip(self, self.parents, strict=True)):
+            if parent == node:
+                by_end[child] = [token]
+                found.append(by_end[child])
+            elif parent in by_end:
+                by_end[child] = by_end.pop(parent)
+                by_end[child].append(token)
+        return found
 
     def accepted(self, sampled: Sequence[int]) -> list[int]:
         """Return the indexes of the accepted tokens.
