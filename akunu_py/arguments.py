@@ -34,7 +34,8 @@ def as_arguments(
     args: argparse.Namespace, *adders: Callable[[argparse.ArgumentParser], None]
 ) -> list[str]:
     """Return the options of `adders` that differ from their defaults, for another process."""
-    parser, arguments = Parser(), list[str]()
+    parser = Parser()
+    arguments: list[str] = []
     for add in adders:
         add(parser)
     for action in parser._actions:

@@ -42,10 +42,11 @@ def cancel_on_interrupt(cancel: Callable[[], object], seconds: float) -> Iterato
         signal.signal(signal.SIGINT, handler)
         cancel()
 
-    handler = signal.signal(signal.SIGINT, on_interrupt)
-    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    handler = signal.getsignal(signal.SIGINT)
     threading.Thread(target=watch, name="interrupts", daemon=True).start()
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     try:
+        signal.signal(signal.SIGINT, on_interrupt)
         yield
     finally:
         ended.set()

@@ -148,12 +148,12 @@ def human_duration(seconds: float) -> str:
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def first_problem(error: ValidationError) -> str:
-    """Return the first problem that pydantic found, after its place."""
+def first_problem(error: ValidationError, root: str = "") -> str:
+    """Return the first problem that pydantic found, after its place. root: name of the value."""
     first = error.errors(include_url=False)[0]
     # Members of a union in the place mean nothing to users.
-    parts = [str(part) for part in first["loc"] if part not in ("int", "str")]
-    place = on_one_line(".".join(parts))[:100]
+    parts = [root, *(str(part) for part in first["loc"] if part not in ("int", "str"))]
+    place = on_one_line(".".join(filter(None, parts)))[:100]
     return f"{place}: {first['msg']}" if place else first["msg"]
 
 

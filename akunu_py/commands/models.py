@@ -52,10 +52,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     quantize = "Quantize the weights to 4 or 8 bits (default: not quantized)"
     imported.add_argument("--quantize", type=int, choices=(4, 8), metavar="4|8", help=quantize)
     shown = add("show", "Show details of a model", show)
+    shown.add_argument("name", metavar="NAME", help="Installed model or catalog name")
     shown.epilog = "To check the hashes of its files, run: akunu models verify NAME"
     verified = add("verify", "Verify the hashes of one model or all models", verify)
     verified.add_argument("name", nargs="?", metavar="NAME", help="Model (default: all models)")
-    shown.add_argument("name", metavar="NAME", help="Installed model or catalog name")
     clean = add("gc", "Delete files of interrupted downloads and removed models", remove_leftovers)
     add_flags(clean, ("--dry-run", "Only list the files"))
     forgotten = add("forget", "Delete the answer cache and prompt caches of a model", forget)

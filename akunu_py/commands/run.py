@@ -139,7 +139,7 @@ def _read_stdin() -> str:
 
 
 def _is_piped() -> bool:
-    """Return True if stdin is a pipe or a file: `run` waits for its end, even if none comes."""
+    """Return True if stdin is a pipe or a file, which end; sockets and devices may never end."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except OSError:  # not a file of the system

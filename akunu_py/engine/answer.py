@@ -179,15 +179,15 @@ class AnswerEvents:
     details: AnswerDetails | None = None  # adds details to the events
     _: KW_ONLY
     one_call: bool  # the answer ends after its first tool call
-    called: bool = field(default=False, init=False)  # the one call is complete
-    answered: bool = field(default=False, init=False)  # with text or a call
-    begun: bool = field(default=False, init=False)
-    delivered: int = field(default=0, init=False)  # logprobs
+    _called: bool = field(default=False, init=False)  # the one call is complete
+    _answered: bool = field(default=False, init=False)  # with text or a call
+    _begun: bool = field(default=False, init=False)
+    _delivered: int = field(default=0, init=False)  # logprobs
 
     def add(self, steps: Sequence[Step]) -> list[Event]:
         events = [event for step in steps for event in self._events(step)]
         if (reason := self.request.finish_reason) is not None:
-            events += self._end("stop" if self.called else reason)
+            events += self._end("stop" if self._called else reason)
         return events
 
     def _events(self, step: Step) -> list[Event]:
@@ -195,15 +195,15 @@ class AnswerEvents:
         if isinstance(step, PrefillProgress):
             return [step]
         request, events = self.request, list[Event]()
-        if not self.begun:
-            self.begun = True
+        if not self._begun:
+            self._begun = True
             stats = request.stats
             events.append(PromptProcessed(stats.prompt_tokens, stats.cached_tokens))
         found: list[Event] = [ThinkingDelta(step.thinking)] if step.thinking else []
-        if not self.called:
+        if not self._called:
             found += self._parse(step)
-        if fresh := tuple(request.logprobs[self.delivered :]):
-            self.delivered += len(fresh)
+        if fresh := tuple(request.logprobs[self._delivered :]):
+            self._delivered += len(fresh)
             events.append(Logprobs(fresh))
         if self.details is not None:
             self.details.add(found, step)
@@ -219,7 +219,7 @@ class AnswerEvents:
             found += self._answer(self.parser.add(step.text[start:end]))
             start = end
             if last := _first_end(found):
-                self.called = True
+                self._called = True
                 self.request.cancel()
                 self.request.drop(step.piece, count)
                 return found[:last]
@@ -227,8 +227,8 @@ class AnswerEvents:
 
     def _end(self, reason: FinishReason) -> list[Event]:
         request = self.request
-        rest = [] if self.called else self._answer(self.parser.finish())
-        if self.thought and not self.answered and reason == "stop":
+        rest = [] if self._called else self._answer(self.parser.finish())
+        if self.thought and not self._answered and reason == "stop":
             planned = self.thought.add(request.thinking) + self.thought.finish()
             rest += _complete_calls(planned)
             rest = rest[: _first_end(rest) or None] if self.one_call else rest
@@ -238,7 +238,7 @@ class AnswerEvents:
 
     def _answer(self, events: Sequence[Event]) -> list[Event]:
         """Note whether `events` belong to an answer, and return them."""
-        self.answered = self.answered or any(
+        self._answered = self._answered or any(
             not isinstance(event, TextDelta) or not event.text.isspace() for event in events
         )
         return list(events)

@@ -11,9 +11,11 @@ Remove when: the mlx-cpu wheel links OpenBLAS. `_provide_gfortran` alone: when c
 
 import contextlib
 import ctypes
+import ctypes.util
 import functools
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import mlx
@@ -38,7 +40,7 @@ def load_openblas() -> str:
     if "mlx.core" in sys.modules:
         return "MLX's own (slow): mlx was imported before akunu_py"
     reason = "OpenBLAS not found; pip install cmeel-openblas"
-    for path in _site_libraries("cmeel.prefix/lib*/libopenblas.so"):
+    for path in _candidates():
         try:
             config = _describe(_open(path, ctypes.RTLD_LOCAL))
             if missing := _missing_instructions(config, _cpu_flags()):
@@ -62,14 +64,22 @@ def set_threads(count: int) -> None:
         _loaded[0].openblas_set_num_threads(count)
 
 
-def _open(path: Path, mode: int) -> ctypes.CDLL:
+def _candidates() -> Iterator[str]:
+    """Yield the library of the wheel, then the system's."""
+    yield from map(str, _site_libraries("cmeel.prefix/lib*/libopenblas.so"))
+    with contextlib.suppress(OSError):  # find_library runs programs that write temporary files
+        if system := ctypes.util.find_library("openblas"):
+            yield system
+
+
+def _open(path: str, mode: int) -> ctypes.CDLL:
     try:
-        return ctypes.CDLL(str(path), mode=mode)
+        return ctypes.CDLL(path, mode=mode)
     except OSError as error:
         if "libgfortran" not in str(error):
             raise
     _provide_gfortran()
-    return ctypes.CDLL(str(path), mode=mode)
+    return ctypes.CDLL(path, mode=mode)
 
 
 def _describe(library: ctypes.CDLL) -> str:

@@ -61,8 +61,9 @@ def _best_of(purpose: str, pool: list[CatalogEntry], machine: Machine) -> Recomm
         return Recommendation(purpose, max(fitting, key=machine.tokens_per_s), why)
     best = max(suited, key=lambda entry: entry.grade)
     better_is_slow = any(entry.grade > best.grade for entry in fitting)
+    fits = "fits and is fast enough" if better_is_slow else "fits"
     why = (
-        f"the most capable model that fits{' and is fast enough' * better_is_slow}: it needs "
+        f"the most capable model that {fits}: it needs "
         f"{human_size(best.memory_8k)} with 8,192 tokens of context, and {available}"
     )
     if better := [each for each in fast if each.grade > best.grade]:

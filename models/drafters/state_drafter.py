@@ -31,7 +31,7 @@ _OTHER_NAMES = {  # in some packagings
 
 
 class TargetEnds(Protocol):
-    """The two ends of a target that drafters share."""
+    """Embedding and output head of a target, which drafters share."""
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Return the embeddings [1, n, target width] of tokens [1, n]."""

@@ -33,7 +33,7 @@ _NEEDED = re.compile(
     r"|tokenizer|tokenizer_config|special_tokens_map|added_tokens|chat_template|vocab)\.json"
     r"|chat_template\.jinja|tokenizer\.model|merges\.txt|vocab\.txt|[A-Za-z0-9_-]+\.tiktoken"
 )
-_MAX_BYTES = 1 << 50  # of one file; more than any disk has
+_MAX_WEIGHT_BYTES, _MAX_OTHER_BYTES = 1 << 50, 1 << 30
 _MAX_REF_BYTES = 1000
 NOT_THE_HUB = "check the network (does it require you to sign in?) and HF_ENDPOINT"
 
@@ -90,7 +90,8 @@ def is_valid_metadata(file: HubFile) -> bool:
     if type(file.size) is not int or not isinstance(file.digest, str) or len(file.name) > 200:
         return False
     digest = _SHA256 if file.large else _COMMIT
-    return 0 <= file.size <= _MAX_BYTES and digest.fullmatch(file.digest) is not None
+    largest = _MAX_WEIGHT_BYTES if file.name.endswith(".safetensors") else _MAX_OTHER_BYTES
+    return 0 <= file.size <= largest and digest.fullmatch(file.digest) is not None
 
 
 def read_listing(repository: str, revision: str | None, listing: Any) -> HubModel:

@@ -60,10 +60,12 @@ def _entry(directory: Path) -> NameEntry | None:
         facts["quantization"] = raw["quantisation"]
         links = [path for path in directory.iterdir() if path.is_symlink()]
         if raw.get("repository") and links:  # into CACHE/models--OWNER--NAME/snapshots/COMMIT
-            facts |= {"repository": raw["repository"], "revision": raw["commit"]}
-            facts["cache"] = str(Path(os.readlink(links[0])).parents[3])
-        else:
-            facts["sha256"] = {name: record["sha256"] for name, record in raw["files"].items()}
-        entry = parse_entry(facts)
+            cache = str(Path(os.readlink(links[0])).parents[3])
+            hub = {"repository": raw["repository"], "revision": raw["commit"], "cache": cache}
+            entry = parse_entry(facts | hub)
+            if all((entry.snapshot / link.name).exists() or not link.exists() for link in links):
+                return entry if not entry.problem else None
+        hashes = {name: record["sha256"] for name, record in raw["files"].items()}
+        entry = parse_entry(facts | {"sha256": hashes})
         return entry if not entry.problem else None
     return None

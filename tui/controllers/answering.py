@@ -464,7 +464,8 @@ class AnswerController:
         turns = self._conversation.turns
         self._show_stats(turns[-1] if turns else None)
         self._tools.show_asked()
-        self._show_phase()
+        if self._view.status.phase != "failed":
+            self._show_phase()
 
     def _show_phase(self, idle: Phase = "ready") -> None:
         """Show what the model or a tool does, or why there is no model; otherwise `idle`."""

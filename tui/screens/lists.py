@@ -114,6 +114,7 @@ class ToolsScreen(ListDialog[None]):
         chosen = self.highlighted_id
         tools, off = self._tools.all_tools(), self._tools.off
         keys = {each.key for each in tools if chosen in (each.name, f"{_SERVER}{each.server}")}
+        # Switch them on if all are off.
         self._tools.off = off - keys if keys <= off else off | keys
         if notice := self._tools.explain_room(self._context_length):
             self.notify(notice, markup=False)

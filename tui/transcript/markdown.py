@@ -241,6 +241,8 @@ class AnswerMarkdown(Vertical):
             await ended.finish(parts[0], in_list=_is_list_cut(parts, 0))
             ended.follow_code(grows=False)
             await self.mount_all(sections)
+        if self._plain is not None:  # drawing failed meanwhile
+            await self.query_children(MarkdownSection).remove()
 
 
 def split_sections(text: str) -> list[str]:

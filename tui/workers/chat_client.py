@@ -242,7 +242,7 @@ class _AnswerPoster:
     def _flush(self) -> None:
         """Post all collected text."""
         delta, thinking = self._text, self._thinking
-        if delta.text or thinking or delta.passes:
+        if delta.text or thinking or delta.passes or delta.speedup:
             self._text, self._thinking = events.TextDelta(""), ""
             self._posted = time.monotonic()
             self._post(PieceArrived(self._request, delta, thinking, self._calling))

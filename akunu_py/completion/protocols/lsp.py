@@ -42,6 +42,7 @@ CONTEXT = "akunu/context"  # a notification: recent texts, paths of files that a
 _MAX_FILES = 8  # of these paths
 _MAX_FILE = 1 << 20  # characters of such a file
 PART = "akunu/inlineCompletionPart"  # a notification: textDocument, position, text and command
+_PART_S = 0.05  # between two notifications
 _HEAD = 4096  # characters at the start of a document for the prefill when it opens
 _ACCEPTED = {"title": "Accepted", "command": "akunu.accepted"}  # of each item
 
@@ -336,6 +337,7 @@ class LanguageServer(JsonRpc):
         """
         future: asyncio.Future[Completion | Failed] = self.loop.create_future()
         shown = ""
+        timer: asyncio.TimerHandle | None = None
 
         def on_done(done: Completion | Failed) -> None:
             self.call_soon(lambda: None if future.done() else future.set_result(done))
@@ -343,12 +345,18 @@ class LanguageServer(JsonRpc):
         def on_text(text: str) -> None:
             nonlocal shown
             shown += text.replace("\r\n", "\n")
-            if parts is not None and shown.strip():
-                self.call_soon(send_part, {**parts, "text": shown, "command": _ACCEPTED})
+            if parts is not None:
+                self.call_soon(start_timer)
 
-        def send_part(part: dict[str, Any]) -> None:
-            if not future.done():
-                self.notify(PART, part)
+        def start_timer() -> None:
+            nonlocal timer
+            timer = timer or self.loop.call_later(_PART_S, send_part)
+
+        def send_part() -> None:
+            nonlocal timer
+            timer = None
+            if parts is not None and shown.strip() and not future.done():
+                self.notify(PART, {**parts, "text": shown, "command": _ACCEPTED})
 
         self.queue.start()  # for a client that never sends initialized
         ticket = Ticket(request, on_done, document.uri, on_text)

@@ -45,6 +45,7 @@ MAX_CONSTRAINT = 1 << 20  # characters of a schema, a grammar, an expression
 COMPILE_SECONDS = 5.0
 _FORCED_SPECIAL = re.compile(rb"\xff\[([0-9]+)\]")
 _ESCAPE_OR_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
+_OPEN_ESCAPE = re.compile(r"(?:[^\\]|\\.)*\\", re.DOTALL)
 _NAMES = {
     "json_schema": "the JSON schema",
     "json": "JSON",
@@ -266,8 +267,10 @@ def lark(constraint: Constraint, layout: Layout, prefix: str = "") -> str:
     if kind == "grammar":
         return constraint.text
     if kind == "regex":
+        if _OPEN_ESCAPE.fullmatch(constraint.text):
+            raise UsageError("the regular expression cannot be used: it ends inside an escape")
         escaped = _ESCAPE_OR_SLASH.sub(lambda match: match[1] or r"\x{2f}", constraint.text)
-        text = escaped.replace("\n", r"\n")
+        text = escaped.replace("\n", r"\n") or "(?:)"  # not the start of a comment
         return f"{prefix}start: {prefix.upper()}R\n{prefix.upper()}R: /{text}/\n"
     if not constraint.choices or not all(constraint.choices):
         raise UsageError("expected at least one choice, and no empty ones")

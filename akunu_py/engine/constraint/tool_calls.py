@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from llguidance import LLTokenizer
 
@@ -38,7 +38,7 @@ from akunu_py.types import Constraint, SamplingOptions, Tool, ToolChoice
 _ANY_OBJECT = {"type": "object"}
 _PLACEHOLDERS = re.compile(r"(NAME|ARGUMENTS|INDEX)")
 _TEXT = r"/(.|\n)*/"
-_Likely = Literal["", "closed", "open"]  # "": the grammar itself, which comes first
+_Likely = Literal["", "closed", "open"]  # "": the grammar itself
 _DEFINITIONS = ("$defs", "definitions")
 _BANNED = -1e9  # added to a logit
 
@@ -118,10 +118,11 @@ def calls_constraint(
 
     Raises UsageError for a strict schema or a response format that no grammar expresses.
     """
+    levels: tuple[_Likely, ...] = ("", "closed", "open")
     try:
         text, *likely = [
             _GrammarWriter(tokenizer, tables, layout, level).grammar(requirements)
-            for level in get_args(_Likely)
+            for level in levels
         ]
     except _Inexpressible:
         return None

@@ -159,8 +159,12 @@ class LearnedState(UnsavedState):
 
     def _load_answers(self) -> AnswerCache:
         cache = self._read(self._answer_file, AnswerCache.load, AnswerCache(), "answer cache")
-        for tokens in self._read(self._journal, _answers, list[list[int]](), "answer cache"):
-            cache.learn(tokens)
+
+        def replay(data: bytes) -> None:  # up to the first altered record
+            for tokens in _answers(data):
+                cache.learn(tokens)
+
+        self._read(self._journal, replay, None, "answer cache")
         return cache
 
     def _read(self, path: Path, parse: Callable[[bytes], _T], default: _T, name: str) -> _T:
@@ -243,15 +247,13 @@ def _whole_records(data: bytes) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def _answers(journal: bytes) -> list[list[int]]:
-    """Return the answers of a journal. Raises ValueError if it is damaged."""
-    answers = []
+def _answers(journal: bytes) -> Iterator[list[int]]:
+    """Yield the answers of a journal. Raises ValueError where it is damaged."""
     for start, end in _whole_records(journal):
         body = journal[start + _RECORD.size : end]
         if adler32(body) != _RECORD.unpack_from(journal, start)[1]:
             raise ValueError("a record of the journal was altered")
-        answers.append(array("I", body).tolist())
-    return answers
+        yield array("I", body).tolist()
 
 
 def _write(path: Path, data: bytes) -> None:

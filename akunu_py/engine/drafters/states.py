@@ -26,7 +26,7 @@ _PASS = 33  # maximum rows of a decode pass
 
 
 class StateHistory:
-    """What a drafter has of a history: the target's last hidden states, and its own rows."""
+    """Hidden states of the target and rows of the drafter, for one history."""
 
     def __init__(self, cache: kv_cache.Cache, kept: int) -> None:
         """cache: of the drafter, empty. kept: minimum number of states to keep."""
@@ -88,7 +88,7 @@ class HiddenStateDrafter(NeuralDrafterBase):
         self.key, self.relative_cost = key, share
         self.taps = (len(target.model.layers),) if network.needs_final else network.taps
         scaled = network.takes_scaled_embeddings
-        self._ends = scaled_trunk(target.model) if scaled else Trunk(target.model)
+        self._ends = ScaledTrunk(target.model) if scaled else Trunk(target.model)
         self._position = 0  # of the first row of the target's pass
         self._draft: Any = None
         self._depth = 0  # tokens of the draft
@@ -239,15 +239,18 @@ class ScaledTrunk(Trunk):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
-        tokens = mx.arange(8)[None]
-        cache = kv_cache.new_cache(model)
-        inputs = output_rows.run(model, tokens, cache, lambda rows: rows, [-1])[1][-1]
-        raw = super().embed(tokens)
-        self._scale = (mx.sum(inputs * raw) / mx.sum(raw * raw)).item()
+        self._scale = _embedding_scale(model)
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Return the inputs [1, rows, width] of the first layer for tokens [1, rows]."""
         return super().embed(tokens) * self._scale
 
 
-scaled_trunk = cached_weakly(ScaledTrunk)
+@cached_weakly
+def _embedding_scale(model: Any) -> float:
+    """Return the ratio of the first layer's inputs to the embeddings."""
+    tokens = mx.arange(8)[None]
+    cache = kv_cache.new_cache(model)
+    inputs = output_rows.run(model, tokens, cache, lambda rows: rows, [-1])[1][-1]
+    raw = Trunk(model).embed(tokens)
+    return float((mx.sum(inputs * raw) / mx.sum(raw * raw)).item())

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from akunu_py.engine.events import Event, ToolCallArguments, ToolCallFinished, ToolCallStarted
@@ -115,13 +116,13 @@ class CallLayout:
     quote: str = ""  # around the strings of "marked"
 
 
-def _one_or_array(read_call: Syntax) -> Syntax:
-    """Return the syntax of one call, or of an array of calls."""
+def _one_or_array(read_call: Syntax, *, empty: bool = False) -> Syntax:
+    """Return the syntax of one call, or of an array of calls. empty: accept `[]`."""
 
     def read_calls(reader: CallReader, calls: Calls) -> ParserSteps[None]:
         if not (yield from reader.accept("[", skip=SPACE)):
             yield from read_call(reader, calls)
-        elif not (yield from reader.accept("]", skip=SPACE)):
+        elif not (empty and (yield from reader.accept("]", skip=SPACE))):
             separator = ","
             while separator == ",":
                 yield from reader.skip()
@@ -131,7 +132,7 @@ def _one_or_array(read_call: Syntax) -> Syntax:
     return read_calls
 
 
-@_one_or_array
+@partial(_one_or_array, empty=True)
 def json_calls(reader: CallReader, calls: Calls) -> ParserSteps[None]:
     """Read `{"name": ..., "arguments": {...}}`; arguments stream if the name precedes them."""
     yield from reader.expect("{")
@@ -615,13 +616,20 @@ def part_of(schema: Any, root: Mapping[str, Any], name: str) -> Any:
     return next((each for each in others if isinstance(each, Mapping)), None)
 
 
-def _alternatives(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return `schema`, a part of `root`, and the schemas that it combines or refers to."""
+def _alternatives(
+    schema: Any, root: Mapping[str, Any], *, typed: bool = True
+) -> list[Mapping[str, Any]]:
+    """Return `schema`, a part of `root`, and the schemas that it combines or refers to.
+
+    typed: follow also the alternatives of a schema that declares its type.
+    """
     found: dict[int, Mapping[str, Any]] = {}  # by `id`
     pending = [schema]
     for part in pending:  # grows
         if isinstance(part, Mapping) and id(part) not in found:
             found[id(part)] = part
+            if part.get("type") and not typed:
+                continue
             pending += [each for key in _COMBINERS for each in _listed(part, key)]
             pending.append(_referenced(part, root))
     return list(found.values())
@@ -645,7 +653,7 @@ def _referenced(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
 def _schema_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     """Return the JSON types that `schema`, a part of `root`, names."""
     found = list[Any]()
-    for part in _alternatives(schema, root):
+    for part in _alternatives(schema, root, typed=False):
         if declared := part.get("type"):
             found += declared if isinstance(declared, list) else [declared]
         else:

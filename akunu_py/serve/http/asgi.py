@@ -264,10 +264,12 @@ class _Post:
             except Exception as error:  # noqa: BLE001 - the client gets every error
                 failure = request_error(error)
                 record.error = failure.message
-                if gpu_is_lost(error):
-                    self._backend.on_lost_gpu()
                 body = self._dialect.error(failure, scope["request_id"])
-                record.status = await handler.fail(failure, body)
+                try:
+                    record.status = await handler.fail(failure, body)
+                finally:
+                    if gpu_is_lost(error):
+                        self._backend.on_lost_gpu()
 
     async def _prepare(
         self,

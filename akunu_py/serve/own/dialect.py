@@ -84,7 +84,7 @@ def _parse_dataclass(kind: type[Value], fields: Any, name: str) -> Value:
     try:
         return TypeAdapter(kind).validate_json(json.dumps(fields), strict=True)
     except ValidationError as error:
-        raise RequestError(f"{name}.{first_problem(error)}") from error
+        raise RequestError(first_problem(error, name)) from error
 
 
 def error_body(error: RequestError, request_id: str = "") -> dict[str, Any]:

@@ -181,6 +181,7 @@ REFUSED = {
     ),
     "expression": (Constraint("regex", "a(b"), "unclosed group"),
     "nothing": (Constraint("regex", r"[^\s\S]"), "cannot be used"),
+    "escape": (Constraint("regex", "a\\"), "inside an escape"),
     "too large": (Constraint("regex", "a" * (MAX_CONSTRAINT + 1)), "at most"),
     "no choice": (Constraint("choice"), "at least one choice"),
     "compact text": (Constraint("regex", "a", compact=True), "for JSON"),
