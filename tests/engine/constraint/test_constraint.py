@@ -188,11 +188,10 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(("constraint", "message"), REFUSED.values(), ids=REFUSED)
 def test_constraints_that_cannot_be_enforced_are_refused_before_the_prefill(
-    engine: Engine, name: str
+    engine: Engine, constraint: Constraint, message: str
 ) -> None:
-    constraint, message = REFUSED[name]
     options = GenerateOptions(sampling=SamplingOptions(constraint=constraint))
     with pytest.raises(UsageError, match=re.escape(message)):
         StepLoop(engine).request([5], options)
