@@ -205,7 +205,8 @@ class PromptBox(Unmarked, TextArea):
     def watch_heading(self) -> None:
         pasted, tokens = self._pasted.describe(self.text)
         count, in_files = len(self._file_tokens), sum(self._file_tokens.values())
-        files = f"{count} file{'s' * (count != 1)}, about {in_files:,} tokens" if count else ""
+        noun = "file" if count == 1 else "files"
+        files = f"{count} {noun}, about {in_files:,} tokens" if count else ""
         title = Content(" · ".join(filter(None, (self.heading, files, pasted))))
         if 0 < self._context_length <= tokens + in_files:
             words = f" · too long for {format_tokens(self._context_length)} of context"

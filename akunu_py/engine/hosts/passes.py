@@ -100,7 +100,7 @@ class Coordinator:
 
     partition: Any  # the part of the model that rank 0 runs
     stand_ins: list[Any]  # see `keep_partition`
-    launch: Callable[[mx.array], None]  # sends an array
+    send_array: Callable[[mx.array], None]
     wake: Callable[[], None]
     check: Callable[[], None]  # raises HostLost if a host is gone
 
@@ -166,7 +166,7 @@ class Coordinator:
             self.busy = True
         commands = [self._commands.popleft() for _ in range(len(self._commands))]
         for part in encode(commands, tokens):
-            self.launch(part)
+            self.send_array(part)
 
 
 @dataclass
