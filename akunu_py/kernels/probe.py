@@ -72,10 +72,7 @@ def why_off() -> str:
 
 
 def use_kernels(model: nn.Module, *, exact: bool = False) -> bool:
-    """Let the layers of `model` use the kernels; return whether any does.
-
-    exact: also where MLX is faster. Evaluate the weights before.
-    """
+    """Let layers use the kernels; return whether any does. exact: also where MLX is faster."""
     if why_off():
         return False
     known, used = _load(), False
@@ -162,7 +159,6 @@ def describe() -> str:
 
 
 def _machine() -> str:
-    """Return what the results depend on."""
     parts = (row_kernels.HEADER, row_kernels.QUANTIZED_SOURCE, row_kernels.DENSE_SOURCE)
     source = adler32("".join(parts).encode())
     chip = mx.device_info().get("architecture")

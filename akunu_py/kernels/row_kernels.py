@@ -9,6 +9,7 @@ others. `probe` checks both claims on each machine.
 
 import functools
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -21,110 +22,9 @@ _QUAD_INPUTS = 64, 128  # MLX has another kernel for them, which is exact and fa
 _OUTPUTS = 4  # matrix rows of a lane
 QUANTIZED_SIMDGROUPS, DENSE_SIMDGROUPS = 2, 8  # of a threadgroup
 
-# A lane multiplies WORDS packed words at a time, and a SIMD group 32 times that. Activations times
-# codes are exact in float32, so only the order of additions and FUSED decide the bits.
-QUANTIZED_SOURCE = """
-constexpr int PACK = 32 / BITS;      // values in a packed word
-constexpr int VALUES = WORDS * PACK; // consecutive values of a lane
-const int outputs = w_shape[0], words = w_shape[1];
-const int inputs = words * PACK, groups = inputs / GROUP;
-const int lane = thread_index_in_simdgroup;
-const int first =
-    (threadgroup_position_in_grid.y * SIMDGROUPS + simdgroup_index_in_threadgroup) * OUTPUTS;
-if (first >= outputs) return;
-float result[OUTPUTS][ROWS] = {};
-for (int k = lane * VALUES; k < inputs; k += 32 * VALUES) {
-  uint packed[OUTPUTS][WORDS];
-  UNROLL for (int out = 0; out < OUTPUTS; out++) {
-    const int at = min(first + out, outputs - 1) * words + k / PACK;
-    UNROLL for (int word = 0; word < WORDS; word++) packed[out][word] = w[at + word];
-  }
-  float dot[OUTPUTS][ROWS] = {};
-  float sum[ROWS] = {};
-  UNROLL for (int unit = 0; unit < VALUES; unit += 4) {
-    float v[ROWS][4];
-    UNROLL for (int row = 0; row < ROWS; row++) {
-      const vec<T, 4> values = *(const device vec<T, 4>*)(x + row * inputs + k + unit);
-      UNROLL for (int i = 0; i < 4; i++) v[row][i] = static_cast<float>(values[i]);
-      sum[row] = plus<BITS>(sum[row], v[row][0], v[row][1], v[row][2], v[row][3]);
-    }
-    UNROLL for (int out = 0; out < OUTPUTS; out++) {
-      const uint word = packed[out][unit / PACK] >> (unit % PACK * BITS);
-      float code[4];
-      UNROLL for (int i = 0; i < 4; i++) {
-        code[i] = static_cast<float>((word >> (i * BITS)) & ((1 << BITS) - 1));
-      }
-      UNROLL for (int row = 0; row < ROWS; row++) {
-        dot[out][row] = plus<BITS>(dot[out][row], v[row][0] * code[0], v[row][1] * code[1],
-                                   v[row][2] * code[2], v[row][3] * code[3]);
-      }
-    }
-  }
-  UNROLL for (int out = 0; out < OUTPUTS; out++) {
-    const int at = min(first + out, outputs - 1) * groups + k / GROUP;
-    const float scale = static_cast<float>(scales[at]), bias = static_cast<float>(biases[at]);
-    UNROLL for (int row = 0; row < ROWS; row++) {
-      result[out][row] += FUSED ? fma(scale, dot[out][row], sum[row] * bias)
-                                : scale * dot[out][row] + sum[row] * bias;
-    }
-  }
-}
-UNROLL for (int out = 0; out < OUTPUTS; out++) {
-  UNROLL for (int row = 0; row < ROWS; row++) {
-    const float total = simd_sum(result[out][row]);
-    if (lane == 0 && first + out < outputs) y[row * outputs + first + out] = static_cast<T>(total);
-  }
-}
-"""
-
-# Products of two values of 16 bits are exact in float32, so only the order of additions decides the
-# bits: in a lane, then over LANES, then over the SPLIT SIMD groups that share a matrix row.
-DENSE_SOURCE = """
-const int outputs = w_shape[0], inputs = w_shape[1];
-const int lane = thread_index_in_simdgroup % LANES;
-const int part = simdgroup_index_in_threadgroup % SPLIT;
-const int group = threadgroup_position_in_grid.y * (SIMDGROUPS / SPLIT) +
-    simdgroup_index_in_threadgroup / SPLIT;
-const int first = (group * (32 / LANES) + thread_index_in_simdgroup / LANES) * OUTPUTS;
-float result[OUTPUTS][ROWS] = {};
-for (int k = (part * LANES + lane) * 4; k < inputs; k += SPLIT * LANES * 4) {
-  vec<T, 4> v[ROWS];
-  UNROLL for (int row = 0; row < ROWS; row++) {
-    v[row] = *(const device vec<T, 4>*)(x + row * inputs + k);
-  }
-  UNROLL for (int out = 0; out < OUTPUTS; out++) {
-    const long at = static_cast<long>(min(first + out, outputs - 1)) * inputs + k;
-    const vec<T, 4> weights = *(const device vec<T, 4>*)(w + at);
-    UNROLL for (int i = 0; i < 4; i++) {
-      UNROLL for (int row = 0; row < ROWS; row++) {
-        result[out][row] += static_cast<float>(weights[i]) * static_cast<float>(v[row][i]);
-      }
-    }
-  }
-}
-threadgroup float shared[SIMDGROUPS][OUTPUTS][ROWS];
-UNROLL for (int out = 0; out < OUTPUTS; out++) {
-  UNROLL for (int row = 0; row < ROWS; row++) {
-    thread float& sum = result[out][row];
-    UNROLL for (int below = LANES / 2; below > 0; below /= 2) {
-      sum += simd_shuffle_down(sum, below);
-    }
-    if (SPLIT > 1 && lane == 0) shared[simdgroup_index_in_threadgroup][out][row] = sum;
-  }
-}
-if (SPLIT > 1) threadgroup_barrier(mem_flags::mem_threadgroup);
-if (lane != 0 || part != 0) return;
-UNROLL for (int out = 0; out < OUTPUTS; out++) {
-  UNROLL for (int row = 0; row < ROWS; row++) {
-    float total = result[out][row];
-    for (int other = 1; other < SPLIT; other++) {
-      total += shared[simdgroup_index_in_threadgroup + other][out][row];
-    }
-    if (first + out < outputs) y[row * outputs + first + out] = static_cast<T>(total);
-  }
-}
-"""
-
+_HERE = Path(__file__).parent
+QUANTIZED_SOURCE = (_HERE / "quantized_rows.metal").read_text("utf-8")
+DENSE_SOURCE = (_HERE / "dense_rows.metal").read_text("utf-8")
 HEADER = f"""
 #define UNROLL _Pragma("clang loop unroll(full)")
 constant constexpr int OUTPUTS = {_OUTPUTS}; // matrix rows per lane
