@@ -15,7 +15,7 @@ from transformers.utils import import_utils
 
 from akunu_py import workarounds
 from akunu_py.workarounds import open_files
-from akunu_py.workarounds.openblas import _missing_instructions, load_openblas
+from akunu_py.workarounds.openblas import load_openblas
 
 # Their form
 
@@ -72,24 +72,6 @@ def test_it_is_imported_below_a_low_hard_limit() -> None:
 
 
 # OpenBLAS
-
-
-_ZEN3 = " fpu sse2 avx fma avx2 bmi2"
-_SKYLAKE = _ZEN3 + " avx512f avx512dq"
-
-
-@pytest.mark.parametrize(("config", "flags", "missing"), [
-    ("OpenBLAS 0.3.31 NO_AFFINITY SKYLAKEX MAX_THREADS=4", _ZEN3, "avx512f"),
-    ("OpenBLAS 0.3.31 NO_AFFINITY SKYLAKEX MAX_THREADS=4", _SKYLAKE, None),
-    ("OpenBLAS 0.3.29 NO_AFFINITY ZEN MAX_THREADS=4", _ZEN3, None),
-    ("OpenBLAS 0.3.29 NO_AFFINITY ZEN MAX_THREADS=4", " fpu sse2", "avx2"),
-    ("OpenBLAS 0.3.21 DYNAMIC_ARCH NO_AFFINITY SkylakeX MAX_THREADS=64", " fpu sse2", None),
-    ("OpenBLAS 0.3.29 NEOVERSEN1 MAX_THREADS=4", "", None),
-])  # fmt: skip
-def test_a_build_that_the_cpu_cannot_run_is_refused(
-    config: str, flags: str, missing: str | None
-) -> None:
-    assert _missing_instructions(config, flags) == missing
 
 
 def test_importing_mlx_loads_it_first() -> None:

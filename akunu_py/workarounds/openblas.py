@@ -20,12 +20,6 @@ from pathlib import Path
 
 import mlx
 
-# Builds for one kind of CPU stop the process on a CPU without its instructions.
-_REQUIRED_FEATURES = {
-    "avx512f": frozenset({"SKYLAKEX", "COOPERLAKE", "SAPPHIRERAPIDS"}),
-    "avx2": frozenset({"HASWELL", "ZEN"}),
-}
-
 _loaded: list[ctypes.CDLL] = []  # at most one: the library behind MLX
 
 
@@ -42,14 +36,13 @@ def load_openblas() -> str:
     reason = "OpenBLAS not found; pip install cmeel-openblas"
     for path in _candidates():
         try:
-            config = _describe(_open(path, ctypes.RTLD_LOCAL))
-            if missing := _missing_instructions(config, _cpu_flags()):
-                reason = f"{config} needs {missing}, which this CPU lacks"
-                continue
-            _loaded.append(_open(path, ctypes.RTLD_GLOBAL))
-            return config
+            library = _open(path)
         except OSError as error:
             reason = str(error)
+        else:
+            _loaded.append(library)
+            library.openblas_get_config.restype = ctypes.c_char_p
+            return str(library.openblas_get_config().decode().strip())
     return f"MLX's own (slow): {reason}"
 
 
@@ -72,42 +65,14 @@ def _candidates() -> Iterator[str]:
             yield system
 
 
-def _open(path: str, mode: int) -> ctypes.CDLL:
+def _open(path: str) -> ctypes.CDLL:
     try:
-        return ctypes.CDLL(path, mode=mode)
+        return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         if "libgfortran" not in str(error):
             raise
     _provide_gfortran()
-    return ctypes.CDLL(path, mode=mode)
-
-
-def _describe(library: ctypes.CDLL) -> str:
-    library.openblas_get_config.restype = ctypes.c_char_p
-    return str(library.openblas_get_config().decode().strip())
-
-
-def _missing_instructions(config: str, flags: str) -> str | None:
-    """Return the CPU feature that a build of OpenBLAS needs and the CPU lacks, or None.
-
-    config: of a library, for example "OpenBLAS 0.3.31 NO_AFFINITY SKYLAKEX MAX_THREADS=4".
-    flags: those in /proc/cpuinfo. Builds with DYNAMIC_ARCH choose their kernels at run time.
-    """
-    words = config.split()
-    if "DYNAMIC_ARCH" in words:
-        return None
-    for feature, cores in _REQUIRED_FEATURES.items():
-        if cores.intersection(words) and feature not in flags.split():
-            return feature
-    return None
-
-
-def _cpu_flags() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("flags"):
-                return line.partition(":")[2]
-    return ""
+    return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
 
 
 def _provide_gfortran() -> None:

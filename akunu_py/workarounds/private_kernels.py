@@ -33,7 +33,6 @@ def keep_kernels_private() -> None:
 
 
 def _is_open(directory: Path) -> bool:
-    """Return True if other users may write into the directory."""
     try:
         return bool(directory.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
     except OSError:
