@@ -39,9 +39,7 @@ _WATCH_S = 5.0 if sys.platform == "darwin" else None  # only macOS reports memor
 _busy = set["ModelHost"]()  # run a job
 
 
-def closed() -> AkunuError:
-    """Return the error for requests after closing."""
-    return AkunuError("the request was refused because akunu is closing the model")
+_CLOSING = "the request was refused because akunu is closing the model"
 
 
 class ModelHost:
@@ -106,10 +104,7 @@ class ModelHost:
             self._thread.start()
 
     def unload(self, save_s: float = _LAST_SAVE_S) -> Future[None]:
-        """Unload the model after all submitted jobs; a later job loads it again, at once.
-
-        save_s: time limit for saving prompt caches.
-        """
+        """Unload the model after all jobs; a later one loads it again. save_s: limit for saving."""
         future: Future[None] = Future()
         with self._lock:
             idle = self._closing or self._thread.ident is None
@@ -140,9 +135,8 @@ class ModelHost:
     ) -> JobHandle:
         """Queue a job; `on_event` gets its events in the model's thread and must return soon.
 
-        The last event is Finished or Failed, exactly once. client: jobs of one client wait for each
-        other. short: small prompt and few tokens; runs before other jobs. idle: runs only while no
-        other job does; the next one cancels it.
+        The last event is Finished or Failed, once. client: jobs of one client wait for each other.
+        short: few tokens; runs before other jobs. idle: runs alone; the next job cancels it.
         """
         handle = JobHandle(job, on_event, client, self._wake.set, short=short, idle=idle)
         with self._lock:
@@ -153,7 +147,7 @@ class ModelHost:
             if not closing:
                 self._waiting.append(handle)
         if closing:
-            handle.deliver(Failed(self.error if self._abandoned else closed()))
+            handle.deliver(Failed(self.error if self._abandoned else AkunuError(_CLOSING)))
         self._wake.set()
         return handle
 
@@ -176,7 +170,7 @@ class ModelHost:
             if not closing:
                 self._calls.append(answer)
         if closing:
-            future.set_exception(closed())
+            future.set_exception(AkunuError(_CLOSING))
         self._wake.set()
         return future
 
@@ -198,12 +192,10 @@ class ModelHost:
         if self._abandoned:
             return False
         for handle in waiting:
-            handle.deliver(Failed(closed()))
+            handle.deliver(Failed(AkunuError(_CLOSING)))
         if self._has_ended(finish_s):
             return True
-        with self._lock:
-            running = list(self._running)
-        for handle in running:
+        for handle in list(self._running):
             handle.cancel()
         return self._has_ended(cancel_s)
 
@@ -259,10 +251,7 @@ class ModelHost:
         self._wake.clear()
 
     def _idle(self, seconds: float) -> float | None:
-        """Save prompt caches, then unload the model; return the delay until the next call.
-
-        seconds: since the last work.
-        """
+        """Save prompt caches, then unload; return the next call's delay. seconds: idle time."""
         _busy.discard(self)
         if seconds < self.save_after_s:
             return self.save_after_s - seconds
@@ -292,9 +281,18 @@ class ModelHost:
             self._report_state("ready")
 
     def _release_memory(self) -> None:
-        """Free memory. Let garbage collection ignore the rest if no other model runs a job."""
+        """Free unreachable objects and MLX's unused buffers.
+
+        Garbage collection ignores the rest until the next call, if no other model runs a job. With
+        the objects of a loaded model, it would stop all threads for 0.1 s.
+        """
         self._is_frozen = not _busy - {self}
-        release_memory(freeze=self._is_frozen)
+        gc.unfreeze()
+        gc.collect()
+        if self._is_frozen:
+            gc.freeze()
+        if (mx := sys.modules.get("mlx.core")) is not None:
+            mx.clear_cache()
 
     def _report_state(self, state: State) -> None:
         self.state = state
@@ -373,7 +371,7 @@ class ModelHost:
     def _finish(self, handle: JobHandle, event: Finished | Failed) -> None:
         """End a running job, or queue it again if its server is gone."""
         gone = isinstance(event, Failed) and isinstance(event.error, ServerGone)
-        handle.forget()
+        handle.prepared = handle.running = handle.request = None  # they refer to the model
         with self._lock:
             self._running.remove(handle)
             ended = handle.has_output or handle.cancelled or self._closing
@@ -436,45 +434,26 @@ class SleepBlocker:
     command: Sequence[str] = _CAFFEINATE if sys.platform == "darwin" else ()
     clock: Callable[[], float] = time.monotonic
     _since: float | None = None  # start of the work
-    _process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def is_active(self) -> bool:
-        """Whether `caffeinate` is running."""
-        return self._process is not None
+    process: subprocess.Popen[bytes] | None = None  # while `caffeinate` runs
 
     def keep_awake(self) -> None:
         """Start `caffeinate` once there was work for some seconds. Call repeatedly."""
         if self._since is None:
             self._since = self.clock()
         is_long = self.clock() - self._since >= _MOMENT_S
-        if is_long and self.command and not self.is_active:
+        if is_long and self.command and self.process is None:
             try:
-                self._process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL)
+                self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL)
             except OSError:
                 self.command = ()
 
     def allow_sleep(self) -> None:
         """Stop `caffeinate`: the work is done."""
         self._since = None
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait()
-            self._process = None
-
-
-def release_memory(*, freeze: bool) -> None:
-    """Free unreachable objects and MLX's unused buffers.
-
-    freeze: garbage collection ignores all other objects until the next call. With those of a loaded
-    model, it would stop all threads for 0.1 s.
-    """
-    gc.unfreeze()
-    gc.collect()
-    if freeze:
-        gc.freeze()
-    if (mx := sys.modules.get("mlx.core")) is not None:
-        mx.clear_cache()
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+            self.process = None
 
 
 def release_streams() -> None:

@@ -41,10 +41,7 @@ Job = BeginJob | DeferredJob
 
 @dataclass(eq=False)
 class JobHandle:
-    """A submitted job: cancels it, and passes its events to the front end.
-
-    `ModelHost` has all of them, waiting and running ones; a `ModelLoop` runs those that it gets.
-    """
+    """A submitted job: cancels it, and passes its events to the front end."""
 
     job: Job
     on_event: Callable[[events.Event], None]
@@ -60,10 +57,6 @@ class JobHandle:
     prepared: Future[BeginJob] | None = field(default=None, init=False)
     running: RunningJob | None = field(default=None, init=False)  # once the job began
     request: Request | None = field(default=None, init=False)  # the scheduled one
-
-    def forget(self) -> None:
-        """Forget what the loop made, which refers to the model."""
-        self.prepared = self.running = self.request = None
 
     def cancel(self) -> None:
         """Cancel the job after its current step. Callable from any thread at any time."""
@@ -99,10 +92,7 @@ class ModelLoop(Protocol):
     def shared(self) -> events.SharedPasses: ...
 
     def step(self, jobs: Sequence[JobHandle]) -> list[tuple[JobHandle, list[events.Event]]]:
-        """Run one step of the running jobs, after starting the new ones; return their events.
-
-        Empty if none can run before `JobHandle.wake` of one is called.
-        """
+        """Start new jobs, then run a step; empty if all wait for `JobHandle.wake`."""
 
     def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
         """Save one prompt cache; see `StepLoop.save_idle`."""

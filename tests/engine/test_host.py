@@ -454,9 +454,9 @@ def test_long_work_keeps_the_machine_awake(command: tuple[str, ...]) -> None:
         for seconds in (0, 4, 5, 60):
             now[0] = begin + seconds
             awake.keep_awake()
-            assert awake.is_active == (seconds >= 5 and command[0] == "sleep")
+            assert (awake.process is not None) == (seconds >= 5 and command[0] == "sleep")
         awake.allow_sleep()
-        assert not awake.is_active
+        assert awake.process is None
 
 
 pytestmark = pytest.mark.usefixtures("own_directories")
@@ -508,7 +508,7 @@ def test_the_models_thread_renders_no_turn_and_writes_no_file(
     job: Callable[[Engine, list[Message], GenerateOptions], Job], engine: Engine, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(learned_state, "JOURNAL_TOKENS", 20)
+    monkeypatch.setattr(learned_state, "JOURNAL_BYTES", 80)
     learned = LearnedState(tmp_path, "t", "l", answer_cache=True)
     slow = [TokenCodec.stable_prefix, TokenCodec.encode_chat, PromptRewrites.of, AnswerCache.dump]
     disk = [files.locked, files.read_bounded, files.write_atomically]

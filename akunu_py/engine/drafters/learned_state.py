@@ -5,17 +5,14 @@ journal of later answers. Damaged files are set aside with one warning.
 """
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
-import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
-from zlib import adler32
 
 from akunu_py import paths
 from akunu_py.engine.histories.prompt_cache_store import DiskLimits
@@ -33,9 +30,7 @@ from akunu_py.ngram.cost import CostCurve
 from akunu_py.ngram.neural_plan import LearnedDrafter
 
 _ANSWERS_PREFIX = "memory-"
-JOURNAL_TOKENS = 20_000  # more are moved to the answer file; replaying them takes 30 ms
-_RECORD = struct.Struct("<II")  # tokens in the record, checksum of their bytes
-_TOKEN_BYTES = 4
+JOURNAL_BYTES = 120_000  # more are moved to the answer file; replaying them takes 30 ms
 _MAX_FILE_BYTES = 1 << 25  # an answer cache takes 15 MB
 # Do not follow links, and do not block on pipes and devices.
 _OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -89,11 +84,7 @@ class LearnedState(UnsavedState):
         disk_limits: DiskLimits | None = None,
         warnings: list[str] | None = None,
     ) -> None:
-        """tokenizer: its digest. layout: device and weights format.
-
-        disk_limits: of prompt caches; None for no disk. warnings: receives the warnings; it may be
-        shared by several states.
-        """
+        """tokenizer: its digest. layout: device and weights format. warnings: gets warnings."""
         self.directory = directory_of(model)
         self._curve_file = self.directory / f"curve-{_digest(layout)}.json"
         self._answer_file = self.directory / f"{_ANSWERS_PREFIX}{_digest(tokenizer)}"
@@ -113,10 +104,7 @@ class LearnedState(UnsavedState):
         self._last_write = self._writer.submit(self._write_costs, content.encode())
 
     def add_answer(self, tokens: Sequence[int]) -> None:
-        """Add the tokens of an answer to the answer cache, if enabled.
-
-        The files follow in another thread, see `flush`.
-        """
+        """Add an answer to the answer cache, if enabled; to its files in another thread."""
         if self.answer_cache is not None and tokens:
             self.answer_cache.learn(tokens)
             self._last_write = self._writer.submit(self._store_answer, list(tokens))
@@ -139,7 +127,7 @@ class LearnedState(UnsavedState):
         try:
             with locked(self.directory / "lock"):
                 _append(self._journal, tokens)
-                if self._journal.stat().st_size > JOURNAL_TOKENS * _TOKEN_BYTES:
+                if self._journal.stat().st_size > JOURNAL_BYTES:
                     # Reload: another process may have added answers.
                     _write(self._answer_file, self._load_answers().dump())
                     self._journal.unlink()
@@ -160,7 +148,7 @@ class LearnedState(UnsavedState):
     def _load_answers(self) -> AnswerCache:
         cache = self._read(self._answer_file, AnswerCache.load, AnswerCache(), "answer cache")
 
-        def replay(data: bytes) -> None:  # up to the first altered record
+        def replay(data: bytes) -> None:
             for tokens in _answers(data):
                 cache.learn(tokens)
 
@@ -218,42 +206,20 @@ def _digest(text: str) -> str:
 
 
 def _append(path: Path, tokens: Sequence[int]) -> None:
-    """Append a record atomically."""
-    body = array("I", tokens).tobytes()
-    record = _RECORD.pack(len(tokens), adler32(body)) + body
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _OPEN_FLAGS, 0o600)
-    try:
-        if os.fstat(descriptor).st_size > _MAX_FILE_BYTES:
-            raise OSError(errno.EFBIG, f"{path.name} is too large")
-        # Drop an unfinished record at the end.
-        data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        size = max((end for _, end in _whole_records(data)), default=0)
-        os.ftruncate(descriptor, size)
-        if os.write(descriptor, record) < len(record):
-            os.ftruncate(descriptor, size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    finally:
-        os.close(descriptor)
-
-
-def _whole_records(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of the records in a journal, except a truncated last one."""
-    start = 0
-    while start + _RECORD.size <= len(data):
-        end = start + _RECORD.size + _RECORD.unpack_from(data, start)[0] * _TOKEN_BYTES
-        if end > len(data):
-            return
-        yield start, end
-        start = end
+    """Append an answer as a line of JSON, behind a line that may be cut off."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _OPEN_FLAGS, 0o600)
+    with os.fdopen(descriptor, "ab") as file:
+        file.write(f"\n{json.dumps(tokens)}".encode())
 
 
 def _answers(journal: bytes) -> Iterator[list[int]]:
-    """Yield the answers of a journal. Raises ValueError where it is damaged."""
-    for start, end in _whole_records(journal):
-        body = journal[start + _RECORD.size : end]
-        if adler32(body) != _RECORD.unpack_from(journal, start)[1]:
-            raise ValueError("a record of the journal was altered")
-        yield array("I", body).tolist()
+    """Yield the answers of a journal, without lines that a killed process or full disk cut off."""
+    for line in journal.splitlines():
+        try:
+            tokens = array("I", parse_json(line))
+        except (ValueError, TypeError, OverflowError):
+            continue
+        yield tokens.tolist()
 
 
 def _write(path: Path, data: bytes) -> None:

