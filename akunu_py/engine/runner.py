@@ -49,7 +49,6 @@ class ModelRunner:
     reserved_tokens = 1024  # answer tokens that memory is reserved for at once
     _is_tried = False  # the trial of `can_batch` was run
     _planner: JointPlanner  # of shared passes, after that trial
-    _needs_trial = False  # run that trial before the next pass
     _forgone_trees = 0  # before that trial
 
     def __init__(
@@ -75,10 +74,7 @@ class ModelRunner:
         self.shared = SharedPasses()
 
     def can_batch(self) -> bool:
-        """Return whether passes can have rows of several requests, or of a token tree.
-
-        Runs a trial once, of about eight passes.
-        """
+        """Return whether requests or branches can share a pass; the first call tries it."""
         if not self._is_tried:
             model, kv_bits = self._engine.model, self._engine.plan.kv_bits
             exact = "--exact keeps passes small" if self._engine.exact else None
@@ -95,8 +91,11 @@ class ModelRunner:
         if self._is_tried:
             return self.can_batch()
         self._forgone_trees += 1
-        self._needs_trial = self._forgone_trees >= TREES_BEFORE_TRIAL
         return False
+
+    @property
+    def _needs_trial(self) -> bool:
+        return not self._is_tried and self._forgone_trees >= TREES_BEFORE_TRIAL
 
     def sharing(self, requests: Sequence[Request]) -> list[Request]:
         """Return the requests whose next decode pass is shared, none if that is impossible."""
@@ -125,10 +124,7 @@ class ModelRunner:
         return plan is not None and plan.value > 0
 
     def run(self, plan: StepPlan, crowded: Collection[Request]) -> list[Results]:
-        """Run the next step of the requests in `plan`; return their results.
-
-        crowded: requests behind one that waits for memory.
-        """
+        """Run the next step of `plan`. crowded: requests behind one that waits for memory."""
         blas_threads.adapt()
         first = plan.requests[0]
         if len(plan.requests) == 1 and first.ends:
@@ -153,7 +149,6 @@ class ModelRunner:
         self._release(request)
 
     def _release(self, request: Request) -> None:
-        """Return the history and the drafter of an ended request."""
         self._joint.clear()
         try:
             if request.has_drafter:
@@ -195,7 +190,7 @@ class ModelRunner:
         request.measure(time.perf_counter())
         rest = request.finish()
         if request.options.may_store and not request.options.side_request:
-            self.drafters.learn(request.drafter)
+            request.drafter.share_weights()
             self._learned.add_answer(request.tokens)
             self._learned.save_costs()
         self.close(request)
@@ -232,10 +227,7 @@ class ModelRunner:
         return PrefillProgress(done, request.prefill_end or len(request.prompt))
 
     def _chunks(self, request: Request) -> Generator[int | None]:
-        """Reuse the longest cached prefix, in memory or on disk, and prefill the rest.
-
-        Yields as `prefill`, and None while a prompt cache is loaded.
-        """
+        """Reuse the longest cached prefix, then yield as `prefill`; None while one is loaded."""
         target, known = request.target, [*request.prompt, *request.tokens]
         if not request.answering:
             on_disk = yield from self._load_from_disk(request)
@@ -252,7 +244,7 @@ class ModelRunner:
 
         def learn(launched: int) -> None:
             if not request.answering:
-                self._follow(request, request.cached + launched)
+                request.drafter.follow(request.options, request.prompt, request.cached + launched)
 
         rows = self._engine.plan.fit.prefill_rows
         sizes = ChunkSizes(self.curve, rows, request.chunk_seconds)
@@ -261,10 +253,7 @@ class ModelRunner:
             sizes.seconds = request.chunk_seconds
 
     def _load_from_disk(self, request: Request) -> Generator[None, None, tuple[int, NotCached]]:
-        """Load a longer prefix than that in memory, a few layers a step.
-
-        Returns the prompt tokens on disk, and why not all are cached.
-        """
+        """Load a longer prefix in steps; return the tokens on disk, and why not all are cached."""
         target, prompt = request.target, request.prompt
         if not request.options.may_store or self.disk_caches is None:
             return 0, ""
@@ -276,15 +265,8 @@ class ModelRunner:
             target.adopt(history)
         return tokens, missing
 
-    def _follow(self, request: Request, known: int) -> None:
-        """Let the drafter learn the first `known` tokens of the prompt."""
-        self.drafters.follow(request.drafter, request.options, request.prompt, known)
-
     def _prefill(self, request: Request) -> list[Step]:
-        """Go on to the next chunk; after the last one, begin to decode.
-
-        The first step only reuses the longest cached prefix.
-        """
+        """Reuse the longest cached prefix, or go on to the next chunk; then begin to decode."""
         done = next(request.chunks, 0) or 0
         request.prompt_tokens_left = max(0, request.prefill_end - request.cached - done)
         progress = self._progress(request, request.cached + done)
@@ -293,19 +275,10 @@ class ModelRunner:
             request.status = Status.DECODING
             request.limit = self._to_reserve(request)
             if not request.answering:
-                self._follow(request, len(request.prompt))
+                request.drafter.follow(request.options, request.prompt, len(request.prompt))
                 can_branch = self._can_branch if request.can_branch else None
                 request.drafter.begin_answer(request.guide, can_branch)
         return [progress]
-
-    def _reserve_more(self, request: Request, *, crowded: bool) -> None:
-        """Reserve memory for more tokens; release the history and wait if there is none."""
-        release_under_pressure(self.caches)
-        if not crowded and self._has_room(request):
-            self.caches.reserve(self._needed(request), request.target.history)
-            request.limit = self._to_reserve(request)
-        else:
-            self._prefill_again(request)
 
     def _prefill_again(self, request: Request) -> None:
         """Give the history to the prompt caches, and wait; what they evict is prefilled again."""
@@ -342,7 +315,6 @@ class ModelRunner:
         try:
             if not running:
                 if self._needs_trial:  # not while a pass is timed
-                    self._needs_trial = False
                     self.can_batch()
                 self._last = requests[0].target.clock()
                 drafts = self._drafts(requests, alone=alone)
@@ -364,7 +336,6 @@ class ModelRunner:
         return results
 
     def _drafts(self, requests: Sequence[Request], *, alone: bool) -> list[list[int]]:
-        """Return the draft tokens of each request for the next pass."""
         if len(requests) == 1:
             return [self._propose(requests[0], alone=alone)]
         lengths = self._joint_lengths(requests, alone=alone)
@@ -374,7 +345,6 @@ class ModelRunner:
         ]
 
     def _propose(self, request: Request, *, alone: bool, ahead: bool = False) -> list[int]:
-        """Return a draft for a pass of one request."""
         if not request.answering:
             return []
         room = max(0, _room(request) - ahead)
@@ -382,7 +352,8 @@ class ModelRunner:
             context, pending = len(request.target.tokens), len(request.target.pending)
             rows = min(exact.at(context + more) for more in (0, 2 * ahead))
             room = max(0, min(room, rows - max(1, pending)))
-        request.drafter.allow_pipelining(alone)
+        if request.drafter.auto is not None:
+            request.drafter.auto.can_pipeline = alone
         return request.in_vocabulary(request.drafter.propose(room, ahead=ahead))
 
     def _joint_lengths(self, requests: Sequence[Request], *, alone: bool) -> list[int]:
@@ -447,10 +418,7 @@ class ModelRunner:
     def _launch(
         self, requests: Sequence[Request], drafts: Sequence[list[int]], *, ahead: bool = False
     ) -> None:
-        """Launch a pass over the pending tokens and drafts.
-
-        ahead: the first rows are the tokens of the launched passes, which are not read yet.
-        """
+        """Launch a pass over pending tokens and drafts; ahead: behind one that is not read."""
         passes, parts = [], []
         for each, drafted in zip(requests, drafts, strict=True):
             follows = ahead and each.is_running
@@ -520,7 +488,12 @@ class ModelRunner:
             request.drop_launched()
             self._prefill_again(request)
         elif not request.ends and request.limit <= 0:
-            self._reserve_more(request, crowded=crowded)
+            release_under_pressure(self.caches)
+            if crowded or not self._has_room(request):
+                self._prefill_again(request)
+            else:
+                self.caches.reserve(self._needed(request), request.target.history)
+                request.limit = self._to_reserve(request)
         return [text]
 
 

@@ -16,6 +16,7 @@ from akunu_py.engine.model.drafters import DraftModel, PublishedDrafter
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.target import Target
 from akunu_py.errors import UsageError
+from akunu_py.ngram.acceptance_model import SharedWeights
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.fixed import FixedDrafter, NoDrafter
 from akunu_py.ngram.neural_plan import DraftPlan
@@ -35,8 +36,12 @@ class TrackedDrafter:
         create: Callable[[], tuple[Drafter, Drafter]] = lambda: (NoDrafter(), NoDrafter()),
         neural: Sequence[NeuralDrafterBase] = (),
         made_for: tuple[DraftMode, int] = ("off", 0),
+        weights: SharedWeights | None = None,
     ) -> None:
-        """create: returns a drafter, and the same one, wrapped. made_for: mode and draft tokens."""
+        """create: returns a drafter, and the same one, wrapped. made_for: mode and draft tokens.
+
+        weights: of the acceptance models; None: those of no other drafter.
+        """
         self.made_for = made_for
         self.neural = neural
         self.context: list[int] = []  # draft context of the request
@@ -44,6 +49,7 @@ class TrackedDrafter:
         self._private: tuple[str, int] | None = None
         self._seconds_before = 0.0
         self._create = create
+        self._weights = weights
         self._restart()
 
     def _restart(self) -> None:
@@ -64,11 +70,6 @@ class TrackedDrafter:
         """Cost of the neural draft of the last offer."""
         return self.auto.drafting_cost if self.auto else 0.0
 
-    def allow_pipelining(self, allowed: bool) -> None:
-        """Set whether a pass may be launched while the previous one runs."""
-        if self.auto is not None:
-            self.auto.can_pipeline = allowed
-
     def plan_neural(self, limit: int, known: PassCosts) -> DraftPlan | None:
         """Return the best neural draft after the last `offer`, without drafting."""
         return self.auto.plan_neural(limit, known) if self.auto and self.neural else None
@@ -80,6 +81,8 @@ class TrackedDrafter:
 
     def follow(self, options: GenerateOptions, prompt: Sequence[int], known: int) -> None:
         """Learn the draft context and the first `known` tokens of `prompt`."""
+        if self.auto is not None and self._weights is not None:
+            self._weights.load_into(self.auto.model)
         history = [*self.context, *prompt]
         shared = common_prefix(self.tokens, history)
         if shared < len(self.tokens):
@@ -98,10 +101,7 @@ class TrackedDrafter:
         self._private = (options.conversation, len(self.tokens)) if is_private else None
 
     def _may_use_texts(self, options: GenerateOptions, shared: int) -> bool:
-        """Return whether a request may be drafted for with all that the last one taught.
-
-        shared: tokens at the start of both texts.
-        """
+        """Return whether what the last request taught may be used. shared: tokens of both."""
         if self._private is None:
             return True
         conversation, size = self._private
@@ -122,6 +122,11 @@ class TrackedDrafter:
             self._inner.guide = guide
         if self.auto is not None:
             self.auto.can_branch = can_branch
+
+    def share_weights(self) -> None:
+        """Share the weights of the acceptance model after an answer."""
+        if self.auto is not None and self._weights is not None:
+            self._weights.learn(self.auto.model)
 
     @property
     def neural_seconds(self) -> float:
@@ -164,8 +169,7 @@ class DrafterPool:
     ) -> TrackedDrafter:
         """Return a drafter for these options: the free one that knows `prompt` best, or a new one.
 
-        Call before the prefill, because neural drafters observe it. draft_context: token sequences
-        to draft from, placed before the prompt.
+        Call before the prefill, because neural drafters observe it. draft_context: see `Request`.
         """
         # Without rollback the model answers without drafts; front ends show the reason.
         mode: DraftMode = "off" if self._engine.no_draft_reason else options.draft
@@ -177,7 +181,10 @@ class DrafterPool:
         else:
             drafter = self._create(target, mode, options.draft_tokens)
         drafter.attach(target)
-        drafter.context = self._join_context(draft_context) if mode != "off" else []
+        drafter.context = []
+        if mode != "off":
+            end = sorted(self._engine.tokens.stop_tokens)[:1]  # closes each sequence
+            drafter.context = [token for tokens in draft_context for token in (*tokens, *end)]
         return drafter
 
     def give_back(self, drafter: TrackedDrafter) -> None:
@@ -188,24 +195,6 @@ class DrafterPool:
     def trim(self, most: int) -> None:
         """Drop free drafters, whose indexes take memory, except the `most` last ones."""
         del self._free[: len(self._free) - most]
-
-    def follow(
-        self, drafter: TrackedDrafter, options: GenerateOptions, prompt: Sequence[int], known: int
-    ) -> None:
-        """Let a drafter learn the first `known` tokens of `prompt`, with the newest weights."""
-        if drafter.auto is not None:
-            self._learned.weights.load_into(drafter.auto.model)
-        drafter.follow(options, prompt, known)
-
-    def learn(self, drafter: TrackedDrafter) -> None:
-        """Share the weights of the acceptance model after an answer."""
-        if drafter.auto is not None:
-            self._learned.weights.learn(drafter.auto.model)
-
-    def _join_context(self, draft_context: Sequence[Sequence[int]]) -> list[int]:
-        """Join the draft context, each sequence closed by a stop token."""
-        end = sorted(self._engine.tokens.stop_tokens)[:1]
-        return [token for tokens in draft_context for token in (*tokens, *end)]
 
     def _create(self, target: Target, mode: DraftMode, draft_tokens: int) -> TrackedDrafter:
         modes: list[DraftMode] = ["mtp", "model"] if mode == "auto" else [mode]
@@ -230,7 +219,7 @@ class DrafterPool:
                 )
             return drafter, self.wrap(drafter, target)
 
-        return TrackedDrafter(create, neural, (mode, draft_tokens))
+        return TrackedDrafter(create, neural, (mode, draft_tokens), self._learned.weights)
 
 
 def _create_neural(mode: DraftMode, engine: Engine, target: Target) -> NeuralDrafterBase | None:

@@ -83,13 +83,10 @@ class ModelDrafter(NeuralDrafterBase):
 
     @property
     def _history(self) -> TokenHistory:
-        """The draft model's history, attached to the target's history."""
         histories = self._target.history.drafter_histories
-        found = histories.get(self.key)
-        if not isinstance(found, TokenHistory):
-            found = TokenHistory(kv_cache.new_cache(self._model), NO_OWNER)
-            histories[self.key] = found
-        return found
+        if self.key not in histories:
+            histories[self.key] = TokenHistory(kv_cache.new_cache(self._model), NO_OWNER)
+        return histories[self.key]
 
     def start_draft(self, known: Sequence[int]) -> bool:
         """Start a draft after `known`, or prefill one chunk so that answers stay cancellable."""
@@ -160,11 +157,7 @@ def mean(values):
 
 
 class FirstLayers:
-    """The first `count` layers of a model.
-
-    It is the model itself with the other layers replaced, so that embedding, masks, norm and
-    lm_head stay as they are.
-    """
+    """The first `count` layers of a model: the model itself with the others replaced."""
 
     def __init__(self, model: Any, count: int) -> None:
         path, layers = find_layers(model)
@@ -220,10 +213,7 @@ class ExitDrafter(NeuralDrafterBase):
 
 @cached_weakly
 def find_exit(model: Any, engine: Engine) -> int | str:
-    """Return the layers before the best early exit of the engine's model, or why there is none.
-
-    Compares the first layers with the whole model on a built-in text, once.
-    """
+    """Return the layers before the best early exit, tried on a text, or why there is none."""
     if engine.host_group is not None:
         return "the model is divided among hosts"
     count = len(model.layers)
@@ -246,10 +236,7 @@ def find_exit(model: Any, engine: Engine) -> int | str:
 
 
 def _speedup(agreement: float, share: float) -> float:
-    """Return the expected speedup at the best draft length, below 1 if drafting loses.
-
-    agreement: how often a draft token is right. share: its cost in plain steps.
-    """
+    """Return the best draft's speedup. agreement: share of right tokens. share: their cost."""
     best = 0.0
     for drafted in range(1, _LONGEST_EXIT_DRAFT + 1):
         tokens = sum(agreement**place for place in range(drafted + 1))

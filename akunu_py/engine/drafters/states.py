@@ -108,10 +108,9 @@ class HiddenStateDrafter(NeuralDrafterBase):
     @property
     def _history(self) -> StateHistory:
         histories = self._target.history.drafter_histories
-        found = histories.get(self.key)
-        if not isinstance(found, StateHistory):
-            found = histories[self.key] = StateHistory(self.make_cache(0), self._kept)
-        return found
+        if self.key not in histories:
+            histories[self.key] = StateHistory(self.make_cache(0), self._kept)
+        return histories[self.key]
 
     @property
     def prefilled(self) -> int:
@@ -167,7 +166,6 @@ class HiddenStateDrafter(NeuralDrafterBase):
         return drafted
 
     def _begin(self) -> Any:
-        """Process the target's new hidden states of this history, and begin a draft."""
         target, history = self._target, self._history
         # Later states may belong to rejected drafts.
         end = min(history.end, len(target.tokens) + len(target.pending) - 1, len(self._known) - 1)

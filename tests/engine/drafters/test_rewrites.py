@@ -127,7 +127,7 @@ def drafter_of(
     """Return a drafter that knows `prompt` and draft context."""
     pool, target = DrafterPool(engine, UnsavedState()), Target(engine.model)
     drafter = pool.take(target, options, prompt, context)
-    pool.follow(drafter, options, prompt, len(prompt))
+    drafter.follow(options, prompt, len(prompt))
     return drafter
 
 
