@@ -93,7 +93,7 @@ def _facts(path: Path) -> dict[str, Any]:
     status = path.stat()
     model, tokens, problem = path.parent.name.rpartition("-")[0], 0, ""
     try:
-        about = cache_file.read(path).metadata
+        about = cache_file.read(path)[0]
         model, tokens = about.model, len(about.tokens)
     except DamagedCache:
         problem = "damaged"

@@ -1,7 +1,4 @@
-"""Load an engine and its learned state by the model's name.
-
-Importing MLX takes a second, so it waits until the model is found.
-"""
+"""Load an engine and its learned state by name; MLX is imported once the model is found."""
 
 from __future__ import annotations
 
@@ -23,10 +20,7 @@ if TYPE_CHECKING:
 
 
 def load_engine(model: str | None, options: LoadOptions) -> Engine:
-    """Load a model by name or directory; None is the model in the settings. See `Engine.load`.
-
-    Prints warnings about memory to stderr.
-    """
+    """Load a model by name or directory, None by the settings; prints memory warnings to stderr."""
     engine = load_stored(model_store.resolve(model or load_settings().model), options)
     print_warnings(filter(None, [engine.plan.fit.note]))
     return engine
@@ -44,8 +38,7 @@ def open_model(
     """Load a model with its learned state. None is the model in the settings.
 
     answer_cache: store answers and prompt caches, if the settings allow it. settings: read from the
-    file if None. warnings: see `LearnedState`. prints_note: the note about memory and the draft
-    model goes to stderr.
+    file if None. warnings: see `LearnedState`. prints_note: print the note about memory to stderr.
     """
     settings = settings or load_settings()
     if not isinstance(model, model_store.StoredModel):
@@ -53,8 +46,25 @@ def open_model(
     engine = load_stored(model, options, settings)
     if prints_note:
         print_warnings(filter(None, [engine.plan.fit.note]))
-    keep = settings.answer_cache and answer_cache
-    return engine, _load_learned(engine, parse_size(settings.prompt_cache_disk), keep, warnings)
+    from akunu_py.engine.drafters.learned_state import LearnedState
+    from akunu_py.engine.histories.prompt_cache_store import DiskLimits
+    from akunu_py.engine.model import device
+
+    keep, disk_bytes = (
+        settings.answer_cache and answer_cache,
+        parse_size(settings.prompt_cache_disk),
+    )
+    layout, limits = f"{engine.plan.weights} on {device.device_name()}", None
+    if engine.own_kernels:
+        layout += ", own kernels"
+    if engine.host_group is not None:  # the network changes the costs of a forward pass
+        layout += f", {engine.host_group.split} among {engine.host_group.hosts.size}"
+    elif keep and disk_bytes:  # caches of other hosts are not on this disk
+        limits = DiskLimits(disk_bytes)
+    digest = engine.tokens.digest
+    return engine, LearnedState(
+        engine.path, digest, layout, answer_cache=keep, disk_limits=limits, warnings=warnings
+    )
 
 
 def load_stored(
@@ -125,28 +135,3 @@ def with_settings(options: LoadOptions, settings: Settings) -> LoadOptions:
     if options.wire is None:
         options = replace(options, wire=cast(WireMode, settings.wire))
     return options
-
-
-def _load_learned(
-    engine: Engine, disk_bytes: int, answer_cache: bool, warnings: list[str] | None
-) -> LearnedState:
-    """Load the learned state of a model. disk_bytes: limit of its prompt caches on disk."""
-    from akunu_py.engine.drafters.learned_state import LearnedState
-    from akunu_py.engine.histories.prompt_cache_store import DiskLimits
-    from akunu_py.engine.model import device
-
-    layout, limits = f"{engine.plan.weights} on {device.device_name()}", None
-    if engine.own_kernels:
-        layout += ", own kernels"
-    if engine.host_group is not None:  # the network changes the costs of a forward pass
-        layout += f", {engine.host_group.split} among {engine.host_group.hosts.size}"
-    elif answer_cache and disk_bytes:  # caches of other hosts are not on this disk
-        limits = DiskLimits(disk_bytes)
-    return LearnedState(
-        engine.path,
-        engine.tokens.digest,
-        layout,
-        answer_cache=answer_cache,
-        disk_limits=limits,
-        warnings=warnings,
-    )

@@ -9,9 +9,11 @@ import json
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
+
+from pydantic import TypeAdapter
 
 from akunu_py.engine.model.token_ids import reusable_prefix, shared_prefix
 from akunu_py.errors import DamagedCache, DamagedModel, UsageError, one_line
@@ -58,12 +60,7 @@ class CacheMetadata:
         return reusable_prefix(shared, self.checkpoints, trims=trims)
 
 
-@dataclass(frozen=True, slots=True)
-class CacheHeader:
-    """A file's header."""
-
-    metadata: CacheMetadata
-    tensors: list[str]  # names in the order of their bytes; the last one is the digest
+_METADATA = TypeAdapter(CacheMetadata)
 
 
 def write(
@@ -84,8 +81,8 @@ def write(
     file.flush()
 
 
-def read(path: Path) -> CacheHeader:
-    """Read a file's header.
+def read(path: Path) -> tuple[CacheMetadata, list[str]]:
+    """Return a file's metadata, and the names of its tensors by their place; the last: the digest.
 
     Raises StoreError if unreadable, DamagedCache if invalid, UsageError if of another version.
     """
@@ -93,13 +90,12 @@ def read(path: Path) -> CacheHeader:
         with disk_errors(f"cannot read {path}"):
             entries, metadata = read_header(path)
         tensors = sorted(entries, key=lambda name: entries[name]["data_offsets"])
-        found = parse_json(metadata[_KEY])
-        if found.pop("format") != FORMAT:
+        if parse_json(metadata[_KEY])["format"] != FORMAT:
             raise UsageError(
                 f"{path} was saved by another version of akunu (its format is not {FORMAT}); "
                 "delete it, and it is made again"
             )
-        return CacheHeader(_parsed_metadata(found), tensors)
+        return _parsed_metadata(metadata[_KEY]), tensors
     except (DamagedModel, KeyError, ValueError, TypeError, AttributeError) as error:
         raise DamagedCache(
             f"{path} is not a prompt cache that akunu saved, or is cut off; use another file"
@@ -130,18 +126,10 @@ def verify(path: Path) -> None:
             raise damaged(path)
 
 
-def _parsed_metadata(found: Any) -> CacheMetadata:
-    """Validate the header. Raises TypeError, KeyError or ValueError."""
-    texts = ("model", "identity", "tokenizer", "weights", "conversation")
-    kinds: dict[str, Any] = dict.fromkeys(texts, str)
-    kinds |= {"trims": bool, "requested_at": float, "kv_bits": int | None}
-    for name, kind in kinds.items():
-        if not isinstance(found[name], kind):
-            raise TypeError(name)
-    for name in ("tokens", "pending", "checkpoints"):
-        if type(found[name]) is not list or not all(type(each) is int for each in found[name]):
-            raise TypeError(name)
-    lengths, tokens = found["checkpoints"], len(found["tokens"])
+def _parsed_metadata(header: str) -> CacheMetadata:
+    """Validate the header. Raises ValueError."""
+    metadata = _METADATA.validate_json(header, strict=True)
+    lengths, tokens = metadata.checkpoints, len(metadata.tokens)
     if lengths != sorted({*lengths}) or not all(0 < each <= tokens for each in lengths):
         raise ValueError("checkpoints")
-    return CacheMetadata(**found | {"model": one_line(found["model"], 80)})
+    return replace(metadata, model=one_line(metadata.model, 80))

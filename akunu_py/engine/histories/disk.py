@@ -83,12 +83,8 @@ def load(engine: Engine, path: Path) -> TokenHistory:
 
 
 def load_in_steps(engine: Engine, path: Path) -> Generator[None, None, TokenHistory]:
-    """Load the history in `path`, a few layers at a time; yields between them.
-
-    Raises UsageError if it does not fit, StoreError.
-    """
-    header = cache_file.read(path)
-    metadata = header.metadata
+    """Load a history; yields after a few layers. Raises UsageError if unfit, StoreError."""
+    metadata, names = cache_file.read(path)
     if metadata.identity != engine.identity:
         raise UsageError(
             f"{path} belongs to {metadata.model}, or to other weights of it than {engine.name} "
@@ -102,7 +98,7 @@ def load_in_steps(engine: Engine, path: Path) -> Generator[None, None, TokenHist
             f"here holds {engine.plan.context_length}; use another file, or raise --context"
         )
     try:
-        return (yield from _load(path, engine, header))
+        return (yield from _load(path, engine, metadata, names))
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # any error of MLX, mlx-lm or the model
@@ -110,14 +106,13 @@ def load_in_steps(engine: Engine, path: Path) -> Generator[None, None, TokenHist
 
 
 def _load(
-    path: Path, engine: Engine, header: cache_file.CacheHeader
+    path: Path, engine: Engine, metadata: CacheMetadata, names: Sequence[str]
 ) -> Generator[None, None, TokenHistory]:
     """Load the history of a file with this header. Raises ValueError, or errors of MLX."""
-    metadata, vocabulary = header.metadata, engine.tokens.vocabulary
     known = [*metadata.tokens, *metadata.pending]
-    if not metadata.tokens or first_invalid(known, vocabulary) is not None:
+    if not metadata.tokens or first_invalid(known, engine.tokens.vocabulary) is not None:
         raise ValueError("expected tokens of this model")
-    states = yield from _read_states(path, header)
+    states = yield from _read_states(path, names)
     empty = kv_cache.new_cache(engine.model, engine.plan.kv_bits)
     layers = zip(empty, states[: len(empty)], strict=True)
     entries = [type(new).from_state(state) for new, state in layers]
@@ -130,18 +125,14 @@ def _load(
     return history
 
 
-def _read_states(path: Path, header: cache_file.CacheHeader) -> Generator[None, None, list[Any]]:
-    """Read and verify the state of each layer and checkpoint; yields after _STEP_BYTES.
-
-    Like mlx-lm's `load_prompt_cache`, which omits checkpoints.
-    """
+def _read_states(path: Path, names: Sequence[str]) -> Generator[None, None, list[Any]]:
+    """Read and verify the states of layers and checkpoints; yields after _STEP_BYTES."""
     digest = hashlib.sha256(cache_file.header_bytes(path))
     arrays, metadata = mx.load(str(path), return_metadata=True)
-    if arrays.keys() != {*header.tensors}:
+    if arrays.keys() != {*names}:
         raise ValueError("it was replaced meanwhile")
-    *names, last = header.tensors
     size = 0
-    for name in names:
+    for name in names[:-1]:
         data = _data(arrays[name])
         for start in range(0, data.nbytes, _STEP_BYTES):
             block = data[start : start + _STEP_BYTES]
@@ -150,7 +141,7 @@ def _read_states(path: Path, header: cache_file.CacheHeader) -> Generator[None, 
             if size >= _STEP_BYTES:
                 size = 0
                 yield
-    if _data(arrays.pop(last)) != digest.digest():
+    if _data(arrays.pop(names[-1])) != digest.digest():
         raise ValueError("other bytes than were written")
     _, _, scalars = tree_unflatten(list(metadata.items()))
     for name, kind in scalars[1:]:
@@ -175,7 +166,6 @@ def _checkpoint_layers(checkpoint: kv_cache.Checkpoint, layers: Sequence[Any]) -
 
 
 def _checkpoint(length: int, states: Sequence[Any], entries: kv_cache.Cache) -> kv_cache.Checkpoint:
-    """Return the checkpoint with its own layers' `states`."""
     remaining = iter(states)
     restored: list[dict[str, Any] | int] = []
     for entry in kv_cache.leaves(entries):

@@ -2,8 +2,7 @@
 
 Evicts the fewest tokens to prefill again per byte, times the chance of reuse. That chance falls as
 1 / n with the requests since; for histories used once it is the share of texts with a similar
-beginning that were continued. Where possible only the end is evicted. docs/caches.md compares
-GreedyDual-Size-Frequency.
+beginning that were continued. Where possible only the end is evicted; see docs/caches.md.
 """
 
 from __future__ import annotations
@@ -22,16 +21,9 @@ _MAX_EVICTED = 32  # evicted histories, to explain cache misses
 
 @dataclass(slots=True)
 class _CachedHistory:
-    """A history in the caches, and what decides on its eviction."""
-
     history: TokenHistory
     last_request: int  # number of the request that used it last
     prefixes: dict[int, int]  # tokens shared with each other entry, by id of its history
-
-    def shared_with(self, other: _CachedHistory) -> int:
-        """Return the length of the common prefix with another entry; both may be shorter now."""
-        lengths = len(self.history.tokens), len(other.history.tokens)
-        return min(self.prefixes[id(other.history)], *lengths)
 
 
 class PromptCaches:
@@ -65,19 +57,13 @@ class PromptCaches:
     def best(
         self, prompt: Sequence[int], *, in_use: bool = False
     ) -> tuple[int, TokenHistory | None]:
-        """Return how many tokens of `prompt` need no prefill, and the history that has them.
-
-        in_use: count also the histories in use.
-        """
+        """Return how many tokens need no prefill, and their history. in_use: of used ones, too."""
         histories = [*self.histories(), *(self.in_use if in_use else ())]
         found = [(each.reach(shared_prefix(each.tokens, prompt)), each) for each in histories]
         return max(found, key=lambda each: each[0], default=(0, None))
 
     def add(self, history: TokenHistory) -> None:
-        """Cache a history no longer in use, if it has at least MIN_CACHED tokens.
-
-        If `limit` is 0, record its eviction instead.
-        """
+        """Cache a history of MIN_CACHED tokens or more; if `limit` is 0, record its eviction."""
         if not self.limit:
             self.record_eviction(history)
         elif len(history.tokens) >= MIN_CACHED:
@@ -85,15 +71,12 @@ class PromptCaches:
             self._requests += 1
             if history.uses <= 2:
                 self._prefix_stats.add(history.tokens, continued=history.uses == 2)
-            self._cached.append(_CachedHistory(history, self._requests, self._prefixes(history)))
-
-    def _prefixes(self, history: TokenHistory) -> dict[int, int]:
-        """Compare a new history with the cached ones, so that evicting needs no comparison."""
-        prefixes = dict[int, int]()
-        for each in self._cached:
-            length = common_prefix(each.history.tokens, history.tokens)
-            prefixes[id(each.history)] = each.prefixes[id(history)] = length
-        return prefixes
+            # Compared now, so that evicting needs no comparison.
+            prefixes = dict[int, int]()
+            for each in self._cached:
+                length = common_prefix(each.history.tokens, history.tokens)
+                prefixes[id(each.history)] = each.prefixes[id(history)] = length
+            self._cached.append(_CachedHistory(history, self._requests, prefixes))
 
     def _remove(self, entry: _CachedHistory) -> None:
         self._cached.remove(entry)
@@ -131,10 +114,7 @@ class PromptCaches:
         return [each for each in self.in_use if each is not history]
 
     def has_room(self, needed: int, history: TokenHistory) -> bool:
-        """Return whether `history`, in use, may grow to `needed` bytes.
-
-        Cached histories are evicted for it. The only history in use may always grow.
-        """
+        """Return whether a used history may grow to `needed` bytes; the only one always may."""
         others = self._reserved_by_others(history)
         return not others or others + needed <= self.limit
 
@@ -164,7 +144,6 @@ class PromptCaches:
             self._remove(entry)
 
     def _reserved_by_others(self, history: TokenHistory | None) -> int:
-        """Return the bytes reserved by histories in use except `history`."""
         return sum(
             max(each.reserved, each.nbytes) for each in self.others(history) if each.reserved
         )
@@ -172,7 +151,9 @@ class PromptCaches:
     def _value_per_byte(self, entry: _CachedHistory) -> float:
         """Return the value of one byte: tokens to prefill again times chance of reuse."""
         tokens = entry.history.tokens
-        shared = (entry.shared_with(each) for each in self._cached if each is not entry)
+        others = (each.history for each in self._cached if each is not entry)
+        # Both histories may be shorter than when they were compared.
+        shared = (min(entry.prefixes[id(each)], len(each.tokens)) for each in others)
         unique = max(0, len(tokens) - max(shared, default=0))
         chance = 1.0 if entry.history.uses > 1 else self._prefix_stats.chance(tokens)
         chance /= 1 + self._requests - entry.last_request

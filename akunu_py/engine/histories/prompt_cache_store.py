@@ -69,10 +69,7 @@ _Read = tuple["TokenHistory | None", int, NotCached]  # see `PromptCacheStore.re
 
 
 class PromptCacheStore:
-    """The prompt caches of an engine's model on disk. Disk errors count as cache misses.
-
-    Decides when loading or saving one is faster than prefill.
-    """
+    """A model's prompt caches on disk, used where they save time; disk errors are misses."""
 
     def __init__(self, engine: Engine, limits: DiskLimits, costs: CostCurve) -> None:
         self._engine, self._limits, self._costs = engine, limits, costs
@@ -121,7 +118,6 @@ class PromptCacheStore:
         return found
 
     def _may_write(self, nbytes: int) -> bool:
-        """Return whether the limits allow writing `nbytes` bytes now."""
         now, limits = self._clock(), self._limits
         if now < self._failed_at + _RETRY_AFTER or nbytes > limits.size:
             return False
@@ -168,14 +164,14 @@ class PromptCacheStore:
     ) -> Generator[None, None, _Read]:
         """Load the best prompt cache for `prompt`, in steps, if that saves time.
 
-        Returns its history, the prompt tokens on disk, and why they were not used: "slow disk",
-        "no checkpoint", "damaged file", or saved for "other KV width", "other weights" or "other
-        context". reached: prompt tokens in memory. caches: where to make room. empty: the history
-        in use that the loaded one will replace.
+        Returns its history, the prompt tokens on disk, and why they were not used. reached: prompt
+        tokens in memory. caches: where to make room. empty: the used history that it will replace.
         """
         if len(prompt) < MIN_SAVED:
             return None, 0, ""
-        self._forget_slowness()
+        rate = self._costs.load_rate
+        if rate and rate < _LOAD_RATE:  # so that a disk that was slow once is tried again
+            self._costs.load_rate = min(_LOAD_RATE, rate * _TRUST)
         unusable = self._find_unusable(prompt)
         history, shared, reason = yield from self._read_best(prompt, reached, caches, empty)
         return history, *max((shared, reason), unusable, key=lambda each: each[0])
@@ -183,10 +179,7 @@ class PromptCacheStore:
     def _read_best(
         self, prompt: Sequence[int], reached: int, caches: PromptCaches, empty: TokenHistory
     ) -> Generator[None, None, _Read]:
-        """Load the file that saves the most prefill, and measure the time. Returns as `read`.
-
-        Deletes the file if it is bad.
-        """
+        """Load the file that saves the most prefill; delete it if it is bad. Returns as `read`."""
         from akunu_py.engine.histories import disk
 
         saved = max(self.saved(), key=lambda each: each.metadata.reach(prompt), default=None)
@@ -225,10 +218,7 @@ class PromptCacheStore:
     def write(
         self, histories: Sequence[TokenHistory], stopped: Stopped, seconds: float | None
     ) -> bool:
-        """Save the history with the most unsaved tokens, if worthwhile. seconds: time limit.
-
-        Returns True if one was saved (there may be more to save).
-        """
+        """Save the history with the most unsaved tokens, if worthwhile; return whether it was."""
         worth = [each for each in histories if self._is_worth_writing(each, seconds)]
         new = [(self._new_tokens(each), each) for each in worth]
         tokens, history = max(new, key=lambda each: each[0], default=(0, None))
@@ -259,12 +249,6 @@ class PromptCacheStore:
         new = length - kept
         few = new < max(MIN_SAVED, kept // _SHARE) or self._prefill_s(new) < _WORTH
         return 0 if few else new
-
-    def _forget_slowness(self) -> None:
-        """Raise the load rate a little, so that a disk that was slow once is tried again."""
-        rate = self._costs.load_rate
-        if rate and rate < _LOAD_RATE:
-            self._costs.load_rate = min(_LOAD_RATE, rate * _TRUST)
 
     def _prefill_s(self, tokens: int) -> float:
         return tokens / (self._costs.prefill_rate or PRIOR_PREFILL_RATE)
@@ -358,7 +342,7 @@ def _files(directory: Path) -> list[tuple[Path, os.stat_result]]:
 def _read_metadata(path: Path) -> CacheMetadata | None:
     """Return a file's header, None if it is unusable; deletes damaged files."""
     try:
-        return cache_file.read(path).metadata
+        return cache_file.read(path)[0]
     except DamagedCache:
         with contextlib.suppress(OSError):
             path.unlink()

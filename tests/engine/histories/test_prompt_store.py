@@ -232,12 +232,12 @@ def test_deleted_conversations_leave_no_file_and_are_not_saved_again(tiny: Engin
     prompt(loop, [*some(LENGTH, 2), *some(LENGTH, 3)], third)  # continues the second
     assert loop.save_idle()
     files = all_files()
-    assert sorted(cache_file.read(path).metadata.conversation for path in files) == ["a", "c"]
+    assert sorted(cache_file.read(path)[0].conversation for path in files) == ["a", "c"]
     forget_conversation("b")
     assert all_files() == files
     forget_conversation("a")
     (left,) = all_files()
-    assert cache_file.read(left).metadata.conversation == "c"
+    assert cache_file.read(left)[0].conversation == "c"
     assert not loop.save_idle()  # although it is still in memory
     assert all_files() == [left]
     prompt(loop, [*some(LENGTH, 1), 5], first)  # restored by the user
@@ -265,7 +265,7 @@ def test_a_branch_of_a_deleted_conversation_is_saved_without_its_end(tiny: Engin
     assert loop.save_idle()
     assert not loop.save_idle()
     (path,) = all_files()
-    assert cache_file.read(path).metadata.tokens[:400] == branch
+    assert cache_file.read(path)[0].tokens[:400] == branch
 
 
 def test_marks_of_deleted_conversations_are_private_and_bounded(
@@ -296,7 +296,7 @@ def test_a_side_request_leaves_only_the_prefix_of_its_conversation(tiny: Engine)
     assert answers.total == total
     assert loop.save_idle()
     (path,) = all_files()
-    metadata = cache_file.read(path).metadata
+    metadata = cache_file.read(path)[0]
     assert (metadata.tokens, metadata.conversation) == (turn, "a")
     assert prompt(loop, [*turn, *some(20, 3)], options) == len(turn)
 
@@ -485,7 +485,7 @@ def check_files(sent: list[Sent]) -> None:
     """Check that every file contains only the beginning of a text that may be on disk."""
     allowed = [each.text for each in sent if each.options.may_store and not each.deleted]
     for path in all_files():
-        metadata = cache_file.read(path).metadata
+        metadata = cache_file.read(path)[0]
         text = [*metadata.tokens, *metadata.pending]
         shared = max(common_prefix(each, text) for each in [*allowed, []])
         assert shared >= len(text) - UNDELIVERED, metadata.conversation
