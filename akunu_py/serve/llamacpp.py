@@ -16,7 +16,7 @@ from akunu_py.completion.completion_request import (
 from akunu_py.engine.events import Event, Finished, PrefillProgress, PromptProcessed, TextDelta
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.request import Request, Step
-from akunu_py.engine.text.stop_sequences import StopText
+from akunu_py.engine.text.reader import StopText
 from akunu_py.serve.dialect.bodies import Body
 from akunu_py.serve.dialect.fields import SamplingBody, generate_options
 from akunu_py.serve.dialect.interface import (

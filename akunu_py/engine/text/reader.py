@@ -1,4 +1,4 @@
-"""Incremental parsing of a text that arrives in pieces.
+"""Incremental parsing of a text that arrives in pieces, and its end at a stop sequence.
 
 Parsers are generators that yield wherever they need more text, so where the text is cut changes
 when output comes, but never which.
@@ -7,9 +7,11 @@ when output comes, but never which.
 import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
 
 from akunu_py.engine.events import Span
+from akunu_py.errors import UsageError
 
 _Result = TypeVar("_Result")
 _Output = TypeVar("_Output")
@@ -46,10 +48,7 @@ class Reader:
         self._drafted += ((end + first, end + last) for first, last in drafted)
 
     def drafted(self, back: int, count: int) -> tuple[Span, ...]:
-        """Return the drafted ranges of `count` characters that begin `back` before the position.
-
-        Forgets the ranges before them.
-        """
+        """Return drafted ranges of `count` characters from `back` before here; forgets others."""
         begin = self._begin + self._at - back
         while self._drafted and self._drafted[0][1] <= begin:
             self._drafted.popleft()
@@ -162,11 +161,46 @@ class StreamParser(Generic[_Output]):
         return output
 
 
-def find_first(text: str, literals: Sequence[str]) -> tuple[int, str]:
-    """Return where the first complete of `literals` begins, and this literal; (0, "") for none.
+Kind = Literal["answer", "thinking"]
 
-    Of several that end at the same character, the longest is found.
-    """
+
+@dataclass(frozen=True, slots=True)
+class TextRun:
+    """Text of one kind."""
+
+    text: str
+    drafted: tuple[Span, ...] = ()  # its ranges from accepted draft tokens
+    kind: Kind = "answer"
+
+
+class TextSplitter(StreamParser[TextRun]):
+    """Splits a stream of text into runs."""
+
+    def __init__(self) -> None:
+        super().__init__(Reader())
+
+    def _emit(self, text: str, kind: Kind = "answer") -> None:
+        """Add text that was just read."""
+        self._output.append(TextRun(text, self._reader.drafted(len(text), len(text)), kind))
+
+
+class StopText(TextSplitter):
+    """Streams text up to the first stop sequence to end; of several there, the longest."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Without stops all text passes at once. Raises UsageError for an empty stop."""
+        if "" in stops:
+            raise UsageError("a stop sequence needs at least one character, got an empty one")
+        self._stops = tuple(stops)
+        self.found = ""  # the stop sequence that ended the text
+        super().__init__()
+
+    def _parse(self) -> ParserSteps[None]:
+        self.found = yield from self._reader.emit_until(self._stops, self._emit)
+
+
+def find_first(text: str, literals: Sequence[str]) -> tuple[int, str]:
+    """Return where the literal that ends first begins, and it; else (0, ""). The longest wins."""
     places = ((text.find(literal), literal) for literal in literals)
     ends = [(at + len(literal), -len(literal), literal) for at, literal in places if at >= 0]
     if not ends:

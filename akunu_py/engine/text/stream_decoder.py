@@ -6,7 +6,7 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 
 from akunu_py.engine.events import Span
-from akunu_py.engine.text.stop_sequences import StopText, TextRun
+from akunu_py.engine.text.reader import StopText, TextRun
 from akunu_py.engine.text.thinking import special_tokens_in, splitter_for
 from akunu_py.errors import DamagedModel
 from akunu_py.models.load.model_files import as_error

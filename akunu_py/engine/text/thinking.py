@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from akunu_py.engine.text.reader import CutOff, ParserSteps
-from akunu_py.engine.text.stop_sequences import Kind, TextRun, TextSplitter
+from akunu_py.engine.text.reader import CutOff, Kind, ParserSteps, TextRun, TextSplitter
 from akunu_py.weak_cache import cached_weakly
 
 _NEWLINES = "\r\n"
@@ -130,10 +129,7 @@ class ThinkingSplitter(TextSplitter):
     def __init__(
         self, start: str | None, end: str | None, *, inside: bool, trim: bool = True
     ) -> None:
-        """inside: whether the prompt opened a block. Without markers, all text is the answer.
-
-        trim: drop newlines at the start of that block; False if the prompt has a part of it.
-        """
+        """inside: whether the prompt opened a block. trim: drop newlines at its start."""
         self._start, self._end = start or "", end or ""
         self._inside, self._trim = inside, inside and trim
         super().__init__()
@@ -204,10 +200,7 @@ def channel_markers(channels: Channels) -> tuple[str, ...]:
 
 
 class ChannelSplitter(TextSplitter):
-    """Separates thinking in channels from the answer.
-
-    Calls stay unchanged from `<|start|>` on, for the parser of tool calls.
-    """
+    """Separates thinking in channels from the answer; calls stay unchanged, for their parser."""
 
     def __init__(self, channels: Channels, *, thinking: bool = False) -> None:
         """thinking: whether the prompt ends inside a message of thinking."""

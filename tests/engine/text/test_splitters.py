@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
-from akunu_py.engine.text.stop_sequences import Kind, StopText, TextRun
+from akunu_py.engine.text.reader import Kind, StopText, TextRun
 from akunu_py.engine.text.stream_decoder import Detokenizer
 from akunu_py.engine.text.thinking import (
     HARMONY,
