@@ -23,7 +23,6 @@ from typing import Any
 
 from akunu_py.errors import UnsupportedModel, one_line
 
-MAX_EXTRA_CHARACTERS = 2_000_000  # characters of output in addition to the conversation
 _START_S = 60.0  # on a busy machine
 _POLL_S = 0.05  # between two checks of the memory of the process
 
@@ -35,11 +34,7 @@ def render(
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] = {},
 ) -> str:
-    """Render a conversation, up to the start of the model's answer.
-
-    turns, tools: in the format of OpenAI's API. variables: further ones of the template.
-    Raises UnsupportedModel if the template fails, takes too long or writes too much.
-    """
+    """Render turns and tools in OpenAI's format, up to the answer. Raises UnsupportedModel."""
     try:
         if tokenizer.has_own_renderer:  # Python code of mlx-lm or transformers
             options = {"add_generation_prompt": True, "tokenize": False, **variables}
@@ -51,7 +46,6 @@ def render(
                 | {"enable_thinking": tokenizer.has_thinking, "add_generation_prompt": True}
                 | {"messages": list(turns), "tools": list(tools) or None, "documents": None}
                 | dict(variables),
-                2 * (_length(turns) + _length(tools)),
             )
         text.encode()  # reports lone surrogates before the tokenizer does
     except Exception as error:  # a tokenizer's renderer raises any exception
@@ -60,15 +54,6 @@ def render(
             "continue a text instead (akunu run --raw), or use another model"
         ) from error
     return str(text)
-
-
-def _length(value: Any) -> int:
-    """Return the number of characters of all texts in `value`."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(_length(key) + _length(each) for key, each in value.items())
-    return sum(map(_length, value)) if isinstance(value, list | tuple) else 1
 
 
 def start() -> None:
@@ -105,13 +90,9 @@ class TemplateProcess:
         )
         self._ready = False
 
-    def render(self, template: str, variables: Mapping[str, Any], longest: int) -> str:
-        """Render a template. Raises RuntimeError with the reason if that fails.
-
-        longest: characters of output, in addition to the extra ones of all templates.
-        """
-        longest += MAX_EXTRA_CHARACTERS
-        request = {"template": template, "variables": variables, "longest": longest}
+    def render(self, template: str, variables: Mapping[str, Any]) -> str:
+        """Render a template. Raises RuntimeError with the reason if that fails."""
+        request = {"template": template, "variables": variables}
         line = json.dumps(request, default=str).encode() + b"\n"
         with self.lock:
             self.start()
@@ -132,7 +113,6 @@ class TemplateProcess:
         return str(reply["text"])
 
     def _read(self, seconds: float) -> bytes:
-        """Return the next line that the process writes."""
         assert self._running is not None
         assert self._running.stdout is not None
         output = select.poll()

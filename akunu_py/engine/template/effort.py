@@ -55,10 +55,7 @@ def choose_thinking(
     budget: int | None,
     has_budget: bool,
 ) -> ThinkingChoice:
-    """Return how an answer thinks if a client asks to enable thinking, or for an effort.
-
-    None: not requested. has_budget: the model's thinking can be ended by force.
-    """
+    """Return how an answer thinks. None: not requested. has_budget: thinking can be cut."""
     wanted = enabled is not False and effort != "none"
     variables: dict[str, Any] = {}
     if template.switch and (enabled or effort or not wanted):

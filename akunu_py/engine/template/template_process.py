@@ -25,6 +25,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+MAX_EXTRA_CHARACTERS = 2_000_000  # of a text, in addition to twice its request
 CPU_SECONDS = 11  # CPU time for a template if the parent process is gone
 
 
@@ -36,10 +37,7 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
-
-    def _content(self, caller: Any) -> Any:
-        return caller()
+        return nodes.Scope(body, lineno=line)
 
 
 class _Dict:
@@ -100,15 +98,16 @@ def compiled(template: str) -> Template:
     return environment.from_string(template)
 
 
-def rendered_reply(request: dict[str, Any]) -> dict[str, str]:
-    """Return the rendered text, or the reason why there is none."""
+def rendered_reply(line: bytes) -> dict[str, str]:
+    """Return the rendered text of a request, or the reason why there is none."""
+    request = json.loads(line)
     try:
         text = compiled(request["template"]).render(request["variables"])
     except MemoryError:
         return {"error": "it requests more memory than a template needs"}
     except Exception as error:  # noqa: BLE001 - a template can raise any exception
         return {"error": str(error)[:4000] or type(error).__name__}
-    if len(text) > request["longest"]:
+    if len(text) > MAX_EXTRA_CHARACTERS + 2 * len(line):
         return {"error": f"it writes {len(text)} characters"}
     return {"text": text}
 
@@ -124,7 +123,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         soft = int(time.process_time()) + CPU_SECONDS
         resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
-        print(json.dumps(rendered_reply(json.loads(line))), flush=True)
+        print(json.dumps(rendered_reply(line)), flush=True)
 
 
 if __name__ == "__main__":
