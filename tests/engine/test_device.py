@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("own_directories")
 
 # --- Wired memory: weights from load to unload, KV caches only while idle. Only Metal obeys. ---
 
-RECOMMENDED, BEFORE = 1 << 40, 77
+RECOMMENDED, BEFORE = 1 << 40, 0
 HEAP, STEP = 1 << 20, 256 << 20  # bytes
 
 

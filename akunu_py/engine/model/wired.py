@@ -26,8 +26,6 @@ MIN_UNUSED = 64 << 20  # bytes of buffers that MLX may keep unused
 
 @dataclass(slots=True)
 class _Model:
-    """A loaded model."""
-
     mode: WireMode
     weights: int  # bytes
     caches: int = 0  # bytes, in whole steps
@@ -35,8 +33,7 @@ class _Model:
 
 _lock = threading.RLock()  # a model may be collected while another one loads
 _models: dict[int, _Model] = {}  # by id
-_limit: int | None = None  # bytes; None: not changed by akunu
-_original = 0
+_limit = 0  # bytes
 
 
 def wire(model: nn.Module, mode: WireMode, parts: Sequence[Any], unused: int) -> None:
@@ -68,7 +65,7 @@ def adjust(model: nn.Module, caches: int) -> None:
 
 def _apply() -> None:
     """Set the limit if it changed, unless several models are loaded: one may be running."""
-    global _limit, _original
+    global _limit
     if len(_models) != 1:
         return
     (only,) = _models.values()
@@ -77,9 +74,7 @@ def _apply() -> None:
         return
     mx.synchronize()  # the limit must not change during a computation
     mx.clear_cache()  # unused buffers would be wired, and freed later
-    before = int(mx.set_wired_limit(limit))
-    if _limit is None:
-        _original = before
+    mx.set_wired_limit(limit)
     _limit = limit
 
 
@@ -87,7 +82,7 @@ def _unwire(key: int) -> None:
     global _limit
     with _lock:
         _models.pop(key, None)
-        if not _models and _limit is not None:
+        if not _models and _limit:
             mx.synchronize()
-            mx.set_wired_limit(_original)
-            _limit = None
+            mx.set_wired_limit(0)
+            _limit = 0
