@@ -1,7 +1,4 @@
-"""Answers to conversations with tools and to plain prompts: the jobs, and their events.
-
-Front ends import this module without loading MLX, which takes a second or two.
-"""
+"""Jobs that answer conversations and plain prompts, and their events; imports no MLX."""
 
 from __future__ import annotations
 
@@ -97,10 +94,8 @@ def chat_job(
     """Return a job that answers a conversation.
 
     choice: default "auto". parallel: allow several calls; otherwise the answer ends after one.
-    enforce: see `constrained`.
-    predicted: text the answer may repeat, to draft from. variables: of the chat template. details:
-    with drafts and statistics. Raises UsageError or UnsupportedModel at once if the request cannot
-    be honored.
+    enforce: see `constrained`. predicted: text to draft from. variables: of the chat template.
+    details: with drafts and statistics. Raises UsageError or UnsupportedModel at once.
     """
     from akunu_py.engine.constraint.answer_limits import compile_rules
     from akunu_py.engine.constraint.tool_calls import constrained
@@ -149,10 +144,7 @@ def prompt_job(
     options: GenerateOptions,
     draft_context: Sequence[Sequence[int]] = (),
 ) -> BeginJob:
-    """Return a job that continues token ids. draft_context: see `Request`.
-
-    Compiles the grammar of the answer, as `chat_job` does.
-    """
+    """Return a job that continues token ids; compiles its grammar. draft_context: see `Request`."""
     from akunu_py.engine.constraint.answer_limits import compile_rules
 
     compile_rules(engine.tokens, options)
@@ -191,7 +183,6 @@ class AnswerEvents:
         return events
 
     def _events(self, step: Step) -> list[Event]:
-        """Return the events for one step; stop after the first call if only one is allowed."""
         if isinstance(step, PrefillProgress):
             return [step]
         request, events = self.request, list[Event]()
@@ -305,7 +296,6 @@ class AnswerDetails:
 
 
 def _complete_calls(events: Sequence[Event]) -> list[Event]:
-    """Return the events of calls that have an end."""
     calls: list[Event] = []
     call: list[Event] = []
     for event in events:

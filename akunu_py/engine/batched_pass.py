@@ -71,7 +71,15 @@ def run(model: Any, parts: Sequence[Part], joint: Joint | None = None) -> list[m
             each.before_pass(part.cache)
             taps.update(each.taps)
     if len(parts) == 1 and parts[0].tree is None:
-        return [_run_alone(model, parts[0], sorted(taps))]
+        (part,) = parts
+        count = part.wanted or part.tokens.size
+        if count == part.tokens.size and not taps:
+            return [model(part.tokens[None], cache=part.cache)[0]]
+        logits, states = output_rows.run(
+            model, part.tokens[None], part.cache, lambda rows: rows[:, -count:], sorted(taps)
+        )
+        _keep_states(part, states)
+        return [logits[0]]
     _route_attention()
     ends = list(accumulate(part.tokens.size for part in parts))
     spans = list(pairwise([0, *ends]))
@@ -90,16 +98,6 @@ def run(model: Any, parts: Sequence[Part], joint: Joint | None = None) -> list[m
         for part, (start, stop) in zip(parts, spans, strict=True):
             _keep_states(part, {at: each[start:stop].swapaxes(0, 1) for at, each in states.items()})
     return mx.split(logits[:, 0], list(accumulate(counts[:-1])))
-
-
-def _run_alone(model: Any, part: Part, taps: Sequence[int]) -> mx.array:
-    """Run a pass of one request. Returns lazy logits [wanted, vocab]."""
-    tokens, wanted = part.tokens[None], part.wanted or part.tokens.size
-    if wanted == part.tokens.size and not taps:
-        return model(tokens, cache=part.cache)[0]
-    logits, states = output_rows.run(model, tokens, part.cache, lambda x: x[:, -wanted:], taps)
-    _keep_states(part, states)
-    return logits[0]
 
 
 def _keep_states(part: Part, states: Mapping[int, mx.array]) -> None:
@@ -203,10 +201,7 @@ class _AttentionView:
         return masks if any(isinstance(mask, mx.array) for mask in masks) else None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Append each request's rows of keys and values [rows, heads, 1, dim] to its own cache.
-
-        Return two lists over the requests: all keys of its cache, and all values.
-        """
+        """Append rows [rows, heads, 1, dim] to the caches; return keys and values by request."""
         both = [
             entry.update_and_fetch(own_keys, own_values)
             for entry, own_keys, own_values in zip(
@@ -343,10 +338,7 @@ def _trial(
     *,
     batched: bool = False,
 ) -> list[mx.array]:
-    """Return the logits of passes over the prompts' first tokens: for each request, [rows, vocab].
-
-    caches: of the prompts. rows: of each request in a pass.
-    """
+    """Return the logits [rows, vocab] of each prompt's first tokens. rows: of each in a pass."""
     caches = copy.deepcopy(caches)
     found = []
     for number in range(passes):

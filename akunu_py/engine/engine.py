@@ -91,9 +91,7 @@ class Engine:
     ) -> Engine:
         """Load the model in the directory `path`.
 
-        draft_model: its name and directory, instead of the name in `options`. host_group: the other
-        hosts of a model that is split.
-
+        draft_model: its name and directory. host_group: the other hosts of a model that is split.
         Raises DamagedModel or UnsupportedModel for all failures of mlx-lm; UsageError for bad
         `options` or a draft model with other tokens; DoesNotFit before weights are read.
         """
@@ -110,8 +108,7 @@ class Engine:
 
         It is the normalized hidden state of the last token, for which Qwen3-Embedding and similar
         decoders are trained (Zhang et al., 2025). dimensions: keep only the first ones. Raises
-        UsageError for an empty text, token ids outside the vocabulary or too many dimensions,
-        PromptTooLong, UnsupportedModel.
+        UsageError, PromptTooLong, UnsupportedModel.
         """
         tokens = self.tokens.encode(text) if isinstance(text, str) else list(text)
         if not tokens or first_invalid(tokens, self.tokens.vocabulary) is not None:
@@ -149,7 +146,6 @@ def _load(
     draft_model: tuple[str, Path] | None,
     host_group: HostGroup | None,
 ) -> Engine:
-    """Open the neural drafters of `opened`, plan, and read all weights; see `Engine.load`."""
     model, head, no_head = opened.model, None, "the model is split over several hosts"
     if host_group is not None:
         itemsize = host_group.keep_partition(model)
@@ -207,10 +203,6 @@ def _load(
 
 
 def model_digest(model: Path, weights: str) -> str:
-    """Return a digest of what computes a KV cache. Call while the weights are loaded.
-
-    It covers the files, the format of the weights (`weights`), the device, and the versions of mlx
-    and mlx-lm. Raises DamagedModel and OSError.
-    """
+    """Return a digest of what computes a KV cache. Raises DamagedModel and OSError."""
     parts = weights, device.device_name(), version("mlx"), version("mlx-lm"), files_digest(model)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

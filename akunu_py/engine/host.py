@@ -1,7 +1,4 @@
-"""The one thread that owns a model: it loads it, runs its jobs step by step, and unloads it.
-
-MLX's streams are thread-local, so only values leave the thread.
-"""
+"""The one thread that owns a model, as MLX's streams are thread-local: it loads and runs it."""
 
 from __future__ import annotations
 

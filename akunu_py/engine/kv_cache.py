@@ -50,10 +50,7 @@ class Checkpoint:
 
 
 class SharedCache(list[Any]):
-    """The cache of one rank's layers, then stand-ins for cache kinds of other ranks' layers.
-
-    With stand-ins all ranks agree on what can be rolled back.
-    """
+    """One rank's layers, then stand-ins for other kinds, so that ranks agree on rollbacks."""
 
     def __init__(self, own: Cache, stand_ins: Cache) -> None:
         super().__init__([*own, *stand_ins])
@@ -79,10 +76,7 @@ class SharedCache(list[Any]):
 
 
 def new_cache(model: Any, kv_bits: int | None = None) -> Cache:
-    """Return an empty cache for `model`, one entry per layer.
-
-    kv_bits: 4 or 8 to quantize growing entries. Raises UsageError if that is impossible.
-    """
+    """Return an empty cache. kv_bits: 4 or 8 for growing entries. Raises UsageError."""
     cache: Cache = make_prompt_cache(model)
     return cache if kv_bits is None else _quantized(model, cache, kv_bits)
 
@@ -114,7 +108,8 @@ def roll_back(cache: Cache, before: PassState, written: int, kept: int) -> int:
     """
     _notify(cache, "roll_back", written, kept)
     if not is_recurrent(cache):
-        _trim_all(cache, written - kept)
+        for entry in leaves(cache):
+            _trim(entry, written - kept)
         return kept
     for entry, state in zip(leaves(cache), before, strict=True):
         if state is None:
@@ -125,10 +120,7 @@ def roll_back(cache: Cache, before: PassState, written: int, kept: int) -> int:
 
 
 def move_rows(cache: Cache, written: int, rows: Sequence[int]) -> None:
-    """Move `rows`, in their order, to the first of the `written` rows of the last pass.
-
-    Call before `roll_back`, for caches that are not recurrent.
-    """
+    """Move `rows` to the first of the last `written` ones, before `roll_back`; never recurrent."""
     fixed = next((at for at, row in enumerate(rows) if at != row), len(rows))
     chosen, count = mx.array(rows[fixed:]), len(rows) - fixed
     for entry in leaves(cache):
@@ -152,7 +144,8 @@ def has_length(cache: Cache, length: int) -> bool:
 def trim(cache: Cache, rows: int) -> None:
     """Remove the last `rows` rows. `can_trim` must allow it."""
     _notify(cache, "trim", rows)
-    _trim_all(cache, rows)
+    for entry in leaves(cache):
+        _trim(entry, rows)
 
 
 def needs_checkpoints(cache: Cache) -> bool:
@@ -205,10 +198,7 @@ def detach(cache: Cache) -> Cache:
 
 
 def own_states(cache: Cache) -> list[mx.array]:
-    """Replace recurrent states with lazy copies and return these.
-
-    Some states are views that keep the rows of a whole chunk alive.
-    """
+    """Replace recurrent states, perhaps views of a whole chunk, with lazy copies; return these."""
     own = cache.own if isinstance(cache, SharedCache) else cache
     recurrent = [entry for entry in leaves(own) if type(entry) in _RECURRENT]
     for entry in recurrent:
@@ -347,10 +337,7 @@ def _checkpoint_entry(entry: Any) -> dict[str, Any] | int:
 
 
 def _compact_entry(entry: Any) -> dict[str, Any] | int:
-    """Return the checkpoint of an entry without rows that no later pass reads.
-
-    Arrays that passes only append to are stored as their numbers of rows.
-    """
+    """Return an entry's checkpoint without unread rows; appended arrays as row counts."""
     if type(entry) is ChunkedKVCache:
         entry = copy.copy(entry)
         entry.maybe_trim_front()
@@ -381,11 +368,6 @@ def _can_trim(entry: Any, rows: int) -> bool:
 def _notify(cache: Cache, operation: str, *arguments: int | Checkpoint) -> None:
     if isinstance(cache, SharedCache):
         cache.note(operation, *arguments)
-
-
-def _trim_all(cache: Cache, rows: int) -> None:
-    for entry in leaves(cache):
-        _trim(entry, rows)
 
 
 def _trim(entry: Any, rows: int) -> None:

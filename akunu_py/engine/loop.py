@@ -84,10 +84,7 @@ class StepLoop:
         return request.answer
 
     def stream(self, request: Request) -> Generator[Step]:
-        """Run a request: yield prefill progress, then pieces, some of them empty.
-
-        Closing the generator ends the answer and keeps the prefilled tokens.
-        """
+        """Yield prefill progress, then pieces. Closing it ends the answer and keeps the prefill."""
         try:
             while request.status is not Status.FINISHED:
                 (results,) = self.advance([request]).values()
@@ -123,10 +120,7 @@ class StepLoop:
     # Jobs
 
     def step(self, jobs: Sequence[JobHandle]) -> list[tuple[JobHandle, list[Event]]]:
-        """Start the prepared jobs, then run a step of the jobs that the scheduler chooses.
-
-        Returns their events, or only those of failed starts; none while jobs are being prepared.
-        """
+        """Start prepared jobs, then run a step; return its events, or those of failed starts."""
         starts = ((each, self._start(each, jobs)) for each in jobs if each.running is None)
         if failed := [(each, [failure]) for each, failure in starts if failure is not None]:
             return failed
@@ -161,7 +155,6 @@ class StepLoop:
         return None
 
     def _admit(self, job: JobHandle, jobs: Sequence[JobHandle]) -> None:
-        """Schedule the next request of a job."""
         assert job.running is not None
         request = job.request = job.running.request
         if request is not None:
@@ -192,8 +185,8 @@ class StepLoop:
     ) -> bool:
         """Save one prompt cache to disk and release memory. Call only when idle.
 
-        stopped: polled during the save; returning True aborts it. seconds: time limit. Returns True
-        if a cache was saved (there may be more to save).
+        stopped: polled; returning True aborts the save. seconds: time limit. Returns True if one
+        was saved (there may be more to save).
         """
         self.learned.flush()
         caches, disk_caches = self.runner.caches, self.runner.disk_caches

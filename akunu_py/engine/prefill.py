@@ -1,7 +1,4 @@
-"""Prefill: run a prompt through the model in chunks sized by the measured speed.
-
-Before it, check and make room in memory.
-"""
+"""Prefill: memory for a prompt, and passes over its chunks, sized by the measured speed."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Sequence
@@ -73,8 +70,6 @@ class ChunkSizes:
 
 @dataclass(slots=True)
 class _Chunk:
-    """A launched chunk."""
-
     tokens: int
     done: mx.array  # evaluated when the chunk is done
     last: bool
@@ -127,7 +122,6 @@ def _next_size(target: Target, sizes: ChunkSizes) -> int:
 
 
 def _launch(target: Target, count: int) -> _Chunk:
-    """Launch a pass over the next `count` pending tokens and record them."""
     target.prefill(mx.array(target.pending[:count]))
     kv_cache.own_states(target.cache)
     arrays = kv_cache.state_arrays(target.cache)  # the logits are never computed
@@ -164,10 +158,7 @@ def release_under_pressure(caches: PromptCaches) -> None:
 
 
 def make_room(engine: Engine, caches: PromptCaches, prompt: Sequence[int], max_tokens: int) -> None:
-    """Make room for the KV cache of `prompt` and an answer by evicting other histories.
-
-    Raises DoesNotFit, with what would fit, if that is not enough and the engine is not forced.
-    """
+    """Evict histories for the KV cache of `prompt` and an answer. Raises DoesNotFit."""
     release_under_pressure(caches)
     context = engine.plan.context_length
     cached, best = caches.best(prompt)

@@ -205,10 +205,7 @@ class Request:
         return drafted.first(end) if isinstance(drafted, TokenTree) else drafted[:end]
 
     def accept(self, seconds: float) -> Piece:
-        """Accept the tokens of the launched pass: those of the draft that match, and the next one.
-
-        seconds: time of the pass.
-        """
+        """Accept the pass's draft tokens that match, and the next one. seconds: of the pass."""
         target, done = self.target, self.launched.pop(0)
         sampled: list[int] = done.sampled.tolist()
         path = TokenTree.of(done.drafted).accepted(sampled)
@@ -339,10 +336,7 @@ class Request:
 
 
 def repeats(tokens: Sequence[int]) -> bool:
-    """Return whether the last tokens are one block again and again.
-
-    They are at least _LOOP_TOKENS tokens and _LOOP_BLOCKS blocks.
-    """
+    """Return whether the last tokens are one block, _LOOP_BLOCKS times and _LOOP_TOKENS long."""
     last = array("q", tokens[-_LOOP_BLOCKS * _LONGEST_BLOCK :])  # compares faster than a list
     for block in range(1, _LONGEST_BLOCK + 1):
         span = max(_LOOP_TOKENS, _LOOP_BLOCKS * block)
@@ -358,7 +352,6 @@ def cut(tokens: list[int], stop: frozenset[int]) -> list[int]:
 
 
 def _check(engine: Engine, prompt: Sequence[int], options: GenerateOptions) -> None:
-    """Raise an error if the model cannot answer the prompt with these options."""
     if options.max_tokens < 1:
         raise UsageError(f"max_tokens must be at least 1, got {options.max_tokens}")
     if options.draft_tokens < 1:

@@ -262,7 +262,8 @@ class ModelRunner:
         read = self.disk_caches.read(prompt, reached, self.caches, target.history)
         history, tokens, missing = yield from read
         if history is not None:
-            target.adopt(history)
+            self.caches.add(target.history)
+            target.history = history
         return tokens, missing
 
     def _prefill(self, request: Request) -> list[Step]:

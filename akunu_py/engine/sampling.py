@@ -33,7 +33,10 @@ class Sampler:
     """Stateless sampler of a token for each row of logits. Raises UsageError for bad options."""
 
     def __init__(self, options: SamplingOptions) -> None:
-        _check_ranges(options)
+        for name, (low, high) in _RANGES.items():
+            value = getattr(options, name)
+            if value is not None and not low <= value <= high:
+                raise UsageError(f"{name} must be from {low:g} to {high:g}, got {value:g}")
         self.options = options
         self.seed = secrets.randbits(32) if options.seed is None else options.seed
         penalties = options.presence_penalty, options.frequency_penalty
@@ -89,10 +92,6 @@ class Sampler:
         found = mx.stack([tokens.astype(mx.float32), chances[tokens]], axis=1).tolist()
         return [(int(token), chance) for token, chance in found]
 
-    def sample_rows(self, logits: mx.array, keys: Sequence[tuple[int, int]]) -> mx.array:
-        """Sample rows of any requests of this `group`; returns the tokens, [rows]."""
-        return self._process_and_draw(logits, mx.array([]), keys)[2]
-
     def _process_and_draw(
         self, logits: mx.array, before: mx.array, keys: Sequence[tuple[int, int]]
     ) -> tuple[mx.array, mx.array, mx.array]:
@@ -135,18 +134,9 @@ class RowsToSample:
     position: int
     depths: Sequence[int] = ()  # of a tree's rows: positions after the first one
 
-    @property
-    def keys(self) -> list[tuple[int, int]]:
-        """The random key of each row."""
-        depths = self.depths or range(self.logits.shape[0])
-        return [(self.sampler.seed, self.position + depth) for depth in depths]
-
 
 def sample_together(parts: Sequence[RowsToSample]) -> list[mx.array]:
-    """Return the tokens that `Sampler.sample` returns for each part.
-
-    One call samples the rows of all parts whose options differ only in the seed.
-    """
+    """Sample as `Sampler.sample`; parts whose options differ only in the seed share one call."""
     groups = dict[object, list[int]]()
     for index, part in enumerate(parts):
         group = part.sampler.group
@@ -159,9 +149,13 @@ def sample_together(parts: Sequence[RowsToSample]) -> list[mx.array]:
             found[members[0]] = part.sampler.sample(part.logits, part.before, part.position)
             continue
         counts = [part.logits.shape[0] for part in same]
-        keys = [key for part in same for key in part.keys]
+        keys = [
+            (part.sampler.seed, part.position + depth)
+            for part, rows in zip(same, counts, strict=True)
+            for depth in part.depths or range(rows)
+        ]
         logits = mx.concatenate([part.logits for part in same])
-        sampled = same[0].sampler.sample_rows(logits, keys)
+        sampled = same[0].sampler._process_and_draw(logits, mx.array([]), keys)[2]
         found |= zip(members, mx.split(sampled, [*accumulate(counts)][:-1]), strict=True)
     return [found[index] for index in range(len(parts))]
 
@@ -246,10 +240,7 @@ def top_p_winner(values: mx.array, logits: mx.array, top_p: float, candidates: i
 
 
 def race(logprobs: mx.array, keys: Sequence[tuple[int, int]]) -> mx.array:
-    """Return the race values [rows, vocab]; the largest one of a row wins.
-
-    logprobs: [rows, vocab] of float32, at most 0. keys: (seed, position).
-    """
+    """Return the race values [rows, vocab]; the largest wins. keys: (seed, position)."""
     bits = random_bits(mx.array(keys, mx.uint32), logprobs.shape[-1])
     return mx.exp(logprobs) / exponential(bits)
 
@@ -311,14 +302,6 @@ _RANGES = {
     "seed": (0, 2**32 - 1),
     "logprobs": (0, 20),
 }
-
-
-def _check_ranges(options: SamplingOptions) -> None:
-    """Raise UsageError for the first option outside its range."""
-    for name, (low, high) in _RANGES.items():
-        value = getattr(options, name)
-        if value is not None and not low <= value <= high:
-            raise UsageError(f"{name} must be from {low:g} to {high:g}, got {value:g}")
 
 
 class LogprobSampler(Sampler):

@@ -49,11 +49,7 @@ class Scheduler:
     def schedule(
         self, ready: Sequence[Request], sharing: Sequence[Request], prefill_rate: float | None
     ) -> StepPlan:
-        """Return the next step.
-
-        ready: at least one request. sharing: those whose next decode pass may be shared.
-        prefill_rate: tokens per second.
-        """
+        """Return the next step. sharing: those that may share a pass. prefill_rate: tokens/s."""
         rate = prefill_rate or PRIOR_PREFILL_RATE
         chosen = self._choose(ready, rate)
         shared = self._fitting(sharing, chosen, rate)
@@ -78,10 +74,7 @@ class Scheduler:
             self._prefill_ahead_s = 0.0
 
     def _fitting(self, sharing: Sequence[Request], chosen: Request, rate: float) -> list[Request]:
-        """Return the requests that share the next pass; the shortest joining prompts fit first.
-
-        If `chosen` joins, its prompt always fits.
-        """
+        """Return the requests that share a pass: `chosen`, then the shortest joining prompts."""
         room = min(max(_LEAST_JOINING, rate * self.chunk_s), _MOST_JOINING)
         shared = [each for each in sharing if each.decodes]
         for each in sorted(shared, key=lambda each: (each is not chosen, each.joining_tokens)):

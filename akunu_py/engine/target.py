@@ -73,11 +73,6 @@ class Target:
         self.caches.in_use = [*self.caches.others(self._history), history]
         self._history = history
 
-    def adopt(self, history: TokenHistory) -> None:
-        """Continue a loaded history."""
-        self.caches.add(self.history)
-        self.history = history
-
     @property
     def cache(self) -> kv_cache.Cache:
         return self.history.cache
@@ -126,11 +121,7 @@ class Target:
     def to_sample(
         self, logits: mx.array, tokens: mx.array, drafted: Sequence[int], *, ahead: bool = False
     ) -> RowsToSample:
-        """Return the last drafted + 1 rows of a pass over `tokens`, to sample from.
-
-        logits: of these rows, [drafted + 1, vocab]. ahead: the pass follows another one, which is
-        not collected yet.
-        """
+        """Return a pass's last drafted + 1 rows [rows, vocab]. ahead: behind an unread pass."""
         wanted = 1 + len(drafted)
         known, count, window = self.tokens, len(self.tokens), self.sampler.window
         if ahead:
@@ -221,7 +212,6 @@ class Target:
         return in_use and bool(other.pending) and len(other.tokens) < end
 
     def _continue(self, history: TokenHistory, length: int, needed: int) -> None:
-        """Continue from the first `length` tokens of `history`."""
         behind = len(history.tokens) - length
         others = any(each is history for each in self.caches.others(self.history))
         self.caches.add(self.history)
@@ -243,10 +233,7 @@ class Target:
         self.history.reserved = needed
 
     def _reuse(self, prompt: Sequence[int], cached: int, shared: int) -> Reuse:
-        """Return the cached prefix of `prompt`, and why no more of it is cached.
-
-        cached: reused tokens. shared: longest prefix shared with a history, reusable or not.
-        """
+        """Return the cached prefix, and why no more is. shared: the longest of any history."""
         last = len(prompt) - 1
         lost = max((common_prefix(each, prompt) for each in self.caches.evicted), default=0)
         known = max(cached, shared, min(lost, last))

@@ -41,13 +41,10 @@ class Training:
         engine: Engine,
         seconds: float,
         report: Report,
-        why_wait: Callable[[], str] = lambda: "",
+        why_wait: Callable[[], str] = lambda: "",  # returns why to pause, "" if not
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """seconds: of this run, without pauses. why_wait: returns why to pause, "" if not.
-
-        Raises UnsupportedModel, StoreError, DoesNotFit.
-        """
+        """seconds: without pauses. Raises UnsupportedModel, StoreError, DoesNotFit."""
         self._engine, self._seconds, self._report = engine, seconds, report
         self._why_wait, self._clock = why_wait, clock
         self._taps = (*taps_of(engine), len(engine.model.layers))

@@ -138,8 +138,6 @@ class Synthesizer:
 
 
 class _Dialog:
-    """A conversation in progress, with its hidden states."""
-
     def __init__(self, temperature: float) -> None:
         """temperature: of the answer."""
         self._temperature = temperature
@@ -150,7 +148,6 @@ class _Dialog:
 
     @property
     def temperature(self) -> float:
-        """The temperature of the next token."""
         return self._temperature if self.answer else 1.0
 
     def extend(self, tokens: Sequence[int]) -> None:

@@ -55,8 +55,7 @@ class LikelyText:
     def forced(self, tokens: Sequence[int], accepted: int) -> list[int]:
         """Return the likely next tokens of the answer, none where the grammar has a choice.
 
-        tokens: answer and draft, which begin with the last call's tokens unless `rewind` undid
-        them. accepted: the number of answer tokens.
+        tokens: answer and draft; earlier ones change only by `rewind`. accepted: answer tokens.
         """
         for token in tokens[len(self._tokens) :]:
             self._add(token)
@@ -76,17 +75,11 @@ class LikelyText:
         return self._encode_forced(tokens, self._matcher.compute_ff_bytes())
 
     def ending(self) -> tuple[list[int], int]:
-        """Return the tokens that probably end the current value, and its number of tokens so far.
-
-        Call only if `forced` returns nothing.
-        """
+        """Return the likely end of the value, and its tokens so far. Call if nothing is forced."""
         return [], 0
 
     def choices(self) -> list[int]:
-        """Return the first tokens of the texts that may follow, if these are few.
-
-        Call only if `forced` returns nothing.
-        """
+        """Return the first tokens of texts that may follow, if few. Call if nothing is forced."""
         if self._matcher is None or self._mismatch_at is not None:
             return []
         return self._choices_after(self._matcher)
@@ -95,7 +88,6 @@ class LikelyText:
         return choices_after(matcher, self.decode, self.encode, self.encode)
 
     def _encode_forced(self, tokens: Sequence[int], text: bytes) -> list[int]:
-        """Return the tokens of the forced `text` behind `tokens`."""
         return self.encode(text) if text else []
 
     def rewind(self, length: int) -> None:
@@ -163,7 +155,6 @@ class LikelyJson(LikelyText):
         self._states.append(state)
 
     def _spaced(self, text: bytes) -> bytes:
-        """Return `text` with the expected whitespace."""
         if self.compact:
             return text
         state = self._states[-1]
@@ -304,10 +295,7 @@ def advanced(state: JsonState, text: bytes) -> tuple[JsonState, bytes]:
 
 
 def _gap_name(containers: bytes, before: bytes, after: bytes) -> bytes:
-    """Return the name of the gap between two bytes: its bracket, colon, or comma with container.
-
-    Returns b"" for a gap that never has whitespace.
-    """
+    """Return the gap's name: bracket, colon, or comma with container; b"" if always empty."""
     if not before or (before in _OPEN and after in _CLOSE):
         return b""
     if after in _CLOSE or before in _OPEN or before == b":":
@@ -324,7 +312,6 @@ def _per_level(gap: bytes, depth: int) -> bytes:
 
 
 def _expected_gap(state: JsonState, after: bytes) -> bytes:
-    """Return the expected whitespace before `after`."""
     gap_name = _gap_name(state.containers, state.before, after)
     if not gap_name:
         return state.gap if state.before else b""

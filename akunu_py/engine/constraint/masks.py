@@ -1,7 +1,4 @@
-"""Masks of allowed tokens over the rows of a pass.
-
-Verification walks the draft: each row has the mask of the position after its draft tokens.
-"""
+"""Masks of allowed tokens over the rows of a pass, each after its draft tokens."""
 
 from collections.abc import Collection, Sequence
 
@@ -97,14 +94,12 @@ class TokenMasks:
         return list(tokens)
 
     def _without(self, mask: bytes, tokens: Collection[int]) -> bytes:
-        """Return `mask` without `tokens`."""
         changed = bytearray(mask)
         for token in tokens:
             changed[token // 8] &= ~(1 << token % 8)
         return bytes(changed)
 
     def _with(self, mask: bytes, tokens: Collection[int]) -> bytes:
-        """Return `mask` with `tokens`."""
         changed = bytearray(mask)
         for token in tokens:
             changed[token // 8] |= 1 << token % 8

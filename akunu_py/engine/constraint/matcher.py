@@ -57,11 +57,7 @@ _State = Literal["start", "thinking", "thought", "structure"]  # "start": thinki
 
 
 class ConstraintMatcher(TokenMasks):
-    """The position of an answer in its grammar.
-
-    A reasoning model may think first; until its thinking ends, only the end of the answer is
-    forbidden.
-    """
+    """The position of an answer in its grammar. While it thinks, only its end is forbidden."""
 
     def __init__(self, codec: TokenCodec, constraint: Constraint, prompt: Sequence[int]) -> None:
         """Raises UsageError if the constraint cannot be enforced."""
@@ -206,11 +202,7 @@ def compile_constraint(codec: TokenCodec, constraint: Constraint) -> LLMatcher:
 
 
 def compile_ahead(codec: TokenCodec, constraint: Constraint) -> list[Future[LLMatcher]]:
-    """Compile all grammars of a constraint, so that the model's thread need not.
-
-    Returns those to draft from when the first one is ready. Raises UsageError as
-    `compile_constraint` does.
-    """
+    """Compile all grammars; return those to draft from. Raises as `compile_constraint`."""
     compile_constraint(codec, constraint)
     if constraint.kind in ("json", "json_schema"):
         key_tokens(token_tables(codec))
@@ -254,11 +246,7 @@ def matches(codec: TokenCodec, constraint: Constraint, text: str) -> bool:
 
 
 def lark(constraint: Constraint, layout: Layout, prefix: str = "") -> str:
-    """Return the grammar in llguidance's dialect of Lark. Raises UsageError.
-
-    layout: of JSON. prefix: of all rule names, except those of a constraint that is a grammar
-    itself.
-    """
+    """Return the grammar in Lark. layout: of JSON. prefix: of rule names. Raises UsageError."""
     kind = constraint.kind
     if kind in ("json_schema", "json"):
         return _json_grammar(constraint, layout, prefix)

@@ -114,10 +114,7 @@ class CallRequirements:
 def calls_constraint(
     tokenizer: Any, tables: LLTokenizer, layout: CallLayout, requirements: CallRequirements
 ) -> Constraint | None:
-    """Return the grammar of calls; None if the format has none.
-
-    Raises UsageError for a strict schema or a response format that no grammar expresses.
-    """
+    """Return the grammar of calls, None if the format has none. Raises UsageError."""
     levels: tuple[_Likely, ...] = ("", "closed", "open")
     try:
         text, *likely = [
@@ -134,8 +131,6 @@ class _Inexpressible(Exception):
 
 
 class _GrammarWriter:
-    """Writes the Lark grammar of answers with tool calls in one format."""
-
     def __init__(
         self, tokenizer: Any, tables: LLTokenizer, calls: CallLayout, likely: _Likely
     ) -> None:
@@ -161,7 +156,6 @@ class _GrammarWriter:
         return replace(layout, ordered=True, closed=True, outermost=outermost)
 
     def grammar(self, requirements: CallRequirements) -> str:
-        """Return the grammar of the answer."""
         if (format := requirements.text_format) is not None:
             return self._calls_or_text(replace(requirements, forced=True, text_format=None), format)
         layout, opened, single = self._calls, "", requirements.single
@@ -192,7 +186,6 @@ class _GrammarWriter:
         return "\n".join([f"start: {start}", f"text: {_TEXT}", *self._lines]) + "\n"
 
     def _calls_or_text(self, requirements: CallRequirements, format: Constraint) -> str:
-        """Return the grammar of an answer with calls, or with text in the format."""
         layout = COMPACT if format.compact else self._likely_layout(FREE)
         bare = not (self._calls.opener or self._calls.text_opener)
         if bare and format.kind in ("json_schema", "json"):
@@ -231,7 +224,6 @@ class _GrammarWriter:
         return rule
 
     def _call(self, tool: Tool) -> str:
-        """Add a rule for a call of a tool and return its name."""
         tags = self._calls.tags
         try:
             arguments = self._parameters(tool, tags) if tags else self._arguments_rule(tool)
@@ -259,10 +251,7 @@ class _GrammarWriter:
             return self._rule(_ANY_OBJECT, tool, _ANY_OBJECT, self._layout)
 
     def _rule(self, schema: Mapping[str, Any], tool: Tool, fallback: Any, layout: Layout) -> str:
-        """Add a rule for `schema`, or for `fallback` if it is refused and the tool not strict.
-
-        Raises Unsatisfiable if no value fits, and SchemaError for a strict tool.
-        """
+        """Add a rule for `schema`, or `fallback` if refused. Raises Unsatisfiable, SchemaError."""
         prefix = next(self._rule_names)
         try:
             text = grammar(schema, layout, prefix)
@@ -274,7 +263,6 @@ class _GrammarWriter:
         return f"{prefix}start"
 
     def _parameters(self, tool: Tool, tags: Tags) -> str:
-        """Return markup for each parameter, in the order of the schema."""
         properties = tool.parameters.get("properties")
         required = tool.parameters.get("required")
         required = required if isinstance(required, list) else []

@@ -26,10 +26,7 @@ _MOST_FREE = 16  # drafters
 
 
 class TrackedDrafter:
-    """A drafter that follows the history of a request, and its neural drafters.
-
-    `auto` rewinds when the history changes; other drafters are made again.
-    """
+    """A drafter of one history; `auto` rewinds if it changes, others are made again."""
 
     def __init__(
         self,
@@ -38,10 +35,7 @@ class TrackedDrafter:
         made_for: tuple[DraftMode, int] = ("off", 0),
         weights: SharedWeights | None = None,
     ) -> None:
-        """create: returns a drafter, and the same one, wrapped. made_for: mode and draft tokens.
-
-        weights: of the acceptance models; None: those of no other drafter.
-        """
+        """create: returns a drafter, and the same, wrapped. weights: of the acceptance models."""
         self.made_for = made_for
         self.neural = neural
         self.context: list[int] = []  # draft context of the request
@@ -167,10 +161,7 @@ class DrafterPool:
         prompt: Sequence[int],
         draft_context: Sequence[Sequence[int]] = (),
     ) -> TrackedDrafter:
-        """Return a drafter for these options: the free one that knows `prompt` best, or a new one.
-
-        Call before the prefill, because neural drafters observe it. draft_context: see `Request`.
-        """
+        """Return the free drafter that knows `prompt` best, or a new one; before the prefill."""
         # Without rollback the model answers without drafts; front ends show the reason.
         mode: DraftMode = "off" if self._engine.no_draft_reason else options.draft
         made_for = mode, options.draft_tokens
@@ -223,7 +214,6 @@ class DrafterPool:
 
 
 def _create_neural(mode: DraftMode, engine: Engine, target: Target) -> NeuralDrafterBase | None:
-    """Return the neural drafter that `mode` uses alone, None if there is none."""
     draft, head = engine.draft_model, engine.mtp_head
     if mode == "mtp" and head is not None:
         return HeadDrafter(head.chain, target, "mtp", head.relative_cost)

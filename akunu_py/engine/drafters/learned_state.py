@@ -123,7 +123,6 @@ class LearnedState(UnsavedState):
             _write(self._curve_file, content)
 
     def _store_answer(self, tokens: Sequence[int]) -> None:
-        """Append an answer to the journal, and move a long journal to the answer file."""
         try:
             with locked(self.directory / "lock"):
                 _append(self._journal, tokens)
@@ -223,6 +222,5 @@ def _answers(journal: bytes) -> Iterator[list[int]]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file under the lock, removing unfinished ones."""
     remove_unfinished(path)
     write_atomically(path, data)

@@ -138,7 +138,6 @@ class PromptCaches:
             self._evict(min(victims, key=self._value_per_byte), over)
 
     def _evict(self, entry: _CachedHistory, nbytes: int) -> None:
-        """Evict a history, or `nbytes` bytes of its end."""
         self.record_eviction(entry.history)
         if len(self._cached) > MAX_HISTORIES or not entry.history.shorten(nbytes):
             self._remove(entry)

@@ -39,11 +39,7 @@ class HostGroup:
     """The other ranks; this process is rank 0. They end with `close` or with this process."""
 
     def __init__(self, hosts: Hosts, stored: StoredModel, options: LoadOptions) -> None:
-        """Start and connect the processes.
-
-        Raises UnsupportedModel if the model cannot be split, HostLost, and UsageError if hosts
-        differ.
-        """
+        """Start the processes. Raises UnsupportedModel, HostLost; UsageError if hosts differ."""
         # Called in a thread when a rank is lost, with whether the waiting pass ended; None: exit.
         self.on_lost: Callable[[HostLost, bool], None] | None = None
         self.hosts = hosts
@@ -90,10 +86,7 @@ class HostGroup:
         return itemsize
 
     def start(self, model: Any, context: int) -> tuple[Coordinator, int]:
-        """Have all ranks read their weights; return the distributed model and its context length.
-
-        context: tokens that fit in this rank's memory.
-        """
+        """Have all ranks read their weights; return the distributed model and its context."""
         for process in self._processes:
             reply = self._wait_for(process, "holds")
             self.partitions.append(reply["holds"])

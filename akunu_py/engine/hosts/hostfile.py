@@ -1,7 +1,4 @@
-"""The hosts of a distributed model: `--hosts`, a number or an mlx.launch hostfile.
-
-Also pulls a model on the other hosts over SSH.
-"""
+"""The hosts of a distributed model (`--hosts`), and pulls on the other hosts over SSH."""
 
 import contextlib
 import ipaddress
@@ -93,11 +90,8 @@ def _read_hostfile(path: Path) -> Hosts:
 def _over_ring(names: Sequence[str], ips: Sequence[Sequence[str]], env: dict[str, str]) -> Hosts:
     """Assign a port to each address as mlx.launch does; free ports on loopback."""
     count = sum(len(each) for each in ips)
-    if all(name == LOCALHOST for name in names):
-        ports = _free_ports(count)
-    else:
-        ports = list(range(_FIRST_PORT, _FIRST_PORT + count))
-    left = iter(ports)
+    local = all(name == LOCALHOST for name in names)
+    left = iter(_free_ports(count) if local else range(_FIRST_PORT, _FIRST_PORT + count))
     nodes = [[f"{ip}:{next(left)}" for ip in each] for each in ips]
     return Hosts(tuple(names), "ring", {"MLX_HOSTFILE": json.dumps(nodes)}, env)
 
@@ -111,10 +105,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def pull_on_hosts(hosts: Hosts, model: StoredModel) -> None:
-    """Pull the same revision of `model` on the other hosts in turn, as they share a network.
-
-    Each host verifies the hashes. Raises FetchError with the hosts that failed and the reasons.
-    """
+    """Pull and verify `model` on the other hosts in turn. Raises FetchError."""
     others = [name for name in dict.fromkeys(hosts.names[1:]) if name != LOCALHOST]
     if not others:
         say("all hosts are this machine; nothing to download", error=True)
@@ -154,7 +145,6 @@ def _pull_on(host: str, env: dict[str, str], model: StoredModel) -> str:
 
 
 def _failure_reason(code: int, python: str, last: str) -> str:
-    """Return why the remote commands failed, by their exit code and last line on stderr."""
     message = last or f"code {code}"
     if code == SSH_FAILED:
         return f"cannot be reached: {message}"

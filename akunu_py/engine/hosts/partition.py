@@ -19,10 +19,7 @@ SplitMode = Literal["shard", "pipeline"]
 
 
 def choose_split(path: Path, name: str, size: int) -> SplitMode:
-    """Return how to split the model in `path` over `size` ranks, without reading weights.
-
-    Raises UnsupportedModel with the reasons if it cannot be split.
-    """
+    """Return how to split a model over `size` ranks. Raises UnsupportedModel with the reasons."""
     reasons = []
     mode: SplitMode
     for mode in get_args(SplitMode):
@@ -97,9 +94,8 @@ def keep_partition(
 ) -> tuple[list[Any], str, int]:
     """Keep this rank's partition in lazily loaded `model`, in the format `weights`.
 
-    Returns stand-ins for its cache, a description, and the item size; see `device.convert_weights`.
-    Stand-ins are cache entries of each kind that only other ranks have, because all ranks must
-    agree on what can be rolled back.
+    Returns stand-ins for cache kinds that only other ranks have (see `SharedCache`), a description,
+    and the item size (see `device.convert_weights`).
     """
     whole = {_kind_of_entry(entry): entry for entry in kv_cache.leaves(kv_cache.new_cache(model))}
     itemsize = device.convert_weights(model, weights)

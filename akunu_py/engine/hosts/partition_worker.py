@@ -21,8 +21,6 @@ _HEARTBEAT_INTERVAL = 1.0  # seconds
 
 
 class _Connection:
-    """The connection to rank 0."""
-
     def __init__(self) -> None:
         self._inbox: SimpleQueue[dict[str, Any]] = SimpleQueue()
         for target in (self._listen, self._send_heartbeats):
@@ -71,7 +69,6 @@ def main() -> None:
 
 
 def _run_worker(connection: _Connection, arguments: dict[str, Any]) -> None:
-    """Load this host's partition, then run the coordinator's passes until the end."""
     # Import before the first message, so that all ranks connect at the same time.
     import mlx.core as mx
 

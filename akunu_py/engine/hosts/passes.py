@@ -181,10 +181,7 @@ class PartitionRunner:
     _last_pass: Any = None  # state to roll back to
 
     def run_until_idle(self) -> None:
-        """Run commands until IDLE.
-
-        Raises RuntimeError if the connection breaks or a cache differs from that of rank 0.
-        """
+        """Run commands until IDLE. Raises RuntimeError if rank 0 is gone or its cache differs."""
         while True:
             message = self.receive(MESSAGE_LENGTH)
             if missing := remaining_length(message):

@@ -1,7 +1,6 @@
 """Threads for matrix products on the CPU: one for each idle core.
 
-A product waits for its slowest thread. On a busy core that takes several times as long as the
-product on the remaining threads.
+A product waits for its slowest thread, which takes several times as long on a busy core.
 """
 
 import contextlib
@@ -47,9 +46,7 @@ class BlasThreads:
         return self._clock(), busy, self._own_s(), running
 
 
-@functools.cache
-def _of_process() -> BlasThreads:
-    return BlasThreads()
+_of_process = functools.cache(BlasThreads)
 
 
 def adapt() -> None:
@@ -58,10 +55,7 @@ def adapt() -> None:
 
 
 def _read_load(stat: Path) -> tuple[float, int]:
-    """Return the CPU seconds of all processes on the cores of this one, and runnable threads.
-
-    Unknown values are 0 seconds and 1 thread: this one.
-    """
+    """Return the CPU seconds of all processes on our cores (or 0), and runnable threads (or 1)."""
     ticks, running = 0, 1
     with contextlib.suppress(OSError, ValueError):
         ours = {f"cpu{core}" for core in os.sched_getaffinity(0)}

@@ -1,7 +1,4 @@
-"""Open and load a target's neural drafters: a smaller draft model, or its own MTP head.
-
-Source of speculative decoding: Leviathan et al. (2023).
-"""
+"""Open and load a target's neural drafters (Leviathan et al., 2023): a draft model, an MTP head."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -189,10 +186,7 @@ def check_draft_model(small: DraftModel, target: TokenCodec) -> None:
 
 
 def difference(target: dict[str, int], draft: dict[str, int]) -> str:
-    """Describe how two vocabularies differ; "" if they match.
-
-    Each may have a few extra tokens, as is common within a model family.
-    """
+    """Describe how two vocabularies differ; "" if they match, apart from a few extra tokens."""
     theirs = {token: text for text, token in target.items()}
     ours = {token: text for text, token in draft.items()}
     shared = theirs.keys() & ours.keys()

@@ -116,10 +116,7 @@ def memory_limit(options: LoadOptions) -> int:
 
 
 def needs(opened: OpenModel, kv_bits: int | None = None, itemsize: int = 2) -> MemoryNeeds:
-    """Return the memory that a model needs with its weights in their current format.
-
-    itemsize: bytes per activation value. Raises UsageError if `kv_bits` is impossible.
-    """
+    """Return the memory that a model needs. itemsize: of activations. Raises as `growth`."""
     fused = device.on_metal() and kv_bits is None  # no kernel reads a quantized cache
     return MemoryNeeds(
         weights=device.weight_bytes(opened.model),
@@ -130,10 +127,7 @@ def needs(opened: OpenModel, kv_bits: int | None = None, itemsize: int = 2) -> M
 
 
 def growth(model: Any, kv_bits: int | None = None) -> CacheGrowth:
-    """Return the memory of the KV cache of `model`.
-
-    Raises UsageError if `kv_bits` is impossible, UnsupportedModel if the model cannot run.
-    """
+    """Return the memory of a model's KV cache. Raises UsageError (`kv_bits`), UnsupportedModel."""
     per_token = fixed = 0
     windows: dict[int, int] = {}
     unknown = []

@@ -1,8 +1,7 @@
 """Passes that compute logits for selected rows only, and may return hidden states of layers.
 
-mlx-lm's models compute logits for every row of a pass. Only the last row of a prompt and the rows
-of a draft are sampled from; with a large vocabulary the other rows cost time and memory. Neural
-drafters continue from hidden states that mlx-lm's models do not return.
+mlx-lm's models compute logits for every row, which costs time and memory where only a prompt's last
+row is sampled from. Neural drafters continue from hidden states that these models do not return.
 """
 
 import copy
@@ -38,7 +37,8 @@ def run(
         known = _tapped_models(model)
         tapped = known.get(tuple(taps)) or known.setdefault(tuple(taps), _TappedModel(runs, taps))
         logits = tapped.model(tokens, cache=cache)
-        states = tapped.take()
+        states = dict(tapped.states)
+        tapped.states.clear()
         if narrow is not None and narrow.selection.inputs is not None:
             states[tapped.layers] = narrow.selection.inputs
     else:
@@ -66,19 +66,13 @@ class _TappedModel:
     def __init__(self, model: nn.Module, taps: Sequence[int]) -> None:
         path, layers = find_layers(model)
         self.layers = len(layers)
-        self._states: dict[int, mx.array] = {}
+        self.states: dict[int, mx.array] = {}  # of the last pass
         noted = {max(0, tap) for tap in taps}  # the first layer notes its input, too
         tapped = [
-            _TappedLayer(layer, at, self._states) if at in noted else layer
+            _TappedLayer(layer, at, self.states) if at in noted else layer
             for at, layer in enumerate(layers)
         ]
         self.model = with_part(model, path, tapped)
-
-    def take(self) -> dict[int, mx.array]:
-        """Return the states of the last pass and forget them."""
-        states = dict(self._states)
-        self._states.clear()
-        return states
 
 
 class _TappedLayer:
@@ -109,8 +103,6 @@ def find_layers(model: Any) -> tuple[list[str], list[Any]]:
 
 
 class _Selection:
-    """The rows that the output head computes."""
-
     select: Select = staticmethod(lambda rows: rows[:, -1:])
     inputs: mx.array | None = None  # of the output head in this pass
 

@@ -33,8 +33,5 @@ def shared_prefix(tokens: Sequence[int], prompt: Sequence[int]) -> int:
 
 
 def reusable_prefix(shared: int, checkpoints: Sequence[int], *, trims: bool) -> int:
-    """Return how many of the `shared` tokens of a cache are reusable.
-
-    checkpoints: lengths that the cache can return to. trims: it can be cut after any token.
-    """
+    """Return how many of `shared` tokens are reusable: all, or a checkpoint's."""
     return shared if trims else max((each for each in checkpoints if each <= shared), default=0)

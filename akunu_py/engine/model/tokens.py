@@ -48,7 +48,9 @@ class TokenCodec:
     def load(cls, name: str, files: ModelFiles, vocabulary: int) -> TokenCodec:
         """Load the tokenizer among `files`. Raises what `load_tokenizer` does."""
         tokenizer = load_tokenizer(files, vocabulary)
-        stop_tokens = _stop_tokens(tokenizer)
+        find = tokenizer.backend_tokenizer.token_to_id  # building the vocabulary takes 100 ms
+        ends = {*tokenizer.all_special_ids} & {find(text) for text in _END_TOKENS}
+        stop_tokens = frozenset(ends | tokenizer.eos_token_ids) - {None}
         rewrites = PromptRewrites(
             lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
             lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=False)),
@@ -84,7 +86,8 @@ class TokenCodec:
                 f"{self.name} has no chat template, so it cannot chat; "
                 "continue a text instead: akunu run --raw"
             )
-        last, partial = messages[-1], continues_answer(messages)
+        last = messages[-1]
+        partial = _is_partial_answer(last) and bool(last.content or last.thinking)
         turns = messages[:-1] if partial else messages
         text = rendering.render(self.tokenizer, turns, tools, self.name, variables)
         text += "" if tools and not partial else rendering.text_header(self.tokenizer, text)
@@ -141,19 +144,5 @@ class TokenCodec:
             return 0
 
 
-def continues_answer(messages: Sequence[Message]) -> bool:
-    """Return whether the model continues the last message instead of answering it."""
-    last = messages[-1]
-    return _is_partial_answer(last) and bool(last.content or last.thinking)
-
-
 def _is_partial_answer(message: Message) -> bool:
-    """Return whether `message` is a partial answer, which the model continues."""
     return message.role == "assistant" and not message.tool_calls
-
-
-def _stop_tokens(tokenizer: Any) -> frozenset[int]:
-    find = tokenizer.backend_tokenizer.token_to_id  # building the whole vocabulary takes 100 ms
-    special = set(tokenizer.all_special_ids)
-    ends = special & {find(text) for text in _END_TOKENS}
-    return frozenset(ends | tokenizer.eos_token_ids) - {None}

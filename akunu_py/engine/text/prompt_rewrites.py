@@ -1,7 +1,4 @@
-"""Prompt text in the form in which an answer repeats it, to draft from.
-
-Coding agents show files with line numbers, and their edits are JSON strings.
-"""
+"""Prompt text as answers repeat it, to draft from: without line numbers, as JSON strings."""
 
 import json
 import re

@@ -224,7 +224,6 @@ class ChannelSplitter(TextSplitter):
             header = ""
 
     def _read_message(self, kind: Kind) -> ParserSteps[str]:
-        """Emit the rest of a message."""
         return self._reader.emit_until(self._channels.ends, partial(self._emit, kind=kind))
 
     def _read_header(self, begin: str) -> ParserSteps[str]:

@@ -31,10 +31,6 @@ def _long_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-def _short_id() -> str:
-    return uuid.uuid4().hex[:9]
-
-
 def _mistral_id(call_id: str, name: str, index: int) -> str:
     """Mistral's templates accept nine letters and digits only."""
     if re.fullmatch(r"[A-Za-z0-9]{9}", call_id):
@@ -126,7 +122,6 @@ def _array_format(
     notation: Literal["json", "python"] = "json",
     **more: Any,
 ) -> ToolFormat:
-    """Return a format with all calls in one array."""
     opener, closer = next(iter(openers.items()))
     layout = CallLayout(f"{opener}[", call, ", ", f"]{closer}", opener=opener, notation=notation)
     return ToolFormat(name, openers, syntax, layout, **more)
@@ -348,7 +343,7 @@ _TABLE = (
             "[ARGS]": CallLayout("", "[TOOL_CALLS]NAME[ARGS]ARGUMENTS", "", opener="[TOOL_CALLS]")
         },
         markers=("[ARGS]", "[CALL_ID]"),
-        new_id=_short_id,
+        new_id=lambda: uuid.uuid4().hex[:9],
         history_id=_mistral_id,
     ),
     _derived(

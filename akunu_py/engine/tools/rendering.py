@@ -198,14 +198,12 @@ def _render(
 
 
 def _definition(tool: Tool) -> dict[str, Any]:
-    """Describe a tool as templates expect it."""
     parameters = {"type": "object", "properties": {}, **tool.parameters}
     function = {"name": tool.name, "description": tool.description, "parameters": parameters}
     return {"type": "function", "function": function}
 
 
 def _to_dicts(messages: Sequence[Message], features: TemplateFeatures) -> list[dict[str, Any]]:
-    """Return messages as the chat template expects them, with tool calls and thinking."""
     ids = _history_ids(messages, features.template)
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     turns = []
@@ -243,7 +241,6 @@ def _as_object(arguments: str) -> dict[str, Any]:
 
 
 def _calls_text(calls: Sequence[ToolCall], format: ToolFormat) -> str:
-    """Write calls as the model writes them."""
     layout = format.layout
 
     def write(call: ToolCall) -> str:

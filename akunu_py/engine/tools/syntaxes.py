@@ -47,11 +47,7 @@ class Calls:
     _first: bool = True  # whether the next parameter is the first of its call
 
     def begin(self, name: str) -> None:
-        """Begin a call with a new id. Ids that models write are not unique in a conversation.
-
-        Raises Malformed if `name` is invalid (or unknown, with `known_only`), if calls are not
-        allowed, or if another call is open.
-        """
+        """Begin a call with a new id. Raises Malformed for a bad name, or if not allowed."""
         name = name.strip()
         known = not self.known_only or name in self.tools
         if not self.allowed or self.in_call or not known or not _NAME.fullmatch(name):
@@ -97,14 +93,10 @@ class Tags:
 
 @dataclass(frozen=True, slots=True)
 class CallLayout:
-    """How calls are written, for the grammar of forced calls and the rendering of earlier ones.
-
-    In `call`, NAME stands for the function, INDEX for a number, and ARGUMENTS for a JSON object or
-    for parameters.
-    """
+    """How calls are written, for grammars and for rendering earlier calls."""
 
     prefix: str  # before all calls
-    call: str
+    call: str  # with NAME, ARGUMENTS (a JSON object, or parameters) and INDEX (a number)
     separator: str = "\n"  # between two calls
     suffix: str = ""  # after all calls
     tags: Tags | None = None  # of the parameters; None if the arguments are one value
@@ -428,13 +420,10 @@ class Elements:
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """The name, then keys and values in separate tags, whose names begin with `prefix`.
+    """The name, then keys and values in separate tags."""
 
-    suffixes: ends of the names of all tags, each in other models of the family. If there are any,
-    the name is between the tags `tool_call` and `tool_sep`.
-    """
-
-    prefix: str = ""
+    prefix: str = ""  # of the tags' names
+    # Ends of the tags' names, by model; with these, `tool_call` and `tool_sep` enclose the name.
     suffixes: tuple[str, ...] = ()
 
     def __call__(self, reader: CallReader, calls: Calls) -> ParserSteps[None]:
@@ -466,7 +455,6 @@ class KeyValue:
         calls.end(parameters=True)
 
     def _tags(self, suffix: str) -> tuple[str, str, str, str]:
-        """Return the tags around a key and around a value."""
         names = [f"{self.prefix}{each}{suffix}>" for each in ("arg_key", "arg_value")]
         return f"<{names[0]}", f"</{names[0]}", f"<{names[1]}", f"</{names[1]}"
 
@@ -602,10 +590,7 @@ def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
 
 
 def part_of(schema: Any, root: Mapping[str, Any], name: str) -> Any:
-    """Return the schema of a member `name`, or of the items of an array; None if there is none.
-
-    schema: a part of `root`.
-    """
+    """Return the schema of a member, or of an array's items; None if `schema` has none."""
     parts = _alternatives(schema, root)
     for part in parts:
         properties = part.get("properties")
@@ -619,10 +604,7 @@ def part_of(schema: Any, root: Mapping[str, Any], name: str) -> Any:
 def _alternatives(
     schema: Any, root: Mapping[str, Any], *, typed: bool = True
 ) -> list[Mapping[str, Any]]:
-    """Return `schema`, a part of `root`, and the schemas that it combines or refers to.
-
-    typed: follow also the alternatives of a schema that declares its type.
-    """
+    """Return `schema`, a part of `root`, and those that it combines. typed: even with a type."""
     found: dict[int, Mapping[str, Any]] = {}  # by `id`
     pending = [schema]
     for part in pending:  # grows

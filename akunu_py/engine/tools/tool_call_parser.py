@@ -120,10 +120,7 @@ class ToolCallParser(StreamParser[Event]):
             append_event(self._output, TextDelta(self._whitespace))
 
     def _text_before_call(self, format: ToolFormat) -> ParserSteps[str | None]:
-        """Emit the text before the next opener and return the opener.
-
-        Returns None at the end of the answer, "" for a call that needs no opener.
-        """
+        """Emit text before the next opener; return that, "" for a bare call, None at the end."""
         reader = self._reader
         if self._opened:
             self._opened = False
@@ -179,7 +176,6 @@ class ToolCallParser(StreamParser[Event]):
                 raise CutOff
 
     def _emit_malformed(self, format: ToolFormat, opener: str) -> ParserSteps[None]:
-        """Emit a malformed call as text."""
         reader, closer = self._reader, format.openers.get(opener, "")
         if reader.closed:
             reader.consume(len(reader.unread))

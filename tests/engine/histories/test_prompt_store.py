@@ -561,7 +561,7 @@ def test_every_family_continues_from_a_file(name: str, tiny: Engine, tmp_path: P
     kinds = [type(entry) for entry in load_prompt_cache(str(file))]
     assert kinds == [type(entry) for entry in target.cache]
     again = Target(build(name))
-    again.adopt(disk.load(engine, file))
+    again.history = disk.load(engine, file)
     places = [each.length for each in target.history.checkpoints]
     assert [each.length for each in again.history.checkpoints] == places
     assert again.history.nbytes <= target.history.nbytes
