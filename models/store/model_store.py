@@ -1,8 +1,6 @@
 """The store: pulled models in the Hugging Face cache, and imports in `paths.models_dir()`.
 
 models.toml has their names. A broken model is listed as damaged and never hides the others.
-`resolve` also accepts the path of any directory that mlx-lm can load, and models that other
-programs downloaded.
 """
 
 import os
