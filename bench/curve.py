@@ -12,7 +12,7 @@ from akunu_py.bench.command import add_count, add_model, progress, show
 from akunu_py.errors import UsageError
 from akunu_py.ngram.cost import interpolate
 from akunu_py.ngram.planner import best_draft
-from akunu_py.parser import add_format, add_values
+from akunu_py.parser import add_format
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
@@ -38,13 +38,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "--context", CONTEXT, "Number of tokens in the cache")
     add_model(parser)
     add_format(parser)
-
-
-def add_curve_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option that chooses a curve, for other actions."""
-    points = "points such as 1:1,3:1.11,5:1.42, or both as in m5max,33:7"
-    text = f"Cost of passes: {', '.join(CURVES)}, {points}"
-    add_values(parser, ("--curve", "CURVE", str, "m5max", text))
 
 
 def run(options: argparse.Namespace) -> int:

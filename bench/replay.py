@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from akunu_py.bench import command
-from akunu_py.bench.curve import Curve, add_curve_option, parse_curve
+from akunu_py.bench.curve import CURVES, Curve, parse_curve
 from akunu_py.bench.workloads import Workload, WorkloadTurn, load_workloads
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.text.prompt_rewrites import PromptRewrites
@@ -48,7 +48,9 @@ COMPARED_DRAFTERS = ("fixed 4", "prompt lookup", "auto")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", metavar="TRACES", help="Trace file, gzipped or not")
-    add_curve_option(parser)
+    points = "points such as 1:1,3:1.11,5:1.42, or both as in m5max,33:7"
+    curve = f"Cost of passes: {', '.join(CURVES)}, {points}"
+    add_values(parser, ("--curve", "CURVE", str, "m5max", curve))
     memory = "Learn from each answer for the next ones, as the answer cache does"
     latency = "Network latency of each pass, for a model on several hosts"
     prompts = "Prompts for --record, one a line (default: the bench's workloads)"

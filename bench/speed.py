@@ -1,9 +1,4 @@
-"""`akunu bench speed`: tokens per second, compared with other loops in one process.
-
-The runners take turns in each repetition, in a rotating order, so that a machine that slows down
-slows all of them. Tokens per second exclude the prefill. Tests of given lengths are those of
-llama-bench: random tokens, no stop tokens, no drafting.
-"""
+"""`akunu bench speed`: tokens per second, compared with other loops in one process."""
 
 import argparse
 import itertools
@@ -185,7 +180,6 @@ def make_runners(
 
 
 def _drafted_runners(engine: Engine, drafter: str, curve: CostCurve) -> list[Runner]:
-    """Return the runners with the draft model of `engine`, which is called `drafter`."""
     mode: DraftMode = "model" if engine.draft_model else "mtp"
     runners: list[Runner] = [
         Akunu(engine, mode, curve, name="draft model"),
