@@ -188,11 +188,7 @@ def _quantize(head: Head, settings: Any) -> None:
 
 
 class Head(StateDrafter):
-    """An MTP head. Its layers are those of an mlx-lm model of the family.
-
-    That model handles masks and positions. It has no embedding and no lm_head, since the target's
-    are used.
-    """
+    """An MTP head. Its layers are those of an mlx-lm model, without its embedding and lm_head."""
 
     def __init__(self, family: HeadFamily, config: dict[str, Any], layer: int) -> None:
         """config: the text configuration of the target. layer: number of its layer there."""
