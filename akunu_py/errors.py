@@ -1,7 +1,4 @@
-"""The exceptions that akunu raises on purpose; the CLI maps them to exit codes.
-
-Each message is one line that says what was expected, what was found and what to do.
-"""
+"""The exceptions that akunu raises on purpose; each message is one line with what to do."""
 
 INTERRUPTED = 130  # the exit code after an interrupt
 _LONGEST = 1000  # characters of a message
@@ -88,9 +85,7 @@ class FetchError(AkunuError):
 
 
 class Cancelled(FetchError):
-    """The caller cancelled a download."""
-
-    exit_code = INTERRUPTED
+    """The user cancelled a download."""
 
 
 class StoreError(AkunuError):

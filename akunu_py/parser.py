@@ -1,7 +1,4 @@
-"""The argument parser: short help, errors on one line, subcommands.
-
-`akunu --help` imports this module, so it imports little.
-"""
+"""The argument parser: short help, errors on one line, subcommands. Imports little."""
 
 import argparse
 import contextlib
@@ -48,7 +45,6 @@ class Parser(argparse.ArgumentParser):
         )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Suggest the nearest command or choice."""
         if action.choices is not None and value not in action.choices:
             names = list(map(str, action.choices))
             hint = did_you_mean(str(value), names) or f"; known: {', '.join(names)}"
@@ -98,7 +94,6 @@ def add_format(parser: argparse.ArgumentParser, *others: str) -> None:
 
 
 def _integer(least: int, text: str) -> int:
-    """Parse the value of an option that must be an integer of `least` or more."""
     with contextlib.suppress(ValueError):
         if (value := int(text)) >= least:
             return value

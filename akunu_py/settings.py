@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # imported only to save settings
     from tomlkit import TOMLDocument
 
 MAX_BYTES = 1 << 20  # of the file
-_MAX_VALUE = 80  # characters of a wrong value in an error
 # The meaning of an empty size; "": a size is required.
 _SIZES = {"prompt_cache_memory": "0B", "memory_limit": "0B", "prompt_cache_disk": ""}
 _LEAST = {"max_tokens": 0, "thinking_budget": -1}  # tokens
@@ -116,10 +115,7 @@ def load_settings() -> Settings:
 
 
 def serve_settings() -> ServeSettings:
-    """Return the settings of `akunu serve`; AKUNU_HOST and the like come before the file.
-
-    Raises UsageError if a value is invalid.
-    """
+    """Return the settings of `akunu serve`, AKUNU_HOST and the like first. Raises UsageError."""
     found: dict[str, Any] = {}
     for name in asdict(ServeSettings()):
         variable = f"AKUNU_{name.upper()}"
@@ -206,10 +202,7 @@ def _text(value: str) -> Any:
 
 
 def _validate(content: Mapping[str, Any], source: str) -> tuple[Settings, list[str]]:
-    """Return the valid settings in `content`, and the errors.
-
-    source: the file of `content`, for the errors.
-    """
+    """Return the valid settings in `content`, and the errors, which name its file `source`."""
     valid, wrong = _validate_table(content, Settings())
     settings = replace(Settings(), **valid)
     if settings.persona and settings.persona not in settings.personas:
@@ -222,7 +215,6 @@ def _validate(content: Mapping[str, Any], source: str) -> tuple[Settings, list[s
 def _validate_table(
     content: Mapping[str, Any], defaults: Settings | ServeSettings
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the valid values of one table, and the errors."""
     known = {each.name: getattr(defaults, each.name) for each in fields(defaults)}
     table = "serve." if isinstance(defaults, ServeSettings) else ""
     valid: dict[str, Any] = {}
@@ -233,24 +225,18 @@ def _validate_table(
             close = difflib.get_close_matches(key, known, n=1)
             names = f"settings{' of [serve]' if table else ''}: {', '.join(known)}"
             hint = f"did you mean {close[0]}?" if close else names
-            wrong.append(f"unknown setting {table}{_abbreviate(key)}; {hint}")
+            wrong.append(f"unknown setting {table}{key!r:.80}; {hint}")
         elif kind is ServeSettings and isinstance(value, dict):
             inner, lines = _validate_table(value, known[key])
             valid[key] = ServeSettings(**inner)
             wrong += lines
         elif expected := _expected(name, value, kind):
-            wrong.append(f"expected {expected} for {name}, found {_abbreviate(value)}")
+            wrong.append(f"expected {expected} for {name}, found {value!r:.80}")
             if name == "answer_cache":
                 valid[key] = False
         else:
             valid[key] = kind(value) if kind in (float, tuple) else value
     return valid, wrong
-
-
-def _abbreviate(value: object) -> str:
-    """Return a value for an error; a file can have any number of digits."""
-    shown = repr(value)
-    return shown if len(shown) <= _MAX_VALUE else f"{shown[:_MAX_VALUE]}..."
 
 
 _EXPECTED = {

@@ -1,7 +1,4 @@
-"""Text for a terminal: visible control characters, sizes, and printed lines.
-
-Replacements keep the length of the text, so that ranges into it stay valid.
-"""
+"""Text for a terminal: control characters made visible in place, sizes, printed lines."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ _REPLACEMENT = "\ufffd"
 
 
 def _replacements() -> dict[int, str]:
-    """Return the replacement of each character that a terminal might interpret."""
     table = {code: chr(0x2400 + code) for code in range(0x20)}  # ESC becomes ␛
     table |= {0x7F: "\u2421"}
     table |= dict.fromkeys(range(0x80, 0xA0), _REPLACEMENT)

@@ -1,7 +1,4 @@
-"""`akunu bench`; imports only the module of the requested action.
-
-Also what the actions share: types of options, progress and output.
-"""
+"""`akunu bench`: what the actions share; imports only the module of the requested one."""
 
 import argparse
 import json

@@ -1,8 +1,4 @@
-"""`akunu bench compare`: whether result B is slower than result A, beyond the noise.
-
-Compares each series, and each runner over all its series. A verdict needs a significant rank test
-and a sufficient difference. The test assumes no normal distribution: times have a long tail.
-"""
+"""`akunu bench compare`: whether result B is slower than result A, beyond the noise."""
 
 import argparse
 from collections.abc import Sequence
@@ -38,7 +34,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _percent(text: str) -> float:
-    """Parse a percentage and return it as a fraction."""
     expected = "a percentage above 0 and below 100"
     return number(text.removesuffix("%"), lambda value: 0 < value < 100, expected) / 100
 
@@ -117,7 +112,6 @@ def compare(
 
 
 def _rates(result: Result, against_baseline: bool) -> dict[tuple[str, str], list[float]]:
-    """Return the tokens per second by runner and test."""
     found: dict[tuple[str, str], list[float]] = {}
     for series in result.runs:
         test = f"{series.workload}, temperature {series.temperature:g}"

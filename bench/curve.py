@@ -12,7 +12,7 @@ from akunu_py.bench.command import add_count, add_model, progress, show
 from akunu_py.errors import UsageError
 from akunu_py.ngram.cost import interpolate
 from akunu_py.ngram.planner import best_draft
-from akunu_py.parser import add_format, add_values
+from akunu_py.parser import add_format
 from akunu_py.types import LoadOptions
 
 if TYPE_CHECKING:
@@ -38,13 +38,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "--context", CONTEXT, "Number of tokens in the cache")
     add_model(parser)
     add_format(parser)
-
-
-def add_curve_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option that chooses a curve, for other actions."""
-    points = "points such as 1:1,3:1.11,5:1.42, or both as in m5max,33:7"
-    text = f"Cost of passes: {', '.join(CURVES)}, {points}"
-    add_values(parser, ("--curve", "CURVE", str, "m5max", text))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -88,10 +81,7 @@ class Curve:
 
 
 def parse_curve(text: str) -> Curve:
-    """Parse a name, points such as `1:1,3:1.11,5:1.42`, or both as in `m5max,33:7`.
-
-    Raises UsageError.
-    """
+    """Parse a name, points such as `1:1,3:1.11`, or both (`m5max,33:7`). Raises UsageError."""
     points: dict[int, float] = {}
     name, _, more = text.replace(",", " ").partition(" ")
     for part in f"{CURVES.get(name, name)} {more}".split():
@@ -116,10 +106,7 @@ def parse_curve(text: str) -> Curve:
 def measure_curve(
     engine: Engine, rows: Sequence[int], repeats: int, context: int = CONTEXT
 ) -> dict[int, float]:
-    """Return the median seconds of a pass by rows, interleaved over `repeats` rounds.
-
-    Shows the rounds as progress.
-    """
+    """Return the median seconds of a pass by rows, interleaved over `repeats` rounds."""
     import mlx.core as mx
 
     from akunu_py.engine import kv_cache
@@ -150,13 +137,6 @@ def measure_curve(
     return {count: statistics.median(times) for count, times in seconds.items()}
 
 
-def expected_tokens(chance: float, drafted: int) -> float:
-    """Return the mean tokens per pass: equation 1 of Leviathan et al., (1 - a^(g+1)) / (1 - a)."""
-    if chance >= 1:
-        return drafted + 1.0
-    return float((1 - chance ** (drafted + 1)) / (1 - chance))
-
-
 def planned_length(costs: Mapping[int, float], chance: float) -> int:
     """Return the planner's draft length for a constant chance: a fixed point of rate and length."""
     table = [costs[count] / costs[1] for count in sorted(costs)]
@@ -164,7 +144,8 @@ def planned_length(costs: Mapping[int, float], chance: float) -> int:
     rate, length = 1.0, 0
     for _ in range(20):
         length, _ = best_draft(chances, table, rate, len(table) - 1)
-        rate = max(1.0, expected_tokens(chance, length) / table[length])
+        tokens = (1 - chance ** (length + 1)) / (1 - chance)  # equation 1 of Leviathan et al.
+        rate = max(1.0, tokens / table[length])
     return length
 
 

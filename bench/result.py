@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -230,10 +231,10 @@ def _result(path: Path, content: Any) -> Result:
         raise UsageError(f"{path} is damaged: {first_problem(error)}") from error
 
 
-def merge_results(results: Sequence[Result]) -> list[Result]:
-    """Merge runs of the same model on the same machine."""
+def load_merged(files: Sequence[Path]) -> list[Result]:
+    """Load result files and merge those of one model and machine. Raises UsageError."""
     found: dict[str, Result] = {}
-    for result in results:
+    for result in chain.from_iterable(map(load_results, files)):
         key = json.dumps([result.model, result.machine], sort_keys=True)
         if (other := found.get(key)) is not None:
             result = replace(
@@ -245,11 +246,6 @@ def merge_results(results: Sequence[Result]) -> list[Result]:
             )
         found[key] = result
     return list(found.values())
-
-
-def load_merged(files: Sequence[Path]) -> list[Result]:
-    """Load result files and merge those of one model and machine. Raises UsageError."""
-    return merge_results([each for file in files for each in load_results(file)])
 
 
 def describe_model(engine: Engine) -> dict[str, Any]:

@@ -1,8 +1,4 @@
-"""Runners: loops that answer a workload once and measure the time.
-
-Ours, with a record of the drafts of its passes, and mlx-lm's: the plain loop, and speculative
-decoding with a draft model.
-"""
+"""Runners: loops that answer a workload once and measure the time: ours, and mlx-lm's two."""
 
 import contextlib
 import time
@@ -50,14 +46,6 @@ class Conditions:
 
 
 @dataclass(slots=True)
-class Passes:
-    """The passes of one or several answers."""
-
-    drafted: list[int] = field(default_factory=list)  # tokens of each pass
-    accepted: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class Run:
     """The measurements of one conversation."""
 
@@ -65,7 +53,8 @@ class Run:
     decoded: int = 0  # output tokens, without those that the prefill yields
     decode_s: float = 0.0
     ttft_s: list[float] = field(default_factory=list)  # time to first token of each answer
-    passes: Passes = field(default_factory=Passes)
+    drafted: list[int] = field(default_factory=list)  # tokens of each pass
+    accepted: list[int] = field(default_factory=list)
     peak_bytes: int = 0  # of MLX's memory, 0 if not measured
     text: str = ""
 
@@ -178,10 +167,7 @@ def run_conversation(
 def _time_answer(
     run: Run, prompt: list[int], steps: Iterator[tuple[Any, ...]], stop: frozenset[int]
 ) -> list[int]:
-    """Run an mlx-lm loop to its end or to a stop token; return its tokens, that one included.
-
-    Adds the answer to `run`, with the seconds to the first token and from there to the end.
-    """
+    """Run an mlx-lm loop to its end or a stop token; add the answer to `run` and return it."""
     output: list[int] = []
     started = first = time.perf_counter()
     with contextlib.closing(steps):  # type: ignore[type-var]
@@ -231,7 +217,7 @@ class Akunu(Runner):
         engine, run = self._engine, Run()
         memory = self._memory.get(workload.name) if self._memory else None
         loop = StepLoop(engine, UnsavedState(self._curve, memory, self._neural_drafters))
-        record_passes(loop, run.passes)
+        record_passes(loop, run)
         options = GenerateOptions(
             max_tokens=conditions.max_tokens,
             draft=self._mode,
@@ -248,21 +234,21 @@ class Akunu(Runner):
         return run_conversation(engine, run, workload, answer)
 
 
-def record_passes(loop: StepLoop, passes: Passes) -> None:
-    """Add all later passes of `loop` to `passes`."""
-    loop.runner.drafters.wrap = lambda drafter, _: cast(Drafter, RecordingDrafter(drafter, passes))
+def record_passes(loop: StepLoop, run: Run) -> None:
+    """Add all later passes of `loop` to `run`."""
+    loop.runner.drafters.wrap = lambda drafter, _: cast(Drafter, RecordingDrafter(drafter, run))
 
 
 class RecordingDrafter:
     """A `Drafter` that records the draft and accepted lengths of another one."""
 
-    def __init__(self, drafter: Drafter, passes: Passes) -> None:
-        self._drafter, self._passes = drafter, passes
+    def __init__(self, drafter: Drafter, run: Run) -> None:
+        self._drafter, self._run = drafter, run
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._drafter, name)
 
     def observe(self, drafted: int, accepted: int, *measured: Any, **options: Any) -> None:
         self._drafter.observe(drafted, accepted, *measured, **options)
-        self._passes.drafted.append(drafted)
-        self._passes.accepted.append(accepted)
+        self._run.drafted.append(drafted)
+        self._run.accepted.append(accepted)

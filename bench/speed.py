@@ -1,9 +1,4 @@
-"""`akunu bench speed`: tokens per second, compared with other loops in one process.
-
-The runners take turns in each repetition, in a rotating order, so that a machine that slows down
-slows all of them. Tokens per second exclude the prefill. Tests of given lengths are those of
-llama-bench: random tokens, no stop tokens, no drafting.
-"""
+"""`akunu bench speed`: tokens per second, compared with other loops in one process."""
 
 import argparse
 import itertools
@@ -89,7 +84,10 @@ def run(options: argparse.Namespace) -> int:
     result = run_speed(engine, plan, options.command_line)
     if options.output:
         result.save(options.output)
-    print_speed(result, options.format)
+    if options.format == "json":
+        print(result.to_json(), end="")
+    else:
+        print(result_markdown(result) if options.format == "md" else result_text(result))
     if workloads and not options.full:
         command.print_line("to measure all workloads and draft modes, run: akunu bench --full")
     if result.lost:
@@ -98,14 +96,6 @@ def run(options: argparse.Namespace) -> int:
         return 0
     command.print_line("interrupted: only the results measured so far are shown")
     return INTERRUPTED
-
-
-def print_speed(result: Result, format_: str) -> None:
-    """Print a result as text, md or json."""
-    if format_ == "json":
-        print(result.to_json(), end="")
-    else:
-        print(result_markdown(result) if format_ == "md" else result_text(result))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +180,6 @@ def make_runners(
 
 
 def _drafted_runners(engine: Engine, drafter: str, curve: CostCurve) -> list[Runner]:
-    """Return the runners with the draft model of `engine`. drafter: its name.
-
-    mlx-lm's runner needs a whole model.
-    """
     mode: DraftMode = "model" if engine.draft_model else "mtp"
     runners: list[Runner] = [
         Akunu(engine, mode, curve, name="draft model"),
@@ -259,7 +245,6 @@ def measure(engine: Engine, runners: Sequence[Runner], plan: SpeedPlan, runs: li
 def _run_round(
     pairs: list[tuple[Runner, Series]], workload: Workload, conditions: Conditions, repeat: int
 ) -> dict[str, Run]:
-    """Return one run of each runner by name; a foreign runner that fails has none."""
     first = max(repeat, 0) % len(pairs) if pairs else 0
     answers: dict[str, Run] = {}
     for runner, series in [*pairs[first:], *pairs[:first]]:
@@ -280,7 +265,6 @@ def _run_round(
 
 
 def _record_round(engine: Engine, group: Sequence[Series], answers: dict[str, Run]) -> None:
-    """Compare each output with its reference, and store the text and passes of this round."""
     for series in group:
         run, reference = answers[series.runner], answers.get(series.reference or "")
         if reference is not None:
@@ -290,7 +274,7 @@ def _record_round(engine: Engine, group: Sequence[Series], answers: dict[str, Ru
             if divergence is not None and series.difference is None:
                 series.difference = asdict(divergence)
         series.prompt_tokens = sum(len(prompt) for prompt, _ in run.turns)
-        series.drafted, series.accepted = run.passes.drafted, run.passes.accepted
+        series.drafted, series.accepted = run.drafted, run.accepted
         series.loop = loop_start(run.turns[-1][1])
         series.answer = run.text
 
@@ -311,10 +295,7 @@ class Divergence:
 
 
 def first_divergence(engine: Engine | None, expected: Turns, found: Turns) -> Divergence | None:
-    """Return the first difference of two conversations, None if all tokens are equal.
-
-    engine: computes the margin.
-    """
+    """Return the first difference of two conversations, if any. engine: computes the margin."""
     for turn, ((prompt, left), (other, right)) in enumerate(zip(expected, found, strict=True)):
         if prompt != other:
             return Divergence(turn, 0, -1, -1, None)
@@ -355,10 +336,7 @@ class LengthTest:
 def make_tests(
     engine: Engine, prompts: Sequence[int], generates: Sequence[int], depths: Sequence[int]
 ) -> list[LengthTest]:
-    """Return each length at each depth, without lengths of 0.
-
-    Raises UsageError if one does not fit the model's context.
-    """
+    """Return each length above 0 at each depth. Raises UsageError if one exceeds the context."""
     tests = [
         *(LengthTest(prompt, 0, depth) for depth in depths for prompt in prompts if prompt),
         *(LengthTest(0, generate, depth) for depth in depths for generate in generates if generate),

@@ -73,10 +73,7 @@ def throughput_table(result: Result) -> Table:
 
 
 def speed_table(result: Result) -> Table:
-    """Return one row per series; `x` is the speedup over its baseline.
-
-    The temperature is a column unless all are 0.
-    """
+    """Return one row per series; `x` is the speedup over its baseline."""
     headings = ["test", "temp", "loop", "tokens", "t/s", "x", "tokens/pass", "accepted", "score",
                 "first token", "memory", "identical"]  # fmt: skip
     cells = []
@@ -181,7 +178,6 @@ def to_text(table: Table) -> str:
 
 
 def _numbers(cells: Sequence[Sequence[str]]) -> list[int]:
-    """Return the columns that hold numbers."""
     columns = enumerate(zip(*cells, strict=True))
     return [
         place

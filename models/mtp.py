@@ -3,25 +3,18 @@
 A head predicts the token after the next one. For the last token's hidden state h and the next token
 t it computes norm(layer(project([norm(embedding of t), norm(h)]))), and the target's lm_head turns
 that into logits. `layer` is a decoder layer of the family with its own keys and values. Names and
-steps follow these implementations:
+steps follow vllm-project/vllm, vllm/model_executor/models/ (deepseek_mtp.py, exaone_moe_mtp.py,
+glm4_moe_mtp.py, mimo_mtp.py, mimo_v2_mtp.py, nemotron_h_mtp.py, qwen3_5_mtp.py, qwen3_next_mtp.py),
+sgl-project/sglang, python/sglang/srt/models/ (deepseek_nextn.py, step3p5_mtp.py, exaone_moe.py) and
+PaddlePaddle/FastDeploy, fastdeploy/model_executor/models/ernie4_5_mtp.py:
 
-- Qwen3-Next, Qwen3.5, Qwen3.6: vllm-project/vllm, vllm/model_executor/models/qwen3_next_mtp.py and
-  qwen3_5_mtp.py. Their RMSNorms store gains minus one, and Qwen3.6 stores the head's experts in one
-  tensor (ISEEKYAN/mbridge#145). `mtp_num_hidden_layers` in the configuration counts the layers.
-- DeepSeek-V3, GLM-4.5 and later: vllm/model_executor/models/deepseek_mtp.py and glm4_moe_mtp.py,
-  sgl-project/sglang, python/sglang/srt/models/deepseek_nextn.py. `num_nextn_predict_layers` counts
-  them. Their copies of the embedding and the lm_head are the target's.
-- MiMo: vllm/model_executor/models/mimo_mtp.py. The hidden state comes first, and from before the
-  target's norm (mimo.py there).
-- MiMo-V2: vllm/model_executor/models/mimo_v2_mtp.py; a dense layer with sliding-window attention.
-- Step 3.5: sgl-project/sglang, python/sglang/srt/models/step3p5_mtp.py. Three heads in a chain,
-  each with a dense layer and an lm_head. Hidden states come from before the norms.
-- K-EXAONE: vllm/model_executor/models/exaone_moe_mtp.py; a dense layer. Without `mtp_layer_types`
-  its attention is that of the target's first layer (sglang/srt/models/exaone_moe.py).
-- ERNIE 4.5: PaddlePaddle/FastDeploy, fastdeploy/model_executor/models/ernie4_5_mtp.py. A dense
-  layer, then the target's own norm; vLLM's ernie_mtp.py leaves this norm out.
-- Nemotron-H: vllm/model_executor/models/nemotron_h_mtp.py; an attention layer and a layer of
-  experts.
+- Qwen3-Next, Qwen3.5, Qwen3.6: RMSNorms store gains minus one, and Qwen3.6 stores the head's
+  experts in one tensor (ISEEKYAN/mbridge#145).
+- DeepSeek-V3, GLM-4.5 and later: copies of the embedding and the lm_head are the target's.
+- MiMo: the hidden state comes first, and from before the target's norm (mimo.py there).
+- Step 3.5: three heads in a chain, each with an lm_head. Hidden states come from before the norms.
+- K-EXAONE: without `mtp_layer_types` its attention is that of the target's first layer.
+- ERNIE 4.5: the target's own norm comes last; vLLM's ernie_mtp.py leaves it out.
 
 All others take the hidden state after the target's norm, and pass on their own after theirs:
 ggml-org/llama.cpp#24025, ROCm/ATOM#1764 and vllm-project/vllm#47448 measured higher acceptance.
@@ -121,11 +114,7 @@ def write_heads(chain: HeadChain, path: Path) -> None:
 def _find_weights(
     directory: Path, family: HeadFamily, layers: int, number: int, *, alone: bool
 ) -> tuple[Weights, bool]:
-    """Return a head's weights by `Head`'s names, and whether the checkpoint is as published.
-
-    A separate head file takes precedence over a head in the checkpoint. number: of the head in a
-    chain. alone: the directory has nothing but the head.
-    """
+    """Return a head's weights by `Head`'s names, and whether the checkpoint is as published."""
     raw = False
     for files, separate in ((head_files(directory), True), (weight_files(directory), alone)):
         found: Weights = {}
@@ -184,7 +173,6 @@ def _stack_experts(weights: Weights) -> Weights:
 
 
 def _quantize(head: Head, settings: Any) -> None:
-    """Quantize `head` by the settings of the target, if there are any."""
     if not isinstance(settings, dict) or not settings.get("bits"):
         return
     group = int(settings["group_size"])
@@ -200,11 +188,7 @@ def _quantize(head: Head, settings: Any) -> None:
 
 
 class Head(StateDrafter):
-    """An MTP head. Its layers are those of an mlx-lm model of the family.
-
-    That model handles masks and positions. It has no embedding and no lm_head, since the target's
-    are used.
-    """
+    """An MTP head. Its layers are those of an mlx-lm model, without its embedding and lm_head."""
 
     def __init__(self, family: HeadFamily, config: dict[str, Any], layer: int) -> None:
         """config: the text configuration of the target. layer: number of its layer there."""

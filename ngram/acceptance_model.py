@@ -165,39 +165,24 @@ class AcceptanceModel:
     """
 
     def __init__(self) -> None:
-        self.match = list(MATCH)
-        self.agreeing = list(AGREEING)
-        self.opposing = list(OPPOSING)
-        self.share = list(SHARE)
-        self.recent = list(RECENT)
-        self.after_pair = list(AFTER_PAIR)
-        self.same_token = list(SAME_TOKEN)
-        self.in_answers = list(IN_ANSWERS)
-        self.answers_for = list(ANSWERS_FOR)
-        self.copy_agrees = list(COPY_AGREES)
-        self.copy = [list(COPY), list(COPY)]
-        self.copy_recent = list(COPY_RECENT)
-        self.copy_token = list(COPY_TOKEN)
-        self.skip = list(SKIP)
-        self.edit = list(EDIT)
-        self.cache_match = list(CACHE_MATCH)
-        self.cache_agreeing = list(CACHE_AGREEING)
-        self.cache_opposing = list(CACHE_OPPOSING)
-        self.cache_agrees = list(CACHE_AGREES)
-        self.cache_against = list(CACHE_AGAINST)
-        self.cache_token = list(CACHE_TOKEN)
-        self.calibration = [list(CALIBRATION) for _ in range(SOURCE_COUNT)]
         # The tables of a candidate's features, by its source.
-        self.match_tables = (
-            *(self.match, self.agreeing, self.opposing, self.share),
-            *(self.recent, self.after_pair, self.same_token, self.copy_agrees),
-        )
-        self.copy_tables = tuple((each, self.copy_recent, self.copy_token) for each in self.copy)
-        self.skip_tables, self.edit_tables = (self.skip,), (self.edit,)
-        self.cache_tables = (
-            *(self.cache_match, self.cache_agreeing, self.cache_opposing),
-            *(self.cache_against, self.cache_token, self.copy_recent),
-        )
+        priors = MATCH, AGREEING, OPPOSING, SHARE, RECENT, AFTER_PAIR, SAME_TOKEN, COPY_AGREES
+        self.match_tables = tuple(list(each) for each in priors)
+        recent, token = list(COPY_RECENT), list(COPY_TOKEN)
+        self.copy_tables = [(list(COPY), recent, token) for _ in range(2)]
+        self.skip_tables, self.edit_tables = (list(SKIP),), (list(EDIT),)
+        cache_priors = CACHE_MATCH, CACHE_AGREEING, CACHE_OPPOSING, CACHE_AGAINST, CACHE_TOKEN
+        self.cache_tables = (*(list(each) for each in cache_priors), recent)
+        # Of features that not every candidate has.
+        self.in_answers, self.answers_for = list(IN_ANSWERS), list(ANSWERS_FOR)
+        self.cache_agrees = list(CACHE_AGREES)
+        self.calibration = [list(CALIBRATION) for _ in range(SOURCE_COUNT)]
+        # All lists of weights. Other modules refer to them, so they are only changed in place.
+        self.weights: list[list[float]] = [
+            *self.match_tables, self.in_answers, self.answers_for, self.cache_agrees,
+            *self.copy_tables[0], self.copy_tables[1][0], *self.skip_tables, *self.edit_tables,
+            *self.cache_tables[:-1], *self.calibration,
+        ]  # fmt: skip
         # Outcomes by the two tokens before the prediction, by the predicted token, or by the edit.
         self.pair_outcomes: dict[int, Outcomes] = {}
         self.token_outcomes: dict[int, Outcomes] = {}
@@ -205,13 +190,6 @@ class AcceptanceModel:
         self.cache_outcomes: dict[int, Outcomes] = {}
         self.skip_outcomes: dict[int, Outcomes] = {}
         self.edit_outcomes: dict[int, Outcomes] = {}
-
-        tables = vars(self).values()
-        lists = (each for each in tables if isinstance(each, list))
-        # All lists of weights. Other modules refer to them, so they are only changed in place.
-        self.weights: list[list[float]] = [
-            weights for each in lists for weights in (each if isinstance(each[0], list) else [each])
-        ]
 
     def drop_oldest(self, most: int) -> None:
         """Keep at most `most` outcomes of each kind."""
@@ -249,10 +227,7 @@ class SharedWeights:
 
     @classmethod
     def from_list(cls, content: Any) -> SharedWeights:
-        """Restore `to_list`. Raises ValueError if a weight is invalid.
-
-        Weights of another version with other features are ignored.
-        """
+        """Restore `to_list`; ignores other features. Raises ValueError if a weight is invalid."""
         shared = cls()
         lengths = [len(each) for each in shared._weights]
         if [len(each) for each in content] == lengths:

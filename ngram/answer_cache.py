@@ -49,9 +49,6 @@ class AnswerCache:
             array("I", bytes(4 * size)) for _ in range(6)
         )
 
-    def __len__(self) -> int:
-        return min(self.total, self._mask + 1)
-
     def learn(self, tokens: Sequence[int]) -> None:
         """Add one item, such as an answer: under a microsecond per token."""
         if self.total + len(tokens) + 1 >= SEPARATOR:  # positions are kept in 32 bits

@@ -38,7 +38,7 @@ from akunu_py.types import DraftGuide, NeuralDrafter, PassCosts
 MAX_DRAFT = 32
 HORIZON = MAX_DRAFT + 1  # maximum predictions: the longest draft and the bonus token
 
-MAX_OUTCOMES = 1 << 15  # per kind; each takes about 60 bytes
+MAX_OUTCOMES = 1 << 15  # per kind, after each answer; each takes about 60 bytes
 PROBE_LENGTH = 4
 PROBE_CHANCE = 0.3
 _LONGEST_BRANCH = 8  # tokens of an alternative that the costs must allow
@@ -85,7 +85,6 @@ class AutoDrafter:
         neural_drafters: Sequence[NeuralDrafter] = (),
         learned: MutableMapping[str, LearnedDrafter] | None = None,
         ngrams: bool = True,
-        max_outcomes: int = MAX_OUTCOMES,
     ) -> None:
         self.curve = CostCurve() if curve is None else curve  # keeps learning
         self.stop_tokens = frozenset(stop_tokens)  # a draft ends with the first of them
@@ -96,7 +95,6 @@ class AutoDrafter:
         self.pipelines = False  # whether it is worth it, by the last proposal
         # Called before the first branches of a draft; None: no branches.
         self.can_branch: Callable[[], bool] | None = None
-        self._max_outcomes = max_outcomes  # per kind, after each answer
         self.model = AcceptanceModel()
         self.index = SuffixIndex()
         self.tracker = CopyTracker(self.index.tokens, self.model.edit_outcomes)
@@ -255,7 +253,6 @@ class AutoDrafter:
         return self._proposal.tokens
 
     def _plan(self, limit: int, *, ahead: bool) -> Proposal:
-        """Return the best draft of at most `limit` tokens, a probe, or no draft."""
         longest = max(0, min(limit, MAX_DRAFT))
         gain = self._gain.value  # tokens per pipelined step's time
         context = self._context
@@ -326,10 +323,7 @@ class AutoDrafter:
         return [token, *[each.token for each in continuation.predictions]], chances or []
 
     def _look_ahead(self, most: int, least_doubt: float = inf) -> list[TokenPrediction]:
-        """Return up to `most` predictions after the history, the last one maybe without a token.
-
-        least_doubt: see `PredictionChain`.
-        """
+        """Return up to `most` predictions after the history, the last one maybe without a token."""
         if not self._answering:
             self.index.mark_earlier_answers(self.tracker.answer_start)
         if not self._ngrams:
@@ -347,10 +341,7 @@ class AutoDrafter:
         limits: PlanningLimits,
         for_tree: PlanningLimits,
     ) -> None:
-        """Draft predictions, then tokens of the neural drafter, then predictions again.
-
-        Then add alternatives to the neural tokens while they pay for their rows, by `for_tree`.
-        """
+        """Draft predictions, neural tokens, predictions again; then add branches by `for_tree`."""
         predictions = proposal.predictions
         prefix = [prediction.token for prediction in predictions[: plan.predictions]]
         start, end = self.draft_only_tokens, self.index.size
@@ -370,12 +361,11 @@ class AutoDrafter:
             proposal.neural_tokens, proposal.branches = tokens, branches
 
     def _end_answer(self) -> None:
-        """Mark the generated tokens as an earlier answer."""
         if self._answering:
             self.index.mark_answer(self.tracker.answer_start, self.index.size)
             self._answering = False
-            self.model.drop_oldest(self._max_outcomes)
-            self.tracker.drop_oldest(self._max_outcomes)
+            self.model.drop_oldest(MAX_OUTCOMES)
+            self.tracker.drop_oldest(MAX_OUTCOMES)
 
     def observe(
         self, drafted: int, accepted: int, rows: int, seconds: float, *, pipelined: bool = False

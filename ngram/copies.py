@@ -71,20 +71,17 @@ class CopyTracker:
     def __init__(self, tokens: list[int], outcomes: dict[int, Outcomes]) -> None:
         self.tokens = tokens  # shared with the index
         self.edits = Edits(tokens, outcomes)
-        self.answer_start = 0
-        self.copies: Copies = (None, None)
         self.delimiters: dict[int, list[int]] = {}  # by pair of tokens: the last skipped tokens
-        # By copy: (source position, output position) where it broke.
-        self._breaks: list[tuple[int, int] | None] = [None, None]
-        # By copy: (key, tokens left to confirm) of the edit that it follows.
-        self._followed: list[tuple[int, int] | None] = [None, None]
+        self.begin_answer(0)
 
     def begin_answer(self, start: int) -> None:
         """Start a new answer at position `start`; earlier text can be copied."""
         self.answer_start = start
-        self.copies = (None, None)
-        self._breaks = [None, None]
-        self._followed = [None, None]
+        self.copies: Copies = (None, None)
+        # By copy: (source position, output position) where it broke.
+        self._breaks: list[tuple[int, int] | None] = [None, None]
+        # By copy: (key, tokens left to confirm) of the edit that it follows.
+        self._followed: list[tuple[int, int] | None] = [None, None]
 
     def forget(self) -> None:
         """Forget the edits and skips of earlier texts."""
@@ -99,10 +96,7 @@ class CopyTracker:
     def predict(
         self, index: int, copy: Copy
     ) -> tuple[CopyPrediction | None, EditPrediction | None]:
-        """Return the next token of `copy`, number `index` of `Copies`, and of a known edit there.
-
-        Each is None if there is none.
-        """
+        """Return the next token of `copy`, number `index`, and of a known edit there, or None."""
         position, run, resumed, written, _ = copy
         if not run:
             return self._resume(index, position, resumed), None
@@ -116,7 +110,6 @@ class CopyTracker:
         return (tokens[position], state, position), edit
 
     def _resume(self, index: int, position: int, resumed: int) -> CopyPrediction | None:
-        """Return the token where copy number `index`, broken at `position`, may resume."""
         tokens = self.tokens
         if len(tokens) < 3:
             return None
@@ -146,7 +139,6 @@ class CopyTracker:
         return None
 
     def _predict_edit(self, copy: Copy) -> EditPrediction | None:
-        """Return the next token of a running copy if a known edit repeats."""
         found = self.edits.find(copy.position)
         if found is None:
             return None
@@ -203,10 +195,7 @@ class CopyTracker:
         pair: int,
         matches: Sequence[SuffixMatch],
     ) -> None:
-        """Move the copies past output token `token`; learn edits and skips.
-
-        Call before appending the token. matches: those of the context before the token.
-        """
+        """Move the copies past `token` before it is appended; learn edits and skips."""
         copies = self.copies
         first, second = self.advance(copies, token, predictions, edits, skip)
         if copies[0] is not None and copies[0].run and first is not None:
@@ -244,10 +233,7 @@ class CopyTracker:
     def _learn_edit(
         self, index: int, token: int, old: Copy, new: Copy, edit: EditPrediction | None
     ) -> None:
-        """Learn from copy number `index`: `token` turned `old`, which was running, into `new`.
-
-        edit: the prediction.
-        """
+        """Learn from copy number `index`, which `token` turned from running `old` into `new`."""
         followed = self._followed[index]
         if new.run:
             if followed is not None:
@@ -265,10 +251,7 @@ class CopyTracker:
             self._breaks[index] = old.position, len(self.tokens)
 
     def _longest_matches(self, token: int, matches: Sequence[SuffixMatch]) -> tuple[int, int]:
-        """Return the places of `token` before and in the answer, -1 for none.
-
-        Each follows the longest match of at least `NEW_COPY` tokens, the latest of equals.
-        """
+        """Return where `token` follows the longest match before and in the answer, -1 for none."""
         tokens, start = self.tokens, self.answer_start
         before = inside = 0, -1  # (length, position)
         for position, length in matches:

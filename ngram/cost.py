@@ -131,10 +131,7 @@ class CostCurve:
         return first
 
     def probe_is_due(self) -> bool:
-        """Count a plain pass; return whether a probe should replace it.
-
-        All conversations share the costs and therefore the interval.
-        """
+        """Count a plain pass of any conversation; return whether a probe should replace it."""
         self._since_probe += 1
         return not self.preset and self._since_probe >= self._probe_interval
 
@@ -148,10 +145,7 @@ class CostCurve:
         return self.preset or any(rows in typical for typical in self._typical)
 
     def optimistic(self, costs: Sequence[float]) -> list[float]:
-        """Return `costs` with few rows that were never measured as cheap as one row less.
-
-        So each of these row counts is tried before the prior rules it out.
-        """
+        """Return `costs`, with few rows never measured as cheap as one row less, to try them."""
         tried = list(costs)
         for rows in range(2, min(_FEW_ROWS, len(tried)) + 1):
             if not self.measured(rows):
@@ -201,14 +195,12 @@ class CostCurve:
             ]
             if not all(low <= cost <= high for cost in costs):
                 raise ValueError("a cost beyond all bounds")
+            for band, context in zip(bands, (0, *BANDS), strict=True):
+                for rows, times in band.items():
+                    for time in times:
+                        curve.observe(rows, time, context)
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as err:
             raise ValueError(f"expected a saved cost curve, found {content!r:.80}") from err
-        if len(bands) != len(BANDS) + 1:
-            raise ValueError(f"expected {len(BANDS) + 1} bands of a cost curve, found {len(bands)}")
-        for band, context in zip(bands, (0, *BANDS), strict=True):
-            for rows, times in band.items():
-                for time in times:
-                    curve.observe(rows, time, context)
         return curve
 
     def _band_costs(self, band: int) -> list[float]:
@@ -236,10 +228,7 @@ class CostCurve:
         return costs
 
     def _nearest(self, band: int) -> dict[int, tuple[float, int]]:
-        """Return (time, samples) by rows; the nearest band fills in missing rows.
-
-        If only pipelined steps were measured, they tell the time of 1 row.
-        """
+        """Return (time, samples) by rows; other bands and pipelined steps fill in missing rows."""
         result = {
             rows: (time, len(self._times[band][rows])) for rows, time in self._typical[band].items()
         }
@@ -275,10 +264,7 @@ class SliceCost:
             self._fixed = max(0.0, fixed)
 
     def tokens_in(self, seconds: float) -> int | None:
-        """Return the size of a slice of `seconds`, None before the first one.
-
-        The slice is longer if the fixed cost would exceed a quarter of its time.
-        """
+        """Return the size of a slice of `seconds`, more for a high fixed cost; None at first."""
         if not self._times:
             return None
         long = [each for each in self._times if each[0] >= _LEAST_SLICE]
@@ -290,15 +276,6 @@ class SliceCost:
         slope = max(last - fixed, _LEAST_VARIABLE * last) / size
         room = max(seconds, _FIXED_SHARE * fixed) - fixed
         return min(int(room / slope), _GROWTH * largest)
-
-
-_NEARNESS = {
-    reach: [
-        [exp(-abs(log(rows / other)) / reach) for other in range(1, MAX_ROWS + 1)]
-        for rows in range(1, MAX_ROWS + 1)
-    ]
-    for reach in (_REACH, _FASTER_REACH)
-}
 
 
 def _corrected(
@@ -317,12 +294,11 @@ def _corrected(
         (other, log(time / costs[other - 1]), weight) for other, time, weight in times if other > 1
     ]
     for rows in range(2, MAX_ROWS + 1):
-        nearness = _NEARNESS[reach][rows - 1]
         tile = (rows - 1) // _TILE
         total, count = 0.0, _PRIOR_WEIGHT
         for other, difference, weight in differences:
             if (other - 1) // _TILE == tile or (faster and difference < 0.0):
-                near = weight * nearness[other - 1]
+                near = weight * exp(-abs(log(rows / other)) / reach)
                 total += near * difference
                 count += near
         difference = total / count

@@ -23,10 +23,7 @@ def fnv1a(tokens: Iterable[int]) -> int:
 
 
 class Predictor:
-    """Counts n-grams of orders 2, 3 and 4, and drafts the most frequent continuation.
-
-    `history` is bounded by `WINDOW`; the tables keep all counts.
-    """
+    """Counts n-grams of orders 2, 3 and 4, and drafts the most frequent continuation."""
 
     def __init__(self) -> None:
         self.history: list[int] = []

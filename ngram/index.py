@@ -156,10 +156,7 @@ class SuffixIndex:
         steps: int,
         least: int,
     ) -> None:
-        """Add the matches at `position` (0: none) and up to `steps` - 1 earlier places.
-
-        least: tokens that match at each place of this chain.
-        """
+        """Add the matches at `position` (0: none) and earlier; `least` tokens match at each."""
         tokens = self.tokens
         end = len(tokens)
         while position and steps:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf, isfinite, log
 from operator import mul, sub, truediv
-from typing import Any, overload
+from typing import Any
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_EDGES, sigmoid
 from akunu_py.ngram.cost import MAX_ROWS, PRIOR_SHAPE, CostCurve
@@ -71,8 +71,6 @@ class DraftPlan:
 
 @dataclass(slots=True)
 class _NeuralToken:
-    """A draft token of a neural drafter."""
-
     token: int
     bucket: int  # index in `LearnedDrafter.calibration`
     chance: float  # calibrated acceptance
@@ -227,10 +225,7 @@ class PlannedDrafter:
         stop: Collection[int],
         chances_after: ChancesAfter,
     ) -> list[int]:
-        """Return the neural tokens to verify after `prefix`, the predictions of `plan`.
-
-        The caller then adds `trailing` predictions. known: the history.
-        """
+        """Return the neural tokens to verify after `prefix`, before `trailing` predictions."""
         neural_drafter, learned, context = self.neural_drafter, self.learned, limits.context
         self._prefix, self._drafted = list(prefix), []
         neural_drafter.most_others = _OTHERS * limits.branches
@@ -328,7 +323,6 @@ class PlannedDrafter:
                 break
 
     def _draft_token(self) -> _NeuralToken:
-        """Draft the next token, with its calibrated chance of acceptance."""
         token, confidence = self.neural_drafter.draft_token()
         confidence = min(max(confidence, 1 - _MAX_CONFIDENCE), _MAX_CONFIDENCE)
         logit = log(confidence / (1 - confidence))
@@ -345,10 +339,7 @@ class PlannedDrafter:
         most: int,
         limits: PlanningLimits,
     ) -> bool:
-        """Return whether more neural tokens are worth more than the trailing predictions.
-
-        reached: the chance that the whole draft so far is accepted.
-        """
+        """Return whether more neural tokens are worth more than the trailing predictions."""
         made, gained, step = len(self._drafted), 0.0, self._next_cost(limits)
         chances = _extend_chances([reached], trailing, most - made + 1)
         _, least = _best_length(chances, before + made, limits)
@@ -380,10 +371,7 @@ class PlannedDrafter:
 
 
 def remaining_values(chances: Sequence[float], values: Sequence[float]) -> list[float]:
-    """Return the value of the remaining predictions after a pass that accepted 0, 1, ... of them.
-
-    values: from `planner.best_draft`.
-    """
+    """Return the value of remaining predictions after a pass that accepted 0, 1, ... of them."""
     reached, found = 1.0, [values[0]]
     for chance, value in zip(chances, values[1:], strict=False):
         reached *= chance
@@ -509,13 +497,7 @@ class TokenView(Sequence[int]):
     def __len__(self) -> int:
         return self._size + len(self._after)
 
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[int]: ...
-
-    def __getitem__(self, at: int | slice) -> int | list[int]:
+    def __getitem__(self, at: Any) -> Any:
         size, first = self._size, self._start
         if isinstance(at, slice):
             start, end, _ = at.indices(len(self))
@@ -523,10 +505,6 @@ class TokenView(Sequence[int]):
             return [*before, *self._after[max(0, start - size) : max(0, end - size)]]
         at += len(self) if at < 0 else 0
         return self._tokens[first + at] if at < size else self._after[at - size]
-
-    def __setitem__(self, at: int, token: int) -> None:
-        """Replace an appended token."""
-        self._after[at if at < 0 else at - self._size] = token
 
     def append(self, token: int) -> None:
         """Add a token to the view, but not to the viewed sequence."""

@@ -76,10 +76,7 @@ def best_draft(
 
 
 def _rerun_costs(chances: Sequence[float], charged: Sequence[float]) -> Iterator[float]:
-    """Yield the expected cost of repeating accepted tokens, by draft length, in tokens.
-
-    charged: cost of a pass over 1, 2, ... rows, in tokens.
-    """
+    """Yield the expected cost of repeating accepted tokens by draft length; costs are in tokens."""
     reached, cost = 1.0, 0.0
     for length, chance in enumerate(chances, start=1):
         yield cost
@@ -154,9 +151,8 @@ class JointPlanner:
     ) -> list[int]:
         """Return the number of draft tokens for each request.
 
-        Orders the draft tokens of all requests by their chance, and takes the `best_count` over the
-        sum of the rows. Now and then it is 0 for all, until the plain pass is timed: only that
-        shows what drafts gain.
+        Takes the likeliest ones of all requests, by `best_count`. Now and then it takes none, until
+        the plain pass is timed: only that shows what drafts gain.
 
         offers: acceptance chances by request, each given the ones before it. rows: without drafts.
         context: mean tokens per request. pipelined: plain passes are launched ahead, which ends

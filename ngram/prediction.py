@@ -1,8 +1,4 @@
-"""Predict the next tokens and the chances that they are accepted.
-
-Matches, copies, known edits and the answer cache propose candidates; the acceptance model picks
-one.
-"""
+"""Predict the next tokens, each the likeliest of several candidates, and their chances."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -153,7 +149,6 @@ class TokenPredictor:
         matches: Sequence[SuffixMatch],
         copy_predictions: CopyPredictions,
     ) -> Candidate:
-        """Return the token with the most votes of the matches."""
         model = self.model
         token, length, share, agreeing, opposing = self._vote(matches)
         by_pair = model.pair_outcomes.get(pair, NO_OUTCOMES)
@@ -259,10 +254,7 @@ class TokenPredictor:
         edit: EditPrediction | None,
         recent: int,
     ) -> None:
-        """Add the token of a copy, and the known edit there.
-
-        which: 0 for the copy from before the answer, 1 for the one from the answer.
-        """
+        """Add the token of a copy (`which` of `Copies`), and the known edit there."""
         model, (token, state, _) = self.model, copied
         before = model.copy_outcomes.get(token, NO_OUTCOMES)
         outcome = (model.copy_outcomes, token, before)
@@ -416,10 +408,7 @@ class PredictionChain:
     def _apply_guide(
         self, prediction: TokenPrediction, guide: DraftGuide, forced: _Forced, reached: float
     ) -> _Forced:
-        """Apply the grammar; return what it forces next.
-
-        forced: the previous result. reached: the chance of the predictions before.
-        """
+        """Apply the grammar; return what it forces next. reached: the chance up to here."""
         tokens, sure = forced if forced[0] else guide.forced()
         place = 2 if len(tokens) == 1 else int(bool(forced[0]))
         bucket = place + 3 * (not sure)

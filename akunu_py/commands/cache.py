@@ -75,7 +75,6 @@ def verify_caches(args: argparse.Namespace) -> None:
 
 
 def _files_with_ids(ids: list[str]) -> list[Path]:
-    """Return the files with these ids. Raises UsageError."""
     files = all_files()
     found = []
     for name in ids:

@@ -115,7 +115,6 @@ def _read(file: str) -> str:
 
 
 def _print_results(results: Sequence[SearchResult], form: str) -> None:
-    """Print chats as a table or JSON, each with the snippet that a search found."""
     if form == "json":
         found = [{"found": each.hit.snippet} if each.hit.snippet else {} for each in results]
         content = [asdict(each.info) | more for each, more in zip(results, found, strict=True)]

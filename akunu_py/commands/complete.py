@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     )
     options = QueueOptions(settings.unload_s, settings.completion_exclude)
     if settings.save_battery:
-        options = replace(options, saves_power=Power().on_battery)
+        options = replace(options, saves_power=on_battery)
     if args.filter:
         from akunu_py.completion.protocols.filter import run_filter
 
@@ -162,7 +162,6 @@ def load_completer(
 
 
 def _warn_without_fim(args: argparse.Namespace, name: str) -> None:
-    """Warn that a model cannot fill in the middle; not with --fim, --filter or --lsp."""
     if args.fim != "auto" or args.filter or args.lsp:
         return
     from akunu_py.engine.model import device
@@ -182,30 +181,21 @@ def changed_options(args: argparse.Namespace) -> list[str]:
     return as_arguments(others, add_options)
 
 
-class Power:
-    """The power source, checked at most once a minute."""
+def on_battery() -> bool:
+    """Return True if this machine runs on battery; checked at most once a minute."""
+    return _is_on_battery(int(time.monotonic() / _POWER_S))
 
-    def __init__(self, supplies: Path = _SUPPLIES) -> None:
-        self._supplies = supplies
-        self._checked = float("-inf")
-        self._on_battery = False
 
-    def on_battery(self) -> bool:
-        """Return True if this machine runs on battery, False if that is unknown."""
-        now = time.monotonic()
-        if now - self._checked >= _POWER_S:
-            self._checked = now
-            self._on_battery = self._check()
-        return self._on_battery
-
-    def _check(self) -> bool:
-        if sys.platform == "darwin":
-            command = ["/usr/bin/pmset", "-g", "batt"]
-            with contextlib.suppress(OSError, subprocess.SubprocessError):
-                shown = subprocess.run(command, capture_output=True, text=True, timeout=_PMSET_S)
-                return "'Battery Power'" in shown.stdout
-            return False
-        return any(_is_discharging(supply) for supply in self._supplies.glob("*"))
+@lru_cache(maxsize=1)
+def _is_on_battery(minute: int) -> bool:
+    """Return False if it is unknown. minute: of the check, the key of the cache."""
+    if sys.platform == "darwin":
+        command = ["/usr/bin/pmset", "-g", "batt"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            shown = subprocess.run(command, capture_output=True, text=True, timeout=_PMSET_S)
+            return "'Battery Power'" in shown.stdout
+        return False
+    return any(_is_discharging(supply) for supply in _SUPPLIES.glob("*"))
 
 
 def _is_discharging(supply: Path) -> bool:

@@ -69,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """Yield the findings of a check; an error ends it as a problem."""
     try:
         yield from check()
     except (AkunuError, ImportError, OSError) as error:

@@ -8,12 +8,13 @@ import os
 import re
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from akunu_py import paths
 from akunu_py.arguments import add_loading, loading_from
-from akunu_py.commands.complete import Power
+from akunu_py.commands.complete import on_battery
 from akunu_py.commands.models import print_stored
 from akunu_py.errors import UnknownModel, UsageError
 from akunu_py.models.store import model_store
@@ -65,10 +66,10 @@ def train_drafter(args: argparse.Namespace) -> None:
     from akunu_py.engine.load import load_stored
     from akunu_py.training.session import Training
 
-    power = Power() if settings.save_battery else None
     with lock_model(model.name, training=True):
         engine = load_stored(model, loading_from(args), settings)
-        training = Training(engine, args.time, _progress_lines(), lambda: why_wait(power))
+        waits = partial(why_wait, settings.save_battery)
+        training = Training(engine, args.time, _progress_lines(), waits)
         try:
             trainer = training.run(args.tokens, _DISK_BYTES, settings.temperature, prompts)
         except KeyboardInterrupt:
@@ -77,12 +78,12 @@ def train_drafter(args: argparse.Namespace) -> None:
         _install(model, trainer)
 
 
-def why_wait(power: Power | None) -> str:
-    """Return why training has to pause, "" if it may run. power: None ignores it."""
+def why_wait(save_battery: bool) -> str:
+    """Return why training has to pause, "" if it may run."""
     from akunu_py.engine.model import device
     from akunu_py.serve.own.client import ServerClient, running_servers
 
-    if power is not None and power.on_battery():
+    if save_battery and on_battery():
         return "this machine runs on battery (save_battery in the settings)"
     if device.memory_pressure() != "normal":
         return "the system is short of memory"
@@ -107,7 +108,6 @@ def saved_prompts(*, confirmed: bool) -> list[list[Message]]:
 
 
 def _install(model: model_store.StoredModel, trainer: Trainer) -> None:
-    """Install the trained drafter, and let the model use it unless it has another one."""
     from akunu_py.models.store.local_import import install
 
     def build(_: Path, directory: Path) -> NameEntry:
@@ -127,7 +127,6 @@ def _install(model: model_store.StoredModel, trainer: Trainer) -> None:
 
 
 def _progress_lines() -> Report:
-    """Return a function that prints progress on stderr: events, and a line every ten seconds."""
     printed = float("-inf")
 
     def report(line: str, left: float | None) -> None:

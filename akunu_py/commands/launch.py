@@ -1,7 +1,4 @@
-"""`akunu launch`: start a coding agent with a local model, without changing its files.
-
-Some agents accept a model only in a file. Such files are private, in our own cache directory.
-"""
+"""`akunu launch`: start a coding agent with a local model, without changing its files."""
 
 import argparse
 import contextlib
@@ -314,7 +311,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace, served: ModelEndpoint) -> Launch:
-    """Write the client's files, and return its command with the user's. Raises StoreError."""
     launch = CLIENTS[args.client](served)
     for path, text in launch.files.items():
         with store_errors("cannot write the client's configuration", "XDG_CACHE_HOME"):

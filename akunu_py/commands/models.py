@@ -253,7 +253,6 @@ def parse_memory(text: str) -> int:
 
 
 def _named(name: str) -> model_store.StoredModel:
-    """Return a model of the store by its name, or of another program as OWNER/REPOSITORY."""
     return model_store.resolve(name) if parse_reference(name) else model_store.get(name)
 
 

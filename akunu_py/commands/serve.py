@@ -273,7 +273,6 @@ def _load_embedding(args: argparse.Namespace, model: StoredModel, reserved: int)
 
 
 def _exit_on_eof(grace: float) -> None:
-    """Stop the server when stdin closes; kill it if it does not end in the grace period."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass
@@ -304,7 +303,6 @@ def manage_service(args: argparse.Namespace) -> int:
 
 
 def _install(manager: ServiceManager, args: argparse.Namespace) -> None:
-    """Check the options that a service would fail with, then install it."""
     if "/Cellar/" in sys.prefix:
         raise UsageError("Homebrew manages this installation; run: brew services start akunu")
     if args.api_key is not None:
@@ -337,7 +335,6 @@ def _install(manager: ServiceManager, args: argparse.Namespace) -> None:
 
 
 def _absolute(name: str) -> str:
-    """Return the absolute path of a model outside the store, any other name as it is."""
     model = model_store.resolve(name)
     return str(model.path.resolve()) if model.outside else name
 

@@ -136,10 +136,7 @@ class HostsServer:
         self._process: ServeProcess | None = None
 
     def connect(self, model: StoredModel) -> tuple[ServerClient, ServerFacts]:
-        """Return a client of the server, restarted for another model. Raises AkunuError.
-
-        The note of the served model lists the partition of each rank.
-        """
+        """Return a client of the server, restarted for another model. Raises AkunuError."""
         name = model.reference
         if self._process is None or not self._process.running or name != self._model:
             self._stop()

@@ -41,7 +41,6 @@ def model_names() -> list[str]:
 
 
 def _mark(parser: argparse.ArgumentParser) -> None:
-    """Mark the values that are models and files, in a parser that only makes the script."""
     import shtab
 
     for action in parser._actions:

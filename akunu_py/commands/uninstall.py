@@ -71,7 +71,6 @@ def removal_command() -> str:
 
 
 def _delete(directories: dict[Path, str], *, confirmed: bool) -> None:
-    """Delete the directories after a confirmation. Raises UsageError, StoreError."""
     from akunu_py.serve.own.client import running_servers
 
     if system_service.is_installed():

@@ -47,7 +47,6 @@ def recommend(machine: Machine) -> list[Recommendation]:
 
 
 def _best_of(purpose: str, pool: list[CatalogEntry], machine: Machine) -> Recommendation:
-    """Recommend the highest grade that fits and is fast; if all that fit are slow, the fastest."""
     fitting = [entry for entry in pool if entry.fits(machine.memory)]
     fast = [entry for entry in pool if machine.tokens_per_s(entry) >= MIN_TOKENS_PER_S]
     available = f"{human_size(machine.memory)} are available here"

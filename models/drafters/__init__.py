@@ -1,8 +1,4 @@
-"""Drafters with a directory of their own: small networks trained to draft for one target.
-
-`read_config` recognizes them, `load_drafter` loads one, and `state_drafter.py` describes what each
-kind offers to the engine.
-"""
+"""Drafters with a directory of their own: small networks trained to draft for one target."""
 
 from dataclasses import replace
 from typing import Any

@@ -110,7 +110,6 @@ def _attention(config: DrafterConfig) -> tuple[tuple[int | None, ...], tuple[boo
 
 
 def _rope(config: DrafterConfig, head_dim: int, *, partial: bool, gemma: bool) -> dict[str, Any]:
-    """Return the arguments of mlx-lm's `initialize_rope`."""
     found = config.settings
     scaling = found.get("rope_parameters") or found.get("rope_scaling") or {}
     for kind in ("full_attention",) if gemma else ("sliding_attention", "full_attention"):
@@ -423,10 +422,7 @@ class BlockDrafter(StateDrafter):
             entry.drop_old()
 
     def start(self, target: TargetEnds, anchor: int, cache: list[ContextCache]) -> BlockDraft:
-        """Begin a draft after `anchor`, the newest token, whose states are not in `cache` yet.
-
-        `cache` stays as it is.
-        """
+        """Begin a draft after `anchor`, the newest token; `cache` lacks it and stays as it is."""
         config = self._config
         first = 0 if config.anchor_predicts else 1
         tokens = mx.array([[anchor] + [config.mask_token] * (config.block - 1)])

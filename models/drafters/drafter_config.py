@@ -73,10 +73,7 @@ class DrafterConfig:
         return tuple(tap + 1 for tap in taps) if default else taps
 
     def check(self, target: Settings) -> None:
-        """Raise UnsupportedModel with the first difference to what the drafter expects.
-
-        target: the target's configuration of the text model.
-        """
+        """Raise UnsupportedModel with the first difference to the target's text configuration."""
         layers, needed = target.get("num_hidden_layers"), max(self.taps, default=-1) + 1
         for what, own, found in (
             ("hidden states of width", self.target_width, target.get("hidden_size")),

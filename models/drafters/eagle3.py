@@ -35,10 +35,7 @@ Weights = dict[str, mx.array]
 
 
 class Eagle3(StateDrafter):
-    """An EAGLE-3 or P-EAGLE drafter.
-
-    Its cache has one row for each committed position but the newest.
-    """
+    """An EAGLE-3 or P-EAGLE drafter. Its cache lacks only the newest committed position."""
 
     kind = "eagle3"
 
@@ -145,7 +142,6 @@ class Eagle3(StateDrafter):
 
 
 def _layer_settings(config: DrafterConfig, weights: Weights) -> dict[str, Any]:
-    """Return the settings of the layers by mlx-lm's names."""
     found, heads = config.settings, int(config.settings["num_attention_heads"])
     rope: dict[str, Any] = found.get("rope_parameters") or {}
     rope = rope.get("sliding_attention", rope)  # as speculators chooses
@@ -160,10 +156,7 @@ def _layer_settings(config: DrafterConfig, weights: Weights) -> dict[str, Any]:
 
 
 def _layers(settings: dict[str, Any], *, qk_norm: bool) -> list[Any]:
-    """Return decoder layers; the first takes twice the width.
-
-    qk_norm: the attention normalizes queries and keys, as in Qwen3.
-    """
+    """Return decoder layers; the first takes twice the width. qk_norm: as in Qwen3."""
     module: Any = qwen3 if qk_norm else llama
     unset = {"attention_bias": False, "mlp_bias": False, "layer_types": None}
     default = {"tie_word_embeddings": False, "max_position_embeddings": 131072}

@@ -112,10 +112,7 @@ class Gemma4Assistant(StateDrafter):
         return mx.concatenate([embeddings[:, -1:], states[:, -1:]], axis=-1)
 
     def start(self, target: TargetEnds, inputs: mx.array, cache: list[Any]) -> StepDraft:
-        """Begin a draft after the positions in `cache`, which is the target's.
-
-        inputs: from the last `extend`.
-        """
+        """Begin a draft. inputs: from the last `extend`. cache: the target's."""
         attached = self.attach(cache)
         return StepDraft(self, target, [self._run(inputs, attached)], attached)
 

@@ -6,6 +6,7 @@ do not exist yet, the others from what the last `extend` returned. Rows of a dra
 until the engine removes them.
 """
 
+import os
 import re
 from typing import Any, Protocol
 
@@ -94,10 +95,7 @@ class StepDraft:
 
 
 def spread(scores: mx.array, tokens: mx.array | None, vocabulary: int) -> mx.array:
-    """Return the scores [..., n] of `tokens` [n] as logits [..., vocabulary], -inf elsewhere.
-
-    tokens: None for all, in their order.
-    """
+    """Return the scores [..., n] of `tokens` [n] (None: all) as logits, -inf elsewhere."""
     if tokens is None:
         return scores
     logits = mx.full((*scores.shape[:-1], vocabulary), -mx.inf, scores.dtype)
@@ -105,10 +103,7 @@ def spread(scores: mx.array, tokens: mx.array | None, vocabulary: int) -> mx.arr
 
 
 def draft_tokens(config: DrafterConfig, weights: dict[str, mx.array]) -> mx.array | None:
-    """Return the target's ids of the draft vocabulary, None for all; remove d2t from `weights`.
-
-    Raises DamagedModel.
-    """
+    """Return the target's ids of draft tokens, None for all; pop d2t. Raises DamagedModel."""
     size, offsets = config.draft_vocabulary, weights.pop("d2t", None)
     if size == config.vocabulary and (offsets is None or offsets.size == size):
         return None
@@ -129,14 +124,11 @@ def draft_tokens(config: DrafterConfig, weights: dict[str, mx.array]) -> mx.arra
 
 
 def read_weights(config: DrafterConfig) -> dict[str, mx.array]:
-    """Return the tensors by the names of our modules, without those for training.
-
-    They are read on first use. Raises UnsupportedModel, DamagedModel.
-    """
+    """Return tensors, read on first use, by our names. Raises UnsupportedModel, DamagedModel."""
     path = config.path
     files = sorted(file for file in path.glob("*.safetensors") if file.is_file())
     if not files:
-        raise no_weights(path, "*.safetensors")
+        raise no_weights(path, os.listdir(path), "*.safetensors")
     method = config.settings.get("quantization_config") or {}
     if isinstance(method, dict) and (name := method.get("quant_method")):
         raise UnsupportedModel(

@@ -65,10 +65,7 @@ class ImportPlan:
 
 
 def plan_import(source: Path) -> ImportPlan:
-    """Read and check the GGUF file `source`, except for the values of its weights.
-
-    Raises UnsupportedModel or DamagedModel.
-    """
+    """Check a GGUF file but for the values of weights. Raises UnsupportedModel, DamagedModel."""
     with as_error(f"{source.name} cannot be imported"):
         file = read_gguf(source)
         architecture, family = family_of(file)
@@ -108,7 +105,6 @@ def plan_import(source: Path) -> ImportPlan:
 
 
 def _place_tensors(settings: GgufSettings, family: Family, config: Config) -> dict[str, TensorSlot]:
-    """Check the tensors against the settings, and return their slots by GGUF name."""
     file, expected = settings.file, {}
     names = get_tensor_name_map(MODEL_ARCH[settings.architecture.upper()], 1)
     module = import_module(f"mlx_lm.models.{config['model_type']}")
@@ -165,13 +161,11 @@ def _float_type(tensors: list[GgufTensor], slots: dict[str, TensorSlot], family:
 
 
 def _vector(tensor: GgufTensor, shift: float) -> weights.Array:
-    """Return the values of a norm or a bias as float32."""
     values = weights.load(weights.convert_float(tensor, tensor.type.name), tensor.type.name)
     return values - np.float32(shift)
 
 
 def _quantization(bits: dict[str, int]) -> dict[str, Any]:
-    """Return mlx-lm's quantization settings: the most common width and the exceptions."""
     common = Counter(bits.values()).most_common(1)[0][0]
     exceptions = {
         module: {"group_size": weights.GROUP_SIZE, "bits": width}
@@ -188,10 +182,9 @@ def _entries(tensor: GgufTensor, slot: TensorSlot, config: Config, dtype: str) -
     def unpermuted(values: weights.Array) -> weights.Array:
         return weights.unpermute(values, config[slot.heads]) if slot.heads else values
 
-    def vector() -> weights.Array:
-        return weights.store(_vector(tensor, slot.shift), dtype)
-
-    def matrix() -> weights.Array:
+    def floats() -> weights.Array:
+        if len(tensor.shape) == 1:
+            return weights.store(_vector(tensor, slot.shift), dtype)
         return unpermuted(weights.convert_float(tensor, dtype))
 
     def quantized(part: str) -> weights.Array:
@@ -200,7 +193,7 @@ def _entries(tensor: GgufTensor, slot: TensorSlot, config: Config, dtype: str) -
         return unpermuted(parts.pop(part))
 
     if not tensor.type.bits:
-        return [Entry(slot.name, dtype, tensor.shape, vector if len(tensor.shape) == 1 else matrix)]
+        return [Entry(slot.name, dtype, tensor.shape, floats)]
     module = slot.name.removesuffix(".weight")
     *rows, columns = tensor.shape
     groups = (*rows, columns // weights.GROUP_SIZE)
@@ -230,10 +223,7 @@ _NEUTRAL = {key: value for value, keys in _NEUTRAL_KEYS for key in keys.split()}
 
 
 class GgufSettings:
-    """The settings of one architecture in a GGUF file's metadata, by key without its name.
-
-    A setting that the import ignores must have no effect. Errors name the key.
-    """
+    """An architecture's settings in a GGUF file, by key without its name, which errors have."""
 
     def __init__(self, file: GgufFile, architecture: str) -> None:
         self.file, self.architecture = file, architecture

@@ -110,10 +110,7 @@ class TokenizerPlan:
 
 
 def plan_tokenizer(file: GgufFile) -> TokenizerPlan:
-    """Read, check and build the tokenizer in `file`'s metadata.
-
-    Raises UnsupportedModel for an unsupported kind, DamagedModel for contradictions.
-    """
+    """Build the tokenizer in `file`'s metadata. Raises UnsupportedModel, DamagedModel."""
     name, metadata = file.path.name, file.metadata
     model, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     if model not in ("gpt2", "llama"):

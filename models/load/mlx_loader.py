@@ -124,7 +124,6 @@ class _Tokenizer(TokenizerWrapper):
 
     @property
     def digest(self) -> str:
-        """A hash that identifies the tokenizer."""
         file = self._source / "tokenizer.json"
         if file.exists():
             text = read_bounded(file, MAX_TOKENIZER_BYTES)

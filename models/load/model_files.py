@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,10 +94,7 @@ class ModelFiles:
 
     @classmethod
     def read(cls, path: Path) -> ModelFiles:
-        """Read the settings and the headers of the weights in the directory `path`.
-
-        Raises UnknownModel, UnsupportedModel, DamagedModel.
-        """
+        """Read settings and headers. Raises UnknownModel, UnsupportedModel, DamagedModel."""
         config = check_config(path)
         settings = {"config.json": config} | _read_other_settings(path)
         weights = weight_files(path)
@@ -123,11 +121,7 @@ def context_length(config: dict[str, Any]) -> int:
 
 
 def _read_other_settings(source: Path) -> dict[str, dict[str, Any]]:
-    """Return the JSON settings besides config.json, by file name.
-
-    Checks all files that mlx-lm or transformers would read. Raises DamagedModel for an unreadable,
-    irregular or too large file.
-    """
+    """Return other JSON settings by name; check all files that are read. Raises DamagedModel."""
     found = {}
     for path in sorted([*source.iterdir(), *source.glob("additional_chat_templates/*")]):
         if path.suffix not in _READ or path.is_dir() or not path.exists():
@@ -159,10 +153,7 @@ def _is_model(path: Path) -> bool:
 
 
 def check_config(source: Path) -> dict[str, Any]:
-    """Return the configuration of the model in `source`, if mlx-lm supports its architecture.
-
-    Raises UnknownModel, UnsupportedModel, DamagedModel.
-    """
+    """Return a supported model's config. Raises UnknownModel, UnsupportedModel, DamagedModel."""
     import mlx_lm.models
     from mlx_lm.utils import MODEL_REMAPPING
 
@@ -224,16 +215,22 @@ def head_files(source: Path) -> list[Path]:
     return sorted(path for path in source.glob("mtp*.safetensors") if path.is_file())
 
 
-def no_weights(source: Path, expected: str) -> UnsupportedModel:
-    """Return the error for a directory without the `expected` files, which names what it has."""
-    names = sorted(path.name for path in source.iterdir() if path.is_file())
-    if pickles := [name for name in names if name.endswith(PICKLES)]:
-        return UnsupportedModel(
-            f"{source} has its weights as pickle ({pickles[0]}), which can run code; akunu reads "
+def no_weights(
+    where: object, names: Sequence[str], expected: str = "model*.safetensors"
+) -> UnsupportedModel:
+    """Return the error for a model without the `expected` files, which names what it has."""
+    pickles = [name for name in names if name.endswith(PICKLES)]
+    if any(name.endswith(".gguf") for name in names):
+        reason = "has only GGUF files; download one, then run `akunu models import FILE`"
+    elif pickles:
+        reason = (
+            f"has its weights as pickle ({pickles[0][:60]}), which can run code; akunu reads "
             "safetensors only: use a repository that has them, or convert these if you trust them"
         )
-    example = next((name for name in names if name.endswith(".safetensors")), "none")
-    return UnsupportedModel(f"{source}: expected {expected}, found {example}")
+    else:
+        example = next((name for name in names if name.endswith(".safetensors")), "none")
+        reason = f"has no weights: expected {expected}, found {example[:60]}; use another one"
+    return UnsupportedModel(f"{where} {reason}")
 
 
 def weight_files(source: Path) -> list[Path]:
@@ -242,7 +239,7 @@ def weight_files(source: Path) -> list[Path]:
     if other := [path for path in found if not path.is_file()]:
         raise DamagedModel(f"{other[0]} is not a file; {ADVICE}")
     if not found:
-        raise no_weights(source, "model*.safetensors")
+        raise no_weights(source, os.listdir(source))
     index = source / "model.safetensors.index.json"
     if not index.exists():
         return found

@@ -89,10 +89,7 @@ _MAX_JSON_BYTES = 1 << 30
 
 
 def files_digest(model: Path) -> str:
-    """Return a digest of a model's configuration, tokenizer, and tensors: headers and samples.
-
-    Raises DamagedModel and OSError.
-    """
+    """Return a digest of config, tokenizer and samples of tensors. Raises DamagedModel, OSError."""
     digest = hashlib.sha256()
     for name in ("config.json", "tokenizer.json"):
         with contextlib.suppress(FileNotFoundError):

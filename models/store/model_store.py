@@ -1,8 +1,6 @@
 """The store: pulled models in the Hugging Face cache, and imports in `paths.models_dir()`.
 
 models.toml has their names. A broken model is listed as damaged and never hides the others.
-`resolve` also accepts the path of any directory that mlx-lm can load, and models that other
-programs downloaded.
 """
 
 import os
@@ -93,10 +91,7 @@ def resolve(name_or_path: str) -> StoredModel:
 
 
 def remove(name: str) -> int:
-    """Remove a model, damaged or not. Returns the bytes freed.
-
-    Files in the hub's cache stay (see `hub_cache.delete`). Raises UnknownModel, StoreError.
-    """
+    """Remove a model, not the hub's files; return bytes freed. Raises UnknownModel, StoreError."""
     migrate()
     if not is_name(name) or _find(name) is None:
         raise _unknown_error(name)
@@ -143,7 +138,6 @@ def _find(name: str) -> StoredModel | None:
 
 
 def _is_model(entry: NameEntry) -> bool:
-    """Return True for an entry that needs no directory in the store."""
     return bool(entry.problem or (entry.repository and not entry.unfinished))
 
 

@@ -128,7 +128,6 @@ def _read() -> bytes:
 
 
 def _parse(data: bytes) -> dict[str, Any]:
-    """Return the content of models.toml. Raises StoreError."""
     try:
         return tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:

@@ -1,9 +1,4 @@
-"""Models on disk, and a scan for those of other programs.
-
-Other programs keep models in the Hugging Face cache and in LM Studio's directories. They are used
-in place, as `OWNER/REPOSITORY`, and never changed. Only complete models in MLX's format count;
-other formats can be imported.
-"""
+"""Models on disk, and a scan for those of other programs, used in place and never changed."""
 
 import contextlib
 import os
@@ -92,7 +87,6 @@ def find_problem(model: StoredModel) -> str:
 
 
 def _describe(error: OSError | ModelError) -> str:
-    """Return a problem in a few words."""
     if isinstance(error, FileNotFoundError):
         return f"{error.filename} is missing"
     return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)

@@ -13,8 +13,8 @@ import mlx.core as mx
 import pytest
 
 from akunu_py.bench import tables
-from akunu_py.bench.result import Throughput, load_result, loop_start, merge_results
-from akunu_py.bench.runners import Conditions, Passes, RecordingDrafter
+from akunu_py.bench.result import Throughput, load_merged, load_result, loop_start
+from akunu_py.bench.runners import Conditions, RecordingDrafter, Run
 from akunu_py.bench.speed import Divergence, first_divergence
 from akunu_py.bench.workloads import NAMES, Workload, WorkloadTurn, load_workloads
 from akunu_py.engine.engine import Engine
@@ -128,9 +128,9 @@ def test_result_file_contains_all_fields(tmp_path: Path) -> None:
     assert auto["speedup"] == pytest.approx(1.91, abs=0.01)
     # Four passes over 5, 5, 1 and 3 rows cost 2 + 2 + 1 + 1.5.
     assert auto["score"] == pytest.approx(9 / 6.5, abs=1e-4)
-    (both,) = merge_results([result, fake_result([plain_series("chat")])])
+    fake_result([plain_series("chat")]).save(tmp_path / "chat.json")
+    (both,) = load_merged([path, tmp_path / "chat.json"])
     assert [series.workload for series in both.runs] == ["edit", "edit", "chat"]
-    assert len(result.runs) == 2
 
 
 def test_tables_have_the_columns_of_llama_bench() -> None:
@@ -169,8 +169,8 @@ def test_given_answers_are_examples_and_the_rest_is_generated() -> None:
 def test_recording_drafter_counts_passes_without_changing_drafts(drafter: Any) -> None:
     text = list(range(20)) * 3
     twin = AutoDrafter() if isinstance(drafter, AutoDrafter) else FixedDrafter(4)
-    passes = Passes()
-    recorded = RecordingDrafter(drafter, passes)
+    run = Run()
+    recorded = RecordingDrafter(drafter, run)
     for one in (recorded, twin):
         one.extend(text[:25])
     done, accepted_in_all = 25, 0
@@ -184,7 +184,7 @@ def test_recording_drafter_counts_passes_without_changing_drafts(drafter: Any) -
             one.extend(text[done : done + kept + 1])
         done += kept + 1
         accepted_in_all += kept
-    assert sum(passes.accepted) == accepted_in_all > 10
+    assert sum(run.accepted) == accepted_in_all > 10
 
 
 def test_ctrl_c_writes_valid_output(starter: StoredModel, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from akunu_py.commands.complete import Power, add_options, load_completer
+from akunu_py.commands import complete as complete_module
+from akunu_py.commands.complete import add_options, load_completer, on_battery
 from akunu_py.completion import completer as completer_module
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_cache import CompletionCache
@@ -344,6 +345,14 @@ def test_cancelled_and_empty_completions_are_not_cached() -> None:
 # The power source
 
 
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    complete_module._is_on_battery.cache_clear()
+    yield
+    complete_module._is_on_battery.cache_clear()
+
+
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("files", "expected"), [
     ({}, False),
     ({"type": "Mains", "online": "1"}, False),
@@ -356,12 +365,14 @@ def test_a_discharging_battery_on_linux(
     files: dict[str, str], expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(complete_module, "_SUPPLIES", tmp_path)
     (tmp_path / "BAT0").mkdir()
     for name, text in files.items():
         (tmp_path / "BAT0" / name).write_text(text + "\n")
-    assert Power(tmp_path).on_battery() == expected
+    assert on_battery() == expected
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("source", ["AC Power", "Battery Power"])
 def test_the_source_on_macos_is_checked_once_a_minute(
     source: str, monkeypatch: pytest.MonkeyPatch
@@ -374,6 +385,5 @@ def test_the_source_on_macos_is_checked_once_a_minute(
 
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(subprocess, "run", run)
-    power = Power()
-    assert power.on_battery() == power.on_battery() == (source == "Battery Power")
+    assert on_battery() == on_battery() == (source == "Battery Power")
     assert len(calls) == 1

@@ -20,7 +20,7 @@ import mlx.core as mx
 from akunu_py.arguments import parse_temperature
 from akunu_py.bench import command
 from akunu_py.bench.result import describe_machine, median, today
-from akunu_py.bench.runners import Passes, record_passes
+from akunu_py.bench.runners import Run, record_passes
 from akunu_py.bench.speed import first_divergence, next_logits, top_two_margin
 from akunu_py.bench.tables import to_text
 from akunu_py.engine.drafters.learned_state import UnsavedState
@@ -147,10 +147,10 @@ def _generate(
     engine: Engine, prompt: list[int], options: GenerateOptions
 ) -> tuple[list[int], list[int]]:
     """Return an answer by a drafter that has learned nothing, and the drafted tokens by pass."""
-    passes, state = Passes(), UnsavedState(FixedCosts(PRIOR_SHAPE))
+    run, state = Run(), UnsavedState(FixedCosts(PRIOR_SHAPE))
     loop = StepLoop(engine, state)
-    record_passes(loop, passes)
-    return list(loop.answer(prompt, options).tokens), passes.drafted
+    record_passes(loop, run)
+    return list(loop.answer(prompt, options).tokens), run.drafted
 
 
 def print_fidelity(rows: Sequence[dict[str, Any]]) -> None:

@@ -190,7 +190,7 @@ def test_pickle_and_code_are_refused_and_escaping_names_are_ignored(
     original = dict(server.files)
     del server.files[WEIGHTS]
     server.files["pytorch_model.bin"] = b"pickle"
-    with pytest.raises(UnsupportedModel, match="pickle only"):
+    with pytest.raises(UnsupportedModel, match="the repository has its weights as pickle"):
         pull(REPOSITORY)
     server.files = dict(original)
     server.listed = ["../../config.json", "/etc/tokenizer.json", "a/../../vocab.json", "..\\x.json"]

@@ -75,14 +75,13 @@ def test_cancelled_pull_keeps_received_bytes(server: Hub, home: Path) -> None:
     """Finished files are not fetched again; partial files are continued."""
     _add_large_files(server)
     server.rate = 200_000
-    reached = False
 
     def on_progress(progress: Progress) -> None:
-        nonlocal reached
-        reached |= progress.phase == "download" and progress.share > 0.6
+        if progress.phase == "download" and progress.share > 0.6:
+            raise Cancelled
 
     with pytest.raises(Cancelled):
-        pull(REPOSITORY, on_progress, lambda: reached)
+        pull(REPOSITORY, on_progress)
     assert workers(os.getpid(), WORKER) == []
     assert model_store.list_models() == []
     kept = everything(home / "hub")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from akunu_py.bench.curve import parse_curve
 from akunu_py.bench.replay import TraceItem
+from akunu_py.ngram import auto
 from akunu_py.ngram.answer_cache import AnswerCache
 from akunu_py.ngram.auto import MAX_DRAFT, AutoDrafter
 from akunu_py.ngram.cost import MAX_ROWS, CostCurve
@@ -299,9 +300,10 @@ def converse(drafter: AutoDrafter, draw: random.Random, secret: int | None = Non
 
 
 @pytest.mark.long
-def test_many_texts_take_no_more_memory_than_some() -> None:
+def test_many_texts_take_no_more_memory_than_some(monkeypatch: pytest.MonkeyPatch) -> None:
     limit, kinds = 50, 12  # of outcomes, edits and skips
-    draw, drafter = random.Random(1), AutoDrafter(CostCurve(FREE), max_outcomes=limit)
+    monkeypatch.setattr(auto, "MAX_OUTCOMES", limit)
+    draw, drafter = random.Random(1), AutoDrafter(CostCurve(FREE))
     sizes = []
     for number in range(30):
         converse(drafter, draw)

@@ -19,12 +19,10 @@ import pytest
 from hypothesis import strategies as st
 
 from akunu_py import paths
-from akunu_py.bench import replay
 from akunu_py.bench.replay import load_trace
 from akunu_py.bench.result import CHECK_FORMAT, Result, load_result, load_results
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
-from akunu_py.errors import UsageError
 from akunu_py.models.gguf.convert import plan_import
 from akunu_py.models.gguf.file import read_gguf
 from akunu_py.models.load.safetensors import read_header
@@ -255,12 +253,3 @@ def test_special_files_are_not_followed(name: str, kind: str, tmp_path: Path) ->
     assert not nothing.exists()
     if kind in ("pipe", "device", "holes"):
         assert bool(errors) == (case.refuses is not False)
-
-
-def test_trace_that_unpacks_to_more_than_any_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replay, "_MAX_BYTES", 1 << 20)
-    path = write(tmp_path / "bomb.gz", gzip.compress(bytes(64 << 20)))
-    with memory_below(8 * MEGABYTE), pytest.raises(UsageError, match="unpacks to more than"):
-        load_trace(path)

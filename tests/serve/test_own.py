@@ -136,13 +136,13 @@ def test_training_waits_while_a_server_answers(client: ServerClient) -> None:
     reasons = list[str]()
 
     def ended() -> CompletionReason | None:
-        reasons.append(why_wait(None))
+        reasons.append(why_wait(False))
         return "cancelled" if reasons[-1] else None
 
     with announce(RunningServer(client.url, TOKEN, {})):
-        until(lambda: why_wait(None) == "")  # the requests of earlier tests have ended
+        until(lambda: why_wait(False) == "")  # the requests of earlier tests have ended
         complete(client, OPTIONS, request, ended)
-        until(lambda: why_wait(None) == "")
+        until(lambda: why_wait(False) == "")
     assert "akunu serve is answering requests" in reasons
 
 

@@ -13,7 +13,7 @@ from textual.message import Message
 from textual.widgets import OptionList, Static
 
 from akunu_py import paths
-from akunu_py.errors import Cancelled, FetchError, UnknownModel
+from akunu_py.errors import FetchError, UnknownModel
 from akunu_py.models import catalog
 from akunu_py.models.catalog.recommend import Machine
 from akunu_py.models.load.fit import CacheGrowth
@@ -55,15 +55,12 @@ class Pulled:
         self.error: Exception | None = None
         self.proceed = threading.Event()
 
-    def __call__(
-        self, name: str, report: Callable[[Progress], None], cancelled: Callable[[], bool]
-    ) -> StoredModel:
+    def __call__(self, name: str, report: Callable[[Progress], None]) -> StoredModel:
         self.requested.append(name)
         for step in self.steps:
             report(step)
         while not self.proceed.wait(0.01):
-            if cancelled():
-                raise Cancelled("cancelled")
+            report(self.steps[-1] if self.steps else Progress("look up"))
         if self.error:
             raise self.error
         return StoredModel(name.rpartition("/")[2], paths.models_dir())

@@ -84,6 +84,8 @@ class Downloads:
 
         def report(progress: Progress) -> None:
             nonlocal posted
+            if download.stopped.is_set():
+                raise Cancelled
             new_phase = progress.phase != download.progress.phase
             download.progress = progress
             download.fraction = max(download.fraction, progress.share)
@@ -99,9 +101,9 @@ class Downloads:
 
             if download.is_drafter:
                 model = model_store.get(download.name)
-                ended.drafter = pull_drafter(model, report, download.stopped.is_set).name
+                ended.drafter = pull_drafter(model, report).name
             else:
-                ended.model = pull(download.name, report, download.stopped.is_set).name
+                ended.model = pull(download.name, report).name
         except Cancelled:
             pass
         except AkunuError as error:

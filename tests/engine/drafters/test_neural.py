@@ -57,7 +57,7 @@ class Spoiled(ModelDrafter):
         if known == self.whole[: len(known)] != self.whole:
             self.right.append(token == self.whole[len(known)])
         if self.random.random() < 0.3:
-            token = self._known[-1] = (token + 1) % VOCABULARY
+            token = self._known._after[-1] = (token + 1) % VOCABULARY
         return token, sure
 
     def clock(self) -> float:
