@@ -326,7 +326,6 @@ class ConversationStore:
     def _rows(
         self, conversation: int | None, columns: str = f"number, {rows.MESSAGE_COLUMNS}"
     ) -> Iterator[tuple[int, ChatMessage]]:
-        """Yield the messages of a conversation with their row numbers."""
         query = f"SELECT {columns} FROM messages WHERE conversation = ? ORDER BY number"
         return rows.messages_of(self._database.execute(query, (conversation,)))
 

@@ -119,7 +119,6 @@ def _date(created: float) -> str:
 
 
 def _line(text: str) -> str:
-    """Return `text` on one line with Markdown characters escaped."""
     return re.sub(r"([\\`*_\[\]<>#|&~])", r"\\\1", collapse(text))
 
 

@@ -136,7 +136,6 @@ def _is_number(value: object, most: float) -> bool:
 
 
 def _read_conversation(values: Any) -> ConversationTree:
-    """Parse a conversation; `_expect` raises for the first invalid value."""
     _expect(isinstance(values, dict), "a conversation", values)
     conversation = _read_id(values.get("id"))
     title, chosen, listed = (values.get(key) for key in ("title", "chosen", "messages"))
@@ -159,7 +158,6 @@ def _read_conversation(values: Any) -> ConversationTree:
 
 
 def _read_message(values: Any) -> ChatMessage:
-    """Parse a message; `_expect` raises for the first invalid value."""
     _expect(isinstance(values, dict), "a message", values)
     role, created, finish = (values.get(key) for key in ("role", "created", "finish_reason"))
     _expect(role in get_args(Role), "a role", role)
@@ -187,7 +185,6 @@ def _read_id(value: Any) -> str:
 
 
 def _texts(values: Mapping[str, Any], *names: str) -> list[str]:
-    """Return the values with these names; `_expect` raises for the first that is no string."""
     for name in names:
         _expect(isinstance(values.get(name), str), f"a string for {name}", values.get(name))
     return [values[name] for name in names]

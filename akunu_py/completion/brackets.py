@@ -126,17 +126,14 @@ class OpenBrackets:
         return max((overlap(text, closer[:-1]) for closer in closers), default=0)
 
     def _scan(self, text: str, *, ended: bool = True) -> list[Bracket]:
-        """Return the brackets of the cursor's line followed by `text`."""
         line, cursor = self._before + text, len(self._before)
         return scan(self._syntax, line, self._above_inside, ended=ended, cursor=cursor)[0]
 
     def _is_label(self, text: str, at: int) -> bool:
-        """Return True if the line before `at` is a case label or a list number."""
         line = (self._before + text)[:at].rpartition("\n")[2]
         return len(line) <= _LABEL_LENGTH and bool(_LABEL.fullmatch(line))
 
     def _mark_closed(self, suffix: str) -> None:
-        """Mark the brackets that `suffix` closes."""
         inside = self.inside
         rest, _, below = suffix[: _SCANNED // 2].partition("\n")
         if is_long(inside):

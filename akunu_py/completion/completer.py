@@ -275,7 +275,6 @@ class CompletionRun:
             self._reason = "stop"
 
     def _update(self, *, final: bool = False) -> None:
-        """Cut the output to the completion, and emit its new part."""
         closed = False
         code = self._output
         if self._fenced:
@@ -309,7 +308,6 @@ def with_small_caches(engine: Engine) -> Engine:
 
 
 def _fitting(options: CompleteOptions, context: int) -> CompleteOptions:
-    """Return the options with budgets with which prompt and completion fit the context."""
     wanted = options.prefix_tokens, options.suffix_tokens
     if min(*wanted, options.file_tokens) < 0 or options.prefix_tokens < 1:
         raise UsageError(

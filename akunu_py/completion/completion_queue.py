@@ -204,7 +204,6 @@ class CompletionQueue:
             self._add_ahead(ahead, self._options.pause_s)
 
     def _begin(self) -> None:
-        """Queue the jobs of due tickets, and end the cancelled ones."""
         with self._changed:
             tickets = self._tickets.begin(self._clock())
             self._changed.notify_all()  # another ticket may be the next one due
@@ -215,7 +214,6 @@ class CompletionQueue:
                 self._put(ticket)
 
     def _begin_later(self) -> None:
-        """Queue jobs when they are due, until the queue closes."""
         while not self._tickets.closing:
             with self._changed:
                 due = self._tickets.next_due()
@@ -244,14 +242,12 @@ class CompletionQueue:
         return reason
 
     def _add_text(self, run: TicketRun, text: str) -> None:
-        """Send the new text to the client."""
         if text and not run.text:
             self._note_text(run.ticket)
         run.text += text
         run.ticket.send(run.rest(run.text))
 
     def _note_text(self, ticket: Ticket) -> None:
-        """Note the first text of a request, for its latency."""
         with self._changed:
             self._tickets.paces[ticket.channel].text(self._clock())
 

@@ -117,7 +117,6 @@ class _Parser:
         return parts
 
     def _quantified(self, part: _Part) -> _Part:
-        """Parse the quantifier after `part`, if any."""
         low, high = 1, None
         counted = _COUNT.match(self._text, self._at)
         if self._accept("*"):
@@ -177,7 +176,6 @@ class _Parser:
         return options
 
     def _character_class(self) -> Expr:
-        """Parse a character class after its opening bracket."""
         negated = self._accept("^")
         ranges: list[Ranges] = []
         while not self._accept("]"):

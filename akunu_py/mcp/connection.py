@@ -168,7 +168,6 @@ class _Tail(asyncio.Protocol):
 
     @contextlib.asynccontextmanager
     async def file(self) -> AsyncIterator[Any]:
-        """Yield a file for the process to write to."""
         self._text = ""
         reading, writing = os.pipe()
         loop = asyncio.get_running_loop()

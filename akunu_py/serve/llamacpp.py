@@ -114,7 +114,6 @@ class _InfillRun:
         self._has_line = self._has_line or "\n" in text
 
     def _end_reason(self) -> CompletionReason | None:
-        """Return why the completion must end now, or None."""
         if self._stops.found:
             return "cancelled"
         if self._limit_ms is None or self._prefilled_at is None or not self._has_line:

@@ -311,12 +311,10 @@ class MessageEncoder(Encoder):
         self._open_block({"type": kind, kind: "", **extra})
 
     def _emit_text(self, kind: str, text: str) -> None:
-        """Emit a delta of the open block."""
         name, field = (kind, kind) if kind != "tool_use" else ("input_json", "partial_json")
         self._emit_block("delta", delta={"type": f"{name}_delta", field: text})
 
     def _open_block(self, block: Mapping[str, Any]) -> None:
-        """Close the open block, if any, and open another one."""
         self._close_block()
         self._open_type, self._index = block["type"], self._index + 1
         self._emit_block("start", content_block=block)
@@ -332,7 +330,6 @@ class MessageEncoder(Encoder):
         self._emit_block("stop")
 
     def _emit_block(self, event: str, **values: Any) -> None:
-        """Emit an event of the open block."""
         self.emit({"type": f"content_block_{event}", "index": self._index, **values})
 
 

@@ -118,7 +118,6 @@ class OtherItem(ListEntry):
 
 
 def _with_type(value: Any) -> Any:
-    """Add the type to messages without one."""
     if isinstance(value, dict) and "type" not in value and "role" in value:
         return {"type": "message", **value}
     return value
@@ -494,7 +493,6 @@ class ResponseEncoder(Encoder):
         self._update(event)
 
     def _emit(self, what: str, **values: Any) -> None:
-        """Emit an event with the next sequence number."""
         self.emit({"type": f"response.{what}", "sequence_number": self._number, **values})
         self._number += 1
 
@@ -510,7 +508,6 @@ class ResponseEncoder(Encoder):
         return last if last and last["status"] == "in_progress" else None
 
     def _update(self, event: events.Event) -> None:
-        """Add an event to the response, and emit the change."""
         match event:
             case events.ThinkingDelta(text):
                 self._add_text("reasoning", text)
@@ -608,7 +605,6 @@ class ResponseEncoder(Encoder):
         self._close()
 
     def _end(self, finished: events.Finished) -> None:
-        """Complete `response` and the stream."""
         incomplete = finished.reason in ("length", "context")
         if self._pending:
             self._add_text("message", to_input(self._arguments))
@@ -633,7 +629,6 @@ class ResponseEncoder(Encoder):
         self._emit(status, response=response)
 
     def _close(self, status: str = "completed") -> None:
-        """End the open item, if any."""
         item = self._open
         if item is None:
             return
@@ -655,7 +650,6 @@ class ResponseEncoder(Encoder):
         self._emit_item("output_item.done")
 
     def _begin(self, prefix: str, kind: str, **values: Any) -> Values:
-        """Close the open item, and add one to the output."""
         self._close()
         id = f"{prefix}_{secrets.token_hex(12)}"
         item = {"type": kind, "id": id, "status": "in_progress", **values}
@@ -664,7 +658,6 @@ class ResponseEncoder(Encoder):
         return item
 
     def _emit_item(self, what: str) -> None:
-        """Emit an event with the last output item."""
         self._emit(what, output_index=len(self._output) - 1, item=self._output[-1])
 
     def _emit_part(self, what: str, **values: Any) -> None:

@@ -168,7 +168,6 @@ class JsonRpc:
             self.notifications[method](params)
 
     async def _answer(self, id: str | int, method: str, params: Any) -> None:
-        """Reply to a request. Unknown methods and wrong params are named."""
         try:
             if method not in self.requests:
                 raise RpcError(f"unknown method: {method}", METHOD_NOT_FOUND)
@@ -374,7 +373,6 @@ class LanguageServer(JsonRpc):
         return done
 
     def _prefill(self, document: OpenDocument, before: str, after: str = "") -> None:
-        """Prefill the prompt of a completion between `before` and `after`."""
         if before.strip():
             request = replace(self._request(document, before, after), max_tokens=0)
             self.queue.submit(Ticket(request, channel=document.uri))
@@ -388,7 +386,6 @@ class LanguageServer(JsonRpc):
         return document
 
     def _request(self, document: OpenDocument, before: str, after: str) -> CompletionRequest:
-        """Return the request for a document split at the cursor, with the other open files."""
         files = tuple(
             SourceFile(other.path, other.text)
             for other in reversed(self._documents.values())
@@ -417,7 +414,6 @@ class LanguageServer(JsonRpc):
         self.call_soon(self._states.put_nowait, (state, text))
 
     async def _report_loading(self) -> None:
-        """Report progress while a model loads, and a failure as a message."""
         last = ""
         for number in itertools.count():
             while (await self._states.get())[0] != "loading":

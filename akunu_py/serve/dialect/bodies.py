@@ -286,7 +286,6 @@ def _normalize(value: Any) -> Any:
 
 
 def _validation_error(value: Any, errors: list[ErrorDetails]) -> RequestError:
-    """Return the most specific error."""
     error = max(errors, key=lambda error: len(error["loc"]))
     name = ".".join(_param_parts(value, error["loc"]))
     message = f"{name}: {error['msg'][:1].lower()}{error['msg'][1:]}"

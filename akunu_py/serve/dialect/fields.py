@@ -363,7 +363,6 @@ def plan_thinking(
 
 
 def _first(values: Iterable[_Value | None]) -> _Value | None:
-    """Return the first value that is not None."""
     return next((value for value in values if value is not None), None)
 
 
@@ -442,7 +441,6 @@ def choose_tools(
 
 
 def _name_of(tool: Mapping[str, Any]) -> str:
-    """Return the function name of an allowed tool, in either form."""
     function = tool.get("function")
     inner = function if isinstance(function, dict) else tool
     return function_name(str(inner.get("name", "")), tool.get("namespace"))

@@ -68,7 +68,6 @@ class Service:
 
     @cached_property
     def _fim(self) -> tuple[CodeTokens, FimFamily | None]:
-        """The tokenizer for code, and the fill-in-the-middle format of the model, if known."""
         code = CodeTokens(self.engine.tokens.tokenizer, self.engine.tokens.vocabulary)
         return code, find_family("auto", code, self.engine.name)
 

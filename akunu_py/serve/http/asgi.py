@@ -138,12 +138,9 @@ _GET = {
 
 
 def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
-    """Return the routes for GET."""
-
     pool = backend.pool
 
     def status(request: Request) -> dict[str, Any]:
-        """Return what the page shows."""
         models = [
             {
                 "name": model.name,
@@ -230,8 +227,6 @@ async def _page(request: Request) -> Response:
 
 
 class _Post:
-    """The ASGI application of one endpoint."""
-
     def __init__(
         self, endpoint: Endpoint, dialect: Dialect, backend: Backend, heartbeat_s: float
     ) -> None:

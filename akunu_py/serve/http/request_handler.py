@@ -120,7 +120,6 @@ class RequestHandler:
         return 200
 
     def _next_beat_s(self) -> float:
-        """Return the seconds until the next heartbeat."""
         return max(0.0, self._last_sent + self._heartbeat_s - time.monotonic())
 
     async def _write(self, data: bytes, *, last: bool = False) -> None:
