@@ -35,7 +35,6 @@ from akunu_py.engine.job import RunningJob
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model import device
 from akunu_py.engine.request import Request, Status, Step
-from akunu_py.errors import UsageError
 from akunu_py.types import GenerateOptions, SamplingOptions, Stats
 
 _RESERVED = 1024  # tokens of the context for the completion
@@ -100,7 +99,7 @@ class Completer:
         names = name_files(request.path, request.language, request.root)
         files = [(relative(file.path, names.root), file.text) for file in others]
         prompt = self._make_prompt(request, names, files)
-        if files and self.options.file_tokens and self.family and self.family.reads_files:
+        if files and self.options.file_tokens and self.family and self.family.file:
             cached, _ = (loop or self.loop).runner.caches.best(prompt.tokens)
             if self._choose_related(request, files, prompt.ahead, cached):
                 prompt = self._make_prompt(request, names, files)
@@ -309,11 +308,6 @@ def with_small_caches(engine: Engine) -> Engine:
 
 def _fitting(options: CompleteOptions, context: int) -> CompleteOptions:
     wanted = options.prefix_tokens, options.suffix_tokens
-    if min(*wanted, options.file_tokens) < 0 or options.prefix_tokens < 1:
-        raise UsageError(
-            "the token budgets must be 0 or more, and 1 or more for the prefix, got "
-            f"{(*wanted, options.file_tokens)}"
-        )
     # 256 tokens for the format, including paths.
     room = max(16, context - min(_RESERVED, context // 4) - 256)
     share = min(1.0, room / sum(wanted))
