@@ -323,10 +323,7 @@ def width(line: str) -> int:
 
 
 def _closes(stack: Sequence[Bracket], kind: str) -> int | None:
-    """Return the index of the bracket that `kind` closes, None for none.
-
-    An open brace or long string hides the brackets outside of it.
-    """
+    """Return the index of what `kind` closes; a brace or long string hides what is outside it."""
     for at in range(len(stack) - 1, -1, -1):
         if stack[at].kind == kind:
             return at

@@ -70,17 +70,14 @@ class QueueOptions:
 
 
 class CompletionQueue:
-    """Requests to the model that `load` returns, one after the other.
-
-    on_state: called in the model's thread.
-    """
+    """Requests to the model that `load` returns, one after the other."""
 
     def __init__(
         self,
         load: LoadModel,
         options: QueueOptions = QueueOptions(),
         *,
-        on_state: Callable[[State], None] = lambda state: None,
+        on_state: Callable[[State], None] = lambda state: None,  # called in the model's thread
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options, self.saves_power = options, options.saves_power
@@ -221,7 +218,6 @@ class CompletionQueue:
             self._begin()
 
     def _put(self, ticket: Ticket) -> None:
-        """Queue a job, with the closed files that the buffer imports."""
         files = (*ticket.request.files, *imported_files(ticket.request))
         allowed = [each for each in files if not is_excluded(each.path, self._options.exclude)]
         request = replace(ticket.request, files=tuple(allowed))

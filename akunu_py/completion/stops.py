@@ -1,8 +1,4 @@
-"""Stop rules: where a completion ends, from the text around the cursor (docs/complete.md).
-
-The rules use the cursor position, indentation, brackets and the text after the cursor. They hold
-for most languages and need no parser for each.
-"""
+"""Stop rules: where a completion ends, by the text around the cursor (docs/complete.md)."""
 
 import re
 from collections import Counter
@@ -492,7 +488,6 @@ class RepetitionStops:
         return RepetitionEnd(min(starts[pending], len(text)))
 
     def _inline_loop(self, text: str, *, final: bool) -> RepetitionEnd:
-        """Find a text that is repeated many times within a line."""
         lines = text.split("\n")
         at = 0
         for number, line in enumerate(lines):

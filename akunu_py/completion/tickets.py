@@ -1,7 +1,4 @@
-"""Tickets: the open requests of a completion queue, as a value, without threads or a model.
-
-`CompletionQueue` locks it, and performs what its methods return.
-"""
+"""The open requests of a completion queue, as a value; `CompletionQueue` locks it."""
 
 from __future__ import annotations
 
