@@ -154,7 +154,6 @@ def _select_fields(values: dict[str, Any], fields: Sequence[str]) -> dict[str, A
 
 
 def _end_fields(model: str, finished: Finished) -> dict[str, Any]:
-    """Return the fields of llama.cpp's last event: statistics and the reason to stop."""
     stats = finished.stats
     limited = finished.reason in ("length", "context")
     prefilled = stats.prompt_tokens - stats.cached_tokens

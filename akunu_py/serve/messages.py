@@ -1,7 +1,4 @@
-"""Anthropic's Messages API: bodies, jobs, replies and endpoints.
-
-`cache_control` is accepted but ignored: prefixes are always cached.
-"""
+"""Anthropic's Messages API: bodies, jobs, replies and endpoints."""
 
 from __future__ import annotations
 
@@ -300,7 +297,6 @@ class MessageEncoder(Encoder):
             self.emit({"type": "message_start", "message": _message(self._model, usage)})
 
     def _add_text(self, kind: str, text: str) -> None:
-        """Extend the open block if it is of this kind, otherwise start a block."""
         if text:
             if self._open_type != kind:
                 self._open_text(kind)

@@ -606,7 +606,6 @@ def embeddings(body: EmbeddingsBody, embedder: Embedder) -> Mapping[str, Any]:
 
 
 def _in_base64(values: Sequence[float]) -> str:
-    """Return 32-bit little-endian floats in base64."""
     return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
 
 

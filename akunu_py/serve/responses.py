@@ -6,7 +6,6 @@ Input items may have all fields of output items. The server does not store respo
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import secrets
 import time
@@ -375,7 +374,6 @@ def _constraint(body: ResponsesBody) -> Constraint | None:
 
 
 def _echoed_parameters(body: ResponsesBody) -> dict[str, Any]:
-    """Return the request parameters that every response repeats."""
     sent = body.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return {
         "instructions": body.instructions,
@@ -676,7 +674,7 @@ def decode_thinking(text: str) -> str:
         return ""
     try:
         return base64.b64decode(text[len(_REASONING_PREFIX) :], validate=True).decode()
-    except (binascii.Error, ValueError):
+    except ValueError:
         return ""
 
 

@@ -220,7 +220,6 @@ _PAGE_HEADERS = {
 
 
 async def _page(request: Request) -> Response:
-    """Return the page to browsers, and a line to Ollama's clients."""
     if "text/html" in request.headers.get("accept", ""):
         return HTMLResponse(_PAGE, headers=_PAGE_HEADERS)
     return PlainTextResponse("akunu is running\n", headers={"vary": "accept"})
@@ -273,10 +272,7 @@ class _Post:
         record: RequestRecord,
         stack: contextlib.AsyncExitStack,
     ) -> tuple[PreparedRequest | Mapping[str, Any], ServedModel]:
-        """Prepare a request; keep its model loaded until `stack` closes.
-
-        data: the body. handler: sends heartbeats.
-        """
+        """Prepare a request; keep its model loaded until `stack` closes. data: the body."""
         backend, endpoint = self._backend, self._endpoint
         pool = backend.pool
         if record.keeps_content:
@@ -308,7 +304,6 @@ class _Post:
 def _http_error(
     log: Callable[[str, RequestError], None], request: Request, error: Exception
 ) -> Response:
-    """Log and return the reply for an unknown path or an exception."""
     headers = None
     if isinstance(error, HTTPException):
         headers, message = error.headers or {}, error.detail
