@@ -43,10 +43,7 @@ _Parts = list[_Part]
 
 @cache
 def content_matching(pattern: str) -> Expr:
-    """Return the content of the strings that the pattern matches, as JSON writes it.
-
-    Raises SchemaError.
-    """
+    """Return the JSON content of the strings that the pattern matches. Raises SchemaError."""
     parser = _Parser(pattern)
     pending = [(parts, False, False) for parts in parser.parse()]
     found: list[Expr] = []
@@ -205,7 +202,6 @@ class _Parser:
         return ((ord(character), ord(character)),)
 
     def _escape(self) -> Ranges:
-        """Parse an escape after its backslash; return the characters that it matches."""
         letter = self._next()
         code = ord(letter)
         if letter.lower() in _CLASSES:
