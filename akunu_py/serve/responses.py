@@ -373,25 +373,6 @@ def _constraint(body: ResponsesBody) -> Constraint | None:
     return format_constraint(format.type, format.schema_, "text.format.schema")
 
 
-def _echoed_parameters(body: ResponsesBody) -> dict[str, Any]:
-    sent = body.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return {
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "metadata": body.metadata or {},
-        "previous_response_id": None,
-        "reasoning": sent.get("reasoning") or {"effort": None, "summary": None},
-        "store": False,
-        "text": sent.get("text") or {"format": {"type": "text"}},
-        "tool_choice": sent.get("tool_choice") or "auto",
-        "tools": sent.get("tools") or [],
-        "truncation": "disabled",
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-    }
-
-
 def messages_of(body: ResponsesBody) -> list[Message]:
     """Return the conversation. Raises RequestError for an unsupported item."""
     messages = [Message("system", body.instructions)] if body.instructions else []
@@ -434,6 +415,7 @@ class ResponseEncoder(Encoder):
         super().__init__(body, name)
         _refuse(body)
         self._output: list[Values] = []
+        sent = body.model_dump(mode="json", by_alias=True, exclude_unset=True)
         self._response: Values = {
             "id": f"resp_{secrets.token_hex(16)}",
             "object": "response",
@@ -445,7 +427,20 @@ class ResponseEncoder(Encoder):
             "output": self._output,
             "usage": None,
             "model": name,
-            **_echoed_parameters(body),
+            # The request parameters that every response repeats.
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "previous_response_id": None,
+            "reasoning": sent.get("reasoning") or {"effort": None, "summary": None},
+            "store": False,
+            "text": sent.get("text") or {"format": {"type": "text"}},
+            "tool_choice": sent.get("tool_choice") or "auto",
+            "tools": sent.get("tools") or [],
+            "truncation": "disabled",
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
         }
         self._includes_encrypted = _ENCRYPTED_REASONING in (body.include or ())
         self._arguments = ""  # of the open call
