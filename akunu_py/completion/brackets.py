@@ -279,10 +279,7 @@ def _is_closed_in(suffix: str, kind: str, syntax: Syntax) -> bool:
 
 
 def _match(found: Sequence[Bracket]) -> tuple[list[Bracket], list[str], int]:
-    """Return the open brackets, the kinds of excess closing ones, and the number skipped.
-
-    A closing bracket skips the brackets that are open inside its pair.
-    """
+    """Return the open brackets, the kinds of excess closing ones, and how many a pair skipped."""
     unmatched: list[Bracket] = []
     excess, dropped = [], 0
     for bracket in found:

@@ -204,7 +204,6 @@ def find_root(path: str) -> str:
 # ---- fill-in-the-middle formats
 
 
-_FILE = Path(__file__).with_name("fim.toml")
 # In the names of models derived from a coder, for edits or for reasoning.
 _NO_FIM = ("zeta", "sweep", "distill", "next-edit", "instinct")
 _SLOT = r"\{(?:prefix|suffix|path|text|repository)\}"
@@ -247,8 +246,8 @@ class PromptPart:
 @cache
 def load_families() -> dict[str, FimFamily]:
     """Return all families by name, in the file's order."""
-    rows = tomllib.loads(_FILE.read_text(encoding="utf-8"))["family"]
-    return {row["name"]: FimFamily(**row) for row in rows}
+    text = Path(__file__).with_name("fim.toml").read_text(encoding="utf-8")
+    return {row["name"]: FimFamily(**row) for row in tomllib.loads(text)["family"]}
 
 
 def find_family(name: str, vocabulary: Container[str], model: str) -> FimFamily | None:
