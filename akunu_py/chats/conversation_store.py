@@ -66,10 +66,7 @@ class ConversationStore:
 
     @classmethod
     def open(cls, path: Path) -> ConversationStore:
-        """Open, create or migrate the database at `path`; set a damaged one aside.
-
-        Erases conversations deleted more than UNDO_S ago. Raises ConversationError.
-        """
+        """Open or create the database; set a damaged one aside. Raises ConversationError."""
         store = cls(DatabaseFile(path))
         with contextlib.suppress(ConversationError):  # a full disk, another writer: try next time
             store._erase_deleted()
@@ -267,7 +264,6 @@ class ConversationStore:
         self, conversation: str, message: ChatMessage, title: str, now: float, place: int
     ) -> None:
         """Save a message. place: the `chosen` value of a new message."""
-        self._write_generated_ids(conversation, message)
         if title:
             title = title_of(rows.storable(title), _TITLE_LENGTH)
         elif message.role == "user":
@@ -288,17 +284,6 @@ class ConversationStore:
         self._index("message_index", *row)
         if title and not is_titled:
             self._index("title_index", number, title)
-
-    def _write_generated_ids(self, conversation: str, message: ChatMessage) -> None:
-        """Store ids generated for damaged rows, so that new rows can refer to them."""
-        for table, name in (
-            ("conversations", conversation),
-            ("messages", message.id),
-            ("messages", message.parent or ""),
-        ):
-            if (number := rows.number_of(name)) is not None:
-                update = f"UPDATE OR IGNORE {table} SET id = ? WHERE number = ?"
-                self._database.execute(update, (name, number))
 
     def _index(self, index: str, number: int, text: str) -> None:
         self._database.execute(f"DELETE FROM {index} WHERE rowid = ?", (number,))
@@ -326,7 +311,6 @@ class ConversationStore:
     def _rows(
         self, conversation: int | None, columns: str = f"number, {rows.MESSAGE_COLUMNS}"
     ) -> Iterator[tuple[int, ChatMessage]]:
-        """Yield the messages of a conversation with their row numbers."""
         query = f"SELECT {columns} FROM messages WHERE conversation = ? ORDER BY number"
         return rows.messages_of(self._database.execute(query, (conversation,)))
 
@@ -335,9 +319,8 @@ class ConversationStore:
 
     def _find_number(self, conversation: str) -> int | None:
         """Return the row number of a conversation, None if it does not exist."""
-        query = "SELECT number FROM conversations WHERE id = ? OR number = ? ORDER BY id = ? DESC"
-        names = conversation, rows.number_of(conversation), conversation
-        row: tuple[int] | None = self._database.execute(query, names).fetchone()
+        query = "SELECT number FROM conversations WHERE id = ?"
+        row: tuple[int] | None = self._database.execute(query, (conversation,)).fetchone()
         return row[0] if row else None
 
     def _require_number(self, conversation: str) -> int:

@@ -12,7 +12,7 @@ import re
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from akunu_py.chats.rows import decode, text_of
@@ -28,18 +28,17 @@ _SPACE_HINT = "free some space"
 _HINTS = {
     **dict.fromkeys(_DAMAGED, "it is damaged; restart akunu to set it aside"),
     sqlite3.SQLITE_BUSY: "another program is writing to it; close that program, then try again",
-    sqlite3.SQLITE_LOCKED: "another program is writing to it; close that program, then try again",
     sqlite3.SQLITE_FULL: _SPACE_HINT,
     # SQLite also reports this if the disk is too full to create the log's index.
     sqlite3.SQLITE_IOERR: f"the disk is full or failing; {_SPACE_HINT}",
     sqlite3.SQLITE_READONLY: _ACCESS_HINT,
     sqlite3.SQLITE_CANTOPEN: _ACCESS_HINT,
-    sqlite3.SQLITE_PERM: _ACCESS_HINT,
 }
 _OTHER_HINT = "`akunu info` shows its path; XDG_DATA_HOME changes it"
 _MAX_PROBLEMS = 10_000
 _BAD_ROW = re.compile(r"^(NULL|TEXT|NUMERIC|REAL|INT|BLOB) value in |^CHECK constraint failed in ")
 APPLICATION_ID = 0x616B756E  # "akun", in the file header
+VERSION = 4  # version 3 may lack the options, so it has the same migration
 
 # `chosen` increases with every added or selected message: among siblings, the highest is active.
 # `parent` is the id of a message in the same conversation. It is not a foreign key, because the
@@ -167,10 +166,7 @@ class DatabaseFile:
                 database.execute(f"PRAGMA {setting}")
             if version < VERSION:
                 with _transaction(database):
-                    for migration in _MIGRATIONS:  # another process may have run them, too
-                        migration(database)
-                    database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                    database.execute(f"PRAGMA user_version = {VERSION}")
+                    _migrate(database)
         except BaseException:
             database.close()
             raise
@@ -178,7 +174,7 @@ class DatabaseFile:
 
     def _check(self, database: sqlite3.Connection) -> int:
         """Return the schema version. Raises ConversationError for a database of another program."""
-        version = schema_version(database)
+        version: int = database.execute("PRAGMA user_version").fetchone()[0]
         owner: int = database.execute("PRAGMA application_id").fetchone()[0]
         tables: int = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if owner != APPLICATION_ID and (owner or tables):
@@ -228,7 +224,6 @@ class DatabaseFile:
 
 
 def _byte_of(conversation: str) -> int:
-    """Return the place of a conversation in `<database>.open`."""
     return zlib.crc32(conversation.encode(errors="replace"))
 
 
@@ -314,28 +309,24 @@ def _code(error: Exception) -> int:
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
-def _make_tables(database: sqlite3.Connection) -> None:
+def _migrate(database: sqlite3.Connection) -> None:
+    """Add what is missing; another process may have added it, too."""
     if not _columns(database, "messages"):
         _run_all(database, _TABLES)
-
-
-def _make_indexes(database: sqlite3.Connection) -> None:
-    if _columns(database, "title_index"):
-        return
-    _run_all(database, _INDEXES)
-    for index, query in (
-        ("message_index", "SELECT number, text FROM messages"),
-        ("title_index", "SELECT number, title FROM conversations"),
-    ):
-        rows = ((number, searchable(text_of(text))) for number, text in database.execute(query))
-        database.executemany(f"INSERT INTO {index} (rowid, words) VALUES (?, ?)", rows)
-
-
-def _add_columns(database: sqlite3.Connection) -> None:
-    """Add the tool calls of messages and the options of conversations: JSON, or NULL."""
+    if not _columns(database, "title_index"):
+        _run_all(database, _INDEXES)
+        for index, query in (
+            ("message_index", "SELECT number, text FROM messages"),
+            ("title_index", "SELECT number, title FROM conversations"),
+        ):
+            rows = ((number, searchable(text_of(text))) for number, text in database.execute(query))
+            database.executemany(f"INSERT INTO {index} (rowid, words) VALUES (?, ?)", rows)
+    # The tool calls of messages and the options of conversations: JSON, or NULL.
     for table, column in (("messages", "rounds"), ("conversations", "options")):
         if column not in _columns(database, table):
             database.execute(f"ALTER TABLE {table} ADD COLUMN {column} TEXT")
+    database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    database.execute(f"PRAGMA user_version = {VERSION}")
 
 
 def _columns(database: sqlite3.Connection, table: str) -> set[str]:
@@ -347,18 +338,3 @@ def _run_all(database: sqlite3.Connection, statements: str) -> None:
     # `executescript` would commit the transaction.
     for statement in statements.strip().split(";\n"):
         database.execute(statement)
-
-
-# Files of version 3 may lack the options, so versions 3 and 4 have the same migrations.
-VERSION = 4
-_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
-    _make_tables,
-    _make_indexes,
-    _add_columns,
-)
-
-
-def schema_version(database: sqlite3.Connection) -> int:
-    """Return the schema version of a database (0: empty)."""
-    version: int = database.execute("PRAGMA user_version").fetchone()[0]
-    return version

@@ -20,10 +20,8 @@ from akunu_py.chats.tree import (
     ChatMessage,
     ConversationTree,
     Outcome,
-    Role,
     ToolRound,
     ToolUse,
-    tree_of,
     valid_role,
 )
 from akunu_py.errors import ConversationError
@@ -136,33 +134,28 @@ def _is_number(value: object, most: float) -> bool:
 
 
 def _read_conversation(values: Any) -> ConversationTree:
-    """Parse a conversation; `_expect` raises for the first invalid value."""
     _expect(isinstance(values, dict), "a conversation", values)
     conversation = _read_id(values.get("id"))
     title, chosen, listed = (values.get(key) for key in ("title", "chosen", "messages"))
     _expect(isinstance(title, str), "a title", title)
     _expect(isinstance(listed, list), "a list of messages", listed)
     _expect(isinstance(chosen, list), "a list of ids", chosen)
-    roles: dict[str | None, str | None] = {None: None}
-    messages = []
-    for each in listed:
-        message = _read_message(each)
-        _expect(message.id not in roles, "a unique id", message.id)
-        _expect(message.parent in roles, "an earlier message as parent", message.parent)
-        previous = roles[message.parent]
+    tree = ConversationTree(conversation, title)
+    tree.options = options_of(values.get("options"))
+    for message in map(_read_message, listed):
+        tree.add(message)
+        previous = tree[message.parent].role if message.parent else None
         follows = valid_role(message.role, previous) == message.role
         _expect(follows, f"a message that may follow {previous or 'nothing'}", message.role)
-        roles[message.id] = message.role
-        messages.append(message)
-    ids, options = [_read_id(each) for each in chosen], options_of(values.get("options"))
-    return tree_of(conversation, title, messages, ids, options)
+    for message_id in map(_read_id, chosen):
+        if message_id in tree:
+            tree.activate(message_id)
+    return tree
 
 
 def _read_message(values: Any) -> ChatMessage:
-    """Parse a message; `_expect` raises for the first invalid value."""
     _expect(isinstance(values, dict), "a message", values)
     role, created, finish = (values.get(key) for key in ("role", "created", "finish_reason"))
-    _expect(role in get_args(Role), "a role", role)
     _expect(is_time(created), "a time", created)
     _expect(finish is None or finish in get_args(FinishReason), "a reason", finish)
     text, thinking, model = _texts(values, "text", "thinking", "model")
@@ -187,7 +180,6 @@ def _read_id(value: Any) -> str:
 
 
 def _texts(values: Mapping[str, Any], *names: str) -> list[str]:
-    """Return the values with these names; `_expect` raises for the first that is no string."""
     for name in names:
         _expect(isinstance(values.get(name), str), f"a string for {name}", values.get(name))
     return [values[name] for name in names]

@@ -1,16 +1,11 @@
-"""Conversion between database rows and objects. Damaged values never raise.
-
-Invalid UTF-8 is replaced, invalid times and statistics are dropped, and invalid ids and roles
-get valid replacements.
-"""
+"""Conversion between database rows and objects: damaged values get defaults."""
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, TypeVar, get_args
 
-from akunu_py.chats.json import ID, as_values, is_time, rounds_of, stats_of
+from akunu_py.chats.json import as_values, is_time, rounds_of, stats_of
 from akunu_py.chats.options import ChatOptions, options_of
 from akunu_py.chats.tree import ChatMessage, ConversationInfo, valid_role
 from akunu_py.files import parse_json
@@ -25,33 +20,22 @@ number, id, substr(title, 1, 1000), created, updated, substr(model, 1, 1000),
     ORDER BY m.number DESC LIMIT 1)
 """
 MESSAGE_COLUMNS = "id, parent, role, text, thinking, created, model, stats, finish_reason, rounds"
-_GENERATED = "damaged-"  # prefix of ids generated for rows without a valid id
 
 
 def info_of(row: tuple[Any, ...]) -> tuple[int, ConversationInfo]:
     """Convert a row of INFO_COLUMNS to the conversation's row number and info."""
     number, conversation, title, created, updated, model, messages, preview = row
     times = _time(created), _time(updated)
-    names = id_of(number, conversation), text_of(title)
+    names = conversation, text_of(title)
     return number, ConversationInfo(*names, *times, messages, text_of(model), text_of(preview))
 
 
 def messages_of(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, ChatMessage]]:
-    """Convert rows of a number and MESSAGE_COLUMNS, oldest first.
-
-    Keeps every message: invalid values get defaults, an unknown parent becomes None.
-    """
+    """Convert rows of a number and MESSAGE_COLUMNS, oldest first. Keeps every message."""
     roles: dict[str | None, str | None] = {None: None}
-    ids: dict[Any, str] = {}  # by stored id
-    for number, stored, parent, role, text, thinking, created, model, stats, finish, rounds in rows:
-        message_id = id_of(number, stored)
-        if message_id in roles:
-            message_id = f"{_GENERATED}{number}"
-        parent = ids.get(parent)
-        role = valid_role(role, roles[parent])
-        ids.setdefault(stored, message_id)
-        ids.setdefault(message_id, message_id)
-        roles[message_id] = role
+    for number, id, parent, role, text, thinking, created, model, stats, finish, rounds in rows:
+        parent = parent if parent in roles else None
+        role = roles[id] = valid_role(role, roles[parent])
         message = ChatMessage(
             role=role,
             text=text_of(text),
@@ -61,7 +45,7 @@ def messages_of(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, ChatMess
             stats=_parsed(stats, stats_of, None),
             finish_reason=finish if finish in get_args(FinishReason) else None,
             created=_time(created),
-            id=message_id,
+            id=id,
             rounds=_parsed(rounds, rounds_of, ()),
         )
         yield number, message
@@ -88,12 +72,6 @@ def options_text(options: ChatOptions) -> str | None:
     return json.dumps(values) if values else None
 
 
-def number_of(name: str) -> int | None:
-    """Return the row number in a generated id, or None for other ids."""
-    found = re.fullmatch(rf"{_GENERATED}([0-9]{{1,18}})", name)
-    return int(found[1]) if found else None
-
-
 def text_of(value: object) -> str:
     """Return a column value as text ("" for NULL)."""
     if isinstance(value, bytes):
@@ -109,11 +87,6 @@ def decode(data: bytes) -> str:
 def storable(text: str) -> str:
     """Replace lone surrogates, which cannot be encoded."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def id_of(number: int, value: object) -> str:
-    """Return `value` if it is a valid id, else an id generated from the row's number."""
-    return value if isinstance(value, str) and ID.fullmatch(value) else f"{_GENERATED}{number}"
 
 
 def _time(value: object) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from akunu_py.chats.rows import id_of, text_of
+from akunu_py.chats.rows import text_of
 
 # Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana, Han.
 _UNSPACED = (
@@ -78,7 +78,7 @@ def find_matches(database: sqlite3.Connection, terms: Sequence[str]) -> dict[int
     best: dict[int, tuple[int, str]] = {}  # conversation -> number and id of its message
     for conversation, number, message in database.execute(_RANKED, (" OR ".join(terms),)):
         if conversation in matching:
-            best.setdefault(conversation, (number, id_of(number, message)))
+            best.setdefault(conversation, (number, message))
     messages = json.dumps([number for number, _ in best.values()])
     texts = dict(database.execute(_TEXTS, (messages,)))
     hits = dict.fromkeys(matching, SearchHit())

@@ -126,17 +126,14 @@ class OpenBrackets:
         return max((overlap(text, closer[:-1]) for closer in closers), default=0)
 
     def _scan(self, text: str, *, ended: bool = True) -> list[Bracket]:
-        """Return the brackets of the cursor's line followed by `text`."""
         line, cursor = self._before + text, len(self._before)
         return scan(self._syntax, line, self._above_inside, ended=ended, cursor=cursor)[0]
 
     def _is_label(self, text: str, at: int) -> bool:
-        """Return True if the line before `at` is a case label or a list number."""
         line = (self._before + text)[:at].rpartition("\n")[2]
         return len(line) <= _LABEL_LENGTH and bool(_LABEL.fullmatch(line))
 
     def _mark_closed(self, suffix: str) -> None:
-        """Mark the brackets that `suffix` closes."""
         inside = self.inside
         rest, _, below = suffix[: _SCANNED // 2].partition("\n")
         if is_long(inside):
@@ -282,10 +279,7 @@ def _is_closed_in(suffix: str, kind: str, syntax: Syntax) -> bool:
 
 
 def _match(found: Sequence[Bracket]) -> tuple[list[Bracket], list[str], int]:
-    """Return the open brackets, the kinds of excess closing ones, and the number skipped.
-
-    A closing bracket skips the brackets that are open inside its pair.
-    """
+    """Return the open brackets, the kinds of excess closing ones, and how many a pair skipped."""
     unmatched: list[Bracket] = []
     excess, dropped = [], 0
     for bracket in found:
@@ -326,10 +320,7 @@ def width(line: str) -> int:
 
 
 def _closes(stack: Sequence[Bracket], kind: str) -> int | None:
-    """Return the index of the bracket that `kind` closes, None for none.
-
-    An open brace or long string hides the brackets outside of it.
-    """
+    """Return the index of what `kind` closes; a brace or long string hides what is outside it."""
     for at in range(len(stack) - 1, -1, -1):
         if stack[at].kind == kind:
             return at

@@ -35,7 +35,6 @@ from akunu_py.engine.job import RunningJob
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model import device
 from akunu_py.engine.request import Request, Status, Step
-from akunu_py.errors import UsageError
 from akunu_py.types import GenerateOptions, SamplingOptions, Stats
 
 _RESERVED = 1024  # tokens of the context for the completion
@@ -100,7 +99,7 @@ class Completer:
         names = name_files(request.path, request.language, request.root)
         files = [(relative(file.path, names.root), file.text) for file in others]
         prompt = self._make_prompt(request, names, files)
-        if files and self.options.file_tokens and self.family and self.family.reads_files:
+        if files and self.options.file_tokens and self.family and self.family.file:
             cached, _ = (loop or self.loop).runner.caches.best(prompt.tokens)
             if self._choose_related(request, files, prompt.ahead, cached):
                 prompt = self._make_prompt(request, names, files)
@@ -112,8 +111,7 @@ class Completer:
         """Choose the pieces of other files again if that adds no latency; return True if it did.
 
         It adds none if the buffer needs prefill from its start anyway, or if no client waits
-        (`max_tokens` is 0). A first choice is always made; `fresh_tokens` limits the choice while a
-        client waits.
+        (`max_tokens` is 0). `fresh_tokens` limits the choice while a client waits.
         ahead: prompt tokens before the buffer. cached: cached prompt tokens.
         """
         related, waits = self._related, request.max_tokens > 0
@@ -275,7 +273,6 @@ class CompletionRun:
             self._reason = "stop"
 
     def _update(self, *, final: bool = False) -> None:
-        """Cut the output to the completion, and emit its new part."""
         closed = False
         code = self._output
         if self._fenced:
@@ -309,13 +306,7 @@ def with_small_caches(engine: Engine) -> Engine:
 
 
 def _fitting(options: CompleteOptions, context: int) -> CompleteOptions:
-    """Return the options with budgets with which prompt and completion fit the context."""
     wanted = options.prefix_tokens, options.suffix_tokens
-    if min(*wanted, options.file_tokens) < 0 or options.prefix_tokens < 1:
-        raise UsageError(
-            "the token budgets must be 0 or more, and 1 or more for the prefix, got "
-            f"{(*wanted, options.file_tokens)}"
-        )
     # 256 tokens for the format, including paths.
     room = max(16, context - min(_RESERVED, context // 4) - 256)
     share = min(1.0, room / sum(wanted))

@@ -25,10 +25,7 @@ _SHARED = attrgetter("path", "language", "max_lines", "temperature")
 
 
 class CompletionCache:
-    """Finds the rest of an earlier completion of the same buffer. Thread-safe.
-
-    Changes in other files do not matter.
-    """
+    """Finds the rest of an earlier completion of the same buffer. Thread-safe."""
 
     def __init__(self) -> None:
         self._entries: deque[tuple[CompletionRequest, Completion]] = deque(maxlen=_ENTRIES)

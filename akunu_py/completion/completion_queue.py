@@ -70,17 +70,14 @@ class QueueOptions:
 
 
 class CompletionQueue:
-    """Requests to the model that `load` returns, one after the other.
-
-    on_state: called in the model's thread.
-    """
+    """Requests to the model that `load` returns, one after the other."""
 
     def __init__(
         self,
         load: LoadModel,
         options: QueueOptions = QueueOptions(),
         *,
-        on_state: Callable[[State], None] = lambda state: None,
+        on_state: Callable[[State], None] = lambda state: None,  # called in the model's thread
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options, self.saves_power = options, options.saves_power
@@ -112,9 +109,9 @@ class CompletionQueue:
     def submit(self, ticket: Ticket) -> None:
         """Queue a request, or answer it at once from the completion cache.
 
-        The completion in an excluded file is empty; excluded files are dropped. It
-        cancels the earlier request on its channel, or takes over its completion if that starts with
-        the text typed since. A request for a prefill cancels nothing.
+        The completion in an excluded file is empty; excluded files are dropped. It cancels the
+        earlier request on its channel, or takes over its completion if that starts with the text
+        typed since. A request for a prefill cancels nothing.
         """
         request = ticket.request
         if is_excluded(request.path, self._options.exclude):
@@ -204,7 +201,6 @@ class CompletionQueue:
             self._add_ahead(ahead, self._options.pause_s)
 
     def _begin(self) -> None:
-        """Queue the jobs of due tickets, and end the cancelled ones."""
         with self._changed:
             tickets = self._tickets.begin(self._clock())
             self._changed.notify_all()  # another ticket may be the next one due
@@ -215,7 +211,6 @@ class CompletionQueue:
                 self._put(ticket)
 
     def _begin_later(self) -> None:
-        """Queue jobs when they are due, until the queue closes."""
         while not self._tickets.closing:
             with self._changed:
                 due = self._tickets.next_due()
@@ -223,7 +218,6 @@ class CompletionQueue:
             self._begin()
 
     def _put(self, ticket: Ticket) -> None:
-        """Queue a job, with the closed files that the buffer imports."""
         files = (*ticket.request.files, *imported_files(ticket.request))
         allowed = [each for each in files if not is_excluded(each.path, self._options.exclude)]
         request = replace(ticket.request, files=tuple(allowed))
@@ -244,14 +238,12 @@ class CompletionQueue:
         return reason
 
     def _add_text(self, run: TicketRun, text: str) -> None:
-        """Send the new text to the client."""
         if text and not run.text:
             self._note_text(run.ticket)
         run.text += text
         run.ticket.send(run.rest(run.text))
 
     def _note_text(self, ticket: Ticket) -> None:
-        """Note the first text of a request, for its latency."""
         with self._changed:
             self._tickets.paces[ticket.channel].text(self._clock())
 

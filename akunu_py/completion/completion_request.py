@@ -91,10 +91,7 @@ def has_crlf(request: CompletionRequest) -> bool:
 
 
 def with_unix_newlines(request: CompletionRequest) -> CompletionRequest:
-    """Return the request with CRLF replaced by LF.
-
-    If the cursor is between CR and LF, it moves before the newline.
-    """
+    """Return the request with LF newlines; a cursor within CRLF moves before it."""
     prefix, suffix = request.prefix, request.suffix
     if prefix.endswith("\r") and suffix.startswith("\n"):
         prefix = prefix[:-1]

@@ -1,8 +1,4 @@
-"""Stop rules: where a completion ends, from the text around the cursor (docs/complete.md).
-
-The rules use the cursor position, indentation, brackets and the text after the cursor. They hold
-for most languages and need no parser for each.
-"""
+"""Stop rules: where a completion ends, by the text around the cursor (docs/complete.md)."""
 
 import re
 from collections import Counter
@@ -283,11 +279,9 @@ class CompletionStops:
         return bool(_DECORATOR.fullmatch(self._before + text if first == 0 else text))
 
     def _is_directive(self, line: str) -> bool:
-        """Return True if `line` is a condition of a preprocessor."""
         return self._is_c and bool(_DIRECTIVE.match(line))
 
     def _opens(self, kept: list[str], first: int) -> bool:
-        """Return True if the first statement of the completion opens a block."""
         text = ""
         for number, line in enumerate(kept[first:], start=first):
             if _DECORATOR.fullmatch(line if number else self._before + line):
@@ -494,7 +488,6 @@ class RepetitionStops:
         return RepetitionEnd(min(starts[pending], len(text)))
 
     def _inline_loop(self, text: str, *, final: bool) -> RepetitionEnd:
-        """Find a text that is repeated many times within a line."""
         lines = text.split("\n")
         at = 0
         for number, line in enumerate(lines):
@@ -530,7 +523,6 @@ class RepetitionStops:
         return shorter or not re.search(r"\w", part) or 3 * part in self._context
 
     def _conflict(self, text: str, *, final: bool) -> RepetitionEnd:
-        """Find the markers of a merge conflict."""
         lines, cursor = self._before + text, len(self._before)
         if not self._has_conflict:
             if found := _CONFLICT.search(lines, cursor):

@@ -1,7 +1,4 @@
-"""Tickets: the open requests of a completion queue, as a value, without threads or a model.
-
-`CompletionQueue` locks it, and performs what its methods return.
-"""
+"""The open requests of a completion queue, as a value; `CompletionQueue` locks it."""
 
 from __future__ import annotations
 
@@ -150,8 +147,7 @@ class Tickets:
     def step(self, run: TicketRun, now: float) -> tuple[CompletionReason | None, Ticket | None]:
         """Return the reason to end a run before its next pass, and the ticket that it leaves.
 
-        It leaves its ticket for the newest one of the channel, if that requests the rest of the
-        text.
+        It leaves its ticket for the newest one of the channel, if that requests the rest.
         """
         ticket, left = run.ticket, None
         if ticket.status is TicketStatus.DONE:  # with the completion of an earlier run

@@ -36,20 +36,18 @@ def _add(builder: Builder, rule: Rule, formula: Formula) -> None:
     try:
         for kind in TYPES:
             restricted = builder.simplifier.restrict(formula, kind)
-            if restricted != FALSE:
-                _add_type(builder, rule, kind, restricted)
+            if restricted == FALSE:
+                continue
+            if kind == "number":
+                scalars.add_numbers(builder.rules, rule, restricted, builder.simplifier.spend)
+            elif kind in scalars.SCALARS:
+                text = scalars.grammar_of(kind, restricted, builder.layout.notation)
+                builder.rules.add(rule, text)
+            else:
+                add = add_array if kind == "array" else add_object
+                for literals in builder.simplifier.normal_form(restricted):
+                    add(builder, rule, literals)
     except SchemaError as error:
         if error.place == "#":
             error.place = builder.place(formula)
         raise
-
-
-def _add_type(builder: Builder, rule: Rule, kind: str, formula: Formula) -> None:
-    if kind == "number":
-        scalars.add_numbers(builder.rules, rule, formula, builder.simplifier.spend)
-    elif kind in scalars.SCALARS:
-        builder.rules.add(rule, scalars.grammar_of(kind, formula, builder.layout.notation))
-    else:
-        add = add_array if kind == "array" else add_object
-        for literals in builder.simplifier.normal_form(formula):
-            add(builder, rule, literals)

@@ -255,7 +255,6 @@ class _Object:
         self._pending: list[tuple[int, int, int]] = []
 
     def _names(self) -> list[str]:
-        """Return all names in the schema, in its order."""
         names = [name for each in self._properties for name, _ in each[1]]
         names += self._required
         for _, test, _ in self._goals:

@@ -43,10 +43,7 @@ _Parts = list[_Part]
 
 @cache
 def content_matching(pattern: str) -> Expr:
-    """Return the content of the strings that the pattern matches, as JSON writes it.
-
-    Raises SchemaError.
-    """
+    """Return the JSON content of the strings that the pattern matches. Raises SchemaError."""
     parser = _Parser(pattern)
     pending = [(parts, False, False) for parts in parser.parse()]
     found: list[Expr] = []
@@ -117,7 +114,6 @@ class _Parser:
         return parts
 
     def _quantified(self, part: _Part) -> _Part:
-        """Parse the quantifier after `part`, if any."""
         low, high = 1, None
         counted = _COUNT.match(self._text, self._at)
         if self._accept("*"):
@@ -177,7 +173,6 @@ class _Parser:
         return options
 
     def _character_class(self) -> Expr:
-        """Parse a character class after its opening bracket."""
         negated = self._accept("^")
         ranges: list[Ranges] = []
         while not self._accept("]"):
@@ -207,7 +202,6 @@ class _Parser:
         return ((ord(character), ord(character)),)
 
     def _escape(self) -> Ranges:
-        """Parse an escape after its backslash; return the characters that it matches."""
         letter = self._next()
         code = ord(letter)
         if letter.lower() in _CLASSES:

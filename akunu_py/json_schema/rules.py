@@ -150,7 +150,6 @@ class Rules:
         return " ".join(map(self._symbol, symbols)) or '""'
 
     def _symbol(self, symbol: Symbol) -> str:
-        """Write a symbol as Lark."""
         match symbol:
             case Rule():
                 return symbol

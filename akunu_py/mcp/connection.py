@@ -52,10 +52,7 @@ class Connection:
         return await started
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutput:
-        """Call a tool; start the server first if it ended. Cancelling cancels the call.
-
-        Raises AkunuError if there is no result.
-        """
+        """Call a tool; start the server first if it ended. Raises AkunuError without a result."""
         async with self._starting:
             if self._client is None:
                 await self._start()
@@ -168,7 +165,6 @@ class _Tail(asyncio.Protocol):
 
     @contextlib.asynccontextmanager
     async def file(self) -> AsyncIterator[Any]:
-        """Yield a file for the process to write to."""
         self._text = ""
         reading, writing = os.pipe()
         loop = asyncio.get_running_loop()

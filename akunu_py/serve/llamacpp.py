@@ -114,7 +114,6 @@ class _InfillRun:
         self._has_line = self._has_line or "\n" in text
 
     def _end_reason(self) -> CompletionReason | None:
-        """Return why the completion must end now, or None."""
         if self._stops.found:
             return "cancelled"
         if self._limit_ms is None or self._prefilled_at is None or not self._has_line:
@@ -155,7 +154,6 @@ def _select_fields(values: dict[str, Any], fields: Sequence[str]) -> dict[str, A
 
 
 def _end_fields(model: str, finished: Finished) -> dict[str, Any]:
-    """Return the fields of llama.cpp's last event: statistics and the reason to stop."""
     stats = finished.stats
     limited = finished.reason in ("length", "context")
     prefilled = stats.prompt_tokens - stats.cached_tokens

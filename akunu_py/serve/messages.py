@@ -1,7 +1,4 @@
-"""Anthropic's Messages API: bodies, jobs, replies and endpoints.
-
-`cache_control` is accepted but ignored: prefixes are always cached.
-"""
+"""Anthropic's Messages API: bodies, jobs, replies and endpoints."""
 
 from __future__ import annotations
 
@@ -300,7 +297,6 @@ class MessageEncoder(Encoder):
             self.emit({"type": "message_start", "message": _message(self._model, usage)})
 
     def _add_text(self, kind: str, text: str) -> None:
-        """Extend the open block if it is of this kind, otherwise start a block."""
         if text:
             if self._open_type != kind:
                 self._open_text(kind)
@@ -311,12 +307,10 @@ class MessageEncoder(Encoder):
         self._open_block({"type": kind, kind: "", **extra})
 
     def _emit_text(self, kind: str, text: str) -> None:
-        """Emit a delta of the open block."""
         name, field = (kind, kind) if kind != "tool_use" else ("input_json", "partial_json")
         self._emit_block("delta", delta={"type": f"{name}_delta", field: text})
 
     def _open_block(self, block: Mapping[str, Any]) -> None:
-        """Close the open block, if any, and open another one."""
         self._close_block()
         self._open_type, self._index = block["type"], self._index + 1
         self._emit_block("start", content_block=block)
@@ -332,7 +326,6 @@ class MessageEncoder(Encoder):
         self._emit_block("stop")
 
     def _emit_block(self, event: str, **values: Any) -> None:
-        """Emit an event of the open block."""
         self.emit({"type": f"content_block_{event}", "index": self._index, **values})
 
 

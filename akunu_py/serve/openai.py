@@ -75,7 +75,6 @@ class ChunkEncoder(Encoder):
         return {**common, "choices": choices, **extra}
 
     def _reply(self, choices: Sequence[Any], answers: Sequence[CollectedAnswer]) -> dict[str, Any]:
-        """Return a whole reply."""
         finished = [answer.finished for answer in answers]
         total = usage(finished, self._count)
         return self._object(self.object_name, choices, usage=total, akunu=statistics(*finished))
@@ -413,7 +412,6 @@ class ChatEncoder(ChunkEncoder):
         self._emit_choice(self._entry(choice, delta))
 
     def _emit_call(self, choice: int, call: Mapping[str, Any]) -> None:
-        """Emit a part of the current call."""
         if self._old:
             self._emit_delta(choice, {"function_call": call["function"]})
         else:
@@ -517,7 +515,6 @@ def _prompt(prompt: str | list[int], suffix: str | None, service: Service) -> Te
 
 
 def _echo(prompt: str | list[int], service: Service) -> str:
-    """Return the text of a prompt."""
     text = prompt if isinstance(prompt, str) else service.engine.tokens.tokenizer.decode(prompt)
     return str(text)
 
@@ -609,7 +606,6 @@ def embeddings(body: EmbeddingsBody, embedder: Embedder) -> Mapping[str, Any]:
 
 
 def _in_base64(values: Sequence[float]) -> str:
-    """Return 32-bit little-endian floats in base64."""
     return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
 
 

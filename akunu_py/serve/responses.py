@@ -6,7 +6,6 @@ Input items may have all fields of output items. The server does not store respo
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import secrets
 import time
@@ -118,7 +117,6 @@ class OtherItem(ListEntry):
 
 
 def _with_type(value: Any) -> Any:
-    """Add the type to messages without one."""
     if isinstance(value, dict) and "type" not in value and "role" in value:
         return {"type": "message", **value}
     return value
@@ -375,26 +373,6 @@ def _constraint(body: ResponsesBody) -> Constraint | None:
     return format_constraint(format.type, format.schema_, "text.format.schema")
 
 
-def _echoed_parameters(body: ResponsesBody) -> dict[str, Any]:
-    """Return the request parameters that every response repeats."""
-    sent = body.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return {
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "metadata": body.metadata or {},
-        "previous_response_id": None,
-        "reasoning": sent.get("reasoning") or {"effort": None, "summary": None},
-        "store": False,
-        "text": sent.get("text") or {"format": {"type": "text"}},
-        "tool_choice": sent.get("tool_choice") or "auto",
-        "tools": sent.get("tools") or [],
-        "truncation": "disabled",
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-    }
-
-
 def messages_of(body: ResponsesBody) -> list[Message]:
     """Return the conversation. Raises RequestError for an unsupported item."""
     messages = [Message("system", body.instructions)] if body.instructions else []
@@ -437,6 +415,7 @@ class ResponseEncoder(Encoder):
         super().__init__(body, name)
         _refuse(body)
         self._output: list[Values] = []
+        sent = body.model_dump(mode="json", by_alias=True, exclude_unset=True)
         self._response: Values = {
             "id": f"resp_{secrets.token_hex(16)}",
             "object": "response",
@@ -448,7 +427,20 @@ class ResponseEncoder(Encoder):
             "output": self._output,
             "usage": None,
             "model": name,
-            **_echoed_parameters(body),
+            # The request parameters that every response repeats.
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "previous_response_id": None,
+            "reasoning": sent.get("reasoning") or {"effort": None, "summary": None},
+            "store": False,
+            "text": sent.get("text") or {"format": {"type": "text"}},
+            "tool_choice": sent.get("tool_choice") or "auto",
+            "tools": sent.get("tools") or [],
+            "truncation": "disabled",
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
         }
         self._includes_encrypted = _ENCRYPTED_REASONING in (body.include or ())
         self._arguments = ""  # of the open call
@@ -494,7 +486,6 @@ class ResponseEncoder(Encoder):
         self._update(event)
 
     def _emit(self, what: str, **values: Any) -> None:
-        """Emit an event with the next sequence number."""
         self.emit({"type": f"response.{what}", "sequence_number": self._number, **values})
         self._number += 1
 
@@ -510,7 +501,6 @@ class ResponseEncoder(Encoder):
         return last if last and last["status"] == "in_progress" else None
 
     def _update(self, event: events.Event) -> None:
-        """Add an event to the response, and emit the change."""
         match event:
             case events.ThinkingDelta(text):
                 self._add_text("reasoning", text)
@@ -608,7 +598,6 @@ class ResponseEncoder(Encoder):
         self._close()
 
     def _end(self, finished: events.Finished) -> None:
-        """Complete `response` and the stream."""
         incomplete = finished.reason in ("length", "context")
         if self._pending:
             self._add_text("message", to_input(self._arguments))
@@ -633,7 +622,6 @@ class ResponseEncoder(Encoder):
         self._emit(status, response=response)
 
     def _close(self, status: str = "completed") -> None:
-        """End the open item, if any."""
         item = self._open
         if item is None:
             return
@@ -655,7 +643,6 @@ class ResponseEncoder(Encoder):
         self._emit_item("output_item.done")
 
     def _begin(self, prefix: str, kind: str, **values: Any) -> Values:
-        """Close the open item, and add one to the output."""
         self._close()
         id = f"{prefix}_{secrets.token_hex(12)}"
         item = {"type": kind, "id": id, "status": "in_progress", **values}
@@ -664,7 +651,6 @@ class ResponseEncoder(Encoder):
         return item
 
     def _emit_item(self, what: str) -> None:
-        """Emit an event with the last output item."""
         self._emit(what, output_index=len(self._output) - 1, item=self._output[-1])
 
     def _emit_part(self, what: str, **values: Any) -> None:
@@ -683,7 +669,7 @@ def decode_thinking(text: str) -> str:
         return ""
     try:
         return base64.b64decode(text[len(_REASONING_PREFIX) :], validate=True).decode()
-    except (binascii.Error, ValueError):
+    except ValueError:
         return ""
 
 

@@ -56,7 +56,7 @@ def expected(completer: Completer, pieces: list[str], *, spm: bool) -> list[int]
 def request(family: FimFamily, *, files: bool) -> CompletionRequest:
     """Return a request without a path if the path would be in a comment, which no maker has."""
     other = BUFFER["other"]
-    named = family.reads_files if files else "{path}" in family.prompt
+    named = family.file if files else "{path}" in family.prompt
     return CompletionRequest(
         BUFFER["prefix"],
         BUFFER["suffix"],

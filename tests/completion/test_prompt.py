@@ -31,7 +31,6 @@ from akunu_py.completion.prompt.related import (
 )
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.model.token_ids import common_prefix
-from akunu_py.errors import UsageError
 from tests.support.complete import complete
 from tests.support.paths import golden_sources
 from tests.support.scripted_loop import RecordingLoop
@@ -125,8 +124,6 @@ def test_short_contexts_shrink_the_budgets(tmp_path: Path) -> None:
     completer = Completer(engine, CompleteOptions(prefix_tokens=10**6, suffix_tokens=10**6))
     done = complete(completer, CompletionRequest("x = 1\n" * 2000, "y = 2\n" * 2000, max_tokens=4))
     assert done.stats.prompt_tokens < engine.plan.context_length
-    with pytest.raises(UsageError, match="budgets"):
-        Completer(engine, CompleteOptions(suffix_tokens=-1))
 
 
 # Related files
@@ -370,17 +367,12 @@ def test_nothing_outside_the_project_is_read(tmp_path: Path) -> None:
     assert imported_files(in_project(root, "a/main.ts", script)) == ()
 
 
-def test_files_are_loaded_again_only_after_a_change(tmp_path: Path) -> None:
+def test_changed_and_deleted_files_are_noticed(tmp_path: Path) -> None:
     write(tmp_path, "main.py", "tax.py", "money.py")
     request = in_project(tmp_path, "main.py", "import tax, money\n")
-    before = imported_files(request)
-    assert len(before) == 2
-    again = imported_files(request)
-    assert [one.text is other.text for one, other in zip(before, again, strict=True)] == [True] * 2
+    assert len(imported_files(request)) == 2
     write(tmp_path, "tax.py", text="def other_rate(): ...\n")
-    changed = imported_files(request)
-    assert "other_rate" in changed[0].text
-    assert changed[1].text is before[1].text
+    assert "other_rate" in imported_files(request)[0].text
     (tmp_path / "tax.py").unlink()
     assert len(imported_files(request)) == 1
 

@@ -20,9 +20,9 @@ from tests.reliability.fuzz import NUMBERS, TEXTS, explore, lengths
 from tests.support.chats import T0, branched, exchange_of
 
 _COLUMNS = {
-    "conversations": ("id", "title", "created", "updated", "model", "deleted"),
+    "conversations": ("title", "created", "updated", "model", "deleted"),
     "messages": (
-        *("id", "parent", "role", "text", "thinking", "created", "model", "stats"),
+        *("parent", "role", "text", "thinking", "created", "model", "stats"),
         *("finish_reason", "chosen"),
     ),
 }

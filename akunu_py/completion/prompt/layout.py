@@ -74,7 +74,7 @@ def make_prompt(
     draft_context = encode_pieces(code, [*others, *around])
     before = prefix[start:]
     shown = family and (  # the format has the path
-        family.path_alone or "{path}" in family.prompt or (related and family.reads_files)
+        family.path_alone or "{path}" in family.prompt or (related and family.file)
     )
     if names.known and not shown:
         before = comment_line(names.path) + before
@@ -82,7 +82,7 @@ def make_prompt(
         begun, healed = code.heal(before)
         return Prompt([*code.opening, *begun], 0, healed, draft_context)
     template, ahead = family.prompt, fill(family, family.before, {})
-    pieces = related if family.reads_files else ()
+    pieces = related if family.file else ()
     if pieces or (family.path_alone and names.known):
         template = family.prompt_with_files
         ahead += fill(family, family.repository, {"repository": names.repository})
@@ -152,10 +152,7 @@ def _limit(texts: Sequence[str], room: int) -> list[str]:
 
 
 def encode_pieces(code: CodeTokens, texts: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return the tokens of `texts`, encoded in pieces with content-defined borders.
-
-    An edit changes one piece; the other pieces are not encoded again.
-    """
+    """Encode `texts` in pieces with content-defined borders: an edit changes one piece."""
     draft_context = []
     for text in texts:
         tokens: list[int] = []
@@ -207,7 +204,6 @@ def find_root(path: str) -> str:
 # ---- fill-in-the-middle formats
 
 
-_FILE = Path(__file__).with_name("fim.toml")
 # In the names of models derived from a coder, for edits or for reasoning.
 _NO_FIM = ("zeta", "sweep", "distill", "next-edit", "instinct")
 _SLOT = r"\{(?:prefix|suffix|path|text|repository)\}"
@@ -234,11 +230,6 @@ class FimFamily:
     fenced: bool = False  # answers may have a Markdown fence
 
     @property
-    def reads_files(self) -> bool:
-        """Return True if the prompt can contain other files."""
-        return bool(self.file)
-
-    @property
     def markers(self) -> Sequence[str]:
         """Return the tokens in templates and stops, the longest first."""
         return sorted({*self.tokens, *self.stop}, key=len, reverse=True)
@@ -255,8 +246,8 @@ class PromptPart:
 @cache
 def load_families() -> dict[str, FimFamily]:
     """Return all families by name, in the file's order."""
-    rows = tomllib.loads(_FILE.read_text(encoding="utf-8"))["family"]
-    return {row["name"]: FimFamily(**row) for row in rows}
+    text = Path(__file__).with_name("fim.toml").read_text(encoding="utf-8")
+    return {row["name"]: FimFamily(**row) for row in tomllib.loads(text)["family"]}
 
 
 def find_family(name: str, vocabulary: Container[str], model: str) -> FimFamily | None:
@@ -356,10 +347,7 @@ class CodeTokens:
         return [*tokens, *self.encode(text)]
 
     def encode_bare(self, text: str) -> list[int]:
-        """Encode without the leading space of SentencePiece.
-
-        Source: `encode_infilling` of Code Llama, which encodes after a character and removes it.
-        """
+        """Encode without SentencePiece's leading space, as Code Llama's `encode_infilling` does."""
         return list(self.encode("☺" + text)[self._sentinel :]) if text else []
 
     def heal(self, text: str) -> tuple[tuple[int, ...], str]:
@@ -379,10 +367,7 @@ class CodeTokens:
         return tokens, ""
 
     def _may_be_longer(self, last: int, text: str) -> bool:
-        """Return True if a longer token may start with `last`, the last token of `text`.
-
-        That is always so for a word and spaces, and never for a part of a character.
-        """
+        """Return True if a longer token may start with `last`: always for a word and spaces."""
         if text[-1].isalnum() or text[-1] == "_" or text[-1].isspace():
             return True
         piece = self.text(last)

@@ -3,8 +3,8 @@
 import os
 import re
 import stat
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 from akunu_py.completion.completion_request import CompletionRequest, SourceFile
@@ -14,28 +14,19 @@ _FILES = 8  # maximum files for one buffer
 _CHARACTERS = 16_000  # of the head of each file
 _LARGEST = 1 << 20  # bytes of a file
 _HEAD = 20_000  # characters at the start of the buffer that are searched for imports
-_KEPT = 64  # files whose heads are kept in memory
 _SOURCE_ROOTS = ("src", "lib", "app", "source", "include", "src/main/java", "src/main/kotlin")
 
-_SCRIPTS = ("", ".ts", ".tsx", ".d.ts", ".js", ".jsx", ".mjs", ".vue", "/index.ts", "/index.js")
+_LANGUAGES = tomllib.loads(Path(__file__).with_name("imports.toml").read_text(encoding="utf-8"))
+_BY_SUFFIX = {suffix: row for row in _LANGUAGES["language"] for suffix in row["suffixes"].split()}
+_PATTERNS = {suffix: re.compile(row["pattern"]) for suffix, row in _BY_SUFFIX.items()}
 _PYTHON = re.compile(
     r"(?m)^[ \t]*(?:from[ \t]++(\.*+)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]+)"
     r"|import[ \t]+([\w., \t]+))"
 )
-_QUOTED = re.compile(r"""(?:\bfrom|\brequire\(|\bimport\(?)[ \t]*['"](\.{1,2}/[^'"\n]+)['"]""")
-_INCLUDE = re.compile(r'(?m)^[ \t]*#[ \t]*(?:include|import)[ \t]*"([^"\n]+)"')
 _RUST = re.compile(
     r"(?m)^[ \t]*(?:pub(?:\([^)]*\))?[ \t]+)?(?:mod[ \t]+(\w+)[ \t]*;|use[ \t]+crate::([\w:]+))"
 )
-_RUBY = re.compile(r"""(?m)^[ \t]*require_relative[ \t(]+['"]([^'"\n]+)['"]""")
 _STYLE = re.compile(r"""(?m)^[ \t]*@(?:use|forward|import)[ \t]+['"]([^'":\n]+)['"]""")
-_SHELL = re.compile(r"""(?m)^[ \t]*(?:source|\.)[ \t]+["']?([\w./-]+)""")
-_LUA = re.compile(r"""\brequire[ \t(]*['"]([\w./]+)['"]""")
-_JAVA = re.compile(r"(?m)^[ \t]*import[ \t]+(?:static[ \t]+)?([\w.]+)")
-_PHP = re.compile(
-    r"""\b(?:require|include)(?:_once)?[ \t(]*(?:__DIR__[ \t]*\.[ \t]*)?['"]/?([^'"\n]+)"""
-)
-
 _MODULES = (".py", "/__init__.py", ".pyi")
 Candidates = Iterator[list[str]]  # for each import, the paths to try in order
 Finder = Callable[[str, str, list[str]], Candidates]  # the buffer's text and path, source roots
@@ -61,24 +52,18 @@ def _below(bases: list[str], name: str, ends: Sequence[str], separator: str = ".
     return [stem + end for stem in stems for end in ends]
 
 
-def _named(pattern: re.Pattern[str], *ends: str, separator: str = "") -> Finder:
-    """Return a function that finds files by their names, with each of `ends`.
-
-    separator: of the parts of names below the source roots; "" for paths relative to the buffer.
-    """
-
-    def find(text: str, path: str, roots: list[str]) -> Candidates:
-        for name in pattern.findall(text):
-            stem = os.path.join(os.path.dirname(path), name)
-            bare = os.path.splitext(stem)[0]  # TypeScript imports a.js for a.ts
-            relative = [each + end for each in (stem, bare) for end in ends]
-            yield _below(roots, name, ends, separator) if separator else relative
-
-    return find
+def _named(text: str, path: str, roots: list[str]) -> Candidates:
+    """Yield the paths of files by the names that the pattern of the language finds."""
+    suffix = os.path.splitext(path)[1].lower()
+    ends, separator = _BY_SUFFIX[suffix]["ends"], _BY_SUFFIX[suffix].get("separator", "")
+    for name in _PATTERNS[suffix].findall(text):
+        stem = os.path.join(os.path.dirname(path), name)
+        bare = os.path.splitext(stem)[0]  # TypeScript imports a.js for a.ts
+        relative = [each + end for each in (stem, bare) for end in ends]
+        yield _below(roots, name, ends, separator) if separator else relative
 
 
 def _rust(text: str, path: str, roots: list[str]) -> Candidates:
-    """Yield the paths that `mod` and `use` of Rust may mean."""
     bases = [base for base in roots if os.path.basename(base) == "src"]
     stem, name = os.path.split(path)
     inner = stem if name in ("mod.rs", "lib.rs", "main.rs") else os.path.splitext(path)[0]
@@ -91,7 +76,6 @@ def _rust(text: str, path: str, roots: list[str]) -> Candidates:
 
 
 def _style(text: str, path: str, roots: list[str]) -> Candidates:
-    """Yield the paths of style sheets that `@import` and `@use` may mean."""
     for name in _STYLE.findall(text):
         directory, base = os.path.split(os.path.join(os.path.dirname(path), name))
         names = (f"_{base}.scss", f"{base}.scss", f"{base}.less", f"_{base}.sass", base)
@@ -99,22 +83,10 @@ def _style(text: str, path: str, roots: list[str]) -> Candidates:
 
 
 _FINDERS: dict[str, Finder] = {  # by file type
+    **dict.fromkeys(_BY_SUFFIX, _named),
     **dict.fromkeys((".py", ".pyi"), _python),
-    **dict.fromkeys(
-        (".js", ".jsx", ".mjs", ".cjs", ".ts", ".tsx", ".vue", ".svelte"),
-        _named(_QUOTED, *_SCRIPTS),
-    ),
-    **dict.fromkeys(
-        (".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".m", ".mm"),
-        _named(_INCLUDE, "", separator="/"),
-    ),
-    ".rs": _rust,
-    ".rb": _named(_RUBY, "", ".rb"),
     **dict.fromkeys((".scss", ".less", ".sass"), _style),
-    **dict.fromkeys((".sh", ".bash", ".zsh"), _named(_SHELL, "")),
-    ".lua": _named(_LUA, ".lua", "/init.lua", separator="."),
-    **dict.fromkeys((".java", ".kt"), _named(_JAVA, ".java", ".kt", separator=".")),
-    ".php": _named(_PHP, ""),
+    ".rs": _rust,
 }
 
 
@@ -154,16 +126,10 @@ def head_of_file(path: str, characters: int) -> str:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
             return ""
-        return _read_head(path, characters, (status.st_mtime_ns, status.st_size))
+        with open(path, "rb") as file:
+            data = file.read(4 * characters)
     except (OSError, ValueError):  # ValueError: a NUL character in the path
         return ""
-
-
-@lru_cache(_KEPT)
-def _read_head(path: str, characters: int, version: tuple[int, int]) -> str:
-    """Return the head of a file. version: part of the cache's key. Raises OSError."""
-    with open(path, "rb") as file:
-        data = file.read(4 * characters)
     text = data.decode("utf-8", "replace").replace("\r\n", "\n")[:characters]
     if "\0" in text:
         return ""

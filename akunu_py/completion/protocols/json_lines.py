@@ -1,7 +1,4 @@
-"""Completion over stdio, one JSON object per line: docs/complete-protocol.md.
-
-The reply to an invalid line names the error.
-"""
+"""Completion over stdio, one JSON object per line: docs/complete-protocol.md."""
 
 import contextlib
 import json
@@ -117,8 +114,6 @@ class JsonLines:
             self._reply({"id": _id_of(line or b""), "error": str(error)})
 
     def _submit(self, line: Line) -> None:
-        """Queue a request; write its parts and its reply to stdout."""
-
         def on_text(text: str) -> None:
             if line.stream:
                 self._reply({"id": line.id, "delta": text})

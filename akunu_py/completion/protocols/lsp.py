@@ -102,8 +102,6 @@ class OpenDocument:
 
 def _well_formed(text: str) -> str:
     """Replace lone surrogates, which JSON allows and tokenizers reject, with U+FFFD."""
-    if text.isascii():
-        return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
@@ -118,19 +116,46 @@ def read_frames(stream: BinaryIO) -> Iterator[bytes]:
             length = 0
 
 
-class JsonRpc:
-    """Sends and receives the messages of JSON-RPC 2.0. Methods run in the event loop's thread."""
+class LanguageServer:
+    """Answers requests with a queue of completions. Methods run in the event loop's thread.
 
-    def __init__(self) -> None:
+    The model loads after the answer to initialize, because importing MLX blocks Python.
+    """
+
+    def __init__(self, load: LoadModel, base: CompletionRequest, options: QueueOptions) -> None:
+        """base: the limits of all requests."""
         self.loop = asyncio.get_running_loop()
-        self.notifications: dict[str, Callable[[Any], None]] = {}  # handlers by method
-        # Coroutine functions by method.
-        self.requests: dict[str, Callable[[Any], Any]] = {"shutdown": self._shut_down}
         self._stdout: BinaryIO
         self._answers: dict[str | int, asyncio.Task[None]] = {}  # in progress, by id
         self._ids = itertools.count(1)  # of requests to the client
         self._replies: dict[int, asyncio.Future[bool]] = {}  # of the client, by id
         self._is_shut_down = False
+        self.base = replace(base, seconds=base.seconds or _SECONDS)
+        self.queue = CompletionQueue(load, options, on_state=self._on_state)
+        self._states: asyncio.Queue[tuple[State, str]] = asyncio.Queue()
+        self._reporting: asyncio.Task[None] | None = None  # the event loop keeps no reference
+        self._documents: dict[str, OpenDocument] = {}  # by URI, the one used last at the end
+        self._encoding = "utf-16"
+        self._root = ""  # directory of the project
+        self._pause: asyncio.TimerHandle | None = None
+        self._recent: tuple[str, ...] = ()  # texts that the client sent
+        self._paths: tuple[str, ...] = ()  # of files to read from disk
+        self._shows_parts = False  # the client shows parts of an unfinished answer
+        self._shows_progress = False
+        # Coroutine functions by method.
+        self.requests: dict[str, Callable[[Any], Any]] = {
+            "shutdown": self._shut_down,
+            "initialize": self._initialize,
+            "textDocument/inlineCompletion": self._complete,
+            "workspace/executeCommand": self._execute,
+        }
+        self.notifications: dict[str, Callable[[Any], None]] = {
+            "initialized": self._initialized,
+            "textDocument/didOpen": self._opened,
+            "textDocument/didChange": self._changed,
+            "textDocument/didClose": self._closed,
+            CONTEXT: self._set_context,
+        }
 
     async def serve(self, stdin: BinaryIO, stdout: BinaryIO) -> bool:
         """Serve until exit or the end of stdin; return True after shutdown and exit."""
@@ -168,7 +193,6 @@ class JsonRpc:
             self.notifications[method](params)
 
     async def _answer(self, id: str | int, method: str, params: Any) -> None:
-        """Reply to a request. Unknown methods and wrong params are named."""
         try:
             if method not in self.requests:
                 raise RpcError(f"unknown method: {method}", METHOD_NOT_FOUND)
@@ -210,41 +234,6 @@ class JsonRpc:
         """Run `call` in the thread of the event loop. Thread-safe."""
         with contextlib.suppress(RuntimeError):  # the event loop is closed
             self.loop.call_soon_threadsafe(call, *arguments)
-
-
-class LanguageServer(JsonRpc):
-    """Answers requests with a queue of completions.
-
-    The model loads after the answer to initialize, because importing MLX blocks Python.
-    """
-
-    def __init__(self, load: LoadModel, base: CompletionRequest, options: QueueOptions) -> None:
-        """base: the limits of all requests."""
-        super().__init__()
-        self.base = replace(base, seconds=base.seconds or _SECONDS)
-        self.queue = CompletionQueue(load, options, on_state=self._on_state)
-        self._states: asyncio.Queue[tuple[State, str]] = asyncio.Queue()
-        self._reporting: asyncio.Task[None] | None = None  # the event loop keeps no reference
-        self._documents: dict[str, OpenDocument] = {}  # by URI, the one used last at the end
-        self._encoding = "utf-16"
-        self._root = ""  # directory of the project
-        self._pause: asyncio.TimerHandle | None = None
-        self._recent: tuple[str, ...] = ()  # texts that the client sent
-        self._paths: tuple[str, ...] = ()  # of files to read from disk
-        self._shows_parts = False  # the client shows parts of an unfinished answer
-        self._shows_progress = False
-        self.requests |= {
-            "initialize": self._initialize,
-            "textDocument/inlineCompletion": self._complete,
-            "workspace/executeCommand": self._execute,
-        }
-        self.notifications |= {
-            "initialized": self._initialized,
-            "textDocument/didOpen": self._opened,
-            "textDocument/didChange": self._changed,
-            "textDocument/didClose": self._closed,
-            CONTEXT: self._set_context,
-        }
 
     async def _initialize(self, params: Any) -> dict[str, Any]:
         capabilities = params.get("capabilities") or {}
@@ -331,10 +320,7 @@ class LanguageServer(JsonRpc):
         parts: dict[str, Any] | None,
         alternatives: int,
     ) -> Completion:
-        """Wait for the completion. Raises RpcError if it failed or was superseded.
-
-        parts: the place for notifications with the text so far, None to send none.
-        """
+        """Wait for the completion. Raises RpcError. parts: the place of parts to send, or None."""
         future: asyncio.Future[Completion | Failed] = self.loop.create_future()
         shown = ""
         timer: asyncio.TimerHandle | None = None
@@ -374,7 +360,6 @@ class LanguageServer(JsonRpc):
         return done
 
     def _prefill(self, document: OpenDocument, before: str, after: str = "") -> None:
-        """Prefill the prompt of a completion between `before` and `after`."""
         if before.strip():
             request = replace(self._request(document, before, after), max_tokens=0)
             self.queue.submit(Ticket(request, channel=document.uri))
@@ -388,7 +373,6 @@ class LanguageServer(JsonRpc):
         return document
 
     def _request(self, document: OpenDocument, before: str, after: str) -> CompletionRequest:
-        """Return the request for a document split at the cursor, with the other open files."""
         files = tuple(
             SourceFile(other.path, other.text)
             for other in reversed(self._documents.values())
@@ -417,7 +401,6 @@ class LanguageServer(JsonRpc):
         self.call_soon(self._states.put_nowait, (state, text))
 
     async def _report_loading(self) -> None:
-        """Report progress while a model loads, and a failure as a message."""
         last = ""
         for number in itertools.count():
             while (await self._states.get())[0] != "loading":

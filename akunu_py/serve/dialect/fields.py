@@ -1,15 +1,11 @@
-"""Fields that requests of all dialects share, under the names of many servers, and their effect.
-
-A field that is in no body is unknown: `bodies.parse` drops it and names it.
-"""
+"""Fields that requests of all dialects share, under the names of many servers."""
 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, AliasChoices, Field
-from pydantic_core import PydanticCustomError
+from pydantic import AliasChoices, Field
 
 from akunu_py.engine.constraint.answer_limits import can_limit_thinking
 from akunu_py.engine.constraint.matcher import MAX_CONSTRAINT
@@ -25,14 +21,8 @@ EffortField = Annotated[Effort | None, known_only(auto=None, default=None)]
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 
 
-def _check_limit(value: int) -> int:
-    if value < 1 and value != -1:
-        raise PydanticCustomError("limit", "Expected 1 or more, or -1 for no limit")
-    return value
-
-
 # The maximum number of tokens; -1: no limit.
-TokenLimit = Annotated[int, AfterValidator(_check_limit)]
+TokenLimit = Annotated[int, Field(ge=1)] | Literal[-1]
 
 
 # Ollama's: any JSON object, or a schema.
@@ -363,7 +353,6 @@ def plan_thinking(
 
 
 def _first(values: Iterable[_Value | None]) -> _Value | None:
-    """Return the first value that is not None."""
     return next((value for value in values if value is not None), None)
 
 
@@ -442,7 +431,6 @@ def choose_tools(
 
 
 def _name_of(tool: Mapping[str, Any]) -> str:
-    """Return the function name of an allowed tool, in either form."""
     function = tool.get("function")
     inner = function if isinstance(function, dict) else tool
     return function_name(str(inner.get("name", "")), tool.get("namespace"))

@@ -19,7 +19,6 @@ from akunu_py.serve.dialect.request_errors import RequestError
 from akunu_py.types import Stats, TokenLogprobs, ToolCall
 
 DONE = b"data: [DONE]\n\n"
-_HEARTBEAT = b": heartbeat\n\n"
 
 
 class Encoder(ABC):
@@ -55,7 +54,7 @@ class Encoder(ABC):
 
     def heartbeat(self) -> None:
         """Emit a frame that keeps the connection alive: an SSE comment."""
-        self._data += _HEARTBEAT
+        self._data += b": heartbeat\n\n"
 
     def frame(self, value: Mapping[str, Any]) -> bytes:
         """Return a JSON value as a server-sent event (WHATWG HTML, section 9.2)."""
@@ -78,10 +77,7 @@ class CollectedAnswer:
     finished: events.Finished = field(init=False)  # once the answer is complete
 
     def add(self, event: events.Event) -> None:
-        """Add an event: join texts and calls, keep statistics, ignore the other events.
-
-        The caller handles `Failed`.
-        """
+        """Add an event: join texts and calls, keep statistics. The caller handles `Failed`."""
         match event:
             case events.Finished():
                 self.finished = event

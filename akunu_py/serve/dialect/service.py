@@ -68,7 +68,6 @@ class Service:
 
     @cached_property
     def _fim(self) -> tuple[CodeTokens, FimFamily | None]:
-        """The tokenizer for code, and the fill-in-the-middle format of the model, if known."""
         code = CodeTokens(self.engine.tokens.tokenizer, self.engine.tokens.vocabulary)
         return code, find_family("auto", code, self.engine.name)
 
@@ -78,10 +77,7 @@ class Service:
         return self._fim[1] is not None
 
     def infill_prompt(self, prefix: str, suffix: str) -> TextPrompt:
-        """Return the prompt for the text between `prefix` and `suffix`, shortened to the context.
-
-        Raises RequestError if the model has no known fill-in-the-middle format.
-        """
+        """Return the prompt for the text between both, cut to the context. Raises RequestError."""
         code, family = self._fim
         if family is None:
             raise invalid("suffix", f"{self.name} has no known fill-in-the-middle format")

@@ -138,12 +138,9 @@ _GET = {
 
 
 def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
-    """Return the routes for GET."""
-
     pool = backend.pool
 
     def status(request: Request) -> dict[str, Any]:
-        """Return what the page shows."""
         models = [
             {
                 "name": model.name,
@@ -223,15 +220,12 @@ _PAGE_HEADERS = {
 
 
 async def _page(request: Request) -> Response:
-    """Return the page to browsers, and a line to Ollama's clients."""
     if "text/html" in request.headers.get("accept", ""):
         return HTMLResponse(_PAGE, headers=_PAGE_HEADERS)
     return PlainTextResponse("akunu is running\n", headers={"vary": "accept"})
 
 
 class _Post:
-    """The ASGI application of one endpoint."""
-
     def __init__(
         self, endpoint: Endpoint, dialect: Dialect, backend: Backend, heartbeat_s: float
     ) -> None:
@@ -278,10 +272,7 @@ class _Post:
         record: RequestRecord,
         stack: contextlib.AsyncExitStack,
     ) -> tuple[PreparedRequest | Mapping[str, Any], ServedModel]:
-        """Prepare a request; keep its model loaded until `stack` closes.
-
-        data: the body. handler: sends heartbeats.
-        """
+        """Prepare a request; keep its model loaded until `stack` closes. data: the body."""
         backend, endpoint = self._backend, self._endpoint
         pool = backend.pool
         if record.keeps_content:
@@ -313,7 +304,6 @@ class _Post:
 def _http_error(
     log: Callable[[str, RequestError], None], request: Request, error: Exception
 ) -> Response:
-    """Log and return the reply for an unknown path or an exception."""
     headers = None
     if isinstance(error, HTTPException):
         headers, message = error.headers or {}, error.detail

@@ -94,10 +94,7 @@ def _header_value(names: Sequence[str]) -> str:
 
 
 class Guard:
-    """ASGI middleware: enforces `AccessRules`, and adds headers to every reply.
-
-    The headers are a request id, and the fields without effect in the request's record.
-    """
+    """ASGI middleware: enforces `AccessRules`; adds a request id and the ignored fields."""
 
     def __init__(
         self,

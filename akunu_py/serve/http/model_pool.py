@@ -172,10 +172,7 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def use(self, model: ServedModel) -> AsyncIterator[ServedModel]:
-        """Keep a model loaded while the block runs; loads it first if needed.
-
-        Raises what loading raises.
-        """
+        """Keep a model loaded while the block runs. Raises what loading raises."""
         self._uses += 1
         model.last_use = self._uses
         await self._admit(model)
@@ -238,7 +235,6 @@ class ModelPool:
             self._admit_waiting(model, error)
 
     def _admit_waiting(self, model: ServedModel, error: Exception | None) -> None:
-        """Admit all requests that wait for a model, or give them an error."""
         entries = [entry for entry in self._waiting if entry[0] is model]
         self._waiting = [entry for entry in self._waiting if entry[0] is not model]
         for _, admitted in entries:

@@ -1,6 +1,7 @@
 """Request logs and Prometheus counters, without content by default."""
 
 import contextlib
+import json
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -182,10 +183,7 @@ class RequestRecords:
     def metrics(
         self, shared: events.SharedPasses, models: Mapping[str, Mapping[str, int]] = {}
     ) -> str:
-        """Return the counters in Prometheus's text format, version 0.0.4.
-
-        models: the metrics in `_MODEL_HELP` of each model, by its name.
-        """
+        """Return the counters and the metrics of the models in Prometheus's text format."""
         lines: list[str] = []
 
         def add(name: str, kind: str, help: str, values: Mapping[str, object]) -> None:
@@ -207,10 +205,9 @@ class RequestRecords:
             }
             add(f"{name}_total", "counter", help, sums)
         for name, (kind, help) in _MODEL_HELP.items():
-            values = {f'{{model="{_escaped(key)}"}}': each[name] for key, each in models.items()}
+            values = {
+                f"{{model={json.dumps(key, ensure_ascii=False)}}}": each[name]
+                for key, each in models.items()
+            }
             add(name, kind, help, values)
         return "\n".join(lines) + "\n"
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -109,10 +109,7 @@ class RequestHandler:
         return 200
 
     async def fail(self, error: RequestError, body: Mapping[str, Any]) -> int:
-        """Send an error, at the end of the stream if it began, and return the status.
-
-        body: the error in the form of the dialect.
-        """
+        """Send an error, at the end of the stream if it began, and return the status."""
         if not self._started:
             return await send_json(self._send, error.status, body)
         self._encoder.fail(error, body)
@@ -120,11 +117,9 @@ class RequestHandler:
         return 200
 
     def _next_beat_s(self) -> float:
-        """Return the seconds until the next heartbeat."""
         return max(0.0, self._last_sent + self._heartbeat_s - time.monotonic())
 
     async def _write(self, data: bytes, *, last: bool = False) -> None:
-        """Send a part of the stream, after the headers."""
         if not data and not last:
             return
         if not self._started:
@@ -142,10 +137,7 @@ class RequestHandler:
 async def _run_jobs(
     prepared: PreparedRequest, run: RunJob, on_event: Callable[[Event], None]
 ) -> AsyncGenerator[ChoiceEvent]:
-    """Run all jobs at the same time, so that they share passes; yield their events in order.
-
-    Raises RequestError.
-    """
+    """Run the jobs at once, so that they share passes; yield their events. Raises RequestError."""
     async with contextlib.AsyncExitStack() as stack:
         streams = [
             await stack.enter_async_context(run(job, short=prepared.short, idle=prepared.idle))

@@ -59,10 +59,7 @@ class ServeOptions:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
-
-    Raises UsageError for an invalid address, AkunuError if the port is taken.
-    """
+    """Return a listening socket. Raises UsageError, and AkunuError if the port is taken."""
     try:
         family, *_, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -90,7 +87,6 @@ def serve(pool: ModelPool, listening: socket.socket, options: ServeOptions, url:
     lost: list[AkunuError] = []
 
     def on_lost_gpu() -> None:
-        """Fail all requests, then shut down as on SIGTERM."""
         if not lost:
             lost.append(AkunuError(_LOST_GPU))
             pool.abandon(lost[0])
