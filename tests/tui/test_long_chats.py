@@ -22,7 +22,7 @@ from akunu_py.tui.workers.chat_client import ModelLoaded, PieceArrived
 from akunu_py.types import GenerateOptions
 from akunu_py.workarounds import textual_app
 from akunu_py.workarounds.textual_driver import SteadyDriver
-from tests.support.tui_chat import STATS, Chat, chat, tree_of
+from tests.support.tui_chat import STATS, Chat, broken_store, chat, silent_client, tree_of
 
 
 def paragraphs(count: int) -> str:
@@ -236,7 +236,8 @@ async def test_frames_are_dropped_while_a_terminal_is_slow(
 ) -> None:
     """100 pieces of an answer arrive while the terminal takes nothing, or answers no ping; then
     Esc, and the terminal goes on."""
-    app = ChatApp(ChatConfig("starter", GenerateOptions(), Settings(theme="dark")))
+    threads, settings = (silent_client(), broken_store()), Settings(theme="dark")
+    app = ChatApp(ChatConfig("starter", GenerateOptions(), *threads, settings))
     running = asyncio.create_task(app.run_async(mouse=False))
     await slow_terminal.wait_for(lambda: b"Ask something" in slow_terminal.output)
     if pings:
