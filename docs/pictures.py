@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.status import StatusLine
 from akunu_py.tui.workers.chat_client import ChatClient
+from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import DEFAULT_MODEL, GenerateOptions
 
 SIZE = (92, 28)
@@ -41,7 +43,8 @@ async def take(directory: Path) -> list[Path]:
         model.name, lambda name: StepLoop(Engine.load(model.path, name=name), slots=1)
     )
     options = GenerateOptions(max_tokens=220)
-    app = ChatApp(ChatConfig(model.name, options, Settings(theme="dark"), session))
+    store = StoreThread(Path(tempfile.mkdtemp()) / "conversations.db")
+    app = ChatApp(ChatConfig(model.name, options, session, store, Settings(theme="dark")))
     async with app.run_test(size=SIZE) as pilot:
         app.query_one(PromptBox).cursor_blink = False
         for question in QUESTIONS:

@@ -21,7 +21,6 @@ from textual.widgets import Markdown
 
 from akunu_py import crashes
 from akunu_py.chats.options import ChatOptions
-from akunu_py.errors import AkunuError
 from akunu_py.files import read_bounded, write_atomically
 from akunu_py.settings import Settings
 from akunu_py.text import collapse
@@ -75,7 +74,7 @@ _STATE: dict[str, type] = {"unsent": str, "failed": dict}
 
 def load_state(path: Path) -> dict[str, Any]:
     """Load what the last run kept: "unsent" text, and "failed" MCP servers with their errors."""
-    with contextlib.suppress(OSError, ValueError, RecursionError, AkunuError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         state = json.loads(read_bounded(path, _MAX_STATE_BYTES))
         if isinstance(state, dict) and all(
             isinstance(state.get(name, kind()), kind) for name, kind in _STATE.items()
@@ -98,13 +97,13 @@ class ChatConfig:
 
     model: str
     options: GenerateOptions
+    session: ChatClient
+    store: StoreThread
     settings: Settings = field(default_factory=Settings)
-    session: ChatClient | None = None  # None: no model answers (pictures and tests)
-    store: StoreThread | None = None  # None: nothing is saved
     directory: Path = field(default_factory=Path.cwd)  # for @file names and exports
     background: Background | None = None  # of the terminal
     server: str = ""  # address that receives the prompts, "" for this machine
-    tools: ToolServers | None = None  # None: no MCP servers are configured
+    tools: ToolServers = field(default_factory=lambda: ToolServers(()))  # MCP servers
     missing: bool = False  # The model must be downloaded first.
     memory_limit: int | None = None  # bytes for model and caches; None: all that is available
     problems: Sequence[str] = ()  # invalid settings, one line each
@@ -144,7 +143,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         session, store, directory = config.session, config.store, config.directory
         self._config = config
         self._last_ctrl_c = -_QUIT_WINDOW_S  # time of the last Ctrl+C that had nothing to stop
-        self._downloads = Downloads(self.post_from_thread)
+        self.downloads = Downloads(self.post_from_thread)
         self.conversation = Conversation(store=store)
         self.view = ChatView(
             self.notify, self._show_state, self._make_welcome, self.conversation, directory
@@ -161,7 +160,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.view,
             self.settings,
             session,
-            self._downloads,
+            self.downloads,
             self.tools,
             config.missing,
         )
@@ -171,9 +170,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.library = LibraryController(
             self.conversation, self.answering, self.turns, self.view, store, directory
         )
-
-        if session is not None:
-            self.view.prompt.count_tokens = session.count_tokens
+        self.view.prompt.count_tokens = session.count_tokens
         self.compaction = CompactionController(self.conversation, self.answering, self.view)
         self.titles = TitleController(self.answering, self.view, self.settings, session, store)
         self.answering.on_end = (self.titles.on_end, self.compaction.on_end)
@@ -249,9 +246,8 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.view.show_state()
         self.answering.start(self.post_from_thread)
         self.tools.start(self.post_from_thread)
-        if self._config.store is not None:
-            self._config.store.start(self.post_from_thread)
-            self.run_worker(self._open_initial_chat())
+        self._config.store.start(self.post_from_thread)
+        self.run_worker(self._open_initial_chat())
         self.view.prompt.write(self.view.prompt.prompt_of(self._config.state.get("unsent", "")))
         if self._config.problems:
             await self.view.add_notice("\n".join(self._config.problems))
@@ -262,7 +258,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
 
     async def _open_initial_chat(self) -> None:
-        """Open the conversation to resume, or offer the last one."""
         await self.library.load_earlier_prompts()
         await self.library.claim()
         if self._config.resume is not None:
@@ -273,10 +268,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             if welcome := self.view.welcome:
                 welcome.show_last_chat(infos[0].title)
             self._update_last_chat_offer()
-
-    def close_downloads(self, timeout: float) -> bool:
-        """Stop all downloads. Return False if one still runs after `timeout` seconds."""
-        return self._downloads.close(timeout)
 
     def show_theme(self, setting: str) -> None:
         colors = self.console.color_system
@@ -296,14 +287,13 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             super().copy_to_clipboard(text)
 
     def _make_welcome(self) -> Welcome:
-        tools = self._config.tools.names if self._config.tools else ()
-        welcome = Welcome(self.answering.model, describe_privacy(self._config.server, tools))
+        privacy = describe_privacy(self._config.server, self._config.tools.names)
+        welcome = Welcome(self.answering.model, privacy)
         if self.answering.needs_download:
             welcome.offer_download()
         return welcome
 
     def _show_state(self) -> None:
-        """Show the available keys, the model and the title."""
         view, tree, settings = self.view, self.conversation.tree, self.settings.current
         is_private, is_editing = self.conversation.is_private, self.turns.edited is not None
         has_title_row = self.size.width >= _WIDE and self.size.height >= _HIGH
@@ -368,7 +358,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
 
     @on(PromptBox.Changed)
     def _update_last_chat_offer(self) -> None:
-        """Hide the offer to continue the last chat while there is a prompt to send."""
         if welcome := self.view.welcome:
             welcome.set_class(bool(self.view.prompt.text), "-typed")
 
@@ -458,7 +447,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self._focus_question()
 
     def _focus_question(self) -> None:
-        """Move the focus to a new question, unless a prompt is being written."""
         is_idle = self.focused is self.view.prompt and not self.view.prompt.text
         if is_idle and self.view.consent.is_asking:
             self.view.consent.take_focus()
@@ -481,9 +469,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
 
     def action_conversations(self, words: str = "") -> None:
         store, current = self._config.store, self.conversation.tree.conversation
-        if store is None:
-            self.view.show_error("Conversations are not saved in this chat.")
-            return
         progress, unread = self.answering.progress, self.answering.unread
         chats = ConversationsScreen(store, current, progress, unread, words)
         self.push_screen(chats, self._open_chosen)
@@ -520,7 +505,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
 
     def action_models(self) -> None:
         limit = self._config.memory_limit
-        models = ModelsScreen(self.answering.model, self._downloads, limit)
+        models = ModelsScreen(self.answering.model, self.downloads, limit)
         self.push_screen(models, self.answering.use_model)
 
     async def action_use_model(self, name: str = "") -> None:

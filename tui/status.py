@@ -98,7 +98,6 @@ class StatusLine(Unmarked, Widget):
         return shown.truncate(self.size.width, ellipsis=True)
 
     def _activity(self) -> Content:
-        """Return the phase in words, after its mark or spinner; without its duration."""
         words = _WORDS.get(self.phase, self.phase)
         if self.phase == "prefill":
             words = "processing the prompt" + (f" {self.progress:.0%}" if self.progress else "")
@@ -123,7 +122,6 @@ class StatusLine(Unmarked, Widget):
         return StatusLine.clock() - self._since
 
     def _numbers(self) -> Iterator[Content]:
-        """Yield the duration of the activity, a sign of life of a slow model, and the speed."""
         if self.is_busy and (seconds := int(self._seconds())):
             minutes, rest = divmod(seconds, 60)
             yield _number(f"{minutes}:{rest:02}", "") if minutes else _number(f"{rest}", " s")

@@ -1,4 +1,4 @@
-"""The terminal: background color, text widths, styles, clipboard, editor and Textual driver."""
+"""The terminal: background color, text widths, clipboard, editor and Textual driver."""
 
 import asyncio
 import os
@@ -13,8 +13,6 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 
 from rich.cells import cell_len, split_graphemes
@@ -23,6 +21,7 @@ from akunu_py.text import on_one_line, typeable
 from akunu_py.tui.themes import Background
 from akunu_py.workarounds.textual_driver import ANSWERS, SteadyDriver
 
+# OSC 11, then primary device attributes: a terminal without OSC 11 answers the second at once.
 _QUERY = b"\x1b]11;?\x1b\\\x1b[c"
 _COLOR = re.compile(rb"\x1b\]11;rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
 _ATTRIBUTES = re.compile(rb"\x1b\[\?[0-9;]*c")
@@ -33,9 +32,7 @@ _NO_QUERIES = ("", "dumb", "linux", "unknown")  # values of TERM without queries
 def background(environ: Mapping[str, str] = os.environ) -> Background | None:
     """Return the terminal's background, None if unknown. Call before the app draws.
 
-    Sends OSC 11 and then a query that every terminal answers (primary device attributes), so that
-    a terminal without OSC 11 causes no delay. Sends nothing if input is already waiting. What is
-    typed meanwhile goes to `ChatDriver`.
+    Sends nothing if input is already waiting. What is typed meanwhile goes to `ChatDriver`.
     """
     if environ.get("TERM", "") in _NO_QUERIES:
         return None
@@ -110,8 +107,7 @@ _TOKEN = re.compile(
 def pin_columns(data: str) -> str:
     """Add cursor moves to terminal output around clusters of disputed width.
 
-    Only changes text after a move to a row and column (CUP), as Textual draws. A cluster is drawn
-    over spaces, since it may be narrower than its place.
+    Changes only text after a move (CUP). Draws over spaces: a cluster may be narrower than those.
     """
     if not _DISPUTED.search(data):
         return data
@@ -162,71 +158,6 @@ def _clusters(text: str) -> list[tuple[str, int]]:
     return clusters
 
 
-# Only the attributes that change between two pieces of text. Rich resets all attributes behind each
-# piece and sets them all again: 40 bytes for one green word.
-_SEQUENCE = re.compile(r"(\x1b\[[\d;]*[mH])")  # a style (SGR), or a move of the cursor
-_RESETS = {  # code of an attribute or a color: the code that resets it
-    **{"1": "22", "2": "22", "3": "23", "4": "24", "21": "24", "5": "25", "6": "25", "7": "27"},
-    **{"8": "28", "9": "29"},
-    **{str(code): "39" for code in (*range(30, 40), *range(90, 98))},
-    **{str(code): "49" for code in (*range(40, 50), *range(100, 108))},
-}
-
-
-def shorten_styles(data: str) -> str:
-    """Return terminal output that looks the same, with shorter style sequences.
-
-    `data` starts and ends without attributes, as Rich and Textual write it.
-    """
-    parts: list[str] = []
-    wanted = actual = ""  # parameters of a style
-    for place, part in enumerate(_SEQUENCE.split(data)):
-        is_sequence = place % 2 == 1  # between two texts
-        if is_sequence and part.endswith("m"):
-            style = part[2:-1]
-            wanted = "" if style in ("", "0") else f"{wanted};{style}" if wanted else style
-            continue
-        if wanted != actual and part and not is_sequence:  # a move needs no style
-            parts.append(transition(actual, wanted))
-            actual = wanted
-        parts.append(part)
-    if wanted != actual:
-        parts.append(transition(actual, wanted))
-    return "".join(parts)
-
-
-@lru_cache(maxsize=4096)
-def transition(before: str, after: str) -> str:
-    """Return the shortest sequence that changes style `before` into `after`."""
-    whole = f"\x1b[0;{after}m" if before and after else f"\x1b[{after}m"
-    old, new = _parse_style(before), _parse_style(after)
-    if not after or old is None or new is None:
-        return whole
-    changed = [reset for reset in {**old, **new} if old.get(reset) != new.get(reset)]
-    if "22" in changed and "22" in old and "22" in new:
-        return whole  # bold and dim have the same reset
-    changes = [new.get(reset, reset) for reset in changed]
-    short = f"\x1b[{';'.join(changes)}m" if changes else ""
-    return min(short, whole, key=len)
-
-
-def _parse_style(style: str) -> dict[str, str] | None:
-    """Return the codes of a style by the codes that reset them, None if one is unknown."""
-    found: dict[str, str] = {}
-    codes = iter(style.split(";") if style else ())
-    for code in codes:
-        if code not in _RESETS:
-            return None
-        reset = _RESETS[code]
-        if code in ("38", "48"):  # a color of several codes
-            kind = next(codes, "")
-            code = ";".join((code, kind, *islice(codes, 3 if kind == "2" else 1)))
-        elif reset not in ("39", "49") and found.get(reset, code) != code:
-            return None  # bold and dim at once
-        found[reset] = code
-    return found
-
-
 _CLIPBOARD_TIMEOUT_S = 2.0
 
 
@@ -270,10 +201,7 @@ def find_editor(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 async def edit_text(text: str, command: Sequence[str] | None = None) -> str:
-    """Edit `text` in the user's editor; return it unchanged if the editor fails.
-
-    Cancelling terminates the editor. Raises OSError if the editor cannot start.
-    """
+    """Edit `text` in the user's editor. Raises OSError if the editor cannot start."""
     with tempfile.TemporaryDirectory(prefix="akunu-") as directory:
         path = Path(directory, "prompt.md")
         path.write_text(text, "utf-8", "replace")
@@ -302,7 +230,7 @@ class ChatDriver(SteadyDriver):
 
     def write(self, data: str) -> None:
         if not self.is_suspended:  # another program uses the terminal meanwhile
-            super().write(shorten_styles(pin_columns(data)))
+            super().write(pin_columns(data))
 
     def start_application_mode(self) -> None:
         super().start_application_mode()

@@ -102,7 +102,6 @@ def with_derived_colors(variables: dict[str, str]) -> dict[str, str]:
 
 
 def _terminal_theme(name: Background, function: str, number: str) -> Theme:
-    """Return a theme of the terminal's own colors, with legible colors of cursor and code."""
     theme = BUILTIN_THEMES[f"ansi-{name}"]
     tints = ("prompt", "accepted", "error")  # a tint of 16 colors would be a solid color
     variables = {f"{tint}-background": "transparent" for tint in tints} | {
@@ -139,11 +138,10 @@ def describe(name: str) -> str:
 
 
 def theme_name(setting: str, background: Background | None, colors: str | None) -> str:
-    """Return the registered theme for `setting` on this terminal; an unknown setting is `auto`.
+    """Return the registered theme for `setting`, where unknown ones are `auto`.
 
-    With 16 colors, every theme is the terminal's own: tints of a theme would become one color.
-    background: of the terminal, None if unknown. colors: Rich's color system of the terminal:
-    None, "standard" (16 colors), "256" or "truecolor".
+    background: of the terminal. colors: its color system in Rich; None or "standard" (16 colors)
+    allows only the terminal's own theme, because tints would become one color.
     """
     if setting not in choices():
         setting = AUTO

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
     server_configs, wrong = read_servers()
     problems += wrong
-    tools = ToolServers(server_configs) if server_configs else None
+    tools = ToolServers(server_configs)
     warnings: list[str] = []  # of all models loaded in this process
     session = chat_client(args, settings, name, model, server, warnings, hosts_server)
     store_thread = StoreThread(paths.conversations_file())
@@ -78,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
         ChatConfig(
             name,
             options,
-            replace(settings, temperature=args.temperature),
             session,
             store_thread,
+            replace(settings, temperature=args.temperature),
             background=ask_background(),
             missing=model is None and not is_address(server),
             memory_limit=with_settings(loading_from(args), settings).memory_limit,
@@ -101,8 +101,7 @@ def run(args: argparse.Namespace) -> int:
     all_saved = close_store(app, store_thread)
     if hosts_server is not None:
         hosts_server.close()
-    closers = [app.close_downloads, session.close, *([tools.close] if tools else [])]
-    closed = [close(_TIMEOUT_S) for close in closers]
+    closed = [close(_TIMEOUT_S) for close in (app.downloads.close, session.close, tools.close)]
     code = app.return_code or int(not all_saved)
     all_closed = all_saved and all(closed)
     if all_closed:

@@ -110,16 +110,13 @@ class PacedApp(App[Result]):
 
 
 class OrderedInputApp(App[Result]):
-    """An app that forwards a key after everything that the previous keys caused.
-
-    Characters typed into one widget need no waiting: its own queue keeps their order.
-    """
+    """An app that forwards a key after everything that the previous keys caused."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._waiting: deque[events.Event] = deque()
         self._settling: asyncio.Task[None] | None = None  # waits for the last key's effects
-        self._typed_into: Widget | None = None  # whose queue may have characters
+        self._typed_into: Widget | None = None  # its queue keeps the order of characters
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.InputEvent | events.Paste) and not event.is_forwarded:
@@ -146,11 +143,10 @@ class OrderedInputApp(App[Result]):
                 self._settling = asyncio.create_task(self._settle(target))
 
     async def _settle(self, target: Widget) -> None:
-        """Wait until `target`, its parents and the app have handled the last event.
+        """Wait until a callback has passed through all parents' queues, behind the last event.
 
-        They have when a callback has passed through the same queues behind the event. It passes
-        twice, because handlers post messages that bubble in their turn, and once more through the
-        app, where those may have changed the focus.
+        It passes twice, because handlers post messages that bubble, and once more through the app,
+        where those may have changed the focus.
         """
         path = [each for each in target.ancestors_with_self if isinstance(each, Widget)]
         screen = self.screen

@@ -22,6 +22,7 @@ from tests.reliability.fuzz import TEXTS, explore, lengths
 from tests.support.chats import exchange_of
 from tests.support.command import AKUNU, pseudo_terminal, run_here
 from tests.support.tiny_fim import byte_level, write_model
+from tests.support.tui_chat import broken_store, silent_client
 
 Captured = pytest.CaptureFixture[str]
 
@@ -115,7 +116,7 @@ def test_few_reports_are_kept_and_none_is_needed(
 
 
 async def test_the_chat_keeps_its_exception_and_shows_no_variables(capsys: Captured) -> None:
-    app = ChatApp(ChatConfig("starter", GenerateOptions()))
+    app = ChatApp(ChatConfig("starter", GenerateOptions(), silent_client(), broken_store()))
 
     def fail() -> None:
         raise ZeroDivisionError("in the chat")

@@ -127,7 +127,7 @@ async def chat_in_the_app(model: Path, turns: int, tokens: int) -> list[Sample]:
         model.name, lambda name: StepLoop(Engine.load(model, LOAD, name=name), slots=1)
     )
     store_thread = StoreThread(paths.conversations_file())
-    app = ChatApp(ChatConfig(model.name, options(tokens), session=client, store=store_thread))
+    app = ChatApp(ChatConfig(model.name, options(tokens), client, store_thread))
     watch = Watch(turns)
     async with app.run_test(size=(80, 24)) as pilot:
         status, box = app.query_one(StatusLine), app.query_one(PromptBox)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import Mock
 
 from rich.cells import cell_len
 from textual.message import Message as TextualMessage
@@ -17,6 +18,7 @@ from textual.widgets import Input, Markdown
 
 from akunu_py.chats.tree import ChatMessage, ConversationTree
 from akunu_py.engine.events import TextDelta
+from akunu_py.errors import ConversationError
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
@@ -24,7 +26,7 @@ from akunu_py.tui.screens.conversation_list import ChosenConversation
 from akunu_py.tui.status import MessageLine, StatusLine
 from akunu_py.tui.transcript.turn import AnswerView, Notice, PromptView
 from akunu_py.tui.transcript.view import Transcript
-from akunu_py.tui.workers.chat_client import AnswerFinished, ModelLoaded, PieceArrived
+from akunu_py.tui.workers.chat_client import AnswerFinished, ChatClient, ModelLoaded, PieceArrived
 from akunu_py.tui.workers.store_thread import StoreThread
 from akunu_py.types import NO_TOKEN_LIMIT, FinishReason, GenerateOptions, Message, Stats
 
@@ -206,23 +208,36 @@ class Chat:
         raise AssertionError("the picture does not come to rest")
 
 
+def silent_client() -> Any:
+    """Return a client that requests nothing: tests post the messages of the model."""
+    client = Mock(spec=ChatClient)
+    client.count_tokens.return_value = None
+    return client
+
+
+def broken_store() -> Any:
+    """Return a store that saves nothing and can read nothing."""
+    store = Mock(spec=StoreThread)
+    store.call.side_effect = ConversationError("the disk is gone")
+    return store
+
+
 @contextlib.asynccontextmanager
 async def chat(
     *, loaded: bool = True, size: tuple[int, int] = (80, 24),
     store: StoreThread | Path | None = None, copy_program: list[str] | None = None, **config: Any,
 ) -> AsyncIterator[Chat]:  # fmt: skip
     """Start the chat. `store`: a path is opened here, and closed at the end."""
-    thread = StoreThread(store) if isinstance(store, Path) else store
+    thread = StoreThread(store) if isinstance(store, Path) else store or broken_store()
     config["copy_program"] = lambda: copy_program
-    app = ChatApp(ChatConfig("starter", GenerateOptions(), store=thread, **config))
+    app = ChatApp(ChatConfig("starter", GenerateOptions(), silent_client(), thread, **config))
     async with app.run_test(size=size) as pilot:
         chat = Chat(pilot)
-        if thread is not None:
-            chat.store = thread
+        chat.store = thread
         if loaded:
             await chat.post(ModelLoaded("starter", 8192))
         yield chat
-    if thread is not None and thread is not store:
+    if isinstance(store, Path):
         assert await asyncio.to_thread(thread.close, 60)
 
 
@@ -253,6 +268,7 @@ def has_picture(
             field.cursor_blink = False
         await it.rest()
 
-    config = {"settings": Settings(theme="dark", reduced_motion=True)} | config
-    app = ChatApp(ChatConfig("starter", GenerateOptions(NO_TOKEN_LIMIT), **config))
+    look = Settings(theme="dark", reduced_motion=True)
+    config = {"settings": look, "store": broken_store()} | config
+    app = ChatApp(ChatConfig("starter", GenerateOptions(NO_TOKEN_LIMIT), silent_client(), **config))
     return compare(app, terminal_size=size, run_before=run)

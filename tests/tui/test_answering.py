@@ -8,7 +8,7 @@ from textual.widgets import OptionList
 
 from akunu_py import paths
 from akunu_py.tui.open_conversation import Conversation
-from akunu_py.tui.screens.conversation_list import ChosenConversation, ConversationsScreen
+from akunu_py.tui.screens.conversation_list import ConversationsScreen
 from akunu_py.tui.status import MessageLine
 from akunu_py.tui.transcript.turn import PromptView
 from akunu_py.tui.workers.chat_client import AnswerFailed, ModelLoaded, PrefillUpdate
@@ -295,7 +295,6 @@ async def test_a_prompt_waits_for_the_answer_in_another_chat(it: Chat) -> None:
     await it.finish()
     assert it.history == [Message("user", "two")]
     assert first in it.app.answering.background
-    await it.app.library.open(ChosenConversation(first))  # without a store this does nothing
 
 
 @pytest.mark.long

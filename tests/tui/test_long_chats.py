@@ -4,31 +4,25 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import re
 import struct
 import sys
 import termios
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.ansi import AnsiDecoder
-from rich.console import Console
 
 from akunu_py.engine.events import TextDelta
 from akunu_py.settings import Settings
 from akunu_py.tui.app import ChatApp, ChatConfig
 from akunu_py.tui.prompt.box import PromptBox
 from akunu_py.tui.status import StatusLine
-from akunu_py.tui.terminal import shorten_styles
 from akunu_py.tui.transcript.markdown import AnswerMarkdown, MarkdownSection, split_sections
 from akunu_py.tui.transcript.view import Transcript
 from akunu_py.tui.workers.chat_client import ModelLoaded, PieceArrived
 from akunu_py.types import GenerateOptions
 from akunu_py.workarounds import textual_app
 from akunu_py.workarounds.textual_driver import SteadyDriver
-from tests.support.tui_chat import STATS, Chat, chat, tree_of
+from tests.support.tui_chat import STATS, Chat, broken_store, chat, silent_client, tree_of
 
 
 def paragraphs(count: int) -> str:
@@ -242,7 +236,8 @@ async def test_frames_are_dropped_while_a_terminal_is_slow(
 ) -> None:
     """100 pieces of an answer arrive while the terminal takes nothing, or answers no ping; then
     Esc, and the terminal goes on."""
-    app = ChatApp(ChatConfig("starter", GenerateOptions(), Settings(theme="dark")))
+    threads, settings = (silent_client(), broken_store()), Settings(theme="dark")
+    app = ChatApp(ChatConfig("starter", GenerateOptions(), *threads, settings))
     running = asyncio.create_task(app.run_async(mouse=False))
     await slow_terminal.wait_for(lambda: b"Ask something" in slow_terminal.output)
     if pings:
@@ -278,38 +273,3 @@ async def test_frames_are_dropped_while_a_terminal_is_slow(
     )
     app.exit()
     await slow_terminal.wait_for(running.done, answer=pings)
-
-
-STYLES = [
-    "", "0", "1", "2", "1;3", "4", "9;31", "38;5;114", "38;2;1;2;3;48;2;4;5;6", "4;38;2;1;2;3",
-    "7;97;104", "39;49", "22", "53", "38;2;1;2;3;1",
-]  # fmt: skip
-PIECES = st.tuples(
-    st.sampled_from(STYLES), st.sampled_from(["a", "bc", " ", "\n", "\x1b[3;4H", "é"])
-)
-
-
-def looks(data: str) -> list[tuple[str, str]]:
-    """Return each letter with its style, and the cursor's moves."""
-    decoder, console = AnsiDecoder(), Console()
-    found = []
-    for part in re.split(r"(\x1b\[\d+;\d+H|\n)", data):
-        if part.endswith(("H", "\n")):
-            found.append((part, ""))
-            continue
-        text = decoder.decode_line(part)
-        for at, letter in enumerate(text.plain):
-            style = text.get_style_at_offset(console, at)
-            found.append(
-                (letter, re.sub(r"\bnot \w+ ?|(on )?default ?|none", "", str(style)).strip())
-            )
-    return found
-
-
-@pytest.mark.long
-@given(st.lists(PIECES, max_size=12))
-def test_shorter_styles_look_the_same(pieces: list[tuple[str, str]]) -> None:
-    data = "".join(f"\x1b[{style}m{text}\x1b[0m" if style else text for style, text in pieces)
-    short = shorten_styles(data)
-    assert looks(short) == looks(data)
-    assert len(short) <= len(data)

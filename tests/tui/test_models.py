@@ -123,7 +123,7 @@ async def test_installed_models_come_first_then_those_that_fit(pulled: Pulled) -
 async def test_downloads_show_progress_and_continue_in_the_background(pulled: Pulled) -> None:
     pulled.steps = [Progress("download", GB, 2 * GB, 10**7, 185)]
     async with picker() as it:
-        running = it.app._downloads.running
+        running = it.app.downloads.running
         await it.press(*"good", "enter")
         assert about(it) == (
             "Download 2.0 GB? 310 GB free; about 3 min at 100 Mbit/s. "
@@ -225,7 +225,7 @@ def test_picture(snap_compare: Compare, pulled: Pulled) -> None:
     pulled.steps = [Progress("download", 6 * GB // 5, 2 * GB, 10**7, 80)]
 
     async def fetching(it: Chat) -> None:
-        it.app._downloads.start("good-4b")
+        it.app.downloads.start("good-4b")
         await it.press("f4")
         await it.until(lambda: all(each in "\n".join(lines(it)) for each in ("60%", "too large")))
         await it.press("down", "down")
@@ -267,7 +267,7 @@ async def first_run() -> AsyncIterator[Chat]:
         try:
             yield it
         finally:
-            it.app.close_downloads(60)
+            it.app.downloads.close(60)
 
 
 @pytest.mark.long

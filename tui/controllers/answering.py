@@ -46,7 +46,7 @@ class AnswerController:
     _conversation: Conversation
     _view: ChatView
     _settings: SettingsController
-    _session: ChatClient | None  # None: no model answers
+    _session: ChatClient
     _downloads: Downloads
     _tools: ToolController
     _is_missing: bool = False  # The model must be downloaded first.
@@ -62,8 +62,7 @@ class AnswerController:
 
     def start(self, post: Callable[[TextualMessage], object]) -> None:
         """Start loading the model if it is installed. `post` is called from another thread."""
-        if self._session is not None:
-            self._session.start(post, load=not self._is_missing)
+        self._session.start(post, load=not self._is_missing)
         self._show_phase()
 
     @property
@@ -87,10 +86,7 @@ class AnswerController:
         return any(turn in self._conversation for turn in self._queue)
 
     def side_job(self, conversation: Conversation, prompt: str) -> ChatJob:
-        """Return a job after all turns of a conversation, which does not become one of them.
-
-        It shares the prefix of the next turn, in the prompt cache.
-        """
+        """Return a job with the prompt prefix of the next turn that does not become a turn."""
         job = self.job_for(conversation, ChatTurn(ChatMessage("user", prompt)))
         return replace(job, options=replace(job.options, side_request=True))
 
@@ -124,10 +120,7 @@ class AnswerController:
     # Conversations in the background
 
     async def move_to_background(self) -> None:
-        """Keep the open conversation in the background while it has pending answers.
-
-        Those of a private one are stopped, because no list has it.
-        """
+        """Keep pending answers running in the background; stop those of a private chat."""
         if self._conversation.is_private:
             await self.interrupt()
         elif self.is_busy:
@@ -159,8 +152,7 @@ class AnswerController:
             del self.background[conversation]
 
     def _stop_work(self, turn: ChatTurn) -> None:
-        """Stop the model or the tool that works for a turn."""
-        if turn is self.active and self._session is not None:
+        if turn is self.active:
             self._session.stop(turn.request)
         if turn in self._tools.turns:
             self._tools.cancel(turn)
@@ -191,10 +183,7 @@ class AnswerController:
             self._view.inform(f"The next answer will be JSON{matching}. /json off cancels.")
 
     async def interrupt(self, discard: ChatTurn | None = None) -> None:
-        """Stop the pending answers on the screen, keeping the text of the running one.
-
-        Unanswered prompts return to the prompt box, except that of `discard`.
-        """
+        """Stop the answers on the screen; unanswered prompts except `discard` return to the box."""
         turns = [turn for turn in self.pending() if turn in self._conversation]
         for turn in turns:
             self._stop_work(turn)
@@ -226,8 +215,7 @@ class AnswerController:
         self.context_length = self._tools.context_length = 0
         self._is_loading = True
         self._show_phase()
-        if self._session is not None:
-            self._session.switch(name)
+        self._session.switch(name)
         if not self._conversation.turns:
             await self._view.show_conversation()
         await self._answer_next()
@@ -238,10 +226,9 @@ class AnswerController:
         match message:
             case ModelLoaded():
                 await self._on_loaded(message)
-            case PrefillUpdate():
-                turn = self._turn_of(message.request)
-                if turn is not None and turn in self._conversation and message.total:
-                    self._view.status.progress = message.done / message.total
+            case PrefillUpdate(request, done, total) if turn := self._turn_of(request):
+                if turn in self._conversation and total:
+                    self._view.status.progress = done / total
             case PieceArrived(request) if turn := self._turn_of(request):
                 self._on_piece_arrived(turn, message)
             case AnswerFinished(request) if turn := self._turn_of(request):
@@ -250,7 +237,6 @@ class AnswerController:
                 await self._fail(error)
 
     async def _on_loaded(self, message: ModelLoaded) -> None:
-        """Show what the loaded model can do, and start the next answer."""
         status = self._view.status
         self.context_length = message.context_length
         self._tools.context_length = message.context_length
@@ -306,7 +292,6 @@ class AnswerController:
         await self._answer_next()
 
     async def _call_tools(self, turn: ChatTurn, message: AnswerFinished) -> None:
-        """Start the calls at the end of an answer; other answers may run meanwhile."""
         self._show_stats(turn)
         self.active = None
         await self._tools.begin(turn, self._conversation_of(turn).tree, message.calls)
@@ -426,7 +411,6 @@ class AnswerController:
             on_end(self._conversation_of(turn), turn)
 
     async def _answer_next(self) -> None:
-        """Request the next queued answer, unless the model is busy."""
         if self._is_missing and self._queue:
             self.download_missing()
         elif (
@@ -447,9 +431,8 @@ class AnswerController:
             self._show_stats(turn)
             if answer := self._view.transcript.answer(turn):
                 answer.show_state()
-            if self._session is not None:
-                job = self.job_for(self._conversation_of(turn), turn)
-                self._session.request(turn.request, job)
+            job = self.job_for(self._conversation_of(turn), turn)
+            self._session.request(turn.request, job)
         elif self.active is None and self._queue:
             self._show_phase()
         self._view.show_state()
@@ -486,7 +469,6 @@ class AnswerController:
         self._view.status.phase = phase
 
     def _show_stats(self, turn: ChatTurn | None) -> None:
-        """Show the numbers of a turn on the screen; None clears them."""
         if turn is None or turn in self._conversation:
             self._view.status.stats = turn.stats if turn else None
             self._view.panel.turn = self._view.title_row.turn = turn

@@ -42,7 +42,7 @@ class LibraryController:
     _answering: AnswerController
     _turns: TurnController
     _view: ChatView
-    _store: StoreThread | None  # None: nothing is saved
+    _store: StoreThread
     _directory: Path  # for exported files
 
     async def new(self, *, private: bool = False) -> None:
@@ -53,7 +53,7 @@ class LibraryController:
 
     async def open(self, chosen: ChosenConversation | None) -> None:
         """Open a saved conversation; None changes nothing. Pending answers continue."""
-        if chosen is None or self._store is None:
+        if chosen is None:
             return
         wanted, message = chosen.conversation, chosen.message
         if wanted != self._conversation.tree.conversation:
@@ -89,10 +89,9 @@ class LibraryController:
         """Mark the conversation as open in this process, and note if another one has it open."""
         here, names = self._conversation, set(self._answering.background)
         name, here.is_elsewhere = here.tree.conversation, False
-        if self._store is not None:
-            with contextlib.suppress(ConversationError):  # `SavingFailed` reports the reason.
-                elsewhere = await self._store.call(lambda store: store.hold({name, *names}))
-                here.is_elsewhere = name in elsewhere
+        with contextlib.suppress(ConversationError):  # `SavingFailed` reports the reason.
+            elsewhere = await self._store.call(lambda store: store.hold({name, *names}))
+            here.is_elsewhere = name in elsewhere
         if here.is_elsewhere:
             await self._view.add_notice(_OPEN_ELSEWHERE)
 
@@ -102,7 +101,7 @@ class LibraryController:
             if not await self.continue_last():
                 self._view.show_error("There is no earlier chat to continue.")
             return None
-        if self._store is None or not wanted.words:
+        if not wanted.words:
             return ""
         words = wanted.words
         found: list[ChosenConversation] = []
@@ -137,7 +136,7 @@ class LibraryController:
         else:
             tree.title = title
             with report_errors(self._view.show_error):
-                if self._store is not None and not self._conversation.is_private:
+                if not self._conversation.is_private:
                     await self._store.call(lambda store: store.rename(tree.conversation, title))
                 self._view.inform(f"Renamed: {title}")
 
@@ -153,16 +152,14 @@ class LibraryController:
     async def list(self) -> Sequence[ConversationInfo]:
         """Return the saved conversations, newest first; none if they cannot be read."""
         with contextlib.suppress(ConversationError):  # `SavingFailed` reports the reason.
-            if self._store is not None:
-                return await self._store.call(lambda store: store.list())
+            return await self._store.call(lambda store: store.list())
         return ()
 
     async def load_earlier_prompts(self) -> None:
-        if self._store is not None:
-            with contextlib.suppress(ConversationError):  # `SavingFailed` reports the reason.
-                prompts = await self._store.call(lambda store: store.recent_prompts(_MAX_PROMPTS))
-                prompts = [prompt for prompt in prompts if prompt != SUMMARY_PROMPT]
-                self._view.prompt.extend_history(prompts)
+        with contextlib.suppress(ConversationError):  # `SavingFailed` reports the reason.
+            prompts = await self._store.call(lambda store: store.recent_prompts(_MAX_PROMPTS))
+            prompts = [prompt for prompt in prompts if prompt != SUMMARY_PROMPT]
+            self._view.prompt.extend_history(prompts)
 
     async def on_deleted(self, conversation: str) -> None:
         """Close a deleted conversation if it is open, and delete its prompt caches."""

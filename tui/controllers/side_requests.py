@@ -1,11 +1,7 @@
-"""Side requests: titles of new conversations, and summaries of older turns.
+"""Side requests: titles of new conversations, written while the model is idle, and /compact.
 
-Titles: the model writes them while it is idle, after the first answers. A title that the user chose
-stays. The title from the first prompt stays if the model's is unusable.
-
-/compact: the chat continues on a branch that starts with the summary as a first turn, then has
-copies of the latest turns. If one answer fills half of the context, the branch has that answer
-without its middle instead. The original stays.
+/compact continues on a branch: the summary as its first turn, then copies of the latest turns. If
+one answer fills half of the context, the branch has that answer without its middle instead.
 """
 
 import contextlib
@@ -47,8 +43,8 @@ class TitleController:
     _answering: AnswerController
     _view: ChatView
     _settings: SettingsController
-    _client: ChatClient | None  # None: no model answers
-    _store: StoreThread | None  # None: nothing is saved
+    _client: ChatClient
+    _store: StoreThread
     _renamed: set[str] = field(default_factory=set)  # conversations that the user named
     _replaced: dict[str, str] = field(default_factory=dict)  # titles to replace, by conversation
 
@@ -61,8 +57,7 @@ class TitleController:
         tree = conversation.tree
         is_answered = turn.is_answered and turn.finish_reason not in (None, "cancelled")
         if (
-            self._client is not None
-            and self._settings.current.model_titles
+            self._settings.current.model_titles
             and is_answered
             and not turn.summarizes
             and not self._answering.pending()
@@ -81,14 +76,11 @@ class TitleController:
         title = usable_title(message.text)
         if not (before and title) or conversation in self._renamed:
             return
-        is_replaced = self._store is None
-        if self._store is not None:
-            with contextlib.suppress(ConversationError):  # `SavingFailed` reports the reason.
-                retitle = self._store.call(lambda store: store.retitle(conversation, before, title))
-                is_replaced = await retitle
-        if is_replaced and conversation not in self._renamed:
-            self._answering.set_title(conversation, title)
-            self._view.show_state()
+        with contextlib.suppress(ConversationError):  # `SavingFailed` reports the reason.
+            retitle = self._store.call(lambda store: store.retitle(conversation, before, title))
+            if await retitle and conversation not in self._renamed:
+                self._answering.set_title(conversation, title)
+                self._view.show_state()
 
 
 def usable_title(text: str) -> str:
@@ -161,7 +153,6 @@ class CompactionController:
             self._view.prompt.app.call_later(self._view.transcript.show_branch)
 
     def _propose(self, conversation: Conversation, turn: ChatTurn) -> None:
-        """Propose /compact once per conversation, when the context is nearly full."""
         stats, context = turn.stats, self._answering.context_length
         if stats is None or not context:
             return

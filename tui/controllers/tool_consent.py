@@ -29,7 +29,7 @@ _START_S = 30.0  # Prompts wait this long for servers that start.
 class ToolController:
     """Offers tools, asks before each call, runs calls one by one, and stores their results."""
 
-    _servers: ToolServers | None  # None: nothing is configured
+    _servers: ToolServers
     _view: ChatView
     _conversation: Conversation  # the open one
     _noted: Mapping[str, str]  # errors of servers that the last run noted
@@ -41,14 +41,12 @@ class ToolController:
     _is_overdue: bool = False  # Servers take long to start.
 
     def __post_init__(self) -> None:
-        if self._servers is not None:
-            self.offered.servers = self._servers.names
+        self.offered.servers = self._servers.names
 
     def start(self, post: Callable[[Message], object]) -> None:
-        if self._servers is not None:
+        if self.offered.servers:
             self._servers.start(post)
-            loop = asyncio.get_running_loop()
-            loop.call_later(_START_S, post, ToolServersOverdue())
+            asyncio.get_running_loop().call_later(_START_S, post, ToolServersOverdue())
 
     @property
     def is_starting(self) -> bool:
@@ -84,7 +82,7 @@ class ToolController:
 
     def cancel(self, turn: ChatTurn) -> None:
         for use in turn.rounds[-1].uses:
-            if use.outcome == "running" and self._servers is not None:
+            if use.outcome == "running":
                 self._servers.cancel(use.call.id)
         turn.rounds[-1] = stopped(turn.rounds[-1])
         del self.turns[turn]
@@ -105,10 +103,9 @@ class ToolController:
             self._is_overdue = True
         elif isinstance(message, ToolsListed):
             self.offered.listed[message.server] = message.tools
-            count = len(message.tools)
-            self._view.inform(
-                f"{message.server}: {count} tool{'s' * (count != 1)}. /tools lists them."
-            )
+            noun = "tool" if len(message.tools) == 1 else "tools"
+            listed = f"{message.server}: {len(message.tools)} {noun}. /tools lists them."
+            self._view.inform(listed)
         elif isinstance(message, ToolServerFailed):
             self.offered.failed[message.server] = message.error
             text = f"The tools of {message.server} are not available: {message.error}"
@@ -121,7 +118,6 @@ class ToolController:
             await self._view.add_notice(notice)
 
     def _advance(self, turn: ChatTurn) -> None:
-        """Run the next call, or ask for it."""
         for use in turn.rounds[-1].uses:
             if use.has_ended:
                 continue
@@ -145,11 +141,9 @@ class ToolController:
         if tool is None:
             return  # `_advance` tells the model.
         self._set(turn, use.call.id, "running")
-        assert self._servers is not None
         self._servers.call(use.call.id, use.server, tool.listed.name, use.call.arguments)
 
     def _set(self, turn: ChatTurn, call: str, outcome: Outcome, result: str = "") -> None:
-        """Change the state of a call, and show it."""
         last = turn.rounds[-1]
         uses = (
             replace(use, outcome=outcome, result=result) if use.call.id == call else use
@@ -190,7 +184,6 @@ class ToolController:
         self._view.status.tool = running[0] if running else ""
 
     def _waiting(self, turn: ChatTurn) -> ToolUse | None:
-        """Return the next call of a turn if it waits for the user's decision."""
         use = next((use for use in turn.rounds[-1].uses if not use.has_ended), None)
         return use if use is not None and use.outcome == "waiting" else None
 

@@ -204,7 +204,6 @@ class TurnController:
         return turn
 
     def _chosen_turn(self) -> ChatTurn | None:
-        """Return the turn of the chosen message, else the last one."""
         if chosen := self._view.transcript.chosen:
             return chosen[0]
         return self._conversation.turns[-1] if self._conversation.turns else None

@@ -1,7 +1,6 @@
 """Text that a prompt attaches: files named by `@path`, and long pasted texts.
 
 `join_files` builds the content for the model; `split_files` parses it to show names instead.
-Unsuitable files raise UsageError.
 """
 
 import codecs
@@ -21,7 +20,6 @@ from akunu_py.tui.prompt.file_index import list_files
 _SNIFF_BYTES = 1024  # bytes checked to detect binary files
 # At the start or after a space or bracket: me@example.com is not a mention. Quotes allow spaces.
 MENTION = re.compile(r'(?<![^\s(\[])@(?:"([^"\n]+)"|([^\s"@][^\s"]*))')
-_MAX_FILES = 32  # files in one prompt
 _MAX_FILES_IN_LISTING = 500
 _TRAILING = ".,;:!?)]}'"
 
@@ -55,17 +53,15 @@ def mentions(prompt: str) -> list[str]:
 
 
 def attach(prompt: str, directory: Path, context_length: int) -> list[Attachment]:
-    """Read the existing files that `prompt` mentions. Raises UsageError for unsuitable files.
+    """Read the existing files that `prompt` mentions. context_length: in tokens, 0 if unknown.
 
-    context_length: the model's context in tokens, 0 if unknown.
+    Raises UsageError for unsuitable files.
     """
     files: dict[Path, Attachment] = {}
     for name in mentions(prompt):
         found = find_file(name, directory)
         if found is None or (path := found[1].resolve()) in files:
             continue
-        if len(files) == _MAX_FILES:
-            raise UsageError(f"the prompt mentions more than {_MAX_FILES} files; mention fewer")
         used = sum(file.size for file in files.values())
         max_bytes = max(0, context_length * _MAX_BYTES_PER_TOKEN - used) if context_length else None
         files[path] = read_attachment(found[0], path, max_bytes)

@@ -131,7 +131,6 @@ class PromptBox(Unmarked, TextArea):
     # Textual calls the base class's handlers after these two, unless they prevent the default.
 
     async def _on_key(self, event: events.Key) -> None:
-        """Handle the keys of the prompt box; TextArea gets all others."""
         joins = event.character in _JOINERS
         typed = event.is_printable or joins or event.key in _ERASING_KEYS
         after_ctrl_x, self._after_ctrl_x = self._after_ctrl_x, event.key == "ctrl+x"
@@ -273,7 +272,6 @@ class PromptBox(Unmarked, TextArea):
         self._history_index = None
 
     def _recall(self, index: int) -> None:
-        """Show the sent prompt at `index`; empty the box after the last."""
         if index >= len(self.sent_prompts):
             self._history_index = None
             self.clear()
@@ -318,10 +316,7 @@ class PastedTexts:
         return [self._pastes[label] for label in labels if label in self._pastes]
 
     def describe(self, text: str) -> tuple[str, int]:
-        """Return the tokens of the pasted texts in `text`, in words ("" for none), and as number.
-
-        Those that are not counted yet are estimated.
-        """
+        """Return the (partly estimated) tokens of pasted texts, in words and as a number."""
         pastes = self.in_prompt(text)
         estimates = {each.name: each.size // attachments.BYTES_PER_TOKEN for each in pastes}
         tokens = sum((estimates | self.tokens)[name] for name in estimates)

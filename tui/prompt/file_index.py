@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from akunu_py.files import read_bounded
 
@@ -48,17 +49,13 @@ class FileIndex:
         self._read_at = time.monotonic()
 
     def search(self, letters: str, limit: int = 50) -> list[Match]:
-        """Return the paths that match `letters`, best first.
-
-        Letters that begin with /, ~ or .. are completed as a path outside the directory.
-        """
+        """Return matching paths, best first; /, ~ and .. start paths outside the directory."""
         if letters.startswith(("/", "~", "..")):
             return _complete_path(self.directory, letters, limit)
         return best_matches(letters, self.paths, limit)
 
 
 def _complete_path(directory: Path, letters: str, limit: int) -> list[Match]:
-    """Return the entries that match the partial path `letters`."""
     head, _, tail = letters.rpartition("/")
     prefix = f"{head}/" if "/" in letters else ""
     try:
@@ -93,29 +90,12 @@ def list_files(directory: Path, limit: int) -> list[str]:
     return found or list(islice(_walk(directory, None), limit))
 
 
-@dataclass(frozen=True, slots=True)
-class IgnorePattern:
+class IgnorePattern(NamedTuple):
     """One line of a `.gitignore`."""
 
-    directories: tuple[re.Pattern[str] | None, ...]  # None stands for `**`
-    name: re.Pattern[str]
+    path: re.Pattern[str]  # of the path below the file's directory, newlines in place of slashes
+    name: str  # the part of `path` for the last name
     is_negated: bool
-    for_directories: bool
-
-    def matches(self, above: Sequence[str], name: str, *, is_directory: bool) -> bool:
-        """Return whether the pattern matches `name` in the directories `above`."""
-        if (self.for_directories and not is_directory) or not self.name.match(name):
-            return False
-        places = self._after_stars({0})  # possible indices into `directories`
-        for directory in above:
-            here = [(at, self.directories[at]) for at in places if at < len(self.directories)]
-            next_places = {at + 1 for at, part in here if part and part.match(directory)}
-            places = self._after_stars(next_places | {at for at, part in here if part is None})
-        return len(self.directories) in places
-
-    def _after_stars(self, places: set[int]) -> set[int]:
-        ends = len(self.directories)
-        return places | {at + 1 for at in places if at < ends and self.directories[at] is None}
 
 
 class IgnoreFile:
@@ -125,15 +105,15 @@ class IgnoreFile:
         self._base = base
         self._patterns = [found for line in text.split("\n") if (found := _parse_pattern(line))]
         # One combined expression rejects most names quickly.
-        self._names = re.compile("|".join(each.name.pattern for each in self._patterns) or "(?!)")
+        names = "|".join(f"(?:{each.name})\\Z" for each in self._patterns)
+        self._names = re.compile(names or "(?!)")
 
     def is_ignored(self, path: str, name: str) -> bool | None:
         """Return the verdict of the last matching pattern. Directory paths end with a slash."""
         if self._names.match(name):
-            is_directory = path.endswith("/")
-            above = path[len(self._base) :].removesuffix("/").split("/")[:-1]
+            below = path[len(self._base) :].replace("/", "\n")
             for pattern in reversed(self._patterns):
-                if pattern.matches(above, name, is_directory=is_directory):
+                if pattern.path.match(below):
                     return not pattern.is_negated
         return None
 
@@ -148,26 +128,30 @@ def _parse_pattern(line: str) -> IgnorePattern | None:
         return None
     is_negated = text.startswith("!")
     text = text[is_negated:]
-    for_directories = text.endswith("/")
+    end = r"\n\Z" if text.endswith("/") else r"\n?\Z"
     text = text.removesuffix("/").replace("[^", "[!")
     text = re.sub(r"\\(.)", lambda escaped: glob.escape(escaped[1]), text)
     if not text:
         return None
-    directories: list[re.Pattern[str] | None] = [] if "/" in text else [None]
+    sections = [""] if "/" in text else ["", ""]  # between two stars
     *above, name = text.removeprefix("/").split("/")
     if name == "**" and above:
         above, name = [*above, name], "*"
     for part in above:
-        if part != "**":
-            directories.append(_glob(part))
-        elif directories[-1:] != [None]:
-            directories.append(None)
-    return IgnorePattern(tuple(directories), _glob(name), is_negated, for_directories)
+        if part == "**":
+            sections.append("")
+        else:
+            sections[-1] += rf"{_glob(part)}\n"
+    sections[-1] += _glob(name) + end
+    # Atomic groups, as in fnmatch: matching time does not grow with the number of stars.
+    later = (rf"(?>(?:.+\n)*?{each})" for each in sections[1:])
+    return IgnorePattern(re.compile(sections[0] + "".join(later)), _glob(name), is_negated)
 
 
-def _glob(part: str) -> re.Pattern[str]:
-    # fnmatch uses atomic groups: matching time does not grow with the number of stars.
-    return re.compile(fnmatch.translate(part))
+def _glob(part: str) -> str:
+    """Return an expression in which stars do not match newlines."""
+    expression = fnmatch.translate(part).removeprefix("(?s:")[:-3]  # without `)\Z`
+    return expression.replace("[^", r"[^\n")
 
 
 def _ignore_files_above(directory: Path) -> list[IgnoreFile] | None:
@@ -235,8 +219,6 @@ def _walk(top: Path, ignore_files: Sequence[IgnoreFile] | None) -> Iterator[str]
             else:
                 path_here = f"{base}/{below}{name}{'/' if is_directory else ''}"
                 is_skipped = name == ".git" or _is_ignored(above, path_here, name)
-            if time.monotonic() > end:
-                return
             if is_directory and not is_skipped:
                 pending.append((f"{below}{name}/", above))
             elif not is_skipped and (entry.is_symlink() or entry.is_file(follow_symlinks=False)):

@@ -99,10 +99,9 @@ _ROOM_FOR_NOTES = 26
 
 
 class SuggestionPopup(OptionList, can_focus=False):
-    """The list of suggestions, drawn above its text area and mounted right before it.
+    """The list of suggestions above the prompt box, which passes each key to `take_key` first.
 
-    It opens by typing, never by recalling or pasting. It never has the focus: the prompt box passes
-    each key to `take_key` first.
+    It opens by typing, never by recalling or pasting.
     """
 
     DEFAULT_CSS = Path(__file__).with_name("suggestions.tcss").read_text("utf-8")
@@ -126,10 +125,9 @@ class SuggestionPopup(OptionList, can_focus=False):
         return bool(self.display)
 
     def take_key(self, key: str, *, is_typed: bool) -> bool:
-        """Handle a key of the box; return whether the list consumed it.
+        """Handle a key of the box; return whether the list consumed it, so that the box ignores it.
 
-        is_typed: the key inserts or deletes a character. Enter on a complete command inserts the
-        command without consuming the key, so that the box sends it.
+        is_typed: the key inserts or deletes a character.
         """
         self._typing = is_typed
         if not self.is_open:
@@ -179,7 +177,6 @@ class SuggestionPopup(OptionList, can_focus=False):
         self._update()
 
     def _refill(self, highlighted: int | None = 0) -> None:
-        """Replace the list's lines with the suggestions, at the width of the window."""
         if not self.is_open:
             return
         self.clear_options()
@@ -193,7 +190,6 @@ class SuggestionPopup(OptionList, can_focus=False):
         self.highlighted = highlighted
 
     def _line(self, suggestion: Suggestion, width: int, room: int) -> Content:
-        """Return a label of `width` columns, and a note if `room` allows."""
         place = self.get_visual_style("suggestion--place", partial=True)
         muted = self.get_visual_style("suggestion--note", partial=True)
         label = Content(displayable(suggestion.label))

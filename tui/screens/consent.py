@@ -1,7 +1,6 @@
 """The question whether a tool call may run, above the prompt box.
 
-It never runs a call by accident: typed text goes to the prompt box, the question takes the focus
-only while the box is empty, and Enter does nothing until no key was pressed for a moment.
+No accidents: typed text goes to the box, and Enter does nothing until the keys rest for a moment.
 """
 
 import math

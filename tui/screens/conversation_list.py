@@ -1,8 +1,4 @@
-"""The list of saved conversations: search, open, rename, delete and export, with a preview.
-
-Deleting needs no confirmation because Ctrl+Z undoes it. Keys for the highlighted row wait for a
-running search.
-"""
+"""The list of saved conversations: search, open, rename, delete and export, with a preview."""
 
 import asyncio
 import contextlib
@@ -265,7 +261,6 @@ class ConversationsScreen(ListDialog[ChosenConversation]):
         return self._chosen() if self._renaming is None else None
 
     def _neighbor(self, conversation: str) -> str | None:
-        """Return the conversation to highlight after `conversation` is removed."""
         names = list(self._found)
         place = names.index(conversation)
         others = names[place + 1 :] or names[:place][-1:]
@@ -341,10 +336,7 @@ def _stylized(content: Content, marks: Sequence[tuple[int, int]]) -> Content:
 
 
 def _preview(tree: ConversationTree, message: str | None, words: str) -> list[Widget]:
-    """Return the title and the last messages of a conversation, or those from `message` on.
-
-    Activates the branch of `message`. words: the search, whose matches are highlighted.
-    """
+    """Return the title and the last messages, or those from `message` on, on its branch."""
     if message is not None and message in tree:
         tree.activate_branch(message)
     path = [each for each in tree.active_branch() if each.text.strip()]

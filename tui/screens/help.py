@@ -76,7 +76,6 @@ class HelpScreen(Dialog[None]):
 
 
 def _rows_of(bindings: Iterable[BindingType]) -> Rows:
-    """Return the keys and the description of each binding that is shown."""
     return [
         (", ".join(map(key_name, each.key.split(","))), each.description)
         for each in bindings

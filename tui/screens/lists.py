@@ -121,7 +121,6 @@ class ToolsScreen(ListDialog[None]):
         self.draw()
 
     def _rows(self, server: str, words: Sequence[str]) -> list[Option]:
-        """Return the row of a server and those of its tools that contain all words."""
         tools = [each for each in self._tools.all_tools() if each.server == server]
         rows = [Option(self._describe_server(server, tools), id=f"{_SERVER}{server}")]
         for tool in tools:

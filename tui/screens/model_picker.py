@@ -113,7 +113,6 @@ class ModelsScreen(ListDialog[str]):
         self.call_after_refresh(self.draw)  # The columns depend on the final size.
 
     async def _measure(self) -> None:
-        """Determine in the background which models fit, and how fast they are."""
         available, self._machine = await asyncio.to_thread(probe_machine)
         self._memory = available if self._memory_limit is None else self._memory_limit
         self._rows = model_rows(self._memory, self._machine)
@@ -138,7 +137,6 @@ class ModelsScreen(ListDialog[str]):
             self._download(row, "Enter")
 
     def _download(self, row: ModelRow, key: str) -> None:
-        """Ask for confirmation, then download the model, or its drafter with Ctrl+G."""
         if row.name in self._downloads.running:
             return
         if self._confirming == (row.name, key):
@@ -185,7 +183,6 @@ class ModelsScreen(ListDialog[str]):
         self._describe()
 
     def _line(self, row: ModelRow) -> Content:
-        """Return the columns of a row: mark, name, size, speed, and use or state."""
         download = self._downloads.running.get(row.name)
         size = human_size(row.size) if row.size else ""
         rate = row.tokens_per_s
@@ -199,8 +196,7 @@ class ModelsScreen(ListDialog[str]):
         """Return columns at the width of the list; those that do not fit are left out."""
         whole = self.rows.scrollable_content_region.width - indent
         name_width = max(1, min(_NAME + 2, whole + indent - _STATE - 2) - indent)
-        shown = Content(name).truncate(name_width, ellipsis=True)
-        shown = shown.pad_right(max(0, name_width - shown.cell_length))
+        shown = Content(name).truncate(name_width, ellipsis=True, pad=True)
         for text, width in zip(texts, (_SIZE, _SPEED), strict=False):
             if whole - shown.cell_length - width - 2 >= _STATE + 2:
                 shown += Content.styled(f"  {text:>{width}}", ".models--muted")
@@ -259,7 +255,6 @@ def _progress(download: Download) -> str:
 
 
 def _question(row: ModelRow, rate: float | None) -> str:
-    """Ask to confirm a download at `rate` bytes/s: its size, the free space and its duration."""
     if not row.size:
         return "Download it? Its size is unknown. Press Enter again to download."
     parts = [f"Download {human_size(row.size)}?"]
@@ -285,14 +280,10 @@ def probe_machine() -> tuple[int, Machine]:
 
 
 def model_rows(memory: int | None, machine: Machine | None = None) -> list[ModelRow]:
-    """Return all models: stored ones by name, then the catalog's, fitting ones first.
-
-    memory: bytes available to a model, None if unknown. machine: for speed estimates.
-    An unreadable store counts as empty; loading a model reports the problem.
-    """
+    """Return the stored models, then the catalog's, first those that fit in `memory` bytes."""
     entries = catalog.load_catalog()
     stored: list[model_store.StoredModel] = []
-    with contextlib.suppress(AkunuError):
+    with contextlib.suppress(AkunuError):  # loading a model reports the problem
         stored = [model for model in model_store.all_models() if not model.kind]
     here = [_stored_row(model, entries.get(model.name), memory, machine) for model in stored]
     names = {row.name for row in here}

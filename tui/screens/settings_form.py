@@ -80,10 +80,7 @@ class SettingsController:
 
 
 class SettingsScreen(Dialog[tuple[ChatOptions, Settings]]):
-    """The form. The result: the chat's options and the saved settings, None if nothing was saved.
-
-    The line `#say` below the fields has a hint, or what is wrong.
-    """
+    """The form. The result: the chat's options and the saved settings, None if not saved."""
 
     CSS_PATH = [DIALOG_STYLE, "settings_form.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -137,7 +134,7 @@ class SettingsScreen(Dialog[tuple[ChatOptions, Settings]]):
                         for name, label in row.items()
                     )
                     yield Horizontal(*boxes, classes="checks")
-            yield Static(id="say")
+            yield Static(id="say")  # a hint, or what is wrong
 
     def on_mount(self) -> None:
         self.query_one("#name").display = False
@@ -204,7 +201,6 @@ class SettingsScreen(Dialog[tuple[ChatOptions, Settings]]):
             raise ValueError(f"{_NUMBERS[name][0]}: {error}") from error
 
     def _default(self, name: str) -> str:
-        """Return what an empty field of this chat stands for."""
         of_sampling = name in ("temperature", "top_p", "seed")
         value = getattr(self._defaults.sampling if of_sampling else self._defaults, name)
         if value is None or value == NO_TOKEN_LIMIT:
@@ -258,16 +254,13 @@ def _number(field_id: str, name: str, value: float | int | None) -> Input:
 
 
 def _row(label: str, *fields: Widget, note: str = "", gap: bool = False) -> Horizontal:
-    """Return a row of the form. gap: below it."""
     notes = [Label(note, classes="note")] if note else []
     return Horizontal(Label(label), *fields, *notes, classes="row gap" if gap else "row")
 
 
 def _select(options: Iterable[tuple[str, str]], value: str, name: str) -> Select[str]:
-    """Return a drop-down of labels and values. name: its id."""
     return Select(options, value=value, allow_blank=False, compact=True, id=name)
 
 
 def _models(current: str, setting: str = "model") -> list[tuple[str, str]]:
-    """Return the stored models, and the configured one."""
     return [(name, name) for name in dict.fromkeys([current, *argument_choices(setting)]) if name]

@@ -99,7 +99,6 @@ class _List(MarkdownList):
 
     @property
     def _has_only_text(self) -> bool:
-        """Whether the items contain only paragraphs and text-only lists."""
         return all(
             isinstance(block, Paragraph) or (isinstance(block, _List) and block._has_only_text)
             for item, _ in self._items
@@ -190,7 +189,6 @@ class _ListLine:
 
 
 def _text_lines(block: MarkdownBlock, width: int, style: Style) -> Iterator[_ListLine]:
-    """Yield the lines of a paragraph or a list, wrapped to `width` columns."""
     if isinstance(block, _List):
         yield from block._draw(width, style)
         return
@@ -354,7 +352,6 @@ def _aligned(content: Content, width: int, alignment: str) -> Content:
 def _as_list(
     header: Sequence[Content], rows: Sequence[Sequence[Content]], width: int, rule: Style
 ) -> list[Content]:
-    """Return each cell on its own lines, after the name of its column."""
     lines: list[Content] = []
     for number, row in enumerate(rows):
         if number:

@@ -1,8 +1,4 @@
-"""Code blocks of an answer, and the colors of code.
-
-The CSS property `text-wrap` decides whether lines wrap. The hues are CSS variables of the theme
-(`themes.py`); the tokens are those of Pygments.
-"""
+"""Code blocks of an answer, colored by Pygments; `text-wrap` in CSS decides if lines wrap."""
 
 from __future__ import annotations
 

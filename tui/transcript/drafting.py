@@ -59,8 +59,7 @@ class DraftMarks:
     def __call__(self, texts: Sequence[Content], source: str, offset: int) -> list[Content]:
         """Return the texts drawn for `source`, which starts at `offset` in the answer, with marks.
 
-        Accepted drafts are colored. Rejected drafts are inserted where they were proposed, but
-        behind the indentation of a line, so that the line keeps its place.
+        Rejected drafts are inserted behind the indentation of a line, which keeps its place.
         """
         if self.shown == "hidden":
             return list(texts)
@@ -170,7 +169,6 @@ class DraftingPanel(Unmarked, Widget, can_focus=False):
         return Content.assemble(*parts)
 
     def _why_not_faster(self, stats: Stats, speedup: float) -> str:
-        """Return why drafting did not make the answer faster, "" if it did or is unknown."""
         if self.off and not stats.drafted:
             return self.off
         if speedup >= PAYS or stats.target_passes < _MIN_PASSES:
@@ -180,7 +178,6 @@ class DraftingPanel(Unmarked, Widget, can_focus=False):
         return "checking the drafts took as long"
 
     def _numbers(self) -> Content:
-        """Acceptance rate, time to first token and cached tokens, if known."""
         stats = self.turn.stats if self.turn else None
         if stats is None:
             return Content("")

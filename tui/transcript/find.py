@@ -107,10 +107,7 @@ def hits_in(view: Widget, find: Finder) -> Iterator[ShownHit]:
 def section_of_hit(
     view: Widget, sections: Sequence[MarkdownSection], index: int, find: Finder
 ) -> tuple[Widget, int]:
-    """Return the section with hit number `index` of an answer, and the number of the hit there.
-
-    view: the answer, returned for a hit behind `sections`.
-    """
+    """Return the section with hit `index` of an answer, else `view`, and the hit's index there."""
     left = index
     for section in sections:
         count = len(find(plain_text(section.text)))
@@ -150,7 +147,6 @@ class CurrentMark(LineFilter):
 def _styled(
     segments: list[Segment], spans: Sequence[tuple[int, int]], style: Style
 ) -> list[Segment]:
-    """Return the segments with `style` on ranges of their text."""
     result: list[Segment] = []
     place = 0
     for segment in segments:

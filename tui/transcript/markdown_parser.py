@@ -4,10 +4,12 @@ Math between `\(..\)`, `\[..\]`, `$..$`, `$$..$$` or `\begin{..}` and `\end{..}`
 
 import itertools
 import re
+import tomllib
 import unicodedata
 from collections.abc import Iterator
 from functools import cache
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_block import StateBlock
@@ -59,7 +61,6 @@ def has_gap(token: Token) -> bool:
 
 
 def _inline_math(state: StateInline, silent: bool) -> bool:
-    r"""Parse a formula in a line, for markdown-it: `$...$` or `\(...\)`."""
     opening = state.src[state.pos : state.pos + 2]
     if opening[:1] == "$" and opening != "$$":
         opening = "$"
@@ -101,7 +102,7 @@ def _block_math(state: StateBlock, first: int, end_line: int, silent: bool) -> b
     opening = state.src[begin : begin + 2]
     closing = {"\\[": "\\]", "$$": "$$"}.get(opening, "")
     environment = _BEGIN.match(state.src, begin)
-    if environment and environment[1] in _ALIGNED | _BRACKETS.keys():
+    if environment and environment[1] in (*_latex()["aligned"], *_latex()["brackets"]):
         opening, closing = "", environment[0].replace("begin", "end")
     if not closing or state.is_code_block(first):
         return False
@@ -153,7 +154,6 @@ def _join_tables(state: StateCore) -> None:
 
 
 def _draw_boxes(state: StateCore) -> None:
-    """Replace `[ ]` and `[x]` at the start of a list item by a box."""
     for item, _, text in zip(state.tokens, state.tokens[1:], state.tokens[2:], strict=False):
         if item.type == "list_item_open" and text.type == "inline" and text.children:
             first = text.children[0]
@@ -191,55 +191,11 @@ def _cells(tokens: list[Token]) -> TableCells:
     return TableCells(rows, alignment)
 
 
-_LETTERS = """
-alpha α beta β gamma γ delta δ epsilon ϵ varepsilon ε zeta ζ eta η theta θ vartheta ϑ iota ι
-kappa κ lambda λ mu μ nu ν xi ξ omicron ο pi π varpi ϖ rho ρ varrho ϱ sigma σ varsigma ς tau τ
-upsilon υ phi ϕ varphi φ chi χ psi ψ omega ω Gamma Γ Delta Δ Theta Θ Lambda Λ Xi Ξ Pi Π Sigma Σ
-Upsilon Υ Phi Φ Psi Ψ Omega Ω aleph ℵ beth ℶ hbar ℏ ell ℓ imath ı jmath ȷ wp ℘ Re ℜ Im ℑ
-infty ∞ partial ∂ nabla ∇ forall ∀ exists ∃ nexists ∄ neg ¬ lnot ¬ emptyset ∅ varnothing ∅
-top ⊤ bot ⊥ angle ∠ triangle △ Box □ square □ blacksquare ■ Diamond ◇ checkmark ✓ dagger † ddagger ‡
-sum ∑ prod ∏ coprod ∐ int ∫ iint ∬ iiint ∭ oint ∮ bigcup ⋃ bigcap ⋂ bigvee ⋁ bigwedge ⋀
-bigoplus ⨁ bigotimes ⨂ surd √ prime ′ degree ° circ ∘ bullet • star ⋆ ast ∗ dots … ldots … cdots ⋯
-vdots ⋮ ddots ⋱ langle ⟨ rangle ⟩ lceil ⌈ rceil ⌉ lfloor ⌊ rfloor ⌋ lbrace { rbrace }
-lvert | rvert | vert | Vert ‖ lVert ‖ rVert ‖ backslash \\ therefore ∴ because ∵
-clubsuit ♣ diamondsuit ♢ heartsuit ♡ spadesuit ♠
-sharp ♯ flat ♭ natural ♮ S § P ¶ copyright © pounds £ euro € yen ¥ aa å AA Å
-"""
-# Relations, arrows and binary operators: surrounded by spaces.
-_INFIX = """
-le ≤ leq ≤ leqslant ⩽ ge ≥ geq ≥ geqslant ⩾ ne ≠ neq ≠ ll ≪ gg ≫ approx ≈ sim ∼ simeq ≃ cong ≅
-equiv ≡ propto ∝ doteq ≐ triangleq ≜ prec ≺ succ ≻ preceq ≼ succeq ≽ in ∈ notin ∉ ni ∋ subset ⊂
-supset ⊃ subseteq ⊆ supseteq ⊇ subsetneq ⊊ nsubseteq ⊈ mid ∣ nmid ∤ parallel ∥ perp ⊥ vdash ⊢
-models ⊨ vDash ⊨ asymp ≍ lesssim ≲ gtrsim ≳ to → gets ← rightarrow → leftarrow ← leftrightarrow ↔
-longrightarrow ⟶ longleftarrow ⟵ longleftrightarrow ⟷ Rightarrow ⇒ Leftarrow ⇐ Leftrightarrow ⇔
-Longrightarrow ⟹ Longleftarrow ⟸ Longleftrightarrow ⟺ implies ⟹ impliedby ⟸ iff ⟺ mapsto ↦
-longmapsto ⟼ hookrightarrow ↪ hookleftarrow ↩ uparrow ↑ downarrow ↓ updownarrow ↕ Uparrow ⇑
-Downarrow ⇓ nearrow ↗ searrow ↘ swarrow ↙ nwarrow ↖ rightharpoonup ⇀ leftharpoonup ↼
-rightleftharpoons ⇌ leadsto ⇝ times × div ÷ pm ± mp ∓ cdot · cup ∪ cap ∩ sqcup ⊔ sqcap ⊓ uplus ⊎
-setminus ∖ smallsetminus ∖ wedge ∧ land ∧ vee ∨ lor ∨ oplus ⊕ ominus ⊖ otimes ⊗ oslash ⊘ odot ⊙
-bmod mod
-"""
-_FUNCTIONS = """arccos arcsin arctan arg cos cosh cot coth csc deg det dim exp gcd hom inf ker lg
-lim liminf limsup ln log max min Pr sec sin sinh sup tan tanh argmax argmin"""
-_SPACES = {",": " ", ";": " ", ":": " ", " ": " ", "!": "", "quad": "  ", "qquad": "    "}
-_DROPPED = """left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr
-displaystyle textstyle limits nolimits nonumber notag"""
-_PLAIN = """text textrm textnormal textbf textit texttt textsf mathrm mathbf mathit mathsf mathtt
-mathnormal boldsymbol bm pmb operatorname mbox hbox"""
-_ACCENTS = {
-    **{"hat": "\u0302", "widehat": "\u0302", "bar": "\u0304", "tilde": "\u0303", "vec": "\u20d7"},
-    **{"widetilde": "\u0303", "dot": "\u0307", "ddot": "\u0308", "check": "\u030c"},
-    **{"overline": "\u0305", "underline": "\u0332", "breve": "\u0306", "acute": "\u0301"},
-}
-_ALPHABETS = {
-    "mathbb": ("DOUBLE-STRUCK", "MATHEMATICAL DOUBLE-STRUCK"),
-    "mathcal": ("SCRIPT", "MATHEMATICAL SCRIPT"),
-    "mathscr": ("SCRIPT", "MATHEMATICAL SCRIPT"),
-    "mathfrak": ("BLACK-LETTER", "MATHEMATICAL FRAKTUR"),
-}
-_BRACKETS = {"matrix": "  ", "pmatrix": "()", "bmatrix": "[]", "vmatrix": "||", "Vmatrix": "‖‖"}
-_BRACKETS |= {"Bmatrix": "{}", "smallmatrix": "  ", "array": "  ", "cases": "{ "}
-_ALIGNED = {"align", "aligned", "equation", "gather", "gathered", "split", "multline", "eqnarray"}
+@cache
+def _latex() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("latex.toml").read_text("utf-8"))
+
+
 _ROOTS = {"": "√", "2": "√", "3": "∛", "4": "∜"}
 _VULGAR = {unicodedata.normalize("NFKC", each).replace("⁄", "/"): each for each in "½⅓⅔¼¾⅕⅙⅛"}
 
@@ -292,7 +248,6 @@ class _LatexReader:
         return "".join(_LatexReader(tex, self._depth + 1).read())
 
     def _command(self) -> str:
-        """Read a LaTeX command with its arguments; return its text in Unicode."""
         found = _COMMAND.match(self._tex, self._place)
         if found is None:
             raise _InvalidLatexError  # a backslash at the end
@@ -300,25 +255,25 @@ class _LatexReader:
         name = found[1]
         if name.isalpha():
             self._skip_spaces()
-        if name in _symbols():
-            spaced = self._place > found.end() and name not in _DROPPED.split()
-            return _symbols()[name] + " " * spaced
-        if name in _FUNCTIONS.split():
+        text = _latex()["symbols"].get(name)
+        if text is not None:
+            return text + " " if text and self._place > found.end() else text
+        if name in _latex()["functions"]:
             return name if self._tex[self._place : self._place + 1] in "_^(" else f"{name} "
-        if name in _PLAIN.split():
+        if name in _latex()["plain"]:
             return self._group() if name.startswith(("text", "mbox")) else self._argument()
         if name in ("frac", "dfrac", "tfrac", "sfrac", "cfrac"):
             return _fraction(self._argument(), self._argument())
         if name == "sqrt":
             return self._root()
-        if name in _ALPHABETS:
-            return "".join(_in_alphabet(letter, *_ALPHABETS[name]) for letter in self._argument())
+        if alphabets := _latex()["alphabets"].get(name):
+            return "".join(_in_alphabet(letter, *alphabets) for letter in self._argument())
         if name == "begin":
             return self._environment()
-        if name in _ACCENTS:
+        if accent := _latex()["accents"].get(name):
             accented = self._argument()
             if len(accented) == 1:
-                return accented + _ACCENTS[name]
+                return accented + accent
         # Unknown commands stay unchanged, with their arguments.
         while name.isalpha() and self._place < len(self._tex) and self._tex[self._place] in "{[":
             self._group(*("{", "}") if self._tex[self._place] == "{" else ("[", "]"))
@@ -342,7 +297,6 @@ class _LatexReader:
         raise _InvalidLatexError
 
     def _argument(self) -> str:
-        """Consume and convert a group, a command or a letter."""
         self._skip_spaces()
         following = self._tex[self._place : self._place + 1]
         if following == "{":
@@ -369,34 +323,24 @@ class _LatexReader:
         end = self._tex.find(closing, self._place)
         inner = self._tex[self._place : end]
         kind = name.rstrip("*")
-        if end < 0 or ("\\begin" in inner and kind not in _ALIGNED):
+        if end < 0 or ("\\begin" in inner and kind not in _latex()["aligned"]):
             raise _InvalidLatexError
         self._place = end + len(closing)
-        if kind in _ALIGNED:
+        if kind in _latex()["aligned"]:
             return f"\n{self._convert(inner)}\n"
-        if kind not in _BRACKETS:
+        brackets = _latex()["brackets"].get(kind)
+        if brackets is None:
             return f"\\begin{{{name}}}{inner}{closing}"
         if kind == "array":
             inner = re.sub(r"^\s*\{[^}]*\}", "", inner)
         rows = [[self._convert(cell).strip() for cell in row.split("&")]
                 for row in re.split(r"\\\\", inner) if row.strip()]  # fmt: skip
-        left, right = tuple(_BRACKETS[kind])
+        left, right = brackets
         return f"{left}{'; '.join(map(' '.join, rows))}{right}"
 
 
 @cache
-def _symbols() -> dict[str, str]:
-    """The replacements of commands without arguments."""
-    letters, infix = _LETTERS.split(), _INFIX.split()
-    table = dict(zip(letters[::2], letters[1::2], strict=True))
-    table |= {name: f" {sign} " for name, sign in zip(infix[::2], infix[1::2], strict=True)}
-    table |= _SPACES | dict.fromkeys(_DROPPED.split(), "") | {"\\": "\n", "|": "‖", "newline": "\n"}
-    return table | {letter: letter for letter in "{}$%&#_"}
-
-
-@cache
 def _scripts(kind: str) -> dict[str, str]:
-    """The Unicode superscripts (`<super>`) or subscripts (`<sub>`) by letter."""
     table = {"−": "⁻" if kind == "<super>" else "₋", " ": ""}
     ranges = (0xB2, 0xBA), (0x2B0, 0x2E5), (0x1D2C, 0x1DBF), (0x2070, 0x209D), (0x2C7C, 0x2C7E)
     for code in itertools.chain(*itertools.starmap(range, ranges)):
@@ -431,7 +375,6 @@ def _fraction(above: str, below: str) -> str:
 
 
 def _without_brackets(text: str) -> str:
-    """Remove everything inside round brackets."""
     shorter = re.sub(r"\([^()]+\)", "()", text)
     return text if shorter == text else _without_brackets(shorter)
 

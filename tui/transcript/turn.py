@@ -331,7 +331,6 @@ class AnswerView(Vertical):
         return _ENDINGS.get(self.turn.finish_reason, "")
 
     async def _draw(self) -> None:
-        """Append new text until all is drawn, with pauses while the answer grows."""
         # The `stop` of Textual's MarkdownStream may start a second append while one runs.
         while True:
             started = time.monotonic()

@@ -136,7 +136,6 @@ class TurnColumn(Vertical):
         await self._show_counts()
 
     def _index(self, turn: ChatTurn) -> int:
-        """Return the index of the first view of a mounted turn."""
         return self.children.index(self.message(turn, "prompt"))
 
     async def _show_counts(self) -> None:
@@ -286,8 +285,7 @@ class Transcript(SteadyScroll, can_focus=False):
                 self.call_after_refresh(self._scroll_after_reload, view)
 
     def _scroll_after_reload(self, view: MessageView) -> None:
-        """Scroll to a message, unless a search has found text in the meantime."""
-        if self._hit is None:
+        if self._hit is None:  # /find has scrolled meanwhile
             self._scroll_into_view(view)
 
     async def add(self, *widgets: Widget) -> None:
@@ -296,10 +294,7 @@ class Transcript(SteadyScroll, can_focus=False):
         await self._column.mount_all(widgets)
 
     async def show_branch(self) -> None:
-        """Show the active branch: replace all from the first changed turn on, with notices.
-
-        If later turns are not mounted, or unmounted earlier turns changed, `reload` everything.
-        """
+        """Show the active branch: replace all from the first changed turn on, with notices."""
         turns, column = self._conversation.turns, self._column
         skipped = [turn.number for turn in turns[: len(column.earlier)]]
         if column.later or skipped != [turn.number for turn in column.earlier]:
@@ -528,7 +523,6 @@ class Transcript(SteadyScroll, can_focus=False):
                 block.refresh()  # its header names the keys
 
     def _choose_visible(self) -> None:
-        """Choose the first visible message if the chosen one is not visible."""
         if self.screen.focused is not self or self._chosen is None:
             return
         if not self._anchor_released and self._column.messages[-1:] == [self._chosen]:
@@ -576,7 +570,6 @@ class Transcript(SteadyScroll, can_focus=False):
             )
 
     async def _update_nearby(self) -> None:
-        """Mount turns and sections near the viewport, and unmount distant ones."""
         self._update_pending = False
         column, near = self._column, self.size.height
         self._choose_visible()
@@ -590,7 +583,6 @@ class Transcript(SteadyScroll, can_focus=False):
             await self._update_sections()
 
     async def _update_sections(self) -> None:
-        """Restore unmounted sections near the screen, and unmount sections far from it."""
         if self.screen.selections:
             return
         here, below = self.region, list[MarkdownSection]()

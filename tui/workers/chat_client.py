@@ -83,10 +83,7 @@ class TitleWritten(AnswerMessage):
 
 
 class ChatClient:
-    """Sends the chat's requests to its model, and posts messages about their answers.
-
-    Every exception becomes an `AnswerFailed` message. The next request retries a failed load.
-    """
+    """Sends requests to the model, and posts messages; exceptions become `AnswerFailed`."""
 
     def __init__(
         self,
@@ -120,10 +117,7 @@ class ChatClient:
         self._handles = unfinished | {number: handle}
 
     def request_title(self, conversation: str, job: ChatJob) -> None:
-        """Let the model write a title once it is idle; the next request cancels that.
-
-        The title is posted if the model ended it.
-        """
+        """Let the model write a title once it is idle; the next request cancels that."""
         options = replace(
             job.options,
             max_tokens=_TITLE_TOKENS,
@@ -150,7 +144,6 @@ class ChatClient:
         return None
 
     def _load_model(self) -> ModelLoop:
-        """Load the model, in its thread."""
         if sys.platform == "linux":  # also for threads that it starts, to answer keys first
             niceness = os.getpriority(os.PRIO_PROCESS, os.getpid()) + _NICENESS
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
@@ -180,10 +173,7 @@ class ChatClient:
 
 
 class _AnswerPoster:
-    """Posts the events of one answer.
-
-    It collects text, because drawing 200 pieces a second would slow decoding through the GIL.
-    """
+    """Posts the events of one answer. Collects text, because drawing it slows decoding."""
 
     def __init__(
         self, request: int, post: Callable[[AnswerMessage], object], messages: Sequence[Message]
@@ -240,7 +230,6 @@ class _AnswerPoster:
         return error.tokens * sizes[-1] / sum(sizes) < error.maximum * _NEW_SHARE
 
     def _flush(self) -> None:
-        """Post all collected text."""
         delta, thinking = self._text, self._thinking
         if delta.text or thinking or delta.passes or delta.speedup:
             self._text, self._thinking = events.TextDelta(""), ""

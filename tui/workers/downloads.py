@@ -79,7 +79,6 @@ class Downloads:
         return not any(each.thread.is_alive() for each in running)
 
     def _run(self, download: Download) -> None:
-        """Download a model or its drafter in its thread, and post the progress."""
         posted = 0.0
 
         def report(progress: Progress) -> None:

@@ -41,15 +41,12 @@ class StoreWarning(TextualMessage):
 
 
 class StoreThread:
-    """Saves conversations in the database at `path`. Call its methods from the app's thread.
-
-    `interval_s`: time between two writes of a growing answer. `retry_s`: time until the next
-    attempt after a failed write.
-    """
+    """Saves conversations in the database at `path`. Call its methods from the app's thread."""
 
     def __init__(self, path: Path, *, interval_s: float = 1.0, retry_s: float = 5.0) -> None:
         self._path = path
-        self._interval_s, self._retry_s = interval_s, retry_s
+        self._interval_s = interval_s  # between two writes of a growing answer
+        self._retry_s = retry_s  # after a failed write
         self._post: Callable[[TextualMessage], object] = lambda message: None
         self._wake = threading.Condition()
         # Pending writes, in order: a message may be the parent of a later one.
@@ -149,7 +146,6 @@ class StoreThread:
             return bool(self._calls or not self._closing)
 
     def _write(self) -> None:
-        """Write queued changes in order, up to the first failure."""
         with self._wake:
             self._next_write = None
             changes = list(self._pending.items())
@@ -171,7 +167,6 @@ class StoreThread:
                 self._post(SavingResumed())
 
     def _fail(self, error: str) -> None:
-        """Report the failure, and schedule a retry that reopens the database."""
         self._close()
         self._retry_at = time.monotonic() + self._retry_s
         with self._wake:

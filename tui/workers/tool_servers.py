@@ -37,10 +37,6 @@ class ServerTool:
         return self.server, self.listed.name
 
     @property
-    def tool(self) -> Tool:
-        return Tool(self.name, self.listed.description, self.listed.parameters)
-
-    @property
     def tokens(self) -> int:
         """An estimate of the prompt tokens that describe the tool."""
         text = f"{self.name}{self.listed.description}{self.listed.parameters}"
@@ -77,7 +73,10 @@ class OfferedTools:
 
     def for_model(self) -> list[Tool]:
         """Return the tools for the next answer."""
-        return [each.tool for each in self.all_tools() if each.key not in self.off]
+        offered = [
+            (each.name, each.listed) for each in self.all_tools() if each.key not in self.off
+        ]
+        return [Tool(name, each.description, each.parameters) for name, each in offered]
 
     def explain_room(self, context_length: int) -> str:
         """Return a notice if the offered tools take much of the context, else ""."""
@@ -199,7 +198,6 @@ class ToolServers:
             self._post(ToolsListed(name, tools))
 
     async def _call(self, call: str, server: str, tool: str, arguments: str) -> None:
-        """Call a tool and post the result. call: id of the call. arguments: a JSON object."""
         try:
             values = json.loads(arguments or "{}")
             if not isinstance(values, dict):
