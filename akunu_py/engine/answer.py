@@ -1,4 +1,4 @@
-"""Jobs that answer conversations and plain prompts, and their events; imports no MLX."""
+"""Jobs that answer chats and plain prompts, and their events. Does not import MLX."""
 
 from __future__ import annotations
 
@@ -94,8 +94,9 @@ def chat_job(
     """Return a job that answers a conversation.
 
     choice: default "auto". parallel: allow several calls; otherwise the answer ends after one.
-    enforce: see `constrained`. predicted: text to draft from. variables: of the chat template.
-    details: with drafts and statistics. Raises UsageError or UnsupportedModel at once.
+    enforce: see `constrained`. predicted: text the answer may repeat, to draft from. variables: of
+    the chat template. details: with drafts and statistics. Raises UsageError or UnsupportedModel at
+    once, before the job runs.
     """
     from akunu_py.engine.constraint.answer_limits import compile_rules
     from akunu_py.engine.constraint.tool_calls import constrained
@@ -144,7 +145,7 @@ def prompt_job(
     options: GenerateOptions,
     draft_context: Sequence[Sequence[int]] = (),
 ) -> BeginJob:
-    """Return a job that continues token ids; compiles its grammar. draft_context: see `Request`."""
+    """Compile the grammar; return a job that continues token ids. draft_context: see `Request`."""
     from akunu_py.engine.constraint.answer_limits import compile_rules
 
     compile_rules(engine.tokens, options)

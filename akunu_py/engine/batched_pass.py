@@ -201,7 +201,7 @@ class _AttentionView:
         return masks if any(isinstance(mask, mx.array) for mask in masks) else None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Append rows [rows, heads, 1, dim] to the caches; return keys and values by request."""
+        """Append rows [rows, heads, 1, dim] to each request's cache; return all keys and values."""
         both = [
             entry.update_and_fetch(own_keys, own_values)
             for entry, own_keys, own_values in zip(
@@ -338,7 +338,7 @@ def _trial(
     *,
     batched: bool = False,
 ) -> list[mx.array]:
-    """Return the logits [rows, vocab] of each prompt's first tokens. rows: of each in a pass."""
+    """Return the logits [rows, vocab] of each prompt's first tokens. rows: of each per pass."""
     caches = copy.deepcopy(caches)
     found = []
     for number in range(passes):

@@ -91,7 +91,9 @@ class Engine:
     ) -> Engine:
         """Load the model in the directory `path`.
 
-        draft_model: its name and directory. host_group: the other hosts of a model that is split.
+        draft_model: its name and directory, instead of the name in `options`. host_group: the other
+        hosts of a model that is split.
+
         Raises DamagedModel or UnsupportedModel for all failures of mlx-lm; UsageError for bad
         `options` or a draft model with other tokens; DoesNotFit before weights are read.
         """
@@ -108,7 +110,8 @@ class Engine:
 
         It is the normalized hidden state of the last token, for which Qwen3-Embedding and similar
         decoders are trained (Zhang et al., 2025). dimensions: keep only the first ones. Raises
-        UsageError, PromptTooLong, UnsupportedModel.
+        UsageError for an empty text, token ids outside the vocabulary or too many dimensions,
+        PromptTooLong, UnsupportedModel.
         """
         tokens = self.tokens.encode(text) if isinstance(text, str) else list(text)
         if not tokens or first_invalid(tokens, self.tokens.vocabulary) is not None:
@@ -203,6 +206,10 @@ def _load(
 
 
 def model_digest(model: Path, weights: str) -> str:
-    """Return a digest of what computes a KV cache. Raises DamagedModel and OSError."""
+    """Return a digest of what computes a KV cache. Call while the weights are loaded.
+
+    It covers the files, the format of the weights (`weights`), the device, and the versions of mlx
+    and mlx-lm. Raises DamagedModel and OSError.
+    """
     parts = weights, device.device_name(), version("mlx"), version("mlx-lm"), files_digest(model)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

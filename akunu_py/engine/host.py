@@ -1,4 +1,7 @@
-"""The one thread that owns a model, as MLX's streams are thread-local: it loads and runs it."""
+"""The one thread that owns a model: it loads it, runs its jobs step by step, and unloads it.
+
+MLX's streams are thread-local, so only values leave the thread.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,7 @@ class ModelHost:
             self._thread.start()
 
     def unload(self, save_s: float = _LAST_SAVE_S) -> Future[None]:
-        """Unload the model after all jobs; a later one loads it again. save_s: limit for saving."""
+        """Unload the model after all jobs; a later job reloads it. save_s: time limit for saves."""
         future: Future[None] = Future()
         with self._lock:
             idle = self._closing or self._thread.ident is None
@@ -132,8 +135,9 @@ class ModelHost:
     ) -> JobHandle:
         """Queue a job; `on_event` gets its events in the model's thread and must return soon.
 
-        The last event is Finished or Failed, once. client: jobs of one client wait for each other.
-        short: few tokens; runs before other jobs. idle: runs alone; the next job cancels it.
+        The last event is Finished or Failed, exactly once. client: jobs of one client wait for each
+        other. short: small prompt and few tokens; runs before other jobs. idle: runs only while no
+        other job does; the next one cancels it.
         """
         handle = JobHandle(job, on_event, client, self._wake.set, short=short, idle=idle)
         with self._lock:

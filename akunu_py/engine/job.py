@@ -92,7 +92,7 @@ class ModelLoop(Protocol):
     def shared(self) -> events.SharedPasses: ...
 
     def step(self, jobs: Sequence[JobHandle]) -> list[tuple[JobHandle, list[events.Event]]]:
-        """Start new jobs, then run a step; empty if all wait for `JobHandle.wake`."""
+        """Start new jobs, run a step, return its events; none if all wait for `JobHandle.wake`."""
 
     def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
         """Save one prompt cache; see `StepLoop.save_idle`."""

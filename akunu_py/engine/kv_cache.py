@@ -50,7 +50,10 @@ class Checkpoint:
 
 
 class SharedCache(list[Any]):
-    """One rank's layers, then stand-ins for other kinds, so that ranks agree on rollbacks."""
+    """The cache of one rank's layers, then stand-ins for cache kinds of other ranks' layers.
+
+    With stand-ins all ranks agree on what can be rolled back.
+    """
 
     def __init__(self, own: Cache, stand_ins: Cache) -> None:
         super().__init__([*own, *stand_ins])
@@ -76,7 +79,10 @@ class SharedCache(list[Any]):
 
 
 def new_cache(model: Any, kv_bits: int | None = None) -> Cache:
-    """Return an empty cache. kv_bits: 4 or 8 for growing entries. Raises UsageError."""
+    """Return an empty cache for `model`, one entry per layer.
+
+    kv_bits: 4 or 8 to quantize growing entries. Raises UsageError if that is impossible.
+    """
     cache: Cache = make_prompt_cache(model)
     return cache if kv_bits is None else _quantized(model, cache, kv_bits)
 
@@ -120,7 +126,10 @@ def roll_back(cache: Cache, before: PassState, written: int, kept: int) -> int:
 
 
 def move_rows(cache: Cache, written: int, rows: Sequence[int]) -> None:
-    """Move `rows` to the first of the last `written` ones, before `roll_back`; never recurrent."""
+    """Move `rows`, in their order, to the first of the `written` rows of the last pass.
+
+    Call before `roll_back`, for caches that are not recurrent.
+    """
     fixed = next((at for at, row in enumerate(rows) if at != row), len(rows))
     chosen, count = mx.array(rows[fixed:]), len(rows) - fixed
     for entry in leaves(cache):
@@ -198,7 +207,7 @@ def detach(cache: Cache) -> Cache:
 
 
 def own_states(cache: Cache) -> list[mx.array]:
-    """Replace recurrent states, perhaps views of a whole chunk, with lazy copies; return these."""
+    """Replace recurrent states, often views of larger arrays, with lazy copies; return these."""
     own = cache.own if isinstance(cache, SharedCache) else cache
     recurrent = [entry for entry in leaves(own) if type(entry) in _RECURRENT]
     for entry in recurrent:
@@ -337,7 +346,7 @@ def _checkpoint_entry(entry: Any) -> dict[str, Any] | int:
 
 
 def _compact_entry(entry: Any) -> dict[str, Any] | int:
-    """Return an entry's checkpoint without unread rows; appended arrays as row counts."""
+    """Return a checkpoint without rows that no pass reads; append-only arrays as row counts."""
     if type(entry) is ChunkedKVCache:
         entry = copy.copy(entry)
         entry.maybe_trim_front()

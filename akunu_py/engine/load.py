@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def load_engine(model: str | None, options: LoadOptions) -> Engine:
-    """Load a model by name or directory, None by the settings; prints memory warnings to stderr."""
+    """Load a model by name or directory (None: the default). Prints memory warnings to stderr."""
     engine = load_stored(model_store.resolve(model or load_settings().model), options)
     print_warnings(filter(None, [engine.plan.fit.note]))
     return engine

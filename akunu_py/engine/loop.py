@@ -84,7 +84,7 @@ class StepLoop:
         return request.answer
 
     def stream(self, request: Request) -> Generator[Step]:
-        """Yield prefill progress, then pieces. Closing it ends the answer and keeps the prefill."""
+        """Yield prefill progress, then pieces. Closing ends the answer; prefilled tokens stay."""
         try:
             while request.status is not Status.FINISHED:
                 (results,) = self.advance([request]).values()
@@ -185,8 +185,8 @@ class StepLoop:
     ) -> bool:
         """Save one prompt cache to disk and release memory. Call only when idle.
 
-        stopped: polled; returning True aborts the save. seconds: time limit. Returns True if one
-        was saved (there may be more to save).
+        stopped: polled; returning True aborts the save. seconds: time limit. Returns True if a
+        cache was saved (there may be more to save).
         """
         self.learned.flush()
         caches, disk_caches = self.runner.caches, self.runner.disk_caches

@@ -1,4 +1,4 @@
-"""Prefill: memory for a prompt, and passes over its chunks, sized by the measured speed."""
+"""Prefill: make room for a prompt, and run it in chunks sized by the measured speed."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Sequence
@@ -158,7 +158,7 @@ def release_under_pressure(caches: PromptCaches) -> None:
 
 
 def make_room(engine: Engine, caches: PromptCaches, prompt: Sequence[int], max_tokens: int) -> None:
-    """Evict histories for the KV cache of `prompt` and an answer. Raises DoesNotFit."""
+    """Evict histories to fit `prompt` and an answer. Raises DoesNotFit, unless forced."""
     release_under_pressure(caches)
     context = engine.plan.context_length
     cached, best = caches.best(prompt)

@@ -205,7 +205,7 @@ class Request:
         return drafted.first(end) if isinstance(drafted, TokenTree) else drafted[:end]
 
     def accept(self, seconds: float) -> Piece:
-        """Accept the pass's draft tokens that match, and the next one. seconds: of the pass."""
+        """Accept the draft tokens that the pass confirms, and the next. seconds: of the pass."""
         target, done = self.target, self.launched.pop(0)
         sampled: list[int] = done.sampled.tolist()
         path = TokenTree.of(done.drafted).accepted(sampled)
@@ -336,7 +336,7 @@ class Request:
 
 
 def repeats(tokens: Sequence[int]) -> bool:
-    """Return whether the last tokens are one block, _LOOP_BLOCKS times and _LOOP_TOKENS long."""
+    """Return whether the last tokens repeat a block: _LOOP_BLOCKS times, _LOOP_TOKENS in all."""
     last = array("q", tokens[-_LOOP_BLOCKS * _LONGEST_BLOCK :])  # compares faster than a list
     for block in range(1, _LONGEST_BLOCK + 1):
         span = max(_LOOP_TOKENS, _LOOP_BLOCKS * block)

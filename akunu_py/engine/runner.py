@@ -74,7 +74,7 @@ class ModelRunner:
         self.shared = SharedPasses()
 
     def can_batch(self) -> bool:
-        """Return whether requests or branches can share a pass; the first call tries it."""
+        """Return whether requests or branches can share a pass, after a trial of about 8 passes."""
         if not self._is_tried:
             model, kv_bits = self._engine.model, self._engine.plan.kv_bits
             exact = "--exact keeps passes small" if self._engine.exact else None
@@ -227,7 +227,7 @@ class ModelRunner:
         return PrefillProgress(done, request.prefill_end or len(request.prompt))
 
     def _chunks(self, request: Request) -> Generator[int | None]:
-        """Reuse the longest cached prefix, then yield as `prefill`; None while one is loaded."""
+        """Reuse the longest cached prefix (None while it loads), then yield as `prefill`."""
         target, known = request.target, [*request.prompt, *request.tokens]
         if not request.answering:
             on_disk = yield from self._load_from_disk(request)
@@ -267,7 +267,7 @@ class ModelRunner:
         return tokens, missing
 
     def _prefill(self, request: Request) -> list[Step]:
-        """Reuse the longest cached prefix, or go on to the next chunk; then begin to decode."""
+        """Reuse the cached prefix in the first step, then run chunks; decode after the last."""
         done = next(request.chunks, 0) or 0
         request.prompt_tokens_left = max(0, request.prefill_end - request.cached - done)
         progress = self._progress(request, request.cached + done)
@@ -419,7 +419,7 @@ class ModelRunner:
     def _launch(
         self, requests: Sequence[Request], drafts: Sequence[list[int]], *, ahead: bool = False
     ) -> None:
-        """Launch a pass over pending tokens and drafts; ahead: behind one that is not read."""
+        """Launch a pass over pending tokens and drafts. ahead: behind a pass not collected yet."""
         passes, parts = [], []
         for each, drafted in zip(requests, drafts, strict=True):
             follows = ahead and each.is_running

@@ -240,7 +240,10 @@ def top_p_winner(values: mx.array, logits: mx.array, top_p: float, candidates: i
 
 
 def race(logprobs: mx.array, keys: Sequence[tuple[int, int]]) -> mx.array:
-    """Return the race values [rows, vocab]; the largest wins. keys: (seed, position)."""
+    """Return the race values [rows, vocab]; the largest one of a row wins.
+
+    logprobs: [rows, vocab] of float32, at most 0. keys: (seed, position) by row.
+    """
     bits = random_bits(mx.array(keys, mx.uint32), logprobs.shape[-1])
     return mx.exp(logprobs) / exponential(bits)
 

@@ -49,7 +49,7 @@ class Scheduler:
     def schedule(
         self, ready: Sequence[Request], sharing: Sequence[Request], prefill_rate: float | None
     ) -> StepPlan:
-        """Return the next step. sharing: those that may share a pass. prefill_rate: tokens/s."""
+        """Return the next step. sharing: can share a decode pass. prefill_rate: tokens/s."""
         rate = prefill_rate or PRIOR_PREFILL_RATE
         chosen = self._choose(ready, rate)
         shared = self._fitting(sharing, chosen, rate)

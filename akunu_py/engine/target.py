@@ -121,7 +121,10 @@ class Target:
     def to_sample(
         self, logits: mx.array, tokens: mx.array, drafted: Sequence[int], *, ahead: bool = False
     ) -> RowsToSample:
-        """Return a pass's last drafted + 1 rows [rows, vocab]. ahead: behind an unread pass."""
+        """Return the last drafted + 1 rows of a pass over `tokens`, to sample from.
+
+        logits: of these rows, [drafted + 1, vocab]. ahead: the pass follows an uncollected one.
+        """
         wanted = 1 + len(drafted)
         known, count, window = self.tokens, len(self.tokens), self.sampler.window
         if ahead:
@@ -233,7 +236,7 @@ class Target:
         self.history.reserved = needed
 
     def _reuse(self, prompt: Sequence[int], cached: int, shared: int) -> Reuse:
-        """Return the cached prefix, and why no more is. shared: the longest of any history."""
+        """Return the cached prefix and why it is not longer. shared: longest one of any history."""
         last = len(prompt) - 1
         lost = max((common_prefix(each, prompt) for each in self.caches.evicted), default=0)
         known = max(cached, shared, min(lost, last))

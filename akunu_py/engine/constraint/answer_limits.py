@@ -161,7 +161,7 @@ class AnswerLimits(TokenMasks):
 
 
 def compile_rules(codec: TokenCodec, options: GenerateOptions) -> None:
-    """Compile the grammars of an answer, in any thread, for `answer_rules`. Raises UsageError."""
+    """Compile grammars, in any thread, so that `answer_rules` is quick. Raises UsageError."""
     if (constraint := options.sampling.constraint) is not None:
         ends = codec.stop_tokens.union(options.stop_tokens)
         compile_ahead(replace(codec, stop_tokens=ends), constraint)
@@ -170,7 +170,7 @@ def compile_rules(codec: TokenCodec, options: GenerateOptions) -> None:
 def answer_rules(
     codec: TokenCodec, options: GenerateOptions, prompt: Sequence[int]
 ) -> tuple[TokenMasks | None, DraftGuide | None]:
-    """Return the rules for an answer's tokens, and the guide of its drafts. Raises UsageError."""
+    """Return the token rules of an answer, and the guide of its drafts. Raises UsageError."""
     constraint, limit = options.sampling.constraint, options.thinking_budget
     matcher = ConstraintMatcher(codec, constraint, prompt) if constraint else None
     markers = marker_tokens(codec.tokenizer)

@@ -55,7 +55,8 @@ class LikelyText:
     def forced(self, tokens: Sequence[int], accepted: int) -> list[int]:
         """Return the likely next tokens of the answer, none where the grammar has a choice.
 
-        tokens: answer and draft; earlier ones change only by `rewind`. accepted: answer tokens.
+        tokens: answer and draft, which begin with the last call's tokens unless `rewind` undid
+        them. accepted: the number of answer tokens.
         """
         for token in tokens[len(self._tokens) :]:
             self._add(token)
@@ -75,11 +76,11 @@ class LikelyText:
         return self._encode_forced(tokens, self._matcher.compute_ff_bytes())
 
     def ending(self) -> tuple[list[int], int]:
-        """Return the likely end of the value, and its tokens so far. Call if nothing is forced."""
+        """Return the value's likely end and its length in tokens. Call if `forced` is empty."""
         return [], 0
 
     def choices(self) -> list[int]:
-        """Return the first tokens of texts that may follow, if few. Call if nothing is forced."""
+        """Return the first tokens of texts that may follow, if few. Call if `forced` is empty."""
         if self._matcher is None or self._mismatch_at is not None:
             return []
         return self._choices_after(self._matcher)

@@ -1,4 +1,4 @@
-"""Masks of allowed tokens over the rows of a pass, each after its draft tokens."""
+"""Masks of the tokens allowed in each row of a pass, after that row's draft tokens."""
 
 from collections.abc import Collection, Sequence
 

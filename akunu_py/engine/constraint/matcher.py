@@ -57,7 +57,7 @@ _State = Literal["start", "thinking", "thought", "structure"]  # "start": thinki
 
 
 class ConstraintMatcher(TokenMasks):
-    """The position of an answer in its grammar. While it thinks, only its end is forbidden."""
+    """The position of an answer in its grammar. Thinking is unconstrained, but cannot end it."""
 
     def __init__(self, codec: TokenCodec, constraint: Constraint, prompt: Sequence[int]) -> None:
         """Raises UsageError if the constraint cannot be enforced."""
@@ -202,7 +202,10 @@ def compile_constraint(codec: TokenCodec, constraint: Constraint) -> LLMatcher:
 
 
 def compile_ahead(codec: TokenCodec, constraint: Constraint) -> list[Future[LLMatcher]]:
-    """Compile all grammars; return those to draft from. Raises as `compile_constraint`."""
+    """Compile all grammars of a constraint, so that the model's thread need not.
+
+    Returns futures of those to draft from once the first grammar is ready. Raises UsageError.
+    """
     compile_constraint(codec, constraint)
     if constraint.kind in ("json", "json_schema"):
         key_tokens(token_tables(codec))
@@ -246,7 +249,7 @@ def matches(codec: TokenCodec, constraint: Constraint, text: str) -> bool:
 
 
 def lark(constraint: Constraint, layout: Layout, prefix: str = "") -> str:
-    """Return the grammar in Lark. layout: of JSON. prefix: of rule names. Raises UsageError."""
+    """Return the grammar in Lark. layout: of JSON. prefix: of our rule names. Raises UsageError."""
     kind = constraint.kind
     if kind in ("json_schema", "json"):
         return _json_grammar(constraint, layout, prefix)

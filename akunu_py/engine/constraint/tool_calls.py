@@ -114,7 +114,7 @@ class CallRequirements:
 def calls_constraint(
     tokenizer: Any, tables: LLTokenizer, layout: CallLayout, requirements: CallRequirements
 ) -> Constraint | None:
-    """Return the grammar of calls, None if the format has none. Raises UsageError."""
+    """Return the grammar of calls, if the format has one. Raises UsageError if inexpressible."""
     levels: tuple[_Likely, ...] = ("", "closed", "open")
     try:
         text, *likely = [
@@ -251,7 +251,7 @@ class _GrammarWriter:
             return self._rule(_ANY_OBJECT, tool, _ANY_OBJECT, self._layout)
 
     def _rule(self, schema: Mapping[str, Any], tool: Tool, fallback: Any, layout: Layout) -> str:
-        """Add a rule for `schema`, or `fallback` if refused. Raises Unsatisfiable, SchemaError."""
+        """Add a rule for `schema`, else for `fallback`. Raises Unsatisfiable, SchemaError."""
         prefix = next(self._rule_names)
         try:
             text = grammar(schema, layout, prefix)

@@ -26,7 +26,7 @@ _MOST_FREE = 16  # drafters
 
 
 class TrackedDrafter:
-    """A drafter of one history; `auto` rewinds if it changes, others are made again."""
+    """A drafter of one history. If that changes, `auto` rewinds; others are made again."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class TrackedDrafter:
         made_for: tuple[DraftMode, int] = ("off", 0),
         weights: SharedWeights | None = None,
     ) -> None:
-        """create: returns a drafter, and the same, wrapped. weights: of the acceptance models."""
+        """create: returns a drafter, and the same, wrapped. made_for: mode and draft tokens."""
         self.made_for = made_for
         self.neural = neural
         self.context: list[int] = []  # draft context of the request
@@ -95,7 +95,7 @@ class TrackedDrafter:
         self._private = (options.conversation, len(self.tokens)) if is_private else None
 
     def _may_use_texts(self, options: GenerateOptions, shared: int) -> bool:
-        """Return whether what the last request taught may be used. shared: tokens of both."""
+        """Return whether the last request's texts may be used. shared: common first tokens."""
         if self._private is None:
             return True
         conversation, size = self._private
@@ -161,7 +161,11 @@ class DrafterPool:
         prompt: Sequence[int],
         draft_context: Sequence[Sequence[int]] = (),
     ) -> TrackedDrafter:
-        """Return the free drafter that knows `prompt` best, or a new one; before the prefill."""
+        """Return the free drafter that knows `prompt` best, or a new one.
+
+        Call before the prefill, because neural drafters observe it. draft_context: token sequences
+        to draft from, placed before the prompt.
+        """
         # Without rollback the model answers without drafts; front ends show the reason.
         mode: DraftMode = "off" if self._engine.no_draft_reason else options.draft
         made_for = mode, options.draft_tokens

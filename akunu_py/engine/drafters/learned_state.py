@@ -84,7 +84,7 @@ class LearnedState(UnsavedState):
         disk_limits: DiskLimits | None = None,
         warnings: list[str] | None = None,
     ) -> None:
-        """tokenizer: its digest. layout: device and weights format. warnings: gets warnings."""
+        """tokenizer: its digest. layout: device and weights format. warnings: list to append to."""
         self.directory = directory_of(model)
         self._curve_file = self.directory / f"curve-{_digest(layout)}.json"
         self._answer_file = self.directory / f"{_ANSWERS_PREFIX}{_digest(tokenizer)}"
@@ -104,7 +104,7 @@ class LearnedState(UnsavedState):
         self._last_write = self._writer.submit(self._write_costs, content.encode())
 
     def add_answer(self, tokens: Sequence[int]) -> None:
-        """Add an answer to the answer cache, if enabled; to its files in another thread."""
+        """Add an answer to the answer cache, if enabled. Another thread saves it; see `flush`."""
         if self.answer_cache is not None and tokens:
             self.answer_cache.learn(tokens)
             self._last_write = self._writer.submit(self._store_answer, list(tokens))
@@ -205,7 +205,7 @@ def _digest(text: str) -> str:
 
 
 def _append(path: Path, tokens: Sequence[int]) -> None:
-    """Append an answer as a line of JSON, behind a line that may be cut off."""
+    """Append an answer as a line of JSON. The line before it may be cut off."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _OPEN_FLAGS, 0o600)
     with os.fdopen(descriptor, "ab") as file:
         file.write(f"\n{json.dumps(tokens)}".encode())

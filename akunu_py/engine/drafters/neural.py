@@ -157,7 +157,7 @@ def mean(values):
 
 
 class FirstLayers:
-    """The first `count` layers of a model: the model itself with the others replaced."""
+    """The first `count` layers of a model, with its embedding, masks, norm and lm_head."""
 
     def __init__(self, model: Any, count: int) -> None:
         path, layers = find_layers(model)
@@ -213,7 +213,7 @@ class ExitDrafter(NeuralDrafterBase):
 
 @cached_weakly
 def find_exit(model: Any, engine: Engine) -> int | str:
-    """Return the layers before the best early exit, tried on a text, or why there is none."""
+    """Return the layers before the best early exit on a sample text, or why there is none."""
     if engine.host_group is not None:
         return "the model is divided among hosts"
     count = len(model.layers)
@@ -236,7 +236,10 @@ def find_exit(model: Any, engine: Engine) -> int | str:
 
 
 def _speedup(agreement: float, share: float) -> float:
-    """Return the best draft's speedup. agreement: share of right tokens. share: their cost."""
+    """Return the expected speedup at the best draft length, below 1 if drafting loses.
+
+    agreement: how often a draft token is right. share: its cost in plain steps.
+    """
     best = 0.0
     for drafted in range(1, _LONGEST_EXIT_DRAFT + 1):
         tokens = sum(agreement**place for place in range(drafted + 1))

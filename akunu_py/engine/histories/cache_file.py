@@ -82,7 +82,7 @@ def write(
 
 
 def read(path: Path) -> tuple[CacheMetadata, list[str]]:
-    """Return a file's metadata, and the names of its tensors by their place; the last: the digest.
+    """Return a file's metadata, and its tensors' names in file order; the last is the digest.
 
     Raises StoreError if unreadable, DamagedCache if invalid, UsageError if of another version.
     """

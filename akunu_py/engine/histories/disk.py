@@ -83,7 +83,7 @@ def load(engine: Engine, path: Path) -> TokenHistory:
 
 
 def load_in_steps(engine: Engine, path: Path) -> Generator[None, None, TokenHistory]:
-    """Load a history; yields after a few layers. Raises UsageError if unfit, StoreError."""
+    """Load a history, yielding every few layers. Raises StoreError; UsageError if it mismatches."""
     metadata, names = cache_file.read(path)
     if metadata.identity != engine.identity:
         raise UsageError(

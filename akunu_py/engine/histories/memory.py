@@ -57,13 +57,16 @@ class PromptCaches:
     def best(
         self, prompt: Sequence[int], *, in_use: bool = False
     ) -> tuple[int, TokenHistory | None]:
-        """Return how many tokens need no prefill, and their history. in_use: of used ones, too."""
+        """Return how many tokens of `prompt` need no prefill, and the history that has them.
+
+        in_use: count also the histories in use.
+        """
         histories = [*self.histories(), *(self.in_use if in_use else ())]
         found = [(each.reach(shared_prefix(each.tokens, prompt)), each) for each in histories]
         return max(found, key=lambda each: each[0], default=(0, None))
 
     def add(self, history: TokenHistory) -> None:
-        """Cache a history of MIN_CACHED tokens or more; if `limit` is 0, record its eviction."""
+        """Cache a history after use, if not too short. If `limit` is 0, record its eviction."""
         if not self.limit:
             self.record_eviction(history)
         elif len(history.tokens) >= MIN_CACHED:
@@ -114,7 +117,10 @@ class PromptCaches:
         return [each for each in self.in_use if each is not history]
 
     def has_room(self, needed: int, history: TokenHistory) -> bool:
-        """Return whether a used history may grow to `needed` bytes; the only one always may."""
+        """Return whether `history`, in use, may grow to `needed` bytes.
+
+        Evicts cached histories for it. The only history in use may always grow.
+        """
         others = self._reserved_by_others(history)
         return not others or others + needed <= self.limit
 

@@ -69,7 +69,7 @@ _Read = tuple["TokenHistory | None", int, NotCached]  # see `PromptCacheStore.re
 
 
 class PromptCacheStore:
-    """A model's prompt caches on disk, used where they save time; disk errors are misses."""
+    """A model's prompt caches on disk, used where they save time. Disk errors are misses."""
 
     def __init__(self, engine: Engine, limits: DiskLimits, costs: CostCurve) -> None:
         self._engine, self._limits, self._costs = engine, limits, costs
@@ -164,8 +164,10 @@ class PromptCacheStore:
     ) -> Generator[None, None, _Read]:
         """Load the best prompt cache for `prompt`, in steps, if that saves time.
 
-        Returns its history, the prompt tokens on disk, and why they were not used. reached: prompt
-        tokens in memory. caches: where to make room. empty: the used history that it will replace.
+        Returns its history, the prompt tokens on disk, and why they were not used: "slow disk",
+        "no checkpoint", "damaged file", or saved for "other KV width", "other weights" or "other
+        context". reached: prompt tokens in memory. caches: where to make room. empty: the history
+        in use that the loaded one will replace.
         """
         if len(prompt) < MIN_SAVED:
             return None, 0, ""
@@ -218,7 +220,7 @@ class PromptCacheStore:
     def write(
         self, histories: Sequence[TokenHistory], stopped: Stopped, seconds: float | None
     ) -> bool:
-        """Save the history with the most unsaved tokens, if worthwhile; return whether it was."""
+        """Save the history with the most unsaved tokens, if worthwhile; return True if saved."""
         worth = [each for each in histories if self._is_worth_writing(each, seconds)]
         new = [(self._new_tokens(each), each) for each in worth]
         tokens, history = max(new, key=lambda each: each[0], default=(0, None))

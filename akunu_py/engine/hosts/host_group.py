@@ -86,7 +86,7 @@ class HostGroup:
         return itemsize
 
     def start(self, model: Any, context: int) -> tuple[Coordinator, int]:
-        """Have all ranks read their weights; return the distributed model and its context."""
+        """Load the weights on all ranks; return the model and the context that fits on each."""
         for process in self._processes:
             reply = self._wait_for(process, "holds")
             self.partitions.append(reply["holds"])

@@ -105,7 +105,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def pull_on_hosts(hosts: Hosts, model: StoredModel) -> None:
-    """Pull and verify `model` on the other hosts in turn. Raises FetchError."""
+    """Pull the same revision of `model` on each other host in turn. Raises FetchError."""
     others = [name for name in dict.fromkeys(hosts.names[1:]) if name != LOCALHOST]
     if not others:
         say("all hosts are this machine; nothing to download", error=True)

@@ -55,7 +55,7 @@ def adapt() -> None:
 
 
 def _read_load(stat: Path) -> tuple[float, int]:
-    """Return the CPU seconds of all processes on our cores (or 0), and runnable threads (or 1)."""
+    """Return the CPU seconds used on our cores, and the runnable threads; 0 and 1 if unknown."""
     ticks, running = 0, 1
     with contextlib.suppress(OSError, ValueError):
         ours = {f"cpu{core}" for core in os.sched_getaffinity(0)}

@@ -83,7 +83,7 @@ def memory_pressure() -> Pressure:
 
 
 def available_memory() -> int:
-    """Return the bytes for a model: Metal's recommended working set, or free memory."""
+    """Return the bytes that a model may use: Metal's working set, or free memory."""
     return working_set() or min(_free_memory(), *_control_group_limits(Path("/proc/self/cgroup")))
 
 
@@ -123,7 +123,7 @@ def _free_memory() -> int:
 def _control_group_limits(
     membership: Path, root: Path = Path("/sys/fs/cgroup"), *, in_use: bool = True
 ) -> Iterator[int]:
-    """Yield the free bytes of the machine and its control groups; in_use: without used ones."""
+    """Yield the bytes of the machine and of our control groups. in_use: subtract used memory."""
     yield total_memory()
     with contextlib.suppress(OSError):
         lines = membership.read_text().splitlines()
@@ -198,7 +198,10 @@ def describe_format(model: nn.Module) -> str:
 
 
 def chip_bandwidth(name: str, cores: int | None) -> float:
-    """Return the GB/s of a chip, estimated if unknown. cores: of the GPU; None: the fewest."""
+    """Return the GB/s of the chip `name`, such as "Apple M5 Max"; estimated for unknown chips.
+
+    cores: GPU cores. If None, assumes the smallest variant of the chip.
+    """
     if name in _CHIPS:
         return max(value for fewest, value in _CHIPS[name] if fewest <= (cores or 0))
     family = re.match(r"Apple M(\d+)(?: (\w+))?", name)

@@ -31,7 +31,8 @@ def attend(
 ) -> mx.array:
     """Call MLX's attention, twice for a causal pass of too many rows for its vector kernel.
 
-    That kernel computes each row alone. Other kernels add in another order.
+    That kernel (mlx/backend/metal/scaled_dot_product_attention.cpp) computes each row alone. Other
+    kernels add in another order.
     """
     rows, most = queries.shape[2], _MOST * keys.shape[1] // queries.shape[1]
     causal = isinstance(mask, str)  # MLX knows no other word than "causal"

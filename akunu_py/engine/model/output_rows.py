@@ -1,7 +1,7 @@
 """Passes that compute logits for selected rows only, and may return hidden states of layers.
 
-mlx-lm's models compute logits for every row, which costs time and memory where only a prompt's last
-row is sampled from. Neural drafters continue from hidden states that these models do not return.
+mlx-lm's models compute logits for every row, which costs time and memory. Only a prompt's last row
+and a draft's rows are sampled from. The models do not return hidden states, which drafters need.
 """
 
 import copy

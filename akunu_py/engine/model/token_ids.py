@@ -33,5 +33,5 @@ def shared_prefix(tokens: Sequence[int], prompt: Sequence[int]) -> int:
 
 
 def reusable_prefix(shared: int, checkpoints: Sequence[int], *, trims: bool) -> int:
-    """Return how many of `shared` tokens are reusable: all, or a checkpoint's."""
+    """Return how many of `shared` tokens are reusable: all, or those up to a checkpoint."""
     return shared if trims else max((each for each in checkpoints if each <= shared), default=0)

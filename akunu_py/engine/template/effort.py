@@ -55,7 +55,7 @@ def choose_thinking(
     budget: int | None,
     has_budget: bool,
 ) -> ThinkingChoice:
-    """Return how an answer thinks. None: not requested. has_budget: thinking can be cut."""
+    """Return how an answer thinks. None: not requested. has_budget: its thinking can be ended."""
     wanted = enabled is not False and effort != "none"
     variables: dict[str, Any] = {}
     if template.switch and (enabled or effort or not wanted):

@@ -48,7 +48,7 @@ class Reader:
         self._drafted += ((end + first, end + last) for first, last in drafted)
 
     def drafted(self, back: int, count: int) -> tuple[Span, ...]:
-        """Return drafted ranges of `count` characters from `back` before here; forgets others."""
+        """Return drafted ranges in the `count` characters from `back` ago; forget earlier ones."""
         begin = self._begin + self._at - back
         while self._drafted and self._drafted[0][1] <= begin:
             self._drafted.popleft()
@@ -185,7 +185,7 @@ class TextSplitter(StreamParser[TextRun]):
 
 
 class StopText(TextSplitter):
-    """Streams text up to the first stop sequence to end; of several there, the longest."""
+    """Streams text up to the stop sequence that ends first (the longest, if several do)."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         """Without stops all text passes at once. Raises UsageError for an empty stop."""
@@ -200,7 +200,7 @@ class StopText(TextSplitter):
 
 
 def find_first(text: str, literals: Sequence[str]) -> tuple[int, str]:
-    """Return where the literal that ends first begins, and it; else (0, ""). The longest wins."""
+    """Return start and text of the literal that ends first (the longest of several), or (0, "")."""
     places = ((text.find(literal), literal) for literal in literals)
     ends = [(at + len(literal), -len(literal), literal) for at, literal in places if at >= 0]
     if not ends:

@@ -129,7 +129,7 @@ class ThinkingSplitter(TextSplitter):
     def __init__(
         self, start: str | None, end: str | None, *, inside: bool, trim: bool = True
     ) -> None:
-        """inside: whether the prompt opened a block. trim: drop newlines at its start."""
+        """inside: whether the prompt opened a block. trim: drop newlines at that block's start."""
         self._start, self._end = start or "", end or ""
         self._inside, self._trim = inside, inside and trim
         super().__init__()

@@ -47,7 +47,10 @@ class Calls:
     _first: bool = True  # whether the next parameter is the first of its call
 
     def begin(self, name: str) -> None:
-        """Begin a call with a new id. Raises Malformed for a bad name, or if not allowed."""
+        """Begin a call with a new id. Ids that models write are not unique in a conversation.
+
+        Raises Malformed for a bad `name`, if calls are not allowed, or if another call is open.
+        """
         name = name.strip()
         known = not self.known_only or name in self.tools
         if not self.allowed or self.in_call or not known or not _NAME.fullmatch(name):
@@ -604,7 +607,7 @@ def part_of(schema: Any, root: Mapping[str, Any], name: str) -> Any:
 def _alternatives(
     schema: Any, root: Mapping[str, Any], *, typed: bool = True
 ) -> list[Mapping[str, Any]]:
-    """Return `schema`, a part of `root`, and those that it combines. typed: even with a type."""
+    """Return `schema`, a part of `root`, and those it combines. typed: even if it has a type."""
     found: dict[int, Mapping[str, Any]] = {}  # by `id`
     pending = [schema]
     for part in pending:  # grows

@@ -120,7 +120,7 @@ class ToolCallParser(StreamParser[Event]):
             append_event(self._output, TextDelta(self._whitespace))
 
     def _text_before_call(self, format: ToolFormat) -> ParserSteps[str | None]:
-        """Emit text before the next opener; return that, "" for a bare call, None at the end."""
+        """Emit text, then return the next opener: "" for a bare call, None at the end."""
         reader = self._reader
         if self._opened:
             self._opened = False
