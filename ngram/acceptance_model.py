@@ -227,7 +227,7 @@ class SharedWeights:
 
     @classmethod
     def from_list(cls, content: Any) -> SharedWeights:
-        """Restore `to_list`; ignores other features. Raises ValueError if a weight is invalid."""
+        """Restore `to_list`, unless the features differ. Raises ValueError for invalid weights."""
         shared = cls()
         lengths = [len(each) for each in shared._weights]
         if [len(each) for each in content] == lengths:

@@ -195,7 +195,7 @@ class CopyTracker:
         pair: int,
         matches: Sequence[SuffixMatch],
     ) -> None:
-        """Move the copies past `token` before it is appended; learn edits and skips."""
+        """Move the copies past `token`; learn edits and skips. Call before appending the token."""
         copies = self.copies
         first, second = self.advance(copies, token, predictions, edits, skip)
         if copies[0] is not None and copies[0].run and first is not None:

@@ -264,7 +264,7 @@ class SliceCost:
             self._fixed = max(0.0, fixed)
 
     def tokens_in(self, seconds: float) -> int | None:
-        """Return the size of a slice of `seconds`, more for a high fixed cost; None at first."""
+        """Return the size of a slice of `seconds`, None at first. High fixed costs extend it."""
         if not self._times:
             return None
         long = [each for each in self._times if each[0] >= _LEAST_SLICE]

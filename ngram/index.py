@@ -156,7 +156,7 @@ class SuffixIndex:
         steps: int,
         least: int,
     ) -> None:
-        """Add the matches at `position` (0: none) and earlier; `least` tokens match at each."""
+        """Add up to `steps` matches from `position` (0: none) back, of at least `least` tokens."""
         tokens = self.tokens
         end = len(tokens)
         while position and steps:

@@ -72,7 +72,10 @@ def why_off() -> str:
 
 
 def use_kernels(model: nn.Module, *, exact: bool = False) -> bool:
-    """Let layers use the kernels; return whether any does. exact: also where MLX is faster."""
+    """Let the layers of `model` use the kernels; return whether any does.
+
+    exact: also where MLX is faster. Evaluate the weights before.
+    """
     if why_off():
         return False
     known, used = _load(), False

@@ -44,7 +44,7 @@ class Training:
         why_wait: Callable[[], str] = lambda: "",  # returns why to pause, "" if not
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """seconds: without pauses. Raises UnsupportedModel, StoreError, DoesNotFit."""
+        """seconds: of this run, without pauses. Raises UnsupportedModel, StoreError, DoesNotFit."""
         self._engine, self._seconds, self._report = engine, seconds, report
         self._why_wait, self._clock = why_wait, clock
         self._taps = (*taps_of(engine), len(engine.model.layers))

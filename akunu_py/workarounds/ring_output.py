@@ -16,7 +16,7 @@ _MARK = b"[ring]"
 
 
 def drop_ring_lines() -> None:
-    """Filter descriptor 2 from now on. Python's own stderr bypasses the filter, to lose nothing."""
+    """Filter descriptor 2. Python's stderr bypasses the filter, so that exiting loses nothing."""
     ours = sys.stderr
     if not isinstance(ours, io.TextIOWrapper) or ours.fileno() != 2:
         return  # replaced already, by a test for example

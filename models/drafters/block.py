@@ -422,7 +422,7 @@ class BlockDrafter(StateDrafter):
             entry.drop_old()
 
     def start(self, target: TargetEnds, anchor: int, cache: list[ContextCache]) -> BlockDraft:
-        """Begin a draft after `anchor`, the newest token; `cache` lacks it and stays as it is."""
+        """Begin a draft after `anchor`, the newest token. `cache` lacks it and stays unchanged."""
         config = self._config
         first = 0 if config.anchor_predicts else 1
         tokens = mx.array([[anchor] + [config.mask_token] * (config.block - 1)])

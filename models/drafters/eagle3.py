@@ -156,7 +156,7 @@ def _layer_settings(config: DrafterConfig, weights: Weights) -> dict[str, Any]:
 
 
 def _layers(settings: dict[str, Any], *, qk_norm: bool) -> list[Any]:
-    """Return decoder layers; the first takes twice the width. qk_norm: as in Qwen3."""
+    """Return decoder layers; the first takes twice the width. qk_norm: as Qwen3's attention."""
     module: Any = qwen3 if qk_norm else llama
     unset = {"attention_bias": False, "mlp_bias": False, "layer_types": None}
     default = {"tie_word_embeddings": False, "max_position_embeddings": 131072}

@@ -95,7 +95,7 @@ class StepDraft:
 
 
 def spread(scores: mx.array, tokens: mx.array | None, vocabulary: int) -> mx.array:
-    """Return the scores [..., n] of `tokens` [n] (None: all) as logits, -inf elsewhere."""
+    """Return scores [..., n] of `tokens` [n] (None: all) as logits [..., vocabulary], or -inf."""
     if tokens is None:
         return scores
     logits = mx.full((*scores.shape[:-1], vocabulary), -mx.inf, scores.dtype)
@@ -103,7 +103,7 @@ def spread(scores: mx.array, tokens: mx.array | None, vocabulary: int) -> mx.arr
 
 
 def draft_tokens(config: DrafterConfig, weights: dict[str, mx.array]) -> mx.array | None:
-    """Return the target's ids of draft tokens, None for all; pop d2t. Raises DamagedModel."""
+    """Return the target's ids of draft tokens, None for all; remove d2t. Raises DamagedModel."""
     size, offsets = config.draft_vocabulary, weights.pop("d2t", None)
     if size == config.vocabulary and (offsets is None or offsets.size == size):
         return None
@@ -124,7 +124,7 @@ def draft_tokens(config: DrafterConfig, weights: dict[str, mx.array]) -> mx.arra
 
 
 def read_weights(config: DrafterConfig) -> dict[str, mx.array]:
-    """Return tensors, read on first use, by our names. Raises UnsupportedModel, DamagedModel."""
+    """Return lazy tensors by our modules' names. Raises UnsupportedModel, DamagedModel."""
     path = config.path
     files = sorted(file for file in path.glob("*.safetensors") if file.is_file())
     if not files:

@@ -65,7 +65,7 @@ class ImportPlan:
 
 
 def plan_import(source: Path) -> ImportPlan:
-    """Check a GGUF file but for the values of weights. Raises UnsupportedModel, DamagedModel."""
+    """Check a GGUF file, except weights' values. Raises UnsupportedModel or DamagedModel."""
     with as_error(f"{source.name} cannot be imported"):
         file = read_gguf(source)
         architecture, family = family_of(file)
@@ -223,7 +223,10 @@ _NEUTRAL = {key: value for value, keys in _NEUTRAL_KEYS for key in keys.split()}
 
 
 class GgufSettings:
-    """An architecture's settings in a GGUF file, by key without its name, which errors have."""
+    """The settings of one architecture in a GGUF file's metadata, by key without its name.
+
+    A setting that the import ignores must have no effect. Errors name the key.
+    """
 
     def __init__(self, file: GgufFile, architecture: str) -> None:
         self.file, self.architecture = file, architecture

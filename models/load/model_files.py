@@ -121,7 +121,7 @@ def context_length(config: dict[str, Any]) -> int:
 
 
 def _read_other_settings(source: Path) -> dict[str, dict[str, Any]]:
-    """Return other JSON settings by name; check all files that are read. Raises DamagedModel."""
+    """Return JSON settings besides config.json by file name; check all. Raises DamagedModel."""
     found = {}
     for path in sorted([*source.iterdir(), *source.glob("additional_chat_templates/*")]):
         if path.suffix not in _READ or path.is_dir() or not path.exists():

@@ -308,7 +308,11 @@ def _pip_error(entry: CatalogEntry, log: str) -> FetchError | StoreError:
 
 
 class Hub(contextlib.AbstractContextManager["Hub"]):
-    """Client of the hub, which retries with back-off. Its worker process ends with the block."""
+    """Client of the hub. Its worker process ends with the block.
+
+    Retries a busy hub, a stall and a lost connection, with exponential back-off. Five attempts in a
+    row without 1 MiB of new bytes end the pull. An exception of `progress` ends it too.
+    """
 
     def __init__(self, progress: ProgressCallback) -> None:
         self._progress = progress
@@ -342,7 +346,7 @@ class Hub(contextlib.AbstractContextManager["Hub"]):
                 return HubModel(**found, files=files)
 
     def fetch(self, model: HubModel, files: Sequence[HubFile]) -> set[str]:
-        """Fetch `files` in parallel; return the new ones' names. Raises FetchError, StoreError."""
+        """Fetch files in parallel; return the new ones' names. Raises FetchError, StoreError."""
         cached = CachedRepository(model.repository)
         with store_errors(f"cannot keep {model.repository} in {cached.root}", "HF_HOME"):
             done = best = cached.fetched_bytes(model)

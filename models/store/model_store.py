@@ -91,7 +91,7 @@ def resolve(name_or_path: str) -> StoredModel:
 
 
 def remove(name: str) -> int:
-    """Remove a model, not the hub's files; return bytes freed. Raises UnknownModel, StoreError."""
+    """Remove a model, except hub files; return bytes freed. Raises UnknownModel, StoreError."""
     migrate()
     if not is_name(name) or _find(name) is None:
         raise _unknown_error(name)
