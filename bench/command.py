@@ -1,4 +1,4 @@
-"""`akunu bench`: what the actions share; imports only the module of the requested one."""
+"""`akunu bench`, and what its actions share. Imports only the requested action."""
 
 import argparse
 import json

@@ -1,4 +1,8 @@
-"""`akunu bench compare`: whether result B is slower than result A, beyond the noise."""
+"""`akunu bench compare`: whether result B is slower than result A, beyond the noise.
+
+Compares each series, and each runner over all its series. A verdict needs a significant rank test
+and a sufficient difference. The test assumes no normal distribution: times have a long tail.
+"""
 
 import argparse
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Runners: loops that answer a workload once and measure the time: ours, and mlx-lm's two."""
+"""Runners that answer a workload once and time it: ours, mlx-lm's plain and speculative loops."""
 
 import contextlib
 import time
@@ -167,7 +167,10 @@ def run_conversation(
 def _time_answer(
     run: Run, prompt: list[int], steps: Iterator[tuple[Any, ...]], stop: frozenset[int]
 ) -> list[int]:
-    """Run an mlx-lm loop to its end or a stop token; add the answer to `run` and return it."""
+    """Run an mlx-lm loop to its end or to a stop token; return its tokens, that one included.
+
+    Adds the answer to `run`, with the seconds to the first token and from there to the end.
+    """
     output: list[int] = []
     started = first = time.perf_counter()
     with contextlib.closing(steps):  # type: ignore[type-var]

@@ -1,4 +1,9 @@
-"""`akunu bench speed`: tokens per second, compared with other loops in one process."""
+"""`akunu bench speed`: tokens per second, compared with other loops in one process.
+
+The runners take turns in each repetition, in a rotating order, so that a machine that slows down
+slows all of them. Tokens per second exclude the prefill. Tests of given lengths are those of
+llama-bench: random tokens, no stop tokens, no drafting.
+"""
 
 import argparse
 import itertools
