@@ -50,10 +50,8 @@ def open_model(
     from akunu_py.engine.histories.prompt_cache_store import DiskLimits
     from akunu_py.engine.model import device
 
-    keep, disk_bytes = (
-        settings.answer_cache and answer_cache,
-        parse_size(settings.prompt_cache_disk),
-    )
+    keep = settings.answer_cache and answer_cache
+    disk_bytes = parse_size(settings.prompt_cache_disk)
     layout, limits = f"{engine.plan.weights} on {device.device_name()}", None
     if engine.own_kernels:
         layout += ", own kernels"
