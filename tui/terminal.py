@@ -107,7 +107,8 @@ _TOKEN = re.compile(
 def pin_columns(data: str) -> str:
     """Add cursor moves to terminal output around clusters of disputed width.
 
-    Changes only text after a move (CUP). Draws over spaces: a cluster may be narrower than those.
+    Changes only text after a move to a row and column (CUP), as Textual draws. A cluster is drawn
+    over spaces, since it may be narrower than its place.
     """
     if not _DISPUTED.search(data):
         return data
@@ -201,7 +202,10 @@ def find_editor(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 async def edit_text(text: str, command: Sequence[str] | None = None) -> str:
-    """Edit `text` in the user's editor. Raises OSError if the editor cannot start."""
+    """Edit `text` in the user's editor; return it unchanged if the editor fails.
+
+    Cancelling terminates the editor. Raises OSError if the editor cannot start.
+    """
     with tempfile.TemporaryDirectory(prefix="akunu-") as directory:
         path = Path(directory, "prompt.md")
         path.write_text(text, "utf-8", "replace")

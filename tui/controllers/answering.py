@@ -86,7 +86,10 @@ class AnswerController:
         return any(turn in self._conversation for turn in self._queue)
 
     def side_job(self, conversation: Conversation, prompt: str) -> ChatJob:
-        """Return a job with the prompt prefix of the next turn that does not become a turn."""
+        """Return a job that follows a conversation's turns but does not become one.
+
+        Its prompt shares a cached prefix with the prompt of the next turn.
+        """
         job = self.job_for(conversation, ChatTurn(ChatMessage("user", prompt)))
         return replace(job, options=replace(job.options, side_request=True))
 
@@ -183,7 +186,10 @@ class AnswerController:
             self._view.inform(f"The next answer will be JSON{matching}. /json off cancels.")
 
     async def interrupt(self, discard: ChatTurn | None = None) -> None:
-        """Stop the answers on the screen; unanswered prompts except `discard` return to the box."""
+        """Stop the pending answers on the screen; keep the text of the running one.
+
+        Unanswered prompts return to the prompt box, except that of `discard`.
+        """
         turns = [turn for turn in self.pending() if turn in self._conversation]
         for turn in turns:
             self._stop_work(turn)

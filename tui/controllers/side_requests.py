@@ -1,7 +1,10 @@
-"""Side requests: titles of new conversations, written while the model is idle, and /compact.
+"""Side requests: titles of new conversations, and summaries of older turns.
+
+Titles: the model writes them while it is idle. A title that the user chose stays.
 
 /compact continues on a branch: the summary as its first turn, then copies of the latest turns. If
-one answer fills half of the context, the branch has that answer without its middle instead.
+one answer fills half of the context, the branch has that answer without its middle instead. The
+original stays.
 """
 
 import contextlib

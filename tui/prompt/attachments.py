@@ -53,9 +53,9 @@ def mentions(prompt: str) -> list[str]:
 
 
 def attach(prompt: str, directory: Path, context_length: int) -> list[Attachment]:
-    """Read the existing files that `prompt` mentions. context_length: in tokens, 0 if unknown.
+    """Read the existing files that `prompt` mentions.
 
-    Raises UsageError for unsuitable files.
+    Raises UsageError for unsuitable files. context_length: in tokens, 0 if unknown.
     """
     files: dict[Path, Attachment] = {}
     for name in mentions(prompt):

@@ -49,7 +49,7 @@ class FileIndex:
         self._read_at = time.monotonic()
 
     def search(self, letters: str, limit: int = 50) -> list[Match]:
-        """Return matching paths, best first; /, ~ and .. start paths outside the directory."""
+        """Return matching paths, best first. /, ~ and .. lead outside the directory."""
         if letters.startswith(("/", "~", "..")):
             return _complete_path(self.directory, letters, limit)
         return best_matches(letters, self.paths, limit)

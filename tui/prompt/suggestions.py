@@ -99,9 +99,10 @@ _ROOM_FOR_NOTES = 26
 
 
 class SuggestionPopup(OptionList, can_focus=False):
-    """The list of suggestions above the prompt box, which passes each key to `take_key` first.
+    """The list of suggestions, mounted right before its text area and drawn above it.
 
-    It opens by typing, never by recalling or pasting.
+    It opens by typing, never by recalling or pasting. It never has the focus: the prompt box passes
+    each key to `take_key` first.
     """
 
     DEFAULT_CSS = Path(__file__).with_name("suggestions.tcss").read_text("utf-8")
@@ -125,9 +126,10 @@ class SuggestionPopup(OptionList, can_focus=False):
         return bool(self.display)
 
     def take_key(self, key: str, *, is_typed: bool) -> bool:
-        """Handle a key of the box; return whether the list consumed it, so that the box ignores it.
+        """Handle a key of the box; return whether the list consumed it.
 
-        is_typed: the key inserts or deletes a character.
+        is_typed: the key inserts or deletes a character. Enter on a complete command inserts the
+        command without consuming the key, so that the box sends it.
         """
         self._typing = is_typed
         if not self.is_open:

@@ -1,6 +1,7 @@
 """The question whether a tool call may run, above the prompt box.
 
-No accidents: typed text goes to the box, and Enter does nothing until the keys rest for a moment.
+It never runs a call by accident: typed text goes to the prompt box, the question takes the focus
+only while the box is empty, and Enter does nothing until no key was pressed for a moment.
 """
 
 import math

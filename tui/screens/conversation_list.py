@@ -1,4 +1,8 @@
-"""The list of saved conversations: search, open, rename, delete and export, with a preview."""
+"""The list of saved conversations: search, open, rename, delete, export, preview.
+
+Deleting needs no confirmation because Ctrl+Z undoes it. Keys for the highlighted row wait for a
+running search.
+"""
 
 import asyncio
 import contextlib
@@ -336,7 +340,7 @@ def _stylized(content: Content, marks: Sequence[tuple[int, int]]) -> Content:
 
 
 def _preview(tree: ConversationTree, message: str | None, words: str) -> list[Widget]:
-    """Return the title and the last messages, or those from `message` on, on its branch."""
+    """Return the title and last messages, or those from `message` on, in its branch."""
     if message is not None and message in tree:
         tree.activate_branch(message)
     path = [each for each in tree.active_branch() if each.text.strip()]

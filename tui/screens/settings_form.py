@@ -80,7 +80,7 @@ class SettingsController:
 
 
 class SettingsScreen(Dialog[tuple[ChatOptions, Settings]]):
-    """The form. The result: the chat's options and the saved settings, None if not saved."""
+    """The form. The result: the chat's options and saved settings; None if not saved."""
 
     CSS_PATH = [DIALOG_STYLE, "settings_form.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [

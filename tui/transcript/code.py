@@ -1,4 +1,4 @@
-"""Code blocks of an answer, colored by Pygments; `text-wrap` in CSS decides if lines wrap."""
+"""Code blocks of an answer, in colors; CSS `text-wrap` decides whether lines wrap."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ class DraftMarks:
     def __call__(self, texts: Sequence[Content], source: str, offset: int) -> list[Content]:
         """Return the texts drawn for `source`, which starts at `offset` in the answer, with marks.
 
-        Rejected drafts are inserted behind the indentation of a line, which keeps its place.
+        Accepted drafts are colored. Rejected drafts are inserted where they were proposed, but
+        after the indentation of a line, so that the line keeps its place.
         """
         if self.shown == "hidden":
             return list(texts)

@@ -107,7 +107,10 @@ def hits_in(view: Widget, find: Finder) -> Iterator[ShownHit]:
 def section_of_hit(
     view: Widget, sections: Sequence[MarkdownSection], index: int, find: Finder
 ) -> tuple[Widget, int]:
-    """Return the section with hit `index` of an answer, else `view`, and the hit's index there."""
+    """Return the section with hit number `index`, and the number of the hit there.
+
+    view: the answer, returned for a hit after `sections`.
+    """
     left = index
     for section in sections:
         count = len(find(plain_text(section.text)))

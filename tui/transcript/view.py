@@ -294,7 +294,7 @@ class Transcript(SteadyScroll, can_focus=False):
         await self._column.mount_all(widgets)
 
     async def show_branch(self) -> None:
-        """Show the active branch: replace all from the first changed turn on, with notices."""
+        """Show the active branch: replace the turns and notices from the first change on."""
         turns, column = self._conversation.turns, self._column
         skipped = [turn.number for turn in turns[: len(column.earlier)]]
         if column.later or skipped != [turn.number for turn in column.earlier]:

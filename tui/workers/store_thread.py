@@ -41,7 +41,7 @@ class StoreWarning(TextualMessage):
 
 
 class StoreThread:
-    """Saves conversations in the database at `path`. Call its methods from the app's thread."""
+    """Saves conversations in a database. Call its methods from the app's thread."""
 
     def __init__(self, path: Path, *, interval_s: float = 1.0, retry_s: float = 5.0) -> None:
         self._path = path
