@@ -1,4 +1,4 @@
-"""The terminal: background color, text widths, clipboard, editor and Textual driver."""
+"""The terminal: background color, text widths, clipboard, editor, Textual driver."""
 
 import asyncio
 import os
@@ -51,7 +51,7 @@ def background(environ: Mapping[str, str] = os.environ) -> Background | None:
 
 
 def parse_answer(answer: bytes) -> Background | None:
-    """Parse the reply to `_QUERY`: light for a luma above 0.5, else dark; None for no color."""
+    """Parse the reply to `_QUERY`: light for luma > 0.5, else dark; None if no color."""
     found = _COLOR.search(answer)
     if found is None:
         return None
@@ -143,7 +143,7 @@ def _pin_text(text: str, row: int, column: int) -> str:
 
 
 def _clusters(text: str) -> list[tuple[str, int]]:
-    """Return grapheme clusters with their widths; two regional indicators are one flag."""
+    """Return grapheme clusters and their widths; two regional indicators are a flag."""
     clusters: list[tuple[str, int]] = []
     is_flag_open = False  # The last cluster is the first half of a flag.
     while text.startswith("\u200d"):
@@ -167,7 +167,7 @@ def clipboard_command(
     platform: str = sys.platform,
     which: Callable[[str], str | None] = shutil.which,
 ) -> list[str] | None:
-    """Return the command that copies its input to the user's clipboard (None: use OSC 52)."""
+    """Return the command that copies its input to the clipboard, None for OSC 52."""
     is_local = not (environ.get("SSH_CONNECTION") or environ.get("SSH_TTY"))
     has_x11 = is_local and environ.get("DISPLAY")
     candidates = (
@@ -182,7 +182,7 @@ def clipboard_command(
 
 
 def copy_with(command: Sequence[str], text: str) -> bool:
-    """Pass `text` to a clipboard command; return success. Blocks for up to two seconds."""
+    """Pass `text` to a clipboard command; return success. Blocks for up to 2 seconds."""
     try:
         done = subprocess.run(
             command,

@@ -57,7 +57,7 @@ _FIELDS = 10  # The first rows are fields of `Theme`, the others variables.
 
 
 def _xterm(number: int) -> str:
-    """Return a color that Rich maps to entry `number` (16 to 255) of the 256-color palette."""
+    """Return a color that Rich maps to entry `number` (16-255) of the palette of 256."""
     if number >= 232:  # Rich takes the gray at `lightness * 25`
         return "#" + 3 * f"{round((number - 231) * 10.2):02x}"
     levels, place = (0, 95, 135, 175, 215, 255), number - 16

@@ -40,7 +40,7 @@ _BELL_AFTER_S = 15.0  # Longer answers ring the bell.
 
 @dataclass(eq=False)
 class AnswerController:
-    """Requests answers one by one, and shows and saves them; ignores abandoned requests."""
+    """Requests answers one by one, shows and saves them; ignores abandoned requests."""
 
     model: str  # for the next answer
     _conversation: Conversation
@@ -61,7 +61,7 @@ class AnswerController:
     on_end: Sequence[Callable[[Conversation, ChatTurn], None]] = ()
 
     def start(self, post: Callable[[TextualMessage], object]) -> None:
-        """Start loading the model if it is installed. `post` is called from another thread."""
+        """Start loading the model if it is installed. Another thread calls `post`."""
         self._session.start(post, load=not self._is_missing)
         self._show_phase()
 
@@ -106,7 +106,7 @@ class AnswerController:
         return ChatJob(messages, replace(options, max_tokens=limit, thinking_budget=budget))
 
     async def unqueue_last(self) -> None:
-        """Return the last queued prompt to the prompt box; an answer that goes on ends instead."""
+        """Return the last queued prompt to the box; a queued continuation ends instead."""
         queued = [turn for turn in self._queue if turn in self._conversation]
         if queued:
             await self._put_back(self._end_or_remove(queued[-1:], "done", "cancelled"))
@@ -314,7 +314,7 @@ class AnswerController:
         await self._continue_with_results()
 
     async def _continue_with_results(self) -> None:
-        """Save the calls, and continue answers whose calls have all ended, before other prompts."""
+        """Save the calls; before other prompts, continue answers whose calls all ended."""
         for turn in list(self._tools.turns):
             self._conversation_of(turn).save(turn)
             if all(use.has_ended for use in turn.rounds[-1].uses):

@@ -1,4 +1,4 @@
-"""Suggestions while typing a prompt: files after an @, commands after a slash, and arguments."""
+"""Suggestions while typing: files after an @, commands after a slash, arguments."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,7 @@ def suggest(index: FileIndex, before: str) -> tuple[str, list[Suggestion]]:
 
 
 def _files(index: FileIndex, letters: str) -> Iterator[Suggestion]:
-    """Yield mentions of text files; those of directories are open for names inside them."""
+    """Yield mentions of text files; those of directories stay open for names inside."""
     for match in index.search(letters, _MAX_SUGGESTIONS):
         with contextlib.suppress(RuntimeError, ValueError):  # unknown home directory, a NUL
             path = index.directory / Path(match.path).expanduser()
@@ -66,7 +66,7 @@ def _files(index: FileIndex, letters: str) -> Iterator[Suggestion]:
 
 
 def _commands(typed: str) -> list[Suggestion]:
-    """Return commands whose name starts with `typed`, or else contains it, or else the title."""
+    """Return commands whose name starts with `typed`, else has it, else the title."""
     found = [each for each in COMMANDS if typed in each.name or typed in each.title.lower()]
     found.sort(key=lambda each: (not each.name.startswith(typed), typed not in each.name))
     suggestions = []

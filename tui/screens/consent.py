@@ -131,7 +131,7 @@ class ConsentPanel(SummedHeight):
             box.insert(event.character)
 
     def _is_quiet(self, now: float) -> bool:
-        """Return whether the call was shown long enough; else start to wait again at `now`."""
+        """Return whether the call was shown long enough; else restart the wait at `now`."""
         self._accepts_enter = self._accepts_enter or now - self._quiet_since >= _QUIET_S
         if self._quiet_since != math.inf:  # not before the first frame
             self._quiet_since = now

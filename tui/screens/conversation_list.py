@@ -68,7 +68,7 @@ class ConversationRenamed(Message):
 
 
 class ConversationsScreen(ListDialog[ChosenConversation]):
-    """The list of conversations. The result is the conversation to open, None for no change."""
+    """The list of conversations. The result is the one to open, None for no change."""
 
     CSS_PATH = [DIALOG_STYLE, "conversation_list.tcss"]  # noqa: RUF012 - as in Textual
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (_NORMAL, "-normal"), (_WIDE, "-wide")]  # noqa: RUF012

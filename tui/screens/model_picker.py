@@ -270,7 +270,7 @@ def _question(row: ModelRow, rate: float | None) -> str:
 
 
 def probe_machine() -> tuple[int, Machine]:
-    """Return the bytes available to a model, and the machine. Imports MLX; call in a thread."""
+    """Return bytes available to a model, and the machine. Imports MLX: use a thread."""
     from akunu_py.engine.model import device
 
     try:

@@ -153,7 +153,7 @@ class ChatClient:
         return self._load(self._model)
 
     def switch(self, model: str) -> None:
-        """Load `model`, or reload the current one, after the queued requests; unload first."""
+        """Unload, then load `model` or the current one again, after the queued requests."""
         self._model = model
         self._host.reload()
 
