@@ -397,7 +397,7 @@ class AnswerController:
     def _end_or_remove(
         self, turns: Sequence[ChatTurn], state: TurnState, reason: FinishReason | None
     ) -> list[ChatTurn]:
-        """End the answers of turns; return those on the screen without output, not pending now."""
+        """End answers of turns; return those on screen without output, no longer pending."""
         unanswered = []
         for turn in turns:
             if turn in self._conversation and not turn.has_output:

@@ -162,7 +162,7 @@ def _draw_boxes(state: StateCore) -> None:
 
 
 def _mark_gaps(state: StateCore) -> None:
-    """Mark blocks that an empty line follows, except at the end of a whole list or quote."""
+    """Mark blocks before an empty line, except at the end of a whole list or quote."""
     lines = state.src.split("\n")
     last: Token | None = None
     for token in state.tokens:

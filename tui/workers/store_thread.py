@@ -111,7 +111,7 @@ class StoreThread:
         function: Callable[[ConversationStore], object],
         delay: float | None = None,
     ) -> None:
-        """Queue a change in place of an earlier one with this key; without `delay` at the end."""
+        """Queue a change, replacing one with this key; without `delay`, at the end."""
         with self._wake:
             if delay is None:
                 self._pending.pop(key, None)
