@@ -10,7 +10,7 @@ import sys
 
 
 def exit_on_interrupt() -> None:
-    """Let an interrupt end the akunu process silently, unless SIGINT has another handler."""
+    """Let an interrupt end the akunu process silently, unless it handles SIGINT itself."""
     # argv[0] is "-m" while Python looks for the module.
     name = os.path.basename((getattr(sys, "argv", None) or [""])[0])
     if name in ("akunu", "-m", "__main__.py"):

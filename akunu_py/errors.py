@@ -1,4 +1,7 @@
-"""The exceptions that akunu raises on purpose; each message is one line with what to do."""
+"""The exceptions that akunu raises on purpose; the CLI maps them to exit codes.
+
+Each message is one line that says what was expected, what was found and what to do.
+"""
 
 INTERRUPTED = 130  # the exit code after an interrupt
 _LONGEST = 1000  # characters of a message

@@ -1,4 +1,4 @@
-"""The argument parser: short help, errors on one line, subcommands. Imports little."""
+"""The argument parser: short help and errors. Imports little, for a fast `--help`."""
 
 import argparse
 import contextlib

@@ -71,6 +71,7 @@ def model_directory_name(model: Path) -> str:
 
 
 def _base(variable: str, kind: str) -> Path:
+    """Return our directory below the one in `variable`, by default below the system's."""
     value = os.environ.get(variable, "")
     if os.path.isabs(value):
         return Path(value) / _APP

@@ -115,7 +115,10 @@ def load_settings() -> Settings:
 
 
 def serve_settings() -> ServeSettings:
-    """Return the settings of `akunu serve`, AKUNU_HOST and the like first. Raises UsageError."""
+    """Return the settings of `akunu serve`; AKUNU_HOST and the like override the file.
+
+    Raises UsageError if a value is invalid.
+    """
     found: dict[str, Any] = {}
     for name in asdict(ServeSettings()):
         variable = f"AKUNU_{name.upper()}"
@@ -202,7 +205,7 @@ def _text(value: str) -> Any:
 
 
 def _validate(content: Mapping[str, Any], source: str) -> tuple[Settings, list[str]]:
-    """Return the valid settings in `content`, and the errors, which name its file `source`."""
+    """Return the valid settings in `content`, and the errors. source: their file."""
     valid, wrong = _validate_table(content, Settings())
     settings = replace(Settings(), **valid)
     if settings.persona and settings.persona not in settings.personas:

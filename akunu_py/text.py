@@ -1,4 +1,4 @@
-"""Text for a terminal: control characters made visible in place, sizes, printed lines."""
+"""Text for a terminal: control characters replaced one for one, sizes, lines."""
 
 from __future__ import annotations
 

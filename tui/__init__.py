@@ -1,1 +1,1 @@
-"""The Textual chat. The model and the store run in threads (`workers`); no array gets here."""
+"""The Textual chat. Threads (`workers`) run model and store; no array gets here."""

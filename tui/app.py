@@ -1,4 +1,4 @@
-"""The chat app: its key bindings, and the routing of keys and messages to controllers."""
+"""The chat app: key bindings, and the routing of keys and messages to controllers."""
 
 import asyncio
 import contextlib
@@ -73,7 +73,7 @@ _STATE: dict[str, type] = {"unsent": str, "failed": dict}
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Load what the last run kept: "unsent" text, and "failed" MCP servers with their errors."""
+    """Load the last run's state: "unsent" text, and errors of "failed" MCP servers."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         state = json.loads(read_bounded(path, _MAX_STATE_BYTES))
         if isinstance(state, dict) and all(
@@ -334,7 +334,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
 
     @work(group="editor")
     async def action_edit_prompt(self) -> None:
-        """Edit the prompt in the user's editor, while the chat is suspended; answers continue."""
+        """Suspend the chat and edit the prompt in the user's editor; answers continue."""
         prompt, loop = self.view.prompt, asyncio.get_running_loop()
         before = text = prompt.full_text
         problem = ""
@@ -452,7 +452,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.view.consent.take_focus()
 
     def action_focus_next(self) -> None:
-        """Move the focus from the prompt box to the question about a tool call, if there is one."""
+        """Move the focus from the prompt box to the question about a tool call, if any."""
         prompt, welcome = self.view.prompt, self.view.welcome
         question = welcome.question_after(prompt.text) if welcome else None
         if self.view.consent.is_asking and self.focused is prompt:
@@ -570,7 +570,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.push_screen(HelpScreen(help_sections(self)))
 
     def action_help_quit(self) -> None:
-        """Handle Ctrl+C without a selection: stop the answer, else empty the box, else quit."""
+        """On Ctrl+C without a selection, stop the answer, else empty the box, else quit."""
         now = time.monotonic()
         if self.answering.is_busy:
             self.call_next(self.turns.stop)

@@ -1,4 +1,4 @@
-"""The open conversation: the active branch of its message tree, as turns; changes are saved.
+"""The open conversation: its active branch as turns, whose changes are saved.
 
 Text is stored as the model wrote it; widgets pass it through `text.displayable`.
 """
@@ -174,7 +174,7 @@ class Conversation:
         self._load_branch()
 
     def history(self, until: ChatTurn, system: str = "") -> list[Message]:
-        """Return the messages to answer `until`, which end with an unfinished answer, if any."""
+        """Return the messages to answer `until`; an unfinished answer, if any, is last."""
         messages = [Message("system", system)] if system else []
         messages += until.summarizes
         for turn in itertools.takewhile(lambda turn: turn is not until, self.turns):
@@ -238,13 +238,13 @@ class Conversation:
             self._store.save(self.tree.conversation, turn.reply)
 
     def set_options(self, options: ChatOptions) -> None:
-        """Change the options of the conversation; an empty one is saved with its first turn."""
+        """Change a conversation's options; an empty chat is saved with its first turn."""
         self.tree.options = options
         if self._store is not None and self.turns:
             self._store.set_options(self.tree.conversation, options)
 
     def remove(self, turn: ChatTurn) -> ChatMessage:
-        """Remove an unanswered turn, reactivate the replaced branch; return the removed message."""
+        """Remove an unanswered turn, reactivate the replaced branch; return the message."""
         alone = len(self.tree.siblings(turn.reply_id)) == 1
         removed = turn.prompt if alone else turn.reply
         self.tree.remove(removed.id)

@@ -1,4 +1,4 @@
-"""The status line (activity, duration, speed of the last answer) and the message line."""
+"""The status line (activity, duration, last answer's speed) and the message line."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

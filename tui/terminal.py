@@ -1,4 +1,4 @@
-"""The terminal: background color, text widths, clipboard, editor and Textual driver."""
+"""The terminal: background color, text widths, clipboard, editor, Textual driver."""
 
 import asyncio
 import os
@@ -51,7 +51,7 @@ def background(environ: Mapping[str, str] = os.environ) -> Background | None:
 
 
 def parse_answer(answer: bytes) -> Background | None:
-    """Parse the reply to `_QUERY`: light for a luma above 0.5, else dark; None for no color."""
+    """Parse the reply to `_QUERY`: light for luma > 0.5, else dark; None if no color."""
     found = _COLOR.search(answer)
     if found is None:
         return None
@@ -107,7 +107,8 @@ _TOKEN = re.compile(
 def pin_columns(data: str) -> str:
     """Add cursor moves to terminal output around clusters of disputed width.
 
-    Changes only text after a move (CUP). Draws over spaces: a cluster may be narrower than those.
+    Changes only text after a move to a row and column (CUP), as Textual draws. A cluster is drawn
+    over spaces, since it may be narrower than its place.
     """
     if not _DISPUTED.search(data):
         return data
@@ -142,7 +143,7 @@ def _pin_text(text: str, row: int, column: int) -> str:
 
 
 def _clusters(text: str) -> list[tuple[str, int]]:
-    """Return grapheme clusters with their widths; two regional indicators are one flag."""
+    """Return grapheme clusters and their widths; two regional indicators are a flag."""
     clusters: list[tuple[str, int]] = []
     is_flag_open = False  # The last cluster is the first half of a flag.
     while text.startswith("\u200d"):
@@ -166,7 +167,7 @@ def clipboard_command(
     platform: str = sys.platform,
     which: Callable[[str], str | None] = shutil.which,
 ) -> list[str] | None:
-    """Return the command that copies its input to the user's clipboard (None: use OSC 52)."""
+    """Return the command that copies its input to the clipboard, None for OSC 52."""
     is_local = not (environ.get("SSH_CONNECTION") or environ.get("SSH_TTY"))
     has_x11 = is_local and environ.get("DISPLAY")
     candidates = (
@@ -181,7 +182,7 @@ def clipboard_command(
 
 
 def copy_with(command: Sequence[str], text: str) -> bool:
-    """Pass `text` to a clipboard command; return success. Blocks for up to two seconds."""
+    """Pass `text` to a clipboard command; return success. Blocks for up to 2 seconds."""
     try:
         done = subprocess.run(
             command,
@@ -201,7 +202,10 @@ def find_editor(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 async def edit_text(text: str, command: Sequence[str] | None = None) -> str:
-    """Edit `text` in the user's editor. Raises OSError if the editor cannot start."""
+    """Edit `text` in the user's editor; return it unchanged if the editor fails.
+
+    Cancelling terminates the editor. Raises OSError if the editor cannot start.
+    """
     with tempfile.TemporaryDirectory(prefix="akunu-") as directory:
         path = Path(directory, "prompt.md")
         path.write_text(text, "utf-8", "replace")

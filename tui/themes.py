@@ -57,7 +57,7 @@ _FIELDS = 10  # The first rows are fields of `Theme`, the others variables.
 
 
 def _xterm(number: int) -> str:
-    """Return a color that Rich maps to entry `number` (16 to 255) of the 256-color palette."""
+    """Return a color that Rich maps to entry `number` (16-255) of the palette of 256."""
     if number >= 232:  # Rich takes the gray at `lightness * 25`
         return "#" + 3 * f"{round((number - 231) * 10.2):02x}"
     levels, place = (0, 95, 135, 175, 215, 255), number - 16
@@ -138,10 +138,11 @@ def describe(name: str) -> str:
 
 
 def theme_name(setting: str, background: Background | None, colors: str | None) -> str:
-    """Return the registered theme for `setting`, where unknown ones are `auto`.
+    """Return the registered theme for `setting`; an unknown setting is `auto`.
 
-    background: of the terminal. colors: its color system in Rich; None or "standard" (16 colors)
-    allows only the terminal's own theme, because tints would become one color.
+    background: of the terminal, None if unknown. colors: Rich's color system: None, "standard"
+    (16 colors), "256" or "truecolor". With 16 colors or fewer, every theme is the terminal's own,
+    because tints would become one color.
     """
     if setting not in choices():
         setting = AUTO

@@ -66,7 +66,10 @@ class ConversationStore:
 
     @classmethod
     def open(cls, path: Path) -> ConversationStore:
-        """Open or create the database; set a damaged one aside. Raises ConversationError."""
+        """Open, create or migrate the database at `path`; set a damaged one aside.
+
+        Erases conversations deleted more than UNDO_S ago. Raises ConversationError.
+        """
         store = cls(DatabaseFile(path))
         with contextlib.suppress(ConversationError):  # a full disk, another writer: try next time
             store._erase_deleted()

@@ -224,6 +224,7 @@ class DatabaseFile:
 
 
 def _byte_of(conversation: str) -> int:
+    """Return the place of a conversation in `<database>.open`."""
     return zlib.crc32(conversation.encode(errors="replace"))
 
 

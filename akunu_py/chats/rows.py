@@ -1,4 +1,7 @@
-"""Conversion between database rows and objects: damaged values get defaults."""
+"""Conversion between database rows and objects. Damaged values never raise.
+
+Invalid UTF-8 and roles are replaced; invalid times and statistics are dropped.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Iterator

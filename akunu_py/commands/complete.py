@@ -188,7 +188,7 @@ def on_battery() -> bool:
 
 @lru_cache(maxsize=1)
 def _is_on_battery(minute: int) -> bool:
-    """Return False if it is unknown. minute: of the check, the key of the cache."""
+    """Return False if the power source is unknown. minute: only a key for the cache."""
     if sys.platform == "darwin":
         command = ["/usr/bin/pmset", "-g", "batt"]
         with contextlib.suppress(OSError, subprocess.SubprocessError):

@@ -1,4 +1,7 @@
-"""`akunu launch`: start a coding agent with a local model, without changing its files."""
+"""`akunu launch`: start a coding agent with a local model, leaving its files alone.
+
+Some agents accept a model only in a file. Such files are private, in our own cache directory.
+"""
 
 import argparse
 import contextlib

@@ -279,7 +279,10 @@ def _is_closed_in(suffix: str, kind: str, syntax: Syntax) -> bool:
 
 
 def _match(found: Sequence[Bracket]) -> tuple[list[Bracket], list[str], int]:
-    """Return the open brackets, the kinds of excess closing ones, and how many a pair skipped."""
+    """Return the open brackets, the kinds of excess closing ones, and a skip count.
+
+    A closing bracket skips the brackets that are open inside its pair.
+    """
     unmatched: list[Bracket] = []
     excess, dropped = [], 0
     for bracket in found:
@@ -320,10 +323,10 @@ def width(line: str) -> int:
 
 
 def _closes(stack: Sequence[Bracket], kind: str) -> int | None:
-    """Return the index of what `kind` closes; a brace or long string hides what is outside it."""
+    """Return the index of the bracket that `kind` closes, None for none."""
     for at in range(len(stack) - 1, -1, -1):
         if stack[at].kind == kind:
             return at
-        if stack[at].kind == "{" or is_long(stack[at].kind):
+        if stack[at].kind == "{" or is_long(stack[at].kind):  # hides the brackets outside of it
             return None
     return None

@@ -111,7 +111,8 @@ class Completer:
         """Choose the pieces of other files again if that adds no latency; return True if it did.
 
         It adds none if the buffer needs prefill from its start anyway, or if no client waits
-        (`max_tokens` is 0). `fresh_tokens` limits the choice while a client waits.
+        (`max_tokens` is 0). The first choice is always made. `fresh_tokens` limits the choice while
+        a client waits.
         ahead: prompt tokens before the buffer. cached: cached prompt tokens.
         """
         related, waits = self._related, request.max_tokens > 0

@@ -109,8 +109,8 @@ class CompletionQueue:
     def submit(self, ticket: Ticket) -> None:
         """Queue a request, or answer it at once from the completion cache.
 
-        The completion in an excluded file is empty; excluded files are dropped. It cancels the
-        earlier request on its channel, or takes over its completion if that starts with the text
+        The completion in an excluded file is empty; excluded files are dropped. The request cancels
+        the earlier one on its channel, or takes over its completion if that starts with the text
         typed since. A request for a prefill cancels nothing.
         """
         request = ticket.request

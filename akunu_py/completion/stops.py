@@ -1,4 +1,8 @@
-"""Stop rules: where a completion ends, by the text around the cursor (docs/complete.md)."""
+"""Stop rules: where a completion ends (docs/complete.md).
+
+The rules use the cursor position, indentation, brackets and the text after the cursor. They hold
+for most languages and need no parser for each.
+"""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The comments and strings of languages, by file suffix or language: those in syntax.toml."""
+"""The comments and strings of languages (syntax.toml), by file suffix or language."""
 
 import re
 import tomllib

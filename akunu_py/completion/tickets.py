@@ -1,4 +1,4 @@
-"""The open requests of a completion queue, as a value; `CompletionQueue` locks it."""
+"""The open requests of a queue, without threads; `CompletionQueue` locks them."""
 
 from __future__ import annotations
 

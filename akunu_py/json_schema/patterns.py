@@ -43,7 +43,7 @@ _Parts = list[_Part]
 
 @cache
 def content_matching(pattern: str) -> Expr:
-    """Return the JSON content of the strings that the pattern matches. Raises SchemaError."""
+    """Return the JSON content of strings that `pattern` matches. Raises SchemaError."""
     parser = _Parser(pattern)
     pending = [(parts, False, False) for parts in parser.parse()]
     found: list[Expr] = []

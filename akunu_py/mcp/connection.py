@@ -52,7 +52,10 @@ class Connection:
         return await started
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutput:
-        """Call a tool; start the server first if it ended. Raises AkunuError without a result."""
+        """Call a tool; start the server first if it ended. Cancelling cancels the call.
+
+        Raises AkunuError if there is no result.
+        """
         async with self._starting:
             if self._client is None:
                 await self._start()

@@ -40,7 +40,7 @@ _BELL_AFTER_S = 15.0  # Longer answers ring the bell.
 
 @dataclass(eq=False)
 class AnswerController:
-    """Requests answers one by one, and shows and saves them; ignores abandoned requests."""
+    """Requests answers one by one, shows and saves them; ignores abandoned requests."""
 
     model: str  # for the next answer
     _conversation: Conversation
@@ -61,7 +61,7 @@ class AnswerController:
     on_end: Sequence[Callable[[Conversation, ChatTurn], None]] = ()
 
     def start(self, post: Callable[[TextualMessage], object]) -> None:
-        """Start loading the model if it is installed. `post` is called from another thread."""
+        """Start loading the model if it is installed. Another thread calls `post`."""
         self._session.start(post, load=not self._is_missing)
         self._show_phase()
 
@@ -86,7 +86,10 @@ class AnswerController:
         return any(turn in self._conversation for turn in self._queue)
 
     def side_job(self, conversation: Conversation, prompt: str) -> ChatJob:
-        """Return a job with the prompt prefix of the next turn that does not become a turn."""
+        """Return a job that follows a conversation's turns but does not become one.
+
+        Its prompt shares a cached prefix with the prompt of the next turn.
+        """
         job = self.job_for(conversation, ChatTurn(ChatMessage("user", prompt)))
         return replace(job, options=replace(job.options, side_request=True))
 
@@ -103,7 +106,7 @@ class AnswerController:
         return ChatJob(messages, replace(options, max_tokens=limit, thinking_budget=budget))
 
     async def unqueue_last(self) -> None:
-        """Return the last queued prompt to the prompt box; an answer that goes on ends instead."""
+        """Return the last queued prompt to the box; a queued continuation ends instead."""
         queued = [turn for turn in self._queue if turn in self._conversation]
         if queued:
             await self._put_back(self._end_or_remove(queued[-1:], "done", "cancelled"))
@@ -183,7 +186,10 @@ class AnswerController:
             self._view.inform(f"The next answer will be JSON{matching}. /json off cancels.")
 
     async def interrupt(self, discard: ChatTurn | None = None) -> None:
-        """Stop the answers on the screen; unanswered prompts except `discard` return to the box."""
+        """Stop the pending answers on the screen; keep the text of the running one.
+
+        Unanswered prompts return to the prompt box, except that of `discard`.
+        """
         turns = [turn for turn in self.pending() if turn in self._conversation]
         for turn in turns:
             self._stop_work(turn)
@@ -308,7 +314,7 @@ class AnswerController:
         await self._continue_with_results()
 
     async def _continue_with_results(self) -> None:
-        """Save the calls, and continue answers whose calls have all ended, before other prompts."""
+        """Save the calls; before other prompts, continue answers whose calls all ended."""
         for turn in list(self._tools.turns):
             self._conversation_of(turn).save(turn)
             if all(use.has_ended for use in turn.rounds[-1].uses):
@@ -391,7 +397,7 @@ class AnswerController:
     def _end_or_remove(
         self, turns: Sequence[ChatTurn], state: TurnState, reason: FinishReason | None
     ) -> list[ChatTurn]:
-        """End the answers of turns; return those on the screen without output, not pending now."""
+        """End answers of turns; return those on screen without output, no longer pending."""
         unanswered = []
         for turn in turns:
             if turn in self._conversation and not turn.has_output:

@@ -28,7 +28,7 @@ _MAX_PROMPTS = 500  # earlier prompts in the prompt box
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The conversation to open at the start; the list opens if several match, or none is named."""
+    """The chat to open at the start; the list opens if several match or none is named."""
 
     words: str = ""  # search words, or the start of an id
     last: bool = False  # the most recent conversation
@@ -86,7 +86,7 @@ class LibraryController:
         await self.claim()
 
     async def claim(self) -> None:
-        """Mark the conversation as open in this process, and note if another one has it open."""
+        """Mark the conversation as open here, and note if another process has it open."""
         here, names = self._conversation, set(self._answering.background)
         name, here.is_elsewhere = here.tree.conversation, False
         with contextlib.suppress(ConversationError):  # `SavingFailed` reports the reason.
@@ -96,7 +96,7 @@ class LibraryController:
             await self._view.add_notice(_OPEN_ELSEWHERE)
 
     async def resume(self, wanted: Resume) -> str | None:
-        """Open the wanted conversation. Return initial search words if the user must choose."""
+        """Open the wanted conversation. Return search words if the user must choose."""
         if wanted.last:
             if not await self.continue_last():
                 self._view.show_error("There is no earlier chat to continue.")

@@ -1,7 +1,10 @@
-"""Side requests: titles of new conversations, written while the model is idle, and /compact.
+"""Side requests: titles of new conversations, and summaries of older turns.
+
+Titles: the model writes them while it is idle. A title that the user chose stays.
 
 /compact continues on a branch: the summary as its first turn, then copies of the latest turns. If
-one answer fills half of the context, the branch has that answer without its middle instead.
+one answer fills half of the context, the branch has that answer without its middle instead. The
+original stays.
 """
 
 import contextlib
@@ -53,7 +56,7 @@ class TitleController:
         self._renamed.add(conversation)
 
     def on_end(self, conversation: Conversation, turn: ChatTurn) -> None:
-        """Request a title after an answer, unless the conversation has one or the model is busy."""
+        """Request a title after an answer, unless there is one or the model is busy."""
         tree = conversation.tree
         is_answered = turn.is_answered and turn.finish_reason not in (None, "cancelled")
         if (
@@ -109,7 +112,7 @@ class CompactionController:
     _hinted: set[str] = field(default_factory=set)  # conversations for which it was proposed
 
     async def compact(self) -> None:
-        """Request a summary of all but the latest turns, or cut the middle of a long answer."""
+        """Request a summary of older turns, or cut the middle of a long answer."""
         if self._answering.refuse_while_busy():
             return
         turns = [turn for turn in self._conversation.turns if turn.is_answered]
@@ -135,7 +138,7 @@ class CompactionController:
         await self._answering.submit(turn)
 
     def on_end(self, conversation: Conversation, turn: ChatTurn) -> None:
-        """Continue after a summary, or go back to the original if it was stopped or failed."""
+        """Continue after a summary; return to the original if it was stopped or failed."""
         kept = self._kept.pop(turn.reply_id, None)
         if kept is None:
             self._propose(conversation, turn)
@@ -168,13 +171,13 @@ def _length(turn: ChatTurn) -> int:
 
 
 def _last_that_fit(turns: Sequence[ChatTurn], room: float) -> int:
-    """Return how many of the last turns have at most `room` characters, but not all turns."""
+    """Return how many of the last turns fit `room` characters, never all turns."""
     lengths = itertools.accumulate(map(_length, reversed(turns[1:])))
     return sum(length <= room for length in lengths)
 
 
 def _messages(turns: Sequence[ChatTurn], room: int) -> list[Message]:
-    """Return the messages of turns; shorten the longest so that all fit `room` characters."""
+    """Return the messages of turns; shorten the longest to fit `room` characters."""
     lengths = sorted(len(text) for turn in turns for text in (turn.prompt.text, turn.answer))
     left, most = room, lengths[-1]
     for place, length in enumerate(lengths):

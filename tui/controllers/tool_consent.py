@@ -1,4 +1,4 @@
-"""Tools of MCP servers in the chat: which are offered, and the user's consent to each call."""
+"""Tools of MCP servers: which are offered, and the user's consent to each call."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ _START_S = 30.0  # Prompts wait this long for servers that start.
 
 @dataclass(eq=False)
 class ToolController:
-    """Offers tools, asks before each call, runs calls one by one, and stores their results."""
+    """Offers tools, asks before each call, runs calls one by one, stores results."""
 
     _servers: ToolServers
     _view: ChatView
@@ -60,7 +60,7 @@ class ToolController:
     async def begin(
         self, turn: ChatTurn, tree: ConversationTree, calls: Sequence[ToolCall]
     ) -> None:
-        """Show the calls at the end of an answer, and run them one by one, each with consent."""
+        """Show the calls at the end of an answer; run them one by one, each with consent."""
         servers = {each.name: each.server for each in self.offered.all_tools()}
         turn.begin_round(ToolUse(call, servers.get(call.name, "")) for call in calls)
         turn.state = "calling"
@@ -163,7 +163,7 @@ class ToolController:
 
     @property
     def asked(self) -> tuple[ChatTurn, ToolUse] | None:
-        """The call of the open conversation that waits for the user's decision, and its turn."""
+        """The call in the open conversation that waits for a decision, and its turn."""
         turns = (turn for turn in self.turns if turn in self._conversation)
         return next(((turn, use) for turn in turns if (use := self._waiting(turn))), None)
 

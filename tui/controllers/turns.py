@@ -1,4 +1,4 @@
-"""Actions on turns: send, edit, regenerate, continue, stop, copy, switch branches, find."""
+"""Actions on turns: send, edit, regenerate, continue, stop, copy, branch, find."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from akunu_py.tui.transcript.view import Part
 
 @dataclass(eq=False)
 class TurnController:
-    """Runs the user's actions on turns. Nothing is overwritten: a change becomes a branch."""
+    """Runs actions on turns. Nothing is overwritten: a change becomes a branch."""
 
     _conversation: Conversation
     _answering: AnswerController
@@ -48,7 +48,7 @@ class TurnController:
         return self._draft if self.edited and box.text == typeable(prompt) else box.message
 
     async def send(self, text: str, pastes: Sequence[Attachment] = ()) -> None:
-        """Send a prompt with its attached files, in place of the prompt being edited, if any."""
+        """Send a prompt with its files, in place of the prompt being edited, if any."""
         attached = list(pastes)
         if mentions(text):
             names = await asyncio.to_thread(missing_files, text, self._directory)
@@ -195,7 +195,7 @@ class TurnController:
         self._view.show_error("There is no code block to copy.")
 
     def _changeable_turn(self, none: str) -> ChatTurn | None:
-        """Return the turn to edit or regenerate; None, with an error, for no turn or a summary."""
+        """Return the turn to change; show an error for no turn or a summary, return None."""
         turn = self._chosen_turn()
         if turn is None or turn.prompt.text == SUMMARY_PROMPT:
             summary = "Press ← on this summary for the original chat, then use /compact."
@@ -220,7 +220,7 @@ class TurnController:
 
 
 def code_blocks(text: str) -> list[tuple[str, str]]:
-    """Return the fenced and indented code blocks of a Markdown text, with their languages."""
+    """Return the fenced and indented code blocks of Markdown, with their languages."""
     return [
         (token.content, token.info.split()[0] if token.info.strip() else "")
         for token in parse(text)
@@ -246,7 +246,7 @@ class FindController:
         return bool(self._words)
 
     async def find(self, words: str, message: str = "") -> None:
-        """Mark `words` and go to the last hit; for a search, mark each, and go to `message`."""
+        """Mark `words`, go to the last hit; for a search, mark each, go to `message`."""
         self._words, self._current = words, None
         self.marks.find = search_finder(words) if message else phrase_finder(words)
         self._view.transcript.redraw()

@@ -53,9 +53,9 @@ def mentions(prompt: str) -> list[str]:
 
 
 def attach(prompt: str, directory: Path, context_length: int) -> list[Attachment]:
-    """Read the existing files that `prompt` mentions. context_length: in tokens, 0 if unknown.
+    """Read the existing files that `prompt` mentions.
 
-    Raises UsageError for unsuitable files.
+    Raises UsageError for unsuitable files. context_length: in tokens, 0 if unknown.
     """
     files: dict[Path, Attachment] = {}
     for name in mentions(prompt):
@@ -116,7 +116,7 @@ def find_file(name: str, directory: Path) -> tuple[str, Path] | None:
 
 
 def read_attachment(name: str, path: Path, max_bytes: int | None = None) -> Attachment:
-    """Read a file, up to `max_bytes` (None: no limit), or list a directory. Raises UsageError."""
+    """Read up to `max_bytes` (None: all) or list a directory. Raises UsageError."""
     try:
         if path.is_dir():
             text = _listing(path)
@@ -170,7 +170,7 @@ def is_image(name: str) -> bool:
 
 
 def join_files(prompt: str, files: Sequence[Attachment]) -> str:
-    """Return the prompt followed by each file in a fence longer than any fence in the file."""
+    """Return the prompt, then each file in a fence longer than any fence in the file."""
     parts = [prompt]
     for file in files:
         fence = fence_for(file.text)
@@ -198,13 +198,13 @@ def expand_pastes(prompt: str, texts: Mapping[str, str]) -> str:
 
 
 def full_prompt(content: str) -> str:
-    """Return the prompt of a message, without files and with pasted texts in their places."""
+    """Return the prompt of a message, without files, with pasted texts in place."""
     prompt, files = split_files(content)
     return expand_pastes(prompt, pasted_texts(files))
 
 
 def title_text(content: str) -> str:
-    """Return the sentence that names a conversation: of a prompt, else of a pasted text."""
+    """Return the sentence that names a chat: of a prompt, else of a pasted text."""
     text = PASTE_LABEL.sub("", split_files(content)[0]).strip() or full_prompt(content)
     line = next(filter(None, map(str.strip, text.splitlines())), "")
     asked = _COURTESY.sub("", line)
@@ -213,7 +213,7 @@ def title_text(content: str) -> str:
 
 
 def split_files(content: str) -> tuple[str, list[Attachment]]:
-    """Return the prompt and the files of `join_files`. The last newline of a file may differ."""
+    """Return the prompt and files of `join_files`. A file's last newline may differ."""
     files: list[Attachment] = []
     prompt_end: int | None = None
     end = 0

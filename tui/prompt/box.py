@@ -316,7 +316,7 @@ class PastedTexts:
         return [self._pastes[label] for label in labels if label in self._pastes]
 
     def describe(self, text: str) -> tuple[str, int]:
-        """Return the (partly estimated) tokens of pasted texts, in words and as a number."""
+        """Return the tokens of pasted texts in words ("" for none) and as a number."""
         pastes = self.in_prompt(text)
         estimates = {each.name: each.size // attachments.BYTES_PER_TOKEN for each in pastes}
         tokens = sum((estimates | self.tokens)[name] for name in estimates)

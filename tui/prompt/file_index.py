@@ -49,7 +49,7 @@ class FileIndex:
         self._read_at = time.monotonic()
 
     def search(self, letters: str, limit: int = 50) -> list[Match]:
-        """Return matching paths, best first; /, ~ and .. start paths outside the directory."""
+        """Return matching paths, best first. /, ~ and .. lead outside the directory."""
         if letters.startswith(("/", "~", "..")):
             return _complete_path(self.directory, letters, limit)
         return best_matches(letters, self.paths, limit)
@@ -84,7 +84,7 @@ def is_mentionable(path: str) -> bool:
 
 
 def list_files(directory: Path, limit: int) -> list[str]:
-    """Return relative paths of at most `limit` files below `directory`, top ones first."""
+    """Return relative paths of up to `limit` files below `directory`, top ones first."""
     files = _ignore_files_above(directory)
     found = list(islice(_walk(directory, files), limit)) if files is not None else []
     return found or list(islice(_walk(directory, None), limit))
@@ -109,7 +109,7 @@ class IgnoreFile:
         self._names = re.compile(names or "(?!)")
 
     def is_ignored(self, path: str, name: str) -> bool | None:
-        """Return the verdict of the last matching pattern. Directory paths end with a slash."""
+        """Return the last matching pattern's verdict. Directory paths end with a slash."""
         if self._names.match(name):
             below = path[len(self._base) :].replace("/", "\n")
             for pattern in reversed(self._patterns):
@@ -155,7 +155,7 @@ def _glob(part: str) -> str:
 
 
 def _ignore_files_above(directory: Path) -> list[IgnoreFile] | None:
-    """Return the ignore files above `directory`, or None if it is ignored or in no repository."""
+    """Return the ignore files above `directory`; None if ignored or in no repository."""
     directory = Path(os.path.realpath(directory))
     above = (directory, *directory.parents)
     root = next((each for each in above if os.path.lexists(each / ".git")), None)
@@ -189,7 +189,7 @@ def _is_ignored(files: Sequence[IgnoreFile], path: str, name: str) -> bool:
 
 
 def _walk(top: Path, ignore_files: Sequence[IgnoreFile] | None) -> Iterator[str]:
-    """Yield the files below `top`, breadth first. ignore_files: None outside of a repository."""
+    """Yield files below `top`, breadth first. ignore_files: None without a repository."""
     end, entries_left = time.monotonic() + MAX_SECONDS, MAX_ENTRIES
     base = os.path.realpath(top)
     pending: deque[tuple[str, Sequence[IgnoreFile]]] = deque([("", ignore_files or ())])
@@ -232,7 +232,7 @@ class Match:
 
 
 def best_matches(letters: str, paths: Iterable[str], limit: int) -> list[Match]:
-    """Return the `limit` best matches of `paths`: names with the prefix, then other matches."""
+    """Return the `limit` best matches of `paths`: names with the prefix come first."""
     # textual.fuzzy takes up to 80 ms for one name.
     letters = letters.lower()
     # Each class excludes the next letter to prevent backtracking.

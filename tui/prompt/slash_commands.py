@@ -65,7 +65,7 @@ _CALL = re.compile(r"/([A-Za-z]+)(?:[ \t]+(\S(?:.*\S)?))?\s*", re.DOTALL)
 
 
 def parse(prompt: str) -> tuple[Command, str] | None:
-    """Return a command and its argument (None: a prompt for the model), or raise UsageError."""
+    """Return a command and its argument, None for a prompt. Raises UsageError."""
     found = _CALL.fullmatch(prompt)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Suggestions while typing a prompt: files after an @, commands after a slash, and arguments."""
+"""Suggestions while typing: files after an @, commands after a slash, arguments."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,7 @@ def suggest(index: FileIndex, before: str) -> tuple[str, list[Suggestion]]:
 
 
 def _files(index: FileIndex, letters: str) -> Iterator[Suggestion]:
-    """Yield mentions of text files; those of directories are open for names inside them."""
+    """Yield mentions of text files; those of directories stay open for names inside."""
     for match in index.search(letters, _MAX_SUGGESTIONS):
         with contextlib.suppress(RuntimeError, ValueError):  # unknown home directory, a NUL
             path = index.directory / Path(match.path).expanduser()
@@ -66,7 +66,7 @@ def _files(index: FileIndex, letters: str) -> Iterator[Suggestion]:
 
 
 def _commands(typed: str) -> list[Suggestion]:
-    """Return commands whose name starts with `typed`, or else contains it, or else the title."""
+    """Return commands whose name starts with `typed`, else has it, else the title."""
     found = [each for each in COMMANDS if typed in each.name or typed in each.title.lower()]
     found.sort(key=lambda each: (not each.name.startswith(typed), typed not in each.name))
     suggestions = []
@@ -99,9 +99,10 @@ _ROOM_FOR_NOTES = 26
 
 
 class SuggestionPopup(OptionList, can_focus=False):
-    """The list of suggestions above the prompt box, which passes each key to `take_key` first.
+    """The list of suggestions, mounted right before its text area and drawn above it.
 
-    It opens by typing, never by recalling or pasting.
+    It opens by typing, never by recalling or pasting. It never has the focus: the prompt box passes
+    each key to `take_key` first.
     """
 
     DEFAULT_CSS = Path(__file__).with_name("suggestions.tcss").read_text("utf-8")
@@ -125,9 +126,10 @@ class SuggestionPopup(OptionList, can_focus=False):
         return bool(self.display)
 
     def take_key(self, key: str, *, is_typed: bool) -> bool:
-        """Handle a key of the box; return whether the list consumed it, so that the box ignores it.
+        """Handle a key of the box; return whether the list consumed it.
 
-        is_typed: the key inserts or deletes a character.
+        is_typed: the key inserts or deletes a character. Enter on a complete command inserts the
+        command without consuming the key, so that the box sends it.
         """
         self._typing = is_typed
         if not self.is_open:

@@ -1,6 +1,7 @@
 """The question whether a tool call may run, above the prompt box.
 
-No accidents: typed text goes to the box, and Enter does nothing until the keys rest for a moment.
+It never runs a call by accident: typed text goes to the prompt box, the question takes the focus
+only while the box is empty, and Enter does nothing until no key was pressed for a moment.
 """
 
 import math
@@ -130,7 +131,7 @@ class ConsentPanel(SummedHeight):
             box.insert(event.character)
 
     def _is_quiet(self, now: float) -> bool:
-        """Return whether the call was shown long enough; else start to wait again at `now`."""
+        """Return whether the call was shown long enough; else restart the wait at `now`."""
         self._accepts_enter = self._accepts_enter or now - self._quiet_since >= _QUIET_S
         if self._quiet_since != math.inf:  # not before the first frame
             self._quiet_since = now

@@ -1,4 +1,8 @@
-"""The list of saved conversations: search, open, rename, delete and export, with a preview."""
+"""The list of saved conversations: search, open, rename, delete, export, preview.
+
+Deleting needs no confirmation because Ctrl+Z undoes it. Keys for the highlighted row wait for a
+running search.
+"""
 
 import asyncio
 import contextlib
@@ -64,7 +68,7 @@ class ConversationRenamed(Message):
 
 
 class ConversationsScreen(ListDialog[ChosenConversation]):
-    """The list of conversations. The result is the conversation to open, None for no change."""
+    """The list of conversations. The result is the one to open, None for no change."""
 
     CSS_PATH = [DIALOG_STYLE, "conversation_list.tcss"]  # noqa: RUF012 - as in Textual
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (_NORMAL, "-normal"), (_WIDE, "-wide")]  # noqa: RUF012
@@ -336,7 +340,7 @@ def _stylized(content: Content, marks: Sequence[tuple[int, int]]) -> Content:
 
 
 def _preview(tree: ConversationTree, message: str | None, words: str) -> list[Widget]:
-    """Return the title and the last messages, or those from `message` on, on its branch."""
+    """Return the title and last messages, or those from `message` on, in its branch."""
     if message is not None and message in tree:
         tree.activate_branch(message)
     path = [each for each in tree.active_branch() if each.text.strip()]

@@ -71,7 +71,7 @@ class Dialog(ModalScreen[Result | None]):
 
 
 class ListDialog(Dialog[Result]):
-    """A list below a search box, which keeps the focus. Enter or a click chooses a row."""
+    """A list below a search box that keeps the focus. Enter or a click chooses a row."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,ctrl+n,ctrl+j", "move('cursor_down')", "Next row", show=False),

@@ -35,7 +35,7 @@ Rows = Sequence[tuple[str, str]]  # a key or command, and its description
 
 
 def help_sections(app: App[Any]) -> dict[str, Rows]:
-    """Return the help for the top screen, by heading. Call this before opening the help."""
+    """Return the help for the top screen, by heading. Call it before opening the help."""
     if isinstance(app.screen, Dialog):  # The keys of the chat do not work there.
         return {"In this list": [("Up, Down", "Move"), *app.screen.described_keys]}
     keys = keys_of_actions(app)

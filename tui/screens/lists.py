@@ -21,7 +21,7 @@ _MAX_CHARACTERS = 300  # displayed per prompt
 
 
 class HistoryScreen(ListDialog[str]):
-    """The prompts that contain all words, newest first. The result is the chosen prompt."""
+    """The prompts with all words, newest first. The result is the chosen prompt."""
 
     CSS_PATH = [DIALOG_STYLE, "lists.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -51,7 +51,7 @@ class HistoryScreen(ListDialog[str]):
 
 
 class ThemesScreen(ListDialog[str]):
-    """The list of themes. The result is the chosen theme; None restores the current one."""
+    """The list of themes. The result: the chosen theme; None restores the current one."""
 
     CSS_PATH = [DIALOG_STYLE, "lists.tcss"]  # noqa: RUF012 - as in Textual
 
@@ -92,7 +92,7 @@ _SERVER = "server "  # prefix of the ids of servers' rows
 
 
 class ToolsScreen(ListDialog[None]):
-    """All servers with their tools. Enter turns a tool, or all tools of a server, on or off."""
+    """All servers and their tools. Enter turns a tool or a server's tools on or off."""
 
     CSS_PATH = [DIALOG_STYLE]  # noqa: RUF012 - as in Textual
 

@@ -46,7 +46,7 @@ CHOOSING_HINTS = tuple(  # A click would move the focus away from the message.
 
 
 class TitleRow(Unmarked, Widget, can_focus=False):
-    """The title, the model, the context used, and while answering a picture of drafting."""
+    """The title, the model, the context used, and drafting while the model answers."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"title--bars", "title--number"}
 
@@ -65,7 +65,7 @@ class TitleRow(Unmarked, Widget, can_focus=False):
         return title.pad_right(max(0, width - title.cell_length - right.cell_length)) + right
 
     def _drafting(self) -> Content:
-        """Return the accepted tokens of the last passes as bars, and the factor, if they help."""
+        """Return recent accepted tokens per pass as bars, and the factor, if they help."""
         turn = self.turn
         if not turn or turn.state != "answering" or max(turn.passes[-_MAX_BARS:], default=1) < 2:
             return Content("")
@@ -176,7 +176,7 @@ _QUESTIONS = (
 
 
 class Welcome(Vertical):
-    """The start page: the model, its description or download, offers, and questions to try."""
+    """The start page: the model, its description or download, offers, and questions."""
 
     def __init__(self, model: str, privacy: str) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class Welcome(Vertical):
             yield Static(Content(question), classes="question")
 
     def question_after(self, text: str) -> str | None:
-        """Return the next question to try; None if `text` is neither empty nor one of them."""
+        """Return the next question to try; None if `text` is neither empty nor one."""
         questions = ("", *_QUESTIONS)
         return questions[questions.index(text) % len(_QUESTIONS) + 1] if text in questions else None
 
@@ -231,7 +231,7 @@ class Welcome(Vertical):
 
 
 def describe_privacy(server: str, tool_servers: Sequence[str] = ()) -> str:
-    """Return where prompts go: to an address, or nowhere; and that tools can send data."""
+    """Say where prompts go (to an address or nowhere), and that tools can send data."""
     if server and urlsplit(server).hostname not in ("localhost", "127.0.0.1", "::1"):
         where = f"Prompts and attached files go to {server}."
     elif not tool_servers:

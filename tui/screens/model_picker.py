@@ -270,7 +270,7 @@ def _question(row: ModelRow, rate: float | None) -> str:
 
 
 def probe_machine() -> tuple[int, Machine]:
-    """Return the bytes available to a model, and the machine. Imports MLX; call in a thread."""
+    """Return bytes available to a model, and the machine. Imports MLX: use a thread."""
     from akunu_py.engine.model import device
 
     try:
@@ -280,7 +280,10 @@ def probe_machine() -> tuple[int, Machine]:
 
 
 def model_rows(memory: int | None, machine: Machine | None = None) -> list[ModelRow]:
-    """Return the stored models, then the catalog's, first those that fit in `memory` bytes."""
+    """Return all models: stored ones by name, then the catalog's, fitting ones first.
+
+    memory: bytes available to a model, None if unknown. machine: for speed estimates.
+    """
     entries = catalog.load_catalog()
     stored: list[model_store.StoredModel] = []
     with contextlib.suppress(AkunuError):  # loading a model reports the problem

@@ -1,4 +1,4 @@
-"""The settings of the running chat, and the form for them and for the options of the open chat."""
+"""The settings of the running chat, and the form for them and for its options."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -80,7 +80,7 @@ class SettingsController:
 
 
 class SettingsScreen(Dialog[tuple[ChatOptions, Settings]]):
-    """The form. The result: the chat's options and the saved settings, None if not saved."""
+    """The form. The result: the chat's options and saved settings; None if not saved."""
 
     CSS_PATH = [DIALOG_STYLE, "settings_form.tcss"]  # noqa: RUF012 - as in Textual
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -224,7 +224,7 @@ class PlainCheckbox(Checkbox):
 
 
 def parse_option(name: str, text: str) -> float | int | None:
-    """Return the number in a field; None if it is empty. Raises ValueError with the reason."""
+    """Return the number in a field, None if empty. Raises ValueError with the reason."""
     text = text.strip().replace(",", ".")
     if not text:
         return None

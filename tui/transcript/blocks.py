@@ -1,4 +1,4 @@
-"""Paragraphs, lists, quotes and tables of an answer, updated in place while the answer grows.
+"""Paragraphs, lists, quotes and tables of a growing answer, updated in place.
 
 Textual's own widgets rebuild the content of a list or quote for every new piece of text.
 """
@@ -80,7 +80,7 @@ class ListRow(Horizontal):
 
 
 class _List(MarkdownList):
-    """A list: one widget if all items are text (for fast layout), otherwise a row per item."""
+    """A list: one widget if all items are text (fast layout), else a row per item."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"list--symbol"}
 
@@ -283,7 +283,7 @@ def natural_widths(rows: Sequence[Sequence[Content]]) -> tuple[list[int], list[i
 
 
 def column_widths(natural: Sequence[int], words: Sequence[int], room: int) -> list[int]:
-    """Distribute `room` columns of text over table columns, at the cost of the widest ones."""
+    """Distribute `room` text columns over table columns at the cost of the widest."""
     words_fit = sum(words) <= room
     least = words if words_fit else [1] * len(natural)
     wanted = natural if words_fit else words
@@ -307,7 +307,7 @@ def draw_table(
     width: int,
     rule: Style,
 ) -> list[Content]:
-    """Return the lines of a table, at most `width` columns wide; a list if it is too narrow."""
+    """Return the lines of a table up to `width` columns wide; if too narrow, a list."""
     natural, words = natural_widths([header, *rows])
     least = sum(min(_MIN_COLUMNS, each) for each in words)
     for gap in (_GAP, _NARROW_GAP):

@@ -1,4 +1,4 @@
-"""Code blocks of an answer, colored by Pygments; `text-wrap` in CSS decides if lines wrap."""
+"""Code blocks of an answer, in colors; CSS `text-wrap` decides whether lines wrap."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _lexer(language: str) -> Lexer:
 
 
 def _style(kind: Any, text: str, following: str) -> str:
-    """Return the style of a token; names of calls and types are recognized by their form."""
+    """Return the style of a token; the form of a name shows if it is a call or a type."""
     if kind in (Token.Name, Token.Name.Other, Token.Name.Builtin):
         if text in _TYPE_NAMES or _CAPITALIZED.fullmatch(text):
             return _TYPE
@@ -242,7 +242,7 @@ def _clickable(
 
 
 def truncate_line(line: Content, width: int, start: int, mark: Style) -> list[Content]:
-    """Return `width` columns of a line from `start`, with a mark at each truncated end."""
+    """Return `width` columns of a line from `start`; mark each truncated end."""
     length = line.cell_length
     if length <= width and not start:
         return [line]
@@ -270,7 +270,7 @@ def wrap_line(line: Content, width: int, start: int, mark: Style) -> list[Conten
 
 
 def _split(line: Content, width: int) -> tuple[Content, Content]:
-    """Split off the part that fits (at least a character), after a space or comma if near."""
+    """Split off what fits (at least a character), after a space or comma if near."""
     fits = len(_slice_columns(line, 0, width).plain) or 1
     text = line.plain
     if fits < len(text):
@@ -280,7 +280,7 @@ def _split(line: Content, width: int) -> tuple[Content, Content]:
 
 
 def _slice_columns(line: Content, start: int, end: int) -> Content:
-    """Return the columns from `start` to `end`; a truncated wide character becomes a space."""
+    """Return columns `start` to `end`; a truncated wide character becomes a space."""
     text = line.plain
     if cell_len(text) == len(text):
         return line[start:end]

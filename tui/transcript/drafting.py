@@ -57,9 +57,10 @@ class DraftMarks:
         self.shown = shown
 
     def __call__(self, texts: Sequence[Content], source: str, offset: int) -> list[Content]:
-        """Return the texts drawn for `source`, which starts at `offset` in the answer, with marks.
+        """Return the texts drawn for `source`, at `offset` in the answer, with marks.
 
-        Rejected drafts are inserted behind the indentation of a line, which keeps its place.
+        Accepted drafts are colored. Rejected drafts are inserted where they were proposed, but
+        after the indentation of a line, so that the line keeps its place.
         """
         if self.shown == "hidden":
             return list(texts)
@@ -119,7 +120,7 @@ def align(text: str, source: str, place: int) -> list[int]:
 
 
 class DraftingPanel(Unmarked, Widget, can_focus=False):
-    """A legend of the marks, tokens per step, the estimated speedup and the answer's statistics."""
+    """A legend of the marks, tokens per step, the estimated speedup and statistics."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"drafted--{name}" for name in ("value", "words")}
 

@@ -1,4 +1,4 @@
-"""Text on the screen by its characters: marks of found text, and the word or line of a click."""
+"""Text on the screen by characters: marks of hits, the word or line of a click."""
 
 import itertools
 import re
@@ -30,13 +30,13 @@ Finder = Callable[[str], Sequence[tuple[int, int]]]
 
 
 def phrase_finder(words: str) -> Finder:
-    """Return a finder of `words` in this order, in any case, with any whitespace between."""
+    """Return a finder of `words` in this order, any case, any whitespace between them."""
     pattern = re.compile(r"\s+".join(map(re.escape, words.split())), re.IGNORECASE)
     return lambda text: [found.span() for found in pattern.finditer(text)]
 
 
 def search_finder(words: str) -> Finder:
-    """Return a finder of the words of a query, by the rules of the search in all conversations."""
+    """Return a finder of a query's words, by the rules of the search in all chats."""
     return lru_cache(maxsize=4096)(partial(find_words, words=words))  # lines are drawn often
 
 
@@ -65,7 +65,7 @@ class ShownCharacter:
 
 
 def characters(widget: Widget) -> list[ShownCharacter]:
-    """Return the selectable characters of a widget, with newlines, and spaces for wraps."""
+    """Return a widget's selectable characters, with newlines, and spaces for wraps."""
     shown: list[ShownCharacter] = []
     for row in range(widget.content_size.height):
         new_row = True
@@ -107,7 +107,10 @@ def hits_in(view: Widget, find: Finder) -> Iterator[ShownHit]:
 def section_of_hit(
     view: Widget, sections: Sequence[MarkdownSection], index: int, find: Finder
 ) -> tuple[Widget, int]:
-    """Return the section with hit `index` of an answer, else `view`, and the hit's index there."""
+    """Return the section with hit number `index`, and the number of the hit there.
+
+    view: the answer, returned for a hit after `sections`.
+    """
     left = index
     for section in sections:
         count = len(find(plain_text(section.text)))
@@ -118,7 +121,7 @@ def section_of_hit(
 
 
 class HitMarks(LineFilter):
-    """Marks found text in each line; text that continues on the next line is not marked."""
+    """Marks found text in each line, except text that continues on the next line."""
 
     find: Finder
 

@@ -139,7 +139,7 @@ class MarkdownSection(Vertical):
             block.follow_end(grows and block is last)
 
     async def finish(self, text: str, *, in_list: bool) -> None:
-        """Set the final text, longer or shorter than before; the next section has the rest."""
+        """Set the final text, longer or shorter; the next section has the rest."""
         self.set_class(in_list, "-listed")
         if len(text) > len(self.text):
             await self.append(text[len(self.text) :])
@@ -175,7 +175,7 @@ class MarkdownSection(Vertical):
 
 
 class AnswerMarkdown(Vertical):
-    """An answer whose last section may grow. A bug in drawing turns it into plain text."""
+    """An answer whose last section may grow. A drawing bug turns it into plain text."""
 
     def __init__(self, text: str, mark: Mark | None = None, offset: int = 0) -> None:
         self._source = text
@@ -246,7 +246,7 @@ class AnswerMarkdown(Vertical):
 
 
 def split_sections(text: str) -> list[str]:
-    """Split Markdown into sections of `_BLOCKS` blocks or list items that concatenate to it."""
+    """Split Markdown into sections (`_BLOCKS` blocks or items) that concatenate to it."""
     if text.count("\n") < 2 * _BLOCKS:
         return [text]
     lines = re.split(r"(?<=\n)", text)  # as the parser counts lines; splitlines splits more
@@ -277,5 +277,5 @@ def _starts(tokens: list[Token]) -> Iterator[int]:
 
 
 def _is_list_cut(parts: list[str], place: int) -> bool:
-    """Return whether a section ends inside a list, with no empty line before the next section."""
+    """Return whether a section ends inside a list, without an empty line after it."""
     return place + 1 < len(parts) and not parts[place].endswith("\n\n")

@@ -48,7 +48,7 @@ def markdown_parser() -> MarkdownIt:
 
 
 def parse(text: str) -> list[Token]:
-    """Return the tokens of a text, none if the parser fails (the renderer reports that)."""
+    """Return a text's tokens, none if the parser fails (the renderer reports that)."""
     try:
         return markdown_parser().parse(text)
     except Exception:  # noqa: BLE001 - any parser bug
@@ -162,7 +162,7 @@ def _draw_boxes(state: StateCore) -> None:
 
 
 def _mark_gaps(state: StateCore) -> None:
-    """Mark blocks that an empty line follows, except at the end of the whole list or quote."""
+    """Mark blocks before an empty line, except at the end of a whole list or quote."""
     lines = state.src.split("\n")
     last: Token | None = None
     for token in state.tokens:
@@ -209,7 +209,7 @@ class _InvalidLatexError(Exception):
 
 
 def to_unicode(tex: str) -> str:
-    """Convert LaTeX without delimiters to Unicode lines. Unbalanced input is returned unchanged."""
+    """Convert LaTeX without delimiters to Unicode lines; keep unbalanced input as is."""
     try:
         text = "".join(_LatexReader(tex).read())
     except _InvalidLatexError:
@@ -317,7 +317,7 @@ class _LatexReader:
         return sign + (under if len(under) == 1 or under.isdecimal() else f"({under})")
 
     def _environment(self) -> str:
-        r"""Read an environment after `\begin`; a matrix becomes its rows between semicolons."""
+        r"""Read an environment after `\begin`; a matrix becomes rows between semicolons."""
         name = self._group()
         closing = f"\\end{{{name}}}"
         end = self._tex.find(closing, self._place)

@@ -1,4 +1,4 @@
-"""Views of a turn: its prompt, its thinking, tool calls and answer; and notices between turns."""
+"""Views of a turn (prompt, thinking, tool calls, answer), and of notices between."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ _THINKING_TAIL = 1500  # characters shown while thinking grows; each token wraps
 
 
 class Foldable(Vertical):
-    """A line, and more text below it while `is_open`; a click on the line opens or folds it."""
+    """A line, and more text below it while `is_open`; a click on it opens or folds it."""
 
     def __init__(self, *, is_open: bool) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def describe_call(use: ToolUse) -> str:
 
 
 def readable_arguments(arguments: str) -> str:
-    """Return the arguments of a call as indented JSON with broken lines; unchanged if invalid."""
+    """Return arguments as indented JSON with broken lines; unchanged if invalid."""
     try:
         text = json.dumps(json.loads(arguments or "{}"), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The transcript: the turns of the conversation in a scroll view, and the chosen message.
+"""The transcript: the conversation's turns in a scroll view, and a chosen message.
 
 Only turns and answer sections near the viewport are mounted: layout cost does not grow with length.
 """
@@ -46,7 +46,7 @@ MessageView = PromptView | AnswerView
 
 
 def side_margin(width: int) -> int:
-    """Return the empty columns on each side of the text, on a screen of `width` columns."""
+    """Return the empty columns on each side of the text, on `width` screen columns."""
     return max(0, width - _EDGES - TEXT_WIDTH) // 2
 
 
@@ -85,7 +85,7 @@ class TurnColumn(Vertical):
         return [view.turn for view in self.children if isinstance(view, PromptView)]
 
     async def show(self, turns: Sequence[ChatTurn], middle: int | None = None) -> None:
-        """Mount the turns around index `middle` (None: the last turns) and unmount all others."""
+        """Mount the turns around index `middle` (None: the last ones); unmount all others."""
         await self.remove_children()
         first = max(0, len(turns) - PAGE)
         if middle is not None:
@@ -147,7 +147,7 @@ class TurnColumn(Vertical):
 
 
 class SteadyScroll(VerticalScroll):
-    """A scroll view whose visible messages do not move when content above them changes height."""
+    """A scroll view that keeps visible messages in place when content above changes."""
 
     def __init__(self, column: TurnColumn, *, id: str) -> None:
         super().__init__(column, id=id)
@@ -169,7 +169,7 @@ class SteadyScroll(VerticalScroll):
         self.call_after_refresh(end)
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
-        """Lay out the column, and move the scroll position in the same step so nothing jumps."""
+        """Lay out the column and scroll in the same step, so that nothing jumps."""
         result = super().arrange(size, optimal)
         column = next(each for each in result.placements if each.widget is self._column)
         tops = {
@@ -206,7 +206,7 @@ class SteadyScroll(VerticalScroll):
 
 
 class Transcript(SteadyScroll, can_focus=False):
-    """The conversation; follows its end until the reader scrolls up. Empty, it takes no focus."""
+    """The conversation; follows its end until scrolled up. Not focusable while empty."""
 
     FOCUS_ON_CLICK = False  # the prompt box keeps the focus
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -267,7 +267,7 @@ class Transcript(SteadyScroll, can_focus=False):
         return not self._column.children
 
     async def reload(self, message: str | None = None) -> None:
-        """Show the conversation at the message with this id, or at its end. Remove notices."""
+        """Show the conversation at the message with this id, else its end; drop notices."""
         turns = self._conversation.turns
         ids = ((turn.prompt.id, turn.reply_id) for turn in turns)
         place = next((place for place, pair in enumerate(ids) if message in pair), None)
@@ -294,7 +294,7 @@ class Transcript(SteadyScroll, can_focus=False):
         await self._column.mount_all(widgets)
 
     async def show_branch(self) -> None:
-        """Show the active branch: replace all from the first changed turn on, with notices."""
+        """Show the active branch: replace the turns and notices from the first change on."""
         turns, column = self._conversation.turns, self._column
         skipped = [turn.number for turn in turns[: len(column.earlier)]]
         if column.later or skipped != [turn.number for turn in column.earlier]:

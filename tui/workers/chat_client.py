@@ -83,7 +83,10 @@ class TitleWritten(AnswerMessage):
 
 
 class ChatClient:
-    """Sends requests to the model, and posts messages; exceptions become `AnswerFailed`."""
+    """Sends the chat's requests to its model, and posts messages about their answers.
+
+    Every exception becomes an `AnswerFailed` message. The next request retries a failed load.
+    """
 
     def __init__(
         self,
@@ -150,7 +153,7 @@ class ChatClient:
         return self._load(self._model)
 
     def switch(self, model: str) -> None:
-        """Load `model`, or reload the current one, after the queued requests; unload first."""
+        """Unload, then load `model` or the current one again, after the queued requests."""
         self._model = model
         self._host.reload()
 
@@ -173,7 +176,7 @@ class ChatClient:
 
 
 class _AnswerPoster:
-    """Posts the events of one answer. Collects text, because drawing it slows decoding."""
+    """Posts the events of one answer, and joins pieces of text into fewer messages."""
 
     def __init__(
         self, request: int, post: Callable[[AnswerMessage], object], messages: Sequence[Message]
@@ -181,7 +184,8 @@ class _AnswerPoster:
         self._request, self._post = request, post
         self._messages = messages
         self._posted = self._progress_posted = 0.0
-        self._text, self._thinking = events.TextDelta(""), ""  # not posted yet
+        # Not posted yet. Drawing 200 pieces a second would slow decoding through the GIL.
+        self._text, self._thinking = events.TextDelta(""), ""
         self._calls: list[ToolCall] = []  # complete ones
         self._calling: ToolCall | None = None
         self._after_call = False

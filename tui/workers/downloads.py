@@ -23,7 +23,7 @@ class DownloadUpdate(Message):
 
 @dataclass
 class DownloadEnded(Message):
-    """The download of `name` ended; with neither a result nor an error, the user stopped it."""
+    """The download of `name` ended; stopped by the user if no result and no error."""
 
     name: str
     model: str = ""  # the stored model
@@ -51,7 +51,7 @@ class Downloads:
         self.rate: float | None = None  # bytes/s of the last download
 
     def start(self, name: str, *, is_drafter: bool = False) -> bool:
-        """Start a download of a model or its drafter. Return False if one is already running."""
+        """Start a download of a model or its drafter. Return False if one already runs."""
         if name in self.running:
             return False
         self.failed.pop(name, None)
@@ -69,7 +69,7 @@ class Downloads:
             self.running[name].stopped.set()
 
     def close(self, timeout: float) -> bool:
-        """Stop all downloads. Return False if a download still runs after `timeout` seconds."""
+        """Stop all downloads. Return False if one still runs after `timeout` seconds."""
         running = list(self.running.values())
         for download in running:
             download.stopped.set()

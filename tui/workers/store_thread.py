@@ -1,4 +1,4 @@
-"""The conversation store in its own thread, so that the chat never waits for the disk.
+"""The conversation store in a thread, so that the chat never waits for the disk.
 
 `save` returns immediately. New messages and finished answers are written at once, growing answers
 once a second. Failed writes are retried; `SavingFailed` and `SavingResumed` report the state.
@@ -41,7 +41,7 @@ class StoreWarning(TextualMessage):
 
 
 class StoreThread:
-    """Saves conversations in the database at `path`. Call its methods from the app's thread."""
+    """Saves conversations in a database. Call its methods from the app's thread."""
 
     def __init__(self, path: Path, *, interval_s: float = 1.0, retry_s: float = 5.0) -> None:
         self._path = path
@@ -87,7 +87,7 @@ class StoreThread:
         self._write_later(key, lambda store: store.set_options(conversation, options))
 
     async def call(self, function: Callable[[ConversationStore], Result]) -> Result:
-        """Run `function` after all queued writes; return its result. Raises ConversationError."""
+        """Run `function` after queued writes; return its result. Raises ConversationError."""
         future: Future[Result] = Future()
         with self._wake:
             if self._closing:
@@ -97,7 +97,7 @@ class StoreThread:
         return await asyncio.wrap_future(future)
 
     def close(self, timeout: float) -> bool:
-        """Write everything and stop. Return False on a timeout, or if a write failed (`error`)."""
+        """Write everything; stop. Return False on a timeout or a failed write (`error`)."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -111,7 +111,7 @@ class StoreThread:
         function: Callable[[ConversationStore], object],
         delay: float | None = None,
     ) -> None:
-        """Queue a change in place of an earlier one with this key; without `delay` at the end."""
+        """Queue a change, replacing one with this key; without `delay`, at the end."""
         with self._wake:
             if delay is None:
                 self._pending.pop(key, None)

@@ -1,4 +1,4 @@
-"""The user's MCP servers in a thread, and which of their tools are offered to the model."""
+"""The user's MCP servers in a thread, and the tools that the model is offered."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class ToolCalled(ToolServerMessage):
 
 
 class ToolServers:
-    """Starts the servers, and calls their tools. Call its methods from the app's thread."""
+    """Starts servers and calls their tools. Call its methods from the app's thread."""
 
     def __init__(self, configs: Sequence[ServerConfig]) -> None:
         self._configs = configs
@@ -144,7 +144,7 @@ class ToolServers:
         self._thread.start()
 
     def call(self, call: str, server: str, tool: str, arguments: str) -> None:
-        """Call a tool of a started server. arguments: a JSON object. call: an id for the result."""
+        """Call a tool of a started server. arguments: JSON object. call: id of the result."""
 
         def begin() -> None:
             self._calls[call] = asyncio.create_task(self._call(call, server, tool, arguments))

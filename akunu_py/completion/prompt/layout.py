@@ -152,7 +152,7 @@ def _limit(texts: Sequence[str], room: int) -> list[str]:
 
 
 def encode_pieces(code: CodeTokens, texts: Sequence[str]) -> list[tuple[int, ...]]:
-    """Encode `texts` in pieces with content-defined borders: an edit changes one piece."""
+    """Encode `texts` in content-defined pieces, of which an edit changes only one."""
     draft_context = []
     for text in texts:
         tokens: list[int] = []
@@ -347,7 +347,7 @@ class CodeTokens:
         return [*tokens, *self.encode(text)]
 
     def encode_bare(self, text: str) -> list[int]:
-        """Encode without SentencePiece's leading space, as Code Llama's `encode_infilling` does."""
+        """Encode without SentencePiece's leading space (Code Llama's `encode_infilling`)."""
         return list(self.encode("☺" + text)[self._sentinel :]) if text else []
 
     def heal(self, text: str) -> tuple[tuple[int, ...], str]:
@@ -367,11 +367,11 @@ class CodeTokens:
         return tokens, ""
 
     def _may_be_longer(self, last: int, text: str) -> bool:
-        """Return True if a longer token may start with `last`: always for a word and spaces."""
+        """Return True if a longer token may start with `last`, the last token of `text`."""
         if text[-1].isalnum() or text[-1] == "_" or text[-1].isspace():
             return True
         piece = self.text(last)
-        if not piece:
+        if not piece:  # a part of a character
             return False
         texts, _ = self._table
         after = bisect.bisect_right(texts, piece)

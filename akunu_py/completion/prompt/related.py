@@ -63,7 +63,7 @@ class RelatedFiles:
         self._chosen: list[Chunk] = []
 
     def sections(self) -> list[tuple[str, str]]:
-        """Return (path, text) of the chosen pieces, in prompt order; neighbors are joined."""
+        """Return (path, text) of chosen pieces in prompt order; join neighbors in a file."""
         sections: list[tuple[str, str]] = []
         for chunk in self._chosen:
             if sections and sections[-1][0] == chunk.path:
@@ -148,7 +148,10 @@ def fitting(ranked: Iterable[Chunk], tokens: Callable[[str], int], budget: int) 
 
 
 def names_near(prefix: str, suffix: str, recent: Sequence[str] = ()) -> dict[str, float]:
-    """Return the weights of names around the cursor. recent: other texts, the last one first."""
+    """Return the weights of names around the cursor: higher for near and called names.
+
+    recent: copied, visited or changed texts, the last one first.
+    """
     weights: dict[str, float] = {}
 
     def add(text: str, weight: float) -> None:

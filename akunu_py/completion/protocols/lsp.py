@@ -320,7 +320,10 @@ class LanguageServer:
         parts: dict[str, Any] | None,
         alternatives: int,
     ) -> Completion:
-        """Wait for the completion. Raises RpcError. parts: the place of parts to send, or None."""
+        """Wait for the completion. Raises RpcError if it failed or was superseded.
+
+        parts: the place for notifications with the text so far, None to send none.
+        """
         future: asyncio.Future[Completion | Failed] = self.loop.create_future()
         shown = ""
         timer: asyncio.TimerHandle | None = None

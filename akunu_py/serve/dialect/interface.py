@@ -77,7 +77,7 @@ class CollectedAnswer:
     finished: events.Finished = field(init=False)  # once the answer is complete
 
     def add(self, event: events.Event) -> None:
-        """Add an event: join texts and calls, keep statistics. The caller handles `Failed`."""
+        """Add an event: join texts and calls, ignore others. The caller handles `Failed`."""
         match event:
             case events.Finished():
                 self.finished = event

@@ -77,7 +77,10 @@ class Service:
         return self._fim[1] is not None
 
     def infill_prompt(self, prefix: str, suffix: str) -> TextPrompt:
-        """Return the prompt for the text between both, cut to the context. Raises RequestError."""
+        """Return the prompt for the text between `prefix` and `suffix`, cut to the context.
+
+        Raises RequestError if the model has no known fill-in-the-middle format.
+        """
         code, family = self._fim
         if family is None:
             raise invalid("suffix", f"{self.name} has no known fill-in-the-middle format")

@@ -94,7 +94,10 @@ def _header_value(names: Sequence[str]) -> str:
 
 
 class Guard:
-    """ASGI middleware: enforces `AccessRules`; adds a request id and the ignored fields."""
+    """ASGI middleware: enforces `AccessRules`, and adds headers to every reply.
+
+    The headers are a request id, and the fields of the request that have no effect.
+    """
 
     def __init__(
         self,

@@ -172,7 +172,7 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def use(self, model: ServedModel) -> AsyncIterator[ServedModel]:
-        """Keep a model loaded while the block runs. Raises what loading raises."""
+        """Load a model if needed; keep it loaded in the block. Raises what loading raises."""
         self._uses += 1
         model.last_use = self._uses
         await self._admit(model)

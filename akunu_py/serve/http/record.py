@@ -183,7 +183,7 @@ class RequestRecords:
     def metrics(
         self, shared: events.SharedPasses, models: Mapping[str, Mapping[str, int]] = {}
     ) -> str:
-        """Return the counters and the metrics of the models in Prometheus's text format."""
+        """Return the metrics in Prometheus's text format. models: their metrics by name."""
         lines: list[str] = []
 
         def add(name: str, kind: str, help: str, values: Mapping[str, object]) -> None:

@@ -137,7 +137,7 @@ class RequestHandler:
 async def _run_jobs(
     prepared: PreparedRequest, run: RunJob, on_event: Callable[[Event], None]
 ) -> AsyncGenerator[ChoiceEvent]:
-    """Run the jobs at once, so that they share passes; yield their events. Raises RequestError."""
+    """Run the jobs concurrently to share passes; yield events. Raises RequestError."""
     async with contextlib.AsyncExitStack() as stack:
         streams = [
             await stack.enter_async_context(run(job, short=prepared.short, idle=prepared.idle))

@@ -59,7 +59,10 @@ class ServeOptions:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises UsageError, and AkunuError if the port is taken."""
+    """Return a listening socket.
+
+    Raises AkunuError if the port is taken, UsageError if it cannot listen for another reason.
+    """
     try:
         family, *_, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
