@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from math import exp, inf, log
 from statistics import linear_regression, median_low
@@ -278,6 +279,11 @@ class SliceCost:
         return min(int(room / slope), _GROWTH * largest)
 
 
+@cache
+def _nearness(rows: int, other: int, reach: float) -> float:
+    return exp(-abs(log(rows / other)) / reach)
+
+
 def _corrected(
     costs: Sequence[float],
     times: Sequence[tuple[int, float, int]],
@@ -298,7 +304,7 @@ def _corrected(
         total, count = 0.0, _PRIOR_WEIGHT
         for other, difference, weight in differences:
             if (other - 1) // _TILE == tile or (faster and difference < 0.0):
-                near = weight * exp(-abs(log(rows / other)) / reach)
+                near = weight * _nearness(rows, other, reach)
                 total += near * difference
                 count += near
         difference = total / count

@@ -168,7 +168,12 @@ class ConversationStore:
             chosen = [each for (each,) in self._database.execute(in_order, (number,))]
             ids = [messages[each].id for each in chosen if each in messages]
             title, options = rows.text_of(row[0]), rows.options_in(row[1])
-            return tree_of(conversation, title, messages.values(), ids, options)
+            try:
+                return tree_of(conversation, title, messages.values(), ids, options)
+            except ValueError as error:  # two messages with one id
+                raise ConversationError(
+                    f"conversation {conversation} is damaged: {error}"
+                ) from error
 
     def resolve(self, name: str) -> ConversationInfo:
         """Return the conversation whose id starts with `name`. Raises ConversationError."""

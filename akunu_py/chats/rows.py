@@ -29,7 +29,7 @@ def info_of(row: tuple[Any, ...]) -> tuple[int, ConversationInfo]:
     """Convert a row of INFO_COLUMNS to the conversation's row number and info."""
     number, conversation, title, created, updated, model, messages, preview = row
     times = _time(created), _time(updated)
-    names = conversation, text_of(title)
+    names = text_of(conversation), text_of(title)
     return number, ConversationInfo(*names, *times, messages, text_of(model), text_of(preview))
 
 

@@ -184,7 +184,9 @@ class _Cursor:
         if self.at + count > MAX_HEADER_BYTES:
             raise damaged(self.path, f"its header is longer than {MAX_HEADER_BYTES} bytes")
         self.at += count
-        return self.file.read(count)
+        if len(data := self.file.read(count)) < count:  # another program shortened it
+            raise damaged(self.path, f"it is cut off before byte {self.at}")
+        return data
 
     def number(self, code: str) -> Any:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]

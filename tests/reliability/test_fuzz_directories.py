@@ -19,6 +19,7 @@ _NAMES = ["a", "b", "ab", "A", "a.b", ".a", "a b", "[a]", "!a", "#a", "a-", "a1"
 _PIECES = [
     *("a", "b", "A", "1", ".", "*", "**", "/", "/", "?", "]", "!", "^", "-", "\\", "#", " "),
     *("[a-b]", "[!a]", "[^b]", "[]a]", "**/", "/**", "/**/", "a/", "\\ ", "\r", "\t"),
+    *("[!]a]", "[^][]"),
 ]
 # Against its own manual, which we follow, git takes two stars behind letters for any directories,
 # and a slash in brackets for a character. We support no escaped slashes, and no `!/**`.

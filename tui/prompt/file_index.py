@@ -151,7 +151,7 @@ def _parse_pattern(line: str) -> IgnorePattern | None:
 def _glob(part: str) -> str:
     """Return an expression in which stars do not match newlines."""
     expression = fnmatch.translate(part).removeprefix("(?s:")[:-3]  # without `)\Z`
-    return expression.replace("[^", r"[^\n")
+    return re.sub(r"\[\^(\]?)", r"[^\1\\n", expression)
 
 
 def _ignore_files_above(directory: Path) -> list[IgnoreFile] | None:
@@ -177,7 +177,7 @@ def _read_patterns(path: Path, base: str) -> list[IgnoreFile]:
     try:
         text = os.fsdecode(read_bounded(path, _MAX_BYTES).removeprefix(b"\xef\xbb\xbf"))
         return [IgnoreFile(base, text)]
-    except (OSError, ValueError, RecursionError, OverflowError):
+    except (OSError, ValueError, RecursionError, OverflowError, re.error):
         return []
 
 

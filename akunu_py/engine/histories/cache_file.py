@@ -4,6 +4,7 @@ Checkpoints follow the layers as further layers, which mlx-lm ignores. The last 
 of all bytes before it. Needs neither a model nor MLX.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -11,9 +12,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
-
-from pydantic import TypeAdapter
+from typing import Any, BinaryIO
 
 from akunu_py.engine.model.token_ids import reusable_prefix, shared_prefix
 from akunu_py.errors import DamagedCache, DamagedModel, UsageError, one_line
@@ -60,7 +59,11 @@ class CacheMetadata:
         return reusable_prefix(shared, self.checkpoints, trims=trims)
 
 
-_METADATA = TypeAdapter(CacheMetadata)
+@functools.cache
+def _adapter() -> Any:
+    from pydantic import TypeAdapter  # takes 0.15 s, and `akunu cache` imports this module
+
+    return TypeAdapter(CacheMetadata)
 
 
 def write(
@@ -128,7 +131,7 @@ def verify(path: Path) -> None:
 
 def _parsed_metadata(header: str) -> CacheMetadata:
     """Validate the header. Raises ValueError."""
-    metadata = _METADATA.validate_json(header, strict=True)
+    metadata = _adapter().validate_json(header, strict=True)
     lengths, tokens = metadata.checkpoints, len(metadata.tokens)
     if lengths != sorted({*lengths}) or not all(0 < each <= tokens for each in lengths):
         raise ValueError("checkpoints")

@@ -67,6 +67,7 @@ _UNION_MEMBERS = ("str", "int", "float", "bool", "none")  # in pydantic's locati
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_EXACT = 2.0**53  # floats below it represent integers exactly
 _MAX_MESSAGE = 300  # characters of an error message
+_MAX_ERRORS = 10_000  # of a body; each one takes memory
 
 BodyType = TypeVar("BodyType", bound="Body")
 
@@ -225,6 +226,8 @@ def parse(data: bytes, kind: type[BodyType], *, strict: bool = False) -> BodyTyp
     try:
         body = kind.model_validate(value)
     except ValidationError as error:
+        if error.error_count() > _MAX_ERRORS:
+            raise RequestError("the body has too many invalid fields") from None
         raise _validation_error(value, error.errors(include_url=False)) from error
     body._strict = strict
     for name in _drop_unknown(body):

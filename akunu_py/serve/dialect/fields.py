@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AliasChoices, Field
+from pydantic import AfterValidator, AliasChoices, Field
+from pydantic_core import PydanticCustomError
 
 from akunu_py.engine.constraint.answer_limits import can_limit_thinking
 from akunu_py.engine.constraint.matcher import MAX_CONSTRAINT
@@ -21,8 +22,14 @@ EffortField = Annotated[Effort | None, known_only(auto=None, default=None)]
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 
 
+def _check_limit(value: int) -> int:
+    if value < 1 and value != -1:
+        raise PydanticCustomError("limit", "Expected 1 or more, or -1 for no limit")
+    return value
+
+
 # The maximum number of tokens; -1: no limit.
-TokenLimit = Annotated[int, Field(ge=1)] | Literal[-1]
+TokenLimit = Annotated[int, AfterValidator(_check_limit)]
 
 
 # Ollama's: any JSON object, or a schema.

@@ -129,7 +129,7 @@ class Scripted:
         )
         np.testing.assert_allclose(found, expected, atol=5e-3)
         token = self.whole[place] if place < len(self.whole) else 0
-        token = self._known[-1] = (token + (place >= self.right)) % self.vocabulary
+        token = self._known._after[-1] = (token + (place >= self.right)) % self.vocabulary
         return token, 0.99
 
 
