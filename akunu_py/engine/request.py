@@ -211,12 +211,12 @@ class Request:
         path = TokenTree.of(done.drafted).accepted(sampled)
         found = [sampled[row] for row in (0, *[node + 1 for node in path])]
         tokens = found = cut(found, self.engine.tokens.stop_tokens)
-        if end := self._end_of_thinking(found):
+        if end := self._end_of_thinking(found):  # instead of a stop token
             tokens = [*found[:-1], *end]
         if target.constraint is not None:
-            tokens = target.constraint.consume(tokens)
+            tokens = target.constraint.consume(tokens)  # may be fewer
         self._forced, self.stale = len(end), bool(end and self.launched)
-        kept = len(tokens) - (len(end) or 1)
+        kept = len(tokens) - (len(end) or 1)  # sampled tokens that later passes follow
         accepted = min(len(path), kept if end else len(tokens))
         self._commit(done, found[: kept + 1] if self.stale else tokens, path[:kept])
         self.answering = True
@@ -316,6 +316,7 @@ class Request:
             rows = [*range(pending), *[pending + node for node in path]]
             target.move_rows(written, rows)
         if kept < written:
+            # Recurrent states keep none: the accepted tokens are pending and run again.
             kept = kv_cache.roll_back(target.cache, done.before, written, kept)
         target.commit(tokens, kept)
 

@@ -459,7 +459,8 @@ class ModelRunner:
         """Accept the tokens of the launched pass, and learn its cost."""
         passes = [each.launched[0] for each in running]
         # Launching a pass may wait for most of it: on a CPU, or with many commands. So the first of
-        # several pipelined passes seems slow, and the second one quick.
+        # several pipelined passes seems slow, and the second one quick. A time counts if this pass
+        # and the one launched after it are both ahead, or neither is.
         is_steady = passes[0].ahead == any(len(each.launched) > 1 for each in running)
         timed = seconds if is_steady else math.nan
         pieces = dict[Request, Piece]()
