@@ -15,6 +15,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = Path(__file__).with_name("constraints.txt")
+# What pip and uv print for a package that they fetch, with its size.
+FETCHED = re.compile(
+    r"(?:Downloading|Using cached) (\S+)(?<!\.metadata) .*?\(([\d.]+) ?([kKMG])i?B"
+)
+MEGABYTES = {"k": 0.001, "K": 0.001, "M": 1.0, "G": 1000.0}
 REASONS = (
     (
         r"from versions: none|name resolution|getaddrinfo|nodename nor|dns error"
@@ -40,17 +45,42 @@ class Failed(Exception):
 
 
 def run_step(title: str, command: list[str], environment: dict[str, str], log: Path) -> None:
-    """Run a command and log its output. Raises Failed with the reason in one line."""
-    print(f"{title} ...", end=" ", flush=True)
-    started = time.monotonic()
-    with log.open("a", encoding="utf-8") as output:
-        process = subprocess.run(
-            command, cwd=ROOT, env=environment,
-            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    print(f"{time.monotonic() - started:.0f} s", flush=True)
+    """Run a command, log its output, and show its progress on one line.
+
+    Raises Failed with the reason in one line.
+    """
+    live, started = sys.stdout.isatty(), time.monotonic()
+    sizes: dict[str, float] = {}  # of fetched packages, in MB
+
+    def show(end: str = "") -> None:
+        fetched = f"{sum(sizes.values()):.0f} MB, " if sizes else ""
+        progress = f"{fetched}{time.monotonic() - started:.0f} s"
+        if live:
+            print(f"\r\033[K{title} ... {progress}", end=end, flush=True)
+        elif end:
+            print(f"  {progress}", flush=True)
+
+    if not live:
+        print(f"{title} ...", flush=True)
+    show()
+    try:
+        with (
+            log.open("a", encoding="utf-8") as output,
+            subprocess.Popen(
+                command, cwd=ROOT, env=environment, text=True, errors="replace",
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            ) as process,
+        ):  # fmt: skip
+            assert process.stdout is not None
+            for line in process.stdout:
+                output.write(line)
+                if found := FETCHED.search(line):
+                    sizes.setdefault(found[1], float(found[2]) * MEGABYTES[found[3]])
+                    show()
+    finally:
+        show("\n")
     if process.returncode:
-        raise Failed(f"{reason(log.read_text(encoding='utf-8', errors='replace'))} (log: {log})")
+        raise Failed(f"{reason(log.read_text(encoding='utf-8'))} (log: {log})")
 
 
 def reason(log: str) -> str:

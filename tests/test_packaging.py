@@ -1,4 +1,4 @@
-"""The Homebrew formula. `make setup` reports its steps, and each failure in one line."""
+"""The Homebrew formula. `make setup` reports its progress, and each failure in one line."""
 
 import hashlib
 import shutil
@@ -61,6 +61,14 @@ def test_formula_is_ruby(tmp_path: Path) -> None:
 # `make setup`
 
 
+REAL_OUTPUT = """Collecting mlx==0.32.4
+  Using cached mlx-0.32.4-py3-none-any.whl.metadata (5.5 kB)
+  Downloading mlx-0.32.4-cp311-cp311-manylinux.whl (12.3 MB)
+Collecting numpy==2.4.6
+  Using cached numpy-2.4.6-cp311.whl (16.9 MB)
+"""
+
+
 def make_setup(directory: Path, output: str, code: int) -> subprocess.CompletedProcess[str]:
     """Run `make setup` in a copy of the sources whose pip prints `output` and exits with `code`."""
     for name in ("Makefile", "pyproject.toml"):
@@ -77,13 +85,14 @@ def make_setup(directory: Path, output: str, code: int) -> subprocess.CompletedP
     )  # fmt: skip
 
 
-def test_setup_names_each_step_and_the_next_command(tmp_path: Path) -> None:
-    done = make_setup(tmp_path, "Collecting mlx==0.32.4", 0)
+def test_setup_reports_progress_and_names_the_next_command(tmp_path: Path) -> None:
+    done = make_setup(tmp_path, REAL_OUTPUT, 0)
     assert done.returncode == 0, done.stderr
-    step, last = done.stdout.splitlines()
-    assert step.startswith("Installing akunu with pip ... ")
+    first, progress, last = done.stdout.splitlines()
+    assert first == "Installing akunu with pip ..."
+    assert progress.startswith("  29 MB, ")
     assert last == "Now: make chat"
-    assert (tmp_path / ".venv.log").read_text() == "Collecting mlx==0.32.4"
+    assert (tmp_path / ".venv.log").read_text() == REAL_OUTPUT
     assert (tmp_path / ".venv" / ".installed").exists()
 
 
