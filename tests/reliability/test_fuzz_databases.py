@@ -131,6 +131,35 @@ def test_any_value_in_any_column_affects_only_its_row(
     explore(check, examples, st.tuples(_damage, st.integers(1, 6), _values | _as_text))
 
 
+@lengths(10)
+def test_a_damaged_id_is_at_most_an_error_of_its_conversation(
+    whole: bytes, tmp_path: Path, examples: int
+) -> None:
+    path = tmp_path / "conversations.db"
+    other = exchange_of("other", "Another one", "Yes", T0)
+
+    def check(damages: list[tuple[str, int, Any]]) -> None:
+        path.write_bytes(whole)
+        with without_constraints(path) as database:
+            for table, row, value in damages:
+                set_to = "CAST(? AS TEXT)" if isinstance(value, tuple) else "?"
+                given = value[0] if isinstance(value, tuple) else value
+                update = f"UPDATE OR IGNORE {table} SET id = {set_to} WHERE number = ?"
+                database.execute(update, (given, 1 if table == "conversations" else row))
+        store = ConversationStore.open(path)
+        try:
+            for info in store.list():
+                with contextlib.suppress(ConversationError):
+                    store.load(store.resolve(info.id).id)
+            assert store.load("other").messages == other.messages
+        finally:
+            store.close()
+
+    tables = st.sampled_from(["conversations", "messages"])
+    damage = st.tuples(tables, st.integers(1, 4), _values | _as_text)
+    explore(check, examples, st.lists(damage, min_size=1, max_size=4))
+
+
 _ENDLESS = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n"
 
 
