@@ -239,9 +239,13 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Gguf
         tensors[name] = GgufTensor(name, TENSOR_TYPES[kind], shape, cursor.path, offset)
     start = -(-cursor.at // alignment) * alignment  # offsets in the header count from here
     tensors = {name: replace(each, offset=start + each.offset) for name, each in tensors.items()}
-    last = max(tensors.values(), key=lambda tensor: tensor.offset + tensor.nbytes, default=None)
-    if last and (end := last.offset + last.nbytes) > cursor.size:
-        problem = f"tensor {last.name[:80]!r} ends at byte {end}, the file at {cursor.size}"
+    before, at = "", 0
+    for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
+        if tensor.offset < at:
+            raise damaged(cursor.path, f"tensors {before[:80]!r} and {tensor.name[:80]!r} overlap")
+        before, at = tensor.name, tensor.offset + tensor.nbytes
+    if at > cursor.size:
+        problem = f"tensor {before[:80]!r} ends at byte {at}, the file at {cursor.size}"
         raise damaged(cursor.path, problem)
     return tensors
 

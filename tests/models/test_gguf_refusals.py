@@ -1,5 +1,6 @@
 """Damaged and unsupported GGUF files are rejected before anything is written."""
 
+import itertools
 import os
 import struct
 from pathlib import Path
@@ -74,6 +75,28 @@ def test_a_file_cut_off_while_it_is_imported(kind: str, tmp_path: Path) -> None:
         directory.mkdir()
         with pytest.raises(DamagedModel, match=r"tensor '.*' is cut off"):
             plan.write(directory)
+
+
+def _named(path: Path, name: str) -> int:
+    """Return the position of a tensor's offset in the file: after name, shape and type."""
+    at = path.read_bytes().index(struct.pack("<Q", len(name)) + name.encode()) + 8 + len(name)
+    dimensions: int = struct.unpack_from("<I", path.read_bytes(), at)[0]
+    return at + 4 + 8 * dimensions + 4
+
+
+@pytest.mark.parametrize("shift", [0, 32, -32])
+def test_tensors_that_overlap(shift: int, tmp_path: Path) -> None:
+    source = write_tiny(tmp_path / "tiny.gguf")
+    tensors = sorted(read_gguf(source).tensors.values(), key=lambda tensor: tensor.offset)
+    begin = tensors[0].offset
+    for before, after in itertools.pairwise(tensors[:6]):
+        data = bytearray(source.read_bytes())
+        place = before.offset + shift if shift >= 0 else after.offset + shift
+        struct.pack_into("<Q", data, _named(source, after.name), place - begin)
+        changed = tmp_path / "changed.gguf"
+        changed.write_bytes(data)
+        with pytest.raises(DamagedModel, match="overlap"):
+            read_gguf(changed)
 
 
 @pytest.mark.parametrize(("length", "count"), [(10**6, 1), (513, 1), (500, 20_000)])
