@@ -103,7 +103,7 @@ def spread(scores: mx.array, tokens: mx.array | None, vocabulary: int) -> mx.arr
 
 
 def draft_tokens(config: DrafterConfig, weights: dict[str, mx.array]) -> mx.array | None:
-    """Return the target's ids of draft tokens, None for all; remove d2t. Raises DamagedModel."""
+    """Return the target's ids of draft tokens, None for all; pop d2t. Raises DamagedModel."""
     size, offsets = config.draft_vocabulary, weights.pop("d2t", None)
     if size == config.vocabulary and (offsets is None or offsets.size == size):
         return None

@@ -221,7 +221,7 @@ def no_weights(
     """Return the error for a model without the `expected` files, which names what it has."""
     pickles = [name for name in names if name.endswith(PICKLES)]
     if any(name.endswith(".gguf") for name in names):
-        reason = "has only GGUF files; download one, then run `akunu models import FILE`"
+        reason = f"has GGUF files, but no {expected}; run `akunu models import FILE` with one"
     elif pickles:
         reason = (
             f"has its weights as pickle ({pickles[0][:60]}), which can run code; akunu reads "

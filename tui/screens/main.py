@@ -200,7 +200,7 @@ class Welcome(Vertical):
             yield Static(Content(question), classes="question")
 
     def question_after(self, text: str) -> str | None:
-        """Return the next question to try; None if `text` is neither empty nor one."""
+        """Return the next question to try; None if `text` is neither empty nor one of them."""
         questions = ("", *_QUESTIONS)
         return questions[questions.index(text) % len(_QUESTIONS) + 1] if text in questions else None
 

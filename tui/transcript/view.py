@@ -285,7 +285,7 @@ class Transcript(SteadyScroll, can_focus=False):
                 self.call_after_refresh(self._scroll_after_reload, view)
 
     def _scroll_after_reload(self, view: MessageView) -> None:
-        if self._hit is None:  # /find has scrolled meanwhile
+        if self._hit is None:  # otherwise /find has scrolled meanwhile
             self._scroll_into_view(view)
 
     async def add(self, *widgets: Widget) -> None:

@@ -33,7 +33,7 @@ class _Model:
 
 _lock = threading.RLock()  # a model may be collected while another one loads
 _models: dict[int, _Model] = {}  # by id
-_limit = 0  # bytes
+_limit = 0  # bytes; 0: none was set
 
 
 def wire(model: nn.Module, mode: WireMode, parts: Sequence[Any], unused: int) -> None:
