@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, MutableMapping, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from operator import truediv
@@ -32,7 +32,7 @@ from akunu_py.ngram.prediction import (
     TokenPrediction,
     TokenPredictor,
 )
-from akunu_py.ngram.token_tree import Branch, best_tree, grow, likeliest, split
+from akunu_py.ngram.token_tree import Candidates, TokenTree
 from akunu_py.types import DraftGuide, NeuralDrafter, PassCosts
 
 MAX_DRAFT = 32
@@ -56,15 +56,17 @@ class Proposal:
     neural_tokens: Sequence[int] = ()
     trailing: Sequence[TokenPrediction] = ()
     is_probe: bool = False  # drafted to measure the cost of a pass
-    branches: Sequence[Branch] = ()  # alternatives to these tokens
-    order: Sequence[int] = ()  # of the tokens in an offer with branches; see `likeliest`
+    tree: list[int] | None = None  # the draft, if it has branches
+    reached: Sequence[float] = ()  # the chance of each token in it and all before that one
 
     @property
     def tokens(self) -> list[int]:
         """The draft tokens."""
+        if self.tree is not None:
+            return self.tree
         leading = [each.token for each in self.predictions[self.start : self.end]]
         trailing = [each.token for each in self.trailing]
-        return grow([*leading, *self.neural_tokens, *trailing], self.branches)
+        return [*leading, *self.neural_tokens, *trailing]
 
     def rest(self, known: int) -> Proposal:
         """Return the proposal for the running pass, after `known` right predictions."""
@@ -93,8 +95,7 @@ class AutoDrafter:
         self.guide: DraftGuide | None = None  # the grammar of the answer
         self.can_pipeline = True  # a pass may be launched while the previous one runs
         self.pipelines = False  # whether it is worth it, by the last proposal
-        # Called before the first branches of a draft; None: no branches.
-        self.can_branch: Callable[[], bool] | None = None
+        self.branches = False  # drafts may be token trees
         self.model = AcceptanceModel()
         self.index = SuffixIndex()
         self.tracker = CopyTracker(self.index.tokens, self.model.edit_outcomes)
@@ -179,7 +180,7 @@ class AutoDrafter:
 
     def offer(self, limit: int, known: PassCosts | None = None) -> list[float]:
         # For alternatives; the chain is planned with those of the other requests.
-        costs = known if self.can_branch is not None and self.guide is not None else None
+        costs = known if self.branches and self.guide is not None else None
         least_doubt = inf if costs is None else 2.0 * costs.rate * _least_step(costs.costs, 0)
         self._proposal = Proposal(self._look_ahead(max(1, min(HORIZON, limit + 1)), least_doubt))
         self._answering = True
@@ -188,15 +189,11 @@ class AutoDrafter:
         neural = self._offer_neural(limit, known) if known and self.neural_drafters else None
         proposal, chances = self._proposal, chances[:longest] if neural is None else neural
         if neural is None and costs is not None:
-            proposal.end, values = best_draft(chances, costs.costs, costs.rate, longest)
-            self._add_branches(proposal, Branch(0, (), chances, values[1:]), costs, longest)
-        if not proposal.branches:
+            _, values = best_draft(chances, costs.costs, costs.rate, longest)
+            self._add_branches(proposal, chances, values[1:], costs, longest)
+        if proposal.tree is None:
             return chances
-        nodes = likeliest(Branch(0, (), chances), proposal.branches)
-        nodes = [node for node in nodes if node[0] > 0.0]
-        proposal.order = [branch for _, _, branch in nodes]
-        reached = [chance for chance, _, _ in nodes]
-        return list(map(truediv, reached, [1.0, *reached]))
+        return list(map(truediv, proposal.reached, [1.0, *proposal.reached]))
 
     def plan_neural(self, limit: int, known: PassCosts) -> DraftPlan | None:
         """Return the best neural draft after the last `offer`, None for none; do not draft."""
@@ -224,7 +221,7 @@ class AutoDrafter:
         context = self._context
         limits = PlanningLimits(
             known.costs, known.rate, self.curve.table(context)[0], self.curve.timed, context, limit,
-            ongoing, self.rerun_on_reject, branches=self.can_branch is not None,
+            ongoing, self.rerun_on_reject, branches=self.branches,
         )  # fmt: skip
         stops = bool(predictions) and predictions[-1].token in self.stop_tokens
         chances = [each.probability for each in predictions]
@@ -238,19 +235,19 @@ class AutoDrafter:
         return 0.0 if neural_drafter is None else neural_drafter.cost
 
     def take(self, count: int) -> list[int]:
-        proposal, length = self._proposal, count
-        if proposal.order:
-            length, proposal.branches = split(proposal.order[:count], proposal.branches)
-        if proposal.neural_drafter is None:
-            proposal.end = length
-        else:
-            proposal.end = min(length, proposal.end)
-            proposal.neural_tokens = proposal.neural_tokens[: length - proposal.end]
-            left = length - proposal.end - len(proposal.neural_tokens)
-            proposal.trailing = proposal.trailing[:left]
+        proposal = self._proposal
         self._drafted = count
         self._pipelining.add_pass(drafted=bool(count))
-        return self._proposal.tokens
+        if proposal.tree is not None:
+            return TokenTree.of(proposal.tree).first(count)
+        if proposal.neural_drafter is None:
+            proposal.end = count
+        else:
+            proposal.end = min(count, proposal.end)
+            proposal.neural_tokens = proposal.neural_tokens[: count - proposal.end]
+            left = count - proposal.end - len(proposal.neural_tokens)
+            proposal.trailing = proposal.trailing[:left]
+        return proposal.tokens
 
     def _plan(self, limit: int, *, ahead: bool) -> Proposal:
         longest = max(0, min(limit, MAX_DRAFT))
@@ -258,7 +255,7 @@ class AutoDrafter:
         context = self._context
         costs, pipelined = self.curve.table(context), self.curve.pipelined(context)
         # Two choices or more share the doubt, and each takes a row.
-        may_branch = self.can_branch is not None and self.guide is not None and not ahead
+        may_branch = self.branches and self.guide is not None and not ahead
         least_doubt = 2.0 * gain / pipelined * _least_step(costs, 0) if may_branch else inf
         most = max(1, min(HORIZON, limit + 1)) + ahead
         predictions = self._look_ahead(most, least_doubt)
@@ -288,29 +285,34 @@ class AutoDrafter:
             if not ahead:  # else the neural drafter waits for the running step
                 tried = replace(limits, costs=self.curve.optimistic(costs))
                 self._add_neural_tokens(proposal, *choice, limits, tried)
-        elif not (ahead or probe):
-            chain = Branch(0, (), chances[:longest], values[1:])
-            self._add_branches(proposal, chain, PassCosts(costs[: MAX_DRAFT + 1], rate), longest)
+        elif may_branch and not probe:
+            known = PassCosts(costs[: MAX_DRAFT + 1], rate)
+            self._add_branches(proposal, chances[:longest], values[1:], known, longest)
         return proposal
 
     def _add_branches(
-        self, proposal: Proposal, chain: Branch, known: PassCosts, longest: int
-    ) -> None:
-        """Add alternatives to the draft while they pay for their rows. chain: the predictions."""
-        branches, reached, end = list[Branch](), 1.0, proposal.end
-        costs, rate = known.costs, known.rate
-        least = rate * _least_step(costs, end)
-        for at, prediction in enumerate(proposal.predictions[:longest]):
+        self, proposal: Proposal, chances: Sequence[float], later: Sequence[float],
+        known: PassCosts, longest: int,
+    ) -> None:  # fmt: skip
+        """Add alternatives to the draft while they pay for their rows.
+
+        chances, later: of the predictions; see `Candidates.add`.
+        """
+        predictions = proposal.predictions[:longest]
+        if not any(prediction.others for prediction in predictions):
+            return
+        reached, costs, rate = 1.0, known.costs, known.rate
+        least = rate * _least_step(costs, proposal.end)
+        tokens = [prediction.token for prediction in predictions[: len(chances)]]
+        candidates = Candidates(tokens, chances, later)
+        for at, prediction in enumerate(predictions):
             for token, chance in prediction.others:
                 if reached * chance > least:
-                    tokens, after = self._follow(proposal.predictions, at, token, longest)
+                    tokens, after = self._follow(predictions, at, token, longest)
                     _, values = best_draft(after, costs, rate, longest) if after else (0, [])
-                    branches.append(Branch(at, tokens, [chance, *after], values))
+                    candidates.add(at - 1, tokens, [chance, *after], values)
             reached *= prediction.probability
-        if branches:
-            end, chosen, _ = best_tree(chain, branches, end, costs, rate)
-            if chosen and self.can_branch is not None and self.can_branch():
-                proposal.end, proposal.branches = end, chosen
+        proposal.tree, proposal.reached, _ = candidates.best(proposal.end, costs, rate)
 
     def _follow(
         self, predictions: Sequence[TokenPrediction], at: int, token: int, longest: int
@@ -328,10 +330,7 @@ class AutoDrafter:
             self.index.mark_earlier_answers(self.tracker.answer_start)
         if not self._ngrams:
             return []
-        self.chain.least_doubt = least_doubt
-        found = self.chain.after_history(self._recent, most, self.guide)
-        self.chain.least_doubt = inf
-        return found
+        return self.chain.after_history(self._recent, most, self.guide, least_doubt)
 
     def _add_neural_tokens(
         self,
@@ -356,9 +355,9 @@ class AutoDrafter:
         proposal.neural_drafter, proposal.neural_tokens = neural_drafter, list(tokens)
         proposal.trailing = after.predictions[: neural_drafter.trailing]
         most = min(limits.tokens_left, MAX_DRAFT)
-        tokens, branches = neural_drafter.alternatives(plan.reached, most, for_tree)
-        if branches and self.can_branch is not None and self.can_branch():
-            proposal.neural_tokens, proposal.branches = tokens, branches
+        if self.branches:
+            alternatives = neural_drafter.alternatives(plan.reached, most, for_tree)
+            proposal.tree, proposal.reached = alternatives
 
     def _end_answer(self) -> None:
         if self._answering:

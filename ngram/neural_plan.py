@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf, isfinite, log
-from operator import mul, sub, truediv
+from operator import sub, truediv
 from typing import Any
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_EDGES, sigmoid
 from akunu_py.ngram.cost import MAX_ROWS, PRIOR_SHAPE, CostCurve
 from akunu_py.ngram.planner import best_count, best_draft, value_at
 from akunu_py.ngram.prediction import TokenPrediction
-from akunu_py.ngram.token_tree import Branch, best_tree
+from akunu_py.ngram.token_tree import Candidates
 from akunu_py.types import NeuralDrafter
 
 _NEGLIGIBLE = 0.02  # longer drafts with a lower chance are not considered
@@ -273,30 +273,27 @@ class PlannedDrafter:
 
     def alternatives(
         self, reached: float, longest: int, limits: PlanningLimits
-    ) -> tuple[list[int], list[Branch]]:
-        """Return the neural tokens and the branches of a token tree; no branches: draft a chain.
+    ) -> tuple[list[int] | None, list[float]]:
+        """Return the best draft with alternatives and its chances; see `Candidates.best`.
 
         reached: the chance of the prefix. longest: maximum draft tokens.
         """
         before, drafted = len(self._prefix), self._drafted
         if self.trailing or not any(each.others for each in drafted):
-            return [], []
+            return None, []
         chances = [*[reached, *[1.0] * before][:before], *[each.chance for each in drafted]]
-        chain, costs = Branch(0, (), chances), limits.costs[: longest + 1]
-        branches, ratios = list[Branch](), list(map(truediv, self._right, self._shares))
+        tokens = [*self._prefix, *[each.token for each in drafted]]
+        candidates = Candidates(tokens, chances)
+        ratios = list(map(truediv, self._right, self._shares))
         for depth, each in enumerate(drafted):
             rest = 1.0 - each.chance
             for (token, share), ratio in zip(each.others, ratios, strict=False):
                 chance = min(rest, rest * share * ratio)
-                branches.append(Branch(before + depth, [token], [chance]))
-        cumulative = list(accumulate(chances, mul))[before:]
-        _, least = best_count(cumulative, costs[before + 1 :], limits.rate, costs[before])
-        end, chosen, gain = best_tree(chain, branches, before, costs, limits.rate, least)
-        gain = gain - least if chosen else 0.0
+                candidates.add(before + depth - 1, [token], [chance])
+        costs = limits.costs[: longest + 1]
+        draft, found, gain = candidates.best(before, costs, limits.rate, least_gain=0.0)
         self._branch_gain += _OTHERS_RATE * (gain - self._branch_gain)
-        if chosen:
-            self.verified = end - before
-        return [each.token for each in drafted[: end - before]], chosen
+        return draft, found
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Learn from the actual `tokens`, also about draft tokens that were not verified."""

@@ -320,34 +320,37 @@ class PredictionChain:
         self._forced_chances = [*_FORCED_PRIORS, *_ENDING_PRIORS]
         self._others_chance = _CHOICES_PRIOR
         self._errors = self._expected_errors = _ERRORS_PRIOR  # of predictions with alternatives
-        # Predictions get alternatives from the grammar above this chance that a draft ends there.
-        self.least_doubt = inf
 
     def first(self, recent: int) -> TokenPrediction:
         """Return the prediction after the history. recent: see `TokenPrediction`."""
         return self._predictor.predict(recent, self.index.matches(), self.tracker.copies)
 
     def after_history(
-        self, recent: int, longest: int, guide: DraftGuide | None
+        self, recent: int, longest: int, guide: DraftGuide | None, least_doubt: float = inf
     ) -> list[TokenPrediction]:
-        """Return at most `longest` predictions after the history."""
+        """Return at most `longest` predictions after the history; see `chain_from`."""
         if guide is not None:
             guide.begin_draft()
-        predictions = self.chain_from(self.first(recent), longest, guide)
+        predictions = self.chain_from(self.first(recent), longest, guide, least_doubt)
         self.index.drop_tentative()
         if guide is not None:
             guide.end_draft()
         return predictions
 
     def chain_from(
-        self, prediction: TokenPrediction, longest: int, guide: DraftGuide | None
-    ) -> list[TokenPrediction]:
-        """Return `prediction`, for the token after the tentative ones, and those that follow."""
+        self, prediction: TokenPrediction, longest: int, guide: DraftGuide | None,
+        least_doubt: float = inf,
+    ) -> list[TokenPrediction]:  # fmt: skip
+        """Return `prediction`, for the token after the tentative ones, and those that follow.
+
+        They get the grammar's alternatives if a draft ends there with the chance `least_doubt`.
+        """
         chance, forced = 1.0, _NOTHING_FORCED
         predictions: list[TokenPrediction] = []
         while True:
             if guide is not None:
-                forced = self._apply_guide(prediction, guide, forced, chance)
+                doubt = chance * (1.0 - prediction.probability)
+                forced = self._apply_guide(prediction, guide, forced, unsure=doubt > least_doubt)
             predictions.append(prediction)
             token = prediction.token
             chance *= prediction.probability
@@ -406,9 +409,9 @@ class PredictionChain:
         prediction.others = [(token, chance * n / total) for token, n in others.items()]
 
     def _apply_guide(
-        self, prediction: TokenPrediction, guide: DraftGuide, forced: _Forced, reached: float
+        self, prediction: TokenPrediction, guide: DraftGuide, forced: _Forced, *, unsure: bool
     ) -> _Forced:
-        """Apply the grammar; return what it forces next. reached: the chance up to here."""
+        """Apply the grammar; return what it forces next. unsure: alternatives may pay."""
         tokens, sure = forced if forced[0] else guide.forced()
         place = 2 if len(tokens) == 1 else int(bool(forced[0]))
         bucket = place + 3 * (not sure)
@@ -416,7 +419,6 @@ class PredictionChain:
             tokens, written = guide.ending()
             bucket = len(_FORCED_PRIORS) - 1 + min(written, len(_ENDING_PRIORS))
             sure = False
-        unsure = reached * (1.0 - prediction.probability) > self.least_doubt
         others = guide.choices() if unsure and not tokens else []
         if tokens:
             chance = self._forced_chances[bucket]

@@ -6,11 +6,10 @@ of plain decoding. Sources: SpecInfer (Miao et al. 2024), EAGLE-2 (Li et al. 202
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from operator import mul
+from typing import NamedTuple
 
 from akunu_py.ngram.planner import best_count, value_at
 
@@ -35,9 +34,16 @@ class TokenTree(list[int]):
         """The number of tokens up to each one."""
         return [len(self.path(node)) for node in range(len(self))]
 
-    def first(self, count: int) -> TokenTree:
-        """Return the tree of the first `count` tokens."""
-        return TokenTree(self[:count], self.parents[:count])
+    @property
+    def leaves(self) -> list[int]:
+        """The indexes of the last token of each path."""
+        return sorted(set(range(len(self))) - set(self.parents))
+
+    def first(self, count: int) -> list[int]:
+        """Return the draft of the first `count` tokens, which is a plain list without branches."""
+        tokens, parents = self[:count], self.parents[:count]
+        is_chain = parents == list(range(-1, len(tokens) - 1))
+        return tokens if is_chain else TokenTree(tokens, parents)
 
     def path(self, node: int) -> list[int]:
         """Return the indexes of the tokens up to `node`; none for -1."""
@@ -48,19 +54,11 @@ class TokenTree(list[int]):
         return found[::-1]
 
     def continuations(self, node: int) -> list[list[int]]:
-        """Return the tokens of each branch after `node` (-1: after the history), in draft order.
-
-        Where a branch has alternatives itself, the first one continues it.
-        """
-        found, by_end = list[list[int]](), dict[int, list[int]]()
-        for child, (token, parent) in enumerate(zip(self, self.parents, strict=True)):
-            if parent == node:
-                by_end[child] = [token]
-                found.append(by_end[child])
-            elif parent in by_end:
-                by_end[child] = by_end.pop(parent)
-                by_end[child].append(token)
-        return found
+        """Return the tokens of each path that continues after `node` (-1: after the history)."""
+        before = self.path(node)
+        size = len(before)
+        paths = [path for path in map(self.path, self.leaves) if path[:size] == before]
+        return [[self[each] for each in path[size:]] for path in paths if len(path) > size]
 
     def accepted(self, sampled: Sequence[int]) -> list[int]:
         """Return the indexes of the accepted tokens.
@@ -75,84 +73,64 @@ class TokenTree(list[int]):
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """Tokens that may follow the first `at` tokens of a chain."""
+class Candidates:
+    """Tokens that may be drafted: a chain, and branches of it."""
 
-    at: int
-    tokens: Sequence[int]
-    chances: Sequence[float]  # of each token, given the ones before it
-    # From `best_draft`, if 1, 2, ... of the tokens are right; 0 for those that are missing.
-    values: Sequence[float] = ()
+    def __init__(
+        self, tokens: Sequence[int], chances: Sequence[float], values: Sequence[float] = ()
+    ) -> None:
+        """Begin with the chain; see `add`."""
+        self._nodes: list[_Node] = []
+        self.add(-1, tokens, chances, values)
+        self._chain = len(self._nodes)
 
-    def first(self, count: int) -> Branch:
-        return Branch(self.at, self.tokens[:count], self.chances[:count], self.values[:count])
+    def add(
+        self, parent: int, tokens: Sequence[int], chances: Sequence[float],
+        values: Sequence[float] = (),
+    ) -> None:  # fmt: skip
+        """Add tokens after the chain's token at `parent`, or after the history (-1).
 
-    def nodes(self, reached: float) -> Iterator[tuple[float, float]]:
-        """Yield for each token its chance, and the tokens that later drafts gain by it.
-
-        That is negative for most, because rejected tokens are not lost: the target yields the
-        first one, and the next pass drafts the others. reached: the chance of the chain before it.
+        chances: of each token, given the ones before it. values: from `best_draft`, once 1, 2, ...
+        of them are right; 0 for those that are missing.
         """
-        chances = list(accumulate(self.chances, mul, initial=reached))[1:]
-        lost = list(map(mul, chances, self.values))
-        for place, chance in enumerate(chances):
-            yield chance, value_at(lost, place + 1) - value_at(lost, place)
+        first = self._nodes[parent].chance if parent >= 0 else 1.0
+        reached = list(accumulate(chances, mul, initial=first))[1:]
+        # Rejected tokens are not lost: the target yields the first one, and the next pass drafts
+        # the others. So most tokens gain less than nothing later.
+        lost = list(map(mul, reached, values))
+        for place, token in enumerate(tokens):
+            later = value_at(lost, place + 1) - value_at(lost, place)
+            self._nodes.append(_Node(reached[place], later, token, parent))
+            parent = len(self._nodes) - 1
+
+    def best(
+        self, drafted: int, costs: Sequence[float], rate: float, least_gain: float = LEAST_GAIN
+    ) -> tuple[list[int] | None, list[float], float]:
+        """Return the best draft with branches, or None if it gains less than `least_gain` by them.
+
+        Also the chance of each token and all before it, and the gain over the best chain in tokens.
+        Takes the first `drafted` tokens of the chain, then the likeliest ones, each after the one
+        before it, while they are worth their rows; see `best_count`. costs: of a pass over 1, 2,
+        ... rows; they limit the draft.
+        """
+        nodes, rows, gain = self._nodes, costs[drafted + 1 :], 0.0
+        order = sorted(range(drafted, len(nodes)), key=lambda node: -nodes[node].chance)
+        for found in (range(drafted, self._chain), order):
+            more = [nodes[node] for node in found[: len(rows)]]
+            chances = [each.chance for each in more]
+            values, in_chain = list(accumulate((each.later for each in more), initial=0.0)), gain
+            count, gain = best_count(chances, rows, rate, costs[drafted], values=values)
+        taken = [*range(drafted), *order[:count]]
+        if max(taken, default=-1) < self._chain or gain - in_chain < least_gain:
+            return None, [], 0.0
+        places = {node: place for place, node in enumerate(taken)}
+        parents = [places.get(nodes[node].parent, -1) for node in taken]
+        draft = TokenTree([nodes[node].token for node in taken], parents).first(len(taken))
+        return draft, [nodes[node].chance for node in taken], gain - in_chain
 
 
-def likeliest(
-    chain: Branch, branches: Sequence[Branch], drafted: int = 0
-) -> list[tuple[float, float, int]]:
-    """Return the tokens after the first `drafted` ones of the chain, the likeliest first.
-
-    Of each: its chance, the tokens that later drafts gain by it, and its branch (-1: the chain).
-    Each token is after the one before it.
-    """
-    reached = list(accumulate(chain.chances, mul, initial=1.0))
-    found = [(*node, -1) for node in list(chain.nodes(1.0))[drafted:]]
-    for index, each in enumerate(branches):
-        found += [(*node, index) for node in each.nodes(reached[each.at])]
-    return sorted(found, key=lambda node: -node[0])
-
-
-def best_tree(
-    chain: Branch,
-    branches: Sequence[Branch],
-    drafted: int,
-    costs: Sequence[float],
-    rate: float,
-    least_gain: float = LEAST_GAIN,
-) -> tuple[int, list[Branch], float]:
-    """Return how many tokens of the chain to draft, which branches, and their gain in tokens.
-
-    Takes the likeliest tokens, each after the one before it, while they are worth their rows; see
-    `best_count`. drafted: tokens of the chain to draft in any case. costs: of a pass over 1, 2, ...
-    rows; they limit the draft.
-    """
-    found = likeliest(chain, branches, drafted)
-    rows = costs[drafted + 1 :]
-    chances, later = ([node[part] for node in found[: len(rows)]] for part in (0, 1))
-    values = list(accumulate(later, initial=0.0))
-    count, gain = best_count(chances, rows, rate, costs[drafted], values=values)
-    order = [index for _, _, index in found[:count] if gain >= least_gain]
-    more, chosen = split(order, branches)
-    return drafted + more if chosen else drafted, chosen, gain
-
-
-def split(order: Sequence[int], branches: Sequence[Branch]) -> tuple[int, list[Branch]]:
-    """Return the number of tokens of the chain, and the branches. order: from `likeliest`."""
-    counts = Counter(order)
-    taken = [each.first(counts[index]) for index, each in enumerate(branches) if counts[index]]
-    return counts[-1], taken
-
-
-def grow(chain: Sequence[int], branches: Sequence[Branch]) -> list[int]:
-    """Return the draft of a chain and its branches, which is a plain list without branches."""
-    tokens, parents = list(chain), list(range(-1, len(chain) - 1))
-    for branch in branches:
-        parent = branch.at - 1
-        for token in branch.tokens:
-            parents.append(parent)
-            parent = len(tokens)
-            tokens.append(token)
-    return TokenTree(tokens, parents) if branches else tokens
+class _Node(NamedTuple):
+    chance: float  # of the token and all before it
+    later: float  # tokens that later drafts gain by it
+    token: int
+    parent: int

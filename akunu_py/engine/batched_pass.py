@@ -113,7 +113,6 @@ class _RowLayout:
         """tree: the last rows, None for a chain."""
         self.positions = list(range(rows))  # relative to the first row
         self.is_tree = tree is not None
-        self._masks: dict[int, mx.array] = {}  # by keys
         if tree is None:
             return
         before = rows - len(tree)
@@ -124,17 +123,13 @@ class _RowLayout:
             seen.append({*seen[row], len(seen)})
         self._seen = mx.array([[row in each for row in range(rows)] for each in seen])
 
-    def mask(self, keys: int, causal: mx.array | None = None) -> mx.array:
+    def mask(self, causal: mx.array) -> mx.array:
         """Return the mask [rows, keys] of a tree. causal: the mask of a chain, with a window."""
-        rows = len(self.positions)
-        if keys not in self._masks:
-            cached = mx.ones((rows, keys - rows), mx.bool_)
-            self._masks[keys] = mx.concatenate([cached, self._seen], axis=1)
-        if causal is None:
-            return self._masks[keys]
+        rows, keys = causal.shape[-2:]
+        seen = mx.concatenate([mx.ones((rows, keys - rows), mx.bool_), self._seen], axis=1)
         at = mx.array(self.positions)
         columns = mx.concatenate([mx.arange(keys - rows), keys - rows + at])
-        return self._masks[keys] & causal[at][:, columns]
+        return seen & causal[at][:, columns]
 
 
 def _views(
@@ -191,13 +186,11 @@ class _AttentionView:
 
     def make_mask(self, rows: int, **options: Any) -> _PerRequest | None:
         """Return the masks of all requests, None if `_attention` needs none."""
-        masks = _PerRequest(
-            entry.make_mask(end - start, **{**options, "return_array": False})
-            for entry, (start, end) in zip(self.entries, self.spans, strict=True)
-        )
-        for index, (mask, layout) in enumerate(zip(masks, self.layouts, strict=True)):
-            if layout.is_tree and isinstance(mask, mx.array):
-                masks[index] = layout.mask(mask.shape[-1], mask)
+        masks = _PerRequest()
+        for entry, (start, end), layout in zip(self.entries, self.spans, self.layouts, strict=True):
+            own = {**options, "return_array": layout.is_tree}
+            mask = entry.make_mask(end - start, **own)
+            masks.append(layout.mask(mask) if layout.is_tree else mask)
         return masks if any(isinstance(mask, mx.array) for mask in masks) else None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
@@ -265,17 +258,15 @@ def _attention(
     masks = cache.split(mask) if isinstance(mask, mx.array) else mask
     for index, own_queries in enumerate(cache.split(queries)):
         own_mask = None if masks is None else masks[index]
-        rows, layout = own_queries.shape[2], cache.layouts[index]
-        entry, own_keys, own_values = cache.entries[index], keys[index], values[index]
-        count = own_keys[0].shape[-2] if isinstance(own_keys, list | tuple) else own_keys.shape[2]
+        rows, entry = own_queries.shape[2], cache.entries[index]
         if isinstance(mask, mx.array):
-            own_mask = _masked(own_mask @ cache.values[index].swapaxes(-1, -2), layout)
-        elif layout.is_tree and not isinstance(own_mask, mx.array):
-            own_mask = layout.mask(count)
+            own_mask = _masked(
+                own_mask @ cache.values[index].swapaxes(-1, -2), cache.layouts[index]
+            )
         elif own_mask is None and rows > 1:
             own_mask = "causal"
         output = _plain_attention(
-            own_queries, own_keys, own_values, entry, scale, own_mask, **options
+            own_queries, keys[index], values[index], entry, scale, own_mask, **options
         )
         outputs.append(output if rows == 1 else output.swapaxes(0, 2))
     return mx.concatenate(outputs)
@@ -287,9 +278,8 @@ def _masked(scores: mx.array, layout: _RowLayout) -> mx.array:
     if rows == 1:
         return scores
     lowest = mx.array(mx.finfo(scores.dtype).min, scores.dtype)
-    is_tree = layout.is_tree
-    mask = layout.mask(keys) if is_tree else base.create_causal_mask(rows, keys - rows)
-    return mx.where(mask, scores, lowest)
+    mask = base.create_causal_mask(rows, keys - rows)
+    return mx.where(layout.mask(mask) if layout.is_tree else mask, scores, lowest)
 
 
 def _route_attention() -> None:

@@ -200,9 +200,7 @@ class Request:
         """Return the tokens before the first invalid one, which an answer cache may hold."""
         vocabulary = self.target.vocabulary
         end = None if vocabulary is None else first_invalid(drafted, vocabulary)
-        if end is None:
-            return drafted
-        return drafted.first(end) if isinstance(drafted, TokenTree) else drafted[:end]
+        return drafted if end is None else TokenTree.of(drafted).first(end)
 
     def accept(self, seconds: float) -> Piece:
         """Accept the draft tokens that the pass confirms, and the next. seconds: of the pass."""

@@ -37,7 +37,6 @@ from akunu_py.types import NotCached, PassCosts, Piece, TextPiece
 
 _FEW = 64  # pending prompt tokens that join the first decode pass instead of a prefill pass
 _MAX_PENDING = 8  # with more pending tokens a pass has no draft
-TREES_BEFORE_TRIAL = 32  # token trees that a process forgoes before the trial of `can_batch`
 _CLEAR_EVERY = 256  # passes between clearing MLX's buffer cache, as in mlx-lm
 
 Results = list[Step] | Exception
@@ -49,7 +48,6 @@ class ModelRunner:
     reserved_tokens = 1024  # answer tokens that memory is reserved for at once
     _is_tried = False  # the trial of `can_batch` was run
     _planner: JointPlanner  # of shared passes, after that trial
-    _forgone_trees = 0  # before that trial
 
     def __init__(
         self,
@@ -85,17 +83,6 @@ class ModelRunner:
             self._planner = JointPlanner(costs)
             self._is_tried = True
         return self.not_batched is None
-
-    def _can_branch(self) -> bool:
-        """Return `can_batch`, or False before its trial, which costs more than a few trees save."""
-        if self._is_tried:
-            return self.can_batch()
-        self._forgone_trees += 1
-        return False
-
-    @property
-    def _needs_trial(self) -> bool:
-        return not self._is_tried and self._forgone_trees >= TREES_BEFORE_TRIAL
 
     def sharing(self, requests: Sequence[Request]) -> list[Request]:
         """Return the requests whose next decode pass is shared, none if that is impossible."""
@@ -277,8 +264,9 @@ class ModelRunner:
             request.limit = self._to_reserve(request)
             if not request.answering:
                 request.drafter.follow(request.options, request.prompt, len(request.prompt))
-                can_branch = self._can_branch if request.can_branch else None
-                request.drafter.begin_answer(request.guide, can_branch)
+                # The trial costs more time than a few trees save, so they wait for it.
+                branches = request.can_branch and self._is_tried and self.can_batch()
+                request.drafter.begin_answer(request.guide, branches=branches)
         return [progress]
 
     def _prefill_again(self, request: Request) -> None:
@@ -315,8 +303,6 @@ class ModelRunner:
         running = [each for each in requests if each.is_running]
         try:
             if not running:
-                if self._needs_trial:  # not while a pass is timed
-                    self.can_batch()
                 self._last = requests[0].target.clock()
                 drafts = self._drafts(requests, alone=alone)
                 if len(requests) > 1:  # the time of neural drafters is not that of the pass
@@ -409,8 +395,6 @@ class ModelRunner:
         if len(requests) > 1:
             left = [each for each in requests if each.is_running]
             self._drafts_pay = bool(left) and self._waiting_pays(left)
-        elif self._needs_trial:  # which precedes the next pass
-            return
         elif alone and first.limit > 0 and not first.is_running and first.tokens:
             rules = first.target.constraint
             if rules is None or rules.free:  # sampling does not depend on the piece

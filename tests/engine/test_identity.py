@@ -18,7 +18,7 @@ import mlx.core as mx
 import pytest
 
 from akunu_py.bench.workloads import load_workloads
-from akunu_py.engine import prefill, runner
+from akunu_py.engine import prefill
 from akunu_py.engine.drafters.neural import NeuralDrafterBase
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Finished
@@ -373,7 +373,6 @@ def covering() -> list[Case]:
 @pytest.fixture
 def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
     """All passes take the same time, and tokens of neural drafters none: every draft pays."""
-    monkeypatch.setattr(runner, "TREES_BEFORE_TRIAL", 1)
     ticks = itertools.count(1)
     monkeypatch.setattr(Target, "clock", staticmethod(lambda: float(next(ticks))))
     monkeypatch.setattr(NeuralDrafterBase, "clock", lambda drafter: 0.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from akunu_py.bench.curve import CURVES, parse_curve
 from akunu_py.ngram.auto import AutoDrafter
 from akunu_py.ngram.cost import CostCurve
-from akunu_py.ngram.token_tree import LEAST_GAIN, Branch, TokenTree, best_tree, grow
+from akunu_py.ngram.token_tree import LEAST_GAIN, Candidates, TokenTree
 from akunu_py.types import PassCosts
 from tests.support.drafters import Choices
 
@@ -32,9 +32,11 @@ def test_a_target_accepts_its_own_text_in_any_branch(
     assert [tree[node] for node in accepted] == text[: len(accepted)]
     after = [token for token, parent in zip(tree, parents, strict=True) if parent == last]
     assert text[len(accepted)] not in after
-    assert [branch[0] for branch in tree.continuations(last)] == after
+    assert {branch[0] for branch in tree.continuations(last)} == set(after)
     assert TokenTree.of(text).continuations(3) == [text[4:]]
-    assert (tree.first(5), tree.first(5).parents) == (tree[:5], parents[:5])
+    first = tree.first(5)
+    assert (first, TokenTree.of(first).parents) == (tree[:5], parents[:5])
+    assert isinstance(first, TokenTree) == (parents[:5] != list(range(-1, len(first) - 1)))
 
 
 def rejection(rest: np.ndarray, draft: np.ndarray) -> float:
@@ -91,48 +93,48 @@ def test_the_planned_tree_has_the_highest_gain_of_all(
 ) -> None:
     """Without values of later drafts, the likeliest tokens are the best for each number of rows."""
     costs, drafted = list(accumulate(steps, initial=1.0)), min(drafted, len(chances))
-    chain = Branch(0, (), chances, [0.0] * len(chances))
-    branches = [
-        Branch(min(at, len(chances)), [index] * len(each), each, [0.0] * len(each))
-        for index, (at, each) in enumerate(others)
-    ]
+    candidates = Candidates([-1] * len(chances), chances)
+    branches = [(min(at, len(chances)), each) for at, each in others]
+    for index, (at, each) in enumerate(branches):
+        candidates.add(at - 1, [index] * len(each), each)
     reached = list(accumulate(chances, mul, initial=1.0))
 
     def gain(end: int, counts: Sequence[int]) -> float:
         tokens = sum(reached[drafted + 1 : end + 1])
-        for branch, count in zip(branches, counts, strict=True):
-            tokens += sum(
-                list(accumulate(branch.chances, mul, initial=reached[branch.at]))[1:][:count]
-            )
+        for (at, branch), count in zip(branches, counts, strict=True):
+            tokens += sum(list(accumulate(branch, mul, initial=reached[at]))[1:][:count])
         return tokens - 0.9 * (costs[end + sum(counts)] - costs[drafted])
 
     ends = range(drafted, len(chances) + 1)
-    counts = product(*[range(len(branch.tokens) + 1) for branch in branches])
+    counts = product(*[range(len(branch) + 1) for _, branch in branches])
     best = max(
         gain(end, each)
         for end, each in product(ends, counts)
-        if all(branch.at <= end or not n for branch, n in zip(branches, each, strict=True))
+        if all(at <= end or not n for (at, _), n in zip(branches, each, strict=True))
     )
-    end, chosen, _ = best_tree(chain, branches, drafted, costs, 0.9)
-    if not chosen:  # the chain is planned elsewhere, with the passes after this one
-        assert end == drafted
-        in_chain = max(gain(each, [0] * len(branches)) for each in ends)
-        assert best < LEAST_GAIN or best == pytest.approx(in_chain)
+    in_chain = max(gain(each, [0] * len(branches)) for each in ends)
+    tree, found, more = candidates.best(drafted, costs, 0.9)
+    if tree is None:  # the chain is planned elsewhere, with the passes after this one
+        assert best - in_chain < LEAST_GAIN or best == pytest.approx(in_chain)
         return
-    tree = TokenTree.of(grow(range(end), chosen))
-    assert all(parent < node for node, parent in enumerate(tree.parents))
-    assert all(branch.at <= end for branch in chosen)
-    kept = [sum(each.tokens.count(index) for each in chosen) for index in range(len(branches))]
-    assert gain(end, kept) == pytest.approx(best)
+    assert more == pytest.approx(best - in_chain)
+    assert list(tree[:drafted]) == [-1] * drafted
+    assert found[drafted:] == sorted(found[drafted:], reverse=True)
+    kept = [tree.count(index) for index in range(len(branches))]
+    assert gain(tree.count(-1), kept) == pytest.approx(best)
+    for node, token in enumerate(tree):
+        path = [tree[each] for each in TokenTree.of(tree).path(node)]
+        before = len(path) if token < 0 else branches[token][0]
+        assert path == [-1] * before + [token] * (len(path) - before)
 
 
 def test_a_branch_that_the_next_pass_would_draft_as_well_is_worth_no_rows() -> None:
     costs = [1.0, 1.05, 1.1, 1.15]
     for value, rows in ((0.0, 2), (1.9, 0)):  # of the second token, once the first is known
-        branch = Branch(0, [1, 2], [0.5, 0.9], [value, 0.0])
-        chain = Branch(0, (), (), ())
-        _, chosen, _ = best_tree(chain, [branch], 0, costs, 2.0)
-        assert sum(len(each.tokens) for each in chosen) == rows
+        candidates = Candidates([], [])
+        candidates.add(-1, [1, 2], [0.5, 0.9], [value, 0.0])
+        tree, _, _ = candidates.best(0, costs, 2.0)
+        assert len(tree or ()) == rows
 
 
 def drafter_with(*texts: list[int], curve: str) -> AutoDrafter:
@@ -148,9 +150,7 @@ def test_choices_of_a_grammar_are_drafted_together_where_their_rows_pay(curve: s
     texts = [11, 12], [21, 22]
     drafter = drafter_with(*texts, curve=curve)
     assert drafter.propose(16) == []
-    drafter.can_branch = lambda: False
-    assert drafter.propose(16) == []
-    drafter.can_branch = lambda: True
+    drafter.branches = True
     draft = drafter.propose(16)
     if curve in ("m1", "m2pro"):  # each row costs half a step
         assert draft == []
@@ -168,7 +168,7 @@ def test_choices_of_a_grammar_are_offered_to_a_shared_pass_where_their_rows_pay(
     texts = [11, 12, 13], [21, 22, 23]
     for step, pays in ((0.01, True), (0.5, False)):
         drafter = drafter_with(*texts, curve="m5max")
-        drafter.can_branch = lambda: True
+        drafter.branches = True
         known = PassCosts([1.0 + step * row for row in range(33)], 1.2)
         chances = drafter.offer(16, known)
         assert bool(chances) == pays
@@ -189,7 +189,7 @@ def test_choices_of_a_grammar_are_offered_to_a_shared_pass_where_their_rows_pay(
 
 def test_alternatives_that_are_never_right_are_no_longer_drafted() -> None:
     drafter = drafter_with([11, 12], [21, 22], curve="m5max")
-    drafter.can_branch = lambda: True
+    drafter.branches = True
     assert drafter.propose(8)
     for _ in range(200):
         drafter.observe(0, 0, 1, 1.0)
@@ -227,7 +227,7 @@ def test_alternatives_of_a_neural_drafter_are_drafted_while_they_are_right(curve
     chain = drafter.propose(16)
     assert type(chain) is list
     assert set(chain) <= {11}
-    drafter.can_branch = lambda: True
+    drafter.branches = True
     roots = list[set[int]]()
     known = PassCosts(costs.table(0)[:17], 1.0)
     for place, token in enumerate([*[21] * 60, *[11] * 60, *[5] * 120]):
@@ -249,7 +249,7 @@ def test_trees_of_a_neural_drafter_try_row_counts_whose_cost_is_unknown() -> Non
     """Here each further row turns out to cost a plain step, so that later drafts are short."""
     curve, sizes = CostCurve(), list[int]()
     drafter = AutoDrafter(curve, neural_drafters=[Hesitant()], ngrams=False)
-    drafter.can_branch = lambda: True
+    drafter.branches = True
     drafter.extend([1, 2, 3, 4])
     for token in [11, 21, 11] * 20:
         draft = TokenTree.of(drafter.propose(16))

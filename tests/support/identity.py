@@ -256,6 +256,7 @@ class Served:
         if chunk_s is not None:
             self.loop.scheduler.chunk_s = self.loop.scheduler.patience_s = chunk_s
         self.loop.runner.drafters.wrap = self._wrap
+        self.loop.runner.can_batch()  # else no token trees
         self.steps: list[list[Submitted]] = []  # the requests of each step
         self.drafted = Counter[bool]()  # draft tokens of neural modes; True: in shared passes
 

@@ -96,7 +96,7 @@ def tokens_per_pass(
         drafts.clock = lambda: 0.0
         change(drafts)
         drafter = AutoDrafter(curve, neural_drafters=[drafts], ngrams=False)
-        drafter.can_branch = (lambda: True) if trees else None
+        drafter.branches = trees
         pieces = drafted(target, drafts, drafter, prompt, count)
         tokens, passes = tokens + sum(len(each.tokens) for each in pieces), passes + len(pieces)
     return tokens / passes

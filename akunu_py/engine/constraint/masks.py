@@ -70,9 +70,9 @@ class TokenMasks:
             return logits
         tree = TokenTree.of(draft)
         masks = [self.mask(), *[self._every_token] * len(tree)]
-        for node in set(range(len(tree))) - set(tree.parents):  # the last of each path
+        for leaf in tree.leaves:
             self.begin_draft()
-            for each in tree.path(node):
+            for each in tree.path(leaf):
                 if not self.step(tree[each]) or self.complete:
                     break
                 if masks[each + 1] is self._every_token:

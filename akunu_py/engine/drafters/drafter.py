@@ -110,12 +110,12 @@ class TrackedDrafter:
         shared = common_prefix(known, prompt)
         return shared - (len(known) - shared)
 
-    def begin_answer(self, guide: DraftGuide | None, can_branch: Callable[[], bool] | None) -> None:
-        """Set the grammar of the next answer. can_branch: see `AutoDrafter`."""
+    def begin_answer(self, guide: DraftGuide | None, *, branches: bool) -> None:
+        """Set the grammar of the next answer. branches: its drafts may be token trees."""
         if isinstance(self._inner, AutoDrafter | FixedDrafter):
             self._inner.guide = guide
         if self.auto is not None:
-            self.auto.can_branch = can_branch
+            self.auto.branches = branches
 
     def share_weights(self) -> None:
         """Share the weights of the acceptance model after an answer."""

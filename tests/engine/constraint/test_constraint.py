@@ -22,7 +22,7 @@ from tokenizers.pre_tokenizers import ByteLevel as Split
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
-from akunu_py.engine import batched_pass, kv_cache, runner
+from akunu_py.engine import kv_cache
 from akunu_py.engine.constraint import matcher as constraint_module
 from akunu_py.engine.constraint.answer_limits import compile_rules
 from akunu_py.engine.constraint.matcher import (
@@ -248,7 +248,6 @@ def test_choices_are_verified_as_a_tree(
     """The same tokens from fewer passes, with trees; accepted branches move in the KV cache."""
     moved = create_autospec(kv_cache.move_rows, side_effect=kv_cache.move_rows)
     monkeypatch.setattr(kv_cache, "move_rows", moved)
-    monkeypatch.setattr(runner, "TREES_BEFORE_TRIAL", 1)
     ticks = itertools.count(1)  # all passes take the same time
     monkeypatch.setattr(Target, "clock", staticmethod(lambda: float(next(ticks))))
     wait(compile_ahead(engine.tokens, constraint))
@@ -270,18 +269,18 @@ def test_choices_are_verified_as_a_tree(
     assert passes["auto"] < passes["off"]
 
 
-def test_short_answers_draft_no_trees_before_the_trial_is_worth_it(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trial = create_autospec(batched_pass.why_not_batched, return_value=None)
-    monkeypatch.setattr(batched_pass, "why_not_batched", trial)
-    constraint = Constraint("regex", "(yes|no|costs) (yes|no|costs) ")
-    loop = StepLoop(engine, UnsavedState(FixedCosts({1: 1.0, 33: 1.01})))
-    for seed in range(40):
-        sampling = SamplingOptions(1.0, seed=seed, constraint=constraint)
-        loop.answer([5, 6], GenerateOptions(64, sampling=sampling))
-        assert seed > 0 or not trial.called
-    assert trial.called
+def test_trees_wait_for_the_trial_that_runs_when_the_model_is_idle(engine: Engine) -> None:
+    constraint = Constraint("regex", "((yes|no|costs) ){9}")
+    sampling = SamplingOptions(1.0, seed=3, constraint=constraint)
+    found = list[Answer]()
+    for is_idle in (False, True):
+        loop = StepLoop(engine, UnsavedState(FixedCosts({1: 1.0, 33: 1.01})))
+        if is_idle:
+            loop.save_idle()
+        found.append(loop.answer([5, 6], GenerateOptions(64, sampling=sampling)))
+    first, second = found
+    assert first.tokens == second.tokens
+    assert first.stats.target_passes > second.stats.target_passes
 
 
 @pytest.mark.parametrize(("constraint", "before", "choices"), [
