@@ -41,7 +41,7 @@ HORIZON = MAX_DRAFT + 1  # maximum predictions: the longest draft and the bonus 
 MAX_OUTCOMES = 1 << 15  # per kind, after each answer; each takes about 60 bytes
 PROBE_LENGTH = 4
 PROBE_CHANCE = 0.3
-_LONGEST_BRANCH = 8  # tokens of an alternative that the costs must allow
+_ROWS_TRIED = 8  # rows of alternatives whose costs decide whether to look for them
 
 
 @dataclass(slots=True)
@@ -180,17 +180,16 @@ class AutoDrafter:
 
     def offer(self, limit: int, known: PassCosts | None = None) -> list[float]:
         # For alternatives; the chain is planned with those of the other requests.
-        costs = known if self.branches and self.guide is not None else None
-        least_doubt = inf if costs is None else 2.0 * costs.rate * _least_step(costs.costs, 0)
-        self._proposal = Proposal(self._look_ahead(max(1, min(HORIZON, limit + 1)), least_doubt))
+        doubt = self._least_doubt(known.costs, known.rate) if known else inf
+        self._proposal = Proposal(self._look_ahead(max(1, min(HORIZON, limit + 1)), doubt))
         self._answering = True
         longest = max(0, min(limit, MAX_DRAFT))
         chances = [each.probability for each in self._proposal.predictions if each.token >= 0]
         neural = self._offer_neural(limit, known) if known and self.neural_drafters else None
         proposal, chances = self._proposal, chances[:longest] if neural is None else neural
-        if neural is None and costs is not None:
-            _, values = best_draft(chances, costs.costs, costs.rate, longest)
-            self._add_branches(proposal, chances, values[1:], costs, longest)
+        if neural is None and known and doubt < inf:
+            _, values = best_draft(chances, known.costs, known.rate, longest)
+            self._add_branches(proposal, chances, values[1:], known, longest)
         if proposal.tree is None:
             return chances
         return list(map(truediv, proposal.reached, [1.0, *proposal.reached]))
@@ -254,11 +253,8 @@ class AutoDrafter:
         gain = self._gain.value  # tokens per pipelined step's time
         context = self._context
         costs, pipelined = self.curve.table(context), self.curve.pipelined(context)
-        # Two choices or more share the doubt, and each takes a row.
-        may_branch = self.branches and self.guide is not None and not ahead
-        least_doubt = 2.0 * gain / pipelined * _least_step(costs, 0) if may_branch else inf
-        most = max(1, min(HORIZON, limit + 1)) + ahead
-        predictions = self._look_ahead(most, least_doubt)
+        doubt = inf if ahead else self._least_doubt(costs, gain / pipelined)
+        predictions = self._look_ahead(max(1, min(HORIZON, limit + 1)) + ahead, doubt)
         chances = [prediction.probability for prediction in predictions if prediction.token >= 0]
         found, upcoming = len(chances), chances[ahead:]
         self.pipelines = False
@@ -285,7 +281,7 @@ class AutoDrafter:
             if not ahead:  # else the neural drafter waits for the running step
                 tried = replace(limits, costs=self.curve.optimistic(costs))
                 self._add_neural_tokens(proposal, *choice, limits, tried)
-        elif may_branch and not probe:
+        elif not (ahead or probe):
             known = PassCosts(costs[: MAX_DRAFT + 1], rate)
             self._add_branches(proposal, chances[:longest], values[1:], known, longest)
         return proposal
@@ -301,18 +297,21 @@ class AutoDrafter:
         predictions = proposal.predictions[:longest]
         if not any(prediction.others for prediction in predictions):
             return
-        reached, costs, rate = 1.0, known.costs, known.rate
-        least = rate * _least_step(costs, proposal.end)
         tokens = [prediction.token for prediction in predictions[: len(chances)]]
         candidates = Candidates(tokens, chances, later)
         for at, prediction in enumerate(predictions):
             for token, chance in prediction.others:
-                if reached * chance > least:
-                    tokens, after = self._follow(predictions, at, token, longest)
-                    _, values = best_draft(after, costs, rate, longest) if after else (0, [])
-                    candidates.add(at - 1, tokens, [chance, *after], values)
-            reached *= prediction.probability
-        proposal.tree, proposal.reached, _ = candidates.best(proposal.end, costs, rate)
+                tokens, after = self._follow(predictions, at, token, longest)
+                _, values = best_draft(after, known.costs, known.rate, longest)
+                candidates.add(at - 1, tokens, [chance, *after], values if after else ())
+        proposal.tree, proposal.reached, _ = candidates.best(proposal.end, known.costs, known.rate)
+
+    def _least_doubt(self, costs: Sequence[float], rate: float) -> float:
+        """Return the chance of a wrong prediction above which alternatives may be worth a row."""
+        if not self.branches or self.guide is None:
+            return inf
+        steps = [(costs[more] - costs[0]) / more for more in range(1, min(len(costs), _ROWS_TRIED))]
+        return 2.0 * rate * min(steps, default=0.0)  # two or more of them share the chance
 
     def _follow(
         self, predictions: Sequence[TokenPrediction], at: int, token: int, longest: int
@@ -428,9 +427,3 @@ class AutoDrafter:
         if not length or not self.curve.probe_is_due() or predictions[0].probability < PROBE_CHANCE:
             return 0
         return length
-
-
-def _least_step(costs: Sequence[float], rows: int) -> float:
-    """Return the lowest cost of a further row after `rows` draft tokens, over some of them."""
-    steps = range(1, min(len(costs) - rows, _LONGEST_BRANCH))
-    return min(((costs[rows + more] - costs[rows]) / more for more in steps), default=0.0)
