@@ -79,7 +79,7 @@ class DraftMarks:
             for span in spans:
                 start, stop = (bisect_left(places, each - offset) for each in span)
                 text = text.stylize(_ACCEPTED, start, stop)
-            parts: list[Content | tuple[str, str]] = []
+            parts: list[Content | str | tuple[str, str]] = []
             begin = 0
             while rejected and (number == len(texts) or rejected[0][0] - offset <= place):
                 at, draft = rejected.popleft()
@@ -87,7 +87,8 @@ class DraftMarks:
                 line = _LINE_START.match(text.plain, text.plain.rfind("\n", 0, cut) + 1)
                 if line and cut < line.end():
                     cut, draft = line.end(), draft.lstrip(" \t")
-                parts += [text[begin:cut], (on_one_line(_LINE_BREAK.sub("\n", draft)), _REJECTED)]
+                parts.append(text[begin:cut] if begin < cut or not parts else " ")
+                parts.append((on_one_line(_LINE_BREAK.sub("\n", draft)), _REJECTED))
                 begin = cut
             marked.append(Content.assemble(*parts, text[begin:]) if parts else text)
         return marked
