@@ -188,9 +188,10 @@ class _AttentionView:
         """Return the masks of all requests, None if `_attention` needs none."""
         masks = _PerRequest()
         for entry, (start, end), layout in zip(self.entries, self.spans, self.layouts, strict=True):
-            own = {**options, "return_array": layout.is_tree}
-            mask = entry.make_mask(end - start, **own)
-            masks.append(layout.mask(mask) if layout.is_tree else mask)
+            # With an array, latent attention would mask scores itself; see `_masked`.
+            as_array = layout.is_tree and not options.get("return_array")
+            mask = entry.make_mask(end - start, **{**options, "return_array": as_array})
+            masks.append(layout.mask(mask) if as_array else mask)
         return masks if any(isinstance(mask, mx.array) for mask in masks) else None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:

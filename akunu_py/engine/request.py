@@ -214,8 +214,9 @@ class Request:
         if target.constraint is not None:
             tokens = target.constraint.consume(tokens)  # may be fewer
         self._forced, self.stale = len(end), bool(end and self.launched)
-        kept = len(tokens) - (len(end) or 1)  # sampled tokens that later passes follow
-        accepted = min(len(path), kept if end else len(tokens))
+        own = len(tokens) - len(end)  # the sampled ones
+        kept = own if end else own - 1  # later passes follow the last token
+        accepted = min(len(path), own)
         self._commit(done, found[: kept + 1] if self.stale else tokens, path[:kept])
         self.answering = True
         self.limit = 0 if self._is_last(tokens[-1]) else self.limit - len(tokens)

@@ -374,20 +374,19 @@ class ModelRunner:
         self, requests: Sequence[Request], running: Sequence[Request], *, alone: bool
     ) -> None:
         """Launch the pass after the launched one, before that one is read, if it pays."""
-        if not alone or not all(each.can_continue for each in running):
+        more = [each for each in requests if each.limit > len(each.launched)]
+        if not (alone and more and all(each.can_continue for each in running)):
             return
-        first = requests[0]
+        first, drafts = requests[0], [list[int]() for _ in more]
         if len(requests) > 1:
-            more = [each for each in requests if each.limit > len(each.launched)]
-            if more and not self._drafts_pay:
-                self._launch(more, [[] for _ in more], ahead=True)
-        elif first.limit > 1:
+            pays = not self._drafts_pay
+        else:
             # A step that was launched ahead has no draft, because its history was not known.
-            drafted: list[int] = []
             if first.launched[0].ahead:
-                drafted = self._propose(first, alone=True, ahead=True)
-            if drafted or first.drafter.pipelines:
-                self._launch([first], [drafted], ahead=True)
+                drafts = [self._propose(first, alone=True, ahead=True)]
+            pays = drafts != [[]] or first.drafter.pipelines
+        if pays:
+            self._launch(more, drafts, ahead=True)
 
     def _launch_next(self, requests: Sequence[Request], *, alone: bool) -> None:
         """Launch the next pass of a single request; of several, plan whether to wait for drafts."""
