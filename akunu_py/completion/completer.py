@@ -37,7 +37,6 @@ from akunu_py.engine.model import device
 from akunu_py.engine.request import Request, Status, Step
 from akunu_py.types import GenerateOptions, SamplingOptions, Stats
 
-_RESERVED = 1024  # tokens of the context for the completion
 _REPLACEMENT = "\ufffd"  # decoded from invalid bytes
 _SECTION = 12  # tokens of the format around a piece of another file
 _CHEAP = 64  # tokens of the buffer that may need prefill again
@@ -69,7 +68,7 @@ class Completer:
         stops = engine.tokens.stop_tokens | self.code.marker_ids(markers)
         self.engine = replace(engine, tokens=replace(engine.tokens, stop_tokens=stops))
         self.conversation = secrets.token_hex(8)  # of its requests, for the drafter
-        self.options = _fitting(options, engine.plan.context_length)
+        self.options = options.fitting(engine.plan.context_length)
         self._related = RelatedFiles()
         self.loop = loop or StepLoop(self.engine, learned, 1, chunk_seconds=_SLICE_S)
 
@@ -304,13 +303,3 @@ def with_small_caches(engine: Engine) -> Engine:
     plan = engine.plan
     memory = min(plan.prompt_cache_memory, device.total_memory() // _CACHES_DIVISOR)
     return replace(engine, plan=replace(plan, prompt_cache_memory=memory))
-
-
-def _fitting(options: CompleteOptions, context: int) -> CompleteOptions:
-    wanted = options.prefix_tokens, options.suffix_tokens
-    # 256 tokens for the format, including paths.
-    room = max(16, context - min(_RESERVED, context // 4) - 256)
-    share = min(1.0, room / sum(wanted))
-    prefix, suffix = (int(tokens * share) for tokens in wanted)
-    files = min(options.file_tokens, max(0, room - prefix - suffix))
-    return replace(options, prefix_tokens=prefix, suffix_tokens=suffix, file_tokens=files)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from akunu_py.engine.events import Finished
 from akunu_py.errors import UsageError
@@ -14,6 +14,8 @@ EndCheck = Callable[[], CompletionReason | None]  # returns the reason to end, N
 DEFAULT_COMPLETION_TOKENS = 128
 MAX_COMPLETION_TOKENS = 1024
 MAX_ALTERNATIVES = 4
+_RESERVED = 1024  # tokens of the context for the completion
+_FORMAT_TOKENS = 256  # of the context for markers and paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,15 @@ class CompleteOptions:
     fresh_tokens: int = 512  # of other files without a cached prefix, while a client waits
     draft: DraftMode = "auto"
     draft_tokens: int = DEFAULT_DRAFT_TOKENS
+
+    def fitting(self, context: int) -> Self:
+        """Return the options with budgets that fit into `context` tokens, with a completion."""
+        wanted = self.prefix_tokens, self.suffix_tokens
+        room = max(16, context - min(_RESERVED, context // 4) - _FORMAT_TOKENS)
+        share = min(1.0, room / sum(wanted))
+        prefix, suffix = (int(tokens * share) for tokens in wanted)
+        files = min(self.file_tokens, max(0, room - prefix - suffix))
+        return replace(self, prefix_tokens=prefix, suffix_tokens=suffix, file_tokens=files)
 
 
 def finished(completion: Completion) -> Finished:

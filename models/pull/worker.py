@@ -154,7 +154,7 @@ def _send(**what: Any) -> None:
 
 
 def look_up(repository: str, revision: str | None) -> HubModel:
-    """Return the contents of a repository. Raises ValueError and the like for other answers."""
+    """Return the contents of a repository. Raises ValueError, or others, for unexpected answers."""
     from huggingface_hub import HfApi, constants
 
     timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT

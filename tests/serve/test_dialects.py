@@ -178,6 +178,15 @@ async def test_options_of_ollama(tiny: Served) -> None:
     assert images.prompt > with_system.prompt
 
 
+async def test_the_text_around_a_gap_is_cut_to_the_context(tiny: Served) -> None:
+    context = tiny.in_thread(lambda engine: engine.plan.context_length)
+    for before, after in itertools.product((1, context), (1, context)):
+        body = {"prompt": "x\n" * before, "suffix": "y\n" * after, "max_tokens": 2}
+        reply = DIALECTS["completions"].parse(await fetch(tiny.app, "/v1/completions", body))
+        assert reply.prompt < context
+        assert before + after == 2 or reply.prompt > context // 8
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_infill_ends_at_stop_texts_and_limits(tiny: Served, stream: bool) -> None:
     """The time limit applies once the completion has a line break."""

@@ -195,7 +195,7 @@ class TurnController:
         self._view.show_error("There is no code block to copy.")
 
     def _changeable_turn(self, none: str) -> ChatTurn | None:
-        """Return the turn to change; show an error for no turn or a summary, return None."""
+        """Return the turn to change. For none, or a summary, show an error and return None."""
         turn = self._chosen_turn()
         if turn is None or turn.prompt.text == SUMMARY_PROMPT:
             summary = "Press ← on this summary for the original chat, then use /compact."

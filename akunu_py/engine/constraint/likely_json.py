@@ -76,7 +76,7 @@ class LikelyText:
         return self._encode_forced(tokens, self._matcher.compute_ff_bytes())
 
     def ending(self) -> tuple[list[int], int]:
-        """Return the value's likely end and its length in tokens. Call if `forced` is empty."""
+        """Return the likely end of a value, and the tokens so far. Call if `forced` is empty."""
         return [], 0
 
     def choices(self) -> list[int]:

@@ -25,7 +25,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-MAX_EXTRA_CHARACTERS = 2_000_000  # of a text, in addition to twice its request
+MAX_EXTRA_CHARACTERS = 2_000_000  # of a text beyond twice the characters of its request
 CPU_SECONDS = 11  # CPU time for a template if the parent process is gone
 
 

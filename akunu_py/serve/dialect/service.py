@@ -85,7 +85,8 @@ class Service:
         if family is None:
             raise invalid("suffix", f"{self.name} has no known fill-in-the-middle format")
         context = self.engine.plan.context_length
-        budgets = CompleteOptions(prefix_tokens=context, suffix_tokens=context)
+        # Three quarters before the cursor, as in llama.cpp.
+        budgets = CompleteOptions(prefix_tokens=3 * context, suffix_tokens=context).fitting(context)
         made = make_prompt(code, family, budgets, prefix, suffix, name_files("", "", ""))
         stops = tuple(sorted(code.marker_ids(family.stop)))
         return TextPrompt(made.tokens, stops, made.draft_context)
