@@ -116,7 +116,7 @@ def memory_limit(options: LoadOptions) -> int:
 
 
 def needs(opened: OpenModel, kv_bits: int | None = None, itemsize: int = 2) -> MemoryNeeds:
-    """Return the memory that a model needs. itemsize: bytes per activation. Errors: see `growth`."""
+    """Return the memory needs of a model. itemsize: bytes per activation. Errors: see `growth`."""
     fused = device.on_metal() and kv_bits is None  # no kernel reads a quantized cache
     return MemoryNeeds(
         weights=device.weight_bytes(opened.model),
