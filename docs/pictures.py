@@ -32,8 +32,11 @@ QUESTIONS = (
 _TIMEOUT_S = 300.0
 
 
-async def take(directory: Path) -> list[Path]:
-    """Chats with the starter and saves the same conversation in both views; gives the paths."""
+async def take(directory: Path, data: Path) -> list[Path]:
+    """Chats with the starter and saves the same conversation in both views; gives the paths.
+
+    data: where the chat is stored.
+    """
     os.environ["COLORTERM"] = "truecolor"  # as the theme needs
     from akunu_py.engine.engine import Engine
     from akunu_py.engine.loop import StepLoop
@@ -43,7 +46,7 @@ async def take(directory: Path) -> list[Path]:
         model.name, lambda name: StepLoop(Engine.load(model.path, name=name), slots=1)
     )
     options = GenerateOptions(max_tokens=220)
-    store = StoreThread(Path(tempfile.mkdtemp()) / "conversations.db")
+    store = StoreThread(data / "conversations.db")
     app = ChatApp(ChatConfig(model.name, options, session, store, Settings(theme="dark")))
     async with app.run_test(size=SIZE) as pilot:
         app.query_one(PromptBox).cursor_blink = False
@@ -78,5 +81,6 @@ def _save(app: ChatApp, directory: Path, name: str) -> Path:
 if __name__ == "__main__":
     target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
     target.mkdir(parents=True, exist_ok=True)
-    for picture in asyncio.run(take(target)):
-        print(picture)
+    with tempfile.TemporaryDirectory() as data:
+        for picture in asyncio.run(take(target, Path(data))):
+            print(picture)
