@@ -183,13 +183,14 @@ class StepLoop:
     def save_idle(
         self, stopped: Callable[[], bool] = lambda: False, seconds: float | None = None
     ) -> bool:
-        """Try batching, save one prompt cache to disk and release memory. Call only when idle.
+        """Save one prompt cache to disk and release memory. Call only when idle.
 
         stopped: polled; returning True aborts the save. seconds: time limit. Returns True if a
         cache was saved (there may be more to save).
         """
         self.learned.flush()
-        self.runner.can_batch()
+        if self.runner.wants_trial and seconds is None:  # not at the end
+            self.runner.can_batch()
         caches, disk_caches = self.runner.caches, self.runner.disk_caches
         self.runner.drafters.trim(1)
         release_under_pressure(caches)

@@ -46,6 +46,7 @@ class ModelRunner:
     """Advances the requests to one model, with its drafters and prompt caches."""
 
     reserved_tokens = 1024  # answer tokens that memory is reserved for at once
+    wants_trial = False  # there were answers whose drafts could have branches
     _is_tried = False  # the trial of `can_batch` was run
     _planner: JointPlanner  # of shared passes, after that trial
 
@@ -264,8 +265,10 @@ class ModelRunner:
             request.limit = self._to_reserve(request)
             if not request.answering:
                 request.drafter.follow(request.options, request.prompt, len(request.prompt))
-                # The trial costs more time than a few trees save, so they wait for it.
-                branches = request.can_branch and self._is_tried and self.can_batch()
+                # The trial costs more time than a few trees save, so they wait until it was run.
+                knows_others = request.guide is not None or bool(request.drafter.neural)
+                self.wants_trial |= request.can_branch and knows_others
+                branches = self._is_tried and request.can_branch and self.can_batch()
                 request.drafter.begin_answer(request.guide, branches=branches)
         return [progress]
 

@@ -275,8 +275,8 @@ def test_trees_wait_for_the_trial_that_runs_when_the_model_is_idle(engine: Engin
     found = list[Answer]()
     for is_idle in (False, True):
         loop = StepLoop(engine, UnsavedState(FixedCosts({1: 1.0, 33: 1.01})))
-        if is_idle:
-            loop.save_idle()
+        loop.answer([5, 6], GenerateOptions(8, sampling=sampling))
+        loop.save_idle(seconds=None if is_idle else 1.0)
         found.append(loop.answer([5, 6], GenerateOptions(64, sampling=sampling)))
     first, second = found
     assert first.tokens == second.tokens
