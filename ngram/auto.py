@@ -354,9 +354,7 @@ class AutoDrafter:
         proposal.neural_drafter, proposal.neural_tokens = neural_drafter, list(tokens)
         proposal.trailing = after.predictions[: neural_drafter.trailing]
         most = min(limits.tokens_left, MAX_DRAFT)
-        if self.branches:
-            alternatives = neural_drafter.alternatives(plan.reached, most, for_tree)
-            proposal.tree, proposal.reached = alternatives
+        proposal.tree, proposal.reached = neural_drafter.alternatives(plan.reached, most, for_tree)
 
     def _end_answer(self) -> None:
         if self._answering:

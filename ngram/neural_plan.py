@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf, isfinite, log
-from operator import sub, truediv
+from operator import sub
 from typing import Any
 
 from akunu_py.ngram.acceptance_model import CALIBRATION_EDGES, sigmoid
@@ -282,18 +282,16 @@ class PlannedDrafter:
         if self.trailing or not any(each.others for each in drafted):
             return None, []
         chances = [*[reached, *[1.0] * before][:before], *[each.chance for each in drafted]]
-        tokens = [*self._prefix, *[each.token for each in drafted]]
-        candidates = Candidates(tokens, chances)
-        ratios = list(map(truediv, self._right, self._shares))
+        candidates = Candidates([*self._prefix, *[each.token for each in drafted]], chances)
         for depth, each in enumerate(drafted):
             rest = 1.0 - each.chance
-            for (token, share), ratio in zip(each.others, ratios, strict=False):
-                chance = min(rest, rest * share * ratio)
-                candidates.add(before + depth - 1, [token], [chance])
+            found = zip(each.others, self._right, self._shares, strict=False)
+            for (token, share), right, mean in found:
+                candidates.add(before + depth - 1, [token], [rest * min(1.0, share * right / mean)])
         costs = limits.costs[: longest + 1]
-        draft, found, gain = candidates.best(before, costs, limits.rate, least_gain=0.0)
+        draft, reaching, gain = candidates.best(before, costs, limits.rate, least_gain=0.0)
         self._branch_gain += _OTHERS_RATE * (gain - self._branch_gain)
-        return draft, found
+        return draft, reaching
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Learn from the actual `tokens`, also about draft tokens that were not verified."""
