@@ -82,7 +82,7 @@ def add_generation(parser: argparse.ArgumentParser, *, chat: bool = False) -> No
     stop = "Stop at this text; repeatable"
     add_values(parser, ("--stop", "TEXT", str, None, stop), action="append")
     drafting = parser.add_argument_group("drafting")
-    add_drafting(drafting, tree=True)
+    add_drafting(drafting, tree=chat)
     accept = "Accept more draft tokens, which CHANGES the output;"
     add_values(
         drafting,
@@ -227,7 +227,7 @@ def _text_of(path: str, option: str) -> str:
 
 
 def add_drafting(group: argparse._ArgumentGroup, *, tree: bool = False) -> None:
-    """Add the options of drafting. tree: answers may have a format, whose values can branch."""
+    """Add the options of drafting. tree: drafts may be token trees."""
     modes = (
         "Drafters to use. auto: all but exit, when expected to be faster; ngram, mtp, model or "
         "exit: only n-grams, MTP heads, the draft model or early exit; fixed: always up to N "

@@ -41,7 +41,7 @@ HORIZON = MAX_DRAFT + 1  # maximum predictions: the longest draft and the bonus 
 MAX_OUTCOMES = 1 << 15  # per kind, after each answer; each takes about 60 bytes
 PROBE_LENGTH = 4
 PROBE_CHANCE = 0.3
-_ROWS_TRIED = 8  # rows of alternatives whose costs decide whether to look for them
+_ROWS_TRIED = 8  # rows of a pass whose costs decide whether to look for alternatives
 
 
 @dataclass(slots=True)

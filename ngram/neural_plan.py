@@ -148,7 +148,7 @@ class PlannedDrafter:
         self._setback = 1.0  # factor on `attempts` after a failed trial
         self.seconds = self.total_seconds = 0.0  # of the last draft, and of all drafts
         self.cost = 0.0  # planned cost of the last draft
-        self.verified = 0  # neural tokens in the last draft
+        self.verified = 0  # neural tokens in the last draft, if it has no branches
         self.trailing = 0  # predictions after the neural tokens
         # By rank of an alternative to wrong tokens: how often it was right, and its mean share.
         self._right, self._shares = ([_OTHERS_PRIOR] * _OTHERS for _ in range(2))

@@ -343,7 +343,7 @@ class PredictionChain:
     ) -> list[TokenPrediction]:  # fmt: skip
         """Return `prediction`, for the token after the tentative ones, and those that follow.
 
-        They get the grammar's alternatives if a draft ends there with the chance `least_doubt`.
+        They get the grammar's alternatives where a draft ends with more than this chance.
         """
         chance, forced = 1.0, _NOTHING_FORCED
         predictions: list[TokenPrediction] = []

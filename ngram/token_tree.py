@@ -54,10 +54,13 @@ class TokenTree(list[int]):
         return found[::-1]
 
     def continuations(self, node: int) -> list[list[int]]:
-        """Return the tokens of each path that continues after `node` (-1: after the history)."""
+        """Return the tokens of each path that continues after `node`, the likeliest path first.
+
+        node: -1 for the paths after the history.
+        """
         before = self.path(node)
         size = len(before)
-        paths = [path for path in map(self.path, self.leaves) if path[:size] == before]
+        paths = sorted(path for path in map(self.path, self.leaves) if path[:size] == before)
         return [[self[each] for each in path[size:]] for path in paths if len(path) > size]
 
     def accepted(self, sampled: Sequence[int]) -> list[int]:

@@ -82,12 +82,16 @@ class CompleteOptions:
 
     def fitting(self, context: int) -> Self:
         """Return the options with budgets that fit into `context` tokens, with a completion."""
-        wanted = self.prefix_tokens, self.suffix_tokens
-        room = max(16, context - min(_RESERVED, context // 4) - _FORMAT_TOKENS)
+        wanted, room = (self.prefix_tokens, self.suffix_tokens), room_for_text(context)
         share = min(1.0, room / sum(wanted))
         prefix, suffix = (int(tokens * share) for tokens in wanted)
         files = min(self.file_tokens, max(0, room - prefix - suffix))
         return replace(self, prefix_tokens=prefix, suffix_tokens=suffix, file_tokens=files)
+
+
+def room_for_text(context: int) -> int:
+    """Return the tokens that `context` leaves for text around the cursor."""
+    return max(16, context - min(_RESERVED, context // 4) - _FORMAT_TOKENS)
 
 
 def finished(completion: Completion) -> Finished:

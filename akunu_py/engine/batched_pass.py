@@ -259,15 +259,17 @@ def _attention(
     masks = cache.split(mask) if isinstance(mask, mx.array) else mask
     for index, own_queries in enumerate(cache.split(queries)):
         own_mask = None if masks is None else masks[index]
-        rows, entry = own_queries.shape[2], cache.entries[index]
+        rows, layout = own_queries.shape[2], cache.layouts[index]
+        entry, own_keys = cache.entries[index], keys[index]
         if isinstance(mask, mx.array):
-            own_mask = _masked(
-                own_mask @ cache.values[index].swapaxes(-1, -2), cache.layouts[index]
-            )
+            own_mask = _masked(own_mask @ cache.values[index].swapaxes(-1, -2), layout)
+        elif own_mask is None and layout.is_tree:
+            count = (own_keys if isinstance(own_keys, mx.array) else own_keys[0]).shape[-2]
+            own_mask = layout.mask(base.create_causal_mask(rows, count - rows))
         elif own_mask is None and rows > 1:
             own_mask = "causal"
         output = _plain_attention(
-            own_queries, keys[index], values[index], entry, scale, own_mask, **options
+            own_queries, own_keys, values[index], entry, scale, own_mask, **options
         )
         outputs.append(output if rows == 1 else output.swapaxes(0, 2))
     return mx.concatenate(outputs)

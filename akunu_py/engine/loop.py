@@ -185,11 +185,12 @@ class StepLoop:
     ) -> bool:
         """Save one prompt cache to disk and release memory. Call only when idle.
 
-        stopped: polled; returning True aborts the save. seconds: time limit. Returns True if a
-        cache was saved (there may be more to save).
+        stopped: polled; returning True aborts the save. seconds: time limit, before an unload;
+        without it, the trial of batching runs if token trees wait for it. Returns True if a cache
+        was saved (there may be more to save).
         """
         self.learned.flush()
-        if self.runner.wants_trial and seconds is None:  # not at the end
+        if self.runner.wants_trial and seconds is None and not stopped():
             self.runner.can_batch()
         caches, disk_caches = self.runner.caches, self.runner.disk_caches
         self.runner.drafters.trim(1)

@@ -76,7 +76,10 @@ class LikelyText:
         return self._encode_forced(tokens, self._matcher.compute_ff_bytes())
 
     def ending(self) -> tuple[list[int], int]:
-        """Return the likely end of a value, and the tokens so far. Call if `forced` is empty."""
+        """Return the likely end of a value, and how many of its tokens are written.
+
+        Call if `forced` is empty.
+        """
         return [], 0
 
     def choices(self) -> list[int]:

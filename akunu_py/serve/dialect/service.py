@@ -8,7 +8,7 @@ from functools import cached_property
 from operator import methodcaller
 
 from akunu_py.completion.completer import Completer
-from akunu_py.completion.completion_request import CompleteOptions
+from akunu_py.completion.completion_request import CompleteOptions, room_for_text
 from akunu_py.completion.prompt.layout import (
     CodeTokens,
     FimFamily,
@@ -84,9 +84,12 @@ class Service:
         code, family = self._fim
         if family is None:
             raise invalid("suffix", f"{self.name} has no known fill-in-the-middle format")
-        context = self.engine.plan.context_length
-        # Three quarters before the cursor, as in llama.cpp.
-        budgets = CompleteOptions(prefix_tokens=3 * context, suffix_tokens=context).fitting(context)
+        room = room_for_text(self.engine.plan.context_length)
+        most = _USUAL_LENGTH * room
+        before, after = len(code.encode(prefix[-most:])), len(code.encode(suffix[:most]))
+        # The text after the cursor has at least a quarter, as in llama.cpp.
+        after = min(after, max(room // 4, room - before))
+        budgets = CompleteOptions(prefix_tokens=room - after, suffix_tokens=after)
         made = make_prompt(code, family, budgets, prefix, suffix, name_files("", "", ""))
         stops = tuple(sorted(code.marker_ids(family.stop)))
         return TextPrompt(made.tokens, stops, made.draft_context)
