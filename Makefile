@@ -69,7 +69,7 @@ check-mac: $(VENV)/.installed ## check in two minutes what only a Mac can show (
 	@$(if $(FULL),$(BIN)/python -m tests.measure.chat $(if $(MODEL),--model $(MODEL)))
 	@$(BIN)/python -m tests.measure.check $(if $(MODEL),--model $(MODEL)) $(if $(FULL),--full) $(if $(SOAK),--soak $(SOAK))
 
-numbers: $(VENV)/.installed-dev ## measure the README's numbers again, in 10 minutes on a quiet machine
+numbers: $(VENV)/.installed-dev ## measure the README's numbers again, in 10 to 20 minutes on a quiet machine
 	@$(BIN)/akunu models pull $(STARTER) --if-missing
 	$(BIN)/akunu bench --workload chat --workload edit --workload json --workload agent \
 	  --draft off --draft auto --repeats 5 --max-tokens 128 -o bench/results/readme.json
