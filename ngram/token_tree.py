@@ -54,10 +54,7 @@ class TokenTree(list[int]):
         return found[::-1]
 
     def continuations(self, node: int) -> list[list[int]]:
-        """Return the tokens of each path that continues after `node`, the likeliest path first.
-
-        node: -1 for the paths after the history.
-        """
+        """Return the tokens of each path after `node` (-1: the history), the likeliest first."""
         before = self.path(node)
         size = len(before)
         paths = sorted(path for path in map(self.path, self.leaves) if path[:size] == before)
