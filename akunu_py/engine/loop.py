@@ -107,7 +107,7 @@ class StepLoop:
                 crowded.append(each)
             if each.cancelled or not each.waits_for or not (is_crowded or each.waits_for[0]()):
                 ready.append(each)
-        ready = ready or list(requests[:1])
+        ready = ready or list(requests[:1])  # which then reports its progress only
         rate = self.runner.curve.prefill_rate
         plan = self.scheduler.schedule(ready, self.runner.sharing(ready), rate)
         for each in plan.requests:

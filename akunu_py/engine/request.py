@@ -108,7 +108,7 @@ class Request:
         self.chunk_seconds: float | None = None  # time limit of a prefill chunk
         self.cached = self.prefill_end = 0  # prompt tokens where the prefill begins and ends
         self.launched: list[DecodePass] = []  # at most two, in order
-        self.limit = 0  # tokens that memory is reserved for
+        self.limit = 0  # tokens that memory is reserved for; 0 after the last token
         self.answering = False  # its first token was sampled; no drafts before that
         self.started = 0.0
         self.prefilled: float | None = None  # time of the first token
@@ -116,8 +116,8 @@ class Request:
         if options.sampling.logprobs is not None:
             target.sampler = LogprobSampler(options.sampling, engine.tokens.tokenizer)
         target.constraint, self.guide = answer_rules(engine.tokens, options, self.prompt)
-        self.room = engine.plan.context_length - len(self.prompt)
-        self.tokens_left = min(options.max_tokens, self.room)
+        self.answer_room = engine.plan.context_length - len(self.prompt)
+        self.tokens_left = min(options.max_tokens, self.answer_room)
         self.cancelled = False
         self._forced = 0  # tokens at the end of the last pass that were not sampled
         self.stale = False  # the launched passes follow a token that is not part of the answer
@@ -215,7 +215,7 @@ class Request:
             tokens = target.constraint.consume(tokens)  # may be fewer
         self._forced, self.stale = len(end), bool(end and self.launched)
         own = len(tokens) - len(end)  # the sampled ones
-        kept = own if end else own - 1  # later passes follow the last token
+        kept = own if end else own - 1  # the last token of all has no row yet
         accepted = min(len(path), own)
         self._commit(done, found[: kept + 1] if self.stale else tokens, path[:kept])
         self.answering = True
@@ -330,7 +330,7 @@ class Request:
             return "stop"
         if len(self.tokens) == self.options.max_tokens:
             return "length"
-        if len(self.tokens) == self.room:
+        if len(self.tokens) == self.answer_room:
             return "context"
         return "repetition" if self._loops else "cancelled"
 

@@ -66,7 +66,7 @@ class ModelRunner:
         if learned.disk_limits is not None:
             self.disk_caches = PromptCacheStore(engine, learned.disk_limits, self.curve)
         self.not_batched: str | None = None  # why requests take turns, once that is tried
-        self._last = 0.0  # end of the previous pass, or start of this one
+        self._timed_from = 0.0  # end of the previous pass, or start of this one
         self._joint: batched_pass.Joint = {}  # recurrent states of the last shared pass
         self._drafts_pay = False  # read the launched pass first, so that the next one has drafts
         self._passes = 0
@@ -112,7 +112,7 @@ class ModelRunner:
         return plan is not None and plan.value > 0
 
     def run(self, plan: StepPlan, crowded: Collection[Request]) -> list[Results]:
-        """Run the next step of `plan`. crowded: requests behind one that waits for memory."""
+        """Run the next step of `plan`. crowded: requests behind a blocked one."""
         blas_threads.adapt()
         first = plan.requests[0]
         if len(plan.requests) == 1 and first.ends:
@@ -307,17 +307,17 @@ class ModelRunner:
         running = [each for each in requests if each.is_running]
         try:
             if not running:
-                self._last = requests[0].target.clock()
+                self._timed_from = requests[0].target.clock()
                 drafts = self._drafts(requests, alone=alone)
                 if len(requests) > 1:  # the time of neural drafters is not that of the pass
-                    self._last = requests[0].target.clock()
+                    self._timed_from = requests[0].target.clock()
                 self._launch(requests, drafts)
                 running = list(requests)
             self._launch_ahead(requests, running, alone=alone)
             mx.eval([each.launched[0].sampled for each in running])
-            started, self._last = self._last, requests[0].target.clock()
-            pieces = self._accept(running, self._last - started)
-            self._launch_next(requests, alone=alone)
+            started, self._timed_from = self._timed_from, requests[0].target.clock()
+            pieces = self._accept(running, self._timed_from - started)
+            self._prepare_next(requests, alone=alone)
         except BaseException as error:  # noqa: BLE001 - every request reports it
             return [self.fail(each, error) for each in requests]
         results: list[Results] = []
@@ -385,15 +385,19 @@ class ModelRunner:
         if len(requests) > 1:
             pays = not self._drafts_pay
         else:
-            # A step that was launched ahead has no draft, because its history was not known.
+            # A pass launched ahead has no draft, because its history was not known. So the drafter
+            # may predict its token and the ones after it now.
             if first.launched[0].ahead:
                 drafts = [self._propose(first, alone=True, ahead=True)]
             pays = drafts != [[]] or first.drafter.pipelines
         if pays:
             self._launch(more, drafts, ahead=True)
 
-    def _launch_next(self, requests: Sequence[Request], *, alone: bool) -> None:
-        """Launch the next pass of a single request; of several, plan whether to wait for drafts."""
+    def _prepare_next(self, requests: Sequence[Request], *, alone: bool) -> None:
+        """Prepare the next pass before this one is delivered.
+
+        Launch that of a single request; of several, plan whether to wait for drafts.
+        """
         first = requests[0]
         if len(requests) > 1:
             left = [each for each in requests if each.is_running]
@@ -448,7 +452,8 @@ class ModelRunner:
         # Launching a pass may wait for most of it: on a CPU, or with many commands. So the first of
         # several pipelined passes seems slow, and the second one quick. A time counts if this pass
         # and the one launched after it are both ahead, or neither is.
-        is_steady = passes[0].ahead == any(len(each.launched) > 1 for each in running)
+        is_ahead = any(each.ahead for each in passes)
+        is_steady = is_ahead == any(len(each.launched) > 1 for each in running)
         timed = seconds if is_steady else math.nan
         pieces = dict[Request, Piece]()
         for each, done in zip(running, passes, strict=True):

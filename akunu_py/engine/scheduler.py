@@ -44,7 +44,7 @@ class Scheduler:
     # Time of a prefill chunk while others decode: at least, at most.
     chunk_s: float = 0.2
     patience_s: float = 1.0
-    _prefill_ahead_s: float = 0.0  # prefill time minus decode time
+    _prefill_excess_s: float = 0.0  # prefill time minus decode time
 
     def schedule(
         self, ready: Sequence[Request], sharing: Sequence[Request], prefill_rate: float | None
@@ -69,9 +69,9 @@ class Scheduler:
                 each.spent += weighed / len(requests)
                 each.pass_s = seconds
         if plan.mixed:
-            self._prefill_ahead_s += weighed if chunk else -seconds
+            self._prefill_excess_s += weighed if chunk else -seconds
         else:
-            self._prefill_ahead_s = 0.0
+            self._prefill_excess_s = 0.0
 
     def _fitting(self, sharing: Sequence[Request], chosen: Request, rate: float) -> list[Request]:
         """Return the requests that share a pass: `chosen`, then the shortest joining prompts."""
@@ -92,7 +92,7 @@ class Scheduler:
                 return each
         decoding = [each for each in ready if each.decodes]
         prefilling = [each for each in ready if not each.decodes]
-        if prefilling and (not decoding or self._prefill_ahead_s <= 0.0):
+        if prefilling and (not decoding or self._prefill_excess_s <= 0.0):
             return self._shortest(prefilling, rate)
         return min(decoding, key=lambda each: each.spent)
 
