@@ -285,13 +285,12 @@ class PlannedDrafter:
         candidates = Candidates([*self._prefix, *[each.token for each in drafted]], chances)
         for depth, each in enumerate(drafted):
             rest = 1.0 - each.chance
-            found = zip(each.others, self._right, self._shares, strict=False)
-            for (token, share), right, mean in found:
+            ranked = zip(each.others, self._right, self._shares, strict=False)
+            for (token, share), right, mean in ranked:
                 candidates.add(before + depth - 1, [token], [rest * min(1.0, share * right / mean)])
-        costs = limits.costs[: longest + 1]
-        draft, reaching, gain = candidates.best(before, costs, limits.rate, least_gain=0.0)
+        draft, found, gain = candidates.best(before, limits.costs[: longest + 1], limits.rate, 0.0)
         self._branch_gain += _OTHERS_RATE * (gain - self._branch_gain)
-        return draft, reaching
+        return draft, found
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Learn from the actual `tokens`, also about draft tokens that were not verified."""

@@ -74,12 +74,11 @@ class TokenTree(list[int]):
 
 
 class Candidates:
-    """Tokens that may be drafted: a chain, and branches of it."""
+    """Tokens that may be drafted: a chain, and branches of it; see `add`."""
 
     def __init__(
         self, tokens: Sequence[int], chances: Sequence[float], values: Sequence[float] = ()
     ) -> None:
-        """Begin with the chain; see `add`."""
         self._nodes: list[_Node] = []
         self.add(-1, tokens, chances, values)
         self._chain = len(self._nodes)

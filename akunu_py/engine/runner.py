@@ -266,10 +266,9 @@ class ModelRunner:
             if not request.answering:
                 request.drafter.follow(request.options, request.prompt, len(request.prompt))
                 # The trial costs more time than a few trees save, so they wait until it has run.
-                knows_others = request.guide is not None or bool(request.drafter.neural)
-                plans = request.drafter.auto is not None
-                self.wants_trial |= request.can_branch and plans and knows_others
-                branches = self._is_tried and request.can_branch and self.can_batch()
+                may = request.can_branch and request.drafter.auto is not None
+                self.wants_trial |= may and bool(request.guide or request.drafter.neural)
+                branches = may and self._is_tried and self.can_batch()
                 request.drafter.begin_answer(request.guide, branches=branches)
         return [progress]
 
