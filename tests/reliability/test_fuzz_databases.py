@@ -102,6 +102,14 @@ def use_all(store: ConversationStore) -> list[str]:
     return [info.id for info in infos]
 
 
+def set_value(database: sqlite3.Connection, update: str, table: str, row: int, value: Any) -> None:
+    """Set a value, or a tuple's only value as text; `conversations` has one row to damage."""
+    set_to = "CAST(? AS TEXT)" if isinstance(value, tuple) else "?"
+    given = value[0] if isinstance(value, tuple) else value
+    number = 1 if table == "conversations" else row
+    database.execute(f"{update} = {set_to} WHERE number = ?", (given, number))
+
+
 @lengths(10)
 def test_any_value_in_any_column_affects_only_its_row(
     whole: bytes, tmp_path: Path, examples: int
@@ -112,12 +120,8 @@ def test_any_value_in_any_column_affects_only_its_row(
     def check(damage: tuple[tuple[str, str], int, Any]) -> None:
         (table, column), row, value = damage
         path.write_bytes(whole)
-        set_to = "CAST(? AS TEXT)" if isinstance(value, tuple) else "?"
-        given = value[0] if isinstance(value, tuple) else value
         with without_constraints(path) as database:
-            number = 1 if table == "conversations" else row
-            update = f"UPDATE {table} SET {column} = {set_to} WHERE number = ?"
-            database.execute(update, (given, number))
+            set_value(database, f"UPDATE {table} SET {column}", table, row, value)
         store = ConversationStore.open(path)
         try:
             assert store.warnings == []
@@ -142,10 +146,7 @@ def test_a_damaged_id_is_at_most_an_error_of_its_conversation(
         path.write_bytes(whole)
         with without_constraints(path) as database:
             for table, row, value in damages:
-                set_to = "CAST(? AS TEXT)" if isinstance(value, tuple) else "?"
-                given = value[0] if isinstance(value, tuple) else value
-                update = f"UPDATE OR IGNORE {table} SET id = {set_to} WHERE number = ?"
-                database.execute(update, (given, 1 if table == "conversations" else row))
+                set_value(database, f"UPDATE OR IGNORE {table} SET id", table, row, value)
         store = ConversationStore.open(path)
         try:
             for info in store.list():
