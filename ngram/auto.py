@@ -179,7 +179,7 @@ class AutoDrafter:
         return draft
 
     def offer(self, limit: int, known: PassCosts | None = None) -> list[float]:
-        # For alternatives; the chain is planned with those of the other requests.
+        # These costs are for alternatives; the chain is planned with the other requests' chains.
         doubt = self._least_doubt(known.costs, known.rate) if known else inf
         self._proposal = Proposal(self._look_ahead(max(1, min(HORIZON, limit + 1)), doubt))
         self._answering = True

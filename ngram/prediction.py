@@ -343,7 +343,8 @@ class PredictionChain:
     ) -> list[TokenPrediction]:  # fmt: skip
         """Return `prediction`, for the token after the tentative ones, and those that follow.
 
-        They get the grammar's alternatives where a draft ends with more than this chance.
+        Those where a draft ends with more than the chance `least_doubt` get alternatives from the
+        grammar.
         """
         chance, forced = 1.0, _NOTHING_FORCED
         predictions: list[TokenPrediction] = []

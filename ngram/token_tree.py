@@ -95,10 +95,10 @@ class Candidates:
         first = self._nodes[parent].chance if parent >= 0 else 1.0
         reached = list(accumulate(chances, mul, initial=first))[1:]
         # Rejected tokens are not lost: the target yields the first one, and the next pass drafts
-        # the others. So most tokens gain less than nothing later.
-        lost = list(map(mul, reached, values))
+        # the others. So `later` is negative for most.
+        after = list(map(mul, reached, values))
         for place, token in enumerate(tokens):
-            later = value_at(lost, place + 1) - value_at(lost, place)
+            later = value_at(after, place + 1) - value_at(after, place)
             self._nodes.append(_Node(reached[place], later, token, parent))
             parent = len(self._nodes) - 1
 
@@ -117,15 +117,15 @@ class Candidates:
         for found in (range(drafted, self._chain), order):
             more = [nodes[node] for node in found[: len(rows)]]
             chances = [each.chance for each in more]
-            values, in_chain = list(accumulate((each.later for each in more), initial=0.0)), gain
+            values, chain_gain = list(accumulate((each.later for each in more), initial=0.0)), gain
             count, gain = best_count(chances, rows, rate, costs[drafted], values=values)
         taken = [*range(drafted), *order[:count]]
-        if max(taken, default=-1) < self._chain or gain - in_chain < least_gain:
+        if max(taken, default=-1) < self._chain or gain - chain_gain < least_gain:
             return None, [], 0.0
         places = {node: place for place, node in enumerate(taken)}
         parents = [places.get(nodes[node].parent, -1) for node in taken]
         draft = TokenTree([nodes[node].token for node in taken], parents).first(len(taken))
-        return draft, [nodes[node].chance for node in taken], gain - in_chain
+        return draft, [nodes[node].chance for node in taken], gain - chain_gain
 
 
 class _Node(NamedTuple):

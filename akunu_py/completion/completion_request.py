@@ -14,7 +14,7 @@ EndCheck = Callable[[], CompletionReason | None]  # returns the reason to end, N
 DEFAULT_COMPLETION_TOKENS = 128
 MAX_COMPLETION_TOKENS = 1024
 MAX_ALTERNATIVES = 4
-_RESERVED = 1024  # tokens of the context for the completion
+_COMPLETION_RESERVE = 1024  # tokens of the context for the completion
 _FORMAT_TOKENS = 256  # of the context for markers and paths
 
 
@@ -91,7 +91,7 @@ class CompleteOptions:
 
 def room_for_text(context: int) -> int:
     """Return the tokens that `context` leaves for text around the cursor."""
-    return max(16, context - min(_RESERVED, context // 4) - _FORMAT_TOKENS)
+    return max(16, context - min(_COMPLETION_RESERVE, context // 4) - _FORMAT_TOKENS)
 
 
 def finished(completion: Completion) -> Finished:

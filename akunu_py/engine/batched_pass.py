@@ -113,6 +113,7 @@ class _RowLayout:
         """tree: the last rows, None for a chain."""
         self.positions = list(range(rows))  # relative to the first row
         self.is_tree = tree is not None
+        self._masks: dict[int, mx.array] = {}  # by keys; most layers have the same number
         if tree is None:
             return
         before = rows - len(tree)
@@ -130,6 +131,14 @@ class _RowLayout:
         at = mx.array(self.positions)
         columns = mx.concatenate([mx.arange(keys - rows), keys - rows + at])
         return seen & causal[at][:, columns]
+
+    def unwindowed_mask(self, keys: int) -> mx.array:
+        """Return the mask [rows, keys] of a tree or a chain, without a window."""
+        if keys not in self._masks:
+            rows = len(self.positions)
+            causal = base.create_causal_mask(rows, keys - rows)
+            self._masks[keys] = self.mask(causal) if self.is_tree else causal
+        return self._masks[keys]
 
 
 def _views(
@@ -265,7 +274,7 @@ def _attention(
             own_mask = _masked(own_mask @ cache.values[index].swapaxes(-1, -2), layout)
         elif own_mask is None and layout.is_tree:
             count = (own_keys if isinstance(own_keys, mx.array) else own_keys[0]).shape[-2]
-            own_mask = layout.mask(base.create_causal_mask(rows, count - rows))
+            own_mask = layout.unwindowed_mask(count)
         elif own_mask is None and rows > 1:
             own_mask = "causal"
         output = _plain_attention(
@@ -281,8 +290,7 @@ def _masked(scores: mx.array, layout: _RowLayout) -> mx.array:
     if rows == 1:
         return scores
     lowest = mx.array(mx.finfo(scores.dtype).min, scores.dtype)
-    mask = base.create_causal_mask(rows, keys - rows)
-    return mx.where(layout.mask(mask) if layout.is_tree else mask, scores, lowest)
+    return mx.where(layout.unwindowed_mask(keys), scores, lowest)
 
 
 def _route_attention() -> None:

@@ -214,9 +214,9 @@ class Request:
         if target.constraint is not None:
             tokens = target.constraint.consume(tokens)  # may be fewer
         self._forced, self.stale = len(end), bool(end and self.launched)
-        own = len(tokens) - len(end)  # the sampled ones
-        kept = own if end else own - 1  # the last token of all has no row yet
-        accepted = min(len(path), own)
+        sampled_count = len(tokens) - len(end)
+        kept = sampled_count if end else sampled_count - 1  # the last token has no row yet
+        accepted = min(len(path), sampled_count)
         self._commit(done, found[: kept + 1] if self.stale else tokens, path[:kept])
         self.answering = True
         self.limit = 0 if self._is_last(tokens[-1]) else self.limit - len(tokens)

@@ -46,7 +46,7 @@ class ModelRunner:
     """Advances the requests to one model, with its drafters and prompt caches."""
 
     reserved_tokens = 1024  # answer tokens that memory is reserved for at once
-    wants_trial = False  # there were answers whose drafts could have branches
+    wants_trial = False  # an answer could have used token trees
     _is_tried = False  # the trial of `can_batch` was run
     _planner: JointPlanner  # of shared passes, after that trial
 
@@ -265,10 +265,10 @@ class ModelRunner:
             request.limit = self._to_reserve(request)
             if not request.answering:
                 request.drafter.follow(request.options, request.prompt, len(request.prompt))
-                # The trial costs more time than a few trees save, so they wait until it has run.
-                may = request.can_branch and request.drafter.auto is not None
-                self.wants_trial |= may and bool(request.guide or request.drafter.neural)
-                branches = may and self._is_tried and self.can_batch()
+                # The trial costs more time than a few trees save: no trees until it has run.
+                allowed = request.can_branch and request.drafter.auto is not None
+                self.wants_trial |= allowed and bool(request.guide or request.drafter.neural)
+                branches = allowed and self._is_tried and self.can_batch()
                 request.drafter.begin_answer(request.guide, branches=branches)
         return [progress]
 
@@ -388,7 +388,7 @@ class ModelRunner:
             # may predict its token and the ones after it now.
             if first.launched[0].ahead:
                 drafts = [self._propose(first, alone=True, ahead=True)]
-            pays = drafts != [[]] or first.drafter.pipelines
+            pays = any(drafts) or first.drafter.pipelines
         if pays:
             self._launch(more, drafts, ahead=True)
 
