@@ -75,7 +75,7 @@ def prepare_infill(body: InfillBody, service: Service) -> PreparedRequest:
         top_k=None if body.top_k is None else max(0, body.top_k),
         top_p=body.top_p,
         min_p=body.min_p,
-        seed=body.seed if body.seed >= 0 else None,
+        seed=body.seed,
     )
     sampling = generate_options(fields, service, 1).sampling
     return PreparedRequest(

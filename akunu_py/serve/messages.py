@@ -173,11 +173,7 @@ def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
 
 
 def _call_block(call: ToolCall) -> dict[str, Any]:
-    """Return a call as a block, or as text if its JSON is incomplete."""
-    try:
-        values = json.loads(call.arguments or "{}")
-    except ValueError:
-        return {"type": "text", "text": f"{call.name} {call.arguments}"}
+    values = json.loads(call.arguments or "{}")
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": values}
 
 
@@ -246,13 +242,14 @@ class MessageEncoder(Encoder):
             if isinstance(part, events.TextDelta):
                 content.append({"type": "text", "text": part.text})
             elif isinstance(part, ToolCall):
-                content.append(_call_block(part))
+                if part in answer.complete_calls:  # the text of others is in the answer
+                    content.append(_call_block(part))
             else:
                 signature = _signature(part.text)
                 content.append({"type": "thinking", "thinking": part.text, "signature": signature})
         finished = answer.finished
         message = _message(self._model, _usage_of(finished), content)
-        message |= _stop_fields(finished, bool(answer.calls))
+        message |= _stop_fields(finished, bool(answer.complete_calls))
         return message | {"akunu": statistics(finished)}
 
     def heartbeat(self) -> None:
@@ -277,11 +274,11 @@ class MessageEncoder(Encoder):
             case events.TextDelta(text):
                 self._add_text("text", text)
             case events.ToolCallStarted(id, name):
-                self._has_calls = True
                 self._open_block({"type": "tool_use", "id": id, "name": name, "input": {}})
             case events.ToolCallArguments(text) if text:
                 self._emit_text("tool_use", text)
             case events.ToolCallFinished():
+                self._has_calls = True
                 self._close_block()
             case events.Finished():
                 usage, stop = _usage_of(event), _stop_fields(event, self._has_calls)

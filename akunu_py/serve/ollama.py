@@ -5,16 +5,16 @@ Source: docs/api.md of Ollama. Streams are lines of JSON.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 
 from akunu_py.engine import events
 from akunu_py.engine.answer import chat_job, prompt_job
@@ -41,6 +41,8 @@ from akunu_py.serve.dialect.service import Embedder, Service
 from akunu_py.serve.openai import ChatTool, EmbeddingsBody, chat_logprobs, embeddings, tools_of
 from akunu_py.types import GenerateOptions, Message, TokenLogprobs, ToolCall
 
+API_VERSION = "0.12.11"  # of Ollama; clients such as Copilot refuse versions before 0.6.4
+
 
 class OptionsBody(SamplingFields):
     """The `options` of a request. Those of Ollama's loader, such as num_ctx, are unknown."""
@@ -59,9 +61,28 @@ class OllamaBody(ThinkingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, body: dict[str, Any]) -> dict[str, Any]:
+        """Drop fields that are null, as Ollama does."""
+        return {k: v for k, v in body.items() if v is not None or k not in cls.model_fields}
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether to answer; otherwise the client only loads or unloads the model."""
+        return any(getattr(self, name, None) for name in ("messages", "prompt", "images"))
+
+    @property
+    def streams(self) -> bool:
+        return self.stream and self.has_prompt
+
     @property
     def unloads(self) -> bool:
         return re.fullmatch(r"0+(\.0*)?(ms|s|m|h)?", str(self.keep_alive)) is not None
+
+    @property
+    def needs_model(self) -> bool:
+        return self.has_prompt or not self.unloads
 
 
 class OllamaCall(Body):
@@ -88,10 +109,6 @@ class OllamaChatBody(OllamaBody):
     messages: list[OllamaMessage] = Field(default=[])
     tools: list[ChatTool] | None = None
 
-    @property
-    def streams(self) -> bool:
-        return self.stream and bool(self.messages)
-
 
 class OllamaGenerateBody(OllamaBody):
     prompt: str = ""
@@ -100,15 +117,17 @@ class OllamaGenerateBody(OllamaBody):
     raw: bool = False  # the prompt needs no template
     images: list[str] | None = None
 
-    @property
-    def streams(self) -> bool:
-        return self.stream and bool(self.prompt or self.images)
-
 
 class OllamaEmbedBody(Body):
     model: str | None = None
     input: str | list[str]
     dimensions: int | None = Field(default=None, ge=1)
+    truncate: bool | None = None  # the default is true
+
+
+class OllamaEmbeddingsBody(Body):
+    model: str | None = None
+    prompt: str
 
 
 class OllamaShowBody(Body):
@@ -122,7 +141,7 @@ def _nanoseconds(seconds: float) -> int:
 
 def prepare_chat(body: OllamaChatBody, service: Service) -> PreparedRequest | Mapping[str, Any]:
     """Answer a conversation, for Ollama."""
-    if not body.messages:  # the client only loads the model
+    if not body.has_prompt:
         return _loaded(body, service)
     messages = messages_of(body.messages)
     service.check_length(messages)
@@ -137,7 +156,7 @@ def prepare_generate(
     body: OllamaGenerateBody, service: Service
 ) -> PreparedRequest | Mapping[str, Any]:
     """Continue, for Ollama."""
-    if not (body.prompt or body.images):  # the client only loads the model
+    if not body.has_prompt:
         return _loaded(body, service)
     engine = service.engine
     if not body.suffix:
@@ -204,14 +223,11 @@ def _with_images(text: str, images: Sequence[str] | None) -> str:
 
 
 def _calls(answer: CollectedAnswer) -> list[dict[str, Any]]:
-    """Return the tool calls in Ollama's form, without those whose arguments are no JSON object."""
-    calls = []
-    for call in answer.calls:
-        with contextlib.suppress(ValueError):
-            values = json.loads(call.arguments or "{}")
-            if isinstance(values, dict):
-                calls.append({"function": {"name": call.name, "arguments": values}})
-    return calls
+    """Return the complete calls in Ollama's form."""
+    return [
+        {"function": {"name": call.name, "arguments": json.loads(call.arguments or "{}")}}
+        for call in answer.complete_calls
+    ]
 
 
 def _logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
@@ -275,6 +291,7 @@ class OllamaEncoder(Encoder):
             case events.ThinkingDelta(text):
                 self._emit_line(thinking=text)
             case events.ToolCallFinished():
+                self._held.add(event)
                 if calls := _calls(self._held):
                     self._emit_line(tool_calls=calls)
             case events.Finished():
@@ -290,12 +307,18 @@ class OllamaEncoder(Encoder):
 def embed(body: OllamaEmbedBody, embedder: Embedder) -> Mapping[str, Any]:
     """Embed texts, for Ollama."""
     request = EmbeddingsBody(model=body.model, input=body.input, dimensions=body.dimensions)
-    found = embeddings(request, embedder)
+    found = embeddings(request, embedder, truncate=body.truncate is not False)
     return {
         "model": found["model"],
         "embeddings": [each["embedding"] for each in found["data"]],
         "prompt_eval_count": found["usage"]["prompt_tokens"],
     }
+
+
+def embed_prompt(body: OllamaEmbeddingsBody, embedder: Embedder) -> Mapping[str, Any]:
+    """Embed one text, for older clients of Ollama."""
+    (found,) = embedder.embed([body.prompt], truncate=True)
+    return {"embedding": found.values}
 
 
 def show(body: OllamaShowBody, description: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -306,7 +329,7 @@ def show(body: OllamaShowBody, description: Mapping[str, Any]) -> Mapping[str, A
         "modified_at": description["created_at"],
         "details": _DETAILS,
         "model_info": {"general.architecture": "mlx"} | context,
-        "capabilities": ["completion", "tools"],
+        "capabilities": ["embedding"] if description["embeds"] else ["completion", "tools"],
         "template": "",
         "parameters": "",
     }
@@ -322,6 +345,7 @@ def tags(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 "name": each["id"],
                 "model": each["id"],
                 "modified_at": each["created_at"],
+                "digest": sha256(each["id"].encode()).hexdigest(),  # the client needs one
                 "details": _DETAILS,
             }
             for each in descriptions
@@ -338,6 +362,7 @@ OLLAMA = Dialect(
         Endpoint("/api/chat", OllamaChatBody, prepare_chat, OllamaEncoder),
         Endpoint("/api/generate", OllamaGenerateBody, prepare_generate, OllamaEncoder),
         Endpoint("/api/embed", OllamaEmbedBody, embed, needs="embedder"),
+        Endpoint("/api/embeddings", OllamaEmbeddingsBody, embed_prompt, needs="embedder"),
         Endpoint("/api/show", OllamaShowBody, show, needs="description"),
     ),
     error_body,

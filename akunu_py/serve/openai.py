@@ -361,6 +361,7 @@ class ChatEncoder(ChunkEncoder):
         super().__init__(body, name)
         self._old = body.has_functions  # calls have OpenAI's older form, `function_call`
         self._calls = [0] * self._count
+        self._has_complete_call = [False] * self._count
         self._has_role = [False] * self._count
         self._logprobs: list[list[TokenLogprobs]] = [[] for _ in range(self._count)]
         self._choice = 0  # the last one
@@ -392,12 +393,14 @@ class ChatEncoder(ChunkEncoder):
                 self._emit_call(choice, {"id": id, "type": "function", "function": function})
             case events.ToolCallArguments(text):
                 self._emit_call(choice, {"function": {"arguments": text}})
+            case events.ToolCallFinished():
+                self._has_complete_call[choice] = True
             case events.Logprobs(tokens):
                 self._logprobs[choice] += tokens
             case events.Finished():
                 self._start(choice)
                 self._choice = min(choice + 1, self._count - 1)
-                reason = finish_reason(event, calls=self._calls[choice] > 0, old=self._old)
+                reason = finish_reason(event, calls=self._has_complete_call[choice], old=self._old)
                 self._end(event, self._entry(choice, {}, reason), self._count)
 
     def _start(self, choice: int) -> None:
@@ -447,7 +450,7 @@ def _chat_choice(index: int, answer: CollectedAnswer, *, old: bool) -> dict[str,
         **({"tool_calls": calls} if calls and not old else {}),
         **({"function_call": calls[0]["function"]} if calls and old else {}),
     }
-    reason = finish_reason(answer.finished, calls=bool(calls), old=old)
+    reason = finish_reason(answer.finished, calls=bool(answer.complete_calls), old=old)
     logprobs = chat_logprobs(answer.logprobs) if answer.logprobs else None
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
@@ -585,12 +588,14 @@ class EmbeddingsBody(Body):
     encoding_format: Annotated[Literal["float", "base64"] | None, known_only()] = None
 
 
-def embeddings(body: EmbeddingsBody, embedder: Embedder) -> Mapping[str, Any]:
-    """Embed texts."""
+def embeddings(
+    body: EmbeddingsBody, embedder: Embedder, *, truncate: bool = False
+) -> Mapping[str, Any]:
+    """Embed texts. truncate: long ones to the context, else they are refused."""
     texts = texts_of(body.input)
     if not 1 <= len(texts) <= _MAX_TEXTS:
         raise invalid("input", f"expected 1 to {_MAX_TEXTS} texts, got {len(texts)}")
-    found = embedder.embed(texts, body.dimensions)
+    found = embedder.embed(texts, dimensions=body.dimensions, truncate=truncate)
     in_base64 = body.encoding_format == "base64"
     data = [
         {

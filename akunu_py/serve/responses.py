@@ -457,13 +457,13 @@ class ResponseEncoder(Encoder):
 
     def whole(self, answers: Sequence[CollectedAnswer]) -> Values:
         (answer,) = answers
-        for number, part in enumerate(answer.parts):
+        for part in answer.parts:
             if not isinstance(part, ToolCall):
                 self._update(part)
                 continue
             self._update(events.ToolCallStarted(part.id, part.name))
             self._update(events.ToolCallArguments(part.arguments))
-            if number < len(answer.parts) - 1 or answer.finished.reason == "stop":
+            if part in answer.complete_calls:
                 self._update(events.ToolCallFinished())
         self._update(answer.finished)
         return self._response
@@ -553,9 +553,8 @@ class ResponseEncoder(Encoder):
     def _begin_call(self, event: events.ToolCallStarted) -> None:
         self._close()
         tool, self._arguments = self._tools.find(event.name), ""
-        if tool.grammar is not None:
-            self._pending = event, tool
-        else:
+        self._pending = (event, tool) if tool.grammar is not None else None
+        if self._pending is None:
             self._begin_item_of(event, tool)
 
     def _begin_item_of(self, call: events.ToolCallStarted, tool: MappedTool) -> Values:
@@ -595,12 +594,10 @@ class ResponseEncoder(Encoder):
             else:
                 error = f"[a call of {tool.name} that violates its grammar]\n{text}"
                 self._add_text("message", error)
-        self._close()
+        self._close("completed")
 
     def _end(self, finished: events.Finished) -> None:
         incomplete = finished.reason in ("length", "context")
-        if self._pending:
-            self._add_text("message", to_input(self._arguments))
         if self._tools.grammar_tool is not None:
             self._add_input(self._tools.grammar_tool, "")
         status = "incomplete" if incomplete else "completed"
@@ -621,11 +618,12 @@ class ResponseEncoder(Encoder):
         response["akunu"] = statistics(finished)
         self._emit(status, response=response)
 
-    def _close(self, status: str = "completed") -> None:
+    def _close(self, status: str = "") -> None:
         item = self._open
         if item is None:
             return
-        item["status"] = status
+        # A call without its end is incomplete. Its text follows.
+        item["status"] = status or ("completed" if "content" in item else "incomplete")
         match item["type"]:
             case "function_call":
                 done = {"name": item["name"], "arguments": item["arguments"]}

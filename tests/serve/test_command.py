@@ -21,13 +21,14 @@ from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.sampling import Sampler
 from akunu_py.errors import AkunuError
+from akunu_py.serve.http import server as server_process
 from akunu_py.serve.http.guard import AccessRules
 from akunu_py.serve.http.model_pool import ModelPool, ServedModel
 from akunu_py.serve.http.server import ServeOptions, model_defaults, serve
 from akunu_py.types import GenerateOptions, SamplingOptions
 from tests.reliability.fuzz import SCALARS
 from tests.support.command import AKUNU, run_here, until
-from tests.support.serving import TURNS, write_served_model
+from tests.support.serving import LONG_CONTEXT, TURNS, write_served_model
 
 KEY = {"x-api-key": "sesame"}
 CHAT = "/v1/chat/completions"
@@ -59,9 +60,14 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(shallow_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    errors = tmp_path_factory.mktemp("serve") / "errors"
-    words = ("--model", str(shallow_directory), "--port", "0", "--no-answer-cache", "--grace", "2")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_served_model(tmp_path_factory.mktemp("serve") / "model", context=LONG_CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Server]:
+    errors = model.parent / "errors"
+    words = ("--model", str(model), "--port", "0", "--no-answer-cache", "--grace", "1")
     with errors.open("wb") as file:
         process = subprocess.Popen(
             [*AKUNU, "serve", *words], stderr=file, env=os.environ | {"AKUNU_API_KEY": "sesame"}
@@ -81,13 +87,11 @@ def test_info_lists_the_running_server(server: Server) -> None:
     assert f"serves {served['id']} (ready; drafts with n-grams)" in line
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("loaded_shallow_starter")
-def test_complete_uses_the_running_server(server: Server, shallow_directory: Path) -> None:
+def test_complete_uses_the_running_server(server: Server, model: Path) -> None:
     """Clients on this machine find the server and need no API key."""
 
     def completed(choice: str) -> str:
-        words = ("--model", str(shallow_directory), "--max-tokens", "8", "--server", choice)
+        words = ("--model", str(model), "--max-tokens", "8", "--server", choice)
         return run_here(
             "complete", "--filter", "--offset", "9", *words, stdin="The sea i the sky"
         ).stdout
@@ -99,9 +103,8 @@ def test_complete_uses_the_running_server(server: Server, shallow_directory: Pat
 @pytest.mark.e2e
 def test_signal_stops_server_after_running_answer(server: Server) -> None:
     """Last test. After the grace period, running answers end with an error."""
-    endless = {"logit_bias": {str(token): -100.0 for token in range(3)}}  # no end of a text
-    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, **endless}
-    short, long = (server.connect(CHAT, body | {"max_tokens": tokens}) for tokens in (4, 7000))
+    body = {"messages": TURNS, "stream": True, "ignore_eos": True}
+    short, long = (server.connect(CHAT, body | {"max_tokens": tokens}) for tokens in (4, 100_000))
     reply = short.getresponse()
     first = reply.readline()
     server.process.send_signal(signal.SIGTERM)
@@ -137,6 +140,24 @@ def test_a_lost_gpu_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             serve(ModelPool([model]), listening, options, "")
         client.join()
     assert statuses == [500]
+
+
+def test_an_interrupt_does_not_wait_for_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load takes a while, and its threads may crash Python's teardown."""
+
+    def load(model: ServedModel) -> None:
+        raise KeyboardInterrupt
+
+    def exit_without_teardown(code: int) -> None:
+        assert not pool._closing
+        raise SystemExit(code)
+
+    monkeypatch.setattr(ServedModel, "service", load)
+    monkeypatch.setattr(server_process, "exit_without_teardown", exit_without_teardown)
+    options = ServeOptions(AccessRules(), GenerateOptions())
+    pool = ModelPool([ServedModel(["tiny"], lambda _: pytest.fail("loads"), options.service)])
+    with socket.socket() as listening, pytest.raises(SystemExit, match="130"):
+        serve(pool, listening, options, "")
 
 
 def test_generation_config_sets_defaults(tmp_path: Path) -> None:

@@ -59,6 +59,10 @@ async def test_embeddings_are_normalized_last_hidden_states(
     ollama = {"model": "embedding:latest", "input": texts}
     lists = (await fetch(app, "/api/embed", ollama)).json()["embeddings"]
     assert lists == [each["embedding"] for each in reply["data"]]
+    old = {"model": "embedding", "prompt": texts[0]}
+    assert (await fetch(app, "/api/embeddings", old)).json() == {"embedding": lists[0]}
+    long = (await fetch(app, "/api/embed", {"input": "a" * 20_000})).json()
+    assert long["prompt_eval_count"] == 4096  # without the end, which does not fit
     for single in ("a cat", tokens[0]):
         (one,) = (await fetch(app, PATH, {"input": single})).json()["data"]
         assert one["embedding"] == pytest.approx(reply["data"][0]["embedding"], abs=1e-6)
@@ -89,6 +93,8 @@ async def test_the_embedding_model_is_matched_and_listed_as_the_others(
     assert [each["id"] for each in listed] == [tiny.model.name, "embedding"]
     tags = (await fetch(app, "/api/tags")).json()["models"]
     assert [each["name"] for each in tags] == [tiny.model.name, "embedding"]
+    shown = (await fetch(app, "/api/show", {"model": "embedding"})).json()
+    assert shown["capabilities"] == ["embedding"]
     unknown = name.startswith("text")
     assert (await fetch(app, "/v1/models/embedding:latest")).json()["id"] == "embedding"
     reply = await fetch(app, PATH, {"model": name, "input": "x"})

@@ -32,7 +32,7 @@ from tests.support.serving import Served, app_with_events, fetch, scripted_app
 
 ENCODERS = [name for name in DIALECTS if not name.startswith("own")]
 WITH_TOOLS = ("chat", "messages", "responses", "ollama chat")
-TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 NAMES = st.sampled_from(["look", "find"])
 USER = {"role": "user", "content": "x"}
 # For "stop", "length", "context", a stop sequence, and "stop" after a tool call.
@@ -204,21 +204,36 @@ async def test_choices_are_streamed_one_after_the_other(
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
 async def test_a_call_that_is_cut_off_reaches_the_client(tiny: Served, name: str) -> None:
-    """As text where the dialect needs valid JSON; Ollama's clients get nothing."""
-    arguments, end = '{"path": "/tmp/x', Finished("length", Stats(generated_tokens=3))
-    call = (ToolCallStarted("a", "look"), ToolCallArguments(arguments))
-    app = app_with_events(tiny, *call, end)
-    whole = (await fetch(app, DIALECTS[name].path, body_of(name))).json()
-    if name == "chat":
-        (found,) = whole["choices"][0]["message"]["tool_calls"]
-        assert found["function"] == {"name": "look", "arguments": arguments}
-    elif name == "responses":
-        (item,) = whole["output"]
-        assert (item["status"], item["arguments"]) == ("incomplete", arguments)
-    elif name == "messages":
-        assert whole["content"] == [{"type": "text", "text": f"look {arguments}"}]
-    else:
-        assert "tool_calls" not in whole["message"]
+    """As text where the dialect needs valid JSON."""
+    for arguments, reason in zip(('{"a": ', '{"path": "/tmp/x', ""), ENDS, strict=True):
+        call = ToolCallStarted("a", "look"), ToolCallArguments(arguments)
+        text, end = "[malformed tool call] ...", Finished(reason, Stats(generated_tokens=3))
+        app, path = app_with_events(tiny, *call, TextDelta(text), end), DIALECTS[name].path
+        whole = (await fetch(app, path, body_of(name))).json()
+        frames = (await fetch(app, path, body_of(name, stream=True))).values()
+        if name == "chat":
+            (found,) = whole["choices"][0]["message"]["tool_calls"]
+            assert found["function"] == {"name": "look", "arguments": arguments}
+            ended = [choice["finish_reason"] for frame in frames for choice in frame["choices"]]
+            assert whole["choices"][0]["finish_reason"] == ended[-1] != "tool_calls"
+        elif name == "responses":
+            call, message = whole["output"]
+            assert stable(frames[-1]["response"]) == stable(whole)
+            assert (call["status"], call["arguments"]) == ("incomplete", arguments)
+            assert message["status"] == ("completed" if reason == "stop" else "incomplete")
+        elif name == "messages":
+            assert whole["content"] == [{"type": "text", "text": text}]
+            assert whole["stop_reason"] == frames[-2]["delta"]["stop_reason"] != "tool_use"
+        else:
+            assert "tool_calls" not in whole["message"]
+
+
+async def test_responses_delivers_a_call_after_a_malformed_one(tiny: Served) -> None:
+    bad: list[Event] = [ToolCallStarted("a", "patch"), ToolCallArguments("{"), TextDelta("{")]
+    good: list[Event] = [ToolCallStarted("b", "close"), ToolCallArguments("{}"), ToolCallFinished()]
+    events = [*bad, *good, Finished("stop", Stats())]
+    for reply in await replies(tiny, "responses", [events], tools=[PATCH, CLOSE]):
+        assert [item.get("arguments") for item in reply["output"]] == [None, "{}"]
 
 
 PATCH = {"type": "custom", "name": "patch", "description": "d"}

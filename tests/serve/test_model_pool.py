@@ -107,7 +107,7 @@ def alone(directories: list[Path]) -> dict[tuple[str, str, str], str]:
     for directory in directories:
         with pool_of([directory]) as pool:
             app = app_of(pool)
-            for path, text in itertools.product(CLIENTS, "xyz"):
+            for path, text in itertools.product(CLIENTS, "xy"):
                 reply = asyncio.run(fetch(app, path, body_of(path, directory.name, text)))
                 name, found[path, directory.name, text] = text_of(path, reply)
                 assert name == directory.name
@@ -130,7 +130,7 @@ async def test_each_model_answers_as_if_it_was_alone(
         async def one() -> None:
             for _ in range(choose.randint(0, 9)):
                 await asyncio.sleep(0)
-            path, model, text = (choose.choice(each) for each in ([*CLIENTS], NAMES, "xyz"))
+            path, model, text = (choose.choice(each) for each in ([*CLIENTS], NAMES, "xy"))
             leaves = choose.random() < 0.2
             left = asyncio.Event()
             if leaves:
@@ -140,7 +140,7 @@ async def test_each_model_answers_as_if_it_was_alone(
                 assert text_of(path, reply) == (model, alone[path, model, text])
             assert sum(each.memory for each in pool.models) <= limit
 
-        for count in (1, 2, 12):
+        for count in (1, 2, 8):
             await asyncio.gather(*(one() for _ in range(count)))
         assert [model.requests for model in pool.models] == [0, 0, 0]
         assert sum(model.memory > 0 for model in pool.models) <= (room if room < 3 else 3)
@@ -232,17 +232,21 @@ async def test_ollamas_clients_unload_a_model_with_keep_alive(
             requests = [fetch(app, "/api/chat", body | {"keep_alive": zero}) for _ in range(3)]
             async with pool.use(model):
                 replies = asyncio.gather(*requests)
-                all_wait = model.host.call(lambda _: until(lambda: open_jobs(model.host)[0] == 3))
+                all_wait = model.host.call(lambda _: until(lambda: sum(open_jobs(model.host)) == 3))
                 await asyncio.wrap_future(all_wait)
             assert [reply.status for reply in await replies] == [200] * 3
             await asyncio.gather(*filter(None, [pool._loader]))
             assert (model.loads, model.memory > 0) == (
                 (1, True) if idle_s is None else (loads, False)
             )
-        for keep, reason in ((0, "unload"), ("5m", "load"), (-1, "load")):
-            reply = await fetch(app, "/api/generate", {"keep_alive": keep})
+        for keep, path, reason in (  # an unloaded model stays unloaded
+            (0, "chat", "unload"), (0, "generate", "unload"),
+            ("5m", "generate", "load"), (-1, "generate", "load"),
+        ):  # fmt: skip
+            reply = await fetch(app, f"/api/{path}", {"keep_alive": keep})
             assert reply.json()["done_reason"] == reason
             await asyncio.gather(*filter(None, [pool._loader]))
+            assert model.loads == (1 if idle_s is None else 3 + (reason == "load"))
         assert model.memory
         assert (await fetch(app, "/api/show", {"model": "none"})).status == 404
 
@@ -329,8 +333,9 @@ def test_wrong_lists_are_named(directories: list[Path], tmp_path: Path) -> None:
             pass
     with pytest.raises(UnknownModel, match="nothing-here"), pool_of([a], "--model", "nothing-here"):
         pass
-    with pool_of([a, b, a]) as pool:
-        assert [model.name for model in pool.models] == ["a", "b"]
+    with pool_of([a, b, a], "--context", "64", embedding=directories[2]) as pool:
+        assert [model.context_length for model in pool.all_models] == [64] * 3  # not loaded
+        assert [model.name for model in pool.all_models] == ["a", "b", "c"]
 
 
 def test_settings_and_environment_list_models(

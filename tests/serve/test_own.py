@@ -118,7 +118,7 @@ def test_completions_equal_local_completions(
 @pytest.mark.long
 def test_completion_ends_on_cancel_and_on_time_limit(tiny: Served, client: ServerClient) -> None:
     options = CompleteOptions(fim="none", draft="off")
-    long = CompletionRequest("ab", path="a.py", max_tokens=400)
+    long = CompletionRequest("ab", path="a.py", max_tokens=1024)
     whole = tiny.in_thread(lambda engine: complete_locally(Completer(engine, options), long))
     reasons: list[CompletionReason] = ["time", "cancelled"]
     for reason in reasons:
@@ -203,6 +203,9 @@ def test_matching_server_compares_model_and_options(
     with announce(RunningServer(client.url, TOKEN, {NAME: str(model)}, process=killed.pid)):
         assert running_servers() == []
         assert list(servers.iterdir()) == []
+    unfinished = servers / ".9.json-x.json"  # of a server that is starting
+    unfinished.touch()
+    assert (running_servers(), unfinished.exists()) == ([], True)
     with pytest.raises(ServerGone):
         server_at("http://127.0.0.1:9", None)
     for wrong in ("https://127.0.0.1:1", "http://", "http://a:b", "8012", "http://a/b"):

@@ -17,7 +17,7 @@ from tests.support.serving import Served, fetch, served, write_long_model
 
 REQUESTS = Path(__file__).with_name("requests")
 _CUT = re.compile(r"\[([0-9]+) characters, ([0-9a-f]{8})\]")
-_LONGEST = 400  # characters of a filler; longer ones only take time
+_LONGEST = 200  # characters of a filler; longer ones only take time
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 _CLIENTS = {dialect.path: dialect for dialect in DIALECTS.values()}
 

@@ -64,18 +64,18 @@ def test_the_description_has_every_word_and_variable(manager: ServiceManager) ->
 
 
 def test_install_status_and_uninstall(
-    manager: ServiceManager, home: Path, shallow_directory: Path, monkeypatch: pytest.MonkeyPatch
+    manager: ServiceManager, home: Path, tiny_chat_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = home / "calls"
-    monkeypatch.chdir(shallow_directory.parent)
-    options = ["--alias", "a b", "--alias", "c", "--port", "8123"]
-    done = run_here("serve", "--install", "--model", shallow_directory.name, *options)
+    monkeypatch.chdir(tiny_chat_model.parent)
+    options = ["--alias", "a b", "--alias", "c", "--host", "::1", "--port", "8123"]
+    done = run_here("serve", "--install", "--model", tiny_chat_model.name, *options)
     assert done.returncode == 0, done.stderr
     assert f"installed {manager.file}" in done.stdout
-    assert "http://127.0.0.1:8123/v1" in done.stdout
+    assert "http://[::1]:8123/v1" in done.stdout
     assert f"logs: {manager.logs}" in done.stdout
     words = words_of(manager, manager.file.read_bytes())
-    assert words[words.index("serve") + 1 :] == ["--model", str(shallow_directory), *options]
+    assert words[words.index("serve") + 1 :] == ["--model", str(tiny_chat_model), *options]
     assert manager.file.stat().st_mode & 0o077 == 0
     assert str(manager.file) in calls.read_text()
 
@@ -101,18 +101,22 @@ def test_install_status_and_uninstall(
 
 
 def test_a_refusal_leaves_nothing(
-    manager: ServiceManager, home: Path, shallow_directory: Path, monkeypatch: pytest.MonkeyPatch
+    manager: ServiceManager, home: Path, tiny_chat_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of options that a service would fail with, of Homebrew's own service, and of the system."""
-    model = ("--model", str(shallow_directory))
+    model = ("--model", str(tiny_chat_model))
     refused = [
         (("--api-key", "secret"), 2, "settings.toml"), (("--until-eof",), 2, "stdin"),
+        (("--host", "0.0.0.0"), 2, "settings.toml"),
         (("--model", "nope"), 1, "nope"), (("--kv-bits", "4", "--hosts", "2"), 2, "--kv-bits"),
     ]  # fmt: skip
     if manager.file.suffix != ".plist":  # a property list can have them
         refused.append(((*model, "--alias", "a\nb"), 2, "control characters"))
     for options, code, word in refused:
         assert_one_line_error(run_here("serve", "--install", *options), code, word)
+    with monkeypatch.context() as patch:
+        patch.setenv("AKUNU_API_KEY", "secret")
+        assert_one_line_error(run_here("serve", "--install", *model), 2, "settings.toml")
     (home / "refuse").touch()
     done = run_here("serve", "--install", *model)
     assert_one_line_error(done, 1, "(5): no bus", "log in as this user")
@@ -122,8 +126,8 @@ def test_a_refusal_leaves_nothing(
 
 
 @pytest.mark.e2e
-def test_the_described_command_serves(shallow_directory: Path, home: Path) -> None:
-    options = ("--model", str(shallow_directory), "--port", "0", "--quiet")
+def test_the_described_command_serves(home: Path) -> None:
+    options = ("--model", str(write_served_model(home / "a")), "--port", "0", "--quiet")
     manager = system_service.service_manager()
     content = manager.describe(ServiceCommand(options, system_service.own_environment()))
     environment = system_service.own_environment() | {"HOME": str(home), "PATH": "/usr/bin:/bin"}

@@ -46,10 +46,12 @@ BODIES: dict[str, dict[str, Any]] = json.loads(
 )
 
 
-def write_served_model(directory: Path, seed: int = 0) -> Path:
+def write_served_model(directory: Path, seed: int = 0, context: int = 4096) -> Path:
     """Write a model for chat and fill-in-the-middle, with bytes as tokens."""
-    end = MARKERS[0]
-    return write_model(directory, byte_level(MARKERS), end=end, seed=seed, template=TEMPLATE)
+    return write_model(
+        directory, byte_level(MARKERS), end=MARKERS[0], seed=seed, template=TEMPLATE,
+        context=context,
+    )  # fmt: skip
 
 
 def write_long_model(directory: Path, starter: Path) -> Path:
@@ -97,8 +99,8 @@ class Served:
         return self.scheduler.call(function).result(60)
 
     def block_until_queued(self, jobs: int) -> None:
-        """Block the model's thread until this number of jobs waits."""
-        self.scheduler.call(lambda _: until(lambda: open_jobs(self.scheduler)[0] >= jobs))
+        """Block the model's thread until this number of jobs waits, or has just begun."""
+        self.scheduler.call(lambda _: until(lambda: sum(open_jobs(self.scheduler)) >= jobs))
 
 
 @contextmanager

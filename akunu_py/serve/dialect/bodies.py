@@ -91,6 +91,11 @@ class Body(BaseModel):
         return False
 
     @property
+    def needs_model(self) -> bool:
+        """Whether the model is loaded for the reply. Only of a whole body."""
+        return True
+
+    @property
     def ignored(self) -> list[str]:
         """The fields of the request without effect, in order. Only of a whole body."""
         return list(self._ignored)

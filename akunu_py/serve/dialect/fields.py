@@ -188,7 +188,7 @@ def generate_options(
         "repetition_penalty": body.repetition_penalty,
         "presence_penalty": body.presence_penalty,
         "frequency_penalty": body.frequency_penalty,
-        "seed": None if body.seed is None else body.seed % _MAX_SEED,
+        "seed": None if body.seed is None or body.seed == -1 else body.seed % _MAX_SEED,
         "logit_bias": tuple(bias.items()),
         "constraint": constraint,
         "logprobs": logprobs,

@@ -73,6 +73,7 @@ class CollectedAnswer:
 
     # In the order of their events.
     parts: list[events.ThinkingDelta | events.TextDelta | ToolCall] = field(default_factory=list)
+    complete_calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finished: events.Finished = field(init=False)  # once the answer is complete
 
@@ -89,6 +90,8 @@ class CollectedAnswer:
                 last = self.parts[-1]
                 assert isinstance(last, ToolCall)
                 self.parts[-1] = ToolCall(last.name, last.arguments + text, last.id)
+            case events.ToolCallFinished():
+                self.complete_calls += self.calls[-1:]
             case events.Logprobs():
                 self.logprobs += event.tokens
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import methodcaller
+from typing import Any
 
 from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_request import CompleteOptions, room_for_text
@@ -111,7 +112,7 @@ class Embedder:
     name: str
     host: ModelHost
 
-    def embed(self, texts: Sequence[str | Sequence[int]], size: int | None) -> list[Embedding]:
+    def embed(self, texts: Sequence[str | Sequence[int]], **options: Any) -> list[Embedding]:
         """Return the embeddings of texts or token ids; see `Engine.embed`."""
-        futures = [self.host.call(methodcaller("embed", text, size)) for text in texts]
+        futures = [self.host.call(methodcaller("embed", text, **options)) for text in texts]
         return [future.result() for future in futures]

@@ -39,7 +39,7 @@ from akunu_py.serve.http.request_handler import (
 )
 from akunu_py.serve.llamacpp import LLAMACPP
 from akunu_py.serve.messages import MESSAGES
-from akunu_py.serve.ollama import OLLAMA, tags
+from akunu_py.serve.ollama import API_VERSION, OLLAMA, tags
 from akunu_py.serve.openai import OPENAI
 from akunu_py.serve.own.client import proof
 from akunu_py.serve.own.dialect import AKUNU
@@ -131,7 +131,7 @@ _GET = {
     "/v1/models": "List the served models.",
     "/api/tags": "List the served models, for Ollama.",
     "/api/ps": "List the loaded models, for Ollama.",
-    "/api/version": "Return akunu's version, for Ollama.",
+    "/api/version": "Return the version of Ollama's API.",
     "/health": "Check that the server runs.",
     "/openapi.json": "Return this description.",
 }
@@ -145,7 +145,7 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
             {
                 "name": model.name,
                 "state": model.host.state,
-                "answers": model is not pool.embedding,
+                "answers": not model.embeds,
                 "context_length": model.context_length,
                 "memory": model.memory,
                 "requests": model.requests,
@@ -179,7 +179,7 @@ def _get_routes(backend: Backend, access: AccessRules) -> list[BaseRoute]:
         "/api/ps": lambda request: tags(
             [model.description() for model in pool.all_models if model.is_ready]
         ),
-        "/api/version": lambda request: {"version": __version__},
+        "/api/version": lambda request: {"version": API_VERSION},
         "/health": health,
         "/metrics": lambda request: backend.records.metrics(pool.shared, pool.metrics()),
         "/openapi.json": lambda request: openapi_description(DIALECTS),
@@ -293,6 +293,8 @@ class _Post:
             handler.begin(endpoint.encoder(body, model.name), streams=body.streams)
         if body.unloads:
             stack.callback(pool.release, model)
+        if not body.needs_model:
+            return endpoint.prepare(body, model), model  # needs only the name
         await handler.wait(stack.enter_async_context(pool.use(model)))
         get = model.embedder if endpoint.needs == "embedder" else model.service
         prepare = run_in_threadpool(lambda: endpoint.prepare(body, get()))

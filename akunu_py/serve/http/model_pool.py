@@ -45,6 +45,7 @@ class ServedModel:
         self.loads = 0
         self.reserved = 0  # bytes for other models at the next load
         self.unloading = False  # no new request may use the model
+        self.embeds = False  # see `ModelPool`
         self.ending: Collection[str] = ()  # see `ModelPool`
         self.make_service = make_service
         self.may_unload = idle_s is not None  # while no other model needs its memory
@@ -98,6 +99,7 @@ class ServedModel:
             "display_name": self.name,
             "created_at": date,
             "context_length": self.context_length,
+            "embeds": self.embeds,
             "state": self.host.state,
             "not_batched": None if facts is None else facts.not_batched,
             "drafter": None if facts is None else facts.drafter,
@@ -130,6 +132,8 @@ class ModelPool:
         self.models = tuple(models)
         self.embedding = embedding
         self.all_models = self.models if embedding is None else (*models, embedding)
+        if embedding is not None:
+            embedding.embeds = True
         self._by_name = {name: model for model in self.all_models for name in model.names}
         # Ids of requests that akunu's own clients want to end early, with the text so far.
         self.ending: deque[str] = deque(maxlen=_MAX_ENDING)

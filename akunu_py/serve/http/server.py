@@ -16,7 +16,8 @@ from typing import Any
 import uvicorn
 
 from akunu_py.engine.engine import Engine
-from akunu_py.errors import AkunuError, DamagedModel, UsageError
+from akunu_py.errors import INTERRUPTED, AkunuError, DamagedModel, UsageError
+from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.load.model_files import read_settings
 from akunu_py.serve.dialect.service import Service
 from akunu_py.serve.http.asgi import Backend, create_app
@@ -121,6 +122,8 @@ def serve(pool: ModelPool, listening: socket.socket, options: ServeOptions, url:
         running = options.running
         with announce(running) if running else contextlib.nullcontext():
             _Server(config, ready, lambda: pool.close(options.grace_s)).run([listening])
+    except KeyboardInterrupt:  # during the load, which nothing can interrupt
+        exit_without_teardown(INTERRUPTED)
     finally:
         pool.close()
     for error in lost:

@@ -26,7 +26,7 @@ from akunu_py import paths
 from akunu_py.completion.completion_request import CompletionReason
 from akunu_py.engine.events import LoadedModelFacts
 from akunu_py.errors import AkunuError, ServerGone, UsageError
-from akunu_py.files import read_json, write_atomically
+from akunu_py.files import read_json, remove_unfinished, write_atomically
 from akunu_py.types import LoadOptions
 from akunu_py.version import __version__
 
@@ -82,6 +82,7 @@ def announce(server: RunningServer) -> Iterator[None]:
     file = directory / f"{server.url.rpartition(':')[2]}.json"
     with contextlib.suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        remove_unfinished(file)
         write_atomically(file, json.dumps(asdict(server)).encode())
     try:
         yield
@@ -94,7 +95,7 @@ def announce(server: RunningServer) -> Iterator[None]:
 def running_servers() -> list[RunningServer]:
     """Return the running servers; delete the files of those that were killed."""
     servers = []
-    for file in sorted(paths.servers_dir().glob("*.json")):
+    for file in sorted(paths.servers_dir().glob("[!.]*.json")):  # not those being written
         server = _read(file)
         if server is not None and _is_running(server.process):
             servers.append(server)

@@ -65,8 +65,8 @@ class RemoteLoop:
             self._events = None
         return [(handle, [event] if event is not None else [])]
 
-    def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
-        """Do nothing: the server saves its prompt caches."""
+    def idle_step(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
+        """Do nothing: the server does its own idle work."""
         return False
 
     def close(self) -> None:
