@@ -187,7 +187,7 @@ class AutoDrafter:
         chances = [each.probability for each in self._proposal.predictions if each.token >= 0]
         neural = self._offer_neural(limit, known) if known and self.neural_drafters else None
         proposal, chances = self._proposal, chances[:longest] if neural is None else neural
-        if neural is None and known and doubt < inf:
+        if neural is None and known and any(each.others for each in proposal.predictions):
             _, values = best_draft(chances, known.costs, known.rate, longest)
             self._add_branches(proposal, chances, values[1:], known, longest)
         if proposal.tree is None:

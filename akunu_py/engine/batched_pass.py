@@ -296,9 +296,10 @@ def _masked(scores: mx.array, layout: _RowLayout) -> mx.array:
 def _route_attention() -> None:
     """Let all loaded model families call `_attention`, which they import by name."""
     for name, module in list(sys.modules.items()):
-        known = vars(module).get("scaled_dot_product_attention")
-        if name.startswith("mlx_lm.models.") and known is _plain_attention:
-            vars(module)["scaled_dot_product_attention"] = _attention
+        if name.startswith("mlx_lm.models."):
+            names = vars(module)
+            if names.get("scaled_dot_product_attention") is _plain_attention:
+                names["scaled_dot_product_attention"] = _attention
 
 
 def why_not_batched(model: Any, kv_bits: int | None = None) -> str | None:

@@ -105,18 +105,24 @@ class Engine:
             )
         return replace(engine, load_s=time.perf_counter() - started)
 
-    def embed(self, text: str | Sequence[int], dimensions: int | None = None) -> Embedding:
+    def embed(
+        self, text: str | Sequence[int], *, dimensions: int | None = None, truncate: bool = False
+    ) -> Embedding:
         """Return the embedding of a text or token ids; call in the thread that owns the model.
 
         It is the normalized hidden state of the last token, for which Qwen3-Embedding and similar
-        decoders are trained (Zhang et al., 2025). dimensions: keep only the first ones. Raises
+        decoders are trained (Zhang et al., 2025). dimensions: keep only the first ones. truncate:
+        leave out the end of a text that exceeds the context, but not its last token. Raises
         UsageError for an empty text, token ids outside the vocabulary or too many dimensions,
         PromptTooLong, UnsupportedModel.
         """
         tokens = self.tokens.encode(text) if isinstance(text, str) else list(text)
         if not tokens or first_invalid(tokens, self.tokens.vocabulary) is not None:
             raise UsageError("input: expected a text or token ids of the embedding model")
-        if len(tokens) > (maximum := self.plan.context_length):
+        maximum = self.plan.context_length
+        if truncate and len(tokens) > maximum:
+            tokens[maximum - 1 :] = tokens[-1:]  # the tokenizer of some models adds an end
+        if len(tokens) > maximum:
             message = f"input: {len(tokens)} tokens exceed the context of {maximum} tokens"
             raise PromptTooLong(message, len(tokens), maximum)
         body = getattr(self.model, "model", None)

@@ -301,7 +301,7 @@ class ModelHost:
 
     def _save(self, stopped: Callable[[], bool], seconds: float | None = None) -> bool:
         try:
-            return self._loop is not None and self._loop.save_idle(stopped, seconds)
+            return self._loop is not None and self._loop.idle_step(stopped, seconds)
         except Exception:  # noqa: BLE001 - saving only helps speed and must not end the thread
             return False
 
@@ -335,7 +335,8 @@ class ModelHost:
             wanted = bool(needs_model) and not self._closing
             idle = not (known or self._running)
             reloads_only = self._reload and self._loop is None  # for the waiting jobs, too
-            unload = self._unloads and (idle or reloads_only) and not self._closing
+            # Not the list itself: `unload` may add to it after the lock is released.
+            unload = bool(self._unloads) and (idle or reloads_only) and not self._closing
         for handle in gone:
             handle.deliver(Finished("cancelled", Stats()))
         if unload:

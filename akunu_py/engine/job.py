@@ -94,8 +94,8 @@ class ModelLoop(Protocol):
     def step(self, jobs: Sequence[JobHandle]) -> list[tuple[JobHandle, list[events.Event]]]:
         """Start new jobs, run a step, return its events; none if all wait for `JobHandle.wake`."""
 
-    def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
-        """Save one prompt cache; see `StepLoop.save_idle`."""
+    def idle_step(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
+        """Do idle work; return whether there may be more. See `StepLoop.idle_step`."""
 
     def close(self) -> None:
         """Save what was learned."""

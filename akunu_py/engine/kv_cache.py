@@ -29,6 +29,7 @@ from mlx_lm.models.cache import (
 from mlx_lm.models.deepseek_v41 import LayerCache
 
 from akunu_py.errors import UsageError, one_line
+from akunu_py.weak_cache import cached_weakly
 
 Cache = list[Any]
 PassState = list[dict[str, Any] | None]  # by layer; None if it is trimmed
@@ -83,8 +84,15 @@ def new_cache(model: Any, kv_bits: int | None = None) -> Cache:
 
     kv_bits: 4 or 8 to quantize growing entries. Raises UsageError if that is impossible.
     """
-    cache: Cache = make_prompt_cache(model)
-    return cache if kv_bits is None else _quantized(model, cache, kv_bits)
+    if kv_bits is None:
+        return make_prompt_cache(model)
+    if kv_bits not in (4, 8):
+        raise UsageError(f"--kv-bits must be 4 or 8, got {kv_bits}")
+    cache = copy.deepcopy(_quantized_cache(model))
+    for entry in leaves(cache):
+        if type(entry) is QuantizedKVCache:
+            entry.bits = kv_bits
+    return cache
 
 
 def no_rollback_reason(cache: Cache) -> str | None:
@@ -268,22 +276,18 @@ def _compact(entry: Any) -> Any:
     return same
 
 
-def _quantized(model: Any, cache: Cache, bits: int) -> Cache:
-    """Return `cache` with `bits` per value. Raises UsageError if the model does not support it."""
-    if bits not in (4, 8):
-        raise UsageError(f"--kv-bits must be 4 or 8, got {bits}")
+@cached_weakly
+def _quantized_cache(model: Any) -> Cache:
+    """Return an empty quantized cache, for any bits. Raises UsageError if there cannot be one."""
     # Two lazy trial passes: one for the shapes, one to check that the attention supports it.
     rows = mx.zeros((1, 2), mx.int32)
-    shapes = list(make_prompt_cache(model))
+    cache, shapes = list(make_prompt_cache(model)), list(make_prompt_cache(model))
     model(rows, cache=shapes)
     try:
-        made, trial = (
-            [_quantized_entry(entry, shape, bits) for entry, shape in zip(new, shapes, strict=True)]
-            for new in (cache, list(make_prompt_cache(model)))
-        )
+        made = [_quantized_entry(entry, like) for entry, like in zip(cache, shapes, strict=True)]
         if not any(type(entry) is QuantizedKVCache for entry in leaves(made)):
             raise ValueError("nothing in it grows with the text")
-        model(rows, cache=trial)
+        model(rows, cache=copy.deepcopy(made))
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         raise UsageError(
             f"the cache of this model ({kinds(cache)}) cannot be quantized: "
@@ -292,17 +296,17 @@ def _quantized(model: Any, cache: Cache, bits: int) -> Cache:
     return made
 
 
-def _quantized_entry(entry: Any, shape: Any, bits: int) -> Any:
+def _quantized_entry(entry: Any, shape: Any) -> Any:
     """Return `entry`, quantized if it is plain, for rows like those in `shape`."""
     if type(entry) is CacheList:
         pairs = zip(entry.caches, shape.caches, strict=True)
-        return CacheList(*(_quantized_entry(each, like, bits) for each, like in pairs))
+        return CacheList(*(_quantized_entry(each, like) for each, like in pairs))
     if type(entry) is not KVCache or shape.empty():
         return entry
     widths = shape.keys.shape[-1], shape.values.shape[-1]
     for group_size in (64, 32):
         if all(width % group_size == 0 for width in widths):
-            return QuantizedKVCache(group_size=group_size, bits=bits)
+            return QuantizedKVCache(group_size=group_size)
     raise ValueError(f"its heads of {max(widths)} values are not whole groups of 32")
 
 

@@ -180,18 +180,18 @@ class StepLoop:
 
     # State that outlives requests
 
-    def save_idle(
+    def idle_step(
         self, stopped: Callable[[], bool] = lambda: False, seconds: float | None = None
     ) -> bool:
-        """Save one prompt cache to disk and release memory. Call only when idle.
+        """Do idle work: save one prompt cache to disk, release memory, try batching.
 
-        stopped: polled; returning True aborts the save. seconds: time limit, before an unload;
-        without it, the trial of batching runs if token trees wait for it. Returns True if a cache
-        was saved (there may be more to save).
+        stopped: polled; True skips the trial of batching and aborts the save. seconds: time limit
+        of the save, set before an unload or exit; only without it is batching tried, if token
+        trees wait for that. Returns True if a cache was saved (there may be more to save).
         """
         self.learned.flush()
         if self.runner.wants_trial and seconds is None and not stopped():
-            self.runner.can_batch()
+            self.runner.try_batching()
         caches, disk_caches = self.runner.caches, self.runner.disk_caches
         self.runner.drafters.trim(1)
         release_under_pressure(caches)

@@ -56,7 +56,7 @@ class DecodePass:
 
     drafted: list[int]  # a `TokenTree` if it has branches
     before: Any  # see `kv_cache.pass_state`
-    ahead: bool  # its first row is the token of the request's previous pass, not read yet
+    follows: bool  # its first row is the token of the request's previous pass, not read yet
     rows: mx.array  # tokens [rows]
     sampled: mx.array  # tokens [drafted + 1] after the last rows
     shared: SharedPass | None = None  # None: the request has it alone

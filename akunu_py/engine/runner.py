@@ -47,7 +47,7 @@ class ModelRunner:
 
     reserved_tokens = 1024  # answer tokens that memory is reserved for at once
     wants_trial = False  # an answer could have used token trees
-    _is_tried = False  # the trial of `can_batch` was run
+    _is_tried = False  # the trial of `try_batching` was run
     _planner: JointPlanner  # of shared passes, after that trial
 
     def __init__(
@@ -72,7 +72,7 @@ class ModelRunner:
         self._passes = 0
         self.shared = SharedPasses()
 
-    def can_batch(self) -> bool:
+    def try_batching(self) -> bool:
         """Return whether requests or branches can share a pass, after a trial of about 8 passes."""
         if not self._is_tried:
             model, kv_bits = self._engine.model, self._engine.plan.kv_bits
@@ -87,7 +87,7 @@ class ModelRunner:
 
     def sharing(self, requests: Sequence[Request]) -> list[Request]:
         """Return the requests whose next decode pass is shared, none if that is impossible."""
-        if len(requests) < 2 or not self.can_batch():
+        if len(requests) < 2 or not self.try_batching():
             return []
         sharing = [each for each in requests if each.can_share]
         count = len(sharing)
@@ -268,7 +268,7 @@ class ModelRunner:
                 # The trial costs more time than a few trees save: no trees until it has run.
                 allowed = request.can_branch and request.drafter.auto is not None
                 self.wants_trial |= allowed and bool(request.guide or request.drafter.neural)
-                branches = allowed and self._is_tried and self.can_batch()
+                branches = allowed and self._is_tried and self.try_batching()
                 request.drafter.begin_answer(request.guide, branches=branches)
         return [progress]
 
@@ -386,7 +386,7 @@ class ModelRunner:
         else:
             # A pass launched ahead has no draft, because its history was not known. So the drafter
             # may predict its token and the ones after it now.
-            if first.launched[0].ahead:
+            if first.launched[0].follows:
                 drafts = [self._propose(first, alone=True, ahead=True)]
             pays = any(drafts) or first.drafter.pipelines
         if pays:
@@ -424,7 +424,7 @@ class ModelRunner:
             parts.append(each.target.part(rows, drafted))
         logits = batched_pass.run(self._engine.model, parts, self._joint)
         to_sample = [
-            each.target.to_sample(rows_logits, made.rows, made.drafted, ahead=made.ahead)
+            each.target.to_sample(rows_logits, made.rows, made.drafted, ahead=made.follows)
             for each, made, rows_logits in zip(requests, passes, logits, strict=True)
         ]
         for made, sampled in zip(passes, sample_together(to_sample), strict=True):
@@ -451,7 +451,7 @@ class ModelRunner:
         # Launching a pass may wait for most of it: on a CPU, or with many commands. So the first of
         # several pipelined passes seems slow, and the second one quick. A time counts if this pass
         # and the one launched after it are both ahead, or neither is.
-        is_ahead = any(each.ahead for each in passes)
+        is_ahead = any(each.follows for each in passes)
         is_steady = is_ahead == any(len(each.launched) > 1 for each in running)
         timed = seconds if is_steady else math.nan
         pieces = dict[Request, Piece]()
@@ -459,7 +459,7 @@ class ModelRunner:
             answering, rows = each.answering, len(each.target.pending) + len(done.drafted)
             piece = pieces[each] = each.accept(seconds)
             if len(running) == 1 and done.shared is None and answering:
-                drafted, pipelined = len(done.drafted), done.ahead
+                drafted, pipelined = len(done.drafted), done.follows
                 each.drafter.observe(drafted, piece.accepted, rows, timed, pipelined=pipelined)
             each.drafter.extend(piece.tokens)
         shared = passes[0].shared

@@ -23,6 +23,7 @@ from akunu_py.errors import UsageError
 from akunu_py.types import SamplingOptions, TokenLogprobs
 
 _MAX_INVERSE_TEMPERATURE = 1e30  # maximum of 1 / temperature; infinity times 0 would be NaN
+_LEAST_TOP_P = 1e-6  # 0 keeps the most likely token, too
 _OUTSIDE = 1e-6  # highest probability of a token that top-p excludes, per draw
 _MAX_CANDIDATES = 6  # with more, that is for top-p below 0.75, sorting is as fast
 _MIN_LOGPROB = -9999.0  # for forbidden tokens: OpenAI's value, as JSON has no infinity
@@ -184,8 +185,8 @@ def filtered(logits: mx.array, options: SamplingOptions) -> mx.array:
     Returns log-probabilities up to a constant: the highest is 0, removed tokens are minus infinity.
     """
     logprobs = _below_highest(logits)
-    if 0 < options.top_p < 1:
-        logprobs = apply_top_p(logprobs, options.top_p)
+    if options.top_p < 1:
+        logprobs = apply_top_p(logprobs, max(options.top_p, _LEAST_TOP_P))
     if options.min_p > 0:
         logprobs = apply_min_p(logprobs, options.min_p)
     if 0 < options.top_k < logits.shape[-1]:
@@ -347,10 +348,11 @@ class LogprobSampler(Sampler):
     def _entry(self, last: int, token: int, logprob: float) -> tuple[str, float, bytes]:
         """Return the text of `token` after `last`, its logprob and its bytes."""
         before = self._tokenizer.decode([last])  # SentencePiece adds spaces only behind a token
-        text = str(self._tokenizer.decode([last, token]))[len(before) :]
+        both = str(self._tokenizer.decode([last, token]))
+        text = both[len(before) :]
         raw = text.encode()
-        if "\ufffd" in text:
-            raw = token_bytes(self._tokenizer.convert_ids_to_tokens(token))
+        if "\ufffd" in (text or before) or not both.startswith(before):  # parts of a character
+            raw = token_bytes(self._tokenizer.convert_ids_to_tokens(token) or "")
         return text, max(_MIN_LOGPROB, logprob), raw
 
 

@@ -215,8 +215,8 @@ class _Keywords:
             if not isinstance(flag, bool) and (bound := self._number(exclusive)) is not None:
                 yield kind, number(bound), True
         if (step := self._number("multipleOf")) is not None:
-            if step <= 0:
-                raise SchemaError("multipleOf must be above 0", self._place)
+            if not 0 < step < float("inf"):
+                raise SchemaError("multipleOf must be above 0 and finite", self._place)
             yield "multiple", number(step).normalize()
 
     def _number(self, key: str) -> Any:
@@ -234,7 +234,7 @@ class _Keywords:
 
     def _count(self, key: str) -> int | None:
         value = self._number(key)
-        if value is not None and (value < 0 or value != int(value)):
+        if value is not None and (value < 0 or value % 1):
             raise SchemaError(f"{key} must be an integer of at least 0, is {value}", self._place)
         return None if value is None else int(value)
 

@@ -29,7 +29,9 @@ from akunu_py.training.design import BATCH_TOKENS, first_weights, make_drafter
 
 DEPTHS = 4  # draft tokens whose acceptance is measured
 _UNROLLED = 3  # draft steps of a training step, after the first ones
-_FIRST_STEPS = 1200  # training steps of one draft step, a third of the time of three
+# Maximum training steps of one draft step, before the learning rate falls. Three draft steps take
+# three times as long.
+_FIRST_STEPS = 1200
 _DECAY = 0.8  # weight of a draft step, relative to the one before it
 _RATE = 0.5  # learning rate times width
 _WARM_UP = 50  # steps
@@ -181,7 +183,7 @@ class Trainer:
         """Train on one batch. rate: share of the full learning rate."""
         epoch, place = divmod(self.steps, len(self._batches))
         order = random.Random(epoch).sample(self._batches, len(self._batches))
-        unrolled = 1 if self.steps < _FIRST_STEPS else _UNROLLED
+        unrolled = 1 if self.steps < _FIRST_STEPS and rate == 1.0 else _UNROLLED
         (_, counts), gradients = self._gradient(self._load(order[place]), unrolled)
         gradients, _ = optimizers.clip_grad_norm(gradients, _LONGEST_GRADIENT)
         rate *= min(1.0, (self.steps + 1) / _WARM_UP)

@@ -86,3 +86,10 @@ def find_repository(repository: str) -> CatalogEntry | None:
 def default_name(repository: str) -> str:
     entry = find_repository(repository)
     return entry.name if entry else repository.partition("/")[2]
+
+
+def pull_command(repository: str, name: str, pinned: str) -> str:
+    """Return the command that pulls the model `name`. pinned: a revision, or ""."""
+    option = "" if name == default_name(repository) else f" --name {name}"
+    reference = f"{repository}@{pinned}" if pinned else repository
+    return f"akunu models pull {reference}{option}"

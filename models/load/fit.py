@@ -22,7 +22,7 @@ _STEP = 256  # tokens by which mlx-lm's caches grow
 # Prompt tokens per forward pass: for any machine, and (mlx-lm's default) for fused attention with
 # enough memory, where Metal is a fifth faster.
 PREFILL_ROWS, WIDE_PREFILL_ROWS = 512, 2048
-_DRAFT_ROWS = 33  # rows of the widest decode step; only decode steps compute logits
+_DECODE_ROWS = 64  # at most, in a decode step of all requests: `MAX_ROWS` of `akunu_py.ngram.cost`
 _SOFT_LIMIT = 0.9  # share of the limit above which the system evicts other programs
 # Head sizes with fused prefill attention on Metal; others keep all scores in memory.
 _FUSED_HEADS = (64, 80, 128)
@@ -66,7 +66,7 @@ class Activations:
         rows = min(context, prefill_rows)
         prefill = rows * (self.per_row + self.heads * context) * self.itemsize
         # Logits, filtered logits and probabilities, in float32.
-        decode = _DRAFT_ROWS * self.vocabulary * 4 * 3
+        decode = _DECODE_ROWS * self.vocabulary * 4 * 3
         return max(prefill, decode)
 
 

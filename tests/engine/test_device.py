@@ -99,7 +99,7 @@ def test_the_weights_of_a_draft_model_are_wired_too(limits: list[int], model: Pa
     expected = 2 * weights_of(small) + HEAP
     del small
     gc.collect()
-    StepLoop(engine).save_idle()
+    StepLoop(engine).idle_step()
     assert limits == [BEFORE, expected]
 
 
@@ -117,7 +117,7 @@ def test_caches_are_wired_in_steps_while_idle_with_the_mode_all(
             loop.answer([1, 2], GenerateOptions(max_tokens=4))
             assert limits == before  # never between two passes
             size = held
-            loop.save_idle()
+            loop.idle_step()
             expected = {"off": BEFORE, "weights": limit, "all": limit + steps * STEP}[mode]
             assert limits[-1] == expected
         assert len(limits) == {"off": 1, "weights": 2, "all": 5}[mode]

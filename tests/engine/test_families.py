@@ -27,6 +27,7 @@ from akunu_py.engine.model import output_rows
 from akunu_py.errors import UsageError
 from tests.support.families import build, families_of_each_kind, kinds
 from tests.support.family_table import FAMILIES, ONE_OF_EACH_KIND
+from tests.support.targets import Counting
 
 # Classes of mlx-lm that no model makes for a single conversation.
 NOT_FOR_US = {
@@ -69,7 +70,7 @@ NOTHING_GROWS = ("llama-concatenate", "deepseek_v41", "mamba2", "rwkv7", "recurr
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in QUANTIZED])
 def test_growing_caches_are_quantized_or_refused(name: str) -> None:
-    model = build(name, **WIDE)
+    model = Counting(build(name, **WIDE))
     if name in (*OWN_ATTENTION, *NOTHING_GROWS):
         with pytest.raises(
             UsageError, match=r"cannot be quantized.*leave out --kv-bits"
@@ -83,6 +84,7 @@ def test_growing_caches_are_quantized_or_refused(name: str) -> None:
         found = [each for each in cache if isinstance(each, QuantizedKVCache)]
         assert {(each.bits, each.group_size, each.offset) for each in found} == {(bits, 32, 0)}
         assert "KVCache" not in kinds(cache)
+    assert model.rows == 4  # of two trial passes for all caches
 
 
 def cache_classes() -> set[str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import queue
 import sys
 import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -285,13 +286,13 @@ def test_an_idle_model_is_unloaded_and_the_next_job_loads_it(
     host = ModelHost(load, idle_s=0.01, on_state=states.put)
     host.save_after_s = 0.0
     host.start()
-    answers = []
-    for _ in range(2):
-        wait_for(states, "unloaded")
-        assert host.engine is None
-        assert models[-1]() is None
-        answers.append(text_of(submit(host, text_job())))
-    assert answers[0] == answers[1] != ""
+    wait_for(states, "unloaded")
+    assert host.engine is None
+    assert models[-1]() is None
+    expected = StepLoop(tiny).answer(PROMPT, GenerateOptions(max_tokens=12)).text
+    assert text_of(submit(host, text_job())) == expected != ""
+    wait_for(states, "unloaded")
+    assert models[-1]() is None
     assert host.close()
 
 
@@ -322,8 +323,7 @@ def test_a_load_freezes_no_request_of_another_model(models_frozen: None) -> None
     assert isinstance(end_of(events), Finished)
     assert busy.close()
     other.call(lambda engine: None).exception(60)
-    while id(loop) in map(id, gc.get_objects()):
-        threading.Event().wait(0.01)
+    until(lambda: gc.get_freeze_count() and id(loop) not in map(id, gc.get_objects()))
     assert other.close()
 
 
@@ -334,7 +334,7 @@ class Saving(ScriptedLoop):
         super().__init__("scripted", lambda *_: Completion("", "stop", Stats()))
         self.log, self.limits = log, list[float | None]()
 
-    def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
+    def idle_step(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
         self.log.put("save")
         self.limits.append(seconds)
         return len(self.limits) < 3
@@ -378,6 +378,35 @@ def test_unload_waits_for_submitted_jobs_and_a_later_job_loads_again(
     found = [states.get(timeout=60) for _ in range(6)]
     assert found == ["loading", "ready", "unloaded"] * 2
     host.unload().result(60)
+
+
+@pytest.mark.parametrize("release", range(2))
+def test_an_unload_at_any_moment_waits_for_running_jobs(
+    load: Callable[[], StepLoop], release: int
+) -> None:
+    """Also between the thread's look at the requested unloads and what it does then."""
+    states, gate, unloads = list[str](), Gate(), list[Future[None]]()
+    releases = itertools.count()
+
+    class Lock:
+        def __enter__(self) -> None:
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+            if gate.begun.is_set() and next(releases) == release:
+                unloads.append(host.unload())
+
+    host, lock = ModelHost(load, on_state=states.append), threading.Lock()
+    host._lock = Lock()  # type: ignore[assignment]
+    host.start()
+    gate.submit(host)
+    until(lambda: unloads)
+    host.call(lambda _: gate.open.set()).result(60)
+    assert reason_of(gate.events) == "stop"
+    unloads[0].result(60)
+    assert states == ["loading", "ready", "unloaded"]
+    assert host.close()
 
 
 def test_a_job_submitted_while_the_model_is_unloaded_loads_it_again(
@@ -483,7 +512,7 @@ def answer(host: ModelHost, job: Job) -> Event:
     return end_of(submit(host, job))
 
 
-@contextmanager
+@contextlib.contextmanager
 def threads_of(*functions: Any) -> Iterator[dict[str, list[str]]]:
     """Record which threads call the functions: this one, and those started from here on."""
     names = {getattr(each, "__wrapped__", each).__code__: each.__name__ for each in functions}

@@ -256,7 +256,7 @@ def alone(cell: Cell) -> None:
         prompt = some(GROWTH - COUNT // 2, 2)
     # Others draft late, or need more drafts until one is wrong.
     greedy = cell.case.sampling == "greedy" and cell.case.drafter in ("adversary", "trees")
-    count = COUNT if greedy else 60
+    count = COUNT if greedy else 40
     request = cell.submit(prompt, max(count, WINDOW + 8 - len(prompt)))
     Served(cell.engine).serve([request])
     cell.check(request)
@@ -275,7 +275,7 @@ def shared_passes(cell: Cell) -> None:
         others.append(replace(cell, whole=[]).submit(some(23, 9), 10, after=1))
     served.serve([request, *others])
     cell.check(request, *others)
-    if neural and not cell.engine.recurrent and served.loop.runner.can_batch():
+    if neural and not cell.engine.recurrent and served.loop.runner.try_batching():
         assert served.drafted[True] > 0
 
 
@@ -443,28 +443,32 @@ def test_the_same_tokens_in_the_whole_product(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("family", "memory"), [("llama", 300_000), ("qwen3_next", PLENTY)])
+@pytest.mark.parametrize(("family", "memory"), [("llama", 140_000), ("qwen3_next", PLENTY)])
 def test_the_same_tokens_in_any_mixture(family: str, memory: int, tiny: Engine) -> None:
     """Requests that share prefixes come, wait for memory, stop and are cancelled at any time."""
-    stop_tokens, randomly, base = frozenset(range(0, VOCABULARY, 8)), random.Random(1), some(300, 1)
+    stop_tokens, randomly, base = frozenset(range(0, VOCABULARY, 8)), random.Random(1), some(236, 1)
+    evictions = shared = 0
     for slots in (3, 6):
         requests = [
             Submitted(
-                [*base[: randomly.choice([0, 70, 300])], *some(randomly.randint(1, 60), seed)],
+                [*base[: randomly.choice([0, 70, 236])], *some(randomly.randint(1, 20), seed)],
                 GenerateOptions(
                     randomly.randint(1, 12),
                     randomly.choice(["auto", "off", "fixed"]),
                     sampling=randomly.choice([GREEDY, SEEDED]),
                 ),
-                after=randomly.randrange(60),
+                after=randomly.randrange(30),
                 cancel_after=randomly.choice([None, None, None, 2, 20]),
             )
-            for seed in range(6)
+            for seed in range(24)
         ]
         engine = engine_of(tiny, family, prompt_cache_memory=memory, stop_tokens=stop_tokens)
         served = Served(engine, slots, chunk_s=1e-9, reserved_tokens=5)
         served.serve(requests)
         Cell(Case(family, "off", "alone", "greedy"), engine, Path()).check(*requests)
+        evictions += sum(each.evicted for each in requests)
+        shared += served.shared
+    assert (shared > 0, evictions > 0) == (True, memory < PLENTY)
 
 
 # --- The real starter. ---

@@ -120,7 +120,7 @@ def test_recurrent_model_drafts_alone_where_that_beats_sharing(
 
 def test_facts_say_why_requests_take_turns(tiny: Engine) -> None:
     loop = StepLoop(engine_of(tiny, "llama4"))
-    assert not loop.runner.can_batch()
+    assert not loop.runner.try_batching()
     assert "ChunkedKVCache" in str(loop.facts.not_batched)
 
 
@@ -311,7 +311,7 @@ def test_a_failed_shared_pass_fails_its_requests_and_no_later_ones(
     """Planning fails, or the forward pass; the step loop continues with new caches."""
     engine = engine_of(tiny, "llama")
     served = Served(engine)
-    assert served.loop.runner.can_batch()
+    assert served.loop.runner.try_batching()
     run, fail = batched_pass.run, Mock(side_effect=RuntimeError("out of memory"))
     with monkeypatch.context() as patch:
         if part == "planning":

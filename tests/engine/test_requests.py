@@ -175,7 +175,7 @@ def test_critical_memory_pressure_evicts_unused_prompt_caches(
         loop.answer(prompt, OFF)
     monkeypatch.setattr(device, "memory_pressure", lambda: pressure)
     if idle:
-        loop.save_idle()
+        loop.idle_step()
         assert len(loop.runner.caches.histories()) == kept
     stats = loop.answer([*second, 7], OFF).stats
     assert stats.cached_tokens >= len(second)
@@ -189,7 +189,7 @@ def test_an_idle_session_keeps_no_unused_buffers(tiny: Engine) -> None:
     for length in range(20, 220, 20):
         loop.answer(some(length, length), OFF)
     assert mx.get_cache_memory() > 0
-    loop.save_idle()
+    loop.idle_step()
     assert mx.get_cache_memory() == 0
 
 

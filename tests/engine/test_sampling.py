@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from unittest.mock import create_autospec
 
 import mlx.core as mx
@@ -15,6 +16,7 @@ from akunu_py.engine.engine import Engine
 from akunu_py.engine.loop import StepLoop
 from akunu_py.engine.model.token_ids import common_prefix
 from akunu_py.engine.sampling import (
+    LogprobSampler,
     RowsToSample,
     Sampler,
     accepted_leniently,
@@ -35,6 +37,7 @@ FILTERS = {
     "temperature": WARM,
     "cold": replace(WARM, temperature=0.4),
     "top-p": replace(WARM, top_p=0.8),
+    "top-p 0": replace(WARM, top_p=0.0),
     "top-k": replace(WARM, top_k=4),
     "min-p": replace(WARM, min_p=0.1),
     "all": replace(WARM, top_p=0.9, top_k=6, min_p=0.05),
@@ -76,7 +79,7 @@ def plain_distribution(
     keep = np.ones(len(p), bool)
     if options.top_p < 1:
         above = np.cumsum(p[order]) - p[order]
-        keep[order[above >= options.top_p]] = False
+        keep[order[above >= max(options.top_p, 1e-6)]] = False
     if options.min_p > 0:
         keep &= p >= options.min_p * p.max()
     if options.top_k:
@@ -105,9 +108,12 @@ def test_the_distribution_is_that_of_plain_sampling(name: str) -> None:
     for row in range(ROWS - 1):
         draft.append(int(plain_distribution(logits[row], [*prompt, *draft], options).argmax()))
     counts = np.zeros((ROWS, SMALL))
-    for seed in range(SEEDS):
-        sampler, before = Sampler(replace(options, seed=seed)), mx.array([*prompt, *draft])
-        sampled = sampler.sample(mx.array(logits), before, len(prompt)).tolist()
+    rows, before = mx.array(logits), mx.array([*prompt, *draft])
+    samplers = [Sampler(replace(options, seed=seed)) for seed in range(SEEDS)]
+    parts = [RowsToSample(each, rows, before, len(prompt)) for each in samplers]
+    together = sample_together(parts)
+    mx.eval(together)
+    for sampled in (each.tolist() for each in together):
         for row in range(common_prefix(draft, sampled) + 1):
             counts[row, sampled[row]] += 1
     values = [
@@ -292,12 +298,12 @@ def test_lenience_accepts_as_often_as_promised(lenience: float) -> None:
     logits = mx.log(mx.array([[0.2, 0.5, 0.3]] * 2))
     options = replace(WARM, temperature=1.0, lenience=lenience)
     before = mx.array([9, 0])  # 0 was drafted
-    counts = [0, 0, 0]
-    for seed in range(SEEDS):
-        counts[int(Sampler(replace(options, seed=seed)).sample(logits, before, 1)[0].item())] += 1
+    samplers = [Sampler(replace(options, seed=seed)) for seed in range(SEEDS)]
+    sampled = mx.concatenate([each.sample(logits, before, 1)[:1] for each in samplers])
+    counts = np.bincount(np.array(sampled), minlength=3)
     first = min(1.0, 0.2 / lenience)
     expected = np.array([first, (1 - first) * 5 / 8, (1 - first) * 3 / 8])
-    assert p_value(np.array(counts), expected * SEEDS) > 1e-4
+    assert p_value(counts, expected * SEEDS) > 1e-4
 
 
 def test_lenient_acceptance_by_the_formulas() -> None:
@@ -358,6 +364,10 @@ def test_logprobs_are_the_models_at_every_position(
 
 
 @given(st.text())
-def test_tokens_of_parts_of_characters_have_their_bytes(text: str) -> None:
+def test_tokens_of_parts_of_characters_have_their_bytes(tiny: Engine, text: str) -> None:
     assert b"".join(map(token_bytes, byte_level([]).encode(text).tokens)) == text.encode()
     assert b"".join(token_bytes(f"<0x{byte:02X}>") for byte in text.encode()) == text.encode()
+    sampler = LogprobSampler(SamplingOptions(logprobs=0), tiny.tokens.tokenizer)
+    tokens = tiny.tokens.encode_text("a" + text)
+    found = [sampler._entry(last, token, 0.0)[2] for last, token in pairwise(tokens)]
+    assert b"".join(found) == text.encode()

@@ -26,6 +26,7 @@ from akunu_py.models.load.fit import (
 from akunu_py.models.load.mlx_loader import OpenModel
 from akunu_py.models.load.model_files import ModelFiles
 from akunu_py.models.store.model_store import StoredModel
+from akunu_py.ngram.cost import MAX_ROWS
 from akunu_py.types import GenerateOptions, LoadOptions
 from tests.support.families import build, families_of_each_kind
 from tests.support.family_table import WINDOW
@@ -33,6 +34,10 @@ from tests.support.family_table import WINDOW
 # Caches of these models do not grow by 256 tokens.
 _ROUNDED = ("llama-concatenate", "llama4", "deepseek_v41")
 TIGHT = MemoryNeeds(1000, CacheGrowth(10), Activations(0, 0, 0, 2), 8192)
+
+
+def test_the_logits_of_the_widest_pass_are_planned() -> None:
+    assert fit._DECODE_ROWS == MAX_ROWS
 
 
 def cache_bytes(model: Any, tokens: int) -> int:

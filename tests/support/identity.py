@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import pytest
 from mlx_lm.generate import generate_step
 
-from akunu_py.engine import kv_cache
+from akunu_py.engine import batched_pass, kv_cache
+from akunu_py.engine.batched_pass import why_not_batched
 from akunu_py.engine.drafters.learned_state import LearnedState, UnsavedState
 from akunu_py.engine.engine import Engine
 from akunu_py.engine.events import Event, Failed, Finished, PrefillProgress
@@ -112,6 +114,15 @@ class _Model:
 
     def __hash__(self) -> int:
         return id(self.model)
+
+
+@cache
+def _trial(key: _Model, kv_bits: int | None) -> str | None:
+    return why_not_batched(key.model, kv_bits)
+
+
+def _trial_of(model: Any, kv_bits: int | None) -> str | None:
+    return _trial(_Model(model), kv_bits)
 
 
 @cache
@@ -256,7 +267,9 @@ class Served:
         if chunk_s is not None:
             self.loop.scheduler.chunk_s = self.loop.scheduler.patience_s = chunk_s
         self.loop.runner.drafters.wrap = self._wrap
-        self.loop.runner.can_batch()  # else no token trees
+        with pytest.MonkeyPatch.context() as patch:  # the trial runs once for each model
+            patch.setattr(batched_pass, "why_not_batched", _trial_of)
+            self.loop.runner.try_batching()  # else no token trees
         self.steps: list[list[Submitted]] = []  # the requests of each step
         self.drafted = Counter[bool]()  # draft tokens of neural modes; True: in shared passes
 
@@ -301,7 +314,7 @@ class Served:
 
     def save(self) -> None:
         """Write all prompt caches that are worth it to disk, as an idle server does."""
-        while self.loop.save_idle(lambda: False, None):
+        while self.loop.idle_step(lambda: False, None):
             pass
 
 

@@ -31,7 +31,7 @@ class ScriptedLoop:
         except Exception as error:  # noqa: BLE001 - as of a model
             return [(handle, [Failed(error)])]
 
-    def save_idle(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
+    def idle_step(self, stopped: Callable[[], bool], seconds: float | None) -> bool:
         return False
 
     def close(self) -> None:

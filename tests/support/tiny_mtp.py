@@ -5,6 +5,7 @@ A head consists of norms, a projection and a layer of mlx-lm's model of the fami
 
 import importlib
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,7 @@ def write_tokenizer(directory: Path) -> None:
     plan_tokenizer(GgufFile(Path("x.gguf"), metadata, {})).write(directory)
 
 
+@cache
 def _model(family: str, seed: int) -> Any:
     mx.random.seed(seed)
     module = importlib.import_module(f"mlx_lm.models.{family}")

@@ -162,8 +162,11 @@ class ConstraintMatcher(TokenMasks):
             self._structure.append(token)
             if self._key_tokens is not None:
                 self._json, _ = advanced(self._json, self._key_tokens.texts[token])
-        else:
-            return self._state == "thought" and token in self._newlines
+        elif not (self._state == "thought" and token in self._newlines):
+            if token not in self._stop_tokens:
+                return False
+            # A request's stop token may also be text that fits.
+            return bool(self._matcher.compute_bitmask()[token // 8] >> token % 8 & 1)
         return True
 
     def failure(self) -> str:

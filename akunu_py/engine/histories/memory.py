@@ -30,7 +30,7 @@ class PromptCaches:
     """Token histories in use, and kept for later requests."""
 
     def __init__(self, limit: int = 0) -> None:
-        """limit: bytes for all histories including those in use; 0 caches none."""
+        """limit: bytes of all histories, also those in use. A larger one stays until the next."""
         self.limit = limit
         self.in_use: list[TokenHistory] = []
         self.spare: TokenHistory | None = None  # the last one in use, if it was not cached
@@ -95,7 +95,7 @@ class PromptCaches:
         """Cache a history that its request no longer needs, or keep it as the spare one."""
         self.in_use = self.others(history)
         self._last = weakref.ref(history)
-        if self.limit and len(history.tokens) >= MIN_CACHED:
+        if len(history.tokens) >= MIN_CACHED and history.nbytes <= self.limit:
             self.add(history)
             self.make_room(self._reserved_by_others(None))
         elif history.tokens:

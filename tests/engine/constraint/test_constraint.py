@@ -126,10 +126,11 @@ def test_tokens_are_those_of_masked_plain_decoding(
     sampling = SamplingOptions(temperature=temperature, seed=5, constraint=constraint)
     options, prompt = GenerateOptions(TOKENS, sampling=sampling), engine.tokens.encode(PROMPT)
     text = lark(constraint, COMPACT if constraint.compact else FREE)
+    new_matcher = llguidance.LLMatcher(tables, llguidance.LLMatcher.grammar_from_lark(text))
 
     def masked(tokens: list[int], logits: mx.array) -> mx.array | None:
         """Mask by a new matcher for each step."""
-        matcher = llguidance.LLMatcher(tables, llguidance.LLMatcher.grammar_from_lark(text))
+        matcher = new_matcher.deep_copy()
         assert matcher.consume_tokens(tokens)
         allowed = np.frombuffer(matcher.compute_logit_bias(), np.uint8)
         return None if matcher.is_stopped() else mx.where(mx.array(allowed)[None], logits, -mx.inf)
@@ -251,17 +252,18 @@ def test_choices_are_verified_as_a_tree(
     ticks = itertools.count(1)  # all passes take the same time
     monkeypatch.setattr(Target, "clock", staticmethod(lambda: float(next(ticks))))
     wait(compile_ahead(engine.tokens, constraint))
-    sampling, passes = SamplingOptions(1.0, constraint=constraint), dict[str, int]()
+    samplings = [SamplingOptions(1.0, seed=seed, constraint=constraint) for seed in range(2)]
+    alone = [answered(engine, [5, 6], GenerateOptions(64, "off", sampling=s)) for s in samplings]
+    passes = dict[str, int]()
     for tree in SWITCH_MODES:
-        options = GenerateOptions(64, sampling=sampling, draft_tree=tree)
-        seeded = [replace(options, sampling=replace(sampling, seed=seed)) for seed in range(2)]
-        requests = [Submitted([5, 6], each) for each in seeded]
+        options = [GenerateOptions(64, sampling=each, draft_tree=tree) for each in samplings]
+        requests = [Submitted([5, 6], each) for each in options]
         for group in [requests] if shared else [[each] for each in requests]:
             served = Served(engine, learned=UnsavedState(FixedCosts({1: 1.0, 33: 1.01})))
             served.serve(group)
             assert bool(served.loop.runner.shared.passes) == shared
-        for each in requests:
-            plain, stats = answered(engine, [5, 6], replace(each.options, draft="off")), each.stats
+        for each, plain in zip(requests, alone, strict=True):
+            stats = each.stats
             assert (tuple(each.tokens), each.started.text) == (plain.tokens, plain.text)
             assert stats.accepted < stats.drafted <= 33 * stats.target_passes
         passes[tree] = sum(each.stats.target_passes for each in requests)
@@ -276,7 +278,7 @@ def test_trees_wait_for_the_trial_that_runs_when_the_model_is_idle(engine: Engin
     for is_idle in (False, True):
         loop = StepLoop(engine, UnsavedState(FixedCosts({1: 1.0, 33: 1.01})))
         loop.answer([5, 6], GenerateOptions(8, sampling=sampling))
-        loop.save_idle(seconds=None if is_idle else 1.0)
+        loop.idle_step(seconds=None if is_idle else 1.0)
         found.append(loop.answer([5, 6], GenerateOptions(64, sampling=sampling)))
     first, second = found
     assert first.tokens == second.tokens
@@ -423,6 +425,16 @@ def test_a_model_may_think_before_the_structure(engine: Engine, opened_by: str) 
     thought = [*opening, *words, 2, newline]
     assert matcher.consume([*thought, yes, yes]) == [*thought, yes]
     assert matcher.complete
+    codec = replace(engine.tokens, stop_tokens=engine.tokens.stop_tokens | {newline})
+    matcher = ConstraintMatcher(codec, Constraint("choice", choices=("yes", "no")), prompt)
+    assert matcher.consume([*opening, yes, 2, newline])[-1] == newline
+
+
+def test_a_stop_token_that_is_text_of_the_grammar_ends_the_answer(engine: Engine) -> None:
+    *before, stop = engine.tokens.encode_text("12:")
+    sampling = SamplingOptions(constraint=Constraint("regex", "12:[0-9]"))
+    answer = answered(engine, [5, 6], GenerateOptions(9, sampling=sampling, stop_tokens=(stop,)))
+    assert (answer.tokens, answer.finish_reason) == ((*before, stop), "stop")
 
 
 def test_rejected_drafts_leave_no_trace_in_the_matcher(engine: Engine) -> None:

@@ -4,7 +4,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +99,15 @@ def tables(family: str, special: bool) -> tuple[Tables, LLTokenizer]:
     return made, LLTokenizer(wrapped, n_vocab=len(made.tokens), slices=[])
 
 
-def matcher(tables: LLTokenizer, grammar: str) -> LLMatcher:
+@lru_cache(8)
+def compiled(tables: LLTokenizer, grammar: str) -> LLMatcher:
     made = LLMatcher(tables, LLMatcher.grammar_from_lark(grammar), limits=LIMITS)
     assert not made.is_error(), made.get_error()
     return made
+
+
+def matcher(tables: LLTokenizer, grammar: str) -> LLMatcher:
+    return compiled(tables, grammar).deep_copy()
 
 
 def parse(family: str, tools: Sequence[Tool], text: str) -> tuple[list[Call], str]:

@@ -39,7 +39,7 @@ from tests.support.tiny_fim import load_tiny, sentence_piece, write_model
 from tests.support.tiny_mtp import VOCABULARY as HEAD_VOCABULARY
 from tests.support.tiny_mtp import perfect_weights, write_checkpoint, write_tokenizer
 
-COUNT = 40
+COUNT = 40  # beyond a window or an attention chunk
 FREE = {1: 1.0, 33: 1.01}  # a curve with which everything pays
 
 
@@ -176,7 +176,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def run(engine: Engine, mode: DraftMode, sampling: SamplingOptions = GREEDY) -> Any:
-    options = GenerateOptions(max_tokens=24, draft=mode, sampling=sampling, draft_tree="off")
+    options = GenerateOptions(max_tokens=16, draft=mode, sampling=sampling, draft_tree="off")
     head = replace(engine.mtp_head, relative_cost=1e-6) if engine.mtp_head else None
     loop = StepLoop(replace(engine, mtp_head=head), UnsavedState(CostCurve(FREE)))
     first = loop.answer(PROMPT, options)

@@ -41,7 +41,7 @@ from tests.support.tiny_mtp import VOCABULARY as HEAD_VOCABULARY
 
 pytestmark = pytest.mark.long
 
-COUNT = 24
+COUNT = 20
 PROMPT = some(40, 7)
 FREE = {1: 1.0, 33: 1.01}  # costs with which everything pays
 MOST = 4  # right tokens of a draft

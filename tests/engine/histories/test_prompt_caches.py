@@ -43,7 +43,7 @@ def prompt(target: Target, name: str, tokens: list[int]) -> tuple[Reuse, list[in
     reuse = target.reuse_prefix(tokens)
     assert target.tokens + target.pending == tokens
     sampled = answer(target, tokens, [], COUNT)
-    assert sampled == fresh(name, tokens)[:COUNT]
+    assert sampled == fresh(name, tokens, COUNT)
     assert target.model.rows >= len(tokens) - reuse.cached
     return reuse, sampled
 
@@ -51,11 +51,13 @@ def prompt(target: Target, name: str, tokens: list[int]) -> tuple[Reuse, list[in
 @pytest.mark.parametrize("name", RETURNING)
 def test_checkpoints_stay_where_prompts_branched_and_where_templates_rewrite(name: str) -> None:
     target = Target(Counting(build(name)), caches=PromptCaches(PLENTY))
-    system = some(150, 1)
+    system = some(70, 1)
     prompt(target, name, [*system, *some(60, 2)])
-    assert prompt(target, name, [*system, *some(70, 3)])[0] == Reuse(0, 150, "no checkpoint")
+    assert prompt(target, name, [*system, *some(70, 3)])[0] == Reuse(
+        0, len(system), "no checkpoint"
+    )
     assert prompt(target, name, [*system, *some(80, 4)])[0].cached == len(system)
-    stable, header = some(100, 5), some(40, 6)  # longer than the tail left to the first pass
+    stable, header = some(70, 5), some(40, 6)  # longer than the tail left to the first pass
     for turn in range(3):
         reuse = target.reuse_prefix([*stable, *header], stable=len(stable))
         answer(target, [*stable, *header], [], COUNT)
@@ -97,6 +99,13 @@ def test_the_limit_holds_and_the_protected_history_stays(seed: int) -> None:
         assert protected is None or protected in caches.histories()
         assert all(len(each.tokens) >= MIN_CACHED for each in caches.histories())
         assert caches.limit or not caches.histories()
+
+
+def test_a_history_above_the_limit_stays_until_the_next_one() -> None:
+    caches = PromptCaches(500)
+    for size in (600, 700, 100):
+        caches.release(history := SizedHistory(some(size, size)))
+        assert caches.histories() == [history]
 
 
 def test_the_history_of_least_value_is_evicted_first() -> None:
@@ -223,13 +232,13 @@ def test_the_ngram_index_of_a_long_text_is_counted() -> None:
 )
 def test_a_side_request_leaves_what_the_next_turn_needs(name: str, tokens: int) -> None:
     """tokens: of its answer, before it is cancelled."""
-    target, first = Target(Counting(build(name))), some(150, 1)  # several windows
+    target, first = Target(Counting(build(name))), some(100, 1)  # two windows
     turn = [*first, *prompt(target, name, first)[1]]
     length = len(target.tokens)
     side = [*turn, *some(20, 7)]
     target.reuse_prefix(side, stable=len(turn))
     if tokens:
-        assert answer(target, side, fresh(name, side)[:tokens])
+        assert answer(target, side, fresh(name, side, tokens))
     target.keep(len(turn))
     assert len(target.tokens) == (len(turn) if tokens else length)
     following = [*turn, *some(30, 2)]
@@ -240,7 +249,7 @@ def test_a_side_request_leaves_what_the_next_turn_needs(name: str, tokens: int) 
 def test_a_template_that_drops_the_thinking_costs_only_the_last_turn(name: str) -> None:
     """`ending` is what the template adds for an answer, and puts otherwise in the next turn."""
     target, ending = Target(Counting(build(name))), some(5, 9)
-    known = some(250, 1)
+    known = some(100, 1)
     for turn in range(3):
         text = [*known, *ending]
         reuse, sampled = prompt(target, name, text)

@@ -110,7 +110,7 @@ def prompt(loop: StepLoop, tokens: list[int], options: GenerateOptions = OPTIONS
 def save(loop: StepLoop, seed: int) -> bool:
     """Prompt with a text of this seed; return whether it was saved."""
     prompt(loop, some(LENGTH, seed))
-    return loop.save_idle()
+    return loop.idle_step()
 
 
 def test_saved_caches_are_private_to_the_user_and_found_again(tiny: Engine) -> None:
@@ -134,15 +134,15 @@ def test_longer_texts_replace_their_prefix_and_branches_do_not(tiny: Engine) -> 
     loop = opened(tiny)
     assert save(loop, 1)
     first = all_files()
-    assert not loop.save_idle()
+    assert not loop.idle_step()
     prompt(loop, [*some(LENGTH, 1), *some(20, 2)])
-    assert not loop.save_idle()  # too few new tokens
+    assert not loop.idle_step()  # too few new tokens
     prompt(loop, [*some(LENGTH, 1), *some(LENGTH, 2)])
-    assert loop.save_idle()
+    assert loop.idle_step()
     (second,) = all_files()
     assert [second] != first
     prompt(loop, [*some(LENGTH, 1)[:100], *some(LENGTH, 3)])
-    assert loop.save_idle()
+    assert loop.idle_step()
     assert len(all_files()) == 2
 
 
@@ -165,7 +165,7 @@ class Loss:
         return loop
 
     def saved(self, **changes: Any) -> Path:
-        assert self.prefilled(**changes).save_idle()
+        assert self.prefilled(**changes).idle_step()
         (path,) = all_files()
         self.loop = None
         return path
@@ -227,10 +227,10 @@ def test_deleted_conversations_leave_no_file_and_are_not_saved_again(tiny: Engin
     loop = opened(tiny)
     prompt(loop, some(LENGTH, 1), first)
     prompt(loop, some(LENGTH, 2), second)
-    assert loop.save_idle()
-    assert loop.save_idle()
+    assert loop.idle_step()
+    assert loop.idle_step()
     prompt(loop, [*some(LENGTH, 2), *some(LENGTH, 3)], third)  # continues the second
-    assert loop.save_idle()
+    assert loop.idle_step()
     files = all_files()
     assert sorted(cache_file.read(path)[0].conversation for path in files) == ["a", "c"]
     forget_conversation("b")
@@ -238,10 +238,10 @@ def test_deleted_conversations_leave_no_file_and_are_not_saved_again(tiny: Engin
     forget_conversation("a")
     (left,) = all_files()
     assert cache_file.read(left)[0].conversation == "c"
-    assert not loop.save_idle()  # although it is still in memory
+    assert not loop.idle_step()  # although it is still in memory
     assert all_files() == [left]
     prompt(loop, [*some(LENGTH, 1), 5], first)  # restored by the user
-    assert loop.save_idle()
+    assert loop.idle_step()
     assert len(all_files()) == 2
     prompt(loop, some(LENGTH, 4), second)
 
@@ -249,21 +249,21 @@ def test_deleted_conversations_leave_no_file_and_are_not_saved_again(tiny: Engin
         forget_conversation("b")
         return False
 
-    loop.save_idle(delete)  # deleted while its file is being written
-    assert not loop.save_idle()
+    loop.idle_step(delete)  # deleted while its file is being written
+    assert not loop.idle_step()
     assert len(all_files()) == 2
 
 
 def test_a_branch_of_a_deleted_conversation_is_saved_without_its_end(tiny: Engine) -> None:
     loop = opened(tiny)
     prompt(loop, some(600, 1), replace(OPTIONS, conversation="a"))
-    assert loop.save_idle()
+    assert loop.idle_step()
     loop = opened(tiny)
     branch = [*some(600, 1)[:200], *some(200, 2)]
     prompt(loop, branch, replace(OPTIONS, conversation="b"))
     forget_conversation("a")
-    assert loop.save_idle()
-    assert not loop.save_idle()
+    assert loop.idle_step()
+    assert not loop.idle_step()
     (path,) = all_files()
     assert cache_file.read(path)[0].tokens[:400] == branch
 
@@ -294,7 +294,7 @@ def test_a_side_request_leaves_only_the_prefix_of_its_conversation(tiny: Engine)
     side = [*turn, *some(20, 2)]
     assert loop.answer(side, aside, stable=len(turn)).tokens
     assert answers.total == total
-    assert loop.save_idle()
+    assert loop.idle_step()
     (path,) = all_files()
     metadata = cache_file.read(path)[0]
     assert (metadata.tokens, metadata.conversation) == (turn, "a")
@@ -344,11 +344,11 @@ def test_a_request_aborts_the_save_at_once(tiny: Engine) -> None:
     loop = opened(tiny)
     prompt(loop, some(LENGTH, 1))
     polls = iter([False, False, True])
-    assert not loop.save_idle(lambda: next(polls))
+    assert not loop.idle_step(lambda: next(polls))
     assert all_files() == []
     assert [*paths.prompt_caches_dir().rglob(f"*{cache_file.SUFFIX}")] == []
-    assert not loop.save_idle(seconds=0.0)
-    assert loop.save_idle()
+    assert not loop.idle_step(seconds=0.0)
+    assert loop.idle_step()
 
 
 @pytest.mark.parametrize("way", ["loads", "is cancelled", "is damaged", "comes twice"])
@@ -410,9 +410,9 @@ def test_a_full_disk_is_tried_again_after_ten_minutes(tiny: Engine) -> None:
     with full_disk(1000):
         assert not save(loop, 1)
     clock.now += 599
-    assert not loop.save_idle()
+    assert not loop.idle_step()
     clock.now += 2
-    assert loop.save_idle()
+    assert loop.idle_step()
 
 
 def set_newer_format(path: Path) -> None:
@@ -430,7 +430,7 @@ def test_unusable_files_are_deleted_but_newer_ones_stay(tiny: Engine) -> None:
         loop = opened(tiny)
         assert prompt(loop, some(LENGTH, 1)) == 0
         assert path.exists() == stays
-        assert loop.save_idle()
+        assert loop.idle_step()
         run_here("cache", "rm", "--all")
 
 
@@ -527,7 +527,7 @@ def test_only_stored_requests_of_existing_conversations_reach_the_disk(
             forget_conversation(deleted)
             for each in sent:
                 each.deleted |= each.options.conversation == deleted
-        while draw.random() < 0.8 and served.loop.save_idle(lambda: False, None):
+        while draw.random() < 0.8 and served.loop.idle_step(lambda: False, None):
             check_files(sent)
         if draw.random() < 0.3:
             served = restarted()

@@ -183,7 +183,7 @@ def test_workers_cache_the_same_as_rank_0(name: str) -> None:
     pair = _Pair(build(name))
     target = Target(pair.coordinator, caches=PromptCaches(limit=1 << 30))
     first = some(90, 1)
-    for prompt in ([*first, *some(150, 2)], [*first, *some(9, 3)], first[:70], first):
+    for prompt in ([*first, *some(70, 2)], [*first, *some(9, 3)], first[:70], first):
         truth = fresh(name, prompt, 12)
         target.reuse_prefix(prompt)
         assert answer(target, prompt, truth, 12) == truth
