@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice, takewhile
 
 from akunu_py.completion.syntax import (
@@ -20,6 +21,7 @@ from akunu_py.completion.syntax import (
 
 _SCANNED = 40_000  # characters before the cursor; half as many after it
 _STATEMENT = 40  # maximum lines of a statement
+_KEPT_SCANS = 100
 _OPENERS = {closer: opener for opener, closer in PAIRS.items()}
 _COMMENT = "#"  # any comment that ends with its line
 _LABEL_LENGTH = 300  # maximum characters of a line with a label
@@ -64,6 +66,7 @@ class OpenBrackets:
         if self.inside in STRINGS:
             self._open.append(Bracket(self._before.rfind(self.inside), self.inside, True))
         self._closed_at: set[int] = set()  # positions of brackets closed after the cursor
+        self._scan = lru_cache(_KEPT_SCANS)(self._scan_line)  # stop rules repeat some texts
         self._mark_closed(suffix)
 
     def first_excess(self, text: str, *, ended: bool = True) -> int | None:
@@ -125,7 +128,8 @@ class OpenBrackets:
         closers = [closer_of(kind) for kind in closed if is_long(kind)]
         return max((overlap(text, closer[:-1]) for closer in closers), default=0)
 
-    def _scan(self, text: str, *, ended: bool = True) -> list[Bracket]:
+    def _scan_line(self, text: str, *, ended: bool = True) -> list[Bracket]:
+        """Scan the cursor's line followed by `text`."""
         line, cursor = self._before + text, len(self._before)
         return scan(self._syntax, line, self._above_inside, ended=ended, cursor=cursor)[0]
 

@@ -94,9 +94,12 @@ class Completer:
 
     def prompt(self, request: CompletionRequest, loop: StepLoop | None = None) -> Prompt:
         """Return the prompt for `request`. loop: has the cached prefix (default: own)."""
-        others = [file for file in request.files if not request.path or file.path != request.path]
         names = name_files(request.path, request.language, request.root)
-        files = [(relative(file.path, names.root), file.text) for file in others]
+        files = [
+            (relative(file.path, names.root), file.text.replace("\r\n", "\n"))  # as in the buffer
+            for file in request.files
+            if not request.path or file.path != request.path
+        ]
         prompt = self._make_prompt(request, names, files)
         if files and self.options.file_tokens and self.family and self.family.file:
             cached, _ = (loop or self.loop).runner.caches.best(prompt.tokens)
@@ -133,7 +136,7 @@ class Completer:
         self, request: CompletionRequest, names: Names, files: list[tuple[str, str]]
     ) -> Prompt:
         formats = self.code, self.family, self.options
-        related = self._related.sections()
+        related = self._related.sections() if files else []  # not those of another request
         prompt = make_prompt(*formats, request.prefix, request.suffix, names, files, related)
         if not prompt.tokens:  # nothing fits the budget, and the model has no BOS token
             prompt = replace(prompt, tokens=sorted(self.engine.tokens.stop_tokens)[:1])

@@ -446,7 +446,7 @@ def test_positions_and_changes_agree_with_counting(
 
 def test_positions_outside_the_text_and_lone_surrogates() -> None:
     """Past the end of a line or of the text: that end. Inside a character: its beginning."""
-    outside = {(0, 99): 3, (0, 4): 3, (2, 9): 8, (7, 0): 8, (1, 1): 5, (1, 2): 6}
+    outside = {(0, 99): 3, (0, 4): 3, (2, 9): 8, (7, 0): 8, (1e308, 0): 8, (1, 1): 5, (1, 2): 6}
     for place, index in outside.items():
         position = dict(zip(("line", "character"), place, strict=True))
         assert OpenDocument("file:///a.py", "abc\r\n😀\na").offset(position) == index

@@ -66,9 +66,9 @@ def test_windows_keep_to_their_budget_and_to_lines(code: CodeTokens, budget: int
 
 
 def test_the_window_seldom_moves_while_the_user_types(code: CodeTokens) -> None:
-    starts = [window_before(code, TEXT[:end], 256) for end in range(6000, 9000, 10)]
+    starts = [window_before(code, TEXT[:end], 256) for end in range(6000, 9000, 30)]
     assert starts == sorted(starts)
-    assert len(set(starts)) <= len(starts) / 20
+    assert len(set(starts)) <= 15
 
 
 def test_a_long_line_is_cut_where_it_must(code: CodeTokens) -> None:
@@ -109,13 +109,13 @@ def test_the_end_of_a_prefix_is_generated_again(code: CodeTokens, prefix: str, h
 def test_any_prefix_of_a_longer_token_is_healed(code: CodeTokens) -> None:
     """After punctuation: the last token is healed if another one begins with its text."""
     texts = {code.text(token) for token in range(49_152)}
+    beginnings = {text[:length] for text in texts for length in range(1, len(text))}
     pairs = ["".join(pair) for pair in product(punctuation, repeat=2)]
     for end in [*punctuation, *pairs[::8]]:
         text = f"a {end}"
         last = code.text(code.encode(text)[-1])
-        longer = any(each.startswith(last) for each in texts if len(each) > len(last))
         tokens, healed = code.heal(text)
-        assert healed == (last if longer else ""), text
+        assert healed == (last if last in beginnings else ""), text
         assert code.encode(text)[: len(tokens)] == tokens
 
 
@@ -181,7 +181,8 @@ def test_words_are_not_split_at_accents(name: str) -> None:
 @pytest.mark.parametrize("n", [0, 3, 7])
 def test_functions_called_at_the_cursor_are_in_the_prompt(completer: Completer, n: int) -> None:
     """Not the license of the nearest file; paths are relative to the project's."""
-    text = prompt_text(completer, requested(f"value = compute_{n}(", project(8)))
+    crlf = [SourceFile(each.path, each.text.replace("\n", "\r\n")) for each in project(8)]
+    text = prompt_text(completer, requested(f"value = compute_{n}(", tuple(crlf)))
     assert f"def compute_{n}(first, second):\n    return first * {n}" in text
     assert "Copyright" not in text
     assert "<|repo_name|>shop\n" in text
@@ -190,6 +191,8 @@ def test_functions_called_at_the_cursor_are_in_the_prompt(completer: Completer, 
     assert "/home" not in text
     copied = requested("value = ", project(8), recent=("describe_5",))
     assert "def describe_5" in prompt_text(completer, copied)
+    # Another client of a server, or the same after its files are closed.
+    assert "def " not in prompt_text(completer, requested(f"value = compute_{n}(", ()))
 
 
 def test_the_chosen_pieces_stay_while_the_user_types(completer: Completer) -> None:
@@ -274,8 +277,9 @@ def test_names_of_files(tmp_path: Path) -> None:
     (tmp_path / "repo" / ".git").mkdir(parents=True)
     path = str(tmp_path / "repo" / "src" / "a.py")
     assert find_root(path) == str(tmp_path / "repo")
-    names = name_files(path, "", "")
-    assert (names.path, names.repository) == ("src/a.py", "repo")
+    for root in ("", "/another/project"):
+        names = name_files(path, "", root)
+        assert (names.path, names.repository) == ("src/a.py", "repo")
     names = name_files("/x/y/src/a.py", "", "/x/y/")
     assert (names.path, names.repository) == ("src/a.py", "y")
     names = name_files("C:\\code\\shop\\a.py", "", "C:\\code\\shop")
@@ -345,6 +349,10 @@ def test_imports_are_found(name: str, tmp_path: Path) -> None:
     # Without a root or version control, no file is loaded.
     request = CompletionRequest(text, path=str(tmp_path / path))
     assert imported_files(request) == ()
+    (tmp_path / ".git").mkdir()
+    find_root.cache_clear()
+    request = CompletionRequest(text, path=str(tmp_path / path), root="/another/project")
+    assert imported_files(request) == found
 
 
 def test_open_files_and_the_buffer_are_left_out(tmp_path: Path) -> None:

@@ -1,17 +1,22 @@
-"""JSON lines and `--filter`, with real processes: no request and no buffer is lost."""
+"""JSON lines and `--filter`: no request and no buffer is lost."""
 
+import contextlib
 import io
 import json
 import math
+import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
+from akunu_py.completion.completer import Completer
 from akunu_py.completion.completion_queue import CompletionQueue, QueueOptions
-from akunu_py.completion.completion_request import CompletionRequest
+from akunu_py.completion.completion_request import CompleteOptions, CompletionRequest
 from akunu_py.completion.protocols.filter import find_cursor
 from akunu_py.completion.protocols.json_lines import (
     JsonLines,
@@ -21,7 +26,6 @@ from akunu_py.completion.protocols.json_lines import (
 )
 from akunu_py.engine.engine import Engine
 from akunu_py.errors import UsageError
-from akunu_py.models.store.model_store import StoredModel
 from tests.support.command import AKUNU, assert_one_line_error, run_here, until
 from tests.support.paths import DOCS
 from tests.support.scripted_loop import RecordingLoop
@@ -30,52 +34,45 @@ from tests.support.tiny_fim import sentence_piece, write_model
 STATS = {"prompt_tokens", "cached_tokens", "target_passes", "evidence_tokens", "reused"}
 
 
-class Helper:
-    """A running `akunu complete`."""
+class Client:
+    """A client of `JsonLines`, whose thread reads lines from a pipe."""
 
-    def __init__(self, model: Path, *options: str) -> None:
-        command = [*AKUNU, "complete", "--no-answer-cache", *options, "--model", str(model)]
-        pipe: Any = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
-        self.hello: list[dict[str, Any]] = []
+    def __init__(self, queue: CompletionQueue) -> None:
+        stdin, self._lines = os.pipe()
+        self._replies = SimpleQueue[bytes]()
+        lines = JsonLines(queue, self._replies.put, CompletionRequest(""))
+        self._thread = threading.Thread(target=self._serve, args=(lines, stdin))
+        self._thread.start()
+
+    def _serve(self, lines: JsonLines, stdin: int) -> None:
+        with os.fdopen(stdin, "rb") as stream:
+            lines.serve(stream)
 
     def send(self, *lines: Any) -> None:
-        assert self.process.stdin is not None
         for line in lines:
             raw = line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n"
-            self.process.stdin.write(raw)
-        self.process.stdin.flush()
+            with open(self._lines, "wb", closefd=False) as pipe:
+                pipe.write(raw)
 
     def read(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        while True:
-            reply: dict[str, Any] = json.loads(self.process.stdout.readline())
-            if "hello" not in reply:
-                return reply
-            self.hello.append(reply["hello"])
+        reply: dict[str, Any] = json.loads(self._replies.get(timeout=60))
+        return reply
 
-    def end(self) -> tuple[int, list[dict[str, Any]], bytes]:
-        """Closes stdin -> exit code, the replies that were left, stderr."""
-        out, error = self.process.communicate(timeout=120)
-        replies = [json.loads(line) for line in out.splitlines()]
-        self.hello += [reply["hello"] for reply in replies if "hello" in reply]
-        return self.process.returncode, [each for each in replies if "hello" not in each], error
+    def close(self) -> None:
+        os.close(self._lines)
+        self._thread.join(60)
+        assert self._replies.empty()
 
 
 @pytest.fixture(scope="module")
-def helper(starter: StoredModel) -> Iterator[Helper]:
-    # A longer prefill is slow. With less memory available, a warning says so.
-    made = Helper(starter.path, "--prefix-tokens", "128", "--memory-limit", "4G", "--server", "off")
-    yield made
-    if made.process.returncode is None:
-        code, left, warning = made.end()
-        assert (code, left) == (0, [])
-        assert b"not known to fill in the middle" in warning
-        assert warning.count(b"ignored unknown fields: colour, x") == 1
-        first, *_, last = made.hello
-        assert (first["ready"], last["ready"]) == (False, True)
-        assert first["model"] == str(starter.path)
-        assert {"id", "prefix", "channel"} <= set(first["fields"])
+def client(starter_engine: Engine) -> Iterator[Client]:
+    # A longer prefill is slow.
+    options = CompleteOptions(prefix_tokens=128)
+    queue = CompletionQueue(lambda: Completer(starter_engine, options))
+    queue.start()
+    queue.host.call(lambda _: None).result(60)  # it is loaded
+    with contextlib.closing(Client(queue)) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -85,21 +82,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(Path(tmp_path_factory.mktemp("tiny")), sentence_piece([end]), end=end)
 
 
-def test_the_documented_transcript(helper: Helper) -> None:
+def test_the_documented_transcript(client: Client) -> None:
     page = (DOCS / "complete-protocol.md").read_text(encoding="utf-8")
     joined = ""
     for step in page.split("```transcript\n")[1].split("```")[0].splitlines():
         direction, line = step[:2], step[3:]
         if direction == "->":
-            helper.send(line.encode() + b"\n")
+            client.send(line.encode() + b"\n")
             continue
         expected = json.loads(line.replace("{...}", "{}"))
-        reply = helper.read()
+        reply = client.read()
         if "delta" in expected:
             joined = reply["delta"]
             while joined != expected["delta"]:
                 assert expected["delta"].startswith(joined)
-                joined += helper.read()["delta"]
+                joined += client.read()["delta"]
             continue
         if "stats" in expected:
             assert set(reply["stats"]) >= STATS
@@ -109,7 +106,7 @@ def test_the_documented_transcript(helper: Helper) -> None:
         assert reply == expected
 
 
-def test_garbage_is_named_and_survived(helper: Helper) -> None:
+def test_garbage_is_named_and_survived(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     for line, words in [
         (b"\xff\xfe\n", "Invalid JSON"),
         (b"\x00\x00\n", "Invalid JSON"),
@@ -125,8 +122,8 @@ def test_garbage_is_named_and_survived(helper: Helper) -> None:
         (b'{"id": 1, "accepted": 5}\n', "a separate line"),
         (b'{"accepted": []}\n', "accepted: Input"),
     ]:
-        helper.send(line)
-        reply = helper.read()
+        client.send(line)
+        reply = client.read()
         assert reply["id"] == (1 if "a separate line" in words else None)
         assert words in reply["error"]
     for field, value, words in [
@@ -143,47 +140,67 @@ def test_garbage_is_named_and_survived(helper: Helper) -> None:
         ("stream", "yes", "stream: Input should be a valid boolean"),
         ("alternatives", 5, "less than or equal to 4"),
     ]:
-        helper.send({"id": "bad", "prefix": "x"} | {field: value})
-        reply = helper.read()
+        client.send({"id": "bad", "prefix": "x"} | {field: value})
+        reply = client.read()
         assert reply["id"] == "bad"
         assert words in reply["error"]
     for _ in range(2):
-        helper.send({"id": 1, "prefix": "x", "max_tokens": 1, "colour": "red", "x": math.nan})
-        assert helper.read()["finish_reason"]
-    helper.send({"id": 1, "prefix": "x", "max_tokens": 0, "alternatives": 1})
-    assert "alternatives need a completion" in helper.read()["error"]
-    helper.send(b"\n", b"  \r\n", {"id": 1, "prefix": "import numpy as n", "alternatives": 1})
-    reply = helper.read()
+        client.send({"id": 1, "prefix": "x", "max_tokens": 1, "colour": "red", "x": math.nan})
+        assert client.read()["finish_reason"]
+    assert capsys.readouterr().err.count("ignored unknown fields: colour, x") == 1
+    client.send({"id": 1, "prefix": "x", "max_tokens": 0, "alternatives": 1})
+    assert "alternatives need a completion" in client.read()["error"]
+    client.send(b"\n", b"  \r\n", {"id": 1, "prefix": "import numpy as n", "alternatives": 1})
+    reply = client.read()
     assert reply["text"] == "p"
     assert reply["text"] not in reply["alternatives"]
 
 
-def test_an_id_that_is_being_answered_is_refused(helper: Helper) -> None:
+def test_an_id_that_is_being_answered_is_refused(client: Client) -> None:
     twice = {"id": "twice", "prefix": "numbers = [1, ", "max_tokens": 1000}
-    helper.send(twice, twice, {"cancel": "twice"}, {"cancel": "unknown"})
-    assert "still being answered" in helper.read()["error"]
-    assert helper.read()["finish_reason"] == "cancelled"
-
-
-def test_half_a_line_then_the_end(helper: Helper) -> None:
-    """The last test of this helper."""
-    helper.send({"id": 1, "prefix": "import numpy as n", "suffix": "\n"}, b'{"id": 2, "pre')
-    code, replies, error = helper.end()
-    assert code == 0
-    assert error.count(b"\n") == 2  # the lines about the model and about unknown fields
-    assert b"fill in the middle" in error
-    assert sorted((str(r["id"]), r.get("text")) for r in replies) == [("1", "p"), ("None", None)]
+    client.send(twice, twice, {"cancel": "twice"}, {"cancel": "unknown"})
+    assert "still being answered" in client.read()["error"]
+    assert client.read()["finish_reason"] == "cancelled"
 
 
 @pytest.mark.long
+def test_half_a_line_then_the_end(tiny: Path) -> None:
+    """Of `akunu complete`, which answers each line at once."""
+    request = json.dumps({"id": 1, "prefix": "x = [[[[", "suffix": "\n", "max_tokens": 2})
+    command = [*AKUNU, "complete", "--no-answer-cache", "--server", "off", "--model", str(tiny)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{request}\n")
+    process.stdin.flush()
+    lines: list[dict[str, Any]] = []
+    while not any("id" in line for line in lines):
+        lines.append(json.loads(process.stdout.readline()))
+    rest, errors = process.communicate('{"id": 2, "pre', timeout=120)
+    assert process.returncode == 0
+    assert errors.count("\n") == 1
+    assert "not known to fill in the middle" in errors
+    lines += map(json.loads, rest.splitlines())
+    first, last = [line["hello"] for line in lines if "hello" in line]
+    assert (first["ready"], last["ready"]) == (False, True)
+    assert first["model"] == str(tiny)
+    assert {"id", "prefix", "channel"} <= set(first["fields"])
+    replies = {line["id"]: line for line in lines if "id" in line}
+    assert "Invalid JSON" in replies.pop(None)["error"]
+    assert replies.pop(1)["stats"]["generated_tokens"] == 2
+    assert replies == {}
+
+
 def test_a_model_that_does_not_load(tiny: Path) -> None:
-    broken = Helper(tiny, "--fim", "starcoder2")
-    broken.send({"id": 1, "prefix": "x"})
-    assert "has no token <fim_prefix>" in broken.read()["error"]
-    code, _, error = broken.end()
-    assert code == 1
-    assert error.startswith(b"akunu: ")
-    assert error.count(b"\n") == 1
+    line = json.dumps({"id": 1, "prefix": "x"})
+    done = run_here("complete", "--fim", "starcoder2", "--model", str(tiny), stdin=line)
+    replies = map(json.loads, done.stdout.splitlines())
+    (error,) = [reply["error"] for reply in replies if "hello" not in reply]
+    assert "has no token <fim_prefix>" in error
+    assert done.returncode == 1
+    assert done.stderr.startswith("akunu: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_lines_are_bounded() -> None:
@@ -198,9 +215,10 @@ def test_an_acceptance_prepares_the_next_completion() -> None:
     loop, replies = RecordingLoop(), list[dict[str, Any]]()
     queue = CompletionQueue(lambda: loop, QueueOptions(pause_s=3600))
     lines = JsonLines(queue, lambda line: replies.append(json.loads(line)), CompletionRequest(""))
+    lines.handle(b'{"id": 1, "prefix": "a", "stream": true}')
+    assert replies == [{"id": 1, "status": "loading"}]  # also a model that was unloaded
     queue.start()
-    lines.handle(b'{"id": 1, "prefix": "a"}')
-    until(lambda: replies)
+    until(lambda: "text" in replies[-1])
     lines.handle(b'{"accepted": 1}')
     until(lambda: [request.prefix for request in loop.made] == ["a", "atext"])
     assert queue.close(60)
@@ -311,10 +329,17 @@ def test_a_failure_gives_the_buffer_back(tiny: Path, options: list[str], buffer:
     assert error.count("\n") == 1
 
 
-def test_options_of_the_filter_alone_are_refused(tiny: Path) -> None:
-    refused = run_here("complete", "--whole", "--model", str(tiny))
-    assert refused.returncode == 2
-    assert refused.stderr == "akunu: --whole requires --filter\n"
+def test_broken_settings_give_the_buffer_back(tiny: Path, settings: Path) -> None:
+    settings.write_text("temperature = [\n")
+    code, out, error = run(tiny, "--whole", "--offset", "1", buffer=b"x = \xff\r\n")
+    assert (code, out) == (2, b"x = \xff\r\n")
+    assert "settings.toml" in error
+
+
+@pytest.mark.parametrize("options", [["--whole"], ["--path", "a.py"], ["--lsp", "--cursor", "1:1"]])
+def test_options_of_the_filter_alone_are_refused(options: list[str]) -> None:
+    refused = run_here("complete", *options)
+    assert_one_line_error(refused, 2, "requires --filter")
 
 
 def test_the_filter_refuses_in_one_line_and_the_setting_allows(tiny: Path, settings: Path) -> None:

@@ -172,11 +172,10 @@ def encode_pieces(code: CodeTokens, texts: Sequence[str]) -> list[tuple[int, ...
 def name_files(path: str, language: str, root: str) -> Names:
     """Return the names of the buffer and its repository.
 
-    root: the directory of the project; if empty, the nearest one under version control, or the
-    directory of an absolute path.
+    root: as in `project_root`. Without one, it is the directory of an absolute path.
     """
     directory = os.path.dirname(path.replace("\\", "/"))
-    root = root or find_root(path) or (directory if os.path.isabs(path) else "")
+    root = project_root(path, root) or (directory if os.path.isabs(path) else "")
     repository = os.path.basename((root or directory).replace("\\", "/").rstrip("/")) or "project"
     name = relative(path, root) if path else f"untitled{f'.{language}' if language else ''}"
     return Names(name, repository, root, known=bool(path or language))
@@ -188,6 +187,12 @@ def relative(path: str, root: str) -> str:
     if root and path.startswith(f"{root}/"):
         path = path[len(root) + 1 :]
     return path[-_PATH:]
+
+
+def project_root(path: str, root: str) -> str:
+    """Return `root`; for a path outside of it, that path's directory under version control."""
+    elsewhere = os.path.isabs(path) and not path.startswith(f"{root.rstrip('/')}/")
+    return root if root and not elsewhere else find_root(path) or root
 
 
 @lru_cache(256)

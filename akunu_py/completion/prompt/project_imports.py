@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from akunu_py.completion.completion_request import CompletionRequest, SourceFile
-from akunu_py.completion.prompt.layout import find_root
+from akunu_py.completion.prompt.layout import project_root
 
 _FILES = 8  # maximum files for one buffer
 _CHARACTERS = 16_000  # of the head of each file
@@ -94,7 +94,7 @@ def imported_files(request: CompletionRequest) -> tuple[SourceFile, ...]:
     """Return the heads of the closed files that the buffer imports, in its order."""
     path = os.path.normpath(request.path)
     finder = _FINDERS.get(os.path.splitext(path)[1].lower())
-    root = request.root or find_root(path)
+    root = project_root(path, request.root)
     if finder is None or not root or not os.path.isabs(path):
         return ()
     within = os.path.realpath(root) + os.sep

@@ -129,7 +129,7 @@ class JsonLines:
             if line.id in self._tickets:
                 raise UsageError(f"id {json.dumps(line.id)} is still being answered")
             self._tickets[line.id] = ticket
-        if line.stream and self._queue.host.state == "loading":
+        if line.stream and self._queue.host.state in ("loading", "unloaded"):
             self._reply({"id": line.id, "status": "loading"})
         submit_with_alternatives(self._queue, ticket, line.alternatives)
 

@@ -53,7 +53,6 @@ CONTENT_MODIFIED = -32801
 REQUEST_FAILED = -32803
 
 _LENGTH = re.compile(rb"(?i)content-length:\s*(\d+)\s*$")
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _CODE_UNITS = {"utf-8": ("utf-8", 1), "utf-16": ("utf-16-le", 2), "utf-32": ("utf-32-le", 4)}
 
 
@@ -81,12 +80,14 @@ class OpenDocument:
 
         Lines end only at LF, CRLF or CR; `str.splitlines` ends them at a form feed, too.
         """
-        lines = _LINE.findall(self.text)
-        if position["line"] >= len(lines):
-            return len(self.text)
-        line = lines[position["line"]].rstrip("\r\n").encode(self._codec)
-        before = line[: self._size * position["character"]].decode(self._codec, "ignore")
-        return sum(map(len, lines[: position["line"]])) + len(before)
+        text = self.text.replace("\r\n", " \n").replace("\r", "\n")  # of the same length
+        *above, below = text.split("\n", min(position["line"], len(text)))
+        if len(above) < position["line"]:
+            return len(text)
+        start = len(text) - len(below)
+        line = self.text[start : start + len(below.partition("\n")[0])].rstrip("\r")
+        units = line.encode(self._codec)[: self._size * position["character"]]
+        return start + len(units.decode(self._codec, "ignore"))
 
     def split(self, start: dict[str, Any], end: dict[str, Any]) -> tuple[str, str]:
         """Return the text before `start` and the text after `end`."""

@@ -86,7 +86,7 @@ function firstLineOrAll(document, request, token) {
     const onCancel = (cancel) => token.onCancellationRequested(cancel)
     const onText = (text, id) => {
       written += text
-      const line = /^\s*\S.*(?=\n)/.exec(written)
+      const line = /^\s*\S.*(?=\r?\n)/.exec(written)
       if (timer || !line) return
       timer = setTimeout(() => {
         early = true

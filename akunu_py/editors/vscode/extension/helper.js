@@ -97,7 +97,9 @@ class Helper {
   }
 
   send(message) {
-    this.process.stdin.write(JSON.stringify(message) + '\n')
+    // The helper rejects half a character, which a text may begin or end with where it was cut.
+    const whole = (_, value) => (typeof value === 'string' ? value.replace(/\p{Surrogate}/gu, '\ufffd') : value)
+    this.process.stdin.write(JSON.stringify(message, whole) + '\n')
   }
 
   end(child, failure) {
