@@ -64,28 +64,35 @@ from akunu_py.tui.workers.downloads import DownloadEnded, Downloads, DownloadUpd
 from akunu_py.tui.workers.store_thread import SavingFailed, SavingResumed, StoreThread, StoreWarning
 from akunu_py.tui.workers.tool_servers import ToolServerMessage, ToolServers
 from akunu_py.types import GenerateOptions
-from akunu_py.workarounds.textual_app import OrderedInputApp, PacedApp
+from akunu_py.workarounds.textual_app import OrderedInputApp, PacedApp, ThemedApp
 
 _QUIT_WINDOW_S = 3.0  # A second Ctrl+C within this time quits.
 _WIDE, _HIGH = 60, 16  # columns and rows; a smaller screen has no title row
 _MAX_STATE_BYTES = 4 << 20  # of the state file
-_STATE: dict[str, type] = {"unsent": str, "failed": dict}
+_STATE: dict[str, type] = {"unsent": list, "failed": dict}
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Load the last run's state: "unsent" text, and errors of "failed" MCP servers."""
+    """Load the last run's state: "unsent" texts, and errors of "failed" MCP servers."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         state = json.loads(read_bounded(path, _MAX_STATE_BYTES))
         if isinstance(state, dict) and all(
             isinstance(state.get(name, kind()), kind) for name, kind in _STATE.items()
         ):
+            state["unsent"] = [each for each in state.get("unsent", ()) if isinstance(each, str)]
             return state
     return {}
 
 
-def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Save the state, readable only by its owner. Write errors are ignored."""
-    if load_state(path) != state:
+def save_state(path: Path, state: dict[str, Any], before: dict[str, Any]) -> None:
+    """Save the state, readable only by its owner. Write errors are ignored.
+
+    before: the state at the start. Unsent texts that other chats saved since then are kept.
+    """
+    saved, known = load_state(path), [*before.get("unsent", ()), *state["unsent"]]
+    others = [text for text in saved.get("unsent", ()) if text not in known]
+    state = state | {"unsent": others + state["unsent"]}
+    if saved != state:
         with contextlib.suppress(OSError, ValueError):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(state).encode())
@@ -113,14 +120,14 @@ class ChatConfig:
     copy_program: Callable[[], list[str] | None] = clipboard_command
 
 
-class ChatApp(OrderedInputApp[None], PacedApp[None]):
+class ChatApp(OrderedInputApp[None], PacedApp[None], ThemedApp[None]):
     """A chat with a model; controllers share the conversation and the view."""
 
     CSS_PATH = Path(__file__).with_name("chat.tcss")
     TITLE = "akunu"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "stop", "Stop the answer; cancel editing"),
+        Binding("escape", "stop", "Cancel editing; stop the answer"),
         Binding("f1", "help", "Keys and commands; also ? in an empty box"),
         Binding("f2", "show_drafting", "Show or hide drafts and branches"),
         Binding("f3", "toggle_thinking", "Show or hide thinking"),
@@ -142,6 +149,9 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         super().__init__(driver_class=ChatDriver)
         session, store, directory = config.session, config.store, config.directory
         self._config = config
+        for theme in themes.OURS:
+            self.register_theme(theme)
+        self.start_with_theme(self._theme_name(config.settings.theme))
         self._last_ctrl_c = -_QUIT_WINDOW_S  # time of the last Ctrl+C that had nothing to stop
         self.downloads = Downloads(self.post_from_thread)
         self.conversation = Conversation(store=store)
@@ -218,7 +228,8 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
     @property
     def state(self) -> dict[str, Any]:
         """What to keep for the next run; see `load_state`."""
-        return {"unsent": self.turns.unsent_text, "failed": self.tools.offered.failed}
+        unsent = [text] if (text := self.turns.unsent_text) else []
+        return {"unsent": unsent, "failed": self.tools.offered.failed}
 
     @property
     def failure(self) -> Exception | None:
@@ -237,9 +248,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         yield from self.view.compose()
 
     async def on_mount(self) -> None:
-        for theme in themes.OURS:
-            self.register_theme(theme)
-        self.show_theme(self.settings.current.theme)
         themes.set_motion(self, reduced=self.settings.current.reduced_motion)
         self.view.prompt.focus()
         await self.view.show_welcome()
@@ -248,7 +256,8 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
         self.tools.start(self.post_from_thread)
         self._config.store.start(self.post_from_thread)
         self.run_worker(self._open_initial_chat())
-        self.view.prompt.write(self.view.prompt.prompt_of(self._config.state.get("unsent", "")))
+        for text in reversed(self._config.state.get("unsent", ())):
+            self.view.prompt.put_back(self.view.prompt.prompt_of(text))
         if self._config.problems:
             await self.view.add_notice("\n".join(self._config.problems))
         # A kill must restore the terminal. Not SIGHUP: the terminal is gone, and writing to it
@@ -270,8 +279,11 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self._update_last_chat_offer()
 
     def show_theme(self, setting: str) -> None:
+        self.theme = self._theme_name(setting)
+
+    def _theme_name(self, setting: str) -> str:
         colors = self.console.color_system
-        self.theme = themes.theme_name(setting, self._config.background, colors)
+        return themes.theme_name(setting, self._config.background, colors)
 
     def copy_to_clipboard(self, text: str) -> None:
         """Copy `text`. Textual calls this for selected text, too."""
@@ -492,6 +504,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
 
     def on_saving_resumed(self, message: SavingResumed) -> None:
         self.view.inform("Everything is saved again.")
+        self.run_worker(self.library.claim())  # The failure closed the file with the locks.
 
     async def on_store_warning(self, message: StoreWarning) -> None:
         await self.view.add_notice(message.text)
@@ -570,7 +583,7 @@ class ChatApp(OrderedInputApp[None], PacedApp[None]):
             self.push_screen(HelpScreen(help_sections(self)))
 
     def action_help_quit(self) -> None:
-        """On Ctrl+C without a selection, stop the answer, else empty the box, else quit."""
+        """On Ctrl+C without a selection: during an answer as Esc, else empty the box, else quit."""
         now = time.monotonic()
         if self.answering.is_busy:
             self.call_next(self.turns.stop)

@@ -252,7 +252,7 @@ class Conversation:
             self.tree.title = ""  # the next prompt names the conversation
         self._load_branch()
         if self._store is not None:
-            self._store.remove(self.tree.conversation, removed.id)
+            self._store.remove(self.tree.conversation, removed.id, turn.reply_id)
         return removed
 
     def switch_branch(self, message: str, direction: int) -> str | None:

@@ -87,12 +87,14 @@ class ConversationStore:
     def save(self, conversation: str, message: ChatMessage, title: str = "") -> None:
         """Save a new message, or the new state of a message; its parent and role never change.
 
-        The first message creates the conversation, titled `title` or by its first prompt. A new
-        prompt restores a deleted conversation.
+        The first prompt creates the conversation, titled `title` or by the prompt. A new prompt
+        restores a deleted conversation; an answer in an erased one is dropped.
         """
         with self._file.transaction():
-            place = self._last_activation(self._find_number(conversation)) + 1
-            self._save(conversation, message, title, time.time(), place)
+            number = self._find_number(conversation)
+            if number is not None or message.role == "user":
+                place = self._last_activation(number) + 1
+                self._save(conversation, message, title, time.time(), place)
 
     def save_tree(self, tree: ConversationTree) -> int:
         """Save all branches; keep existing messages. Return the number of added messages."""
@@ -123,16 +125,17 @@ class ConversationStore:
                 ancestor = parents[ancestor]
             self._activate(number, branch)
 
-    def remove(self, conversation: str, message: str) -> None:
-        """Erase a message, if any, and all its descendants; then also an empty conversation."""
+    def remove(self, conversation: str, messages: Collection[str]) -> None:
+        """Erase those of `messages` that no remaining one follows, then an empty conversation."""
         with self._file.transaction() as database:
             number = self._find_number(conversation)
-            removed = {message}
+            followed = set[str | None]()
             numbers = []
-            for row, each in self._rows(number, _TREE_COLUMNS):
-                if each.id in removed or each.parent in removed:
-                    removed.add(each.id)
+            for row, each in reversed([*self._rows(number, _TREE_COLUMNS)]):
+                if each.id in messages and each.id not in followed:
                     numbers.append((row,))
+                else:
+                    followed.add(each.parent)
             database.executemany("DELETE FROM message_index WHERE rowid = ?", numbers)
             database.executemany("DELETE FROM messages WHERE number = ?", numbers)
             if numbers and not self._row_numbers(number):
@@ -287,9 +290,9 @@ class ConversationStore:
         self._database.execute(_SAVE_CONVERSATION, named | {"role": message.role})
         number = self._require_number(conversation)
         self._database.execute(_SAVE_MESSAGE, (*rows.values_of(message), number, place))
-        query = "SELECT number, text FROM messages WHERE conversation = ? AND id = ?"
-        row = self._database.execute(query, (number, message.id)).fetchone()
-        self._index("message_index", *row)
+        query = "SELECT number, text, rounds FROM messages WHERE conversation = ? AND id = ?"
+        row, *texts = self._database.execute(query, (number, message.id)).fetchone()
+        self._index("message_index", row, rows.all_text(*texts))
         if title and not is_titled:
             self._index("title_index", number, title)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import re
 import unicodedata
 from datetime import datetime
@@ -44,7 +45,7 @@ def export(tree: ConversationTree, directory: Path, file: str = "") -> Path:
     file: relative to `directory`, its suffix selects the format; "": Markdown, named by the title.
     """
     form = format_of(Path(file))
-    path = directory / Path(file or file_name(tree.title, form)).expanduser()
+    path = directory / os.path.expanduser(file or file_name(tree.title, form))
     return write_new(path, render(tree, form), numbered=not file)
 
 
@@ -135,7 +136,9 @@ def format_of(path: Path, default: ExportFormat = "markdown") -> ExportFormat:
 def file_name(title: str, form: ExportFormat) -> str:
     """Return a file name: the words of the title in lower case, joined by hyphens."""
     name = ""
-    for word in re.findall(r"[^\W_]+", unicodedata.normalize("NFKC", title).lower()):
+    letters = unicodedata.normalize("NFKC", title).lower()
+    kept = (each if unicodedata.category(each)[0] in "LMN" else " " for each in letters)
+    for word in re.findall(r"\w\S*", "".join(kept)):
         if len(f"{name}-{word}".encode()) > 60:
             break
         name = f"{name}-{word}" if name else word

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args
 
 from akunu_py.chats.json import as_values, is_time, rounds_of, stats_of
 from akunu_py.chats.options import ChatOptions, options_of
-from akunu_py.chats.tree import ChatMessage, ConversationInfo, valid_role
+from akunu_py.chats.tree import ChatMessage, ConversationInfo, ToolRound, valid_role
 from akunu_py.files import parse_json
 from akunu_py.types import FinishReason
 
@@ -80,6 +80,12 @@ def text_of(value: object) -> str:
     if isinstance(value, bytes):
         return decode(value)
     return "" if value is None else str(value)
+
+
+def all_text(text: object, rounds: object) -> str:
+    """Return a message's text, including the text before its tool calls."""
+    before: tuple[ToolRound, ...] = _parsed(rounds, rounds_of, ())
+    return "\n".join(filter(None, [*(each.text for each in before), text_of(text)]))
 
 
 def decode(data: bytes) -> str:

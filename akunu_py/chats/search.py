@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from akunu_py.chats.rows import text_of
+from akunu_py.chats.rows import all_text
 
 # Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana, Han.
 _UNSPACED = (
@@ -37,7 +37,9 @@ SELECT m.conversation, m.number, m.id
 FROM message_index i JOIN messages m ON m.number = i.rowid
 WHERE message_index MATCH ? ORDER BY rank
 """
-_TEXTS = "SELECT number, text FROM messages WHERE number IN (SELECT value FROM json_each(?))"
+_TEXTS = """
+SELECT number, text, rounds FROM messages WHERE number IN (SELECT value FROM json_each(?))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +82,10 @@ def find_matches(database: sqlite3.Connection, terms: Sequence[str]) -> dict[int
         if conversation in matching:
             best.setdefault(conversation, (number, message))
     messages = json.dumps([number for number, _ in best.values()])
-    texts = dict(database.execute(_TEXTS, (messages,)))
+    texts = {number: all_text(*row) for number, *row in database.execute(_TEXTS, (messages,))}
     hits = dict.fromkeys(matching, SearchHit())
     for conversation, (number, message) in best.items():
-        line = " ".join(text_of(texts.get(number)).split())
+        line = " ".join(texts.get(number, "").split())
         hits[conversation] = SearchHit(message, *_snippet(line, terms))
     return hits
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from akunu_py.chats.conversation_store import ConversationStore
-from akunu_py.chats.export import as_markdown, file_name, self_contained, write_new
+from akunu_py.chats.export import as_markdown, export, file_name, self_contained, write_new
 from akunu_py.chats.json import as_json, read_json
 from akunu_py.chats.tree import ChatMessage, ConversationTree, ToolRound, ToolUse, messages_of
 from akunu_py.errors import ConversationError
@@ -141,6 +141,7 @@ def test_authors() -> None:
     ("What is a queue?", "what-is-a-queue.md"),
     ("../../etc/passwd", "etc-passwd.md"),
     ("Ärger: 我想", "ärger-我想.md"),
+    ("❤️ हिन्दी _में_", "हिन्दी-में.md"),
     ("…", "conversation.md"),
     ("x" * 300, "conversation.md"),
     ("x" * 29 + " " + "y" * 30, "x" * 29 + "-" + "y" * 30 + ".md"),  # 60 bytes
@@ -159,6 +160,8 @@ def test_no_file_is_overwritten(tmp_path: Path) -> None:
         write_new(path, "other")
     with pytest.raises(ConversationError, match="cannot write"):
         write_new(path / "inside.md", "other")
+    with pytest.raises(ConversationError, match=r"cannot write .*~nouser/talk\.md"):
+        export(ConversationTree(), tmp_path, "~nouser/talk.md")
 
 
 # Tool calls

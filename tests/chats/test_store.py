@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from akunu_py.chats import search
 from akunu_py.chats.conversation_store import UNDO_S, ConversationStore
 from akunu_py.chats.options import ChatOptions, options_of
-from akunu_py.chats.tree import ChatMessage, ConversationTree, title_of, tree_of
+from akunu_py.chats.tree import ChatMessage, ConversationTree, ToolRound, title_of, tree_of
 from akunu_py.errors import ConversationError
 from akunu_py.types import NO_TOKEN_LIMIT, GenerateOptions
 from tests.support.chats import T0, add_prompt, branched, exchange_of, state
@@ -163,22 +163,22 @@ def test_the_active_branch_is_remembered(store: ConversationStore) -> None:
         assert store.load("queue").active_branch() == tree.active_branch()
 
 
-def test_a_message_and_what_follows_it_can_be_removed(store: ConversationStore) -> None:
+def test_messages_that_no_other_follows_can_be_removed(store: ConversationStore) -> None:
     tree = branched()
     store.save_tree(tree)
-    store.remove("queue", "queue-4")
+    store.remove("queue", ["queue-1", "queue-4", "queue-5"])  # another answer follows queue-1
     tree.remove("queue-4")
     assert state(store.load("queue")) == state(tree)
     assert titles(store, "welcome") == []
     assert titles(store, "thanks") == ["What is a queue?"]
-    store.remove("queue", "queue-0")
+    store.remove("queue", [message.id for message in tree.messages])
     assert (store.list(), titles(store, "queue")) == ([], []), "no empty conversation stays"
 
 
 def test_changing_unknown_ids_has_no_effect(store: ConversationStore) -> None:
     store.save_tree(branched())
-    store.remove("queue", "nothing")
-    store.remove("nowhere", "queue-0")
+    store.remove("queue", ["nothing"])
+    store.remove("nowhere", ["queue-0"])
     store.activate_branch("nowhere", "queue-2")
     store.set_options("nowhere", ChatOptions())
     assert state(store.load("queue")) == state(branched())
@@ -243,6 +243,11 @@ def test_snippets_and_marks(store: ConversationStore) -> None:
     (found,) = store.search("beg us")
     marked = [found.hit.snippet[start:end] for start, end in found.hit.marks]
     assert (found.hit.snippet, marked) == ("很好！ Let us begin.", ["us", "begin"])
+    (message,) = (each for each in store.load("c").messages if each.role == "assistant")
+    before = ToolRound("One moment: I look it up.", ())
+    store.save("c", replace(message, rounds=(before,)))
+    (found,) = store.search("moment begin")
+    assert found.hit.snippet == "One moment: I look it up. 很好！ Let us begin."
     store.rename("c", "Lessons")
     (found,) = store.search("lessons")
     assert (found.hit.message, found.hit.snippet) == (None, "")
@@ -333,6 +338,7 @@ def test_erase(store: ConversationStore, path: Path) -> None:
     store.save_tree(exchange_of("b", "Banana", "Yes", T0))
     store.delete("b")
     store.erase("a")
+    store.save("a", ChatMessage("assistant", "zxqsecret", "a-0"))  # grows in another process
     assert b"zxqsecret" not in bytes_of(path)
     restored = store.undo_delete()
     assert restored is not None

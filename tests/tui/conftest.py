@@ -31,11 +31,13 @@ def _same_everywhere_and_fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Textual's own pause sleeps 20 ms at a time, until the process used no processor for 20 ms.
     """
+    monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.setattr(StatusLine, "clock", lambda: 0.0)  # snapshots must not depend on load
     monkeypatch.setattr(Stylesheet, "_parse_rules", _parse_once)
     monkeypatch.setattr("akunu_py.tui.transcript.view._UPDATE_DELAY_S", 0.005)
-    limits = ("transcript.view._LAYOUT_S", "terminal._CLIPBOARD_TIMEOUT_S", "app._QUIT_WINDOW_S")
+    monkeypatch.setattr("akunu_py.tui.transcript.view._LAYOUT_CHECKS", 10_000)
+    limits = ("terminal._CLIPBOARD_TIMEOUT_S", "app._QUIT_WINDOW_S")
     for limit in (*limits, "status._SHORTEST_S", "status._LONGEST_S"):  # of messages
         monkeypatch.setattr(f"akunu_py.tui.{limit}", 600.0)  # on a busy machine
     monkeypatch.setattr("akunu_py.tui.screens.conversation_list._PREVIEW_DELAY_S", 0.005)

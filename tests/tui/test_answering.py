@@ -1,5 +1,6 @@
 """Prompts, answers and errors; Esc and Ctrl+C lose nothing; chats answer in the background."""
 
+import os
 from pathlib import Path
 from typing import NoReturn
 
@@ -84,6 +85,11 @@ async def test_prompts_wait_for_the_model_and_for_earlier_answers() -> None:
         assert (it.phase(), it.feet) == ("prefill", ["", ""])
         await it.answer("2")
         assert (it.markdown, it.phase()) == (["1", "2"], "ready")
+        await it.send("three")
+        await it.app.answering._load("another")
+        assert it.phase() == "prefill", "by the model before"
+        await it.finish("cancelled")
+        assert (it.phase(), it.feet[-1]) == ("loading", "… no answer; F5 tries again")
 
 
 async def test_an_error_returns_the_prompt_and_keeps_the_text(it: Chat) -> None:
@@ -232,7 +238,7 @@ async def test_json_constrains_the_next_answer_only(tmp_path: Path) -> None:
         for command, prompt, expected in (
             ("/json", "one", Constraint("json")),
             ("", "two", None),
-            (f"/json {tmp_path / 'schema.json'}", "three", integer),
+            (f"/json ~/{os.path.relpath(tmp_path, Path.home())}/schema.json", "three", integer),
             ('/json {"type": "integer"}', "four", integer),
             ("", "f5", integer),
             ("/json off", "five", None),
@@ -243,6 +249,11 @@ async def test_json_constrains_the_next_answer_only(tmp_path: Path) -> None:
             assert it.app.answering.active is not None
             assert it.app.answering.active.constraint == expected
             await it.answer("1")
+        await it.send("/json")
+        await it.send("six")
+        await it.press("f6", "!", "enter", "escape", "enter")
+        assert it.app.answering.active is not None
+        assert it.app.answering.active.constraint == Constraint("json"), "still the next answer"
         for wrong, why in (("{1}", "is not valid JSON"), ("/no/such", "cannot read /no/such")):
             await it.send(f"/json {wrong}")
             assert why in it.notifications[-1]

@@ -2,16 +2,20 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from textual.widgets import Input, OptionList
 
 from akunu_py.chats.conversation_store import ConversationStore
+from akunu_py.chats.tree import ToolRound, ToolUse
 from akunu_py.tui.screens.conversation_list import format_time
 from akunu_py.tui.transcript.find import plain_text
 from akunu_py.tui.workers.store_thread import StoreThread
+from akunu_py.types import ToolCall
 from tests.support.chats import T0, branched, exchange_of
 from tests.support.tui_chat import Chat, Compare, chat, has_picture, tree_of
 
@@ -130,7 +134,7 @@ async def test_the_preview_opens_at_the_found_words_and_they_stay_marked(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = ConversationStore.open(path)
-    answer = "\n\n".join(["a line of **words**"] * 60 + ["the `nEEdle` and hÁy", "more\n\n" * 60])
+    answer = "\n\n".join(["a line of **words**"] * 60 + ["the `nEEdle` and hÁy", "more\n\n" * 30])
     tree = exchange_of("long", "Go on", answer, T0)
     tree.title = "Needles"  # the preview opens at words in the message, not in the title
     store.save_tree(tree)
@@ -246,7 +250,7 @@ async def test_every_hit_is_marked_and_reached_in_order() -> None:
 async def test_a_hit_far_away_is_scrolled_to() -> None:
     """In turns and sections that are not mounted, in a folded prompt, across a line's end."""
     long = "\n\n".join(f"paragraph {number}" for number in range(100))
-    pairs = [(f"prompt {number}", f"answer {number}") for number in range(20)]
+    pairs = [(f"prompt {number}", f"answer {number}") for number in range(16)]
     pairs[1] = ("x\n" * 200 + "a needle in the prompt", "yes")
     pairs[3] = ("where?", long.replace("paragraph 17\n", "another needle\n"))
     pairs[5] = ("and?", "word " * 14 + "this needle\nis " + "word " * 30)
@@ -267,6 +271,29 @@ async def test_a_hit_far_away_is_scrolled_to() -> None:
         await it.send("/find needle is  word")
         await found(it, "Found 1 of 1")
         assert "".join(colored(it, "bright_cyan")).split() == ["needle", "is", "word"]
+        await it.press("escape")
+        tree = tree_of(("look it up", "a needle at last"))
+        uses = (ToolUse(ToolCall("needle", "{}", "c"), "", "done", "needle"),)
+        text = long.replace("paragraph 70\n", "a needle before\n")
+        tree.replace(replace(tree["r0"], rounds=(ToolRound(text, uses), ToolRound("needle", uses))))
+        await it.show(tree)
+        await it.send("/find needle")
+        for number, text in ((3, "at last"), (1, "a needle before"), (2, "needle")):
+            await found(it, f"Found {number} of 3")
+            assert text in it.screen
+            assert colored(it, "bright_cyan") == ["needle"]
+            await it.press("n")
+        await it.press("home")
+        await it.until_shown("paragraph 3")
+
+
+def test_each_answer_of_a_long_chat_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = Mock(return_value=[])
+    monkeypatch.setattr("akunu_py.tui.transcript.find.parse", parse)
+    plain_text.cache_clear()
+    for number in 2 * [*range(1000)]:
+        plain_text(f"an answer that only this test has: {number}")
+    assert parse.call_count == 1000
 
 
 @pytest.mark.usefixtures("sixteen_colors")

@@ -50,6 +50,11 @@ async def test_escape_ends_editing_and_restores_the_unsent_text(it: Chat) -> Non
     assert it.text() == "a draft"
     await it.press("enter")
     assert it.prompts == ["one", "two", "a draft"]
+    await it.press("f6", "!", "escape")
+    assert (it.prompts[-1], it.text()) == ("a draft", ""), "it still waits for an answer"
+    assert it.box.sent_prompts[-1] == "a draft!"
+    await it.press("escape")
+    assert (it.prompts, it.text()) == (["one", "two"], "a draft")
 
 
 @pytest.mark.long
@@ -58,6 +63,8 @@ async def test_escape_after_an_edited_prompt_brings_the_old_branch_back(it: Chat
     await it.press("f6", "!", "enter", "escape")
     assert (it.prompts, it.markdown) == (["one", "two"], ["first", "second"])
     assert it.text() == "two!"
+    await it.press("ctrl+u", "f6", "?", "f5", "enter")
+    assert it.prompts == ["one", "two?\n‹ 2/2 ›"]
 
 
 async def test_editing_while_it_answers_stops_the_answer(it: Chat) -> None:
@@ -109,6 +116,7 @@ async def test_keys_of_the_chosen_message_do_not_type(it: Chat) -> None:
     await it.talk(*TWO_TURNS)
     await it.press("tab", "up", "j", "k")
     assert it.transcript.chosen == (it.app.conversation.turns[1], "prompt")
+    assert [view.styles.border_left[0] for view in it.app.query(".-chosen")] == ["thick"]
     assert "e edit" in str(it.box.border_subtitle)
     await it.press("escape", "k")
     assert it.text() == "k"
@@ -117,22 +125,23 @@ async def test_keys_of_the_chosen_message_do_not_type(it: Chat) -> None:
 
 
 @pytest.mark.long
-async def test_a_long_chat_opens_at_its_end_and_pages_back(it: Chat) -> None:
-    await it.show(tree_of(*((f"prompt {number}", f"answer {number}") for number in range(34))))
-    assert (it.prompts[0], it.prompts[-1]) == ("prompt 24", "prompt 33")
-    assert "24 earlier" in str(it.app.query_one(HiddenTurns).render())
-    for _ in range(60):
-        if it.prompts[0] == "prompt 0" and it.transcript.scroll_y == 0:
-            break
-        await it.press("pageup")
-    assert (it.prompts[0], len(it.app.query(HiddenTurns))) == ("prompt 0", 1)
-    assert len(it.prompts) <= 32, "later turns are unmounted"
-    assert f"{34 - len(it.prompts)} later" in str(it.app.query_one(HiddenTurns).render())
-    await it.send("more")
-    assert len(it.history) == 69
-    hidden = [str(each.render()) for each in it.app.query(HiddenTurns)]
-    assert (it.prompts[-1], len(hidden), "earlier" in hidden[0]) == ("more", 1, True)
-    assert len(it.prompts) <= 21
+async def test_a_long_chat_opens_at_its_end_and_pages_back() -> None:
+    async with chat(size=(80, 15)) as it:
+        await it.show(tree_of(*((f"prompt {number}", f"answer {number}") for number in range(24))))
+        assert (it.prompts[0], it.prompts[-1]) == ("prompt 14", "prompt 23")
+        assert "14 earlier" in str(it.app.query_one(HiddenTurns).render())
+        for _ in range(60):
+            if it.prompts[0] == "prompt 0" and it.transcript.scroll_y == 0:
+                break
+            await it.press("pageup")
+        assert (it.prompts[0], len(it.app.query(HiddenTurns))) == ("prompt 0", 1)
+        assert len(it.prompts) <= 20, "later turns are unmounted"
+        assert f"{24 - len(it.prompts)} later" in str(it.app.query_one(HiddenTurns).render())
+        await it.send("more")
+        assert len(it.history) == 49
+        hidden = [str(each.render()) for each in it.app.query(HiddenTurns)]
+        assert (it.prompts[-1], len(hidden), "earlier" in hidden[0]) == ("more", 1, True)
+        assert len(it.prompts) <= 11
 
 
 async def test_answers_prompts_and_code_are_copied(it: Chat) -> None:

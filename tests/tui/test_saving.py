@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from textual.message import Message as TextualMessage
@@ -106,7 +107,7 @@ async def test_a_chat_is_saved_as_a_file(tmp_path: Path) -> None:
         assert "exists" in it.notifications[-1]
 
 
-OFTEN = exchange_of("0123456789abcdef", "Write a haiku about the sea", "Waves.", T0 - 100)
+OFTEN = exchange_of("01234567-89ab", "Write a haiku about the sea", "Waves.", T0 - 100)
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def store(tmp_path: Path) -> Iterator[StoreThread]:
 
 @pytest.mark.parametrize(("resume", "opened", "listed"), [
     (Resume(last=True), "queue", None), (Resume("walrus"), "walrus", None),
-    (Resume("01234567"), OFTEN.conversation, None), (Resume("a"), None, "a"),
+    (Resume("01234567-8"), OFTEN.conversation, None), (Resume("a"), None, "a"),
     (Resume(), None, ""), (Resume("hippopotamus"), None, None),
 ])  # fmt: skip
 async def test_resuming_opens_or_lists_chats(
@@ -146,11 +147,16 @@ async def test_resuming_opens_or_lists_chats(
 def test_the_state_is_kept_between_runs(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "chat.json"
     assert load_state(path) == {}
-    for text in ("half a\nthought", "\ud800", ""):
-        state = {"unsent": text, "failed": {"files": "no node"}}
-        save_state(path, state)
+    for texts in (["half a\nthought"], ["\ud800"], []):
+        state = {"unsent": texts, "failed": {"files": "no node"}}
+        save_state(path, state, load_state(path))
         assert load_state(path) == state
     assert path.stat().st_mode & 0o077 == 0
+    for mine, both in (("one", ["one"]), ("two", ["one", "two"])):  # two chats that started as one
+        save_state(path, {"unsent": [mine]}, state)
+        assert load_state(path)["unsent"] == both
+    save_state(path, {"unsent": []}, load_state(path))
+    assert load_state(path)["unsent"] == []
     for damaged in ("", "[1]", '{"unsent": 3}', '{"failed": []}', "{" * 9000):
         path.write_text(damaged)
         assert load_state(path) == {}
@@ -169,7 +175,7 @@ async def test_nothing_of_a_private_chat_is_saved(path: Path) -> None:
         await it.press("f5")
         await it.piece("another")
         it.box.insert("unsent")
-        assert it.app.state["unsent"] == ""
+        assert it.app.state["unsent"] == []
         await it.press("ctrl+n")
         assert (it.app.answering.progress(), it.app.answering.background) == ({}, {})
         it.box.clear()
@@ -181,8 +187,8 @@ async def test_nothing_of_a_private_chat_is_saved(path: Path) -> None:
 async def test_the_box_has_the_unsent_text_and_the_bell_rings_without_focus(
     store: StoreThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with chat(store=store, state={"unsent": "half a thought"}) as it:
-        assert it.text() == it.app.turns.unsent_text == "half a thought"
+    async with chat(store=store, state={"unsent": ["half a thought", "more"]}) as it:
+        assert it.text() == it.app.turns.unsent_text == "half a thought\n\nmore"
         rung: list[bool] = []
         monkeypatch.setattr(it.app, "bell", lambda: rung.append(True))
         for number, (seconds, focus, rings) in enumerate(
@@ -237,7 +243,7 @@ async def test_calls_see_all_earlier_writes(path: Path) -> None:
         it.activate_branch("queue", "queue-5")
         saved = await it.call(lambda store: store.load("queue"))
         assert saved.active_branch() == tree.active_branch()
-        it.remove("queue", "queue-4")
+        it.remove("queue", "queue-4", "queue-5")
         saved = await it.call(lambda store: store.load("queue"))
         assert len(saved) == 4
         assert len(await it.call(lambda store: store.search("thanks"))) == 1
@@ -320,7 +326,9 @@ sys.stdin.read()
 
 
 @pytest.mark.long
-async def test_a_chat_that_another_process_has_open_continues_on_a_branch(path: Path) -> None:
+async def test_a_chat_that_another_process_has_open_continues_on_a_branch(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = ConversationStore.open(path)
     for name in ("shared", "mine"):
         store.save_tree(exchange_of(name, "go", "half", T0))
@@ -344,6 +352,15 @@ async def test_a_chat_that_another_process_has_open_continues_on_a_branch(path: 
             await it.open("mine")
             await it.open("shared")
             assert it.notices == []
+            with monkeypatch.context() as patch:
+                patch.setattr(ConversationStore, "save", Mock(side_effect=OSError("disk full")))
+                await it.send("again")
+                await it.until(lambda: it.store.error)
+            await it.until(lambda: it.store.error is None)
+            await it.until(lambda: "Everything is saved again." in it.notifications)
+            await it.rest()
+            again = subprocess.run(words, input=b"", capture_output=True, check=True)
+            assert b"shared" in again.stdout, "the chat is marked as open again"
 
 
 @pytest.mark.long

@@ -184,7 +184,7 @@ KEYS = "f3 tab escape f6 escape f2 f2 f1 escape f4 escape ctrl+s escape ctrl+o e
 async def test_all_text_can_be_read(
     theme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ChatApp, "show_theme", lambda app, _setting: setattr(app, "theme", theme))
+    monkeypatch.setattr(ChatApp, "_theme_name", lambda _app, _setting: theme)
     found: dict[tuple[str, str], tuple[float, str]] = {}
     path, look = tmp_path / "conversations.db", Settings(reduced_motion=True)
     async with chat(size=(100, 70), store=path, directory=tmp_path, settings=look) as it:

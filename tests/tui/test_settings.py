@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from textual.widgets import Static, TextArea
@@ -9,6 +10,7 @@ from textual.widgets import Static, TextArea
 from akunu_py.chats.options import ChatOptions
 from akunu_py.settings import Settings, load_settings, save_settings, settings_file
 from akunu_py.tui import terminal, themes
+from akunu_py.tui.app import ChatApp
 from akunu_py.tui.screens.settings_form import SettingsScreen
 from akunu_py.types import NO_TOKEN_LIMIT, GenerateOptions, Message, SamplingOptions
 from tests.support.tui_chat import Chat, Compare, chat, has_picture
@@ -78,16 +80,30 @@ async def test_saved_settings_are_in_the_file_and_in_use() -> None:
     assert "model =" not in settings_file().read_text(), "only what was changed is written"
 
 
+async def test_the_chat_starts_with_its_theme(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It applies the style sheets once, and looks as if the theme was chosen later."""
+    with monkeypatch.context() as patch:
+        patch.setattr(ChatApp, "refresh_css", refresh := Mock())
+        async with chat(settings=Settings(theme="light")) as it:
+            refresh.assert_not_called()
+            patch.undo()
+            before = it.strips()
+            for theme in ("nord", "light"):
+                it.app.show_theme(theme)
+                await it.pilot.pause()
+                assert (it.strips() == before) == (theme == "light")
+
+
 @pytest.mark.long
 async def test_the_gallery_previews_a_theme_and_enter_saves_it() -> None:
     async with chat(size=(100, 30), settings=Settings(theme="light")) as it:
         await it.act("use_theme")
-        await it.press(*"gruvbox")
+        await it.press(*"gruv")
         assert it.app.theme == "gruvbox"
         await it.press("escape")
         assert it.app.theme == "light"
         await it.act("use_theme")
-        await it.press(*"gruvbox", "enter")
+        await it.press(*"gruv", "enter")
         assert (it.app.theme, it.app.settings.current.theme) == ("gruvbox", "gruvbox")
         assert load_settings().theme == "gruvbox"
         await it.act("use_theme('nord')")

@@ -157,6 +157,8 @@ async def test_older_turns_become_a_note(tmp_path: Path) -> None:
         assert it.prompts == [NOTE]
         active = it.app.answering.active
         assert active is not None
+        await it.send("next")
+        assert (it.prompts, it.text()) == ([NOTE], "next"), "sent after the summary"
         assert [message.content for message in it.history] == [
             before[0], original[0], before[1], original[1], SUMMARY_PROMPT,
         ]  # fmt: skip
@@ -167,7 +169,7 @@ async def test_older_turns_become_a_note(tmp_path: Path) -> None:
         assert it.prompts == [NOTE, *before[2:]]
         assert "← on it shows the original chat" in it.notifications[0]
         assert "context" not in str(it.app.view.title_row.render()), "unknown until the next answer"
-        await it.send("next")
+        await it.press("enter")
         assert [message.content for message in it.history] == [
             SUMMARY_PROMPT, "They talked.", before[2], original[2], before[3], original[3], "next",
         ]  # fmt: skip

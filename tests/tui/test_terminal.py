@@ -16,7 +16,7 @@ from tests.support.terminal import terminal as terminal  # a fixture
 
 
 @pytest.fixture
-def home(tmp_path: Path, shallow_store: None) -> Path:
+def home(tmp_path: Path, tiny_store: None) -> Path:
     """Where the chat keeps its files: empty, but for a starter that is loaded soon."""
     return tmp_path / "data"
 

@@ -156,7 +156,7 @@ async def test_a_paste_stays_a_chip_when_it_is_edited_recalled_and_copied(it: Ch
     assert it.app.clipboard == f"{LONG} Which line is odd?"
     await it.press("enter")
     assert it.prompts[0].startswith("line 0\nline 1\n")
-    await it.press("escape", "up")
+    await it.press("escape", "up", "up")  # before it is the edited prompt
     assert it.text() == f"{CHIP} Which line is odd?"
 
 

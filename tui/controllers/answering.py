@@ -161,7 +161,7 @@ class AnswerController:
             self._tools.cancel(turn)
 
     async def submit(self, turn: ChatTurn) -> None:
-        if self._constraint is not None:
+        if self._constraint is not None and not turn.summarizes:
             turn.constraint, self._constraint = self._constraint, None
         await self._view.transcript.show_branch()
         await self._view.transcript.action_follow()
@@ -461,7 +461,7 @@ class AnswerController:
         here, phase, background_title = self._conversation, idle, ""
         if self._is_missing:
             phase = "missing" if self.needs_download else "downloading"
-        elif not self.context_length:
+        elif not self.context_length and (not self.active or self.active.model == self.model):
             phase = "loading" if self._is_loading or self.active else "failed"
         elif self.active is not None:
             phase = "prefill" if self.active.state == "prefill" else "answering"
@@ -485,6 +485,8 @@ class AnswerController:
         texts: list[str] = []
         for turn in reversed(turns):  # later turns first
             removed = self._conversation.remove(turn)
+            if removed.role == "user":
+                self._constraint = turn.constraint or self._constraint
             if removed.role == "user" and turn is not discard and not turn.summarizes:
                 texts.insert(0, self._view.prompt.prompt_of(turn.prompt.text))
         if turns:

@@ -106,7 +106,7 @@ class LibraryController:
         words = wanted.words
         found: list[ChosenConversation] = []
         with report_errors(self._view.show_error):
-            if len(words) >= _ID_DIGITS and not set(words) - set("0123456789abcdef"):
+            if len(words) >= _ID_DIGITS:
                 infos = await self._store.call(lambda store: store.list())
                 found = [ChosenConversation(info.id) for info in infos if info.id.startswith(words)]
             if not found:

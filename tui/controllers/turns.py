@@ -48,23 +48,21 @@ class TurnController:
         return self._draft if self.edited and box.text == typeable(prompt) else box.message
 
     async def send(self, text: str, pastes: Sequence[Attachment] = ()) -> None:
-        """Send a prompt with its files, in place of the prompt being edited, if any."""
+        """Send a prompt with its files, in place of the prompt being edited, if any.
+
+        Raises UsageError for a prompt that cannot be sent now.
+        """
+        if any(turn.summarizes for turn in self._answering.pending() if turn in self._conversation):
+            raise UsageError("The summary is not finished yet. Esc stops it.")
         attached = list(pastes)
         if mentions(text):
             names = await asyncio.to_thread(missing_files, text, self._directory)
             if names and text != self._warned_prompt:
                 self._warned_prompt = text
-                self._view.prompt.put_back(text)
                 none = f"File not found: {', '.join(names)}."
-                self._view.show_error(f"{none} Press Enter again to send it as text.")
-                return
+                raise UsageError(f"{none} Press Enter again to send it as text.")
             room = self._answering.context_length
-            try:
-                attached += await asyncio.to_thread(attach, text, self._directory, room)
-            except UsageError as error:
-                self._view.prompt.put_back(text)
-                self._view.show_error(str(error))
-                return
+            attached += await asyncio.to_thread(attach, text, self._directory, room)
         text = join_files(text, attached)
         if welcome := self._view.welcome:
             await welcome.remove()
@@ -72,8 +70,10 @@ class TurnController:
         self.stop_editing()
         if edited is not None:
             await self._answering.interrupt(discard=edited)
-        if edited in self._conversation.turns:
-            await self._answering.submit(self._conversation.edit(edited, text))
+        prompt = edited.prompt.id if edited else ""  # F5 may have replaced the turn
+        turn = next((each for each in self._conversation.turns if each.prompt.id == prompt), None)
+        if turn is not None:
+            await self._answering.submit(self._conversation.edit(turn, text))
         else:
             await self._answering.submit(self._conversation.ask(text))
 
@@ -92,6 +92,7 @@ class TurnController:
     def stop_editing(self) -> None:
         if self.edited is not None:
             self._mark_edited(None)
+            self._view.prompt.empty()  # Up restores the edited text.
             self._view.prompt.write(self._draft)
 
     def _mark_edited(self, turn: ChatTurn | None) -> None:
@@ -99,13 +100,13 @@ class TurnController:
         self._view.transcript.mark_edited(turn)
 
     async def stop(self) -> None:
-        """Take back the last queued prompt, else stop the answer, else stop editing."""
-        if self._answering.has_queued_prompt:
+        """Stop editing, else take back the last queued prompt, else stop the answer."""
+        if self.edited is not None:
+            self.stop_editing()
+        elif self._answering.has_queued_prompt:
             await self._answering.unqueue_last()
         elif self._answering.is_busy:
             await self._answering.interrupt()
-        else:
-            self.stop_editing()
         self._view.prompt.focus()
         self._view.show_state()
 
@@ -289,9 +290,10 @@ class FindController:
         for turn in self._conversation.turns:
             texts: dict[Part, str] = {"prompt": full_prompt(turn.prompt.text)}
             # Parsing takes long, so only where there may be a hit.
-            folded = fold(turn.answer)
-            if any(word in folded for word in words) or self.marks.find(turn.answer):
-                texts["answer"] = plain_text(turn.answer)
+            answer = "\0".join([*(each.text for each in turn.rounds), turn.answer])
+            folded = fold(answer)
+            if any(word in folded for word in words) or self.marks.find(answer):
+                texts["answer"] = "\0".join(map(plain_text, answer.split("\0")))
             for part, text in texts.items():
                 hits += [(turn, part, at) for at, _ in enumerate(self.marks.find(text))]
         return hits

@@ -87,9 +87,13 @@ class ConsentPanel(SummedHeight):
         self._show(False)
 
     def _show(self, shown: bool) -> None:
+        if self.display is shown:
+            return
         self.display = shown
         for each in self.ancestors:
-            each.set_class(shown, "-asking")
+            each.set_class(shown, "-asking", update=False)
+        # Only these two have styles for -asking, and the transcript may have hundreds of blocks.
+        self.app.stylesheet.update_nodes(self.screen.query("#prompt, #transcript"))
 
     def fit(self) -> None:
         """Use the free rows of the screen; propose reading where the arguments need more."""

@@ -322,8 +322,7 @@ class PreviewPane(VerticalScroll, can_focus=False):
         matching = self.query(f".{_MATCHING}") if found else ()
         hits = (hit for view in matching for hit in hits_in(view, search_finder(words)))
         if hit := next(hits, None):
-            top = hit.widget.content_region.y + hit.row - self.region.y + self.scroll_y
-            self.scroll_to(y=max(0, top - self.size.height // 3), animate=False)
+            self.scroll_to(y=max(0, hit.row_in(self) - self.size.height // 3), animate=False)
         else:
             self.scroll_end(animate=False)
 

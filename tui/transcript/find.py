@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -40,7 +40,7 @@ def search_finder(words: str) -> Finder:
     return lru_cache(maxsize=4096)(partial(find_words, words=words))  # lines are drawn often
 
 
-@lru_cache(maxsize=512)  # Parsing takes long, and each step through the hits needs it.
+@lru_cache(maxsize=4096)  # Parsing takes long, and each step needs it for all hits.
 def plain_text(markdown: str) -> str:
     """Return the text of an answer as it is drawn, without Markdown's characters."""
     parts: list[str] = []
@@ -92,6 +92,15 @@ class ShownHit:
     selection: Selection
     row: int  # of its first character, in the widget's content
 
+    def row_in(self, view: Widget) -> int:
+        """Return the row in the content of a scroll view that contains the hit.
+
+        It does not depend on the scroll position, which may be newer than the regions of widgets.
+        """
+        above = (each for each in self.widget.ancestors_with_self if isinstance(each, Widget))
+        part = next(each for each in above if each.parent is view)
+        return part.virtual_region.y + self.widget.content_region.y - part.region.y + self.row
+
 
 def hits_in(view: Widget, find: Finder) -> Iterator[ShownHit]:
     """Yield the hits in the widgets of a message, in order."""
@@ -105,7 +114,7 @@ def hits_in(view: Widget, find: Finder) -> Iterator[ShownHit]:
 
 
 def section_of_hit(
-    view: Widget, sections: Sequence[MarkdownSection], index: int, find: Finder
+    view: Widget, sections: Iterable[MarkdownSection], index: int, find: Finder
 ) -> tuple[Widget, int]:
     """Return the section with hit number `index`, and the number of the hit there.
 

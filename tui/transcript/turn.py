@@ -280,7 +280,8 @@ class AnswerView(Vertical):
     def sections(self) -> list[MarkdownSection]:
         """The sections that may be unmounted: all but a growing last one."""
         ended = self.turn.state in ("done", "failed") and self.is_drawn
-        return self._text.sections if ended else self._text.sections[:-1]
+        before = [] if self._rounds is None else list(self._rounds.query(MarkdownSection))
+        return before + (self._text.sections if ended else self._text.sections[:-1])
 
     def sync(self) -> None:
         """Start to draw new text of the turn."""
@@ -326,7 +327,7 @@ class AnswerView(Vertical):
             return ""
         if self.turn.finish_reason == "stop" and not self.turn.answer.strip():
             return "… the model returned an empty answer"
-        if self.turn.finish_reason is None and not (self.turn.answer or self.turn.rounds):
+        if self.turn.finish_reason in (None, "cancelled") and not self.turn.has_output:
             return "… no answer; F5 tries again"
         return _ENDINGS.get(self.turn.finish_reason, "")
 

@@ -4,14 +4,13 @@ Only turns and answer sections near the viewport are mounted: layout cost does n
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, Literal
 
-from textual import events
+from textual import events, work
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.layout import DockArrangeResult
 from textual.reactive import reactive
 from textual.scrollbar import ScrollBar
@@ -37,7 +36,7 @@ _FAR = 3  # screens: farther sections are unmounted
 TEXT_WIDTH = 100  # columns of text
 _EDGES = 5  # columns of padding and scrollbar
 _UPDATE_DELAY_S = 0.05  # minimum time between updates of the mounted sections
-_LAYOUT_S = 5.0  # maximum time until a mounted message is laid out
+_LAYOUT_CHECKS = 100  # until a mounted message is laid out; under load they take longer
 PAGE = 10  # turns mounted initially
 _STEP = 5  # turns added when the reader scrolls near an end
 _MAX_MOUNTED = 20  # turns; large screens allow more
@@ -348,19 +347,20 @@ class Transcript(SteadyScroll, can_focus=False):
         self._mark_chosen(view)
         where: Widget = view
         if isinstance(view, AnswerView):
-            where, index = section_of_hit(view, view.sections, index, find)
+            where, index = section_of_hit(view, view.query(MarkdownSection), index, find)
         elif not view.is_open:
             view.action_unfold()
-        hits, deadline = list[ShownHit](), time.monotonic() + _LAYOUT_S
-        while len(hits) <= index and time.monotonic() < deadline:
+        hits = list[ShownHit]()
+        for _ in range(_LAYOUT_CHECKS):
             if isinstance(where, MarkdownSection) and where.is_unmounted:
                 # First, because sections far from the screen are unmounted.
                 self.scroll_to_widget(where, animate=False, top=True, immediate=True)
                 async with self._mounting:
                     await where.restore()
             hits = list(hits_in(where, find))
-            if len(hits) <= index:  # not laid out yet
-                await asyncio.sleep(_UPDATE_DELAY_S)
+            if len(hits) > index:
+                break
+            await asyncio.sleep(_UPDATE_DELAY_S)  # not laid out yet
         if hits:
             self.mark_hit(hits[min(index, len(hits) - 1)])
         else:
@@ -386,10 +386,9 @@ class Transcript(SteadyScroll, can_focus=False):
         widget = hit.widget
         if self._hit is not widget or not widget.is_mounted:
             return
-        here, top = self.content_region, widget.content_region.y + hit.row
-        if not here.y <= top < here.bottom:
-            place = self.scroll_y + top - here.y - here.height // 2
-            self.scroll_to(y=max(0, place), animate=False, immediate=True)
+        row, height = hit.row_in(self), self.content_region.height
+        if not 0 <= row - self.scroll_y < height:
+            self.scroll_to(y=max(0, row - height // 2), animate=False, immediate=True)
 
     def redraw(self) -> None:
         for widget in self.query("*"):
@@ -434,7 +433,20 @@ class Transcript(SteadyScroll, can_focus=False):
             self._show_chosen(True)
 
     def _visible_lines(self, view: MessageView) -> int:
-        return view.region.intersection(self.content_region).height
+        return self._scrolled_region(view).intersection(self.content_region).height
+
+    def watch_has_focus(self, _has_focus: bool) -> None:
+        """Update the style of the transcript, as Textual does, but of none of its blocks."""
+        self.app.stylesheet.update_nodes([self])
+
+    def _scrolled_region(self, widget: Widget) -> Region:
+        """Return where a mounted widget is at the current scroll position.
+
+        `widget.region` is where the last frame drew it, and frames are late on a slow terminal.
+        """
+        region = widget.region  # Read first: it may lay out the column, which the next line reads.
+        drawn_scroll_y = self.content_region.y - self._column.region.y
+        return region.translate((0, drawn_scroll_y - self.scroll_offset.y))
 
     def on_blur(self) -> None:
         self._show_chosen(False)
@@ -517,8 +529,10 @@ class Transcript(SteadyScroll, can_focus=False):
         self._show_chosen(True)
 
     def _show_chosen(self, shown: bool) -> None:
-        if self._chosen is not None:
-            self._chosen.set_class(shown, "-chosen")
+        if self._chosen is not None and self._chosen.has_class("-chosen") != shown:
+            # A long answer has hundreds of blocks, whose styles do not depend on the class.
+            self._chosen.set_class(shown, "-chosen", update=False)
+            self.app.stylesheet.update_nodes([self._chosen])
             for block in self._chosen.query(CodeBlock):
                 block.refresh()  # its header names the keys
 
@@ -529,7 +543,7 @@ class Transcript(SteadyScroll, can_focus=False):
             return  # its end becomes visible after layout
         here = self.content_region
         laid_out = [view for view in self._column.messages if view.region.height]
-        seen = [view for view in laid_out if view.region.overlaps(here)]
+        seen = [view for view in laid_out if self._scrolled_region(view).overlaps(here)]
         if self._chosen in laid_out and seen and self._chosen not in seen:
             self._mark_chosen(seen[0])
 
@@ -565,10 +579,9 @@ class Transcript(SteadyScroll, can_focus=False):
         self.more_below.display = self._anchor_released and is_end_hidden and is_growing
         if not self._update_pending:
             self._update_pending = True
-            self.set_timer(
-                _UPDATE_DELAY_S, lambda: self.run_worker(self._update_nearby(), group="update")
-            )
+            self.set_timer(_UPDATE_DELAY_S, self._update_nearby)
 
+    @work(group="update")
     async def _update_nearby(self) -> None:
         self._update_pending = False
         column, near = self._column, self.size.height
@@ -588,7 +601,7 @@ class Transcript(SteadyScroll, can_focus=False):
         here, below = self.region, list[MarkdownSection]()
         kept = self._hit.ancestors if self._hit is not None else []  # its mark would be lost
         for section in [each for view in self._column.answers for each in view.sections]:
-            region = section.region
+            region = self._scrolled_region(section)
             distance = max(here.y - region.bottom, region.y - here.bottom)
             if not region.height:
                 continue  # not laid out yet

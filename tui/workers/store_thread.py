@@ -78,9 +78,9 @@ class StoreThread:
         key = "activate", conversation, message
         self._write_later(key, lambda store: store.activate_branch(conversation, message))
 
-    def remove(self, conversation: str, message: str) -> None:
-        key = "remove", conversation, message
-        self._write_later(key, lambda store: store.remove(conversation, message))
+    def remove(self, conversation: str, *messages: str) -> None:
+        key = "remove", conversation, *messages
+        self._write_later(key, lambda store: store.remove(conversation, messages))
 
     def set_options(self, conversation: str, options: ChatOptions) -> None:
         key = "options", conversation
